@@ -1,0 +1,213 @@
+//! The name of a lock: parsed once, legal ever after.
+
+use std::borrow::Borrow;
+use std::fmt;
+
+use crate::limits::NAME_BYTES_MAX;
+
+/// The name of a lock, a path of segments split by `/`, such as `orders/42`.
+///
+/// UTF-8, 1–512 bytes, no empty segment, no control character. Ordered by bytes.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockName(Box<str>);
+
+/// Why a text is not the name of a lock. Each says the offending value, the rule, and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NameError {
+    /// No bytes at all.
+    #[error("the lock name is empty; give it 1 to {NAME_BYTES_MAX} bytes, such as `orders/42`")]
+    Empty,
+    /// Longer than [`NAME_BYTES_MAX`].
+    #[error(
+        "the lock name has {bytes} bytes, at most {NAME_BYTES_MAX} are allowed; shorten it, or hash its tail"
+    )]
+    TooLong {
+        /// How long it is, in bytes.
+        bytes: usize,
+    },
+    /// Two slashes in a row, or one at an end.
+    #[error(
+        "the lock name {name:?} has an empty segment at byte {at}; \
+         write segments with one `/` between them and none at the ends"
+    )]
+    EmptySegment {
+        /// The name as given.
+        name: String,
+        /// Where the empty segment begins, in bytes.
+        at: usize,
+    },
+    /// A control character, a NUL or a newline for example.
+    #[error(
+        "the lock name {name:?} has the control character U+{code:04X} at byte {at}; use printable characters only"
+    )]
+    Control {
+        /// The name as given.
+        name: String,
+        /// The code point.
+        code: u32,
+        /// Where it is, in bytes.
+        at: usize,
+    },
+    /// Not UTF-8.
+    #[error(
+        "the lock name is not UTF-8 (byte {at} of {name:?}); encode it, as percent-encoding or base64 do"
+    )]
+    NotUtf8 {
+        /// The name with the bad bytes replaced.
+        name: String,
+        /// The first bad byte.
+        at: usize,
+    },
+}
+
+impl LockName {
+    /// Parses a name.
+    ///
+    /// # Errors
+    /// [`NameError`] says which rule the text breaks, and where.
+    pub fn parse(text: &str) -> Result<Self, NameError> {
+        if text.is_empty() {
+            return Err(NameError::Empty);
+        }
+        if text.len() > NAME_BYTES_MAX {
+            return Err(NameError::TooLong { bytes: text.len() });
+        }
+        let mut segment_start = 0;
+        for (at, c) in text.char_indices() {
+            if c.is_control() {
+                return Err(NameError::Control { name: text.to_owned(), code: c as u32, at });
+            }
+            if c == '/' {
+                if at == segment_start {
+                    return Err(NameError::EmptySegment { name: text.to_owned(), at });
+                }
+                segment_start = at + 1;
+            }
+        }
+        if segment_start == text.len() {
+            return Err(NameError::EmptySegment { name: text.to_owned(), at: segment_start });
+        }
+        Ok(Self(text.into()))
+    }
+
+    /// Parses bytes that may not be UTF-8, a command-line argument for example.
+    ///
+    /// # Errors
+    /// As [`LockName::parse`], and [`NameError::NotUtf8`].
+    pub fn parse_bytes(bytes: &[u8]) -> Result<Self, NameError> {
+        if bytes.len() > NAME_BYTES_MAX {
+            return Err(NameError::TooLong { bytes: bytes.len() });
+        }
+        match std::str::from_utf8(bytes) {
+            Ok(text) => Self::parse(text),
+            Err(e) => Err(NameError::NotUtf8 {
+                name: String::from_utf8_lossy(bytes).into_owned(),
+                at: e.valid_up_to(),
+            }),
+        }
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether `other` lies strictly below this name. By segment: `a` covers `a/b`, not `ab`.
+    #[must_use]
+    pub fn is_above(&self, other: &str) -> bool {
+        other.len() > self.0.len()
+            && other.as_bytes()[self.0.len()] == b'/'
+            && other.as_bytes().starts_with(self.0.as_bytes())
+    }
+
+    pub(crate) fn into_boxed(self) -> Box<str> {
+        self.0
+    }
+
+    /// Wraps text that is known to be a legal name: it came out of the table.
+    pub(crate) fn trusted(text: &str) -> Self {
+        debug_assert!(Self::parse(text).is_ok());
+        Self(text.into())
+    }
+}
+
+/// Everything above `name`, the nearest first: `a/b`, `a` for `a/b/c`.
+pub(crate) fn ancestors(name: &str) -> impl Iterator<Item = &str> {
+    std::iter::successors(parent(name), |name| parent(name))
+}
+
+/// The name one segment up, if there is one.
+pub(crate) fn parent(name: &str) -> Option<&str> {
+    name.rfind('/').map(|at| &name[..at])
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&*self.0, f)
+    }
+}
+
+impl Borrow<str> for LockName {
+    fn borrow(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for LockName {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::str::FromStr for LockName {
+    type Err = NameError;
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        Self::parse(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_1_to_512_bytes() {
+        assert_eq!(LockName::parse(""), Err(NameError::Empty));
+        assert!(LockName::parse(&"x".repeat(512)).is_ok());
+        assert_eq!(LockName::parse(&"x".repeat(513)), Err(NameError::TooLong { bytes: 513 }));
+    }
+
+    #[test]
+    fn a_name_has_no_empty_segment() {
+        for (text, at) in [("/a", 0), ("a/", 2), ("a//b", 2), ("/", 0)] {
+            assert_eq!(
+                LockName::parse(text),
+                Err(NameError::EmptySegment { name: text.to_owned(), at }),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_name_has_no_control_character_and_is_utf8() {
+        assert!(matches!(LockName::parse("a\0b"), Err(NameError::Control { code: 0, at: 1, .. })));
+        assert!(matches!(LockName::parse("a\u{85}"), Err(NameError::Control { code: 0x85, .. })));
+        assert!(matches!(LockName::parse_bytes(b"a\xffb"), Err(NameError::NotUtf8 { at: 1, .. })));
+        assert!(LockName::parse("заказ/42 ✓").is_ok());
+    }
+
+    #[test]
+    fn covering_is_by_segment() {
+        let a = LockName::parse("a").unwrap();
+        assert!(a.is_above("a/b") && a.is_above("a/b/c"));
+        assert!(!a.is_above("a") && !a.is_above("ab") && !a.is_above("b/a"));
+        assert_eq!(ancestors("a/b/c").collect::<Vec<_>>(), ["a/b", "a"]);
+    }
+}
