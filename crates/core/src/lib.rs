@@ -9,14 +9,19 @@
 //! Reading order: [`types`], [`name`], [`command`], [`reply`], then [`table`].
 
 pub mod command;
+pub mod invariants;
 pub mod limits;
 pub mod name;
 pub mod reply;
 pub mod snapshot;
+pub mod table;
 pub mod types;
 
 pub use command::{Acquire, Break, Command, IfBusy, OpenSession};
 pub use name::{LockName, NameError};
 pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::Snapshot;
+pub use table::{
+    Description, HoldInfo, HoldState, SessionInfo, SnapshotError, Table, TokenStatus, WaiterInfo,
+};
 pub use types::{Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token};

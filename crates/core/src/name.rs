@@ -121,10 +121,6 @@ impl LockName {
             && other.as_bytes().starts_with(self.0.as_bytes())
     }
 
-    pub(crate) fn into_boxed(self) -> Box<str> {
-        self.0
-    }
-
     /// Wraps text that is known to be a legal name: it came out of the table.
     pub(crate) fn trusted(text: &str) -> Self {
         debug_assert!(Self::parse(text).is_ok());

@@ -3,6 +3,8 @@
 //! Two tables that applied the same commands have equal snapshots and equal digests; anything that keeps or moves
 //! a table goes through here. Nothing in this module decides anything about locks.
 
+mod codec;
+
 use crate::name::LockName;
 use crate::reply::Reply;
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
@@ -24,6 +26,14 @@ pub struct Snapshot {
     pub requests: Vec<RequestState>,
     /// Permit limits in force, by name.
     pub limits: Vec<LimitState>,
+}
+
+impl Snapshot {
+    /// A fingerprint of [`Snapshot::encode`]: equal tables have equal digests, on every machine.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        xxhash_rust::xxh3::xxh3_128(&self.encode())
+    }
 }
 
 /// A live session.
@@ -73,7 +83,7 @@ pub struct RequestState {
     pub mode: ModeKind,
     /// Whether it covers everything below its names.
     pub subtree: bool,
-    /// Milliseconds for which it stays closed after its end; 0 is off.
+    /// Milliseconds for which it stays closed after its end; 0 is off, and 0 for a closed hold.
     pub keep_closed_ms: u64,
     /// What the holder proclaims.
     pub value: Box<[u8]>,

@@ -1,0 +1,225 @@
+//! What must hold after every command, one named function a promise. Run in tests and in the simulator.
+//!
+//! Written over the snapshot and deliberately plain: they must not share a mistake with the indexes they check.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::command::Command;
+use crate::name;
+use crate::reply::{Effect, Reply};
+use crate::snapshot::{Phase, RequestState, Snapshot};
+use crate::table::Table;
+use crate::types::{ModeKind, Ticket, Token};
+
+/// What is wrong, in words.
+pub type Verdict = Result<(), String>;
+
+/// All state invariants at once.
+///
+/// # Errors
+/// The first violation, in words.
+pub fn all(table: &Table) -> Verdict {
+    let snapshot = table.snapshot();
+    p1_exclusion(&snapshot)?;
+    p2_tokens(&snapshot)?;
+    p7_answers(&snapshot)?;
+    p8_queue(&snapshot)?;
+    index(table)
+}
+
+/// P1: holds of one lock never conflict, closed and revoked ones included; permits have distinct slots.
+///
+/// # Errors
+/// The two holds.
+pub fn p1_exclusion(snapshot: &Snapshot) -> Verdict {
+    let holds: Vec<&RequestState> = snapshot.requests.iter().filter(|r| token(r).is_some()).collect();
+    for (index, a) in holds.iter().enumerate() {
+        for b in &holds[index + 1..] {
+            if conflict(a, b) {
+                return Err(format!("P1: {a:?} and {b:?} conflict"));
+            }
+        }
+    }
+    let mut slots = BTreeSet::new();
+    for hold in holds {
+        for (name, slot) in hold.names.iter().zip(slots_of(hold)) {
+            if !slots.insert((name, slot)) {
+                return Err(format!("P1: slot {slot} of {name} is held twice"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// P2: tokens are distinct and at most the counter.
+///
+/// # Errors
+/// The token.
+pub fn p2_tokens(snapshot: &Snapshot) -> Verdict {
+    let mut seen = BTreeSet::new();
+    for token in snapshot.requests.iter().filter_map(token) {
+        if token.get() > snapshot.last_token || !seen.insert(token) {
+            return Err(format!("P2: {token:?} is above the counter {} or held twice", snapshot.last_token));
+        }
+    }
+    Ok(())
+}
+
+/// P7: what is live was seen and is not answered; what is kept was seen and is still wanted.
+///
+/// # Errors
+/// The session and the seq.
+pub fn p7_answers(snapshot: &Snapshot) -> Verdict {
+    let mut live = BTreeSet::new();
+    for request in &snapshot.requests {
+        let Some((session, seq)) = request.owner else { continue };
+        let Some(state) = snapshot.sessions.iter().find(|state| state.id == session) else {
+            return Err(format!("P7: {session} is not live but has request {seq}"));
+        };
+        if seq > state.highest || !live.insert((session, seq)) {
+            return Err(format!("P7: {session}/{seq} is above the highest seq or lives twice"));
+        }
+    }
+    for session in &snapshot.sessions {
+        if session.done_through > session.highest {
+            return Err(format!("P7: done_through of {} is above its highest seq", session.id));
+        }
+        for kept in &session.kept {
+            let wanted = kept.until.is_none_or(|until| until > session.done_through);
+            if kept.seq > session.highest || !wanted || live.contains(&(session.id, kept.seq)) {
+                return Err(format!("P7: {} keeps an answer it should not: {kept:?}", session.id));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// P8: nobody waits who could be granted, and nobody holds who came after a conflicting waiter.
+///
+/// # Errors
+/// The waiter.
+pub fn p8_queue(snapshot: &Snapshot) -> Verdict {
+    let (waiters, holds): (Vec<&RequestState>, Vec<&RequestState>) =
+        snapshot.requests.iter().partition(|request| token(request).is_none());
+    let limits: BTreeMap<&str, usize> =
+        snapshot.limits.iter().map(|limit| (limit.name.as_str(), limit.limit as usize)).collect();
+    for waiter in &waiters {
+        let earlier = |other: &&&RequestState| other.ticket < waiter.ticket;
+        if let Some(hold) = holds.iter().find(|hold| conflict(hold, waiter) && hold.ticket > waiter.ticket) {
+            return Err(format!("P8: {hold:?} overtook {waiter:?}"));
+        }
+        let blocked = holds.iter().any(|hold| conflict(hold, waiter))
+            || waiters.iter().filter(earlier).any(|other| conflict(other, waiter))
+            || (waiter.mode == ModeKind::Permit
+                && waiter.names.iter().any(|name| {
+                    let permits = |r: &&&RequestState| r.mode == ModeKind::Permit && r.names.contains(name);
+                    let ahead = holds.iter().filter(permits).count()
+                        + waiters.iter().filter(earlier).filter(permits).count();
+                    ahead + 1 > limits.get(name.as_str()).copied().unwrap_or(0)
+                }));
+        if !blocked && snapshot.last_token < crate::limits::TOKEN_MAX {
+            return Err(format!("P8: {waiter:?} waits for nothing"));
+        }
+    }
+    Ok(())
+}
+
+/// The indexes say what a table built anew from the snapshot says, and the snapshot survives its bytes.
+///
+/// # Errors
+/// The difference.
+pub fn index(table: &Table) -> Verdict {
+    let snapshot = table.snapshot();
+    let decoded = Snapshot::decode(&snapshot.encode()).map_err(|e| e.to_string())?;
+    if decoded != snapshot {
+        return Err(format!("index: {snapshot:?} became {decoded:?} through its bytes"));
+    }
+    let again = Table::restore(&snapshot, 1).map_err(|e| e.to_string())?;
+    if again.snapshot() != snapshot {
+        return Err(format!("index: {snapshot:?} became {:?} through restore", again.snapshot()));
+    }
+    let (here, there) = (table.counters(), again.counters());
+    if here == there { Ok(()) } else { Err(format!("index: {here:?}, counted anew {there:?}")) }
+}
+
+/// P2 and P4 as transitions: counters only rise, new holds have new tokens in the order of their tickets, and no
+/// hold ends but by its release, its session's end, or a break.
+///
+/// # Errors
+/// The hold or counter.
+pub fn step(
+    before: &Snapshot,
+    command: &Command,
+    reply: &Reply,
+    effects: &[Effect],
+    after: &Snapshot,
+) -> Verdict {
+    let counters = |s: &Snapshot| [s.last_token, s.last_ticket, s.last_session, u64::from(s.rules)];
+    if counters(before).iter().zip(counters(after)).any(|(&before, after)| after < before) {
+        return Err(format!("P2: a counter fell at {command:?}"));
+    }
+    let held = |s: &Snapshot| -> BTreeMap<Ticket, Token> {
+        s.requests.iter().filter_map(|r| Some((r.ticket, token(r)?))).collect()
+    };
+    let (old, new) = (held(before), held(after));
+    let mut last = before.last_token;
+    for (ticket, token) in &new {
+        match old.get(ticket) {
+            Some(same) if same == token => {}
+            Some(other) => return Err(format!("P2: {other:?} became {token:?} at {command:?}")),
+            None if token.get() > last => last = token.get(),
+            None => return Err(format!("P2: {token:?} was granted after token {last} at {command:?}")),
+        }
+    }
+    for request in &before.requests {
+        let Some(token) = token(request) else { continue };
+        let later = after.requests.iter().find(|later| later.ticket == request.ticket);
+        let ended = later.is_none_or(|later| later.owner != request.owner);
+        if ended && !may_end(request, token, command) {
+            return Err(format!("P4: {request:?} was ended by {command:?} ({reply:?}, {effects:?})"));
+        }
+    }
+    Ok(())
+}
+
+fn may_end(hold: &RequestState, token: Token, command: &Command) -> bool {
+    let closed = matches!(hold.phase, Phase::Closed { .. });
+    match command {
+        Command::EndDelay { token: named } => closed && *named == token,
+        Command::Break(order) => order.now && order.token == token,
+        Command::EndRevoked { token: named } => {
+            matches!(hold.phase, Phase::Revoked { .. }) && *named == token
+        }
+        Command::Finish { session, target, .. } => hold.owner == Some((*session, *target)),
+        Command::CloseSession { session } | Command::ExpireSession { session } => {
+            hold.owner.is_some_and(|(owner, _)| owner == *session)
+        }
+        _ => false,
+    }
+}
+
+fn token(request: &RequestState) -> Option<Token> {
+    match request.phase {
+        Phase::Waiting { .. } => None,
+        Phase::Held { token, .. } | Phase::Revoked { token, .. } | Phase::Closed { token, .. } => Some(token),
+    }
+}
+
+fn slots_of(request: &RequestState) -> &[u32] {
+    match &request.phase {
+        Phase::Waiting { .. } => &[],
+        Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. } => slots,
+    }
+}
+
+/// N2: they overlap, and neither both share nor both are permits.
+fn conflict(a: &RequestState, b: &RequestState) -> bool {
+    let covers = |a: &RequestState, name: &str| {
+        a.names.iter().any(|own| {
+            own.as_str() == name || (a.subtree && name::ancestors(name).any(|above| above == own.as_str()))
+        })
+    };
+    let overlap = b.names.iter().any(|name| covers(a, name.as_str()))
+        || a.names.iter().any(|name| covers(b, name.as_str()));
+    overlap && !(a.mode == b.mode && a.mode != ModeKind::Exclusive)
+}

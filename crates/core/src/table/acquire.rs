@@ -1,0 +1,232 @@
+//! Acquiring, and what a holder may change: value and mode (R5–R7, N1, G2, G3, L2–L4).
+
+use super::Table;
+use super::names::NodeId;
+use super::request::{Extras, Few, Owner, Request, RequestId, Stage};
+use crate::command::{Acquire, IfBusy};
+use crate::limits;
+use crate::name::LockName;
+use crate::reply::{End, Rejection, Reply};
+use crate::types::{Mode, ModeKind, Seq, SessionId, Ticket};
+
+impl Table {
+    /// The checks come in the order of rule R7.
+    pub(super) fn acquire(&mut self, acquire: Acquire) -> Reply {
+        let (id, seq) = (acquire.session, acquire.seq);
+        if let Err(answer) = self.take_seq(id, seq, acquire.done_through) {
+            return answer;
+        }
+        let reply = match self.try_acquire(acquire) {
+            Ok(live) => return live,
+            Err(last) => last,
+        };
+        self.keep_own(id, seq, reply)
+    }
+
+    /// Session, `done_through`, seq and the bound on kept answers: common to all numbered commands but `Finish`.
+    /// `Err` is the answer of a command that is not to be executed.
+    fn take_seq(&mut self, id: SessionId, seq: Seq, done_through: Seq) -> Result<(), Reply> {
+        let Some(session) = self.sessions.get_mut(&id) else { return Err(Reply::SessionGone) };
+        session.take_done_through(done_through);
+        if seq <= session.highest {
+            let kept = session.kept(seq).cloned();
+            let live = session.live.get(&seq).copied();
+            let answer = live.map(|live| self.present_state(live)).or(kept);
+            return Err(answer.unwrap_or(Reply::Finished(End::Gone)));
+        }
+        session.see(seq);
+        if session.kept_count() >= limits::KEPT_ANSWERS_MAX {
+            return Err(Reply::Refused(Rejection::TooManyKeptAnswers));
+        }
+        Ok(())
+    }
+
+    /// Keeps an answer that is final at once under its own seq (R3).
+    fn keep_own(&mut self, id: SessionId, seq: Seq, reply: Reply) -> Reply {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.keep(seq, reply.clone(), Some(seq));
+        }
+        reply
+    }
+
+    /// `Ok` is granted or queued, `Err` a final answer.
+    fn try_acquire(&mut self, acquire: Acquire) -> Result<Reply, Reply> {
+        check_content(&acquire).map_err(Reply::Refused)?;
+        let names = merge(acquire.names, acquire.subtree);
+        let kind = acquire.mode.kind();
+        if let Mode::Permit { of } = acquire.mode {
+            self.check_limits(&names, of).map_err(Reply::Refused)?;
+        }
+        let session = self.sessions.get(&acquire.session).ok_or(Reply::SessionGone)?;
+        if session.live.len() >= limits::REQUESTS_PER_SESSION_MAX {
+            return Err(Reply::Refused(Rejection::TooManyRequests));
+        }
+        if acquire.keep_closed_ms > 0 && self.closing >= limits::CLOSED_HOLDS_MAX {
+            return Err(Reply::Refused(Rejection::TooManyClosedHolds));
+        }
+        if self.last_token >= limits::TOKEN_MAX {
+            return Err(Reply::Refused(Rejection::TokensExhausted));
+        }
+
+        let nodes: Few<NodeId> = names.iter().map(|name| self.names.intern(name.as_str())).collect();
+        let of = if let Mode::Permit { of } = acquire.mode { of } else { None };
+        let wanted = Wanted { nodes: nodes.as_slice(), kind, subtree: acquire.subtree, of };
+        let free = !self.is_blocked(&wanted, Ticket(u64::MAX));
+        let at_most_ms = match acquire.if_busy {
+            IfBusy::Fail | IfBusy::Wait { at_most_ms: Some(0) } => None,
+            IfBusy::Wait { at_most_ms } => Some(at_most_ms),
+        };
+        let refusal = match (free, at_most_ms) {
+            (true, _) => None,
+            (false, None) => Some(self.busy(&wanted)),
+            (false, Some(_)) => self.full_queue(nodes.as_slice()),
+        };
+        if let Some(refusal) = refusal {
+            self.touched.extend(nodes.as_slice().iter().map(|&node| (node, false)));
+            return Err(refusal);
+        }
+
+        let ticket = self.next_ticket();
+        let extras = (!acquire.value.is_empty() || !acquire.meta.is_empty())
+            .then(|| Box::new(Extras { value: acquire.value, meta: acquire.meta, ..Extras::default() }));
+        let id = self.requests.insert(Request {
+            ticket,
+            owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
+            nodes,
+            slots: Few::None,
+            kind,
+            subtree: acquire.subtree,
+            keep_closed_ms: acquire.keep_closed_ms as u32,
+            stage: Stage::Waiting { at_most_ms: at_most_ms.flatten() },
+            extras,
+        }) as RequestId;
+        self.closing += usize::from(acquire.keep_closed_ms > 0);
+        if let Some(session) = self.sessions.get_mut(&acquire.session) {
+            session.live.insert(acquire.seq, id);
+        }
+        if let Some(of) = of {
+            self.imply_limits(id, of);
+        }
+        if free {
+            self.hold(id);
+        } else {
+            self.queue(id);
+        }
+        Ok(self.present_state(id))
+    }
+
+    fn full_queue(&self, nodes: &[NodeId]) -> Option<Reply> {
+        let full = nodes.iter().map(|&node| self.names.get(node)).find(|node| {
+            node.here.crowd().is_some_and(|crowd| crowd.waiting.len() >= limits::WAITERS_PER_NAME_MAX)
+        })?;
+        Some(Reply::Refused(Rejection::TooManyWaiters { name: LockName::trusted(&full.name) }))
+    }
+
+    pub(super) fn set_value(
+        &mut self,
+        id: SessionId,
+        seq: Seq,
+        target: Seq,
+        value: Box<[u8]>,
+        done_through: Seq,
+    ) -> Reply {
+        if let Err(answer) = self.take_seq(id, seq, done_through) {
+            return answer;
+        }
+        let reply = if value.len() > limits::VALUE_BYTES_MAX {
+            Reply::Refused(Rejection::ValueTooLong { bytes: value.len() })
+        } else {
+            match self.own_hold(id, target) {
+                Ok(hold) => {
+                    self.requests[hold as usize].extras_mut().value = value;
+                    Reply::Done
+                }
+                Err(reply) => reply,
+            }
+        };
+        self.keep_own(id, seq, reply)
+    }
+
+    pub(super) fn downgrade(&mut self, id: SessionId, seq: Seq, target: Seq, done_through: Seq) -> Reply {
+        if let Err(answer) = self.take_seq(id, seq, done_through) {
+            return answer;
+        }
+        let reply = match self.own_hold(id, target) {
+            Err(reply) => reply,
+            Ok(hold) => match self.requests[hold as usize].kind {
+                ModeKind::Shared => Reply::Done,
+                ModeKind::Permit => Reply::Refused(Rejection::WrongMode { target }),
+                ModeKind::Exclusive => {
+                    self.share(hold);
+                    Reply::Done
+                }
+            },
+        };
+        self.keep_own(id, seq, reply)
+    }
+
+    /// A live, unrevoked hold of the session.
+    fn own_hold(&self, id: SessionId, target: Seq) -> Result<RequestId, Reply> {
+        let not_held = Reply::Refused(Rejection::NotHeld { target });
+        let session = self.sessions.get(&id).ok_or(Reply::SessionGone)?;
+        let &request = session.live.get(&target).ok_or(not_held.clone())?;
+        match self.requests[request as usize].stage {
+            Stage::Held { .. } => Ok(request),
+            Stage::Revoked { token } => Err(Reply::Revoked { token }),
+            Stage::Waiting { .. } | Stage::Closed { .. } => Err(not_held),
+        }
+    }
+}
+
+/// What a request wants to hold, before it is one.
+pub(super) struct Wanted<'a> {
+    pub(super) nodes: &'a [NodeId],
+    pub(super) kind: ModeKind,
+    pub(super) subtree: bool,
+    /// The number of permits it asked for, which counts only where no limit is in force yet.
+    pub(super) of: Option<u32>,
+}
+
+fn check_content(acquire: &Acquire) -> Result<(), Rejection> {
+    let count = acquire.names.len();
+    if count == 0 || count > limits::NAMES_PER_REQUEST_MAX {
+        return Err(Rejection::NameCount { count });
+    }
+    if let Mode::Permit { of } = acquire.mode {
+        if acquire.subtree {
+            return Err(Rejection::PermitSubtree);
+        }
+        if let Some(of) = of
+            && !(1..=limits::PERMITS_MAX).contains(&of)
+        {
+            return Err(Rejection::PermitCount { of });
+        }
+    }
+    if acquire.keep_closed_ms > limits::KEEP_CLOSED_MS_MAX {
+        return Err(Rejection::KeepClosed { ms: acquire.keep_closed_ms });
+    }
+    if acquire.value.len() > limits::VALUE_BYTES_MAX {
+        return Err(Rejection::ValueTooLong { bytes: acquire.value.len() });
+    }
+    if acquire.meta.len() > limits::META_BYTES_MAX {
+        return Err(Rejection::MetaTooLong { bytes: acquire.meta.len() });
+    }
+    Ok(())
+}
+
+/// The set of names in byte order; with `subtree`, without those that another of the set covers (N1).
+fn merge(mut names: Vec<LockName>, subtree: bool) -> Vec<LockName> {
+    if names.len() == 1 {
+        return names;
+    }
+    names.sort_unstable();
+    names.dedup();
+    if subtree {
+        let all = names.clone();
+        names.retain(|name| {
+            !crate::name::ancestors(name.as_str())
+                .any(|above| all.binary_search_by(|other| other.as_str().cmp(above)).is_ok())
+        });
+    }
+    names
+}

@@ -1,0 +1,262 @@
+//! Who holds and who waits at one name, exactly: sets by ticket, and the permits.
+//!
+//! Says what is here; whether it conflicts is decided in `grant`.
+
+use std::collections::BTreeMap;
+
+use super::request::{RequestId, Requests};
+use crate::types::{ModeKind, Slot, Ticket};
+
+/// Requests of one class at one name, first come first.
+pub(super) type ByTicket = BTreeMap<Ticket, RequestId>;
+
+/// What decides a request's conflicts: mode, and whether it covers what is below.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Class {
+    Exclusive,
+    Shared,
+    Permit,
+    ExclusiveSubtree,
+    SharedSubtree,
+}
+
+impl Class {
+    pub(super) const ALL: [Self; 5] =
+        [Self::Exclusive, Self::Shared, Self::Permit, Self::ExclusiveSubtree, Self::SharedSubtree];
+    pub(super) const SUBTREES: [Self; 2] = [Self::ExclusiveSubtree, Self::SharedSubtree];
+
+    pub(super) const fn of(kind: ModeKind, subtree: bool) -> Self {
+        match (kind, subtree) {
+            (ModeKind::Exclusive, false) => Self::Exclusive,
+            (ModeKind::Exclusive, true) => Self::ExclusiveSubtree,
+            (ModeKind::Shared, false) => Self::Shared,
+            (ModeKind::Shared, true) => Self::SharedSubtree,
+            (ModeKind::Permit, _) => Self::Permit,
+        }
+    }
+
+    pub(super) const fn kind(self) -> ModeKind {
+        match self {
+            Self::Exclusive | Self::ExclusiveSubtree => ModeKind::Exclusive,
+            Self::Shared | Self::SharedSubtree => ModeKind::Shared,
+            Self::Permit => ModeKind::Permit,
+        }
+    }
+}
+
+/// The classes whose overlap with `kind` is a conflict, or a matter of counting (N2): all but shared with shared.
+pub(super) fn opposed(kind: ModeKind, classes: &[Class]) -> impl Iterator<Item = Class> {
+    classes
+        .iter()
+        .copied()
+        .filter(move |class| !(kind == ModeKind::Shared && class.kind() == ModeKind::Shared))
+}
+
+/// Requests at one name by class.
+#[derive(Default)]
+pub(super) struct Sets([ByTicket; 5]);
+
+impl Sets {
+    pub(super) fn of(&self, class: Class) -> &ByTicket {
+        &self.0[class as usize]
+    }
+
+    fn of_mut(&mut self, class: Class) -> &mut ByTicket {
+        &mut self.0[class as usize]
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.iter().map(BTreeMap::len).sum()
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Ticket, RequestId)> {
+        self.0.iter().flatten().map(|(&ticket, &id)| (ticket, id))
+    }
+}
+
+/// The number of permits of a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Limit {
+    pub(super) number: u32,
+    /// By `SetLimit`; otherwise it lives while permit requests of the name do (L3).
+    pub(super) stored: bool,
+}
+
+/// The permits of a name that are taken, closed ones too.
+#[derive(Default)]
+pub(super) struct Slots(Vec<u64>);
+
+impl Slots {
+    /// Takes the lowest free permit (L1).
+    fn take_lowest(&mut self) -> Slot {
+        let word = self.0.iter().position(|&word| word != u64::MAX).unwrap_or(self.0.len());
+        if word == self.0.len() {
+            self.0.push(0);
+        }
+        let bit = self.0[word].trailing_ones();
+        self.0[word] |= 1 << bit;
+        word as Slot * 64 + bit
+    }
+
+    fn take(&mut self, slot: Slot) {
+        let word = slot as usize / 64;
+        if word >= self.0.len() {
+            self.0.resize(word + 1, 0);
+        }
+        self.0[word] |= 1 << (slot % 64);
+    }
+
+    fn free(&mut self, slot: Slot) {
+        self.0[slot as usize / 64] &= !(1 << (slot % 64));
+        while self.0.last() == Some(&0) {
+            self.0.pop();
+        }
+    }
+}
+
+/// Several requests at one name, or a limit.
+#[derive(Default)]
+pub(super) struct Crowd {
+    /// Holds, closed ones too.
+    pub(super) holds: Sets,
+    pub(super) waiting: Sets,
+    pub(super) slots: Slots,
+    pub(super) limit: Option<Limit>,
+}
+
+/// Who is at one name. Most held names have one holder, no waiter and no limit: that takes no allocation.
+#[derive(Default)]
+pub(super) enum Here {
+    #[default]
+    Idle,
+    Held(RequestId),
+    Crowd(Box<Crowd>),
+}
+
+impl Here {
+    pub(super) fn crowd(&self) -> Option<&Crowd> {
+        match self {
+            Self::Crowd(crowd) => Some(crowd),
+            Self::Idle | Self::Held(_) => None,
+        }
+    }
+
+    fn crowd_mut(&mut self, requests: &Requests) -> &mut Crowd {
+        if !matches!(self, Self::Crowd(_)) {
+            let mut crowd = Box::<Crowd>::default();
+            if let Self::Held(id) = *self {
+                let request = &requests[id as usize];
+                crowd.holds.of_mut(request.class()).insert(request.ticket, id);
+            }
+            *self = Self::Crowd(crowd);
+        }
+        let Self::Crowd(crowd) = self else { unreachable!("made a crowd above") };
+        crowd
+    }
+
+    /// Back to the small form, if it is enough. A limit without requests ends here unless it is stored (L3).
+    fn settle(&mut self) {
+        let Self::Crowd(crowd) = self else { return };
+        let permits = crowd.holds.of(Class::Permit).len() + crowd.waiting.of(Class::Permit).len();
+        if permits == 0 && crowd.limit.is_some_and(|limit| !limit.stored) {
+            crowd.limit = None;
+        }
+        if permits > 0 || crowd.limit.is_some() || crowd.waiting.len() > 0 {
+            return;
+        }
+        let first = crowd.holds.iter().next();
+        match (first, crowd.holds.len()) {
+            (None, _) => *self = Self::Idle,
+            (Some((_, id)), 1) => *self = Self::Held(id),
+            _ => {}
+        }
+    }
+
+    /// Holds here of one class, closed ones too.
+    pub(super) fn holds(&self, class: Class, requests: &Requests) -> usize {
+        match self {
+            Self::Idle => 0,
+            Self::Held(id) => usize::from(requests[*id as usize].class() == class),
+            Self::Crowd(crowd) => crowd.holds.of(class).len(),
+        }
+    }
+
+    /// All holds here, closed ones too.
+    pub(super) fn all_holds(&self) -> impl Iterator<Item = RequestId> {
+        let (one, many) = match self {
+            Self::Idle => (None, None),
+            Self::Held(id) => (Some(*id), None),
+            Self::Crowd(crowd) => (None, Some(&crowd.holds)),
+        };
+        one.into_iter().chain(many.into_iter().flat_map(|sets| sets.iter().map(|(_, id)| id)))
+    }
+
+    /// The waiters of one class; `None` where nobody waits at all.
+    pub(super) fn waiting(&self, class: Class) -> Option<&ByTicket> {
+        self.crowd().map(|crowd| crowd.waiting.of(class))
+    }
+
+    pub(super) fn limit(&self) -> Option<Limit> {
+        self.crowd().and_then(|crowd| crowd.limit)
+    }
+
+    /// Sets the limit; one that is not stored ends at once if no permit request lives.
+    pub(super) fn set_limit(&mut self, limit: Limit, requests: &Requests) {
+        self.crowd_mut(requests).limit = Some(limit);
+        self.settle();
+    }
+
+    /// Sets the limit for a permit request that is about to be added.
+    pub(super) fn imply_limit(&mut self, limit: Limit, requests: &Requests) {
+        self.crowd_mut(requests).limit = Some(limit);
+    }
+
+    pub(super) fn add_waiter(&mut self, id: RequestId, requests: &Requests) {
+        let request = &requests[id as usize];
+        self.crowd_mut(requests).waiting.of_mut(request.class()).insert(request.ticket, id);
+    }
+
+    pub(super) fn remove_waiter(&mut self, id: RequestId, requests: &Requests) {
+        let request = &requests[id as usize];
+        self.crowd_mut(requests).waiting.of_mut(request.class()).remove(&request.ticket);
+        self.settle();
+    }
+
+    /// Adds a hold; for a permit, takes and returns its slot: the given one, or the lowest free one.
+    pub(super) fn add_hold(
+        &mut self,
+        id: RequestId,
+        slot: Option<Slot>,
+        requests: &Requests,
+    ) -> Option<Slot> {
+        let request = &requests[id as usize];
+        let class = request.class();
+        if matches!(self, Self::Idle) && class != Class::Permit {
+            *self = Self::Held(id);
+            return None;
+        }
+        let crowd = self.crowd_mut(requests);
+        crowd.holds.of_mut(class).insert(request.ticket, id);
+        (class == Class::Permit).then(|| match slot {
+            Some(slot) => {
+                crowd.slots.take(slot);
+                slot
+            }
+            None => crowd.slots.take_lowest(),
+        })
+    }
+
+    pub(super) fn remove_hold(&mut self, id: RequestId, slot: Option<Slot>, requests: &Requests) {
+        if matches!(self, Self::Held(_)) {
+            *self = Self::Idle;
+            return;
+        }
+        let request = &requests[id as usize];
+        let crowd = self.crowd_mut(requests);
+        crowd.holds.of_mut(request.class()).remove(&request.ticket);
+        if let Some(slot) = slot {
+            crowd.slots.free(slot);
+        }
+        self.settle();
+    }
+}

@@ -1,0 +1,328 @@
+//! Questions that change nothing: the state of a request for its client, who holds and who waits for people.
+
+use std::collections::BTreeSet;
+
+use super::Table;
+use super::acquire::Wanted;
+use super::crowd::{Class, Here, opposed};
+use super::names::NodeId;
+use super::request::{RequestId, Stage};
+use crate::name::LockName;
+use crate::reply::{Grant, PermitGrant, Reply};
+use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
+
+/// What a token is worth at a name (B4).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum TokenStatus {
+    /// A live hold, not revoked, with this token covers the name.
+    Current,
+    /// No such hold.
+    NotCurrent {
+        /// The tokens of the live holds that cover the name, ascending.
+        live: Vec<Token>,
+    },
+    /// 0, or above the counter.
+    NeverIssued,
+}
+
+/// Who holds a name, who waits for it, and its permits.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Description {
+    /// Holds that cover the name, closed ones too, by token.
+    pub holds: Vec<HoldInfo>,
+    /// How many wait at exactly this name.
+    pub waiter_count: usize,
+    /// The first of them, in their order.
+    pub waiters: Vec<WaiterInfo>,
+    /// The permit limit in force, and whether it is stored.
+    pub limit: Option<(u32, bool)>,
+}
+
+/// A hold, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HoldInfo {
+    /// Whose; `None` for a closed hold.
+    pub owner: Option<(SessionId, Seq)>,
+    /// Its token.
+    pub token: Token,
+    /// Its mode.
+    pub mode: ModeKind,
+    /// Whether it covers what is below its names.
+    pub subtree: bool,
+    /// All its names.
+    pub names: Vec<LockName>,
+    /// Its permit of the name asked about.
+    pub slot: Option<Slot>,
+    /// Held, revoked or closed.
+    pub state: HoldState,
+    /// What the holder proclaims.
+    pub value: Box<[u8]>,
+    /// What it is for.
+    pub meta: Box<[u8]>,
+}
+
+/// Where a hold stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum HoldState {
+    /// Held.
+    Held,
+    /// Under a break that waits.
+    Revoked {
+        /// Why.
+        reason: Box<str>,
+        /// Who ordered it.
+        by: Box<str>,
+    },
+    /// Over, but still shut.
+    Closed {
+        /// For how long from its end, in milliseconds.
+        ms: u64,
+    },
+}
+
+/// A waiter, for people.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct WaiterInfo {
+    /// Whose.
+    pub owner: (SessionId, Seq),
+    /// The mode it wants.
+    pub mode: ModeKind,
+    /// Whether it wants what is below its names too.
+    pub subtree: bool,
+    /// What it is for.
+    pub meta: Box<[u8]>,
+}
+
+/// A session, for people and for the book of deadlines.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SessionInfo {
+    /// Its id.
+    pub id: SessionId,
+    /// Its ttl in milliseconds.
+    pub ttl_ms: u64,
+    /// Its lock-delay in milliseconds.
+    pub lock_delay_ms: u64,
+    /// Its linger in milliseconds; 0 is off.
+    pub linger_ms: u64,
+    /// Host, process, purpose.
+    pub label: Box<str>,
+    /// Live requests: holds and waiters.
+    pub requests: usize,
+}
+
+impl Table {
+    /// The hash of a live session's secret, which every attach must match.
+    #[must_use]
+    pub fn secret_hash(&self, session: SessionId) -> Option<&[u8; 32]> {
+        self.sessions.get(&session).map(|session| &session.secret_hash)
+    }
+
+    /// A live session.
+    #[must_use]
+    pub fn session(&self, id: SessionId) -> Option<SessionInfo> {
+        self.sessions.get(&id).map(|session| SessionInfo {
+            id,
+            ttl_ms: session.ttl_ms,
+            lock_delay_ms: session.lock_delay_ms,
+            linger_ms: session.linger_ms,
+            label: session.label.clone(),
+            requests: session.live.len(),
+        })
+    }
+
+    /// All live sessions, by id.
+    pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
+        self.sessions.keys().filter_map(|&id| self.session(id))
+    }
+
+    /// What a live request of a session is now, as a retry of its acquire would be told.
+    #[must_use]
+    pub fn request(&self, session: SessionId, seq: Seq) -> Option<Reply> {
+        let &id = self.sessions.get(&session)?.live.get(&seq)?;
+        Some(self.present_state(id))
+    }
+
+    /// Names that are held, waited for, or have a stored limit, at or below `prefix`, in byte order.
+    #[must_use]
+    pub fn names_in_use(&self, prefix: Option<&LockName>) -> Vec<LockName> {
+        let used = |node: &super::names::Node| {
+            (!matches!(node.here, Here::Idle)).then(|| LockName::trusted(&node.name))
+        };
+        let mut names: Vec<LockName> = match prefix {
+            None => self.names.all().filter_map(|(_, node)| used(node)).collect(),
+            Some(prefix) => self.names.find(prefix.as_str()).map_or_else(Vec::new, |top| {
+                let below = self.names.below(top).filter_map(|(_, node)| used(node));
+                used(self.names.get(top)).into_iter().chain(below).collect()
+            }),
+        };
+        names.sort_unstable();
+        names
+    }
+
+    /// Who holds and who waits, with at most `waiters_max` waiters named.
+    #[must_use]
+    pub fn describe(&self, name: &LockName, waiters_max: usize) -> Description {
+        let node = self.names.find(name.as_str());
+        let mut holds: Vec<HoldInfo> =
+            self.holds_covering(name).filter_map(|id| self.hold_info(id, node)).collect();
+        holds.sort_unstable_by_key(|hold| hold.token);
+        let mut description = Description { holds, ..Description::default() };
+        let Some(crowd) = node.and_then(|node| self.names.get(node).here.crowd()) else { return description };
+        description.limit = crowd.limit.map(|limit| (limit.number, limit.stored));
+        description.waiter_count = crowd.waiting.len();
+        let mut waiting: Vec<_> = crowd.waiting.iter().collect();
+        waiting.sort_unstable();
+        description.waiters = waiting
+            .into_iter()
+            .take(waiters_max)
+            .filter_map(|(_, id)| {
+                let request = &self.requests[id as usize];
+                let owner = request.owner?;
+                Some(WaiterInfo {
+                    owner: (owner.session, owner.seq),
+                    mode: request.kind,
+                    subtree: request.subtree,
+                    meta: request.extras.as_ref().map(|extras| extras.meta.clone()).unwrap_or_default(),
+                })
+            })
+            .collect();
+        description
+    }
+
+    fn hold_info(&self, id: RequestId, asked: Option<NodeId>) -> Option<HoldInfo> {
+        let request = &self.requests[id as usize];
+        let extras = request.extras.as_deref();
+        let state = match request.stage {
+            Stage::Waiting { .. } => return None,
+            Stage::Held { .. } => HoldState::Held,
+            Stage::Revoked { .. } => HoldState::Revoked {
+                reason: extras.map(|extras| extras.reason.clone()).unwrap_or_default(),
+                by: extras.map(|extras| extras.by.clone()).unwrap_or_default(),
+            },
+            Stage::Closed { ms, .. } => HoldState::Closed { ms },
+        };
+        let nodes = request.nodes.as_slice();
+        let index = nodes.iter().position(|&node| Some(node) == asked);
+        Some(HoldInfo {
+            owner: request.owner.map(|owner| (owner.session, owner.seq)),
+            token: request.token()?,
+            mode: request.kind,
+            subtree: request.subtree,
+            names: nodes.iter().map(|&node| LockName::trusted(&self.names.get(node).name)).collect(),
+            slot: index.and_then(|index| request.slot(index)),
+            state,
+            value: extras.map(|extras| extras.value.clone()).unwrap_or_default(),
+            meta: extras.map(|extras| extras.meta.clone()).unwrap_or_default(),
+        })
+    }
+
+    /// Every counter that is kept beside the requests, in one canonical order: what `invariants::index` compares.
+    pub(crate) fn counters(&self) -> impl PartialEq + std::fmt::Debug {
+        let mut nodes: Vec<_> = self.names.all().map(|(_, node)| (node.name.clone(), node.below)).collect();
+        nodes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+        let live: usize = self.sessions.values().map(|session| session.live.len()).sum();
+        let revoked: Vec<_> = self.revoked.keys().copied().collect();
+        let closed: Vec<_> = self.closed.keys().copied().collect();
+        (nodes, live, revoked, closed, self.closing, self.stored_limits, self.by_secret.len())
+    }
+
+    /// What a live request is now: queued, granted or revoked (P7-a).
+    pub(super) fn present_state(&self, id: RequestId) -> Reply {
+        let request = &self.requests[id as usize];
+        match request.stage {
+            Stage::Waiting { .. } => {
+                let permit = request.kind == ModeKind::Permit;
+                let nodes = if permit { request.nodes.as_slice() } else { &[] };
+                Reply::Queued {
+                    position: self.queued_ahead(&request.wanted(), request.ticket),
+                    limits: nodes.iter().map(|&node| self.limit_in_force(node)).collect(),
+                }
+            }
+            Stage::Revoked { token } => Reply::Revoked { token },
+            Stage::Held { .. } | Stage::Closed { .. } => Reply::Granted(self.grant_of(id)),
+        }
+    }
+
+    pub(super) fn grant_of(&self, id: RequestId) -> Grant {
+        let request = &self.requests[id as usize];
+        let Some(token) = request.token() else { unreachable!("only holds are described as grants") };
+        let permits = request.nodes.as_slice().iter().zip(request.slots.as_slice());
+        let permits = permits.map(|(&node, &slot)| PermitGrant { slot, limit: self.limit_in_force(node) });
+        Grant { token, permits: permits.collect() }
+    }
+
+    fn limit_in_force(&self, node: NodeId) -> u32 {
+        self.names.get(node).here.limit().map_or(0, |limit| limit.number)
+    }
+
+    /// The answer `Busy` for a request that wants to hold these names now.
+    pub(super) fn busy(&self, wanted: &Wanted<'_>) -> Reply {
+        Reply::Busy {
+            holder: self.conflicting_holder(wanted),
+            queued_ahead: self.queued_ahead(wanted, Ticket(u64::MAX)),
+        }
+    }
+
+    /// The session of the conflicting live hold with the lowest token (Q1).
+    fn conflicting_holder(&self, wanted: &Wanted<'_>) -> Option<SessionId> {
+        let mut lowest: Option<(Token, SessionId)> = None;
+        let mut look = |here: &Here, classes: &[Class]| {
+            // Permits conflict by counting (N2): they are in the way of each other only where none is left.
+            let counted = wanted.kind == ModeKind::Permit && !self.is_full(here, wanted.of, Ticket(u64::MAX));
+            let conflicts = |class: Class| {
+                opposed(wanted.kind, classes).any(|opposed| opposed == class)
+                    && !(counted && class == Class::Permit)
+            };
+            for id in here.all_holds() {
+                let request = &self.requests[id as usize];
+                if let (Some(owner), Some(token)) = (request.owner, request.token())
+                    && conflicts(request.class())
+                    && lowest.is_none_or(|(least, _)| token < least)
+                {
+                    lowest = Some((token, owner.session));
+                }
+            }
+        };
+        for &node in wanted.nodes {
+            look(&self.names.get(node).here, &Class::ALL);
+            self.names.above(node).for_each(|(_, above)| look(&above.here, &Class::SUBTREES));
+            if wanted.subtree {
+                self.names.below(node).for_each(|(_, below)| look(&below.here, &Class::ALL));
+            }
+        }
+        lowest.map(|(_, session)| session)
+    }
+
+    /// How many earlier waiters overlap a request, those that would share with it not counted (Q1).
+    fn queued_ahead(&self, wanted: &Wanted<'_>, ticket: Ticket) -> u64 {
+        if let &[node] = wanted.nodes
+            && !wanted.subtree
+            && self.names.above(node).all(|(_, above)| above.here.crowd().is_none())
+        {
+            let Some(crowd) = self.names.get(node).here.crowd() else { return 0 };
+            let waiting = opposed(wanted.kind, &Class::ALL).map(|class| crowd.waiting.of(class));
+            return waiting
+                .map(|waiting| match waiting.last_key_value() {
+                    Some((&last, _)) if last >= ticket => waiting.range(..ticket).count(),
+                    _ => waiting.len(),
+                })
+                .sum::<usize>() as u64;
+        }
+        let mut ahead = BTreeSet::new();
+        let mut look = |here: &Here, classes: &[Class]| {
+            for class in opposed(wanted.kind, classes) {
+                let waiting = here.waiting(class);
+                ahead
+                    .extend(waiting.into_iter().flat_map(|waiting| waiting.range(..ticket)).map(|(&t, _)| t));
+            }
+        };
+        for &node in wanted.nodes {
+            look(&self.names.get(node).here, &Class::ALL);
+            self.names.above(node).for_each(|(_, above)| look(&above.here, &Class::SUBTREES));
+            if wanted.subtree {
+                self.names.below(node).for_each(|(_, below)| look(&below.here, &Class::ALL));
+            }
+        }
+        ahead.len() as u64
+    }
+}

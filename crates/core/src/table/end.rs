@@ -1,0 +1,146 @@
+//! How requests end: finish, time-out, the end of a delay, the end of a break that waited (R3, R4, W1, D1–D4, B1).
+
+use super::request::{RequestId, Stage};
+use super::{EndOf, Table, tell_ends};
+use crate::reply::{Effect, Effects, End, Reply};
+use crate::types::{ModeKind, Seq, SessionId, Token};
+
+impl Table {
+    /// Releases or leaves. Always runs, whatever its own seq; idempotent by its target (R4).
+    pub(super) fn finish(
+        &mut self,
+        id: SessionId,
+        seq: Seq,
+        target: Seq,
+        done_through: Seq,
+        out: &mut Effects,
+    ) -> Reply {
+        let Some(session) = self.sessions.get_mut(&id) else { return Reply::SessionGone };
+        session.take_done_through(done_through);
+        session.see(seq.max(target));
+        let Some(request) = session.live.remove(&target) else {
+            return Reply::Finished(session.finish_kept(target, seq));
+        };
+        let end = match self.requests[request as usize].stage {
+            Stage::Waiting { .. } => End::Left,
+            Stage::Revoked { .. } => End::Broken,
+            Stage::Held { .. } | Stage::Closed { .. } => End::Released,
+        };
+        session.keep(target, Reply::Finished(end), Some(seq));
+        out.extend(self.end_request(request, 0));
+        Reply::Finished(end)
+    }
+
+    /// Ends a wait whose limit has passed; anything else, a hold granted meanwhile above all, stays (W1, F1).
+    pub(super) fn time_out(&mut self, id: SessionId, target: Seq, out: &mut Effects) -> Reply {
+        let Some(session) = self.sessions.get(&id) else { return Reply::SessionGone };
+        if let Some(&request) = session.live.get(&target)
+            && matches!(self.requests[request as usize].stage, Stage::Waiting { at_most_ms: Some(_) })
+        {
+            self.end_unasked(request, End::TimedOut, Closure::AsAgreed, out);
+        }
+        Reply::Done
+    }
+
+    /// Opens a closed hold; a live hold with that token stays (D3, F12).
+    pub(super) fn end_delay(&mut self, token: Token) -> Reply {
+        if let Some(&request) = self.closed.get(&token) {
+            self.open_closed(request);
+        }
+        Reply::Done
+    }
+
+    /// Ends a revoked hold whose holder had its time (B1).
+    pub(super) fn end_revoked(&mut self, token: Token, out: &mut Effects) -> Reply {
+        if let Some(&request) = self.revoked.get(&token) {
+            self.end_unasked(request, End::Broken, Closure::AsAgreed, out);
+        }
+        Reply::Done
+    }
+
+    /// Ends a request that its client did not ask to end: the client is told until it says that it knows (R3).
+    pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
+        let request = &mut self.requests[id as usize];
+        let ticket = request.ticket;
+        let Some(owner) = request.owner else { return };
+        if let Closure::None = closure
+            && request.keep_closed_ms > 0
+        {
+            request.keep_closed_ms = 0;
+            self.closing -= 1;
+        }
+        if let Some(session) = self.sessions.get_mut(&owner.session) {
+            session.live.remove(&owner.seq);
+            session.keep(owner.seq, Reply::Finished(end), None);
+        }
+        let ended = Effect::Ended { session: owner.session, seq: owner.seq, end };
+        let closed = self.end_request(id, 0);
+        tell_ends(vec![EndOf { ticket, ended: Some(ended), closed }], out);
+    }
+
+    /// Takes a request out of the queue or ends a hold, which then stays closed for the longer of `keep_closed` and
+    /// `delay_ms` (D1). The session's own lists are the caller's.
+    pub(super) fn end_request(&mut self, id: RequestId, delay_ms: u64) -> Option<Effect> {
+        let request = &mut self.requests[id as usize];
+        let keep_ms = u64::from(request.keep_closed_ms);
+        let Some(token) = request.token() else {
+            self.closing -= usize::from(keep_ms > 0);
+            self.remove_waiter(id);
+            return None;
+        };
+        if matches!(request.stage, Stage::Revoked { .. }) {
+            self.revoked.remove(&token);
+        }
+        let ms = keep_ms.max(delay_ms);
+        if ms == 0 {
+            self.remove_hold(id);
+            return None;
+        }
+        request.stage = Stage::Closed { token, ms };
+        request.owner = None;
+        request.extras = None;
+        request.keep_closed_ms = 0;
+        self.closing += usize::from(keep_ms == 0);
+        self.closed.insert(token, id);
+        Some(Effect::Closed { token, ms })
+    }
+
+    /// Ends a closed hold for good.
+    pub(super) fn open_closed(&mut self, id: RequestId) {
+        if let Some(token) = self.requests[id as usize].token() {
+            self.closed.remove(&token);
+        }
+        self.closing -= 1;
+        self.remove_hold(id);
+    }
+
+    fn remove_waiter(&mut self, id: RequestId) {
+        self.touch(id);
+        let nodes = self.requests[id as usize].nodes.clone();
+        for &node in nodes.as_slice() {
+            self.names.here_mut(node).remove_waiter(id, &self.requests);
+            self.names.count_above(node, super::names::Counted::Waiter, -1);
+        }
+        self.requests.remove(id as usize);
+    }
+
+    fn remove_hold(&mut self, id: RequestId) {
+        self.touch(id);
+        let request = &self.requests[id as usize];
+        let shared = request.kind == ModeKind::Shared;
+        let nodes = request.nodes.clone();
+        for (index, &node) in nodes.as_slice().iter().enumerate() {
+            let slot = self.requests[id as usize].slot(index);
+            self.names.here_mut(node).remove_hold(id, slot, &self.requests);
+            self.names.count_above(node, super::names::Counted::Hold { shared }, -1);
+        }
+        self.requests.remove(id as usize);
+    }
+}
+
+/// Whether an end leaves the closure that the request agreed on, or none (`Break` with `now`, B2).
+#[derive(Clone, Copy)]
+pub(super) enum Closure {
+    AsAgreed,
+    None,
+}

@@ -1,0 +1,164 @@
+//! The table: all sessions and all locks, and the one function that changes them.
+//!
+//! `apply` dispatches and then runs the one pass that grants (G1); each command's rule is in the module of its
+//! concept: [`sessions`](self), `acquire`, `end`, `breaks`, `limits_in_force`, `grant`.
+
+mod acquire;
+mod admin;
+mod breaks;
+mod crowd;
+mod describe;
+mod end;
+mod grant;
+mod names;
+mod request;
+mod restore;
+mod session;
+mod sessions;
+
+use std::collections::BTreeMap;
+
+pub use describe::{Description, HoldInfo, HoldState, SessionInfo, TokenStatus, WaiterInfo};
+pub use restore::SnapshotError;
+
+use crate::command::Command;
+use crate::limits;
+use crate::reply::{Effect, Effects, Reply};
+use crate::types::{SessionId, Ticket, Token};
+use names::{Names, NodeId};
+use request::{RequestId, Requests};
+use session::Session;
+
+/// The replicated state: every lock, every session, the token counter.
+///
+/// It knows neither time nor who leads: timers are the driver's, who proposes [`Command::ExpireSession`] and its like.
+pub struct Table {
+    rules: u32,
+    last_token: u64,
+    last_ticket: u64,
+    last_session: u64,
+    names: Names,
+    requests: Requests,
+    sessions: BTreeMap<SessionId, Session>,
+    by_secret: BTreeMap<[u8; 32], SessionId>,
+    revoked: BTreeMap<Token, RequestId>,
+    closed: BTreeMap<Token, RequestId>,
+    /// Closed holds and live requests with `keep_closed` (D4).
+    closing: usize,
+    stored_limits: usize,
+    /// Names where something went away in the current command: `(node, with everything below)`.
+    touched: Vec<(NodeId, bool)>,
+}
+
+impl Table {
+    /// A table without history: its first token is 1, unless [`Command::RaiseTokens`] comes first (T1).
+    ///
+    /// `hash_seed` protects against clients who choose names that collide; it changes no outcome, so nodes may differ.
+    #[must_use]
+    pub fn new(hash_seed: u64) -> Self {
+        Self {
+            rules: limits::RULES_VERSION,
+            last_token: 0,
+            last_ticket: 0,
+            last_session: 0,
+            names: Names::new(hash_seed),
+            requests: Requests::new(),
+            sessions: BTreeMap::new(),
+            by_secret: BTreeMap::new(),
+            revoked: BTreeMap::new(),
+            closed: BTreeMap::new(),
+            closing: 0,
+            stored_limits: 0,
+            touched: Vec::new(),
+        }
+    }
+
+    /// Applies one command. Its own result is the reply; what it did to others is appended to `out` in the order of
+    /// rule E1.
+    ///
+    /// A reply of [`Rejection::UnknownRules`](crate::Rejection::UnknownRules) means that this node must stop.
+    pub fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
+        debug_assert!(self.touched.is_empty());
+        let reply = match command {
+            Command::OpenSession(open) => self.open_session(&open),
+            Command::CloseSession { session } => self.end_session(session, false, out),
+            Command::ExpireSession { session } => self.end_session(session, true, out),
+            Command::TimeOut { session, target } => self.time_out(session, target, out),
+            Command::EndDelay { token } => self.end_delay(token),
+            Command::EndRevoked { token } => self.end_revoked(token, out),
+            Command::Acquire(acquire) => self.acquire(acquire),
+            Command::Finish { session, seq, target, done_through } => {
+                self.finish(session, seq, target, done_through, out)
+            }
+            Command::SetValue { session, seq, target, value, done_through } => {
+                self.set_value(session, seq, target, value, done_through)
+            }
+            Command::Downgrade { session, seq, target, done_through } => {
+                self.downgrade(session, seq, target, done_through)
+            }
+            Command::SetLimit { name, limit } => self.set_limit(&name, limit),
+            Command::Break(order) => self.break_hold(&order, out),
+            Command::RaiseTokens { above } => self.raise_tokens(above),
+            Command::RaiseRules { version } => self.raise_rules(version),
+        };
+        self.grant_touched(out);
+        reply
+    }
+
+    /// The last token issued; 0 before the first.
+    #[must_use]
+    pub fn last_token(&self) -> u64 {
+        self.last_token
+    }
+
+    /// The version of the rules in force (V1).
+    #[must_use]
+    pub fn rules(&self) -> u32 {
+        self.rules
+    }
+
+    /// How many requests hold, wait, or stay closed.
+    #[must_use]
+    pub fn request_count(&self) -> usize {
+        self.requests.len()
+    }
+
+    fn next_ticket(&mut self) -> Ticket {
+        self.last_ticket += 1;
+        Ticket(self.last_ticket)
+    }
+
+    /// Notes that something went away at the names of a request, so that waiters there are looked at.
+    fn touch(&mut self, id: RequestId) {
+        let request = &self.requests[id as usize];
+        self.touched.extend(request.nodes.as_slice().iter().map(|&node| (node, request.subtree)));
+    }
+
+    /// The pass of rule G1 over the waiters that overlap what this command touched, then the clean-up of names.
+    fn grant_touched(&mut self, out: &mut Effects) {
+        if self.touched.is_empty() {
+            return;
+        }
+        let mut touched = std::mem::take(&mut self.touched);
+        touched.sort_unstable();
+        touched.dedup();
+        self.grant_waiters(&touched, out);
+        for &(node, _) in &touched {
+            self.names.forget_if_idle(node);
+        }
+        touched.clear();
+        self.touched = touched;
+    }
+}
+
+/// An end that others are told of, kept with its ticket until all ends of a command are known (E1).
+struct EndOf {
+    ticket: Ticket,
+    ended: Option<Effect>,
+    closed: Option<Effect>,
+}
+
+fn tell_ends(mut ends: Vec<EndOf>, out: &mut Effects) {
+    ends.sort_unstable_by_key(|end| end.ticket);
+    out.extend(ends.into_iter().flat_map(|end| [end.ended, end.closed]).flatten());
+}

@@ -1,0 +1,194 @@
+//! The tree of names in use: finds a name by one hash probe and knows what lies above and below it.
+//!
+//! Responsible for the nodes' life and for the counters along a path. Knows nothing of sessions or tickets. Nothing
+//! here is ever iterated in hash order: the hash only finds, order comes from tickets and from names.
+
+use std::hash::Hasher;
+
+use hashbrown::HashTable;
+use siphasher::sip::SipHasher13;
+use slab::Slab;
+
+use super::crowd::Here;
+use crate::name;
+
+/// Index of a [`Node`]. Reused after the node is gone.
+pub(super) type NodeId = u32;
+const NONE: NodeId = NodeId::MAX;
+
+/// A name that is held, waited for or limited, or that has such a name below it.
+pub(super) struct Node {
+    pub(super) name: Box<str>,
+    parent: NodeId,
+    first_child: NodeId,
+    next: NodeId,
+    prev: NodeId,
+    /// What lies strictly below, counted once per name of a request.
+    pub(super) below: Below,
+    pub(super) here: Here,
+}
+
+/// Counters over the names strictly below a node.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Below {
+    /// Holds, closed ones too.
+    pub(super) holds: u32,
+    /// Those of them that are not shared.
+    pub(super) unshared_holds: u32,
+    /// Waiters.
+    pub(super) waiters: u32,
+}
+
+/// Which counters of [`Below`] one request moves.
+#[derive(Clone, Copy)]
+pub(super) enum Counted {
+    Hold { shared: bool },
+    Waiter,
+}
+
+pub(super) struct Names {
+    nodes: Slab<Node>,
+    index: HashTable<NodeId>,
+    /// Makes the hash unpredictable to clients, who choose names. It decides no outcome.
+    hash_seed: u64,
+}
+
+impl Names {
+    pub(super) fn new(hash_seed: u64) -> Self {
+        Self { nodes: Slab::new(), index: HashTable::new(), hash_seed }
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<NodeId> {
+        let hash = hash(self.hash_seed, name);
+        self.index.find(hash, |&id| &*self.nodes[id as usize].name == name).copied()
+    }
+
+    /// The node of a name, made with everything above it if it isn't there.
+    pub(super) fn intern(&mut self, name: &str) -> NodeId {
+        if let Some(id) = self.find(name) {
+            return id;
+        }
+        let parent = name::parent(name).map_or(NONE, |parent| self.intern(parent));
+        let next = if parent == NONE { NONE } else { self.nodes[parent as usize].first_child };
+        let id = self.nodes.insert(Node {
+            name: name.into(),
+            parent,
+            first_child: NONE,
+            next,
+            prev: NONE,
+            below: Below::default(),
+            here: Here::Idle,
+        }) as NodeId;
+        if next != NONE {
+            self.nodes[next as usize].prev = id;
+        }
+        if parent != NONE {
+            self.nodes[parent as usize].first_child = id;
+        }
+        let (seed, nodes) = (self.hash_seed, &self.nodes);
+        let rehash = |&id: &NodeId| hash(seed, &nodes[id as usize].name);
+        self.index.insert_unique(hash(seed, name), id, rehash);
+        id
+    }
+
+    /// Forgets a node that nobody uses, and everything above it that is thereby unused too.
+    pub(super) fn forget_if_idle(&mut self, mut id: NodeId) {
+        loop {
+            let Some(node) = self.nodes.get(id as usize) else { return };
+            if node.first_child != NONE || !matches!(node.here, Here::Idle) {
+                return;
+            }
+            let entry = self.index.find_entry(hash(self.hash_seed, &node.name), |&other| other == id);
+            if let Ok(entry) = entry {
+                entry.remove();
+            }
+            let node = self.nodes.remove(id as usize);
+            if node.next != NONE {
+                self.nodes[node.next as usize].prev = node.prev;
+            }
+            if node.prev != NONE {
+                self.nodes[node.prev as usize].next = node.next;
+            } else if node.parent != NONE {
+                self.nodes[node.parent as usize].first_child = node.next;
+            }
+            if node.parent == NONE {
+                return;
+            }
+            id = node.parent;
+        }
+    }
+
+    pub(super) fn get(&self, id: NodeId) -> &Node {
+        &self.nodes[id as usize]
+    }
+
+    pub(super) fn here_mut(&mut self, id: NodeId) -> &mut Here {
+        &mut self.nodes[id as usize].here
+    }
+
+    /// The nodes above, the nearest first.
+    pub(super) fn above(&self, id: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
+        let mut at = self.nodes[id as usize].parent;
+        std::iter::from_fn(move || {
+            let found = at;
+            let node = (found != NONE).then(|| &self.nodes[found as usize])?;
+            at = node.parent;
+            Some((found, node))
+        })
+    }
+
+    /// The nodes strictly below, each once, in no order that may decide anything.
+    pub(super) fn below(&self, top: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
+        let mut at = self.nodes[top as usize].first_child;
+        std::iter::from_fn(move || {
+            let found = at;
+            let node = (found != NONE).then(|| &self.nodes[found as usize])?;
+            at = if node.first_child != NONE { node.first_child } else { self.after(found, top) };
+            Some((found, node))
+        })
+    }
+
+    /// The next node of a walk below `top` once everything below `id` was seen.
+    fn after(&self, mut id: NodeId, top: NodeId) -> NodeId {
+        loop {
+            let node = &self.nodes[id as usize];
+            if node.next != NONE {
+                return node.next;
+            }
+            if node.parent == top {
+                return NONE;
+            }
+            id = node.parent;
+        }
+    }
+
+    /// Counts one name of a request in, or out of, all nodes above it.
+    pub(super) fn count_above(&mut self, id: NodeId, counted: Counted, sign: i32) {
+        let mut at = self.nodes[id as usize].parent;
+        while at != NONE {
+            let node = &mut self.nodes[at as usize];
+            let add = |counter: &mut u32| *counter = counter.wrapping_add_signed(sign);
+            match counted {
+                Counted::Waiter => add(&mut node.below.waiters),
+                Counted::Hold { shared } => {
+                    add(&mut node.below.holds);
+                    if !shared {
+                        add(&mut node.below.unshared_holds);
+                    }
+                }
+            }
+            at = node.parent;
+        }
+    }
+
+    /// All nodes, in the order in which they lie in memory: only for sums, sorting and checks.
+    pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+        self.nodes.iter().map(|(id, node)| (id as NodeId, node))
+    }
+}
+
+fn hash(seed: u64, name: &str) -> u64 {
+    let mut hasher = SipHasher13::new_with_keys(seed, !seed);
+    hasher.write(name.as_bytes());
+    hasher.finish()
+}

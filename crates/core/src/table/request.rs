@@ -1,0 +1,103 @@
+//! One request: a waiter, a hold, or what is left of a hold while it stays closed.
+//!
+//! Small on purpose: a table must hold a million of them (at most 300 bytes a held lock, DESIGN section 4).
+
+use slab::Slab;
+
+use super::crowd::Class;
+use super::names::NodeId;
+use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
+
+/// Index of a [`Request`]. Reused after the request is gone.
+pub(super) type RequestId = u32;
+pub(super) type Requests = Slab<Request>;
+
+pub(super) struct Request {
+    pub(super) ticket: Ticket,
+    /// `None` for a closed hold: it is nobody's (D2).
+    pub(super) owner: Option<Owner>,
+    /// In byte order of their names.
+    pub(super) nodes: Few<NodeId>,
+    /// For a granted permit: one a name. Empty otherwise.
+    pub(super) slots: Few<Slot>,
+    pub(super) kind: ModeKind,
+    pub(super) subtree: bool,
+    /// 0 is off; 0 for a closed hold.
+    pub(super) keep_closed_ms: u32,
+    pub(super) stage: Stage,
+    pub(super) extras: Option<Box<Extras>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Owner {
+    pub(super) session: SessionId,
+    pub(super) seq: Seq,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    Waiting { at_most_ms: Option<u64> },
+    Held { token: Token },
+    Revoked { token: Token },
+    Closed { token: Token, ms: u64 },
+}
+
+/// What most requests don't have.
+#[derive(Default)]
+pub(super) struct Extras {
+    pub(super) value: Box<[u8]>,
+    pub(super) meta: Box<[u8]>,
+    /// Why it is broken, and by whom, for a revoked hold.
+    pub(super) reason: Box<str>,
+    pub(super) by: Box<str>,
+}
+
+impl Request {
+    pub(super) fn class(&self) -> Class {
+        Class::of(self.kind, self.subtree)
+    }
+
+    /// The token of a hold, also of a closed one.
+    pub(super) fn token(&self) -> Option<Token> {
+        match self.stage {
+            Stage::Waiting { .. } => None,
+            Stage::Held { token } | Stage::Revoked { token } | Stage::Closed { token, .. } => Some(token),
+        }
+    }
+
+    pub(super) fn extras_mut(&mut self) -> &mut Extras {
+        self.extras.get_or_insert_default()
+    }
+
+    /// The slot that a granted permit has of its `index`-th name.
+    pub(super) fn slot(&self, index: usize) -> Option<Slot> {
+        self.slots.as_slice().get(index).copied()
+    }
+}
+
+/// Mostly one, sometimes many: no allocation for one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Few<T> {
+    None,
+    One(T),
+    Many(Box<[T]>),
+}
+
+impl<T: Copy> Few<T> {
+    pub(super) fn as_slice(&self) -> &[T] {
+        match self {
+            Self::None => &[],
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+}
+
+impl<T: Copy> FromIterator<T> for Few<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(items: I) -> Self {
+        let mut items = items.into_iter();
+        let Some(first) = items.next() else { return Self::None };
+        let Some(second) = items.next() else { return Self::One(first) };
+        Self::Many([first, second].into_iter().chain(items).collect())
+    }
+}
