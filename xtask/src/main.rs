@@ -1,3 +1,64 @@
-//! The project's own tool.
+//! The project's own tool, run as `cargo xtask`: one front door for checking, mending and testing the workspace.
+//!
+//! Responsible for calling the right tools with the right arguments, in the right order, and for telling what came
+//! of it. May not hold any knowledge about locks: what a test proves stands in that test.
+//!
+//! Reading order: [`parts`] (what `verify` and `fix` run), [`testing`] (what `test` runs), [`tally`] (how tests are
+//! counted), [`needs`] (which programs all this takes, and how they get here), [`process`].
 
-fn main() {}
+#![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
+
+mod needs;
+mod parts;
+mod process;
+mod tally;
+mod testing;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::parts::Part;
+use crate::testing::Selection;
+
+/// The result of a task: an error is a text for people, one line unless a tool has already said more.
+pub(crate) type Outcome<T = ()> = Result<T, String>;
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Lockkeeper's own tool: verify, fix, test")]
+struct Args {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Check format, lints, docs and dependencies; change no file of the project
+    Verify {
+        /// What to check [default: all]
+        #[arg(value_enum)]
+        parts: Vec<Part>,
+    },
+    /// Format the code, and apply what clippy can mend by itself
+    Fix,
+    /// Run every test; first install what the tests need
+    Test(Selection),
+    /// Install the cargo tools that `verify` needs and that are missing
+    Tools,
+}
+
+fn main() -> ExitCode {
+    let outcome = process::enter_workspace().and_then(|()| match Args::parse().task {
+        Task::Verify { parts } => parts::verify(&parts),
+        Task::Fix => parts::fix(),
+        Task::Test(selection) => testing::run(&selection),
+        Task::Tools => needs::install_cargo_tools(),
+    });
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What the checks and the tests need besides cargo, and how it is installed.
+//!
+//! Responsible for two small tables, and for saying in one line what is missing where it may not install it itself.
+//! May not start a service: that is the task of the tests that use one.
+
+use std::env;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::Outcome;
+use crate::process::{cargo, has_cargo_tool, run};
+
+/// A cargo subcommand that `verify` calls.
+pub(crate) struct CargoTool {
+    /// `cargo NAME` runs it, and its package is `cargo-NAME`.
+    pub(crate) name: &'static str,
+    /// The version whose verdicts the project's settings were written for.
+    version: &'static str,
+}
+
+/// Reads deny.toml.
+pub(crate) const DENY: CargoTool = CargoTool { name: "deny", version: "0.20.2" };
+
+/// Every cargo tool that `verify` needs.
+const CARGO_TOOLS: &[CargoTool] = &[DENY];
+
+/// A program that some test runs, and the Debian package that brings it.
+struct Need {
+    program: &'static str,
+    package: &'static str,
+    used_by: &'static str,
+}
+
+/// Every program that the tests need. A test that needs another one adds a line here, so that `cargo xtask test`
+/// passes on a machine that has nothing but Rust.
+const TEST_NEEDS: &[Need] = &[
+    Need { program: "bash", package: "bash", used_by: "the tests of the command, which run shell scripts" },
+    Need { program: "flock", package: "util-linux", used_by: "the comparison with a bare flock" },
+    Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
+];
+
+impl CargoTool {
+    /// An error with the line that installs the tool, unless it is there.
+    pub(crate) fn require(&self) -> Outcome {
+        if has_cargo_tool(self.name) {
+            return Ok(());
+        }
+        let CargoTool { name, version } = self;
+        Err(format!(
+            "cargo-{name} is missing; install it with `cargo xtask tools`, or `cargo install --locked cargo-{name}@{version}`"
+        ))
+    }
+}
+
+/// Installs the missing ones of [`CARGO_TOOLS`] to cargo's own place for programs.
+pub(crate) fn install_cargo_tools() -> Outcome {
+    for CargoTool { name, version } in CARGO_TOOLS {
+        if has_cargo_tool(name) {
+            println!("cargo-{name}: found");
+            continue;
+        }
+        run(cargo().args(["install", "--locked", &format!("cargo-{name}@{version}")]))?;
+    }
+    Ok(())
+}
+
+/// Installs the missing ones of [`TEST_NEEDS`] by apt-get where we are root, else names them in one line.
+pub(crate) fn install_test_needs() -> Outcome {
+    let missing = missing_needs();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let mut packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    packages.sort_unstable();
+    packages.dedup();
+    for need in &missing {
+        eprintln!("`{}` is missing: needed by {}", need.program, need.used_by);
+    }
+    let by_hand = format!("apt-get install {}", packages.join(" "));
+    if !is_root() {
+        return Err(format!("the tests need more programs; as root: `{by_hand}`"));
+    }
+    if find_program("apt-get").is_none() {
+        return Err(format!(
+            "the tests need more programs, and there is no apt-get here; on Debian: `{by_hand}`"
+        ));
+    }
+    // A fresh machine has no package lists; an old one may have lists that name what is gone from the mirror.
+    run(Command::new("apt-get").args(["update", "--quiet"]))?;
+    run(Command::new("apt-get")
+        .env("DEBIAN_FRONTEND", "noninteractive")
+        .args(["install", "--quiet", "--yes", "--no-install-recommends"])
+        .args(&packages))?;
+    match missing_needs().first() {
+        None => Ok(()),
+        Some(need) => Err(format!(
+            "package {} is installed, yet `{}` is not in PATH ({})",
+            need.package,
+            need.program,
+            env::var("PATH").unwrap_or_default()
+        )),
+    }
+}
+
+fn missing_needs() -> Vec<&'static Need> {
+    TEST_NEEDS.iter().filter(|need| find_program(need.program).is_none()).collect()
+}
+
+/// Where `program` is, by PATH and the two folders of system programs that ordinary users often lack in it.
+fn find_program(program: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(program))
+        .find(|file| file.is_file())
+}
+
+/// Asked of `id`, since std has no call for it and xtask holds no unsafe code.
+fn is_root() -> bool {
+    Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_by_path_and_one_that_does_not_exist_is_not() {
+        assert!(find_program("sh").is_some());
+        assert_eq!(find_program("no-such-program-anywhere"), None);
+    }
+
+    #[test]
+    fn a_missing_cargo_tool_is_named_with_the_line_that_installs_it() {
+        let error = CargoTool { name: "no-such-tool", version: "1.2.3" }.require().unwrap_err();
+        assert!(error.contains("cargo install --locked cargo-no-such-tool@1.2.3"), "{error}");
+    }
+}

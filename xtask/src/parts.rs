@@ -1,0 +1,102 @@
+//! The checks of `verify`, and the mending of `fix`.
+//!
+//! Responsible for the arguments of each check: this is the only place that knows them, and CI calls it too. May not
+//! change a file of the project in `verify`, which also holds for Cargo.lock (hence `--locked` everywhere).
+
+use std::fmt;
+use std::time::Instant;
+
+use clap::ValueEnum;
+
+use crate::Outcome;
+use crate::needs::DENY;
+use crate::process::{cargo, run};
+
+/// One check. In the order in which they fail fastest.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Part {
+    /// The code is formatted as rustfmt.toml says
+    Format,
+    /// No clippy warning in any target of any package
+    Clippy,
+    /// The docs build without a warning, private items included
+    Docs,
+    /// Licenses, bans and sources of all dependencies, by deny.toml
+    Deny,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Part::Format => "format",
+            Part::Clippy => "clippy",
+            Part::Docs => "docs",
+            Part::Deny => "deny",
+        })
+    }
+}
+
+/// Runs `parts`, or all of them; a failure doesn't keep the later ones from running.
+pub(crate) fn verify(parts: &[Part]) -> Outcome {
+    let parts = if parts.is_empty() { Part::value_variants() } else { parts };
+    let mut failed = Vec::new();
+    let mut lines = Vec::new();
+    for part in parts {
+        let start = Instant::now();
+        let verdict = match check(*part) {
+            Ok(()) => "ok",
+            Err(error) => {
+                eprintln!("xtask: {error}");
+                failed.push(part.to_string());
+                "FAILED"
+            }
+        };
+        lines.push(format!("{:<8}{:>7.1} s  {verdict}", part.to_string(), start.elapsed().as_secs_f64()));
+    }
+    println!("{}", lines.join("\n"));
+    if failed.is_empty() { Ok(()) } else { Err(format!("verify failed: {}", failed.join(", "))) }
+}
+
+/// Formats, then lets clippy apply what it is sure about. Works on a tree with uncommitted changes too: mending them
+/// before a commit is what it is for.
+pub(crate) fn fix() -> Outcome {
+    run(cargo().args(["fmt", "--all"]))?;
+    run(cargo().args([
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--fix",
+        "--allow-dirty",
+        "--allow-staged",
+    ]))?;
+    // What clippy rewrote is not always formatted.
+    run(cargo().args(["fmt", "--all"]))
+}
+
+fn check(part: Part) -> Outcome {
+    match part {
+        Part::Format => run(cargo().args(["fmt", "--all", "--check"])),
+        Part::Clippy => {
+            run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+        }
+        Part::Docs => docs(),
+        Part::Deny => {
+            DENY.require()?;
+            run(cargo().args(["deny", "--workspace", "--locked", "check", "licenses", "bans", "sources"]))
+        }
+    }
+}
+
+/// The library and the command are both called `lockkeeper`, so their pages would have one address: cargo warns of
+/// that and intends to refuse it. So they are built in two runs, the library last, whose pages stay.
+fn docs() -> Outcome {
+    const COMMAND: &str = "lockkeeper-cli";
+    let doc = || {
+        let mut cargo = cargo();
+        cargo.env("RUSTDOCFLAGS", "-D warnings");
+        cargo.args(["doc", "--no-deps", "--document-private-items", "--locked"]);
+        cargo
+    };
+    run(doc().args(["--package", COMMAND]))?;
+    run(doc().args(["--workspace", "--exclude", COMMAND]))
+}

@@ -1,0 +1,164 @@
+//! Running every test of the workspace.
+//!
+//! Responsible for installing what the tests need, for running tests and doctests, and for a closing count that can be
+//! trusted: no test run at all is a failure, and so is a part that ended badly without a failed test.
+
+use std::env;
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::process::Command;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use cargo_metadata::MetadataCommand;
+use clap::Args;
+
+use crate::Outcome;
+use crate::needs::install_test_needs;
+use crate::process::{cargo, has_cargo_tool, not_started, shown};
+use crate::tally::Tally;
+
+/// How long the output may stay open after the test runner is gone, before we say that a test left a process behind.
+const OUTPUT_CLOSES_WITHIN: Duration = Duration::from_secs(30);
+
+/// Which tests to run.
+#[derive(Args)]
+pub(crate) struct Selection {
+    /// Only the tests of this package (may be repeated) [default: all packages]
+    #[arg(long = "package", short)]
+    packages: Vec<String>,
+    /// Only tests whose name contains one of these texts
+    filters: Vec<String>,
+}
+
+/// Installs what is missing, runs the selected tests and doctests, and prints the count as the last line of stdout.
+pub(crate) fn run(selection: &Selection) -> Outcome {
+    install_test_needs()?;
+    let with_doctests = selection.with_doctests()?;
+    let nextest = has_cargo_tool("nextest");
+
+    let mut commands = vec![("tests", if nextest { selection.nextest() } else { selection.libtest() })];
+    // nextest can't run doctests; `cargo test` without a target choice runs them itself.
+    if nextest && with_doctests {
+        commands.push(("doctests", selection.doctests()));
+    }
+    let mut total = Tally::default();
+    let mut problems = Vec::new();
+    for (part, command) in &mut commands {
+        match run_counted(command) {
+            Ok((tally, success)) => {
+                println!("{part}: {tally}");
+                if !success && tally.failed == 0 {
+                    problems.push(format!("`{}` failed before or beside its tests", shown(command)));
+                }
+                total += tally;
+            }
+            Err(error) => problems.push(error),
+        }
+    }
+    if total.failed > 0 {
+        problems.push(format!("{} of {} tests failed", total.failed, total.run()));
+    }
+    if total.run() == 0 {
+        problems.push("no test ran: is the name in the selection right?".to_owned());
+    }
+    println!("{} tests run", total.run());
+    println!("{total}");
+    if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
+}
+
+impl Selection {
+    fn nextest(&self) -> Command {
+        let mut cargo = cargo();
+        // Whether any test ran is judged over all parts together.
+        cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
+        cargo.args(self.package_args()).args(&self.filters);
+        cargo
+    }
+
+    fn libtest(&self) -> Command {
+        let mut cargo = cargo();
+        cargo.args(["test", "--no-fail-fast"]).args(self.package_args()).arg("--").args(&self.filters);
+        cargo
+    }
+
+    fn doctests(&self) -> Command {
+        let mut cargo = cargo();
+        cargo.args(["test", "--doc", "--no-fail-fast"]);
+        cargo.args(self.package_args()).arg("--").args(&self.filters);
+        cargo
+    }
+
+    fn package_args(&self) -> Vec<String> {
+        if self.packages.is_empty() {
+            return vec!["--workspace".to_owned()];
+        }
+        self.packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]).collect()
+    }
+
+    /// Whether a selected package can have doctests at all: cargo refuses `--doc` for one without a library.
+    fn with_doctests(&self) -> Outcome<bool> {
+        if self.packages.is_empty() {
+            return Ok(true);
+        }
+        let metadata = MetadataCommand::new()
+            .no_deps()
+            .exec()
+            .map_err(|error| format!("cannot read the workspace's packages: {error}"))?;
+        for wanted in &self.packages {
+            if !metadata.packages.iter().any(|package| package.name.as_str() == wanted) {
+                let names: Vec<&str> =
+                    metadata.packages.iter().map(|package| package.name.as_str()).collect();
+                return Err(format!("there is no package `{wanted}`; there are: {}", names.join(", ")));
+            }
+        }
+        Ok(metadata.packages.iter().any(|package| {
+            self.packages.iter().any(|wanted| package.name.as_str() == wanted)
+                && package.targets.iter().any(|target| target.is_lib() && target.doctest)
+        }))
+    }
+}
+
+/// Runs `command`, shows its output as it comes, and counts the tests in it. Also says whether it ended well.
+///
+/// Both outputs go through one pipe, so that a failure's message stays where it belongs.
+fn run_counted(command: &mut Command) -> Outcome<(Tally, bool)> {
+    eprintln!("$ {}", shown(command));
+    let no_pipe = |error| format!("cannot make a pipe: {error}");
+    let (reader, writer) = std::io::pipe().map_err(no_pipe)?;
+    command.stdout(writer.try_clone().map_err(no_pipe)?).stderr(writer);
+    // Behind a pipe tools show no colours unless asked to.
+    if std::io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() {
+        command.env("CARGO_TERM_COLOR", env::var_os("CARGO_TERM_COLOR").unwrap_or_else(|| "always".into()));
+    }
+    let mut child = command.spawn().map_err(|error| not_started(command, &error))?;
+    // The command holds our copies of the pipe's writing end: the reader would wait for them for ever.
+    command.stdout(std::process::Stdio::inherit()).stderr(std::process::Stdio::inherit());
+
+    let (counted, tally) = mpsc::channel();
+    thread::spawn(move || counted.send(show_and_count(reader)));
+    let status = child.wait().map_err(|error| format!("cannot wait for `{}`: {error}", shown(command)))?;
+    match tally.recv_timeout(OUTPUT_CLOSES_WITHIN) {
+        Ok(Ok(tally)) => Ok((tally, status.success())),
+        Ok(Err(error)) => Err(format!("cannot read the output of `{}`: {error}", shown(command))),
+        Err(_) => Err(format!(
+            "`{}` ended, but {} s later its output is still open: a test left a process behind",
+            shown(command),
+            OUTPUT_CLOSES_WITHIN.as_secs()
+        )),
+    }
+}
+
+fn show_and_count(reader: impl std::io::Read) -> std::io::Result<Tally> {
+    let mut reader = BufReader::new(reader);
+    let mut stdout = std::io::stdout();
+    let mut tally = Tally::default();
+    let mut line = Vec::new();
+    while reader.read_until(b'\n', &mut line)? > 0 {
+        stdout.write_all(&line)?;
+        stdout.flush()?;
+        tally.read_line(&String::from_utf8_lossy(&line));
+        line.clear();
+    }
+    Ok(tally)
+}

@@ -1,0 +1,256 @@
+//! Lint as a test: holds the project's pages and sources against what is really there.
+//!
+//! Responsible for facts that a compiler can't see: names and links in the docs, sizes, left-overs, paths of one
+//! machine. May not judge style; that is rustfmt's and clippy's.
+//!
+//! Every test collects all that is wrong before it fails, so that one run shows everything.
+
+mod page;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cargo_metadata::MetadataCommand;
+
+use crate::page::Page;
+
+/// Longest source file, in lines. Past it a reader loses the thread: split by concept.
+const RS_LINES_MAX: usize = 600;
+/// The heading in ARCHITECTURE.md under which a folder may be named that isn't there.
+const NOT_BUILT_YET: &str = "Not built yet";
+
+fn root() -> PathBuf {
+    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest_dir.parent().expect("xtask lies in the workspace's root").to_owned()
+}
+
+/// The files that git tracks, relative to the root. A file deleted but not yet committed is left out.
+fn tracked() -> Vec<PathBuf> {
+    // A clone that another user owns is read too: nothing in it is executed.
+    let output = Command::new("git")
+        .args(["-c", "safe.directory=*", "ls-files", "-z"])
+        .current_dir(root())
+        .output()
+        .expect("git runs: tidy reads the list of files from it");
+    assert!(
+        output.status.success(),
+        "`git ls-files` failed, tidy needs a git clone: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let list = String::from_utf8(output.stdout).expect("our file names are UTF-8");
+    let files: Vec<PathBuf> =
+        list.split_terminator('\0').map(PathBuf::from).filter(|file| root().join(file).is_file()).collect();
+    assert!(
+        files.iter().any(|file| file == Path::new("Cargo.toml")),
+        "the list of tracked files has no Cargo.toml"
+    );
+    files
+}
+
+/// Tracked text files whose name ends in `.EXTENSION` (all of them for an empty one), with their text.
+fn texts(extension: &str) -> Vec<(PathBuf, String)> {
+    let suffix = if extension.is_empty() { String::new() } else { format!(".{extension}") };
+    let files = tracked().into_iter().filter(|file| file.to_string_lossy().ends_with(&suffix));
+    let texts: Vec<_> = files
+        .filter_map(|file| {
+            let bytes = fs::read(root().join(&file)).expect("a tracked file can be read");
+            // What isn't UTF-8 is an image or the like.
+            String::from_utf8(bytes).ok().map(|text| (file, text))
+        })
+        .collect();
+    assert!(!texts.is_empty(), "no tracked file ends in {suffix:?}: the search itself is broken");
+    texts
+}
+
+fn page(name: &str) -> Page {
+    let text = fs::read_to_string(root().join(name));
+    Page::parse(&text.unwrap_or_else(|error| panic!("{name} must exist in the project's root: {error}")))
+}
+
+fn packages() -> BTreeSet<String> {
+    let metadata = MetadataCommand::new()
+        .manifest_path(root().join("Cargo.toml"))
+        .no_deps()
+        .exec()
+        .expect("cargo reads the workspace");
+    metadata.packages.iter().map(|package| package.name.to_string()).collect()
+}
+
+fn report(problems: &[String]) {
+    assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
+}
+
+/// `path:line: what` for each line of `text` in which `is_bad` finds something.
+fn bad_lines(path: &Path, text: &str, is_bad: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let found = text.lines().enumerate().filter_map(|(index, line)| Some((index, is_bad(line)?)));
+    found.map(|(index, what)| format!("{}:{}: {what}", path.display(), index + 1)).collect()
+}
+
+#[test]
+fn architecture_names_the_packages_that_exist_and_no_others() {
+    let architecture = page("ARCHITECTURE.md");
+    let packages = packages();
+    let named: BTreeSet<&str> = architecture
+        .spans
+        .iter()
+        .filter(|span| !span.is_under(NOT_BUILT_YET))
+        .map(|span| span.code.as_str())
+        .filter(|code| code.starts_with("lockkeeper-") || packages.contains(*code))
+        .collect();
+
+    let mut problems: Vec<String> = named
+        .iter()
+        .filter(|name| !packages.contains(**name))
+        .map(|name| format!("ARCHITECTURE.md names the package `{name}`, which does not exist"))
+        .collect();
+    problems.extend(
+        packages
+            .iter()
+            .filter(|package| !named.contains(package.as_str()))
+            .map(|package| format!("ARCHITECTURE.md does not name the package `{package}`")),
+    );
+    report(&problems);
+}
+
+#[test]
+fn architecture_names_paths_that_exist_and_marks_those_that_do_not() {
+    let architecture = page("ARCHITECTURE.md");
+    let paths = architecture
+        .spans
+        .iter()
+        .filter(|span| ["crates/", "docs/", "xtask/", ".ci/"].iter().any(|top| span.code.starts_with(top)));
+    let mut problems = Vec::new();
+    for span in paths {
+        let exists = root().join(&span.code).exists();
+        match (span.is_under(NOT_BUILT_YET), exists) {
+            (false, false) => {
+                problems.push(format!("ARCHITECTURE.md names `{}`, which does not exist", span.code))
+            }
+            (true, true) => problems.push(format!(
+                "ARCHITECTURE.md lists `{}` under \"{NOT_BUILT_YET}\", but it exists: describe it",
+                span.code
+            )),
+            _ => {}
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn every_relative_link_leads_to_a_file_and_a_heading_that_exist() {
+    let mut problems = Vec::new();
+    for (file, text) in texts("md") {
+        let page = Page::parse(&text);
+        for link in &page.links {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target_file = if target.is_empty() {
+                root().join(&file)
+            } else {
+                root().join(&file).with_file_name("").join(target)
+            };
+            if !target_file.exists() {
+                problems.push(format!("{}: `{link}` leads nowhere", file.display()));
+            } else if !anchor.is_empty() && target_file.extension().is_some_and(|extension| extension == "md")
+            {
+                let text = fs::read_to_string(&target_file).expect("a page that is linked to can be read");
+                if !Page::parse(&text).anchors.contains(anchor) {
+                    problems
+                        .push(format!("{}: `{link}` names a heading that does not exist", file.display()));
+                }
+            }
+        }
+    }
+    report(&problems);
+}
+
+#[test]
+fn no_source_file_is_too_long() {
+    let too_long = |(file, text): (PathBuf, String)| {
+        let lines = text.lines().count();
+        let what = "lines, at most";
+        (lines > RS_LINES_MAX)
+            .then(|| format!("{}: {lines} {what} {RS_LINES_MAX}: split it by concept", file.display()))
+    };
+    report(&texts("rs").into_iter().filter_map(too_long).collect::<Vec<_>>());
+}
+
+#[test]
+fn nothing_is_left_unfinished_and_no_test_is_switched_off() {
+    // In pieces, so that this file doesn't find itself.
+    let forbidden = [
+        concat!("to", "do!("),
+        concat!("unimpl", "emented!("),
+        concat!("#[ign", "ore"),
+        concat!("TO", "DO"),
+        concat!("FIX", "ME"),
+    ];
+    let mut problems = Vec::new();
+    for (file, text) in texts("rs") {
+        problems.extend(bad_lines(&file, &text, |line| {
+            forbidden.iter().find(|word| line.contains(**word)).map(|word| format!("`{word}` must not stay"))
+        }));
+    }
+    report(&problems);
+}
+
+#[test]
+fn no_tracked_file_names_a_path_of_one_machine() {
+    let mut problems = Vec::new();
+    for (file, text) in texts("") {
+        problems.extend(bad_lines(&file, &text, |line| {
+            machine_path(line).map(|folder| format!("`/{folder}` exists on one machine only"))
+        }));
+    }
+    report(&problems);
+}
+
+/// The folder of one machine (without its first slash) that `line` names by an absolute path.
+fn machine_path(line: &str) -> Option<&'static str> {
+    let in_word = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-');
+    ["work", "root", "home", "tmp/h"].into_iter().find(|folder| {
+        line.match_indices(&format!("/{folder}")).any(|(start, found)| {
+            let before = line[..start].chars().next_back();
+            let after = line[start + found.len()..].chars().next();
+            // `jobs/work` and `../work` are relative; `/worker` is another folder. After `//` and `:` a path may begin.
+            let absolute = before.is_none_or(|c| !in_word(c) && !matches!(c, '.' | '}' | ')' | '>' | '*'));
+            absolute && after.is_none_or(|c| !in_word(c))
+        })
+    })
+}
+
+#[test]
+fn a_path_of_one_machine_is_told_from_a_name_that_looks_like_one() {
+    // With `@` for the slash, so that this file doesn't find itself.
+    for path in ["@work/x", "cd @root", "file://@home/me", "'@tmp/h'"] {
+        assert!(machine_path(&path.replace('@', "/")).is_some(), "{path}");
+    }
+    for name in ["jobs/work", "/worker", "../work", "$HOME/x", "/tmp/hello", "orders/home-1"] {
+        assert_eq!(machine_path(name), None, "{name}");
+    }
+}
+
+#[test]
+fn the_readme_names_the_oldest_rust_that_cargo_toml_names() {
+    let readme =
+        fs::read_to_string(root().join("README.md")).expect("README.md exists in the project's root");
+    let wanted = env!("CARGO_PKG_RUST_VERSION");
+    let named: Vec<&str> = readme
+        .match_indices("Rust 1.")
+        .map(|(start, _)| {
+            let version = &readme[start + "Rust ".len()..];
+            let end = version.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(version.len());
+            version[..end].trim_end_matches('.')
+        })
+        .collect();
+    let wrong: Vec<String> = named
+        .into_iter()
+        .filter(|version| *version != wanted)
+        .map(|version| format!("README.md names Rust {version}, Cargo.toml says rust-version {wanted}"))
+        .collect();
+    report(&wrong);
+}
