@@ -8,6 +8,17 @@ use std::ops::AddAssign;
 
 use anstream::adapter::strip_str;
 
+/// Who prints the closing lines.
+///
+/// Only that one's lines count: nextest shows the output of a failed test, and libtest's closing line is in it.
+#[derive(Clone, Copy)]
+pub(crate) enum Runner {
+    /// `cargo test`, doctests too
+    Libtest,
+    /// `cargo nextest run`
+    Nextest,
+}
+
 /// How many tests ended how. Tests that a filter left out are not in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
@@ -20,10 +31,14 @@ impl Tally {
         self.passed + self.failed
     }
 
-    /// Adds what `line` counts, if it is a closing line of a test run.
-    pub(crate) fn read_line(&mut self, line: &str) {
+    /// Adds what `line` counts, if it is a closing line of `runner`.
+    pub(crate) fn read_line(&mut self, runner: Runner, line: &str) {
         let line = strip_str(line).to_string();
-        if let Some(tally) = libtest(line.trim()).or_else(|| nextest(line.trim())) {
+        let counted = match runner {
+            Runner::Libtest => libtest(line.trim()),
+            Runner::Nextest => nextest(line.trim()),
+        };
+        if let Some(tally) = counted {
             *self += tally;
         }
     }
@@ -71,9 +86,9 @@ fn nextest(line: &str) -> Option<Tally> {
 mod tests {
     use super::*;
 
-    fn counted(output: &str) -> Tally {
+    fn counted(runner: Runner, output: &str) -> Tally {
         let mut tally = Tally::default();
-        output.lines().for_each(|line| tally.read_line(line));
+        output.lines().for_each(|line| tally.read_line(runner, line));
         tally
     }
 
@@ -82,25 +97,25 @@ mod tests {
         let output = "running 2 tests\n\
             test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n\
             test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 9 filtered out; finished in 0.10s\n";
-        assert_eq!(counted(output), Tally { passed: 5, failed: 1 });
+        assert_eq!(counted(Runner::Libtest, output), Tally { passed: 5, failed: 1 });
     }
 
     #[test]
     fn a_nextest_summary_counts_all_that_did_not_pass_as_failed() {
         let output = "     Summary [   0.004s] 7 tests run: 4 passed (1 slow, 1 leaky), 1 failed, 1 exec failed, 1 timed out, 9 skipped";
-        assert_eq!(counted(output), Tally { passed: 4, failed: 3 });
+        assert_eq!(counted(Runner::Nextest, output), Tally { passed: 4, failed: 3 });
     }
 
     #[test]
     fn a_nextest_summary_in_colours_is_read_like_a_plain_one() {
         let output = "\u{1b}[32;1m     Summary\u{1b}[0m [   0.011s] \u{1b}[1m1\u{1b}[0m test run: \u{1b}[1m1\u{1b}[0m \u{1b}[32;1mpassed\u{1b}[0m, 0 skipped";
-        assert_eq!(counted(output), Tally { passed: 1, failed: 0 });
+        assert_eq!(counted(Runner::Nextest, output), Tally { passed: 1, failed: 0 });
     }
 
     #[test]
     fn a_run_that_was_cut_short_counts_what_ran() {
         assert_eq!(
-            counted("Summary [ 1.0s] 3/5 tests run: 2 passed, 1 failed"),
+            counted(Runner::Nextest, "Summary [ 1.0s] 3/5 tests run: 2 passed, 1 failed"),
             Tally { passed: 2, failed: 1 }
         );
     }
@@ -108,6 +123,14 @@ mod tests {
     #[test]
     fn lines_of_another_form_count_nothing() {
         let output = "3 passed\ntest result: unknown\nSummary [ 1.0s] many tests run: some passed\n";
-        assert_eq!(counted(output), Tally::default());
+        assert_eq!(counted(Runner::Libtest, output), Tally::default());
+        assert_eq!(counted(Runner::Nextest, output), Tally::default());
+    }
+
+    #[test]
+    fn a_failed_test_that_nextest_shows_is_counted_once() {
+        let output = "    test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 1 filtered out; finished in 0.00s\n\
+            Summary [   0.004s] 2 tests run: 1 passed, 1 failed, 0 skipped";
+        assert_eq!(counted(Runner::Nextest, output), Tally { passed: 1, failed: 1 });
     }
 }

@@ -16,7 +16,7 @@ use clap::Args;
 use crate::Outcome;
 use crate::needs::install_test_needs;
 use crate::process::{cargo, has_cargo_tool, not_started, shown};
-use crate::tally::Tally;
+use crate::tally::{Runner, Tally};
 
 /// How long the output may stay open after the test runner is gone, before we say that a test left a process behind.
 const OUTPUT_CLOSES_WITHIN: Duration = Duration::from_secs(30);
@@ -37,15 +37,19 @@ pub(crate) fn run(selection: &Selection) -> Outcome {
     let with_doctests = selection.with_doctests()?;
     let nextest = has_cargo_tool("nextest");
 
-    let mut commands = vec![("tests", if nextest { selection.nextest() } else { selection.libtest() })];
+    let mut commands = if nextest {
+        vec![("tests", Runner::Nextest, selection.nextest())]
+    } else {
+        vec![("tests", Runner::Libtest, selection.libtest())]
+    };
     // nextest can't run doctests; `cargo test` without a target choice runs them itself.
     if nextest && with_doctests {
-        commands.push(("doctests", selection.doctests()));
+        commands.push(("doctests", Runner::Libtest, selection.doctests()));
     }
     let mut total = Tally::default();
     let mut problems = Vec::new();
-    for (part, command) in &mut commands {
-        match run_counted(command) {
+    for (part, runner, command) in &mut commands {
+        match run_counted(*runner, command) {
             Ok((tally, success)) => {
                 println!("{part}: {tally}");
                 if !success && tally.failed == 0 {
@@ -59,7 +63,7 @@ pub(crate) fn run(selection: &Selection) -> Outcome {
     if total.failed > 0 {
         problems.push(format!("{} of {} tests failed", total.failed, total.run()));
     }
-    if total.run() == 0 {
+    if total.run() == 0 && problems.is_empty() {
         problems.push("no test ran: is the name in the selection right?".to_owned());
     }
     println!("{} tests run", total.run());
@@ -122,7 +126,7 @@ impl Selection {
 /// Runs `command`, shows its output as it comes, and counts the tests in it. Also says whether it ended well.
 ///
 /// Both outputs go through one pipe, so that a failure's message stays where it belongs.
-fn run_counted(command: &mut Command) -> Outcome<(Tally, bool)> {
+fn run_counted(runner: Runner, command: &mut Command) -> Outcome<(Tally, bool)> {
     eprintln!("$ {}", shown(command));
     let no_pipe = |error| format!("cannot make a pipe: {error}");
     let (reader, writer) = std::io::pipe().map_err(no_pipe)?;
@@ -136,7 +140,7 @@ fn run_counted(command: &mut Command) -> Outcome<(Tally, bool)> {
     command.stdout(std::process::Stdio::inherit()).stderr(std::process::Stdio::inherit());
 
     let (counted, tally) = mpsc::channel();
-    thread::spawn(move || counted.send(show_and_count(reader)));
+    thread::spawn(move || counted.send(show_and_count(runner, reader)));
     let status = child.wait().map_err(|error| format!("cannot wait for `{}`: {error}", shown(command)))?;
     match tally.recv_timeout(OUTPUT_CLOSES_WITHIN) {
         Ok(Ok(tally)) => Ok((tally, status.success())),
@@ -149,7 +153,7 @@ fn run_counted(command: &mut Command) -> Outcome<(Tally, bool)> {
     }
 }
 
-fn show_and_count(reader: impl std::io::Read) -> std::io::Result<Tally> {
+fn show_and_count(runner: Runner, reader: impl std::io::Read) -> std::io::Result<Tally> {
     let mut reader = BufReader::new(reader);
     let mut stdout = std::io::stdout();
     let mut tally = Tally::default();
@@ -157,7 +161,7 @@ fn show_and_count(reader: impl std::io::Read) -> std::io::Result<Tally> {
     while reader.read_until(b'\n', &mut line)? > 0 {
         stdout.write_all(&line)?;
         stdout.flush()?;
-        tally.read_line(&String::from_utf8_lossy(&line));
+        tally.read_line(runner, &String::from_utf8_lossy(&line));
         line.clear();
     }
     Ok(tally)
