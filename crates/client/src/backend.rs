@@ -1,0 +1,150 @@
+//! What a lock service must offer so that the library can stand on it.
+//!
+//! A further backend implements [`Backend`] and [`Conn`], adds its scheme in `backends/mod.rs`, one constructor to
+//! the contract suite, and one page to `docs/backends/`.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, Mode, Seq, Token, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::capabilities::Capabilities;
+use crate::error::BackendError;
+use crate::info::LockInfo;
+use crate::machine::{Answer, Push, Spec};
+use crate::time::Clock;
+
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
+
+/// One lock service, as the URL names it.
+pub(crate) trait Backend: Send + Sync + 'static {
+    fn capabilities(&self) -> &Capabilities;
+
+    /// The clock on which its leases are measured.
+    fn clock(&self) -> Clock {
+        Clock::Boot
+    }
+
+    /// Carries one session. Does no I/O yet.
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn>;
+
+    /// Who holds and who waits.
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>>;
+
+    /// Every lock in use at or below `prefix`, by name.
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>>;
+
+    /// What a token is worth now.
+    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>>;
+
+    /// Ends another's hold.
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>>;
+}
+
+/// What carries one session: a connection, a stream, a directory.
+pub(crate) trait Conn: Send + Sync + 'static {
+    /// Takes a call. The order of `submit` is the order in which the service must see a session's calls (R5), so
+    /// whatever fixes that order happens here; the future does the rest on the task that polls it. `submit` itself
+    /// must not block.
+    ///
+    /// A call that does not wait in a queue is answered or fails within the backend's own time limit. The future of a
+    /// waiting acquire resolves when it is granted or over. Dropping a future means that nobody waits for the answer;
+    /// the call may have been executed.
+    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>>;
+
+    /// Descriptors that keep the hold of request `seq` alive in whatever process has them.
+    fn descriptors(&self, _seq: Seq) -> Vec<std::os::fd::RawFd> {
+        Vec::new()
+    }
+}
+
+/// One call of a session.
+#[derive(Clone, Debug)]
+pub(crate) enum Call {
+    /// Opens the session; with `fresh`, a new one, otherwise the same one whose answer was lost.
+    Open {
+        fresh: bool,
+    },
+    KeepAlive,
+    Acquire {
+        seq: Seq,
+        done_through: Seq,
+        want: Arc<Wanted>,
+        /// What is left of the caller's wait, for services that enforce it; `None` is for ever.
+        wait_left: Option<Duration>,
+    },
+    Finish {
+        seq: Seq,
+        target: Seq,
+        done_through: Seq,
+    },
+    Close,
+}
+
+/// What a request asks for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) names: Vec<LockName>,
+    pub(crate) mode: Mode,
+    pub(crate) subtree: bool,
+    /// Queue if it isn't free.
+    pub(crate) wait: bool,
+    pub(crate) keep_closed: Duration,
+    pub(crate) meta: Box<[u8]>,
+}
+
+/// No answer came.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CallError {
+    /// Whether the service may have seen the call (P12).
+    pub(crate) sent: bool,
+}
+
+/// An operator's order to end a hold (B1–B3).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BreakOrder {
+    /// A name that the hold covers.
+    pub name: LockName,
+    /// The hold's token: a break never hits a later hold.
+    pub token: Token,
+    /// Why, for the audit.
+    pub reason: String,
+    /// Who, for the audit.
+    pub by: String,
+    /// Do not wait for the holder to stop.
+    pub now: bool,
+}
+
+/// What a break did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Broken {
+    /// The holder is told to stop, or the hold is over already.
+    Done,
+    /// No live hold has that token and covers that name.
+    NotCurrent {
+        /// The tokens of the live holds that cover the name, ascending.
+        live: Vec<Token>,
+    },
+    /// The hold is over but stays closed; only a break with `now` opens it.
+    StillClosed,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Done => f.write_str("broken"),
+            Self::NotCurrent { live } if live.is_empty() => {
+                f.write_str("not held with that token, nor with another")
+            }
+            Self::NotCurrent { live } => {
+                let live: Vec<String> = live.iter().map(Token::to_string).collect();
+                write!(f, "not held with that token; live tokens: {}", live.join(", "))
+            }
+            Self::StillClosed => f.write_str("over already, but closed for a while; only `now` opens it"),
+        }
+    }
+}

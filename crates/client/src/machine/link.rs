@@ -1,0 +1,127 @@
+//! The session itself: opening it, keeping it alive, closing it.
+
+use super::event::{Answer, By, NotAcquired, Output, What};
+use super::hold::Request;
+use super::{Machine, Sent, pause};
+use crate::error::BackendError;
+use crate::time::BootInstant;
+
+/// Where the session stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Link {
+    Closed,
+    /// `again`: when to try again, once a try has failed.
+    Opening {
+        again: Option<BootInstant>,
+        tries: u32,
+    },
+    /// `next`: when the next keep-alive is due.
+    Live {
+        next: BootInstant,
+    },
+    Closing,
+}
+
+impl Link {
+    pub(super) fn next_wake(self, renews: bool) -> Option<BootInstant> {
+        match self {
+            Self::Opening { again, .. } => again,
+            Self::Live { next } if renews => Some(next),
+            _ => None,
+        }
+    }
+
+    pub(super) fn renew_soon(&mut self, now: BootInstant) {
+        if let Self::Live { next } = self {
+            *next = now.min(*next);
+        }
+    }
+}
+
+impl Machine {
+    pub(super) fn tend_link(&mut self, now: BootInstant, out: &mut Vec<Output>) {
+        let wanted = !self.stopping && self.requests.values().any(Request::wants_session);
+        match self.link {
+            Link::Closed if wanted => self.open(now, 0, out),
+            Link::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
+            Link::Live { next } if self.renews() && now >= next => {
+                // One that is unanswered for ttl/6 is overtaken by another try (DESIGN section 6).
+                self.link = Link::Live { next: now + self.spec.renew_every() / 2 };
+                self.call(now, What::KeepAlive, By::Worker, out);
+            }
+            _ => {}
+        }
+    }
+
+    /// A session without renewal is kept alive only while somebody still waits in it.
+    pub(super) fn renews(&self) -> bool {
+        self.spec.ttl.is_some() && (self.spec.renew || self.requests.values().any(Request::wants_session))
+    }
+
+    fn open(&mut self, now: BootInstant, tries: u32, out: &mut Vec<Output>) {
+        self.link = Link::Opening { again: None, tries };
+        self.call(now, What::Open { fresh: tries == 0 }, By::Worker, out);
+    }
+
+    /// An attach or keep-alive that was sent at `sent_at` is acknowledged: the only thing that moves the deadline (P5).
+    pub(super) fn confirmed(&mut self, sent_at: BootInstant, answer: Answer, out: &mut Vec<Output>) {
+        match answer {
+            Answer::Opened | Answer::KeptAlive => {}
+            Answer::Refused(error) => return self.open_refused(error, out),
+            _ => return,
+        }
+        let next = sent_at.checked_add(self.spec.renew_every()).unwrap_or(BootInstant::MAX);
+        self.link = match self.link {
+            Link::Live { next: planned } if planned > next => Link::Live { next: planned },
+            Link::Opening { .. } | Link::Live { .. } => Link::Live { next },
+            other => return self.link = other,
+        };
+        let until = self.spec.belief().map(|belief| sent_at + belief);
+        if until > self.belief {
+            self.belief = until;
+            out.push(Output::Belief(until));
+        }
+    }
+
+    fn open_refused(&mut self, error: BackendError, out: &mut Vec<Output>) {
+        self.link = Link::Closed;
+        let keys: Vec<_> = self.requests.keys().copied().collect();
+        for key in keys {
+            self.requests.remove(&key);
+            let why = NotAcquired::Refused(error.clone());
+            out.push(Output::NotAcquired { key, why });
+        }
+    }
+
+    pub(super) fn link_failed(&mut self, now: BootInstant) {
+        match &mut self.link {
+            Link::Opening { again, tries } => {
+                *again = Some(now + pause(*tries));
+                *tries += 1;
+            }
+            // Try again soon: at least every ttl/12 (DESIGN section 6).
+            Link::Live { next } => *next = (*next).min(now + self.spec.renew_every() / 4),
+            Link::Closed | Link::Closing => {}
+        }
+    }
+
+    pub(super) fn close(&mut self, now: BootInstant, out: &mut Vec<Output>) {
+        match self.link {
+            Link::Live { .. } => {
+                self.link = Link::Closing;
+                self.call(now, What::Close, By::Worker, out);
+            }
+            Link::Opening { .. } => {
+                // Nobody wants it any more. If it opens after all, it expires by itself.
+                self.calls.retain(|_, Sent { what, .. }| !matches!(what, What::Open { .. }));
+                self.link = Link::Closed;
+            }
+            Link::Closed | Link::Closing => {}
+        }
+    }
+
+    pub(super) fn closed(&mut self) {
+        self.link = Link::Closed;
+        self.belief = None;
+    }
+}

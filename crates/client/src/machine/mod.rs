@@ -1,0 +1,443 @@
+//! One session of a client as a pure machine: what it believes, what it sends, what it tells its callers.
+//!
+//! `handle(now, event)` in, [`Output`]s out; no clock, no I/O, no randomness. Production and tests run the same code.
+//! Responsible for: the session's deadline (P5), renewal and its retries, numbering and retries of commands (P7),
+//! loss, `max_hold`, revocation, waiting limits, and giving up without leaving an orphan (P12).
+
+mod event;
+mod hold;
+mod link;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+pub(crate) use event::{Answer, By, CallId, Event, Key, NotAcquired, Output, Push, Releasing, Want, What};
+use hold::{Hold, Request, Stage};
+use link::Link;
+use lockkeeper_core::{End, Seq};
+
+use crate::error::LossCause;
+use crate::time::BootInstant;
+
+/// What a session is opened with.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Spec {
+    /// `None` where nothing expires: a connection or a descriptor holds the locks.
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) lock_delay: Duration,
+    pub(crate) linger: Duration,
+    /// Whether the session is kept alive.
+    pub(crate) renew: bool,
+    /// Between the signal of a loss that has time (`max_hold`, a break) and the end of the hold.
+    pub(crate) grace: Duration,
+}
+
+/// Only a clock's rate is trusted, to 1 % (P5).
+const DRIFT_PERCENT: u32 = 1;
+/// The first pause before a command is sent again.
+const RETRY_MIN: Duration = Duration::from_millis(20);
+/// The longest one.
+const RETRY_MAX: Duration = Duration::from_secs(1);
+/// How long to pause after so many failed tries.
+fn pause(tries: u32) -> Duration {
+    RETRY_MIN.saturating_mul(1 << tries.min(16)).min(RETRY_MAX)
+}
+
+/// Without a ttl: for how long an unanswered command is waited for before its caller is told so.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Spec {
+    /// How long the session may be believed in after a keep-alive was sent.
+    fn belief(&self) -> Option<Duration> {
+        self.ttl.map(|ttl| ttl - ttl * DRIFT_PERCENT / 100)
+    }
+
+    fn renew_every(&self) -> Duration {
+        self.ttl.unwrap_or(Duration::MAX) / 3
+    }
+
+    /// How long a caller waits for the fate of a command whose answer does not come.
+    fn patience(&self) -> Duration {
+        self.ttl.unwrap_or(PATIENCE)
+    }
+}
+
+pub(crate) struct Machine {
+    spec: Spec,
+    link: Link,
+    /// The session's deadline, once it has one; `None` also where nothing expires.
+    belief: Option<BootInstant>,
+    next_seq: u64,
+    next_call: u64,
+    /// Numbered commands that have no answer yet: `done_through` stays below them.
+    unanswered: BTreeSet<Seq>,
+    requests: BTreeMap<Key, Request>,
+    by_seq: BTreeMap<Seq, Key>,
+    /// Ends that are on their way, by the seq of their `Finish`.
+    finishing: BTreeMap<Seq, Finishing>,
+    calls: BTreeMap<CallId, Sent>,
+    stopping: bool,
+}
+
+/// A `Finish` until it is answered. Sent again under the same seq until it is (R4).
+struct Finishing {
+    target: Seq,
+    /// Whoever waits for the outcome.
+    waiting: Option<(Key, Outcome)>,
+    under_way: bool,
+    again: Option<BootInstant>,
+    tries: u32,
+}
+
+/// What the caller behind a `Finish` wants to hear.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Outcome {
+    /// It released its guard.
+    Release,
+    /// Its wait was over.
+    TimedOut,
+}
+
+struct Sent {
+    what: What,
+    at: BootInstant,
+}
+
+impl Machine {
+    pub(crate) fn new(spec: Spec) -> Self {
+        Self {
+            spec,
+            link: Link::Closed,
+            belief: None,
+            next_seq: 1,
+            next_call: 1,
+            unanswered: BTreeSet::new(),
+            requests: BTreeMap::new(),
+            by_seq: BTreeMap::new(),
+            finishing: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            stopping: false,
+        }
+    }
+
+    pub(crate) fn handle(&mut self, now: BootInstant, event: Event, out: &mut Vec<Output>) {
+        // Whatever happens, first notice what time it is: no answer may hide a deadline that has passed (P5).
+        self.pass_deadlines(now, out);
+        match event {
+            Event::Acquire { key, want } => {
+                self.requests.insert(key, Request { want, since: now, stage: Stage::Unsent });
+            }
+            Event::Abandon { key } => self.abandon(key),
+            Event::Release { key } => self.release(key, out),
+            Event::Answered { call, answer } => self.answered(now, call, answer, out),
+            Event::Failed { call, sent } => self.failed(now, call, sent, out),
+            Event::Pushed(push) => self.pushed(now, push, out),
+            Event::Wake => {}
+            Event::Shutdown => self.shut_down(out),
+        }
+        self.progress(now, out);
+    }
+
+    /// When to be woken next.
+    pub(crate) fn next_wake(&self) -> Option<BootInstant> {
+        let requests = self.requests.values().filter_map(|request| request.next_wake(self.spec.patience()));
+        let finishing = self.finishing.values().filter_map(|finishing| finishing.again);
+        let has_holds = self.requests.values().any(Request::is_held);
+        let belief = self.belief.filter(|_| has_holds);
+        requests.chain(finishing).chain(belief).chain(self.link.next_wake(self.renews())).min()
+    }
+
+    /// Whether nothing is held, wanted or on its way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.requests.is_empty() && self.finishing.is_empty()
+    }
+
+    /// Whether the session has ended for good after [`Event::Shutdown`].
+    pub(crate) fn is_closed(&self) -> bool {
+        self.stopping && matches!(self.link, Link::Closed)
+    }
+
+    fn call(&mut self, now: BootInstant, what: What, by: By, out: &mut Vec<Output>) {
+        let call = CallId(self.next_call);
+        self.next_call += 1;
+        self.calls.insert(call, Sent { what: what.clone(), at: now });
+        out.push(Output::Call { call, what, by });
+    }
+
+    fn new_seq(&mut self) -> Seq {
+        let seq = Seq(self.next_seq);
+        self.next_seq += 1;
+        self.unanswered.insert(seq);
+        seq
+    }
+
+    /// Every command up to here is answered (R1, R2: live requests may be passed).
+    fn done_through(&self) -> Seq {
+        let first = self.unanswered.first().map_or(self.next_seq, |seq| seq.0);
+        Seq(first - 1)
+    }
+
+    /// Sends whatever can be sent now, and tells whoever has waited long enough.
+    fn progress(&mut self, now: BootInstant, out: &mut Vec<Output>) {
+        self.give_up_waits(now, out);
+        if let Link::Live { .. } = self.link {
+            self.send_acquires(now, out);
+            self.send_finishes(now, out);
+        }
+        self.tend_link(now, out);
+        if self.stopping && self.is_idle() {
+            self.close(now, out);
+        }
+    }
+
+    /// Whether the session can be believed in for at least `need` more.
+    fn believes(&self, now: BootInstant, need: Duration) -> bool {
+        match (self.spec.ttl, self.belief) {
+            (None, _) => true,
+            (Some(_), Some(until)) => now < until && until - now >= need,
+            (Some(_), None) => false,
+        }
+    }
+
+    /// The session's deadline, and the holds' own (P5, `max_hold`, breaks).
+    fn pass_deadlines(&mut self, now: BootInstant, out: &mut Vec<Output>) {
+        let expired = self.belief.is_some_and(|until| now >= until);
+        let mut over = Vec::new();
+        for (&key, request) in &mut self.requests {
+            let Stage::Held(hold) = &mut request.stage else { continue };
+            if expired {
+                hold.lose(key, LossCause::Expired, out);
+                over.push(key);
+                continue;
+            }
+            if hold.ends_at.is_none_or(|at| now < at) {
+                continue;
+            }
+            if hold.lost.is_some() {
+                over.push(key);
+            } else {
+                hold.lose(key, LossCause::MaxHold, out);
+                hold.ends_at = Some(now + self.spec.grace);
+            }
+        }
+        for key in over {
+            self.end_hold(key, None);
+        }
+        if expired && !self.renews() {
+            // Nobody will move this deadline again: whoever comes next opens a session anew.
+            self.session_gone(LossCause::Expired, out);
+        }
+    }
+
+    /// Ends a hold's life here; its `Finish` goes out with the next progress.
+    fn end_hold(&mut self, key: Key, waiting: Option<Outcome>) {
+        let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.remove(&key) else { return };
+        self.finish(hold.seq, waiting.map(|outcome| (key, outcome)));
+    }
+
+    fn finish(&mut self, target: Seq, waiting: Option<(Key, Outcome)>) {
+        self.by_seq.remove(&target);
+        let seq = self.new_seq();
+        self.finishing.insert(seq, Finishing { target, waiting, under_way: false, again: None, tries: 0 });
+    }
+
+    fn abandon(&mut self, key: Key) {
+        // A caller that waits for the outcome of a Finish is gone: the Finish itself goes on, sent by the worker.
+        for (&seq, finishing) in &mut self.finishing {
+            if finishing.waiting.is_some_and(|(waiting, _)| waiting == key) {
+                finishing.waiting = None;
+                finishing.under_way = false;
+                self.calls.retain(|_, sent| !matches!(sent.what, What::Finish { seq: s, .. } if s == seq));
+            }
+        }
+        let Some(request) = self.requests.remove(&key) else { return };
+        match request.stage {
+            Stage::Unsent => {}
+            Stage::Held(hold) => self.finish(hold.seq, None),
+            Stage::Sent { seq, .. } | Stage::Queued { seq } => {
+                self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { key: k, .. } if k == key));
+                self.finish(seq, None);
+            }
+        }
+    }
+
+    fn release(&mut self, key: Key, out: &mut Vec<Output>) {
+        match self.requests.get(&key) {
+            Some(Request { stage: Stage::Held(Hold { lost: None, .. }), .. }) => {
+                self.end_hold(key, Some(Outcome::Release));
+            }
+            Some(Request { stage: Stage::Held(Hold { lost: Some(cause), .. }), .. }) => {
+                let how = Releasing::AlreadyLost(*cause);
+                self.end_hold(key, None);
+                out.push(Output::Released { key, how });
+            }
+            _ => out.push(Output::Released { key, how: Releasing::AlreadyLost(LossCause::Expired) }),
+        }
+    }
+
+    fn shut_down(&mut self, out: &mut Vec<Output>) {
+        self.stopping = true;
+        let keys: Vec<Key> = self.requests.keys().copied().collect();
+        for key in keys {
+            match &mut self.requests.get_mut(&key).expect("listed above").stage {
+                Stage::Held(hold) => hold.lose(key, LossCause::ShutDown, out),
+                _ => out.push(Output::NotAcquired { key, why: NotAcquired::ShuttingDown }),
+            }
+            self.abandon(key);
+        }
+    }
+
+    fn answered(&mut self, now: BootInstant, call: CallId, answer: Answer, out: &mut Vec<Output>) {
+        let Some(sent) = self.calls.remove(&call) else { return };
+        if let Answer::SessionGone = answer {
+            // An answer to a call of an earlier session says nothing of this one: those calls were forgotten.
+            return self.session_gone(LossCause::SessionEnded, out);
+        }
+        match sent.what {
+            What::Open { .. } | What::KeepAlive => self.confirmed(sent.at, answer, out),
+            What::Acquire { key, seq, .. } => {
+                self.unanswered.remove(&seq);
+                self.acquire_answered(now, key, seq, answer, out);
+            }
+            What::Finish { seq, .. } => {
+                self.unanswered.remove(&seq);
+                if let Some(finishing) = self.finishing.remove(&seq) {
+                    // Whatever the acquire's answer was, this one stands for it (R4).
+                    self.unanswered.remove(&finishing.target);
+                    finishing.tell(answer, out);
+                }
+            }
+            What::Close => self.closed(),
+        }
+    }
+
+    fn acquire_answered(
+        &mut self,
+        now: BootInstant,
+        key: Key,
+        seq: Seq,
+        answer: Answer,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        if !matches!(request.stage, Stage::Sent { seq: s, .. } | Stage::Queued { seq: s } if s == seq) {
+            return;
+        }
+        match answer {
+            Answer::Granted(grant) => {
+                let need = request.want.min_validity;
+                if !self.believes(now, need) {
+                    // Too late to be of use: finish it and ask again, never hand it out (`min_validity`).
+                    self.requests.get_mut(&key).expect("found above").stage = Stage::Unsent;
+                    self.finish(seq, None);
+                    self.link.renew_soon(now);
+                    return;
+                }
+                let Some(request) = self.requests.get_mut(&key) else { return };
+                let ends_at = request.want.max_hold.map(|max| now + max);
+                request.stage = Stage::Held(Hold { seq, ends_at, lost: None });
+                out.push(Output::Granted { key, grant });
+            }
+            Answer::Finished(End::TimedOut) => {
+                // An end that nobody asked for is kept until a Finish names it (R3).
+                self.requests.remove(&key);
+                self.finish(seq, None);
+                out.push(Output::NotAcquired { key, why: NotAcquired::TimedOut });
+            }
+            Answer::Busy(busy) => self.refused(key, seq, NotAcquired::Busy(busy), out),
+            Answer::Refused(refusal) => self.refused(key, seq, NotAcquired::Refused(refusal), out),
+            // Broken before we knew of the grant, or dead by a gap: ask anew.
+            Answer::Finished(_) | Answer::Revoked => {
+                request.stage = Stage::Unsent;
+                self.finish(seq, None);
+            }
+            Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
+        }
+    }
+
+    fn refused(&mut self, key: Key, seq: Seq, why: NotAcquired, out: &mut Vec<Output>) {
+        self.requests.remove(&key);
+        self.by_seq.remove(&seq);
+        out.push(Output::NotAcquired { key, why });
+    }
+
+    fn pushed(&mut self, now: BootInstant, push: Push, out: &mut Vec<Output>) {
+        match push {
+            Push::Queued { seq, position } => {
+                let Some(&key) = self.by_seq.get(&seq) else { return };
+                let Some(request) = self.requests.get_mut(&key) else { return };
+                if let Stage::Sent { seq, .. } = request.stage {
+                    request.stage = Stage::Queued { seq };
+                    request.since = now;
+                    // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
+                    self.unanswered.remove(&seq);
+                }
+                out.push(Output::Queued { key, position });
+            }
+            Push::Revoked { seq } => {
+                let Some(&key) = self.by_seq.get(&seq) else { return };
+                let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) else {
+                    return;
+                };
+                if hold.lost.is_none() {
+                    hold.lose(key, LossCause::Broken, out);
+                    // What names a hold as revoked never moves that hold's own deadline (B1).
+                    let grace = now + self.spec.grace;
+                    hold.ends_at = Some(self.belief.map_or(grace, |until| grace.min(until)));
+                }
+            }
+            Push::Ended { seq, end } => {
+                let Some(&key) = self.by_seq.get(&seq) else { return };
+                if let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) {
+                    hold.lose(
+                        key,
+                        if end == End::Broken { LossCause::Broken } else { LossCause::Expired },
+                        out,
+                    );
+                    self.end_hold(key, None);
+                }
+            }
+            Push::Lost(cause) => self.session_gone(cause, out),
+        }
+    }
+
+    /// The session is over: holds are lost, waiters go on in a new one.
+    fn session_gone(&mut self, cause: LossCause, out: &mut Vec<Output>) {
+        self.link = Link::Closed;
+        self.belief = None;
+        out.push(Output::Belief(None));
+        self.calls.clear();
+        self.by_seq.clear();
+        self.unanswered.clear();
+        self.next_seq = 1;
+        for finishing in std::mem::take(&mut self.finishing).into_values() {
+            finishing.tell(Answer::SessionGone, out);
+        }
+        self.requests.retain(|&key, request| {
+            if let Stage::Held(hold) = &mut request.stage {
+                hold.lose(key, cause, out);
+                return false;
+            }
+            request.stage = Stage::Unsent;
+            true
+        });
+    }
+}
+
+impl Finishing {
+    fn tell(self, answer: Answer, out: &mut Vec<Output>) {
+        let Some((key, outcome)) = self.waiting else { return };
+        out.push(match outcome {
+            Outcome::TimedOut => Output::NotAcquired { key, why: NotAcquired::TimedOut },
+            Outcome::Release => Output::Released {
+                key,
+                how: match answer {
+                    Answer::Finished(End::Released) => Releasing::Released,
+                    Answer::Finished(End::Broken) => Releasing::AlreadyLost(LossCause::Broken),
+                    Answer::SessionGone => Releasing::AlreadyLost(LossCause::SessionEnded),
+                    _ => Releasing::AlreadyLost(LossCause::Expired),
+                },
+            },
+        });
+    }
+}

@@ -1,0 +1,271 @@
+//! The addresses of lock services: `scheme://host:port,host:port/path?key=value`.
+//!
+//! Our own small parser, since a list of hosts is not a legal URL elsewhere. Errors quote the bad part and name the
+//! nearest right one.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// An address, taken apart. Which parts mean something is the backend's to say.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Url {
+    /// Before the first colon.
+    pub scheme: String,
+    /// The comma list behind `//`.
+    pub hosts: Vec<Host>,
+    /// From the first `/` behind the hosts, percent-decoded.
+    pub path: String,
+    query: BTreeMap<String, String>,
+}
+
+/// One of the hosts.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Host {
+    /// A name or an address; an IPv6 address without its brackets.
+    pub name: String,
+    /// Behind the colon, if there is one.
+    pub port: Option<u16>,
+}
+
+/// Why a text is not the address of a lock service.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UrlError {
+    /// No `scheme:` in front.
+    #[error("`{url}` has no scheme; write `file:///dir`, `memory:` or another of: {schemes}")]
+    NoScheme {
+        /// The whole text.
+        url: String,
+        /// The schemes that are known.
+        schemes: String,
+    },
+    /// A scheme that nobody answers to.
+    #[error("`{scheme}:` is no lock service; did you mean `{nearest}:`? Known: {known}")]
+    UnknownScheme {
+        /// As given.
+        scheme: String,
+        /// The most similar one.
+        nearest: String,
+        /// All of them.
+        known: String,
+    },
+    /// A scheme that this program was built without.
+    #[error("`{scheme}:` is not compiled in; {line}")]
+    NotCompiledIn {
+        /// The scheme.
+        scheme: &'static str,
+        /// How to get it.
+        line: &'static str,
+    },
+    /// A parameter that the scheme doesn't have.
+    #[error("`{scheme}:` has no parameter `{key}`; did you mean `{nearest}`? It has: {known}")]
+    UnknownParameter {
+        /// The scheme.
+        scheme: String,
+        /// As given.
+        key: String,
+        /// The most similar one.
+        nearest: String,
+        /// All of them.
+        known: String,
+    },
+    /// A part that can't be read.
+    #[error("`{part}` in `{url}` is not {wanted}")]
+    BadPart {
+        /// The whole text.
+        url: String,
+        /// The bad part.
+        part: String,
+        /// What belongs there.
+        wanted: &'static str,
+    },
+}
+
+impl Url {
+    /// The value of a parameter, parsed.
+    ///
+    /// # Errors
+    /// [`UrlError::BadPart`] if it can't be.
+    pub(crate) fn parameter<T: FromStr>(
+        &self,
+        key: &str,
+        wanted: &'static str,
+    ) -> Result<Option<T>, UrlError> {
+        let Some(value) = self.query.get(key) else { return Ok(None) };
+        let bad = || UrlError::BadPart { url: self.to_string(), part: format!("{key}={value}"), wanted };
+        value.parse().map(Some).map_err(|_| bad())
+    }
+
+    /// Refuses every parameter that is not one of `known`.
+    pub(crate) fn only_parameters(&self, known: &[&str]) -> Result<(), UrlError> {
+        match self.query.keys().find(|key| !known.contains(&key.as_str())) {
+            None => Ok(()),
+            Some(key) => Err(UrlError::UnknownParameter {
+                scheme: self.scheme.clone(),
+                key: key.clone(),
+                nearest: nearest(key, known).unwrap_or("none").to_owned(),
+                known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
+            }),
+        }
+    }
+
+    /// A part that is not what the backend needs.
+    pub(crate) fn bad_part(&self, part: impl Into<String>, wanted: &'static str) -> UrlError {
+        UrlError::BadPart { url: self.to_string(), part: part.into(), wanted }
+    }
+
+    pub(crate) fn parse(text: &str, schemes: &[&str]) -> Result<Self, UrlError> {
+        let bad =
+            |part: &str, wanted| UrlError::BadPart { url: text.to_owned(), part: part.to_owned(), wanted };
+        let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
+            return Err(UrlError::NoScheme { url: text.to_owned(), schemes: schemes.join(", ") });
+        };
+        let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
+        let (hosts, path) = match rest.strip_prefix("//") {
+            None => ("", rest),
+            Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
+        };
+        let hosts: Result<Vec<Host>, UrlError> = hosts
+            .split(',')
+            .filter(|_| !hosts.is_empty())
+            .map(|host| parse_host(host).ok_or_else(|| bad(host, "a host, `host:port` or `[ipv6]:port`")))
+            .collect();
+        let mut parameters = BTreeMap::new();
+        for pair in query.unwrap_or("").split('&').filter(|pair| !pair.is_empty()) {
+            let (key, value) = pair.split_once('=').ok_or_else(|| bad(pair, "a parameter, `key=value`"))?;
+            let value = decode(value).ok_or_else(|| bad(pair, "percent-encoded UTF-8"))?;
+            if parameters.insert(key.to_owned(), value).is_some() {
+                return Err(bad(pair, "a parameter that is given once"));
+            }
+        }
+        Ok(Self {
+            scheme: scheme.to_ascii_lowercase(),
+            hosts: hosts?,
+            path: decode(path).ok_or_else(|| bad(path, "percent-encoded UTF-8"))?,
+            query: parameters,
+        })
+    }
+}
+
+impl std::fmt::Display for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:", self.scheme)?;
+        if !self.hosts.is_empty() || self.path.starts_with('/') {
+            f.write_str("//")?;
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            let (open, close) = if host.name.contains(':') { ("[", "]") } else { ("", "") };
+            write!(f, "{comma}{open}{}{close}", host.name)?;
+            if let Some(port) = host.port {
+                write!(f, ":{port}")?;
+            }
+        }
+        f.write_str(&self.path)?;
+        for (index, (key, value)) in self.query.iter().enumerate() {
+            write!(f, "{}{key}={value}", if index == 0 { '?' } else { '&' })?;
+        }
+        Ok(())
+    }
+}
+
+fn is_scheme(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+}
+
+fn parse_host(text: &str) -> Option<Host> {
+    let (name, port) = if let Some(rest) = text.strip_prefix('[') {
+        let (name, port) = rest.split_once(']')?;
+        name.parse::<std::net::Ipv6Addr>().ok()?;
+        (name, if port.is_empty() { "" } else { port.strip_prefix(':').filter(|port| !port.is_empty())? })
+    } else {
+        text.split_once(':')
+            .map_or((text, ""), |(name, port)| (name, if port.is_empty() { "?" } else { port }))
+    };
+    let port = if port.is_empty() { None } else { Some(port.parse().ok()?) };
+    (!name.is_empty()).then(|| Host { name: name.to_owned(), port })
+}
+
+fn decode(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        if first == b'%' {
+            let hex = std::str::from_utf8(tail.get(..2)?).ok()?;
+            bytes.push(u8::from_str_radix(hex, 16).ok()?);
+            rest = &tail[2..];
+        } else {
+            bytes.push(first);
+            rest = tail;
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The most similar of `known`, by edit distance.
+pub(crate) fn nearest<'a>(text: &str, known: &[&'a str]) -> Option<&'a str> {
+    known.iter().copied().min_by_key(|candidate| distance(text, candidate))
+}
+
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let substituted = diagonal + usize::from(x != *y);
+            diagonal = row[j + 1];
+            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SCHEMES: &[&str] = &["file", "memory", "lockkeeper"];
+
+    fn parse(text: &str) -> Result<Url, UrlError> {
+        Url::parse(text, SCHEMES)
+    }
+
+    #[test]
+    fn the_parts_of_an_address() {
+        let url = parse("lockkeeper://a:5625,[::1]:7,b/path%20x?ttl=5s&x=%2F").unwrap();
+        assert_eq!(url.scheme, "lockkeeper");
+        let hosts: Vec<_> = url.hosts.iter().map(|host| (host.name.as_str(), host.port)).collect();
+        assert_eq!(hosts, [("a", Some(5625)), ("::1", Some(7)), ("b", None)]);
+        assert_eq!(url.path, "/path x");
+        assert_eq!(url.parameter::<String>("x", "text").unwrap().as_deref(), Some("/"));
+        assert_eq!(parse("memory:").unwrap().hosts, []);
+        assert_eq!(parse("file:///var/lib/x").unwrap().path, "/var/lib/x");
+    }
+
+    #[test]
+    fn errors_quote_the_bad_part() {
+        for (text, quoted) in [
+            ("lockkeeper://a:99999", "a:99999"),
+            ("lockkeeper://a,,b", "``"),
+            ("lockkeeper://[::1", "[::1"),
+            ("lockkeeper://a:", "a:"),
+            ("file:///x?y", "`y`"),
+            ("file:///x?y=%zz", "y=%zz"),
+            ("file:///x?y=1&y=2", "y=2"),
+            ("no-scheme-here", "no-scheme-here"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(quoted), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_parameter_names_the_nearest_right_one() {
+        let error =
+            parse("file:///x?token_above=3").unwrap().only_parameters(&["tokens_above", "mode"]).unwrap_err();
+        assert!(error.to_string().contains("did you mean `tokens_above`"), "{error}");
+    }
+}
