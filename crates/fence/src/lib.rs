@@ -1,1 +1,44 @@
 //! The resource's side: fences.
+//!
+//! A lock service can only give an opinion on who holds a lock. What makes a lock safe is its *token*, checked by the
+//! resource: a fence remembers the highest token seen (its *mark*) and turns lower ones away.
+//!
+//! Enter before you read. A check on writes only loses updates: A (token 5) reads 10 and stalls; B (6) reads 10; A
+//! wakes and writes 11, accepted, since nobody wrote with 6 yet; B writes 11. So a section calls `enter` first, which
+//! raises the mark durably, and only then reads:
+//!
+//! ```
+//! use lockkeeper_core::Token;
+//! use lockkeeper_fence::{FileFence, Section};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("stock");
+//! # let token = Token::MIN;
+//! let fence = FileFence::new(path)?;
+//! let section = Section::exclusive(token); // the token of the guard
+//! fence.enter(section)?;
+//! let old = fence.read()?.unwrap_or_default();
+//! fence.write(section, &[&old[..], b"one more\n"].concat())?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Every fence has the same shape: `enter(section)`, a write whose check and effect are one atomic step, and
+//! `check_once` for a blind effect; all take a [`Section`] and refuse with [`Refused`]. They share no trait, since
+//! what an effect is (bytes, a closure, a statement in the caller's transaction) differs; they share the rule,
+//! [`Marks::check`], and the tests.
+//!
+//! Rules are cited by the numbers of `docs/table-rules.md` (F-a …), promises as P1–P12 (`docs/SAFETY.md`).
+
+pub mod memory;
+pub mod rule;
+
+#[cfg(target_os = "linux")]
+pub mod file;
+
+#[cfg(target_os = "linux")]
+pub use file::{FileError, FileFence};
+pub use lockkeeper_core::{ModeKind, Slot, Token};
+pub use memory::MemoryFence;
+pub use rule::{Action, Marks, Pair, Passed, Refused, Section};

@@ -1,0 +1,309 @@
+//! The system calls of the file fence.
+//!
+//! Responsible for the flock, for opening nothing through a symlink, and for replacing files durably. The order of
+//! steps is decided in `steps`, not here.
+
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg, OFlag};
+
+use super::error::{FileError, Unguardable};
+use super::format::{self, Unreadable};
+use super::steps::{self, Disk, Target};
+use super::Paths;
+use crate::rule::Marks;
+
+/// The content of a lock file once marks exist. Only its presence is read; the words are for whoever finds it.
+const FOUNDED: &[u8] = b"Marks of a Lockkeeper fence are kept beside this file. Remove neither.\n";
+/// Longest pause between two tries for the flock.
+const PAUSE_MAX: Duration = Duration::from_millis(16);
+
+/// Filesystems shared by hosts, by their magic number (statfs(2)).
+const NETWORK: [(u64, &str); 10] = [
+    (0x6969, "NFS"),
+    (0x517B, "SMB"),
+    (0xFF53_4D42, "CIFS"),
+    (0xFE53_4D42, "SMB2"),
+    (0x0102_1997, "9P"),
+    (0x00C3_6400, "Ceph"),
+    (0x5346_414F, "AFS"),
+    (0x6B41_4653, "AFS"),
+    (0x7375_7245, "Coda"),
+    (0x0BD0_0BD0, "Lustre"),
+];
+
+/// Refuses a directory on a network filesystem.
+pub(super) fn refuse_network(dir: &Path) -> Result<(), FileError> {
+    let found = nix::sys::statfs::statfs(dir)
+        .map_err(|errno| FileError::io("ask the filesystem's type of", dir)(errno.into()))?;
+    #[expect(clippy::cast_sign_loss, reason = "the type differs by platform; magic numbers are 32 bits in all")]
+    let magic = found.filesystem_type().0 as u64 & 0xFFFF_FFFF;
+    match NETWORK.iter().find(|(known, _)| *known == magic) {
+        Some((_, kind)) => {
+            Err(FileError::Unguardable { path: dir.to_owned(), why: Unguardable::Network { kind } })
+        }
+        None => Ok(()),
+    }
+}
+
+/// What stands at the guarded path, if anything. Refuses what would go round the fence.
+pub(super) fn inspect(data: &Path) -> Result<Option<Metadata>, FileError> {
+    let Some(found) = absent_ok(fs::symlink_metadata(data)).map_err(FileError::io("look at", data))? else {
+        return Ok(None);
+    };
+    let unguardable = |why| Err(FileError::Unguardable { path: data.to_owned(), why });
+    if found.is_symlink() {
+        let target = fs::canonicalize(data).or_else(|_| fs::read_link(data));
+        return unguardable(Unguardable::Symlink { target: target.map_err(FileError::io("follow", data))? });
+    }
+    if found.is_file() && found.nlink() > 1 {
+        return unguardable(Unguardable::HardLinks { names: found.nlink() });
+    }
+    Ok(Some(found))
+}
+
+/// The content of the guarded file.
+pub(super) fn read(data: &Path) -> Result<Option<Vec<u8>>, FileError> {
+    if inspect(data)?.is_some_and(|found| !found.is_file()) {
+        return Err(FileError::Unguardable { path: data.to_owned(), why: Unguardable::NotAFile });
+    }
+    read_up_to(data, u64::MAX)
+}
+
+/// The marks without the flock: replacements are atomic, so this sees one state or the next.
+pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
+    let lock = absent_ok(open_options().read(true).open(&paths.lock)).map_err(FileError::io("open", &paths.lock))?;
+    steps::load(&mut Held { paths, lock: lock.map_or(Lock::Absent, Lock::Seen), data: None })
+}
+
+/// The lock file.
+#[derive(Debug)]
+enum Lock {
+    /// While peeking at a file that was never fenced.
+    Absent,
+    /// While peeking.
+    Seen(File),
+    /// Until it is dropped or the process ends in any way.
+    Held(Flock<File>),
+}
+
+impl Lock {
+    fn file(&self) -> Option<&File> {
+        match self {
+            Self::Absent => None,
+            Self::Seen(file) => Some(file),
+            Self::Held(flock) => Some(flock),
+        }
+    }
+}
+
+/// The files of a fence. From [`Held::open`] it holds the flock.
+#[derive(Debug)]
+pub(super) struct Held<'a> {
+    paths: &'a Paths,
+    lock: Lock,
+    /// The guarded file as it was when the flock was taken; its mode and owner are kept.
+    data: Option<Metadata>,
+}
+
+impl<'a> Held<'a> {
+    /// Takes the flock, waiting at most `limit`.
+    pub(super) fn open(paths: &'a Paths, limit: Duration) -> Result<Self, FileError> {
+        let started = Instant::now();
+        loop {
+            let data = inspect(&paths.data)?;
+            let file = open_lock(&paths.lock, data.as_ref())?;
+            let file = flock(file, &paths.lock, started, limit)?;
+            // The name may have been removed and made anew while this waited: then nobody else comes to this inode.
+            let ours = file.metadata().map_err(FileError::io("look at", &paths.lock))?;
+            let named = absent_ok(fs::symlink_metadata(&paths.lock)).map_err(FileError::io("look at", &paths.lock))?;
+            if named.is_some_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino())) {
+                let data = inspect(&paths.data)?;
+                return Ok(Self { paths, lock: Lock::Held(file), data });
+            }
+        }
+    }
+
+    fn path(&self, target: Target) -> &Path {
+        match target {
+            Target::Marks => &self.paths.marks,
+            Target::Data => &self.paths.data,
+        }
+    }
+
+    /// Writes the replacement; on failure the caller removes what is left.
+    fn fill_temp(&self, like: Option<&Metadata>, bytes: &[u8]) -> io::Result<()> {
+        // Left by a killed process: nobody else is here, the flock is held.
+        absent_ok(fs::remove_file(&self.paths.temp))?;
+        // Nobody may read it before it has the mode of the file that it replaces.
+        let mode = if like.is_some() { 0o600 } else { 0o666 };
+        let mut file = open_options().write(true).create_new(true).mode(mode).open(&self.paths.temp)?;
+        if let Some(like) = like {
+            look_like(&file, like)?;
+        }
+        file.write_all(bytes)?;
+        file.sync_all()
+    }
+}
+
+impl Disk for Held<'_> {
+    fn marks(&mut self) -> Result<Option<Vec<u8>>, FileError> {
+        let path = &self.paths.marks;
+        let Some(bytes) = read_up_to(path, format::BYTES_MAX + 1)? else {
+            return Ok(None);
+        };
+        if bytes.len() as u64 > format::BYTES_MAX {
+            return Err(self.unreadable(Unreadable::Corrupt { why: "it is longer than any mark file" }));
+        }
+        Ok(Some(bytes))
+    }
+
+    fn founded(&mut self) -> Result<bool, FileError> {
+        let Some(lock) = self.lock.file() else { return Ok(false) };
+        Ok(lock.metadata().map_err(FileError::io("look at", &self.paths.lock))?.len() > 0)
+    }
+
+    fn found(&mut self) -> Result<(), FileError> {
+        let Some(mut lock) = self.lock.file() else { return Ok(()) };
+        let note = lock.write_all(FOUNDED).and_then(|()| lock.sync_all());
+        note.map_err(FileError::io("write", &self.paths.lock))
+    }
+
+    fn prepare(&mut self, target: Target, bytes: &[u8]) -> Result<(), FileError> {
+        let like = match target {
+            Target::Data if self.data.as_ref().is_some_and(|data| !data.is_file()) => {
+                return Err(FileError::Unguardable { path: self.paths.data.clone(), why: Unguardable::NotAFile });
+            }
+            Target::Data => self.data.clone(),
+            Target::Marks => absent_ok(fs::symlink_metadata(&self.paths.marks))
+                .map_err(FileError::io("look at", &self.paths.marks))?
+                .or_else(|| self.data.clone().filter(Metadata::is_file)),
+        };
+        self.fill_temp(like.as_ref(), bytes).map_err(|source| {
+            // What is left is overwritten next time at the latest; the first error is the one to tell.
+            let _ = fs::remove_file(&self.paths.temp);
+            FileError::io("write a replacement for", self.path(target))(source)
+        })
+    }
+
+    fn rename(&mut self, target: Target) -> Result<(), FileError> {
+        let to = self.path(target);
+        fs::rename(&self.paths.temp, to).map_err(FileError::io("put the replacement in the place of", to))
+    }
+
+    fn sync_names(&mut self) -> Result<(), FileError> {
+        let dir = &self.paths.dir;
+        File::open(dir).and_then(|open| open.sync_all()).map_err(FileError::io("make durable the directory", dir))
+    }
+
+    fn missing(&self) -> FileError {
+        FileError::MarksMissing { path: self.paths.marks.clone() }
+    }
+
+    fn unreadable(&self, why: Unreadable) -> FileError {
+        let path = self.paths.marks.clone();
+        match why {
+            Unreadable::Corrupt { why } => FileError::MarksCorrupt { path, why },
+            Unreadable::Newer { version } => FileError::MarksNewer { path, version },
+        }
+    }
+
+    fn unsure(&self, source: FileError) -> FileError {
+        FileError::Unsure { path: self.paths.data.clone(), source: Box::new(source) }
+    }
+}
+
+/// Neither through a symlink nor waiting for the other end of a pipe.
+fn open_options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
+    options
+}
+
+/// Opens the lock file, or creates it with the mode of the guarded file, so that who may write that may use its fence.
+fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
+    loop {
+        let opened = open_options().read(true).write(true).open(path);
+        let error = match opened {
+            Ok(file) => return Ok(file),
+            // A flock needs no right to write; only the first note in the file does.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return open_options().read(true).open(path).map_err(FileError::io("open", path));
+            }
+            Err(error) => error,
+        };
+        if error.kind() != ErrorKind::NotFound {
+            return Err(FileError::io("open", path)(error));
+        }
+        match open_options().read(true).write(true).create_new(true).open(path) {
+            Ok(file) => {
+                if let Some(like) = data.filter(|data| data.is_file()) {
+                    look_like(&file, like).map_err(FileError::io("set the mode of", path))?;
+                }
+                return Ok(file);
+            }
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let dir = path.parent().unwrap_or(path);
+                return Err(FileError::io("find the directory", dir)(error));
+            }
+            Err(error) => return Err(FileError::io("create", path)(error)),
+        }
+    }
+}
+
+/// Tries until `limit` after `started`. Polled, since a flock has no time limit of its own and a fence's are short.
+fn flock(mut file: File, path: &Path, started: Instant, limit: Duration) -> Result<Flock<File>, FileError> {
+    let mut pause = Duration::from_millis(1);
+    loop {
+        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(held) => return Ok(held),
+            Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) => file,
+            Err((_, errno)) => return Err(FileError::io("lock", path)(errno.into())),
+        };
+        let left = limit.saturating_sub(started.elapsed());
+        if left.is_zero() {
+            return Err(FileError::Busy { lock: path.to_owned(), waited: limit });
+        }
+        std::thread::sleep(pause.min(left));
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Gives `file` the owner, group and mode of `like`, as far as this process may.
+fn look_like(file: &File, like: &Metadata) -> io::Result<()> {
+    let ours = file.metadata()?;
+    let mut mode = like.mode() & 0o7777;
+    if (ours.uid(), ours.gid()) != (like.uid(), like.gid()) && fchown(file, Some(like.uid()), Some(like.gid())).is_err()
+    {
+        // Only root may give files away; the group is often possible. Rights that lend the owner's identity don't
+        // pass to another owner.
+        let _ = fchown(file, None, Some(like.gid()));
+        mode &= 0o777;
+    }
+    // Where files have no modes of their own they are alike already.
+    if file.metadata()?.mode() & 0o7777 == mode {
+        return Ok(());
+    }
+    file.set_permissions(fs::Permissions::from_mode(mode))
+}
+
+/// The bytes of a plain file, at most `limit` of them; `None` if there is none.
+fn read_up_to(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
+    let mut bytes = Vec::new();
+    let read = open_options().read(true).open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
+    Ok(absent_ok(read).map_err(FileError::io("read", path))?.map(|_| bytes))
+}
+
+fn absent_ok<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,155 @@
+//! What can go wrong at a file fence, and whose move is next.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::format::VERSION;
+use crate::rule::Refused;
+
+/// Why a call at a file fence did not do what it should.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// The rule said no; nothing was written.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The path is nothing that a fence can guard.
+    #[error("cannot fence `{}`: {why}", path.display())]
+    Unguardable {
+        /// The path as it was given.
+        path: PathBuf,
+        /// What it is instead.
+        why: Unguardable,
+    },
+    /// Another process stayed inside a check.
+    #[error(
+        "`{}` has been locked by another process for {waited:?}; checks take milliseconds, so it is probably stopped. \
+         Find it with `fuser {}`, continue or end it, and try again",
+        lock.display(), lock.display()
+    )]
+    Busy {
+        /// The lock file that is held.
+        lock: PathBuf,
+        /// The limit of the wait.
+        waited: Duration,
+    },
+    /// The mark file is damaged. It is never read as "never seen".
+    #[error(
+        "the marks in `{}` are damaged: {why}; nothing was done. Stop all writers, find the last token granted \
+         (`lockkeeper check-token`), remove this file and its `.lock`, and enter once with that token",
+        path.display()
+    )]
+    MarksCorrupt {
+        /// The mark file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The mark file is of a version that this program does not know.
+    #[error(
+        "the marks in `{}` have format {version}; this program reads format {VERSION}; nothing was done. \
+         Use the newer program that wrote them",
+        path.display()
+    )]
+    MarksNewer {
+        /// The mark file.
+        path: PathBuf,
+        /// Its format.
+        version: u32,
+    },
+    /// The lock file says that there were marks, and they are gone.
+    #[error(
+        "the marks in `{}` are gone, though this file was fenced before; nothing was done. Restore them; or stop all \
+         writers, find the last token granted (`lockkeeper check-token`), remove the `.lock` beside, and enter once \
+         with that token",
+        path.display()
+    )]
+    MarksMissing {
+        /// The mark file.
+        path: PathBuf,
+    },
+    /// The new content is in place, but may not survive a power loss.
+    #[error(
+        "`{}` has its new content, but a power loss may take it back: the directory could not be made durable. \
+         Write again with the same token",
+        path.display()
+    )]
+    Unsure {
+        /// The guarded file.
+        path: PathBuf,
+        /// What failed.
+        source: Box<Self>,
+    },
+    /// The system refused a step.
+    #[error("cannot {doing} `{}`{}", path.display(), advice(source))]
+    Io {
+        /// The step, as a verb.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl FileError {
+    /// For `map_err`: what was being done, and on what.
+    pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
+        let path = path.to_owned();
+        move |source| Self::Io { doing, path, source }
+    }
+}
+
+/// What to do about the faults that users meet; the cause itself is the error's source.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => ": it does not exist; create it, or correct the path",
+        io::ErrorKind::PermissionDenied => {
+            ": not allowed; the user needs to write in the directory and to read and write the `.fence` files"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": the disk is full; the old content stands. Free space, then try again with the same token"
+        }
+        io::ErrorKind::FileTooLarge => {
+            ": it would be larger than the process may write; the old content stands. Raise the limit (`ulimit -f`)"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => ": the filesystem is mounted read-only",
+        io::ErrorKind::NotADirectory => ": a part of the path is not a directory",
+        io::ErrorKind::InvalidFilename => ": the name is too long; a fence needs 11 bytes beside the file's own name",
+        _ => "",
+    }
+}
+
+/// What a path is that a fence can't guard.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unguardable {
+    /// No file name at its end.
+    #[error("it names no file; give the path of a file")]
+    NoName,
+    /// `….fence`, `….fence.lock` or `….fence.new`.
+    #[error("names ending in `.fence`, `.fence.lock` and `.fence.new` are the fence's own; give the guarded file")]
+    OwnFile,
+    /// A symlink: its target could be fenced under another name, with other marks.
+    #[error("it is a symlink to `{}`; give that path itself", target.display())]
+    Symlink {
+        /// Where it leads.
+        target: PathBuf,
+    },
+    /// A file with several names: the other names would go round the fence.
+    #[error("it has {names} names (hard links), and the others would go round the fence; make it a file of its own")]
+    HardLinks {
+        /// How many.
+        names: u64,
+    },
+    /// Not a plain file.
+    #[error("it is not a plain file, so its content can't be replaced; use `write_with` for anything else")]
+    NotAFile,
+    /// A filesystem whose flock other hosts need not see.
+    #[error("it is on {kind}, where a flock does not exclude other hosts; keep it on a local filesystem")]
+    Network {
+        /// The filesystem's type.
+        kind: &'static str,
+    },
+}

@@ -1,0 +1,199 @@
+//! The bytes of a mark file.
+//!
+//! Responsible for telling marks from anything else: every cut, flip or hand edit is an error, never other marks. It
+//! is text, so that `cat` answers an operator:
+//! ```text
+//! lockkeeper-fence 1
+//! base any 18 writer 17
+//! slot 3 any 20 writer 20
+//! check 3f1c0a5d9b7e2468
+//! ```
+//! 0 is a mark that no token reached. The last line is the XXH3 of all bytes before it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use lockkeeper_core::Token;
+use lockkeeper_core::limits::PERMITS_MAX;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::rule::{Marks, Pair};
+
+/// The version that this code writes, and the only one that it reads.
+pub(super) const VERSION: u32 = 1;
+/// Longest mark file, in bytes: every slot with the longest numbers. Checked before the file is read.
+pub(super) const BYTES_MAX: u64 = 128 + PERMITS_MAX as u64 * 64;
+
+const MAGIC: &str = "lockkeeper-fence ";
+
+/// Why bytes are not marks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Unreadable {
+    /// Another version's file.
+    Newer { version: u32 },
+    /// Cut, flipped, edited, or something else altogether.
+    Corrupt { why: &'static str },
+}
+
+/// The bytes of `marks`; the same marks give the same bytes.
+pub(super) fn encode(marks: &Marks) -> Vec<u8> {
+    let mut text = format!("{MAGIC}{VERSION}\n");
+    push_pair(&mut text, "base", marks.base);
+    for (slot, pair) in &marks.slots {
+        push_pair(&mut text, &format!("slot {slot}"), *pair);
+    }
+    let check = xxh3_64(text.as_bytes());
+    let _ = writeln!(text, "check {check:016x}"); // writing to a String can't fail
+    text.into_bytes()
+}
+
+fn push_pair(text: &mut String, of: &str, pair: Pair) {
+    let number = |mark: Option<Token>| mark.map_or(0, Token::get);
+    let _ = writeln!(text, "{of} any {} writer {}", number(pair.any), number(pair.writer));
+}
+
+/// The marks of `bytes`, if they are exactly what [`encode`] makes of those marks.
+pub(super) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
+    let corrupt = |why| Unreadable::Corrupt { why };
+    let text = std::str::from_utf8(bytes).map_err(|_| corrupt("it is not text"))?;
+    let rest = text.strip_prefix(MAGIC).ok_or(corrupt("its first line is not that of a mark file"))?;
+    let (body, check) = text.rsplit_once("check ").ok_or(corrupt("its last line is missing"))?;
+    // The checksum goes before the version: a flipped digit is damage, not a newer program.
+    if check != format!("{:016x}\n", xxh3_64(body.as_bytes())) {
+        return Err(corrupt("its checksum does not match"));
+    }
+    let version = rest.split('\n').next().and_then(|version| version.parse().ok());
+    match version.ok_or(corrupt("its version is not a number"))? {
+        VERSION => {}
+        version => return Err(Unreadable::Newer { version }),
+    }
+    let marks = parse(body).ok_or(corrupt("a line is not one of a mark file"))?;
+    // One form only: whatever a lax parse might let through would not come out again as the same bytes.
+    if encode(&marks) == bytes { Ok(marks) } else { Err(corrupt("it is not in the form that a fence writes")) }
+}
+
+fn parse(body: &str) -> Option<Marks> {
+    let mut lines = body.lines().skip(1);
+    let base = parse_pair(lines.next()?.strip_prefix("base ")?)?;
+    let mut slots = BTreeMap::new();
+    for line in lines {
+        let (slot, pair) = line.strip_prefix("slot ")?.split_once(' ')?;
+        let slot = slot.parse().ok().filter(|slot| *slot < PERMITS_MAX)?;
+        slots.insert(slot, parse_pair(pair)?);
+    }
+    Some(Marks { base, slots })
+}
+
+fn parse_pair(text: &str) -> Option<Pair> {
+    let (any, writer) = text.strip_prefix("any ")?.split_once(" writer ")?;
+    let pair = Pair { any: parse_mark(any)?, writer: parse_mark(writer)? };
+    (pair.writer <= pair.any).then_some(pair)
+}
+
+fn parse_mark(text: &str) -> Option<Option<Token>> {
+    match text.parse().ok()? {
+        0 => Some(None),
+        value => Token::new(value).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rule::{Action, Section};
+
+    fn token(value: u64) -> Token {
+        Token::new(value).expect("a token")
+    }
+
+    fn sample() -> Marks {
+        let mut marks = Marks::default();
+        for section in [
+            Section::exclusive(token(17)),
+            Section::shared(token(18)),
+            Section::permit(3, token(20)).expect("a slot"),
+            Section::permit(65_535, token(9_007_199_254_740_991)).expect("a slot"),
+        ] {
+            let _ = marks.check(Action::Enter, section).expect("passes");
+        }
+        marks
+    }
+
+    #[test]
+    fn marks_come_back_as_they_were_written() {
+        for marks in [Marks::default(), sample()] {
+            assert_eq!(decode(&encode(&marks)), Ok(marks));
+        }
+    }
+
+    #[test]
+    fn the_text_says_what_an_operator_needs() {
+        let text = String::from_utf8(encode(&sample())).expect("text");
+        assert!(text.starts_with("lockkeeper-fence 1\nbase any 18 writer 17\nslot 3 any 20 writer 20\n"), "{text}");
+    }
+
+    #[test]
+    fn every_cut_flip_and_added_byte_is_detected() {
+        let good = encode(&sample());
+        let mut tried = 0;
+        let mut refuse = |bytes: &[u8], what: String| {
+            assert!(matches!(decode(bytes), Err(Unreadable::Corrupt { .. })), "{what} went unnoticed");
+            tried += 1;
+        };
+        for cut in 0..good.len() {
+            refuse(&good[..cut], format!("a cut at byte {cut}"));
+            refuse(&good[cut + 1..], format!("a lost head of {} bytes", cut + 1));
+            let mut zeroed = good.clone();
+            zeroed[cut..].fill(0);
+            refuse(&zeroed, format!("zeros from byte {cut}"));
+            for bit in 0..8 {
+                let mut flipped = good.clone();
+                flipped[cut] ^= 1 << bit;
+                refuse(&flipped, format!("a flip of bit {bit} in byte {cut}"));
+            }
+            for byte in [b'0', b'\n', 0] {
+                let mut longer = good.clone();
+                longer.insert(cut, byte);
+                refuse(&longer, format!("byte {byte} put in at {cut}"));
+            }
+        }
+        refuse(&[&good[..], b"\n"].concat(), "an added line end".to_owned());
+        refuse(&[&good[..], &good[..]].concat(), "the file twice".to_owned());
+        assert_eq!(tried, good.len() * 14 + 2);
+    }
+
+    /// What only a program or a hand could write: the checksum is right, the content is not.
+    #[test]
+    fn content_that_no_fence_writes_is_refused_even_with_a_right_checksum() {
+        let sealed = |body: &str| format!("{body}check {:016x}\n", xxh3_64(body.as_bytes())).into_bytes();
+        for body in [
+            "lockkeeper-fence 1\n",
+            "lockkeeper-fence 1\nbase any 1 writer 2\n",
+            "lockkeeper-fence 1\nbase any 01 writer 1\n",
+            "lockkeeper-fence 1\nbase any +1 writer 1\n",
+            "lockkeeper-fence 1\nbase any -1 writer -1\n",
+            "lockkeeper-fence 1\nbase any 9007199254740992 writer 0\n",
+            "lockkeeper-fence 1\nbase any 1 writer 1\nslot 65536 any 2 writer 2\n",
+            "lockkeeper-fence 1\nbase any 1 writer 1\nslot 1 any 2 writer 2\nslot 0 any 2 writer 2\n",
+            "lockkeeper-fence 1\nbase any 1 writer 1\nslot 1 any 2 writer 2\nslot 1 any 3 writer 3\n",
+            "lockkeeper-fence 1\r\nbase any 1 writer 1\r\n",
+            "lockkeeper-fence one\nbase any 1 writer 1\n",
+        ] {
+            assert!(matches!(decode(&sealed(body)), Err(Unreadable::Corrupt { .. })), "{body:?}");
+        }
+        assert_eq!(
+            decode(&sealed("lockkeeper-fence 2\nwhatever\n")),
+            Err(Unreadable::Newer { version: 2 }),
+            "a newer version says so"
+        );
+    }
+
+    #[test]
+    fn the_largest_marks_fit_the_limit() {
+        let high = Some(token(9_007_199_254_740_991));
+        let pair = Pair { any: high, writer: high };
+        let slots = (0..PERMITS_MAX).map(|slot| (slot, pair)).collect();
+        let bytes = encode(&Marks { base: Pair::default(), slots });
+        assert!(bytes.len() as u64 <= BYTES_MAX, "{} bytes, limit {BYTES_MAX}", bytes.len());
+    }
+}

@@ -1,0 +1,86 @@
+//! A fence in memory: many resources by name, for one process.
+//!
+//! Responsible for making check and effect one step among the threads of a process. It keeps nothing across a
+//! restart, so it guards only what a restart forgets too (a cache, an in-process object) and users' tests.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::rule::{Action, Marks, Passed, Refused, Section};
+
+/// Marks by resource name. Each resource seen takes memory as long as the fence lives: a mark that is forgotten
+/// would let every token in again.
+#[derive(Debug, Default)]
+pub struct MemoryFence {
+    resources: Mutex<HashMap<String, Arc<Mutex<Marks>>>>,
+}
+
+impl MemoryFence {
+    /// A fence that has seen nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Raises the marks of `resource`. Call it before the section reads what it will write.
+    ///
+    /// # Errors
+    /// [`Refused::Stale`] if a later section has been here: stop.
+    pub fn enter(&self, resource: &str, section: Section) -> Result<(), Refused> {
+        self.pass(resource, Action::Enter, section, || ())
+    }
+
+    /// Checks and runs `effect` as one step: no other check of this resource happens before it returns. So `effect`
+    /// must be short, and must not call this fence for the same resource (it would wait for itself).
+    ///
+    /// # Errors
+    /// [`Refused::Stale`] or [`Refused::SharedWrite`]; `effect` did not run.
+    pub fn write<R>(&self, resource: &str, section: Section, effect: impl FnOnce() -> R) -> Result<R, Refused> {
+        self.pass(resource, Action::Write, section, effect)
+    }
+
+    /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
+    ///
+    /// # Errors
+    /// As `write`, and [`Refused::Repeated`] for a token that has been here; `effect` did not run.
+    pub fn check_once<R>(
+        &self,
+        resource: &str,
+        section: Section,
+        effect: impl FnOnce() -> R,
+    ) -> Result<R, Refused> {
+        self.pass(resource, Action::CheckOnce, section, effect)
+    }
+
+    /// The marks of `resource` as they are now; the default ones if it was never seen.
+    #[must_use]
+    pub fn marks(&self, resource: &str) -> Marks {
+        let found = lock(&self.resources).get(resource).cloned();
+        found.map_or_else(Marks::default, |marks| lock(&marks).clone())
+    }
+
+    fn pass<R>(
+        &self,
+        resource: &str,
+        action: Action,
+        section: Section,
+        effect: impl FnOnce() -> R,
+    ) -> Result<R, Refused> {
+        // The map is held only to find the resource: a long effect on one must not stop the others.
+        let marks = {
+            let mut resources = lock(&self.resources);
+            match resources.get(resource) {
+                Some(marks) => Arc::clone(marks),
+                None => Arc::clone(resources.entry(resource.to_owned()).or_default()),
+            }
+        };
+        let mut marks = lock(&marks);
+        let (Passed::Raised | Passed::Unchanged) = marks.check(action, section)?;
+        Ok(effect())
+    }
+}
+
+/// A panic in an effect leaves raised marks behind, which is harmless: the next section goes on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
