@@ -31,6 +31,11 @@
 //!
 //! Rules are cited by the numbers of `docs/table-rules.md` (F-a …), promises as P1–P12 (`docs/SAFETY.md`).
 
+/// Compiles the examples of the guide.
+#[cfg(all(doctest, target_os = "linux"))]
+#[doc = include_str!("../../../docs/fencing.md")]
+pub struct Guide;
+
 pub mod memory;
 pub mod rule;
 

@@ -35,7 +35,12 @@ impl MemoryFence {
     ///
     /// # Errors
     /// [`Refused::Stale`] or [`Refused::SharedWrite`]; `effect` did not run.
-    pub fn write<R>(&self, resource: &str, section: Section, effect: impl FnOnce() -> R) -> Result<R, Refused> {
+    pub fn write<R>(
+        &self,
+        resource: &str,
+        section: Section,
+        effect: impl FnOnce() -> R,
+    ) -> Result<R, Refused> {
         self.pass(resource, Action::Write, section, effect)
     }
 

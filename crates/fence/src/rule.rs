@@ -55,7 +55,9 @@ impl Section {
     pub const fn new(mode: ModeKind, slot: Option<Slot>, token: Token) -> Result<Self, Refused> {
         match (mode, slot) {
             (ModeKind::Permit, Some(slot)) if slot >= PERMITS_MAX => Err(Refused::SlotTooHigh { slot }),
-            (ModeKind::Exclusive | ModeKind::Shared, Some(slot)) => Err(Refused::SlotWithoutPermit { mode, slot }),
+            (ModeKind::Exclusive | ModeKind::Shared, Some(slot)) => {
+                Err(Refused::SlotWithoutPermit { mode, slot })
+            }
             _ => Ok(Self { mode, slot, token }),
         }
     }
@@ -229,7 +231,9 @@ pub enum Refused {
         action: Action,
     },
     /// A slot with a mode that has none.
-    #[error("slot {slot} given with mode {mode}; only mode permit has slots: leave the slot out, or ask as permit")]
+    #[error(
+        "slot {slot} given with mode {mode}; only mode permit has slots: leave the slot out, or ask as permit"
+    )]
     SlotWithoutPermit {
         /// The mode that was given.
         mode: ModeKind,

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag};
 
+use super::Paths;
 use super::error::{FileError, Unguardable};
 use super::format::{self, Unreadable};
 use super::steps::{self, Disk, Target};
-use super::Paths;
 use crate::rule::Marks;
 
 /// The content of a lock file once marks exist. Only its presence is read; the words are for whoever finds it.
@@ -41,14 +41,21 @@ const NETWORK: [(u64, &str); 10] = [
 pub(super) fn refuse_network(dir: &Path) -> Result<(), FileError> {
     let found = nix::sys::statfs::statfs(dir)
         .map_err(|errno| FileError::io("ask the filesystem's type of", dir)(errno.into()))?;
-    #[expect(clippy::cast_sign_loss, reason = "the type differs by platform; magic numbers are 32 bits in all")]
+    #[expect(
+        clippy::cast_sign_loss,
+        reason = "the type differs by platform; magic numbers are 32 bits in all"
+    )]
     let magic = found.filesystem_type().0 as u64 & 0xFFFF_FFFF;
-    match NETWORK.iter().find(|(known, _)| *known == magic) {
-        Some((_, kind)) => {
+    match network(magic) {
+        Some(kind) => {
             Err(FileError::Unguardable { path: dir.to_owned(), why: Unguardable::Network { kind } })
         }
         None => Ok(()),
     }
+}
+
+fn network(magic: u64) -> Option<&'static str> {
+    NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, kind)| *kind)
 }
 
 /// What stands at the guarded path, if anything. Refuses what would go round the fence.
@@ -77,7 +84,8 @@ pub(super) fn read(data: &Path) -> Result<Option<Vec<u8>>, FileError> {
 
 /// The marks without the flock: replacements are atomic, so this sees one state or the next.
 pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
-    let lock = absent_ok(open_options().read(true).open(&paths.lock)).map_err(FileError::io("open", &paths.lock))?;
+    let lock =
+        absent_ok(open_options().read(true).open(&paths.lock)).map_err(FileError::io("open", &paths.lock))?;
     steps::load(&mut Held { paths, lock: lock.map_or(Lock::Absent, Lock::Seen), data: None })
 }
 
@@ -121,7 +129,8 @@ impl<'a> Held<'a> {
             let file = flock(file, &paths.lock, started, limit)?;
             // The name may have been removed and made anew while this waited: then nobody else comes to this inode.
             let ours = file.metadata().map_err(FileError::io("look at", &paths.lock))?;
-            let named = absent_ok(fs::symlink_metadata(&paths.lock)).map_err(FileError::io("look at", &paths.lock))?;
+            let named = absent_ok(fs::symlink_metadata(&paths.lock))
+                .map_err(FileError::io("look at", &paths.lock))?;
             if named.is_some_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino())) {
                 let data = inspect(&paths.data)?;
                 return Ok(Self { paths, lock: Lock::Held(file), data });
@@ -177,7 +186,10 @@ impl Disk for Held<'_> {
     fn prepare(&mut self, target: Target, bytes: &[u8]) -> Result<(), FileError> {
         let like = match target {
             Target::Data if self.data.as_ref().is_some_and(|data| !data.is_file()) => {
-                return Err(FileError::Unguardable { path: self.paths.data.clone(), why: Unguardable::NotAFile });
+                return Err(FileError::Unguardable {
+                    path: self.paths.data.clone(),
+                    why: Unguardable::NotAFile,
+                });
             }
             Target::Data => self.data.clone(),
             Target::Marks => absent_ok(fs::symlink_metadata(&self.paths.marks))
@@ -198,7 +210,9 @@ impl Disk for Held<'_> {
 
     fn sync_names(&mut self) -> Result<(), FileError> {
         let dir = &self.paths.dir;
-        File::open(dir).and_then(|open| open.sync_all()).map_err(FileError::io("make durable the directory", dir))
+        File::open(dir)
+            .and_then(|open| open.sync_all())
+            .map_err(FileError::io("make durable the directory", dir))
     }
 
     fn missing(&self) -> FileError {
@@ -279,7 +293,8 @@ fn flock(mut file: File, path: &Path, started: Instant, limit: Duration) -> Resu
 fn look_like(file: &File, like: &Metadata) -> io::Result<()> {
     let ours = file.metadata()?;
     let mut mode = like.mode() & 0o7777;
-    if (ours.uid(), ours.gid()) != (like.uid(), like.gid()) && fchown(file, Some(like.uid()), Some(like.gid())).is_err()
+    if (ours.uid(), ours.gid()) != (like.uid(), like.gid())
+        && fchown(file, Some(like.uid()), Some(like.gid())).is_err()
     {
         // Only root may give files away; the group is often possible. Rights that lend the owner's identity don't
         // pass to another owner.
@@ -305,5 +320,21 @@ fn absent_ok<T>(result: io::Result<T>) -> io::Result<Option<T>> {
         Ok(found) => Ok(Some(found)),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::network;
+
+    #[test]
+    fn network_filesystems_are_told_from_local_ones_by_their_number() {
+        assert_eq!(network(0x6969), Some("NFS"));
+        assert_eq!(network(0xFF53_4D42), Some("CIFS"));
+        for (local, magic) in
+            [("ext4", 0xEF53), ("xfs", 0x5846_5342), ("btrfs", 0x9123_683E), ("tmpfs", 0x0102_1994)]
+        {
+            assert_eq!(network(magic), None, "{local}");
+        }
     }
 }

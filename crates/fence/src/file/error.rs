@@ -116,7 +116,9 @@ fn advice(source: &io::Error) -> &'static str {
         }
         io::ErrorKind::ReadOnlyFilesystem => ": the filesystem is mounted read-only",
         io::ErrorKind::NotADirectory => ": a part of the path is not a directory",
-        io::ErrorKind::InvalidFilename => ": the name is too long; a fence needs 11 bytes beside the file's own name",
+        io::ErrorKind::InvalidFilename => {
+            ": the name is too long; a fence needs 11 bytes beside the file's own name"
+        }
         _ => "",
     }
 }
@@ -129,7 +131,9 @@ pub enum Unguardable {
     #[error("it names no file; give the path of a file")]
     NoName,
     /// `….fence`, `….fence.lock` or `….fence.new`.
-    #[error("names ending in `.fence`, `.fence.lock` and `.fence.new` are the fence's own; give the guarded file")]
+    #[error(
+        "names ending in `.fence`, `.fence.lock` and `.fence.new` are the fence's own; give the guarded file"
+    )]
     OwnFile,
     /// A symlink: its target could be fenced under another name, with other marks.
     #[error("it is a symlink to `{}`; give that path itself", target.display())]
@@ -138,7 +142,9 @@ pub enum Unguardable {
         target: PathBuf,
     },
     /// A file with several names: the other names would go round the fence.
-    #[error("it has {names} names (hard links), and the others would go round the fence; make it a file of its own")]
+    #[error(
+        "it has {names} names (hard links), and the others would go round the fence; make it a file of its own"
+    )]
     HardLinks {
         /// How many.
         names: u64,

@@ -69,7 +69,11 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
     }
     let marks = parse(body).ok_or(corrupt("a line is not one of a mark file"))?;
     // One form only: whatever a lax parse might let through would not come out again as the same bytes.
-    if encode(&marks) == bytes { Ok(marks) } else { Err(corrupt("it is not in the form that a fence writes")) }
+    if encode(&marks) == bytes {
+        Ok(marks)
+    } else {
+        Err(corrupt("it is not in the form that a fence writes"))
+    }
 }
 
 fn parse(body: &str) -> Option<Marks> {
@@ -129,7 +133,10 @@ mod tests {
     #[test]
     fn the_text_says_what_an_operator_needs() {
         let text = String::from_utf8(encode(&sample())).expect("text");
-        assert!(text.starts_with("lockkeeper-fence 1\nbase any 18 writer 17\nslot 3 any 20 writer 20\n"), "{text}");
+        assert!(
+            text.starts_with("lockkeeper-fence 1\nbase any 18 writer 17\nslot 3 any 20 writer 20\n"),
+            "{text}"
+        );
     }
 
     #[test]

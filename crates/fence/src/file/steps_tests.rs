@@ -2,6 +2,7 @@
 //!
 //! The model is harsher than common filesystems: of the renames since the last sync, any subset may survive a power
 //! cut, in any mix of marks and data.
+#![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::io;
 use std::path::PathBuf;
@@ -198,7 +199,8 @@ fn cut_everywhere(write: Write) -> Result<usize, String> {
             let again = died.and_then(|call| run(&mut second, write, call, &mut told));
             for left in second.after_power_cut() {
                 judged += 1;
-                judge(left, &told).map_err(|why| format!("kill after {kill} steps, cut after {cut}: {why}"))?;
+                judge(left, &told)
+                    .map_err(|why| format!("kill after {kill} steps, cut after {cut}: {why}"))?;
             }
             if again.is_none() {
                 break;
