@@ -7,6 +7,8 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -20,8 +22,6 @@ use crate::rule::Marks;
 
 /// The content of a lock file once marks exist. Only its presence is read; the words are for whoever finds it.
 const FOUNDED: &[u8] = b"Marks of a Lockkeeper fence are kept beside this file. Remove neither.\n";
-/// Longest pause between two tries for the flock.
-const PAUSE_MAX: Duration = Duration::from_millis(16);
 
 /// Filesystems shared by hosts, by their magic number (statfs(2)).
 const NETWORK: [(u64, &str); 10] = [
@@ -271,21 +271,33 @@ fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
     }
 }
 
-/// Tries until `limit` after `started`. Polled, since a flock has no time limit of its own and a fence's are short.
-fn flock(mut file: File, path: &Path, started: Instant, limit: Duration) -> Result<Flock<File>, FileError> {
-    let mut pause = Duration::from_millis(1);
-    loop {
-        file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(held) => return Ok(held),
-            Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) => file,
-            Err((_, errno)) => return Err(FileError::io("lock", path)(errno.into())),
+/// Takes the flock until `limit` after `started`.
+///
+/// A flock has no time limit of its own. So a thread waits in the kernel's queue, where a busy neighbour can't starve
+/// it as it would starve one that polls; after the limit that thread stays until the holder goes, and lets go at once.
+fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<Flock<File>, FileError> {
+    let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(held) => return Ok(held),
+        Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) => file,
+        Err((_, errno)) => return Err(FileError::io("lock", path)(errno.into())),
+    };
+    let (answer, wait) = mpsc::channel();
+    let waiter = thread::Builder::new().name("fence-flock".to_owned()).spawn(move || {
+        let mut file = file;
+        let taken = loop {
+            match Flock::lock(file, FlockArg::LockExclusive) {
+                Ok(held) => break Ok(held),
+                Err((back, Errno::EINTR)) => file = back,
+                Err((_, errno)) => break Err(errno),
+            }
         };
-        let left = limit.saturating_sub(started.elapsed());
-        if left.is_zero() {
-            return Err(FileError::Busy { lock: path.to_owned(), waited: limit });
-        }
-        std::thread::sleep(pause.min(left));
-        pause = (pause * 2).min(PAUSE_MAX);
+        // If nobody listens any more, what was sent is dropped, and with it the flock.
+        let _ = answer.send(taken);
+    });
+    waiter.map_err(FileError::io("start a thread to wait for", path))?;
+    match wait.recv_timeout(limit.saturating_sub(started.elapsed())) {
+        Ok(taken) => taken.map_err(|errno| FileError::io("lock", path)(errno.into())),
+        Err(_) => Err(FileError::Busy { lock: path.to_owned(), waited: limit }),
     }
 }
 
