@@ -60,6 +60,18 @@ pub struct Lost {
     pub cause: LossCause,
 }
 
+/// What a round trip to the lock service found out about a hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerifyError {
+    /// It is lost.
+    #[error(transparent)]
+    Lost(#[from] Lost),
+    /// The service did not answer; the hold is believed in until its deadline.
+    #[error("the lock service did not answer; the hold can be relied on until its deadline, not longer")]
+    NoAnswer,
+}
+
 /// Who is in the way.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Busy {

@@ -5,7 +5,7 @@ mod sealed {
 }
 
 /// [`Fenced`] or [`Unfenced`].
-pub trait Kind: sealed::Sealed + Send + Sync + Unpin + 'static {}
+pub trait Kind: sealed::Sealed + Copy + Send + Sync + Unpin + 'static {}
 
 /// Every hold has a fencing token: `guard.token()` exists.
 #[derive(Clone, Copy, Debug)]

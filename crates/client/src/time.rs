@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::ops::{Add, Sub};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -91,11 +92,66 @@ impl Clock {
         }
     }
 
-    /// Returns at `at` or a little later; never early. Needs a tokio runtime with I/O and time enabled.
-    pub(crate) async fn sleep_until(&self, at: BootInstant) {
-        match self {
-            Self::Boot => boot_sleep_until(at).await,
-            Self::Virtual(clock) => clock.sleep_until(at).await,
+    /// An alarm on this clock, not yet set.
+    pub(crate) fn alarm(&self) -> Arc<Alarm> {
+        let alarm = Arc::new(Alarm {
+            clock: self.clone(),
+            at: AtomicU64::new(u64::MAX),
+            running: AtomicBool::new(true),
+            changed: Notify::new(),
+        });
+        if let Self::Virtual(clock) = self {
+            clock.state().alarms.push(Arc::downgrade(&alarm));
+        }
+        alarm
+    }
+}
+
+/// The one timer of a loop. The loop sets it, waits for it, does its turn, and so on.
+#[derive(Debug)]
+pub(crate) struct Alarm {
+    clock: Clock,
+    at: AtomicU64,
+    /// Virtual time stands still while a loop has its turn.
+    running: AtomicBool,
+    changed: Notify,
+}
+
+impl Alarm {
+    /// Rings at `at` or a little later; `None` is never. From any thread; an earlier time cuts a wait short.
+    pub(crate) fn set(&self, at: Option<BootInstant>) {
+        let at = at.map_or(u64::MAX, BootInstant::as_nanos);
+        if at < self.at.swap(at, Ordering::SeqCst) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits until the alarm rings, and marks the turn as begun. Needs a tokio runtime with I/O and time enabled.
+    pub(crate) async fn ring(&self) {
+        loop {
+            let at = BootInstant(self.at.load(Ordering::SeqCst));
+            if self.clock.now() >= at {
+                return self.running.store(true, Ordering::SeqCst);
+            }
+            match &self.clock {
+                Clock::Boot => tokio::select! {
+                    () = boot_sleep_until(at) => {}
+                    () = self.changed.notified() => {}
+                },
+                Clock::Virtual(clock) => {
+                    self.running.store(false, Ordering::SeqCst);
+                    clock.0.turned.notify_all();
+                    self.changed.notified().await;
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        if let Clock::Virtual(clock) = &self.clock {
+            clock.0.turned.notify_all();
         }
     }
 }
@@ -106,38 +162,63 @@ pub struct VirtualClock(Arc<Virtual>);
 
 #[derive(Debug, Default)]
 struct Virtual {
-    nanos: Mutex<u64>,
-    moved: Notify,
+    state: Mutex<VirtualState>,
+    turned: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct VirtualState {
+    now: u64,
+    alarms: Vec<Weak<Alarm>>,
 }
 
 impl VirtualClock {
     /// What this clock shows.
     #[must_use]
     pub fn now(&self) -> BootInstant {
-        BootInstant(*self.nanos())
+        BootInstant(self.state().now)
     }
 
-    /// Moves it on.
+    /// Moves the clock on, and lets everything that is due on the way happen in its order: it returns when all
+    /// timers up to the new time have had their turn.
+    ///
+    /// # Panics
+    /// If a loop does not finish its turn within 10 s of real time.
     pub fn advance(&self, duration: Duration) {
-        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        let mut now = self.nanos();
-        *now = now.saturating_add(nanos);
-        drop(now);
-        self.0.moved.notify_waiters();
-    }
-
-    async fn sleep_until(&self, at: BootInstant) {
+        let mut state = self.state();
+        let target = (BootInstant(state.now) + duration).0;
         loop {
-            let moved = self.0.moved.notified();
-            if self.now() >= at {
-                return;
+            state.alarms.retain(|alarm| alarm.strong_count() > 0);
+            let alarms: Vec<Arc<Alarm>> = state.alarms.iter().filter_map(Weak::upgrade).collect();
+            if alarms.iter().any(|alarm| alarm.running.load(Ordering::SeqCst)) {
+                // Not under the lock: the last reference to an alarm may go here.
+                drop(alarms);
+                let (again, waited) = self
+                    .0
+                    .turned
+                    .wait_timeout(state, Duration::from_millis(1))
+                    .unwrap_or_else(PoisonError::into_inner);
+                state = again;
+                let _ = waited;
+                continue;
             }
-            moved.await;
+            let next = alarms.iter().min_by_key(|alarm| alarm.at.load(Ordering::SeqCst));
+            match next {
+                Some(alarm) if alarm.at.load(Ordering::SeqCst) <= target => {
+                    state.now = state.now.max(alarm.at.load(Ordering::SeqCst));
+                    alarm.running.store(true, Ordering::SeqCst);
+                    alarm.changed.notify_one();
+                }
+                _ => {
+                    state.now = target;
+                    return;
+                }
+            }
         }
     }
 
-    fn nanos(&self) -> MutexGuard<'_, u64> {
-        self.0.nanos.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, VirtualState> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -162,7 +243,6 @@ async fn step(wait: Duration) {
 
     use nix::sys::time::TimeSpec;
     use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
-    use tokio::io::unix::AsyncFd;
 
     let armed = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC)
         .and_then(|timer| {
@@ -170,11 +250,11 @@ async fn step(wait: Duration) {
             timer.set(expiration, TimerSetTimeFlags::empty())?;
             Ok(timer)
         });
-    let timer = armed.map_err(std::io::Error::from).and_then(|timer| AsyncFd::new(OwnedFd::from(timer)));
+    let timer = armed.ok().and_then(|timer| crate::fd::watch(OwnedFd::from(timer)).ok());
     match timer {
-        Ok(timer) => drop(timer.readable().await),
+        Some(timer) => drop(timer.readable().await),
         // Out of descriptors: a short sleep, and the clock is read again, so that no deadline is missed by much.
-        Err(_) => tokio::time::sleep(wait.min(Duration::from_millis(10))).await,
+        None => tokio::time::sleep(wait.min(Duration::from_millis(10))).await,
     }
 }
 
@@ -191,23 +271,37 @@ mod tests {
     #[tokio::test]
     async fn a_sleep_on_the_boot_clock_never_ends_early() {
         let at = BootInstant::now() + Duration::from_millis(30);
-        Clock::Boot.sleep_until(at).await;
+        let alarm = Clock::Boot.alarm();
+        alarm.set(Some(at));
+        alarm.ring().await;
         assert!(BootInstant::now() >= at);
     }
 
     #[tokio::test]
     async fn a_virtual_clock_moves_only_when_it_is_told() {
         let clock = VirtualClock::default();
-        let at = clock.now() + Duration::from_secs(3600);
-        let sleeper = tokio::spawn({
-            let clock = clock.clone();
-            async move { Clock::Virtual(clock).sleep_until(at).await }
+        let alarm = Clock::Virtual(clock.clone()).alarm();
+        let rung = Arc::new(Mutex::new(Vec::new()));
+        let looping = std::thread::spawn({
+            let (alarm, rung, clock) = (alarm.clone(), rung.clone(), clock.clone());
+            move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+                runtime.block_on(async {
+                    for second in [1, 2, 5] {
+                        alarm.set(Some(BootInstant::from_nanos(second * 1_000_000_000)));
+                        alarm.ring().await;
+                        rung.lock().unwrap().push((second, clock.now().as_nanos() / 1_000_000_000));
+                    }
+                    alarm.running.store(false, Ordering::SeqCst);
+                    alarm.set(None);
+                });
+            }
         });
-        clock.advance(Duration::from_secs(3599));
-        tokio::task::yield_now().await;
-        assert!(!sleeper.is_finished());
-        clock.advance(Duration::from_secs(1));
-        sleeper.await.unwrap();
+        clock.advance(Duration::from_secs(4));
+        assert_eq!(*rung.lock().unwrap(), [(1, 1), (2, 2)], "each at its own time, none early");
+        clock.advance(Duration::from_secs(4));
+        looping.join().unwrap();
+        assert_eq!(*rung.lock().unwrap(), [(1, 1), (2, 2), (5, 5)]);
     }
 
     #[test]

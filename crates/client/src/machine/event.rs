@@ -22,6 +22,8 @@ pub(crate) struct Want {
     pub(crate) wait_until: Option<BootInstant>,
     pub(crate) min_validity: Duration,
     pub(crate) max_hold: Option<Duration>,
+    /// Between the signal of a loss that has time (`max_hold`, a break) and the end of the hold.
+    pub(crate) grace: Duration,
 }
 
 #[derive(Clone, Debug)]

@@ -11,7 +11,9 @@ mod link;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-pub(crate) use event::{Answer, By, CallId, Event, Key, NotAcquired, Output, Push, Releasing, Want, What};
+pub(crate) use event::{
+    Answer, By, CallId, Event, Granted, Key, NotAcquired, Output, Push, Releasing, Want, What,
+};
 use hold::{Hold, Request, Stage};
 use link::Link;
 use lockkeeper_core::{End, Seq};
@@ -28,8 +30,6 @@ pub(crate) struct Spec {
     pub(crate) linger: Duration,
     /// Whether the session is kept alive.
     pub(crate) renew: bool,
-    /// Between the signal of a loss that has time (`max_hold`, a break) and the end of the hold.
-    pub(crate) grace: Duration,
 }
 
 /// Only a clock's rate is trusted, to 1 % (P5).
@@ -147,6 +147,14 @@ impl Machine {
         requests.chain(finishing).chain(belief).chain(self.link.next_wake(self.renews())).min()
     }
 
+    /// The number under which a caller's hold is known to the backend.
+    pub(crate) fn seq_of(&self, key: Key) -> Option<Seq> {
+        match self.requests.get(&key)?.stage {
+            Stage::Held(Hold { seq, .. }) => Some(seq),
+            _ => None,
+        }
+    }
+
     /// Whether nothing is held, wanted or on its way.
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.finishing.is_empty()
@@ -217,7 +225,7 @@ impl Machine {
                 over.push(key);
             } else {
                 hold.lose(key, LossCause::MaxHold, out);
-                hold.ends_at = Some(now + self.spec.grace);
+                hold.ends_at = Some(now + request.want.grace);
             }
         }
         for key in over {
@@ -366,23 +374,23 @@ impl Machine {
             Push::Queued { seq, position } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
-                if let Stage::Sent { seq, .. } = request.stage {
+                // A try that failed is sent again all the same: nobody waits for this one's answer any more.
+                if let Stage::Sent { seq, again: None, .. } = request.stage {
                     request.stage = Stage::Queued { seq };
                     request.since = now;
-                    // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
-                    self.unanswered.remove(&seq);
                 }
+                // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
+                self.unanswered.remove(&seq);
                 out.push(Output::Queued { key, position });
             }
             Push::Revoked { seq } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
-                let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) else {
-                    return;
-                };
+                let Some(request) = self.requests.get_mut(&key) else { return };
+                let Stage::Held(hold) = &mut request.stage else { return };
                 if hold.lost.is_none() {
                     hold.lose(key, LossCause::Broken, out);
                     // What names a hold as revoked never moves that hold's own deadline (B1).
-                    let grace = now + self.spec.grace;
+                    let grace = now + request.want.grace;
                     hold.ends_at = Some(self.belief.map_or(grace, |until| grace.min(until)));
                 }
             }
@@ -405,7 +413,6 @@ impl Machine {
     fn session_gone(&mut self, cause: LossCause, out: &mut Vec<Output>) {
         self.link = Link::Closed;
         self.belief = None;
-        out.push(Output::Belief(None));
         self.calls.clear();
         self.by_seq.clear();
         self.unanswered.clear();
@@ -421,6 +428,7 @@ impl Machine {
             request.stage = Stage::Unsent;
             true
         });
+        out.push(Output::Belief(None));
     }
 }
 

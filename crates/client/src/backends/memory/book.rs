@@ -1,0 +1,110 @@
+//! The deadlines of the service in this process, on its lease clock.
+//!
+//! The lease clock is the clock less every stall: one turn moves it by at most 1/12 of the least ttl, so time in
+//! which the service did not run counts for nobody (P9, DESIGN section 5). Says what is due; ends nothing itself.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use lockkeeper_core::{Command, Seq, SessionId, Token};
+
+use crate::time::BootInstant;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Due {
+    Expire(SessionId),
+    TimeOut(SessionId, Seq),
+    EndDelay(Token),
+    EndRevoked(Token),
+}
+
+#[derive(Default)]
+pub(super) struct Book {
+    /// Nanoseconds on the lease clock.
+    lease_now: u64,
+    last_turn: Option<BootInstant>,
+    due: BTreeSet<(u64, Due)>,
+    sessions: BTreeMap<SessionId, Deadline>,
+}
+
+struct Deadline {
+    ttl: Duration,
+    at: u64,
+}
+
+impl Book {
+    /// Begins a turn of the service.
+    pub(super) fn turn(&mut self, now: BootInstant) {
+        let elapsed = self.last_turn.map_or(Duration::ZERO, |last| now - last);
+        self.last_turn = Some(now);
+        self.lease_now = self.lease_now.saturating_add(nanos(elapsed.min(self.turn_max())));
+    }
+
+    /// What is due next, taken out of the book.
+    pub(super) fn pop_due(&mut self) -> Option<Command> {
+        loop {
+            let &(at, due) = self.due.first()?;
+            if at > self.lease_now {
+                return None;
+            }
+            self.due.pop_first();
+            return Some(match due {
+                Due::Expire(session) => {
+                    // Moved meanwhile by a keep-alive, or over.
+                    let Some(deadline) = self.sessions.get(&session) else { continue };
+                    if deadline.at > self.lease_now {
+                        self.due.insert((deadline.at, due));
+                        continue;
+                    }
+                    Command::ExpireSession { session }
+                }
+                Due::TimeOut(session, target) => Command::TimeOut { session, target },
+                Due::EndDelay(token) => Command::EndDelay { token },
+                Due::EndRevoked(token) => Command::EndRevoked { token },
+            });
+        }
+    }
+
+    /// When the next turn is needed: for what is due, and at least every 1/24 of the least ttl while anybody lives,
+    /// so that a turn that comes late is known to be a stall.
+    pub(super) fn next_turn(&self) -> Option<BootInstant> {
+        let last = self.last_turn?;
+        let due = self.due.first().map(|&(at, _)| Duration::from_nanos(at.saturating_sub(self.lease_now)));
+        let least = self.least_ttl().map(|ttl| ttl / 24);
+        due.into_iter().chain(least).min().map(|wait| last + wait)
+    }
+
+    pub(super) fn opened(&mut self, session: SessionId, ttl: Duration) {
+        let at = self.lease_now.saturating_add(nanos(ttl));
+        if self.sessions.insert(session, Deadline { ttl, at }).is_none() {
+            self.due.insert((at, Due::Expire(session)));
+        }
+    }
+
+    pub(super) fn ended(&mut self, session: SessionId) {
+        self.sessions.remove(&session);
+    }
+
+    /// An attach or a keep-alive: the only thing that moves a deadline.
+    pub(super) fn kept_alive(&mut self, session: SessionId) {
+        if let Some(deadline) = self.sessions.get_mut(&session) {
+            deadline.at = self.lease_now.saturating_add(nanos(deadline.ttl));
+        }
+    }
+
+    pub(super) fn after(&mut self, wait: Duration, due: Due) {
+        self.due.insert((self.lease_now.saturating_add(nanos(wait)), due));
+    }
+
+    fn turn_max(&self) -> Duration {
+        self.least_ttl().map_or(Duration::MAX, |ttl| ttl / 12)
+    }
+
+    fn least_ttl(&self) -> Option<Duration> {
+        self.sessions.values().map(|deadline| deadline.ttl).min()
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

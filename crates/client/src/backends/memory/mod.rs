@@ -1,0 +1,210 @@
+//! `memory:`: the table in this process. For tests of code that uses locks: with virtual time, and with faults.
+//!
+//! The same table, sessions, deadlines and client as with our own service; only network and disk are missing. Nothing
+//! outlives the process, and nothing outside of it is excluded.
+
+mod book;
+mod server;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::error::{BackendError, ConnectError};
+use crate::info::LockInfo;
+use crate::locks::Locks;
+use crate::machine::{Push, Spec};
+use crate::time::{Clock, VirtualClock};
+use crate::url::Url;
+use server::{MemoryConn, Service};
+
+/// A lock service in this process that a test holds in its hand.
+///
+/// ```
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+/// use std::time::Duration;
+/// use lockkeeper::backends::memory::Server;
+///
+/// let server = Server::with_virtual_time();
+/// let (alice, bob) = (server.client("alice"), server.client("bob"));
+/// let held = alice.mutex("jobs/nightly").acquire().await.unwrap();
+/// server.cut_off("alice"); // from here on, nothing of alice's arrives
+/// assert!(bob.mutex("jobs/nightly").try_acquire().await.unwrap().is_none());
+/// server.advance(Duration::from_secs(31)); // alice's ttl is 30 s
+/// assert!(held.loss().is_some(), "alice knows before bob can hold it");
+/// assert!(bob.mutex("jobs/nightly").try_acquire().await.unwrap().is_some());
+/// # });
+/// ```
+#[derive(Clone)]
+pub struct Server {
+    service: Arc<Service>,
+}
+
+impl Server {
+    /// On the machine's clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self { service: Service::start(Clock::Boot) }
+    }
+
+    /// On a clock that stands still until [`Server::advance`].
+    #[must_use]
+    pub fn with_virtual_time() -> Self {
+        Self { service: Service::start(Clock::Virtual(VirtualClock::default())) }
+    }
+
+    /// A client with this label.
+    #[must_use]
+    pub fn client(&self, label: &str) -> Locks {
+        Locks::over(Arc::new(Memory { service: self.service.clone() }), label)
+    }
+
+    /// Moves virtual time on; everything that is due on the way happens in its order, before this returns.
+    ///
+    /// # Panics
+    /// If the server is on the machine's clock.
+    pub fn advance(&self, duration: Duration) {
+        match self.service.clock() {
+            Clock::Virtual(clock) => clock.advance(duration),
+            Clock::Boot => {
+                panic!("only a server with_virtual_time() can advance; this one is on the machine's clock")
+            }
+        }
+    }
+
+    /// From now on nothing of the clients with this label arrives, and no answer reaches them.
+    pub fn cut_off(&self, label: &str) {
+        self.service.faults(|faults| faults.cut_off.extend([label.to_owned()]));
+    }
+
+    /// Undoes [`Server::cut_off`].
+    pub fn reconnect(&self, label: &str) {
+        self.service.faults(|faults| faults.cut_off.retain(|other| other != label));
+    }
+
+    /// The next `count` calls arrive and are executed, but their answers are lost.
+    pub fn lose_answers(&self, count: u32) {
+        self.service.faults(|faults| faults.lose_answers = count);
+    }
+
+    /// The next `count` calls never arrive.
+    pub fn lose_calls(&self, count: u32) {
+        self.service.faults(|faults| faults.lose_calls = count);
+    }
+
+    /// The service stands still: it reads nothing, answers nothing and ends nothing.
+    pub fn stall(&self) {
+        self.service.faults(|faults| faults.stalled = true);
+    }
+
+    /// It goes on, with what arrived meanwhile first.
+    pub fn resume(&self) {
+        self.service.resume();
+    }
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// `memory:` is a service of one's own; `memory:name` is shared by all of this process who name it.
+pub(crate) fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    static NAMED: OnceLock<Mutex<BTreeMap<String, Weak<Service>>>> = OnceLock::new();
+    url.only_parameters(&[])?;
+    if !url.hosts.is_empty() {
+        return Err(url
+            .bad_part(url.hosts[0].name.clone(), "a name without `//`, as in `memory:name`")
+            .into());
+    }
+    if url.path.is_empty() {
+        return Ok(Arc::new(Memory { service: Service::start(Clock::Boot) }));
+    }
+    let mut named = NAMED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    named.retain(|_, service| service.strong_count() > 0);
+    let service = match named.get(&url.path).and_then(Weak::upgrade) {
+        Some(service) => service,
+        None => {
+            let service = Service::start(Clock::Boot);
+            named.insert(url.path.clone(), Arc::downgrade(&service));
+            service
+        }
+    };
+    Ok(Arc::new(Memory { service }))
+}
+
+struct Memory {
+    service: Arc<Service>,
+}
+
+static CAPABILITIES: Capabilities = Capabilities {
+    backend: "memory",
+    reach: Reach::Process,
+    fencing: Fencing::Tokens { source: "a counter of this process, from 1" },
+    ttl: true,
+    shared: true,
+    permits: true,
+    subtree: true,
+    multi: true,
+    wait: true,
+    fair: true,
+    keep_closed: true,
+    lock_delay: true,
+    inspect: true,
+    break_hold: true,
+    break_now: true,
+    promises: [
+        Promise::Kept,
+        Promise::KeptIf("the process lives: a new one starts at 1 again"),
+        Promise::Kept,
+        Promise::Kept,
+        Promise::Kept,
+        Promise::Kept,
+        Promise::Kept,
+        Promise::Kept,
+        Promise::Kept,
+        Promise::NotKept("nothing outlives the process"),
+        Promise::Kept,
+        Promise::Kept,
+    ],
+};
+
+impl Backend for Memory {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn clock(&self) -> Clock {
+        self.service.clock().clone()
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        Arc::new(MemoryConn::new(self.service.clone(), spec, label, pushes))
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        let info = self.service.inspect(name);
+        Box::pin(async { Ok(info) })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        let list = self.service.list(prefix.as_ref());
+        Box::pin(async { Ok(list) })
+    }
+
+    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let status = self.service.check_token(&name, token);
+        Box::pin(async move { Ok(status) })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let result = self.service.break_hold(order);
+        Box::pin(async move { result })
+    }
+}

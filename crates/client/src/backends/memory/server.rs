@@ -1,0 +1,453 @@
+//! The service in this process: the table, its book of deadlines, and the clients that wait for it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use lockkeeper_core as core;
+use lockkeeper_core::{Command, Effect, IfBusy, LockName, Reply, Seq, SessionId, Table, Token, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+
+use super::book::{Book, Due};
+use crate::backend::{BoxFuture, BreakOrder, Broken, Call, CallError, Conn, Wanted};
+use crate::error::{BackendError, Busy, LossCause};
+use crate::info::LockInfo;
+use crate::machine::{Answer, Granted, Push, Spec};
+use crate::time::{Alarm, BootInstant, Clock};
+use crate::worker::Worker;
+
+/// How many waiters an inspection names.
+const WAITERS_SHOWN: usize = 20;
+
+pub(super) struct Service {
+    clock: Clock,
+    alarm: Arc<Alarm>,
+    state: Mutex<State>,
+}
+
+struct State {
+    table: Table,
+    book: Book,
+    faults: Faults,
+    clients: BTreeMap<SessionId, UnboundedSender<Push>>,
+    waiting: BTreeMap<(SessionId, Seq), oneshot::Sender<Answer>>,
+    since: BTreeMap<Token, BootInstant>,
+    closed_at: BTreeMap<Token, BootInstant>,
+    /// Calls that arrived while the service stood still.
+    inbox: VecDeque<(Arc<Client>, Call, oneshot::Sender<Outcome>)>,
+}
+
+#[derive(Default)]
+pub(super) struct Faults {
+    pub(super) cut_off: BTreeSet<String>,
+    pub(super) lose_answers: u32,
+    pub(super) lose_calls: u32,
+    pub(super) stalled: bool,
+}
+
+/// An answer now, or later.
+enum Outcome {
+    Now(Result<Answer, CallError>),
+    Later(oneshot::Receiver<Answer>),
+}
+
+const LOST: CallError = CallError { sent: true };
+
+pub(super) struct MemoryConn {
+    service: Arc<Service>,
+    client: Arc<Client>,
+}
+
+struct Client {
+    spec: Spec,
+    label: String,
+    pushes: UnboundedSender<Push>,
+    session: Mutex<(Option<[u8; 32]>, Option<SessionId>)>,
+}
+
+impl Service {
+    pub(super) fn start(clock: Clock) -> Arc<Self> {
+        let service = Arc::new(Self {
+            alarm: clock.alarm(),
+            clock,
+            state: Mutex::new(State {
+                table: Table::new(0),
+                book: Book::default(),
+                faults: Faults::default(),
+                clients: BTreeMap::new(),
+                waiting: BTreeMap::new(),
+                since: BTreeMap::new(),
+                closed_at: BTreeMap::new(),
+                inbox: VecDeque::new(),
+            }),
+        });
+        let (weak, alarm) = (Arc::downgrade(&service), service.alarm.clone());
+        match Worker::start("lockkeeper-memory") {
+            Ok(worker) => worker.run(Box::pin(keep_turning(weak, alarm))),
+            Err(error) => panic!("memory: can't start its thread: {error}"),
+        }
+        service
+    }
+
+    pub(super) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub(super) fn faults(&self, change: impl FnOnce(&mut Faults)) {
+        change(&mut self.state().faults);
+    }
+
+    pub(super) fn resume(&self) {
+        let mut state = self.state();
+        state.faults.stalled = false;
+        let now = self.clock.now();
+        // What arrived before anything is ended counts (P9).
+        state.book.turn(now);
+        while let Some((client, call, answer)) = state.inbox.pop_front() {
+            let outcome = state.call(&client, call, now);
+            let _ = answer.send(outcome);
+        }
+        state.end_due(now);
+        self.alarm.set(state.book.next_turn());
+    }
+
+    pub(super) fn inspect(&self, name: LockName) -> LockInfo {
+        let state = self.state();
+        let description = state.table.describe(&name, WAITERS_SHOWN);
+        state.info(name, description, self.clock.now())
+    }
+
+    pub(super) fn list(&self, prefix: Option<&LockName>) -> Vec<LockInfo> {
+        let state = self.state();
+        let now = self.clock.now();
+        let names = state.table.names_in_use(prefix).into_iter();
+        names.map(|name| state.info(name.clone(), state.table.describe(&name, WAITERS_SHOWN), now)).collect()
+    }
+
+    pub(super) fn check_token(&self, name: &LockName, token: u64) -> TokenStatus {
+        self.state().table.check_token(name, token)
+    }
+
+    pub(super) fn break_hold(&self, order: BreakOrder) -> Result<Broken, BackendError> {
+        let order = Command::Break(core::Break {
+            name: order.name,
+            token: order.token,
+            reason: order.reason.into(),
+            by: order.by.into(),
+            now: order.now,
+        });
+        let mut state = self.state();
+        let now = self.clock.now();
+        state.book.turn(now);
+        let reply = state.apply(order, now);
+        self.alarm.set(state.book.next_turn());
+        match reply {
+            Reply::NotCurrent { live } => Ok(Broken::NotCurrent { live }),
+            Reply::StillClosed => Ok(Broken::StillClosed),
+            Reply::Refused(rejection) => Err(rejection.into()),
+            _ => Ok(Broken::Done),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self, client: &Arc<Client>, call: Call) -> Result<Outcome, oneshot::Receiver<Outcome>> {
+        let mut state = self.state();
+        if state.faults.cut_off.contains(&client.label) {
+            return Ok(Outcome::Now(Err(LOST)));
+        }
+        if state.faults.lose_calls > 0 {
+            state.faults.lose_calls -= 1;
+            return Ok(Outcome::Now(Err(LOST)));
+        }
+        if state.faults.stalled {
+            let (answer, answered) = oneshot::channel();
+            state.inbox.push_back((client.clone(), call, answer));
+            return Err(answered);
+        }
+        let now = self.clock.now();
+        state.book.turn(now);
+        state.end_due(now);
+        let outcome = state.call(client, call, now);
+        self.alarm.set(state.book.next_turn());
+        Ok(outcome)
+    }
+}
+
+/// Ends what is due, for as long as anybody uses the service.
+async fn keep_turning(service: Weak<Service>, alarm: Arc<Alarm>) {
+    loop {
+        alarm.ring().await;
+        let Some(service) = service.upgrade() else { return };
+        let mut state = service.state();
+        if state.faults.stalled {
+            // Its loop stands still too; `resume` sets the alarm again.
+            alarm.set(None);
+            continue;
+        }
+        let now = service.clock.now();
+        state.book.turn(now);
+        state.end_due(now);
+        alarm.set(state.book.next_turn());
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // Lets the loop see that nobody is left.
+        self.alarm.set(Some(BootInstant::from_nanos(0)));
+    }
+}
+
+impl State {
+    fn end_due(&mut self, now: BootInstant) {
+        while let Some(command) = self.book.pop_due() {
+            let _ = self.apply(command, now);
+        }
+    }
+
+    fn apply(&mut self, command: Command, now: BootInstant) -> Reply {
+        let mut effects = Vec::new();
+        let reply = self.table.apply(command, &mut effects);
+        effects.into_iter().for_each(|effect| self.tell(effect, now));
+        reply
+    }
+
+    fn tell(&mut self, effect: Effect, now: BootInstant) {
+        match effect {
+            Effect::SessionEnded { session } => {
+                self.book.ended(session);
+                let waiting: Vec<_> = self
+                    .waiting
+                    .range((session, Seq(0))..=(session, Seq(u64::MAX)))
+                    .map(|(&key, _)| key)
+                    .collect();
+                for key in waiting {
+                    self.answer(key, Answer::SessionGone);
+                }
+                self.push(session, Push::Lost(LossCause::SessionEnded));
+                self.clients.remove(&session);
+            }
+            Effect::Revoked { session, seq, token } => {
+                // Every acknowledgement after the break names the hold; after a ttl its holder has given up (B1).
+                let ttl_ms = self.table.session(session).map_or(0, |session| session.ttl_ms);
+                self.book.after(Duration::from_millis(ttl_ms), Due::EndRevoked(token));
+                self.push(session, Push::Revoked { seq });
+            }
+            Effect::Ended { session, seq, end } => {
+                if !self.answer((session, seq), Answer::Finished(end)) {
+                    self.push(session, Push::Ended { seq, end });
+                }
+            }
+            Effect::Closed { token, ms } => {
+                self.closed_at.insert(token, now);
+                self.book.after(Duration::from_millis(ms), Due::EndDelay(token));
+            }
+            Effect::Granted { session, seq, grant } => {
+                self.since.insert(grant.token, now);
+                self.answer((session, seq), granted(grant));
+            }
+        }
+    }
+
+    fn answer(&mut self, key: (SessionId, Seq), answer: Answer) -> bool {
+        if self.is_cut_off(key.0) {
+            return self.waiting.remove(&key).is_some();
+        }
+        self.waiting.remove(&key).is_some_and(|waiting| waiting.send(answer).is_ok())
+    }
+
+    fn push(&self, session: SessionId, push: Push) {
+        if let Some(client) = self.clients.get(&session)
+            && !self.is_cut_off(session)
+        {
+            // A client that is gone hears nothing.
+            let _ = client.send(push);
+        }
+    }
+
+    fn is_cut_off(&self, session: SessionId) -> bool {
+        !self.faults.cut_off.is_empty()
+            && self.table.session(session).is_some_and(|info| self.faults.cut_off.contains(&*info.label))
+    }
+
+    fn call(&mut self, client: &Client, call: Call, now: BootInstant) -> Outcome {
+        let outcome = self.execute(client, call, now);
+        if self.faults.lose_answers > 0 {
+            self.faults.lose_answers -= 1;
+            return Outcome::Now(Err(LOST));
+        }
+        outcome
+    }
+
+    fn execute(&mut self, client: &Client, call: Call, now: BootInstant) -> Outcome {
+        let mut state = client.session.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Call::Open { fresh } = call {
+            return Outcome::Now(Ok(self.open(client, &mut state, fresh, now)));
+        }
+        let Some(session) = state.1 else { return Outcome::Now(Ok(Answer::SessionGone)) };
+        drop(state);
+        let reply = match call {
+            Call::Open { .. } => return Outcome::Now(Err(LOST)),
+            Call::KeepAlive => {
+                if self.table.session(session).is_none() {
+                    return Outcome::Now(Ok(Answer::SessionGone));
+                }
+                self.book.kept_alive(session);
+                return Outcome::Now(Ok(Answer::KeptAlive));
+            }
+            Call::Acquire { seq, done_through, want, wait_left } => {
+                return self.acquire(session, seq, done_through, &want, wait_left, now);
+            }
+            Call::Finish { seq, target, done_through } => {
+                self.apply(Command::Finish { session, seq, target, done_through }, now)
+            }
+            Call::Close => {
+                let _ = self.apply(Command::CloseSession { session }, now);
+                return Outcome::Now(Ok(Answer::Closed));
+            }
+        };
+        Outcome::Now(Ok(self.to_answer(reply)))
+    }
+
+    fn open(
+        &mut self,
+        client: &Client,
+        known: &mut (Option<[u8; 32]>, Option<SessionId>),
+        fresh: bool,
+        now: BootInstant,
+    ) -> Answer {
+        if fresh || known.0.is_none() {
+            let mut secret = [0; 32];
+            if let Err(error) = getrandom::fill(&mut secret) {
+                let kind = crate::error::BackendErrorKind::Operator;
+                return Answer::Refused(BackendError::new(
+                    kind,
+                    format!("the system gives no random bytes: {error}"),
+                ));
+            }
+            known.0 = Some(secret);
+        }
+        let ttl = client.spec.ttl.unwrap_or(Duration::from_secs(30));
+        let reply = self.apply(
+            Command::OpenSession(core::OpenSession {
+                secret_hash: known.0.unwrap_or_default(),
+                ttl_ms: ttl.as_millis() as u64,
+                lock_delay_ms: client.spec.lock_delay.as_millis() as u64,
+                linger_ms: client.spec.linger.as_millis() as u64,
+                label: client.label.as_str().into(),
+            }),
+            now,
+        );
+        match reply {
+            Reply::Opened { session } => {
+                known.1 = Some(session);
+                self.book.opened(session, ttl);
+                self.book.kept_alive(session);
+                self.clients.insert(session, client.pushes.clone());
+                Answer::Opened
+            }
+            other => self.to_answer(other),
+        }
+    }
+
+    fn acquire(
+        &mut self,
+        session: SessionId,
+        seq: Seq,
+        done_through: Seq,
+        want: &Wanted,
+        wait_left: Option<Duration>,
+        now: BootInstant,
+    ) -> Outcome {
+        let at_most_ms = wait_left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1));
+        let reply = self.apply(
+            Command::Acquire(core::Acquire {
+                session,
+                seq,
+                done_through,
+                names: want.names.clone(),
+                mode: want.mode,
+                subtree: want.subtree,
+                if_busy: if want.wait { IfBusy::Wait { at_most_ms } } else { IfBusy::Fail },
+                keep_closed_ms: want.keep_closed.as_millis() as u64,
+                value: Box::default(),
+                meta: want.meta.clone(),
+            }),
+            now,
+        );
+        match reply {
+            Reply::Queued { position, .. } => {
+                if let Some(left) = wait_left {
+                    self.book.after(left, Due::TimeOut(session, seq));
+                }
+                let (answer, answered) = oneshot::channel();
+                self.waiting.insert((session, seq), answer);
+                self.push(session, Push::Queued { seq, position });
+                Outcome::Later(answered)
+            }
+            Reply::Granted(grant) => {
+                self.since.entry(grant.token).or_insert(now);
+                Outcome::Now(Ok(granted(grant)))
+            }
+            other => Outcome::Now(Ok(self.to_answer(other))),
+        }
+    }
+
+    fn to_answer(&self, reply: Reply) -> Answer {
+        match reply {
+            Reply::Granted(grant) => granted(grant),
+            Reply::Busy { holder, queued_ahead } => {
+                Answer::Busy(Busy { holder: holder.map(|holder| self.label(holder)), queued_ahead })
+            }
+            Reply::Finished(end) => Answer::Finished(end),
+            Reply::Revoked { .. } => Answer::Revoked,
+            Reply::Refused(rejection) => Answer::Refused(rejection.into()),
+            // The rest answers commands that a client's session does not send.
+            _ => Answer::SessionGone,
+        }
+    }
+
+    fn label(&self, session: SessionId) -> String {
+        self.table.session(session).map(|session| session.label.into()).unwrap_or_default()
+    }
+
+    fn info(&self, name: LockName, description: core::Description, now: BootInstant) -> LockInfo {
+        let held_for = |token| self.since.get(&token).map(|&since| now - since);
+        let closed_left = |token, ms| {
+            let passed = self.closed_at.get(&token).map_or(Duration::ZERO, |&at| now - at);
+            Duration::from_millis(ms).saturating_sub(passed)
+        };
+        LockInfo::from_description(name, description, |session| self.label(session), held_for, closed_left)
+    }
+}
+
+fn granted(grant: core::Grant) -> Answer {
+    Answer::Granted(Granted { token: Some(grant.token), permits: grant.permits })
+}
+
+impl MemoryConn {
+    pub(super) fn new(service: Arc<Service>, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Self {
+        let client = Client { spec, label: label.to_owned(), pushes, session: Mutex::default() };
+        Self { service, client: Arc::new(client) }
+    }
+}
+
+impl Conn for MemoryConn {
+    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+        let outcome = self.service.call(&self.client, call);
+        Box::pin(async move {
+            let outcome = match outcome {
+                Ok(outcome) => outcome,
+                Err(later) => later.await.map_err(|_| LOST)?,
+            };
+            match outcome {
+                Outcome::Now(result) => result,
+                Outcome::Later(answer) => answer.await.map_err(|_| LOST),
+            }
+        })
+    }
+}

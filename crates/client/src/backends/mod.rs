@@ -1,0 +1,25 @@
+//! The lock services behind the one API, by their URL scheme.
+
+pub mod memory;
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::error::ConnectError;
+use crate::url::{Url, UrlError, nearest};
+
+/// The schemes that are compiled in.
+const SCHEMES: &[&str] = &["memory"];
+
+pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
+    let url = Url::parse(url, SCHEMES)?;
+    match url.scheme.as_str() {
+        "memory" => Ok(memory::connect(&url)?),
+        _ => Err(UrlError::UnknownScheme {
+            nearest: nearest(&url.scheme, SCHEMES).unwrap_or_default().to_owned(),
+            scheme: url.scheme,
+            known: SCHEMES.join(", "),
+        }
+        .into()),
+    }
+}

@@ -1,0 +1,372 @@
+//! One lock with its options: cheap to make and to clone, no I/O until it is acquired.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, Mode, NameError, limits};
+
+use crate::backend::Wanted;
+use crate::capabilities::Capabilities;
+use crate::error::{AcquireError, LossCause, Lost, RunError, Unsupported};
+use crate::guard::{Guard, Held};
+use crate::info::encode_meta;
+use crate::kind::{Kind, Unfenced};
+use crate::locks::Core;
+use crate::machine::{NotAcquired, Spec, Want};
+use crate::observe;
+use crate::time::BootInstant;
+
+/// How long an acquire waits for a lock that isn't free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wait {
+    /// Not at all.
+    No,
+    /// Until it is granted.
+    Forever,
+    /// For at most so long.
+    For(Duration),
+    /// Until this moment.
+    Until(BootInstant),
+}
+
+/// What [`Lock::run`] does when the lock is lost while the body runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum OnLost {
+    /// The body goes on and is expected to watch [`Guard::lost`]; its result comes back in [`RunError::Lost`].
+    #[default]
+    Signal,
+    /// The body's future is dropped at once. Only for bodies that may stop at any await.
+    DropBody,
+    /// The process aborts.
+    AbortProcess,
+}
+
+/// A lock that can be acquired. Made by [`Locks`](crate::Locks); options are set by methods that return it.
+#[derive(Clone)]
+#[must_use = "a lock does nothing until it is acquired"]
+pub struct Lock<F: Kind = Unfenced> {
+    core: Arc<Core>,
+    names: Result<Vec<LockName>, NameError>,
+    mode: Mode,
+    options: Options,
+    kind: PhantomData<F>,
+}
+
+#[derive(Clone)]
+struct Options {
+    ttl: Duration,
+    renew: bool,
+    subtree: bool,
+    wait: Wait,
+    max_hold: Option<Duration>,
+    keep_closed: Duration,
+    lock_delay: Duration,
+    linger: Duration,
+    min_validity: Duration,
+    grace: Option<Duration>,
+    on_lost: OnLost,
+    meta: Vec<(String, String)>,
+    on_queued: Option<Arc<dyn Fn(u64) + Send + Sync>>,
+}
+
+impl<F: Kind> Lock<F> {
+    pub(crate) fn new(core: Arc<Core>, names: Result<Vec<LockName>, NameError>, mode: Mode) -> Self {
+        let options = Options {
+            ttl: Duration::from_secs(30),
+            renew: true,
+            subtree: false,
+            wait: Wait::Forever,
+            max_hold: Some(Duration::from_secs(3600)),
+            keep_closed: Duration::ZERO,
+            lock_delay: Duration::ZERO,
+            linger: Duration::ZERO,
+            min_validity: Duration::ZERO,
+            grace: None,
+            on_lost: OnLost::default(),
+            meta: Vec::new(),
+            on_queued: None,
+        };
+        Self { core, names, mode, options, kind: PhantomData }
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Options)) -> Self {
+        change(&mut self.options);
+        self
+    }
+
+    /// How long the hold outlives its last keep-alive: 1 s to 1 h, 30 s unless set. Renewed every third of it.
+    /// Without meaning where a descriptor or a connection holds the lock ([`Capabilities::ttl`]).
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|options| options.ttl = ttl)
+    }
+
+    /// Does not renew: the hold ends a ttl after it was acquired, whatever happens.
+    pub fn no_renew(self) -> Self {
+        self.with(|options| options.renew = false)
+    }
+
+    /// How long to wait if it isn't free; for ever unless set.
+    pub fn wait(self, wait: Wait) -> Self {
+        self.with(|options| options.wait = wait)
+    }
+
+    /// Covers everything below the names too: `a` then excludes `a/b/c`.
+    pub fn subtree(self) -> Self {
+        self.with(|options| options.subtree = true)
+    }
+
+    /// After so long the hold counts as lost, and ends when the grace is over: a hung holder must not renew for ever.
+    /// 1 h unless set; `None` is never.
+    pub fn max_hold(self, max: Option<Duration>) -> Self {
+        self.with(|options| options.max_hold = max)
+    }
+
+    /// Keeps the lock shut for so long after the hold has ended, however it ended: at most once per interval, even
+    /// if the holder dies. At most 24 h.
+    pub fn keep_closed(self, duration: Duration) -> Self {
+        self.with(|options| options.keep_closed = duration)
+    }
+
+    /// Keeps the lock shut for so long if the holder vanishes instead of releasing. At most 1 h.
+    pub fn lock_delay(self, delay: Duration) -> Self {
+        self.with(|options| options.lock_delay = delay)
+    }
+
+    /// Frees the lock already so long after the holder's connection was closed by its end, instead of after the whole
+    /// ttl. The one exception to P5: a connection that a middlebox closes can end the hold before its holder knows.
+    pub fn linger(self, linger: Duration) -> Self {
+        self.with(|options| options.linger = linger)
+    }
+
+    /// A grant that arrives with less than this left is given back and asked for again, never handed out.
+    pub fn min_validity(self, need: Duration) -> Self {
+        self.with(|options| options.min_validity = need)
+    }
+
+    /// Between the signal of a loss that has time (`max_hold`, a break) and the end of the hold. A sixth of the ttl
+    /// unless set.
+    pub fn grace(self, grace: Duration) -> Self {
+        self.with(|options| options.grace = Some(grace))
+    }
+
+    /// What [`Lock::run`] does when the lock is lost.
+    pub fn on_lost(self, on_lost: OnLost) -> Self {
+        self.with(|options| options.on_lost = on_lost)
+    }
+
+    /// Says what the hold is for, to people who look. Keys without `=`, and no line breaks; 1 KiB in all.
+    pub fn meta(self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        self.with(|options| options.meta.push((key.into(), value.into())))
+    }
+
+    /// Called with the number of waiters ahead whenever the backend tells it, once at least when queued.
+    pub fn on_queued(self, tell: impl Fn(u64) + Send + Sync + 'static) -> Self {
+        self.with(|options| options.on_queued = Some(Arc::new(tell)))
+    }
+
+    /// Waits as [`Lock::wait`] says, and holds.
+    ///
+    /// Cancel-safe: a future that is dropped at any await leaves nothing held or queued.
+    ///
+    /// # Errors
+    /// [`AcquireError`]; nothing is held then, except where [`AcquireError::Ambiguous`] says so.
+    pub async fn acquire(&self) -> Result<Guard<F>, AcquireError> {
+        self.acquire_for(self.options.wait).await
+    }
+
+    /// Holds, if that is possible at once; `None` if the lock isn't free.
+    ///
+    /// # Errors
+    /// [`AcquireError`], but never [`AcquireError::Busy`].
+    pub async fn try_acquire(&self) -> Result<Option<Guard<F>>, AcquireError> {
+        match self.acquire_for(Wait::No).await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(AcquireError::Busy(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs `body` under the lock and releases it afterwards. The body watches [`Guard::lost`] and hands
+    /// [`Guard::token`] to its fence: `enter` before it reads what it will write.
+    ///
+    /// # Errors
+    /// [`RunError`]; the body's value survives a failed release.
+    pub async fn run<T, E>(
+        &self,
+        body: impl AsyncFnOnce(Held<'_, F>) -> Result<T, E>,
+    ) -> Result<T, RunError<T, E>> {
+        let guard = self.acquire().await?;
+        let lost = guard.lost();
+        let result = {
+            let mut body = std::pin::pin!(body(guard.held()));
+            tokio::select! {
+                biased;
+                result = &mut body => Some(result),
+                () = lost.cancelled() => match self.options.on_lost {
+                    OnLost::Signal => Some(body.await),
+                    OnLost::DropBody => None,
+                    OnLost::AbortProcess => std::process::abort(),
+                },
+            }
+        };
+        let loss = guard.loss();
+        match (loss, result) {
+            (Some(cause), body) => Err(RunError::Lost { cause, body }),
+            (None, None) => Err(RunError::Lost { cause: LossCause::Expired, body: None }),
+            (None, Some(result)) => {
+                let released = guard.release().await;
+                match (result, released) {
+                    (Ok(value), Ok(())) => Ok(value),
+                    (Ok(value), Err(source)) => Err(RunError::ReleaseFailed { value, source }),
+                    (Err(error), _) => Err(RunError::Body(error)),
+                }
+            }
+        }
+    }
+
+    #[tracing::instrument(name = "lockkeeper.acquire", skip_all, fields(backend = self.core.backend_name(), names = ?self.names.as_ref().ok()))]
+    async fn acquire_for(&self, wait: Wait) -> Result<Guard<F>, AcquireError> {
+        let capabilities = self.core.capabilities();
+        let options = &self.options;
+        let names = self.names.clone()?;
+        self.check(capabilities, names.len(), wait)?;
+        let spec = Spec {
+            ttl: capabilities.ttl.then_some(options.ttl),
+            lock_delay: options.lock_delay,
+            linger: options.linger,
+            renew: options.renew,
+        };
+        let session = self.core.session(spec)?;
+        let since = session.now();
+        let wait_until = match wait {
+            Wait::No | Wait::Forever => None,
+            Wait::For(duration) => Some(since + duration),
+            Wait::Until(at) => Some(at),
+        };
+        let waits = match wait {
+            Wait::No => false,
+            Wait::Forever => true,
+            Wait::For(_) | Wait::Until(_) => wait_until.is_some_and(|until| until > since),
+        };
+        let wanted = Arc::new(Wanted {
+            names,
+            mode: self.mode,
+            subtree: options.subtree,
+            wait: waits,
+            keep_closed: options.keep_closed,
+            meta: encode_meta(&options.meta),
+        });
+        let want = Want {
+            wait_until: wait_until.filter(|_| waits),
+            min_validity: options.min_validity,
+            max_hold: options.max_hold,
+            grace: options.grace.unwrap_or(if capabilities.ttl {
+                options.ttl / 6
+            } else {
+                GRACE_WITHOUT_TTL
+            }),
+        };
+        let result = session.acquire(wanted, want, options.on_queued.as_deref()).await;
+        let waited = session.now() - since;
+        let backend = self.core.backend_name();
+        let result = result.map(|hold| Guard::new(backend, hold)).map_err(|why| match why {
+            NotAcquired::Busy(busy) => AcquireError::Busy(busy),
+            NotAcquired::TimedOut => AcquireError::TimedOut { waited },
+            NotAcquired::Refused(error) => AcquireError::Backend(error),
+            NotAcquired::Unreachable => AcquireError::Unreachable { waited },
+            NotAcquired::Ambiguous => AcquireError::Ambiguous { waited },
+            NotAcquired::ShuttingDown => AcquireError::ShuttingDown,
+        });
+        observe::acquired(backend, outcome(&result), waited);
+        result
+    }
+
+    /// Everything that can be judged before anything is sent.
+    fn check(&self, can: &Capabilities, names: usize, wait: Wait) -> Result<(), AcquireError> {
+        let options = &self.options;
+        let invalid =
+            |option, value: String, allowed: String| AcquireError::Invalid { option, value, allowed };
+        let ms = |duration: Duration| duration.as_millis() as u64;
+        let ttl_ms = u64::try_from(options.ttl.as_millis()).unwrap_or(u64::MAX);
+        if !(limits::TTL_MS_MIN..=limits::TTL_MS_MAX).contains(&ttl_ms) {
+            return Err(invalid("ttl", format!("{:?}", options.ttl), "1 s to 1 h are allowed".into()));
+        }
+        for (option, value, max) in [
+            ("keep_closed", options.keep_closed, limits::KEEP_CLOSED_MS_MAX),
+            ("lock_delay", options.lock_delay, limits::LOCK_DELAY_MS_MAX),
+            ("linger", options.linger, ttl_ms),
+        ] {
+            if ms(value) > max {
+                let allowed = format!("at most {:?} are allowed", Duration::from_millis(max));
+                return Err(invalid(option, format!("{value:?}"), allowed));
+            }
+        }
+        // Two thirds: a session is renewed every third of its ttl, less the drift margin.
+        let validity_max = options.ttl * 65 / 100;
+        if can.ttl && options.min_validity > validity_max {
+            let allowed = format!("at most {validity_max:?} (65 % of the ttl) can be had; use a longer ttl");
+            return Err(invalid("min_validity", format!("{:?}", options.min_validity), allowed));
+        }
+        if let Mode::Permit { of: Some(of) } = self.mode
+            && !(1..=limits::PERMITS_MAX).contains(&of)
+        {
+            let allowed = format!("1 to {} are allowed", limits::PERMITS_MAX);
+            return Err(invalid("permits", of.to_string(), allowed));
+        }
+        if let Some((key, value)) = options.meta.iter().find(|(key, value)| {
+            key.is_empty() || key.contains(['=', '\n', '\r']) || value.contains(['\n', '\r'])
+        }) {
+            let allowed = "a key without `=` and one line each are allowed".to_owned();
+            return Err(invalid("meta", format!("{key:?}={value:?}"), allowed));
+        }
+        let meta = encode_meta(&options.meta).len();
+        if meta > limits::META_BYTES_MAX {
+            let allowed = format!("at most {} bytes are allowed", limits::META_BYTES_MAX);
+            return Err(invalid("meta", format!("{meta} bytes long"), allowed));
+        }
+        let needs = [
+            (matches!(self.mode, Mode::Shared), can.shared, "share a lock between readers"),
+            (matches!(self.mode, Mode::Permit { .. }), can.permits, "count permits"),
+            (options.subtree, can.subtree, "lock a subtree"),
+            (names > 1, can.multi, "lock several names at once"),
+            (wait != Wait::No, can.wait, "wait for a lock"),
+            (!options.keep_closed.is_zero(), can.keep_closed, "keep a lock closed after its hold"),
+            (!options.lock_delay.is_zero(), can.lock_delay, "delay a lock after its holder vanished"),
+            (
+                !options.linger.is_zero(),
+                can.ttl,
+                "linger: it notices a vanished holder at once anyway, or never",
+            ),
+        ];
+        match needs.into_iter().find(|(needed, has, _)| *needed && !has) {
+            None => Ok(()),
+            Some((_, _, what)) => Err(Unsupported {
+                backend: can.backend,
+                what,
+                why: "this lock service has no means for it",
+                instead: "use `memory:` in tests, or a service whose page in docs/backends/ says that it can",
+            }
+            .into()),
+        }
+    }
+}
+
+/// Where nothing expires, nothing hurries either.
+const GRACE_WITHOUT_TTL: Duration = Duration::from_secs(5);
+
+fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {
+    match result {
+        Ok(_) => "acquired",
+        Err(AcquireError::Busy(_)) => "busy",
+        Err(AcquireError::TimedOut { .. }) => "timed-out",
+        Err(AcquireError::Ambiguous { .. }) => "ambiguous",
+        Err(_) => "failed",
+    }
+}
+
+impl From<Lost> for LossCause {
+    fn from(lost: Lost) -> Self {
+        lost.cause
+    }
+}

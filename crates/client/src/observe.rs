@@ -1,0 +1,19 @@
+//! Metrics, through the `metrics` facade: what happened, how long it took. Names are listed in `docs/metrics.md`.
+
+use std::time::Duration;
+
+use crate::error::LossCause;
+
+pub(crate) fn acquired(backend: &'static str, outcome: &'static str, waited: Duration) {
+    metrics::counter!("lockkeeper_acquires_total", "backend" => backend, "outcome" => outcome).increment(1);
+    metrics::histogram!("lockkeeper_wait_seconds", "backend" => backend).record(waited.as_secs_f64());
+}
+
+pub(crate) fn released(backend: &'static str, held: Duration) {
+    metrics::histogram!("lockkeeper_hold_seconds", "backend" => backend).record(held.as_secs_f64());
+}
+
+pub(crate) fn lost(backend: &'static str, cause: LossCause) {
+    metrics::counter!("lockkeeper_lost_total", "backend" => backend, "cause" => cause.as_str()).increment(1);
+    tracing::warn!(backend, cause = cause.as_str(), "a lock was lost: {cause}");
+}
