@@ -192,6 +192,7 @@ impl Oracle {
                 request.owner = None;
                 request.value = Box::default();
                 request.meta = Box::default();
+                request.keep_closed_ms = 0; // it has become the closed hold's `ms`
                 request.phase = Phase::Closed { token, slots, ms };
                 told.closed(ticket, token, ms);
             }

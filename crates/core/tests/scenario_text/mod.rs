@@ -41,12 +41,12 @@ impl Stage {
                 Checked::NeverIssued => "never issued".to_owned(),
             }),
             Line::Restart => self.pair.restart().map(|()| "same table".to_owned()),
-            Line::Show => Ok(words::table(&self.pair.snapshot(), &|id| self.called(id))),
+            Line::Show => Ok(words::table(&self.pair.now, &|id| self.called(id))),
         }
     }
 
     fn apply(&mut self, command: Command) -> Result<String, String> {
-        let (reply, effects) = self.pair.apply(command)?;
+        let (reply, effects) = self.pair.apply(&command)?;
         let called = |id| self.called(id);
         let mut parts = vec![words::reply(&reply, &called)];
         parts.extend(effects.iter().map(|effect| words::effect(effect, &called)));
@@ -63,7 +63,7 @@ impl Stage {
     ) -> Result<String, String> {
         let open =
             OpenSession { secret_hash: secret(name), ttl_ms, lock_delay_ms, linger_ms, label: label.into() };
-        let (reply, effects) = self.pair.apply(Command::OpenSession(open))?;
+        let (reply, effects) = self.pair.apply(&Command::OpenSession(open))?;
         assert!(effects.is_empty(), "opening a session tells nobody anything");
         if let Reply::Opened { session } = reply
             && !self.cast.contains(&(session, name.to_owned()))

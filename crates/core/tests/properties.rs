@@ -1,0 +1,79 @@
+//! Properties over random histories: the table answers as the naive oracle does, and no retry, duplicate or loss does
+//! harm.
+//!
+//! The first property draws any commands at all, sensible or not; the second draws an honest client behind a bad
+//! network. `PROPTEST_CASES` sets the number of histories of each; a failing one is shrunk, printed, and kept in
+//! `properties.regressions` beside this file.
+
+mod lossy_client;
+mod oracle;
+mod random_steps;
+
+use lockkeeper_core::{Command, LockName};
+use proptest::collection::vec;
+use proptest::test_runner::FileFailurePersistence;
+use proptest::prelude::*;
+
+use oracle::pair::Pair;
+use random_steps::Step;
+
+fn config(cases: u32) -> ProptestConfig {
+    let mut config = ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/properties.regressions"))),
+        ..ProptestConfig::default()
+    };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = cases;
+    }
+    config
+}
+
+proptest! {
+    #![proptest_config(config(1500))]
+
+    /// Reply, effects, snapshot and every invariant, after every command; also after a restart in the middle.
+    #[test]
+    fn the_table_answers_as_the_oracle_does(steps in vec(random_steps::step(), 1..70)) {
+        let mut pair = Pair::new();
+        let mut history: Vec<Command> = Vec::new();
+        for step in steps {
+            let verdict = match step {
+                Step::Restart => pair.restart(),
+                Step::CheckToken { name, token } => {
+                    let name = LockName::parse(name).expect("a legal name");
+                    let token = random_steps::token(token, &pair.now);
+                    pair.check_token(&name, token).map(|_| ())
+                }
+                step => match random_steps::command(step, &pair.now, &history) {
+                    None => Ok(()),
+                    Some(command) => {
+                        let verdict = pair.apply(&command).map(|_| ());
+                        history.push(command);
+                        verdict
+                    }
+                },
+            };
+            prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(1500))]
+
+    /// P7 and P8 for an honest client that loses frames and answers: at rest there is no orphan hold or waiter, and
+    /// every acquire had one final outcome, which agrees with what really happened.
+    #[test]
+    fn an_honest_client_behind_a_bad_network_leaves_no_orphans(
+        acts in vec(lossy_client::act(), 1..90),
+        shuffle in any::<u64>(),
+    ) {
+        let mut world = lossy_client::World::new(3);
+        for act in acts {
+            let verdict = world.act(act);
+            prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+        }
+        let verdict = world.settle(shuffle);
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
+}
