@@ -29,7 +29,7 @@ fn config(cases: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(config(1500))]
+    #![proptest_config(config(12_000))]
 
     /// Reply, effects, snapshot and every invariant, after every command; also after a restart in the middle.
     #[test]
@@ -59,7 +59,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(1500))]
+    #![proptest_config(config(12_000))]
 
     /// P7 and P8 for an honest client that loses frames and answers: at rest there is no orphan hold or waiter, and
     /// every acquire had one final outcome, which agrees with what really happened.

@@ -18,7 +18,7 @@ use lockkeeper_core::{
 /// The reference table. Its whole state is a snapshot: plain lists of sessions, requests and limits.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Oracle {
-    pub(crate) state: Snapshot,
+    state: Snapshot,
 }
 
 /// What a token is worth for a name (B4), in the oracle's own type.
@@ -67,15 +67,17 @@ impl Oracle {
     }
 
     /// E2: everything, in the canonical order.
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        let mut all = self.state.clone();
-        all.sessions.sort_by_key(|session| session.id);
-        for session in &mut all.sessions {
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        &self.state
+    }
+
+    fn e2_canonical_order(&mut self) {
+        self.state.sessions.sort_by_key(|session| session.id);
+        for session in &mut self.state.sessions {
             session.kept.sort_by_key(|kept| kept.seq);
         }
-        all.requests.sort_by_key(|request| request.ticket);
-        all.limits.sort_by(|a, b| a.name.cmp(&b.name));
-        all
+        self.state.requests.sort_by_key(|request| request.ticket);
+        self.state.limits.sort_by(|a, b| a.name.cmp(&b.name));
     }
 
     pub(crate) fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
@@ -84,6 +86,7 @@ impl Oracle {
         self.g1_one_pass_of_grants(&mut told);
         self.l3_forget_implied_limits();
         self.r3_forget_confirmed_answers();
+        self.e2_canonical_order();
         told.e1_in_order(out);
         reply
     }

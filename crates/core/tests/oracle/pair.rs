@@ -25,7 +25,7 @@ impl Pair {
         let table = Table::new(SEED);
         let now = table.snapshot();
         let oracle = Oracle::new();
-        assert_eq!(now, oracle.snapshot(), "an empty table");
+        assert_eq!(now, *oracle.snapshot(), "an empty table");
         Self { table, oracle, now }
     }
 
@@ -49,12 +49,12 @@ impl Pair {
         let expected_reply = self.oracle.apply(command.clone(), &mut expected);
         let after = self.table.snapshot();
         let expected_after = self.oracle.snapshot();
-        if reply != expected_reply || effects != expected || after != expected_after {
+        if reply != expected_reply || effects != expected || after != *expected_after {
             return Err(format!(
                 "table and oracle differ at {command:?}\n\
                  table:  {reply:?} {effects:?}\noracle: {expected_reply:?} {expected:?}\n\
                  {}before: {:?}",
-                differing_lines(&after, &expected_after),
+                differing_lines(&after, expected_after),
                 self.now
             ));
         }
