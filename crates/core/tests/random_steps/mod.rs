@@ -5,7 +5,7 @@
 
 use lockkeeper_core::snapshot::{Phase, SessionState};
 use lockkeeper_core::{
-    Acquire, Break, Command, IfBusy, LockName, Mode, OpenSession, Seq, SessionId, Snapshot, Token,
+    Acquire, Break, Command, IfBusy, LockName, Mode, ModeKind, OpenSession, Seq, SessionId, Snapshot, Token,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -181,6 +181,39 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Restart),
         4 => (name(), token_pick()).prop_map(|(name, token)| Step::CheckToken { name, token }),
     ]
+}
+
+/// Steps that pile up waiters of all kinds, with now and then something that may let several in.
+pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
+    let next = || (0..3u8).prop_map(|session| By { session, seq: SeqPick::Next, done: DonePick::Behind(0) });
+    let waits = asked().prop_map(|asked| {
+        let mode = match asked.mode {
+            Mode::Permit { .. } => Mode::Permit { of: Some(2) },
+            mode => mode,
+        };
+        let sensible = Asked { mode, if_busy: IfBusy::Wait { at_most_ms: Some(7000) }, value_bytes: 0, ..asked };
+        Asked { subtree: sensible.subtree && mode.kind() != ModeKind::Permit, meta_bytes: 0, ..sensible }
+    });
+    let live = || (0..40u8).prop_map(Target::Live);
+    let token = || (0..40u8).prop_map(TokenPick::Live);
+    prop_oneof![
+        45 => (next(), waits).prop_map(|(by, asked)| Step::Acquire { by, asked }),
+        20 => (next(), live()).prop_map(|(by, target)| Step::Finish { by, target }),
+        8 => (next(), live()).prop_map(|(by, target)| Step::Downgrade { by, target }),
+        6 => (0..3u8, live()).prop_map(|(session, target)| Step::TimeOut { session, target }),
+        8 => token().prop_map(Step::EndDelay),
+        2 => token().prop_map(Step::EndRevoked),
+        3 => (prop::sample::select(NAMES.as_slice()), token(), any::<bool>())
+            .prop_map(|(name, token, now)| Step::Break { name, token, now, reason_bytes: 0 }),
+        4 => (prop::sample::select(NAMES.as_slice()), prop::sample::select([None, Some(1), Some(2), Some(4)].as_slice()))
+            .prop_map(|(name, limit)| Step::SetLimit { name, limit }),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// The steps that open the three sessions of a crowd.
+pub(crate) fn openings() -> impl Iterator<Item = Step> {
+    (0..3).map(|secret| Step::Open { secret, lock_delay_ms: 0, fault: u8::MAX })
 }
 
 /// One of the live sessions, or one that never was.
