@@ -30,13 +30,11 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 fn is_citation(word: &str) -> bool {
     let digits = |text: &str| (1..=2).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
     match word.split_once('-') {
-        Some(("W" | "F" | "P3" | "P7", letter)) => letter.len() == 1 && letter.as_bytes()[0].is_ascii_lowercase(),
-        Some(_) => false,
-        None => {
-            word.is_char_boundary(1)
-                && "NQGLSRWDBTVMEOFP".contains(&word[..1])
-                && digits(&word[1..])
+        Some(("W" | "F" | "P3" | "P7", letter)) => {
+            letter.len() == 1 && letter.as_bytes()[0].is_ascii_lowercase()
         }
+        Some(_) => false,
+        None => word.is_char_boundary(1) && "NQGLSRWDBTVMEOFP".contains(&word[..1]) && digits(&word[1..]),
     }
 }
 
@@ -76,7 +74,8 @@ fn labels(page: &str) -> Vec<String> {
 fn defines_promise(page: &str, promise: &str) -> bool {
     page.lines().any(|line| {
         let line = line.trim_start_matches(['#', '-', '*', '|', '[', ' ']);
-        line.strip_prefix(promise).is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit() || c == '-'))
+        line.strip_prefix(promise)
+            .is_some_and(|rest| !rest.starts_with(|c: char| c.is_ascii_digit() || c == '-'))
     })
 }
 
@@ -85,7 +84,11 @@ fn every_rule_that_a_comment_cites_is_in_the_rule_book() {
     let page = fs::read_to_string(root().join("docs/table-rules.md")).expect("docs/table-rules.md exists");
     let known: BTreeSet<String> = labels(&page).into_iter().collect();
     let cited = cited();
-    assert!(cited.len() >= 30, "only {} numbers were found in comments; does the search still work?", cited.len());
+    assert!(
+        cited.len() >= 30,
+        "only {} numbers were found in comments; does the search still work?",
+        cited.len()
+    );
     let unknown: Vec<String> = cited
         .iter()
         .filter(|(rule, _)| !rule.starts_with('P') || rule.contains('-'))
@@ -98,7 +101,8 @@ fn every_rule_that_a_comment_cites_is_in_the_rule_book() {
 #[test]
 fn every_promise_that_a_comment_cites_is_in_safety_md() {
     let path = root().join("docs/SAFETY.md");
-    let page = if path.exists() { Some(fs::read_to_string(&path).expect("SAFETY.md can be read")) } else { None };
+    let page =
+        if path.exists() { Some(fs::read_to_string(&path).expect("SAFETY.md can be read")) } else { None };
     let unknown: Vec<String> = cited()
         .into_iter()
         .filter(|(promise, _)| promise.starts_with('P') && !promise.contains('-'))
@@ -116,8 +120,21 @@ fn the_rule_book_has_every_rule_once() {
     let page = fs::read_to_string(root().join("docs/table-rules.md")).expect("docs/table-rules.md exists");
     let mut expected: Vec<String> = ["W-a", "P3-a", "P7-a"].map(str::to_owned).to_vec();
     let counts = [
-        ("N", 3), ("Q", 2), ("G", 3), ("L", 4), ("S", 3), ("R", 7), ("W", 1), ("D", 4), ("B", 4), ("T", 3), ("V", 1),
-        ("M", 1), ("E", 3), ("O", 1), ("F", 14),
+        ("N", 3),
+        ("Q", 2),
+        ("G", 3),
+        ("L", 4),
+        ("S", 3),
+        ("R", 7),
+        ("W", 1),
+        ("D", 4),
+        ("B", 4),
+        ("T", 3),
+        ("V", 1),
+        ("M", 1),
+        ("E", 3),
+        ("O", 1),
+        ("F", 14),
     ];
     for (letter, count) in counts {
         expected.extend((1..=count).map(|number| format!("{letter}{number}")));
@@ -132,7 +149,8 @@ fn the_rule_book_has_every_rule_once() {
 
 #[test]
 fn the_search_finds_citations_and_nothing_else() {
-    let found: Vec<&str> = citations("keeps it (R4), as F-b and P3-a say; not S, R-4, X9, P123, Sha1, é4, nor R400").collect();
+    let found: Vec<&str> =
+        citations("keeps it (R4), as F-b and P3-a say; not S, R-4, X9, P123, Sha1, é4, nor R400").collect();
     assert_eq!(found, ["R4", "F-b", "P3-a"]);
 }
 
@@ -144,7 +162,8 @@ fn every_rule_that_a_scenario_names_is_in_the_rule_book() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/scenarios");
     let mut named = BTreeSet::new();
     for entry in fs::read_dir(folder).expect("the folder of scenarios exists") {
-        let text = fs::read_to_string(entry.expect("it can be listed").path()).expect("a scenario can be read");
+        let text =
+            fs::read_to_string(entry.expect("it can be listed").path()).expect("a scenario can be read");
         for line in text.lines().filter_map(|line| line.strip_prefix("# Rules:")) {
             named.extend(citations(line).map(str::to_owned));
         }

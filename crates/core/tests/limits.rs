@@ -9,7 +9,8 @@ use lockkeeper_core::limits::{
     WAITERS_PER_NAME_MAX,
 };
 use lockkeeper_core::{
-    Acquire, Command, Effects, End, IfBusy, LockName, Mode, OpenSession, Rejection, Reply, Seq, SessionId, Table,
+    Acquire, Command, Effects, End, IfBusy, LockName, Mode, OpenSession, Rejection, Reply, Seq, SessionId,
+    Table,
 };
 
 const ALICE: SessionId = SessionId(1);
@@ -147,7 +148,10 @@ fn the_table_keeps_a_limited_number_of_holds_closed() {
     }
     let full = Reply::Refused(Rejection::TooManyClosedHolds);
     assert_eq!(ask(&mut table, keeps(BOB, 1, "x")), full);
-    assert!(matches!(ask(&mut table, wants(BOB, 2, &["x"])), Reply::Granted(_)), "only keep_closed is refused");
+    assert!(
+        matches!(ask(&mut table, wants(BOB, 2, &["x"])), Reply::Granted(_)),
+        "only keep_closed is refused"
+    );
     // Lock-delay's closed holds are never refused, and count (D4).
     assert_eq!(table.apply(Command::ExpireSession { session: BOB }, &mut Effects::new()), Reply::SessionGone);
     assert_eq!(open(&mut table, 3), Reply::Opened { session: SessionId(3) });
@@ -181,7 +185,11 @@ fn the_table_has_a_limited_number_of_sessions() {
         assert_eq!(open(&mut table, secret), Reply::Opened { session: SessionId(secret as u64) });
     }
     assert_eq!(open(&mut table, usize::MAX), Reply::Refused(Rejection::TooManySessions));
-    assert_eq!(open(&mut table, 5), Reply::Opened { session: SessionId(5) }, "a known secret finds its session (S1)");
+    assert_eq!(
+        open(&mut table, 5),
+        Reply::Opened { session: SessionId(5) },
+        "a known secret finds its session (S1)"
+    );
     assert_eq!(table.apply(Command::CloseSession { session: BOB }, &mut Effects::new()), Reply::SessionGone);
     let next = SessionId(SESSIONS_MAX as u64 + 1);
     assert_eq!(open(&mut table, usize::MAX), Reply::Opened { session: next });

@@ -11,8 +11,8 @@ mod random_steps;
 
 use lockkeeper_core::{Command, LockName};
 use proptest::collection::vec;
-use proptest::test_runner::FileFailurePersistence;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 use oracle::pair::Pair;
 use random_steps::Step;

@@ -38,7 +38,8 @@ fn play(text: &str) -> Result<String, String> {
         if command.is_empty() || command.starts_with('#') {
             lines.push((line.trim_end().to_owned(), None));
         } else {
-            let answer = stage.play(command).map_err(|why| format!("line {}: `{command}`: {why}", number + 1))?;
+            let answer =
+                stage.play(command).map_err(|why| format!("line {}: `{command}`: {why}", number + 1))?;
             lines.push((command.to_owned(), Some(answer)));
         }
     }

@@ -4,7 +4,8 @@
 
 use lockkeeper_core::snapshot::{Phase, SessionState};
 use lockkeeper_core::{
-    Acquire, Break, Command, Effects, IfBusy, LockName, Mode, OpenSession, Seq, SessionId, Snapshot, Table, Token,
+    Acquire, Break, Command, Effects, IfBusy, LockName, Mode, OpenSession, Seq, SessionId, Snapshot, Table,
+    Token,
 };
 
 const FAIL: IfBusy = IfBusy::Fail;
@@ -71,7 +72,7 @@ fn acquire(session: SessionId, seq: Seq, done_through: Seq, letter: Letter) -> C
         names: names.iter().map(|text| name(text)).collect(),
         mode,
         subtree,
-        if_busy: if_busy[usize::from(session.0 % 2 == 0)],
+        if_busy: if_busy[usize::from(session.0.is_multiple_of(2))],
         keep_closed_ms: if keep_closed { KEEP_CLOSED_MS } else { 0 },
         value: Box::default(),
         meta: Box::default(),

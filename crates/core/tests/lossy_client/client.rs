@@ -175,7 +175,9 @@ impl Client {
             (Heard::Over(end), _) => {
                 Err(format!("P7: {}/{seq} was over ({end:?}) and is {now:?} again", self.session))
             }
-            (Heard::Held, Heard::Queued) => Err(format!("{}/{seq} fell back from held to queued", self.session)),
+            (Heard::Held, Heard::Queued) => {
+                Err(format!("{}/{seq} fell back from held to queued", self.session))
+            }
             _ => {
                 *heard = now;
                 Ok(())
@@ -202,9 +204,11 @@ impl Client {
     }
 
     pub(crate) fn every_acquire_is_over(&self) -> Result<(), String> {
-        match self.sent.iter().find(
-            |(_, sent)| matches!(sent, Sent::Acquire { heard, .. } if !matches!(heard, Heard::Over(_))),
-        ) {
+        match self
+            .sent
+            .iter()
+            .find(|(_, sent)| matches!(sent, Sent::Acquire { heard, .. } if !matches!(heard, Heard::Over(_))))
+        {
             None => Ok(()),
             Some((seq, sent)) => Err(format!("{}/{seq} has no outcome at rest: {sent:?}", self.session)),
         }

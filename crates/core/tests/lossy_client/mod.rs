@@ -19,21 +19,50 @@ use observer::Observer;
 /// One thing that happens.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
-    Acquire { client: usize, asked: Asked },
+    Acquire {
+        client: usize,
+        asked: Asked,
+    },
     /// Gives up, releases, or acknowledges an end: the pick-th acquire that has no `Finish` yet.
-    Finish { client: usize, pick: usize },
-    Change { client: usize, pick: usize, downgrade: bool },
+    Finish {
+        client: usize,
+        pick: usize,
+    },
+    Change {
+        client: usize,
+        pick: usize,
+        downgrade: bool,
+    },
     /// The next frame of a stream arrives; its answer or the effects may be lost.
-    Deliver { client: usize, lose_answer: bool, lose_effects: bool },
+    Deliver {
+        client: usize,
+        lose_answer: bool,
+        lose_effects: bool,
+    },
     /// The stream breaks, and what is in it is lost; the client attaches anew.
-    Reattach { client: usize },
+    Reattach {
+        client: usize,
+    },
     /// Anything that was ever sent arrives once more.
-    Again { pick: usize },
-    TimeOut { pick: usize },
-    EndDelay { pick: usize },
-    EndRevoked { pick: usize },
-    Break { pick: usize, now: bool },
-    Expire { client: usize },
+    Again {
+        pick: usize,
+    },
+    TimeOut {
+        pick: usize,
+    },
+    EndDelay {
+        pick: usize,
+    },
+    EndRevoked {
+        pick: usize,
+    },
+    Break {
+        pick: usize,
+        now: bool,
+    },
+    Expire {
+        client: usize,
+    },
     Restart,
 }
 
@@ -139,7 +168,7 @@ impl World {
             }
             Act::EndRevoked { pick } => {
                 if let Some(token) = self.pick_token(pick, |phase| matches!(phase, Phase::Revoked { .. })) {
-                    self.deliver(&Command::EndRevoked { token }, None, pick % 3 > 0)?;
+                    self.deliver(&Command::EndRevoked { token }, None, !pick.is_multiple_of(3))?;
                 }
             }
             Act::Break { pick, now } => self.break_some_hold(pick, now)?,
@@ -162,7 +191,12 @@ impl World {
     }
 
     /// A command reaches the table. `answers`: the client that hears the reply, if one does.
-    fn deliver(&mut self, command: &Command, answers: Option<usize>, effects_heard: bool) -> Result<(), String> {
+    fn deliver(
+        &mut self,
+        command: &Command,
+        answers: Option<usize>,
+        effects_heard: bool,
+    ) -> Result<(), String> {
         let (reply, effects) = self.pair.apply(command)?;
         self.observer.saw(command, &reply, &effects)?;
         if let Some(client) = answers {
@@ -202,8 +236,14 @@ impl World {
     }
 
     fn pick_token(&self, pick: usize, of: impl Fn(&Phase) -> bool) -> Option<Token> {
-        let tokens: Vec<Token> =
-            self.pair.now.requests.iter().filter(|r| of(&r.phase)).filter_map(crate::oracle::token_of).collect();
+        let tokens: Vec<Token> = self
+            .pair
+            .now
+            .requests
+            .iter()
+            .filter(|r| of(&r.phase))
+            .filter_map(crate::oracle::token_of)
+            .collect();
         (!tokens.is_empty()).then(|| tokens[pick % tokens.len()])
     }
 
@@ -211,11 +251,16 @@ impl World {
         let Some(token) = self.pick_token(pick, |phase| !matches!(phase, Phase::Waiting { .. })) else {
             return Ok(());
         };
-        let request =
-            self.pair.now.requests.iter().find(|r| crate::oracle::token_of(r) == Some(token)).expect("picked");
+        let request = self
+            .pair
+            .now
+            .requests
+            .iter()
+            .find(|r| crate::oracle::token_of(r) == Some(token))
+            .expect("picked");
         let name: LockName = request.names[0].clone();
         let order = Break { name, token, reason: "".into(), by: "".into(), now };
-        self.deliver(&Command::Break(order), None, pick % 3 > 0)
+        self.deliver(&Command::Break(order), None, !pick.is_multiple_of(3))
     }
 
     /// The network heals. Everyone attaches and finishes what it has; then all old frames arrive once more.

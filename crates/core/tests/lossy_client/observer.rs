@@ -96,7 +96,11 @@ impl Observer {
                     End::Gone => true,
                 };
                 fate.ended = Some(end);
-                if possible { Ok(()) } else { Err(format!("{session}/{target} can't have ended so: {fate:?}")) }
+                if possible {
+                    Ok(())
+                } else {
+                    Err(format!("{session}/{target} can't have ended so: {fate:?}"))
+                }
             }
             (Some(first), end) => Err(format!("P7: {session}/{target} ended as {first:?}, then as {end:?}")),
         }

@@ -107,7 +107,9 @@ impl Oracle {
                 self.r4_finish(session, seq, target, done_through, told)
             }
             Command::SetValue { session, seq, target, value, done_through } => {
-                self.numbered(session, seq, done_through, |oracle| oracle.g3_set_value(session, target, value))
+                self.numbered(session, seq, done_through, |oracle| {
+                    oracle.g3_set_value(session, target, value)
+                })
             }
             Command::Downgrade { session, seq, target, done_through } => {
                 self.numbered(session, seq, done_through, |oracle| oracle.g2_downgrade(session, target))
@@ -187,7 +189,9 @@ impl Oracle {
         let request = self.state.requests.iter_mut().find(|r| r.ticket == ticket).expect("it is live");
         let ms = request.keep_closed_ms.max(lock_delay_ms);
         let held = match &request.phase {
-            Phase::Held { token, slots } | Phase::Revoked { token, slots, .. } => Some((*token, slots.clone())),
+            Phase::Held { token, slots } | Phase::Revoked { token, slots, .. } => {
+                Some((*token, slots.clone()))
+            }
             Phase::Waiting { .. } | Phase::Closed { .. } => None,
         };
         match held {
@@ -232,9 +236,11 @@ impl Oracle {
 
     /// B1: ends a revoked hold only; its `keep_closed` applies.
     fn b1_end_revoked(&mut self, token: Token, told: &mut Told) -> Reply {
-        let revoked = self.state.requests.iter().find(|r| {
-            matches!(r.phase, Phase::Revoked { token: had, .. } if had == token)
-        });
+        let revoked = self
+            .state
+            .requests
+            .iter()
+            .find(|r| matches!(r.phase, Phase::Revoked { token: had, .. } if had == token));
         if let Some(request) = revoked {
             let (ticket, owner) = (request.ticket, request.owner.expect("a revoked hold has an owner"));
             self.r3_keep_end(owner.0, owner.1, End::Broken, None);

@@ -3,9 +3,7 @@
 //! Responsible for finding the first difference and saying it in full, and for running the invariants after every
 //! command. Knows no rule.
 
-use lockkeeper_core::{
-    Command, Effects, LockName, Reply, Snapshot, Table, TokenStatus, invariants,
-};
+use lockkeeper_core::{Command, Effects, LockName, Reply, Snapshot, Table, TokenStatus, invariants};
 
 use super::{Checked, Oracle};
 

@@ -152,7 +152,8 @@ impl Oracle {
     pub(crate) fn l3_forget_implied_limits(&mut self) {
         let requests = &self.state.requests;
         self.state.limits.retain(|limit| {
-            limit.stored || requests.iter().any(|r| r.mode == ModeKind::Permit && r.names.contains(&limit.name))
+            limit.stored
+                || requests.iter().any(|r| r.mode == ModeKind::Permit && r.names.contains(&limit.name))
         });
     }
 
@@ -174,8 +175,9 @@ impl Oracle {
 
     /// M1: the first name that has as many waiters as it takes, each counted by the exact name.
     fn m1_full_queue(&self, request: &RequestState) -> Option<LockName> {
-        let waiters =
-            |name: &&LockName| self.state.requests.iter().filter(|r| is_waiting(r) && r.names.contains(name)).count();
+        let waiters = |name: &&LockName| {
+            self.state.requests.iter().filter(|r| is_waiting(r) && r.names.contains(name)).count()
+        };
         request.names.iter().find(|name| waiters(name) >= limits::WAITERS_PER_NAME_MAX).cloned()
     }
 
@@ -332,7 +334,8 @@ impl Oracle {
 
 /// The slot that a hold or a closed hold has of a name (L1).
 fn slot_of(request: &RequestState, name: &LockName) -> Option<Slot> {
-    let (Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. }) = &request.phase
+    let (Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. }) =
+        &request.phase
     else {
         return None;
     };

@@ -46,7 +46,11 @@ impl Oracle {
         if seq > self.session(session).expect("it is live").highest {
             return None;
         }
-        Some(self.p7_present_state(session, seq).or_else(|| self.kept(session, seq)).unwrap_or(Reply::Finished(End::Gone)))
+        Some(
+            self.p7_present_state(session, seq)
+                .or_else(|| self.kept(session, seq))
+                .unwrap_or(Reply::Finished(End::Gone)),
+        )
     }
 
     /// P7-a: a retry is answered by the request's present state.

@@ -16,23 +16,57 @@ pub(crate) const NAMES: [&str; 6] = ["a", "a/b", "a/b/c", "b", "ab", "a/d"];
 /// One step of a random history.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    Open { secret: u8, lock_delay_ms: u64, fault: u8 },
-    End { session: u8, expire: bool },
-    TimeOut { session: u8, target: Target },
+    Open {
+        secret: u8,
+        lock_delay_ms: u64,
+        fault: u8,
+    },
+    End {
+        session: u8,
+        expire: bool,
+    },
+    TimeOut {
+        session: u8,
+        target: Target,
+    },
     EndDelay(TokenPick),
     EndRevoked(TokenPick),
-    Acquire { by: By, asked: Asked },
-    Finish { by: By, target: Target },
-    SetValue { by: By, target: Target, bytes: usize },
-    Downgrade { by: By, target: Target },
-    SetLimit { name: &'static str, limit: Option<u32> },
-    Break { name: &'static str, token: TokenPick, now: bool, reason_bytes: usize },
+    Acquire {
+        by: By,
+        asked: Asked,
+    },
+    Finish {
+        by: By,
+        target: Target,
+    },
+    SetValue {
+        by: By,
+        target: Target,
+        bytes: usize,
+    },
+    Downgrade {
+        by: By,
+        target: Target,
+    },
+    SetLimit {
+        name: &'static str,
+        limit: Option<u32>,
+    },
+    Break {
+        name: &'static str,
+        token: TokenPick,
+        now: bool,
+        reason_bytes: usize,
+    },
     RaiseTokens(RaisePick),
     RaiseRules(u32),
     /// A delayed duplicate: a command of the history again, word for word.
     Again(usize),
     Restart,
-    CheckToken { name: &'static str, token: TokenPick },
+    CheckToken {
+        name: &'static str,
+        token: TokenPick,
+    },
 }
 
 /// Who asks, under which number, and what it has already.
@@ -108,7 +142,8 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
         3 => Just(IfBusy::Wait { at_most_ms: Some(7000) }),
         1 => Just(IfBusy::Wait { at_most_ms: Some(0) }),
     ];
-    let keep_closed = prop_oneof![6 => Just(0), 3 => Just(3000), 1 => Just(86_400_000), 1 => Just(86_400_001)];
+    let keep_closed =
+        prop_oneof![6 => Just(0), 3 => Just(3000), 1 => Just(86_400_000), 1 => Just(86_400_001)];
     let value = prop_oneof![8 => Just(0), 2 => Just(3), 1 => Just(4096), 1 => Just(4097)];
     let meta = prop_oneof![8 => Just(0), 2 => Just(3), 1 => Just(1024), 1 => Just(1025)];
     (names, mode, prop::bool::weighted(0.3), if_busy, keep_closed, value, meta).prop_map(
@@ -126,7 +161,8 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
 }
 
 fn by() -> impl Strategy<Value = By> {
-    let seq = prop_oneof![8 => Just(SeqPick::Next), 1 => Just(SeqPick::Gap), 2 => (0..5u64).prop_map(SeqPick::Old)];
+    let seq =
+        prop_oneof![8 => Just(SeqPick::Next), 1 => Just(SeqPick::Gap), 2 => (0..5u64).prop_map(SeqPick::Old)];
     let done = prop_oneof![
         4 => Just(DonePick::Nothing),
         4 => (0..5u64).prop_map(DonePick::Behind),
@@ -153,7 +189,8 @@ fn token_pick() -> impl Strategy<Value = TokenPick> {
 
 pub(crate) fn step() -> impl Strategy<Value = Step> {
     let name = || prop::sample::select(NAMES.as_slice());
-    let limit = prop::sample::select([None, None, Some(0), Some(1), Some(2), Some(3), Some(65_537)].as_slice());
+    let limit =
+        prop::sample::select([None, None, Some(0), Some(1), Some(2), Some(3), Some(65_537)].as_slice());
     let raise = prop_oneof![
         6 => (0..4u64).prop_map(RaisePick::Up),
         1 => prop::sample::select(
@@ -191,7 +228,8 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
             Mode::Permit { .. } => Mode::Permit { of: Some(2) },
             mode => mode,
         };
-        let sensible = Asked { mode, if_busy: IfBusy::Wait { at_most_ms: Some(7000) }, value_bytes: 0, ..asked };
+        let sensible =
+            Asked { mode, if_busy: IfBusy::Wait { at_most_ms: Some(7000) }, value_bytes: 0, ..asked };
         Asked { subtree: sensible.subtree && mode.kind() != ModeKind::Permit, meta_bytes: 0, ..sensible }
     });
     let live = || (0..40u8).prop_map(Target::Live);
@@ -224,8 +262,13 @@ fn pick_session(pick: u8, now: &Snapshot) -> (SessionId, Option<&SessionState>) 
 
 fn pick_target(pick: &Target, session: SessionId, state: Option<&SessionState>, now: &Snapshot) -> Seq {
     let highest = state.map_or(0, |state| state.highest.0);
-    let own: Vec<Seq> =
-        now.requests.iter().filter_map(|r| r.owner).filter(|(s, _)| *s == session).map(|(_, seq)| seq).collect();
+    let own: Vec<Seq> = now
+        .requests
+        .iter()
+        .filter_map(|r| r.owner)
+        .filter(|(s, _)| *s == session)
+        .map(|(_, seq)| seq)
+        .collect();
     match pick {
         Target::Live(pick) if !own.is_empty() => own[*pick as usize % own.len()],
         Target::Live(pick) => Seq(highest.saturating_sub(u64::from(*pick))),

@@ -83,7 +83,10 @@ impl Stage {
     }
 
     fn called(&self, id: SessionId) -> String {
-        self.cast.iter().find(|(known, _)| *known == id).map_or_else(|| id.to_string(), |(_, name)| name.clone())
+        self.cast
+            .iter()
+            .find(|(known, _)| *known == id)
+            .map_or_else(|| id.to_string(), |(_, name)| name.clone())
     }
 }
 

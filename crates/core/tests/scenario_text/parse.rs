@@ -194,7 +194,13 @@ impl Line {
             _ => {
                 let value = words.text("value").ok_or("value= is missing")?;
                 let value: Box<[u8]> = bytes(value).into_bytes().into();
-                Self::of(session, move |session| Command::SetValue { session, seq, target, value, done_through })
+                Self::of(session, move |session| Command::SetValue {
+                    session,
+                    seq,
+                    target,
+                    value,
+                    done_through,
+                })
             }
         })
     }

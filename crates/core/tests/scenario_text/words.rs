@@ -30,7 +30,9 @@ pub(crate) fn not_current(live: &[Token]) -> String {
 pub(crate) fn effect(effect: &Effect, called: &dyn Fn(SessionId) -> String) -> String {
     match effect {
         Effect::SessionEnded { session } => format!("ended session {}", called(*session)),
-        Effect::Revoked { session, seq, token } => format!("revoked {}/{seq} token={token}", called(*session)),
+        Effect::Revoked { session, seq, token } => {
+            format!("revoked {}/{seq} token={token}", called(*session))
+        }
         Effect::Ended { session, seq, end: how } => format!("ended {}/{seq} {}", called(*session), end(*how)),
         Effect::Closed { token, ms } => format!("closed token={token} for {ms}ms"),
         Effect::Granted { session, seq, grant } => {
@@ -41,7 +43,8 @@ pub(crate) fn effect(effect: &Effect, called: &dyn Fn(SessionId) -> String) -> S
 
 /// Everything that is live, in ticket order, then the limits.
 pub(crate) fn table(snapshot: &Snapshot, called: &dyn Fn(SessionId) -> String) -> String {
-    let mut parts: Vec<String> = snapshot.requests.iter().map(|request| request_line(request, called)).collect();
+    let mut parts: Vec<String> =
+        snapshot.requests.iter().map(|request| request_line(request, called)).collect();
     parts.extend(snapshot.limits.iter().map(|limit| {
         let kind = if limit.stored { "stored" } else { "implied" };
         format!("limit {}={} {kind}", limit.name, limit.limit)
@@ -68,8 +71,9 @@ fn request_line(request: &RequestState, called: &dyn Fn(SessionId) -> String) ->
     if !request.value.is_empty() {
         words.push(format!("value={}", String::from_utf8_lossy(&request.value)));
     }
-    if let Phase::Held { token, slots } | Phase::Revoked { token, slots, .. } | Phase::Closed { token, slots, .. } =
-        &request.phase
+    if let Phase::Held { token, slots }
+    | Phase::Revoked { token, slots, .. }
+    | Phase::Closed { token, slots, .. } = &request.phase
     {
         words.push(format!("token={token}"));
         if !slots.is_empty() {
