@@ -38,6 +38,7 @@ fn play(steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
             Step::CheckToken { name, token } => {
                 let name = LockName::parse(name).expect("a legal name");
                 pair.check_token(&name, random_steps::token(token, &pair.now))?;
+                pair.queries_agree(&name)?;
             }
             step => {
                 if let Some(command) = random_steps::command(step, &pair.now, &history) {

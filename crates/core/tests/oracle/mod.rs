@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "each test binary uses its own part of the oracle")]
 
 pub(crate) mod pair;
+mod queries;
 mod requests;
 mod retries;
 

@@ -5,7 +5,7 @@
 
 use lockkeeper_core::{Command, Effects, LockName, Reply, Snapshot, Table, TokenStatus, invariants};
 
-use super::{Checked, Oracle};
+use super::{Checked, Oracle, queries};
 
 /// Any number will do: the seed may change where things lie, never what is answered.
 const SEED: u64 = 0x5eed;
@@ -74,6 +74,31 @@ impl Pair {
         } else {
             Err(format!("check_token({name}, {token}): table {checked:?}, oracle {expected:?}"))
         }
+    }
+
+    /// What people and drivers may ask about a name, and about all sessions.
+    pub(crate) fn queries_agree(&self, name: &LockName) -> Result<(), String> {
+        for waiters_max in [2, usize::MAX] {
+            let (told, expected) =
+                (self.table.describe(name, waiters_max), queries::describe(&self.now, name, waiters_max));
+            if told != expected {
+                return Err(format!(
+                    "describe({name}): table {told:?}, oracle {expected:?}, of {:?}",
+                    self.now
+                ));
+            }
+        }
+        for prefix in [None, Some(name)] {
+            let (told, expected) =
+                (self.table.names_in_use(prefix), queries::names_in_use(&self.now, prefix));
+            if told != expected {
+                return Err(format!("names below {prefix:?}: table {told:?}, oracle {expected:?}"));
+            }
+        }
+        let told: Vec<_> = self.table.sessions().map(|session| (session.id, session.requests)).collect();
+        let ids = self.now.sessions.iter().map(|session| session.id);
+        let expected: Vec<_> = ids.map(|id| (id, queries::requests_of(&self.now, id))).collect();
+        if told == expected { Ok(()) } else { Err(format!("sessions: table {told:?}, oracle {expected:?}")) }
     }
 
     /// Writes the table down, reads it back, and goes on with what was read, under another seed.

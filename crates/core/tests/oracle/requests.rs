@@ -333,7 +333,7 @@ impl Oracle {
 }
 
 /// The slot that a hold or a closed hold has of a name (L1).
-fn slot_of(request: &RequestState, name: &LockName) -> Option<Slot> {
+pub(super) fn slot_of(request: &RequestState, name: &LockName) -> Option<Slot> {
     let (Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. }) =
         &request.phase
     else {

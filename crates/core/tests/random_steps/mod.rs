@@ -246,6 +246,8 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
         4 => (prop::sample::select(NAMES.as_slice()), prop::sample::select([None, Some(1), Some(2), Some(4)].as_slice()))
             .prop_map(|(name, limit)| Step::SetLimit { name, limit }),
         1 => Just(Step::Restart),
+        2 => (prop::sample::select(NAMES.as_slice()), token())
+            .prop_map(|(name, token)| Step::CheckToken { name, token }),
     ]
 }
 
