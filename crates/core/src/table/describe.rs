@@ -303,7 +303,9 @@ impl Table {
             let waiting = opposed(wanted.kind, &Class::ALL).map(|class| crowd.waiting.of(class));
             return waiting
                 .map(|waiting| match waiting.last_key_value() {
-                    Some((&last, _)) if last >= ticket => waiting.range(..ticket).count(),
+                    // It has just queued: everyone else there came before it.
+                    Some((&last, _)) if last == ticket => waiting.len() - 1,
+                    Some((&last, _)) if last > ticket => waiting.range(..ticket).count(),
                     _ => waiting.len(),
                 })
                 .sum::<usize>() as u64;

@@ -1,0 +1,371 @@
+//! A deliberately naive table: obviously right, quadratic, without any index. Other tests compare the real one with it.
+//!
+//! Responsible for being readable beside `docs/table-rules.md`: one small function a rule, named by its number.
+//! Written from the rules alone; it may not share code with the table, and nobody may make it fast.
+#![allow(dead_code, reason = "each test binary uses its own part of the oracle")]
+
+pub(crate) mod pair;
+mod queries;
+mod requests;
+mod retries;
+
+use lockkeeper_core::limits;
+use lockkeeper_core::snapshot::{LimitState, Phase, RequestState, SessionState};
+use lockkeeper_core::{
+    Break, Command, Effect, Effects, End, LockName, OpenSession, Rejection, Reply, Seq, SessionId, Snapshot,
+    Ticket, Token,
+};
+
+/// The reference table. Its whole state is a snapshot: plain lists of sessions, requests and limits.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Oracle {
+    state: Snapshot,
+}
+
+/// What a token is worth for a name (B4), in the oracle's own type.
+#[derive(PartialEq, Eq, Debug)]
+pub(crate) enum Checked {
+    Current,
+    NotCurrent(Vec<Token>),
+    NeverIssued,
+}
+
+/// Effects with their place in the order of E1.
+#[derive(Default)]
+pub(crate) struct Told(Vec<((u8, Ticket, u8), Effect)>);
+
+impl Told {
+    fn session_ended(&mut self, session: SessionId) {
+        self.0.push(((0, Ticket(0), 0), Effect::SessionEnded { session }));
+    }
+    fn revoked(&mut self, ticket: Ticket, (session, seq): (SessionId, Seq), token: Token) {
+        self.0.push(((1, ticket, 0), Effect::Revoked { session, seq, token }));
+    }
+    fn ended(&mut self, ticket: Ticket, (session, seq): (SessionId, Seq), end: End) {
+        self.0.push(((2, ticket, 0), Effect::Ended { session, seq, end }));
+    }
+    fn closed(&mut self, ticket: Ticket, token: Token, ms: u64) {
+        self.0.push(((2, ticket, 1), Effect::Closed { token, ms }));
+    }
+    fn granted(&mut self, ticket: Ticket, effect: Effect) {
+        self.0.push(((3, ticket, 0), effect));
+    }
+
+    /// E1: session ended; revoked; ends and closed holds in ticket order, the end first; grants in ticket order.
+    fn e1_in_order(mut self, out: &mut Effects) {
+        self.0.sort_by_key(|(place, _)| *place);
+        out.extend(self.0.into_iter().map(|(_, effect)| effect));
+    }
+}
+
+impl Oracle {
+    pub(crate) fn new() -> Self {
+        Self { state: Snapshot { rules: limits::RULES_VERSION, ..Snapshot::default() } }
+    }
+
+    pub(crate) fn from_snapshot(snapshot: &Snapshot) -> Self {
+        Self { state: snapshot.clone() }
+    }
+
+    /// E2: everything, in the canonical order.
+    pub(crate) fn snapshot(&self) -> &Snapshot {
+        &self.state
+    }
+
+    fn e2_canonical_order(&mut self) {
+        self.state.sessions.sort_by_key(|session| session.id);
+        for session in &mut self.state.sessions {
+            session.kept.sort_by_key(|kept| kept.seq);
+        }
+        self.state.requests.sort_by_key(|request| request.ticket);
+        self.state.limits.sort_by(|a, b| a.name.cmp(&b.name));
+    }
+
+    pub(crate) fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
+        let mut told = Told::default();
+        let reply = self.run(command, &mut told);
+        self.g1_one_pass_of_grants(&mut told);
+        self.l3_forget_implied_limits();
+        self.r3_forget_confirmed_answers();
+        self.e2_canonical_order();
+        told.e1_in_order(out);
+        reply
+    }
+
+    fn run(&mut self, command: Command, told: &mut Told) -> Reply {
+        match command {
+            Command::OpenSession(open) => self.s1_open(open),
+            Command::CloseSession { session } => self.end_session(session, false, told),
+            Command::ExpireSession { session } => self.end_session(session, true, told),
+            Command::TimeOut { session, target } => self.w1_time_out(session, target, told),
+            Command::EndDelay { token } => self.d3_end_delay(token),
+            Command::EndRevoked { token } => self.b1_end_revoked(token, told),
+            Command::Acquire(acquire) => {
+                let (session, seq, done_through) = (acquire.session, acquire.seq, acquire.done_through);
+                self.numbered(session, seq, done_through, |oracle| oracle.acquire(acquire))
+            }
+            Command::Finish { session, seq, target, done_through } => {
+                self.r4_finish(session, seq, target, done_through, told)
+            }
+            Command::SetValue { session, seq, target, value, done_through } => {
+                self.numbered(session, seq, done_through, |oracle| {
+                    oracle.g3_set_value(session, target, value)
+                })
+            }
+            Command::Downgrade { session, seq, target, done_through } => {
+                self.numbered(session, seq, done_through, |oracle| oracle.g2_downgrade(session, target))
+            }
+            Command::SetLimit { name, limit } => self.l4_set_limit(name, limit),
+            Command::Break(command) => self.break_hold(&command, told),
+            Command::RaiseTokens { above } => self.t3_raise_tokens(above),
+            Command::RaiseRules { version } => self.v1_raise_rules(version),
+        }
+    }
+
+    pub(crate) fn session(&mut self, id: SessionId) -> Option<&mut SessionState> {
+        self.state.sessions.iter_mut().find(|session| session.id == id)
+    }
+
+    /// S1: a known secret finds its session; ids count from 1 and are never reused.
+    fn s1_open(&mut self, open: OpenSession) -> Reply {
+        if let Some(known) = self.state.sessions.iter().find(|s| s.secret_hash == open.secret_hash) {
+            return Reply::Opened { session: known.id };
+        }
+        if let Some(why) = self.m1_open_is_refused(&open) {
+            return Reply::Refused(why);
+        }
+        self.state.last_session += 1;
+        let id = SessionId(self.state.last_session);
+        self.state.sessions.push(SessionState {
+            id,
+            secret_hash: open.secret_hash,
+            ttl_ms: open.ttl_ms,
+            lock_delay_ms: open.lock_delay_ms,
+            linger_ms: open.linger_ms,
+            label: open.label,
+            highest: Seq(0),
+            done_through: Seq(0),
+            kept: Vec::new(),
+        });
+        Reply::Opened { session: id }
+    }
+
+    fn m1_open_is_refused(&self, open: &OpenSession) -> Option<Rejection> {
+        if !(limits::TTL_MS_MIN..=limits::TTL_MS_MAX).contains(&open.ttl_ms) {
+            return Some(Rejection::Ttl { ms: open.ttl_ms });
+        }
+        if open.lock_delay_ms > limits::LOCK_DELAY_MS_MAX {
+            return Some(Rejection::LockDelay { ms: open.lock_delay_ms });
+        }
+        if open.linger_ms > open.ttl_ms {
+            return Some(Rejection::Linger { ms: open.linger_ms, ttl_ms: open.ttl_ms });
+        }
+        if open.label.len() > limits::LABEL_BYTES_MAX {
+            return Some(Rejection::TextTooLong { field: "label", bytes: open.label.len() });
+        }
+        (self.state.sessions.len() >= limits::SESSIONS_MAX).then_some(Rejection::TooManySessions)
+    }
+
+    /// S2: the answer is `SessionGone` the first time too. S3: lock-delay applies when it expired only.
+    fn end_session(&mut self, id: SessionId, expired: bool, told: &mut Told) -> Reply {
+        let Some(session) = self.session(id) else { return Reply::SessionGone };
+        let lock_delay_ms = if expired { session.lock_delay_ms } else { 0 };
+        told.session_ended(id);
+        self.state.sessions.retain(|session| session.id != id);
+        let mine: Vec<Ticket> = self
+            .state
+            .requests
+            .iter()
+            .filter(|request| request.owner.is_some_and(|(owner, _)| owner == id))
+            .map(|request| request.ticket)
+            .collect();
+        for ticket in mine {
+            self.d1_end(ticket, lock_delay_ms, told);
+        }
+        Reply::SessionGone
+    }
+
+    /// D1: a hold stays closed for max(`keep_closed`, lock-delay). D2: a waiter that ends leaves nothing.
+    fn d1_end(&mut self, ticket: Ticket, lock_delay_ms: u64, told: &mut Told) {
+        let request = self.state.requests.iter_mut().find(|r| r.ticket == ticket).expect("it is live");
+        let ms = request.keep_closed_ms.max(lock_delay_ms);
+        let held = match &request.phase {
+            Phase::Held { token, slots } | Phase::Revoked { token, slots, .. } => {
+                Some((*token, slots.clone()))
+            }
+            Phase::Waiting { .. } | Phase::Closed { .. } => None,
+        };
+        match held {
+            Some((token, slots)) if ms > 0 => {
+                request.owner = None;
+                request.value = Box::default();
+                request.meta = Box::default();
+                request.keep_closed_ms = 0; // it has become the closed hold's `ms`
+                request.phase = Phase::Closed { token, slots, ms };
+                told.closed(ticket, token, ms);
+            }
+            _ => self.forget(ticket),
+        }
+    }
+
+    fn forget(&mut self, ticket: Ticket) {
+        self.state.requests.retain(|request| request.ticket != ticket);
+    }
+
+    /// W1: ends a wait with a limit, and never a hold.
+    fn w1_time_out(&mut self, session: SessionId, target: Seq, told: &mut Told) -> Reply {
+        if self.session(session).is_none() {
+            return Reply::SessionGone;
+        }
+        let waits = |request: &&RequestState| {
+            request.owner == Some((session, target))
+                && matches!(request.phase, Phase::Waiting { at_most_ms: Some(_) })
+        };
+        if let Some(ticket) = self.state.requests.iter().find(waits).map(|request| request.ticket) {
+            self.forget(ticket);
+            self.r3_keep_end(session, target, End::TimedOut, None);
+            told.ended(ticket, (session, target), End::TimedOut);
+        }
+        Reply::Done
+    }
+
+    /// D3: ends a closed hold only.
+    fn d3_end_delay(&mut self, token: Token) -> Reply {
+        self.state.requests.retain(|r| !matches!(r.phase, Phase::Closed { token: had, .. } if had == token));
+        Reply::Done
+    }
+
+    /// B1: ends a revoked hold only; its `keep_closed` applies.
+    fn b1_end_revoked(&mut self, token: Token, told: &mut Told) -> Reply {
+        let revoked = self
+            .state
+            .requests
+            .iter()
+            .find(|r| matches!(r.phase, Phase::Revoked { token: had, .. } if had == token));
+        if let Some(request) = revoked {
+            let (ticket, owner) = (request.ticket, request.owner.expect("a revoked hold has an owner"));
+            self.r3_keep_end(owner.0, owner.1, End::Broken, None);
+            told.ended(ticket, owner, End::Broken);
+            self.d1_end(ticket, 0, told);
+        }
+        Reply::Done
+    }
+
+    /// B1–B3. The texts are judged first.
+    fn break_hold(&mut self, command: &Break, told: &mut Told) -> Reply {
+        for (field, text) in [("reason", &command.reason), ("by", &command.by)] {
+            if text.len() > limits::LABEL_BYTES_MAX {
+                return Reply::Refused(Rejection::TextTooLong { field, bytes: text.len() });
+            }
+        }
+        let hit = self
+            .state
+            .requests
+            .iter_mut()
+            .find(|r| token_of(r) == Some(command.token) && b3_covers(r, &command.name));
+        let Some(request) = hit else {
+            return Reply::NotCurrent { live: self.b4_live_tokens(&command.name) };
+        };
+        let (ticket, owner) = (request.ticket, request.owner);
+        match (&request.phase, command.now) {
+            (Phase::Waiting { .. }, _) => unreachable!("a waiter has no token (B3)"),
+            (Phase::Closed { .. }, false) => return Reply::StillClosed,
+            (Phase::Closed { .. }, true) => self.forget(ticket),
+            (Phase::Revoked { .. }, false) => {}
+            (Phase::Held { token, slots }, false) => {
+                let (token, slots) = (*token, slots.clone());
+                let (reason, by) = (command.reason.clone(), command.by.clone());
+                request.phase = Phase::Revoked { token, slots, reason, by };
+                told.revoked(ticket, owner.expect("a hold has an owner"), token);
+            }
+            (Phase::Held { .. } | Phase::Revoked { .. }, true) => {
+                let owner = owner.expect("a hold has an owner");
+                self.forget(ticket);
+                self.r3_keep_end(owner.0, owner.1, End::Broken, None);
+                told.ended(ticket, owner, End::Broken);
+            }
+        }
+        Reply::Done
+    }
+
+    /// B4: live holds that aren't revoked and cover the name, ascending.
+    fn b4_live_tokens(&self, name: &LockName) -> Vec<Token> {
+        let mut live: Vec<Token> = self
+            .state
+            .requests
+            .iter()
+            .filter(|r| matches!(r.phase, Phase::Held { .. }) && b3_covers(r, name))
+            .filter_map(token_of)
+            .collect();
+        live.sort();
+        live
+    }
+
+    /// B4.
+    pub(crate) fn check_token(&self, name: &LockName, token: u64) -> Checked {
+        if token == 0 || token > self.state.last_token {
+            return Checked::NeverIssued;
+        }
+        let live = self.b4_live_tokens(name);
+        if live.iter().any(|t| t.get() == token) { Checked::Current } else { Checked::NotCurrent(live) }
+    }
+
+    /// L4: at once for everybody; `None` leaves the number in force while permit requests of the name live.
+    fn l4_set_limit(&mut self, name: LockName, limit: Option<u32>) -> Reply {
+        if let Some(of) = limit
+            && !(1..=limits::PERMITS_MAX).contains(&of)
+        {
+            return Reply::Refused(Rejection::PermitCount { of });
+        }
+        let stored = self.state.limits.iter().filter(|l| l.stored).count();
+        let entry = self.state.limits.iter_mut().find(|l| l.name == name);
+        match (entry, limit) {
+            (Some(entry), Some(_)) if !entry.stored && stored >= limits::STORED_LIMITS_MAX => {
+                return Reply::Refused(Rejection::TooManyStoredLimits);
+            }
+            (None, Some(_)) if stored >= limits::STORED_LIMITS_MAX => {
+                return Reply::Refused(Rejection::TooManyStoredLimits);
+            }
+            (Some(entry), Some(limit)) => (entry.limit, entry.stored) = (limit, true),
+            (None, Some(limit)) => self.state.limits.push(LimitState { name, limit, stored: true }),
+            (Some(entry), None) => entry.stored = false,
+            (None, None) => {}
+        }
+        Reply::Done
+    }
+
+    /// T3: up only; not far at once, but for the founding entry.
+    fn t3_raise_tokens(&mut self, above: u64) -> Reply {
+        let most = if self.state.last_token == 0 { limits::TOKEN_MAX } else { limits::RAISE_TOKENS_MAX };
+        if above <= self.state.last_token {
+            return Reply::Done;
+        }
+        if above > most {
+            return Reply::Refused(Rejection::RaiseTooHigh { above });
+        }
+        self.state.last_token = above;
+        Reply::Done
+    }
+
+    /// V1: up only, and not beyond what this code knows.
+    fn v1_raise_rules(&mut self, version: u32) -> Reply {
+        if version > limits::RULES_VERSION {
+            return Reply::Refused(Rejection::UnknownRules { version, known: limits::RULES_VERSION });
+        }
+        self.state.rules = self.state.rules.max(version);
+        Reply::Done
+    }
+}
+
+/// The token of a hold, a revoked hold or a closed hold.
+pub(crate) fn token_of(request: &RequestState) -> Option<Token> {
+    match request.phase {
+        Phase::Waiting { .. } => None,
+        Phase::Held { token, .. } | Phase::Revoked { token, .. } | Phase::Closed { token, .. } => Some(token),
+    }
+}
+
+/// B3: whether a request covers a name: by name, or as a subtree.
+fn b3_covers(request: &RequestState, name: &LockName) -> bool {
+    request.names.iter().any(|own| own == name || (request.subtree && own.is_above(name.as_str())))
+}

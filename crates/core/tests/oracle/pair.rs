@@ -1,0 +1,127 @@
+//! The table and the oracle side by side: every command goes to both, and every answer is compared.
+//!
+//! Responsible for finding the first difference and saying it in full, and for running the invariants after every
+//! command. Knows no rule.
+
+use lockkeeper_core::{Command, Effects, LockName, Reply, Snapshot, Table, TokenStatus, invariants};
+
+use super::{Checked, Oracle, queries};
+
+/// Any number will do: the seed may change where things lie, never what is answered.
+const SEED: u64 = 0x5eed;
+
+/// Two tables that must agree.
+pub(crate) struct Pair {
+    pub(crate) table: Table,
+    pub(crate) oracle: Oracle,
+    /// What both were after the last command.
+    pub(crate) now: Snapshot,
+}
+
+impl Pair {
+    pub(crate) fn new() -> Self {
+        let table = Table::new(SEED);
+        let now = table.snapshot();
+        let oracle = Oracle::new();
+        assert_eq!(now, *oracle.snapshot(), "an empty table");
+        Self { table, oracle, now }
+    }
+
+    /// A pair in the middle of its life.
+    pub(crate) fn restore(snapshot: &Snapshot) -> Self {
+        let table = Table::restore(snapshot, SEED).expect("a snapshot of a table can be restored");
+        Self { table, oracle: Oracle::from_snapshot(snapshot), now: snapshot.clone() }
+    }
+
+    /// Applies a command to both. An error says how they differ, or which invariant is broken.
+    pub(crate) fn apply(&mut self, command: &Command) -> Result<(Reply, Effects), String> {
+        let answer = self.apply_and_compare(command)?;
+        invariants::all(&self.table)?;
+        Ok(answer)
+    }
+
+    /// The same without the state's invariants, for callers that check each state once by themselves.
+    pub(crate) fn apply_and_compare(&mut self, command: &Command) -> Result<(Reply, Effects), String> {
+        let (mut effects, mut expected) = (Effects::new(), Effects::new());
+        let reply = self.table.apply(command.clone(), &mut effects);
+        let expected_reply = self.oracle.apply(command.clone(), &mut expected);
+        let after = self.table.snapshot();
+        let expected_after = self.oracle.snapshot();
+        if reply != expected_reply || effects != expected || after != *expected_after {
+            return Err(format!(
+                "table and oracle differ at {command:?}\n\
+                 table:  {reply:?} {effects:?}\noracle: {expected_reply:?} {expected:?}\n\
+                 {}before: {:?}",
+                differing_lines(&after, expected_after),
+                self.now
+            ));
+        }
+        invariants::step(&self.now, command, &reply, &effects, &after)?;
+        self.now = after;
+        Ok((reply, effects))
+    }
+
+    /// B4, asked of both.
+    pub(crate) fn check_token(&self, name: &LockName, token: u64) -> Result<Checked, String> {
+        let expected = self.oracle.check_token(name, token);
+        let checked = match self.table.check_token(name, token) {
+            TokenStatus::Current => Checked::Current,
+            TokenStatus::NotCurrent { live } => Checked::NotCurrent(live),
+            TokenStatus::NeverIssued => Checked::NeverIssued,
+        };
+        if checked == expected {
+            Ok(checked)
+        } else {
+            Err(format!("check_token({name}, {token}): table {checked:?}, oracle {expected:?}"))
+        }
+    }
+
+    /// What people and drivers may ask about a name, and about all sessions.
+    pub(crate) fn queries_agree(&self, name: &LockName) -> Result<(), String> {
+        for waiters_max in [2, usize::MAX] {
+            let (told, expected) =
+                (self.table.describe(name, waiters_max), queries::describe(&self.now, name, waiters_max));
+            if told != expected {
+                return Err(format!(
+                    "describe({name}): table {told:?}, oracle {expected:?}, of {:?}",
+                    self.now
+                ));
+            }
+        }
+        for prefix in [None, Some(name)] {
+            let (told, expected) =
+                (self.table.names_in_use(prefix), queries::names_in_use(&self.now, prefix));
+            if told != expected {
+                return Err(format!("names below {prefix:?}: table {told:?}, oracle {expected:?}"));
+            }
+        }
+        let told: Vec<_> = self.table.sessions().map(|session| (session.id, session.requests)).collect();
+        let ids = self.now.sessions.iter().map(|session| session.id);
+        let expected: Vec<_> = ids.map(|id| (id, queries::requests_of(&self.now, id))).collect();
+        if told == expected { Ok(()) } else { Err(format!("sessions: table {told:?}, oracle {expected:?}")) }
+    }
+
+    /// Writes the table down, reads it back, and goes on with what was read, under another seed.
+    pub(crate) fn restart(&mut self) -> Result<(), String> {
+        let bytes = self.now.encode();
+        let read = Snapshot::decode(&bytes).map_err(|why| why.to_string())?;
+        if read != self.now || read.digest() != self.now.digest() || read.encode() != bytes {
+            return Err(format!("{:?} became {read:?} through its bytes", self.now));
+        }
+        self.table = Table::restore(&read, SEED + 1).map_err(|why| why.to_string())?;
+        let restored = self.table.snapshot();
+        if restored == self.now { Ok(()) } else { Err(format!("{:?} became {restored:?}", self.now)) }
+    }
+}
+
+/// Where two snapshots part, line by line; a whole snapshot is more than anyone reads.
+fn differing_lines(table: &Snapshot, oracle: &Snapshot) -> String {
+    let (table, oracle) = (format!("{table:#?}"), format!("{oracle:#?}"));
+    let mut text = String::new();
+    for (number, (table, oracle)) in table.lines().zip(oracle.lines()).enumerate() {
+        if table != oracle {
+            text += &format!("snapshot, line {number}: table {}, oracle {}\n", table.trim(), oracle.trim());
+        }
+    }
+    text
+}

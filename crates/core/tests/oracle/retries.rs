@@ -1,0 +1,133 @@
+//! Seqs, `done_through` and kept answers: the rules that make a retry harmless (R1–R6).
+
+use lockkeeper_core::limits::KEPT_ANSWERS_MAX;
+use lockkeeper_core::snapshot::{KeptAnswer, Phase};
+use lockkeeper_core::{End, Grant, Rejection, Reply, Seq, SessionId};
+
+use super::{Oracle, Told};
+
+impl Oracle {
+    /// The way of `Acquire`, `SetValue` and `Downgrade`: R7's first four checks, the command, R6.
+    pub(crate) fn numbered(
+        &mut self,
+        session: SessionId,
+        seq: Seq,
+        done_through: Seq,
+        command: impl FnOnce(&mut Self) -> Reply,
+    ) -> Reply {
+        if self.session(session).is_none() {
+            return Reply::SessionGone; // S2
+        }
+        self.r1_take_done_through(session, done_through);
+        if let Some(reply) = self.r5_already_seen(session, seq) {
+            return reply;
+        }
+        let state = self.session(session).expect("it is live");
+        state.highest = seq;
+        if state.kept.len() >= KEPT_ANSWERS_MAX {
+            return Reply::Refused(Rejection::TooManyKeptAnswers);
+        }
+        let reply = command(self);
+        self.r6_keep(session, seq, &reply);
+        reply
+    }
+
+    /// R1: never goes down, and raises the highest seq seen.
+    fn r1_take_done_through(&mut self, session: SessionId, done_through: Seq) {
+        let state = self.session(session).expect("it is live");
+        state.done_through = state.done_through.max(done_through);
+        state.highest = state.highest.max(done_through);
+        self.r3_forget_confirmed_answers();
+    }
+
+    /// R5: at or below the highest seq nothing is executed; only the seq is compared. R2: a live request is found
+    /// whatever `done_through` is.
+    fn r5_already_seen(&mut self, session: SessionId, seq: Seq) -> Option<Reply> {
+        if seq > self.session(session).expect("it is live").highest {
+            return None;
+        }
+        Some(
+            self.p7_present_state(session, seq)
+                .or_else(|| self.kept(session, seq))
+                .unwrap_or(Reply::Finished(End::Gone)),
+        )
+    }
+
+    /// P7-a: a retry is answered by the request's present state.
+    fn p7_present_state(&self, session: SessionId, seq: Seq) -> Option<Reply> {
+        let request = self.state.requests.iter().find(|r| r.owner == Some((session, seq)))?;
+        Some(match &request.phase {
+            Phase::Waiting { .. } => self.queued(request),
+            Phase::Held { token, .. } => {
+                Reply::Granted(Grant { token: *token, permits: self.l4_permits(request) })
+            }
+            Phase::Revoked { token, .. } => Reply::Revoked { token: *token },
+            Phase::Closed { .. } => unreachable!("a closed hold is nobody's (D2)"),
+        })
+    }
+
+    fn kept(&self, session: SessionId, seq: Seq) -> Option<Reply> {
+        let state = self.state.sessions.iter().find(|s| s.id == session)?;
+        state.kept.iter().find(|kept| kept.seq == seq).map(|kept| kept.reply.clone())
+    }
+
+    /// R6: every answer that is final is kept, errors too.
+    fn r6_keep(&mut self, session: SessionId, seq: Seq, reply: &Reply) {
+        if !matches!(reply, Reply::Granted(_) | Reply::Queued { .. }) {
+            let state = self.session(session).expect("it is live");
+            state.kept.push(KeptAnswer { seq, reply: reply.clone(), until: Some(seq) });
+        }
+    }
+
+    /// R3: how a request ended is kept until a `Finish` that named it is confirmed; `None` until one does.
+    pub(crate) fn r3_keep_end(&mut self, session: SessionId, seq: Seq, end: End, until: Option<Seq>) {
+        let state = self.session(session).expect("a live request's session is live");
+        state.kept.push(KeptAnswer { seq, reply: Reply::Finished(end), until });
+    }
+
+    /// R3: kept until `done_through` reaches `until`.
+    pub(crate) fn r3_forget_confirmed_answers(&mut self) {
+        for session in &mut self.state.sessions {
+            let done_through = session.done_through;
+            session.kept.retain(|kept| kept.until.is_none_or(|until| until > done_through));
+        }
+    }
+
+    /// R4: always runs; idempotent by its target; raises the highest seq to max(own, target); never refused.
+    pub(crate) fn r4_finish(
+        &mut self,
+        session: SessionId,
+        seq: Seq,
+        target: Seq,
+        done_through: Seq,
+        told: &mut Told,
+    ) -> Reply {
+        if self.session(session).is_none() {
+            return Reply::SessionGone; // S2
+        }
+        self.r1_take_done_through(session, done_through);
+        let state = self.session(session).expect("it is live");
+        state.highest = state.highest.max(seq).max(target);
+        if let Some(kept) = state.kept.iter_mut().find(|kept| kept.seq == target) {
+            // R3: prolonged, never shortened.
+            kept.until = Some(kept.until.map_or(seq, |until| until.max(seq)));
+            return Reply::Finished(match kept.reply {
+                Reply::Finished(end) => end,
+                _ => End::NotAcquired,
+            });
+        }
+        let Some(request) = self.state.requests.iter().find(|r| r.owner == Some((session, target))) else {
+            return Reply::Finished(End::Gone);
+        };
+        let ticket = request.ticket;
+        let end = match request.phase {
+            Phase::Waiting { .. } => End::Left,
+            Phase::Held { .. } => End::Released,
+            Phase::Revoked { .. } => End::Broken, // B1
+            Phase::Closed { .. } => unreachable!("a closed hold is nobody's (D2)"),
+        };
+        self.d1_end(ticket, 0, told);
+        self.r3_keep_end(session, target, end, Some(seq));
+        Reply::Finished(end)
+    }
+}

@@ -1,0 +1,100 @@
+//! Scenario texts: from a line to a command, and from an answer to words.
+//!
+//! Responsible for the language of `tests/scenarios/*.txt`. Decides nothing about locks: [`Stage`] hands every
+//! command to the table and the oracle.
+
+mod parse;
+mod words;
+
+use lockkeeper_core::{Command, OpenSession, Reply, SessionId};
+
+use crate::oracle::Checked;
+use crate::oracle::pair::Pair;
+use parse::Line;
+
+/// Who the sessions are called, and the tables they act on.
+pub(crate) struct Stage {
+    pair: Pair,
+    /// Names by session id; a name that was opened anew has two entries, and the last counts.
+    cast: Vec<(SessionId, String)>,
+}
+
+impl Stage {
+    pub(crate) fn new() -> Self {
+        Self { pair: Pair::new(), cast: Vec::new() }
+    }
+
+    /// Plays one line and words its answer.
+    pub(crate) fn play(&mut self, line: &str) -> Result<String, String> {
+        match Line::parse(line)? {
+            Line::Open { name, ttl_ms, lock_delay_ms, linger_ms, label } => {
+                self.open(&name, ttl_ms, lock_delay_ms, linger_ms, label)
+            }
+            Line::Of { session, make } => {
+                let id = self.session(&session)?;
+                self.apply(make(id))
+            }
+            Line::Plain(command) => self.apply(command),
+            Line::CheckToken { name, token } => Ok(match self.pair.check_token(&name, token)? {
+                Checked::Current => "current".to_owned(),
+                Checked::NotCurrent(live) => words::not_current(&live),
+                Checked::NeverIssued => "never issued".to_owned(),
+            }),
+            Line::Restart => self.pair.restart().map(|()| "same table".to_owned()),
+            Line::Show => Ok(words::table(&self.pair.now, &|id| self.called(id))),
+        }
+    }
+
+    fn apply(&mut self, command: Command) -> Result<String, String> {
+        let (reply, effects) = self.pair.apply(&command)?;
+        let called = |id| self.called(id);
+        let mut parts = vec![words::reply(&reply, &called)];
+        parts.extend(effects.iter().map(|effect| words::effect(effect, &called)));
+        Ok(parts.join("; "))
+    }
+
+    fn open(
+        &mut self,
+        name: &str,
+        ttl_ms: u64,
+        lock_delay_ms: u64,
+        linger_ms: u64,
+        label: String,
+    ) -> Result<String, String> {
+        let open =
+            OpenSession { secret_hash: secret(name), ttl_ms, lock_delay_ms, linger_ms, label: label.into() };
+        let (reply, effects) = self.pair.apply(&Command::OpenSession(open))?;
+        assert!(effects.is_empty(), "opening a session tells nobody anything");
+        if let Reply::Opened { session } = reply
+            && !self.cast.contains(&(session, name.to_owned()))
+        {
+            self.cast.push((session, name.to_owned()));
+        }
+        Ok(words::reply(&reply, &|id| self.called(id)))
+    }
+
+    /// The session of that name, opened if no line has named it before.
+    fn session(&mut self, name: &str) -> Result<SessionId, String> {
+        let known = |stage: &Self| stage.cast.iter().rev().find(|(_, n)| n == name).map(|(id, _)| *id);
+        if known(self).is_none() {
+            self.open(name, 10_000, 0, 0, String::new())?;
+        }
+        known(self).ok_or_else(|| format!("session {name} could not be opened"))
+    }
+
+    fn called(&self, id: SessionId) -> String {
+        self.cast
+            .iter()
+            .find(|(known, _)| *known == id)
+            .map_or_else(|| id.to_string(), |(_, name)| name.clone())
+    }
+}
+
+/// The hash of a session's secret; here simply its name.
+fn secret(name: &str) -> [u8; 32] {
+    let mut hash = [0; 32];
+    for (to, from) in hash.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    hash
+}
