@@ -22,7 +22,7 @@ use super::deadline::margin;
 use super::inherited::inherited;
 use super::process::Startup;
 use super::protocol::{Order, Outcome, Reason, Report};
-use super::signals::{Received, stop_self};
+use super::signals::{Received, hand_terminal_to, stop_self};
 use super::{GUARDIAN_ARGUMENT, boot_now, tree};
 
 /// What to run and under which lock.
@@ -121,6 +121,8 @@ pub struct Guarded {
     guardian: Child,
     pid: i32,
     command_ended: bool,
+    /// Stopped with the command, and not yet continued.
+    has_stopped_too: bool,
     valid_until: Option<u64>,
     grace: u64,
     /// The last event, once it was told; it is repeated from then on.
@@ -210,6 +212,7 @@ impl Guarded {
             guardian,
             pid: 0,
             command_ended: false,
+            has_stopped_too: false,
             valid_until: spec.valid_until,
             grace,
             finished: None,
@@ -241,14 +244,19 @@ impl Guarded {
         self.order(Order::End { by });
     }
 
-    /// This process was continued (SIGCONT): continues the command if it is stopped.
+    /// This process was continued (SIGCONT): continues the command if it is stopped. A command that had stopped in
+    /// its own group gets the terminal back, if this process has it.
     pub fn resume(&mut self) {
+        if std::mem::take(&mut self.has_stopped_too) && !self.command_ended {
+            hand_terminal_to(self.pid);
+        }
         self.order(Order::Continue);
     }
 
     /// Answers [`Event::Stopped`]: stops this process, so that the shell above takes over. Once that shell
     /// continues it, [`Signals`](super::Signals) yields SIGCONT, which [`Guarded::relay`] passes on.
-    pub fn stop_too(&self) {
+    pub fn stop_too(&mut self) {
+        self.has_stopped_too = true;
         stop_self();
     }
 

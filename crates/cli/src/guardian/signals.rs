@@ -4,11 +4,13 @@
 //! passing it on would make it two. `kill` reaches the wrapper alone, so it must be passed on. The kernel says
 //! which it was (`si_code`). One case can't be told apart: `kill -INT -<group>` reaches both *and* is passed on.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram as StdDatagram;
 
 use nix::sys::signal::{Signal, raise};
+use nix::unistd::{Pid, getpgid, getpgrp, tcgetpgrp, tcsetpgrp};
 use signal_hook_registry::{SigId, register_sigaction, unregister};
 use tokio::net::UnixDatagram;
 
@@ -95,4 +97,15 @@ pub(crate) fn stop_self() {
     // To this very thread, so the stop happens before the call returns; SIGTSTP to the process might be taken by
     // another thread, and this one would go on for a moment.
     let _ = raise(Signal::SIGTSTP);
+}
+
+/// Makes the group of `pid` the foreground group of our terminal, if ours is. A shell's `fg` gives the terminal to
+/// our group; a command with a group of its own would stop again at its first read.
+pub(crate) fn hand_terminal_to(pid: i32) {
+    // No terminal, or no such process: nothing to hand over.
+    let Ok(terminal) = File::open("/dev/tty") else { return };
+    let Ok(group) = getpgid(Some(Pid::from_raw(pid))) else { return };
+    if tcgetpgrp(&terminal) == Ok(getpgrp()) {
+        let _ = tcsetpgrp(&terminal, group);
+    }
 }

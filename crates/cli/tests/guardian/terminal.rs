@@ -2,10 +2,16 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
+use std::panic::AssertUnwindSafe;
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::pty::openpty;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, setsid};
@@ -23,14 +29,18 @@ crate::trials![
 
 /// An interactive bash on a pseudo terminal.
 struct Terminal {
-    keys: File,
+    keys: Option<File>,
     screen: Arc<Mutex<String>>,
     shell: Child,
+    reader: Option<JoinHandle<()>>,
+    is_closed: Arc<AtomicBool>,
 }
 
 impl Terminal {
     fn open() -> Self {
         let pty = openpty(None, None).unwrap();
+        // Nobody else may hold this end, or closing it here would not hang up.
+        fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         let mut shell = Command::new("bash");
         shell.args(["--norc", "--noprofile", "--noediting", "-i"]).env("PS1", "").env("HISTFILE", "");
         shell.stdin(pty.slave.try_clone().unwrap()).stdout(pty.slave.try_clone().unwrap()).stderr(pty.slave);
@@ -48,21 +58,37 @@ impl Terminal {
         let screen = Arc::new(Mutex::new(String::new()));
         let mut output = keys.try_clone().unwrap();
         let shown = Arc::clone(&screen);
-        std::thread::spawn(move || {
+        let is_closed = Arc::new(AtomicBool::new(false));
+        let closing = Arc::clone(&is_closed);
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // The read fails once the terminal is closed.
-            while let Ok(length @ 1..) = output.read(&mut bytes) {
+            while !closing.load(Ordering::Relaxed) {
+                // Not a blocking read: that would keep the terminal open past its closing.
+                let mut source = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
+                if poll(&mut source, PollTimeout::from(20u8)).unwrap() == 0 {
+                    continue;
+                }
+                let Ok(length @ 1..) = output.read(&mut bytes) else { return };
                 shown.lock().unwrap().push_str(&String::from_utf8_lossy(&bytes[..length]));
             }
         });
-        let mut terminal = Self { keys, screen, shell };
+        let mut terminal = Self { keys: Some(keys), screen, shell, reader: Some(reader), is_closed };
         terminal.keys("stty -echo; echo rea''dy\n");
         terminal.wait_for("ready");
         terminal
     }
 
     fn keys(&mut self, keys: &str) {
-        self.keys.write_all(keys.as_bytes()).unwrap();
+        self.keys.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// The window is closed: the terminal hangs up.
+    fn close(&mut self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        if let Some(reader) = self.reader.take() {
+            reader.join().unwrap();
+        }
+        self.keys = None;
     }
 
     fn screen(&self) -> String {
@@ -70,7 +96,8 @@ impl Terminal {
     }
 
     fn wait_for(&self, text: &str) {
-        let found = std::panic::catch_unwind(|| wait_until(text, || self.screen().contains(text)));
+        let looks = AssertUnwindSafe(|| wait_until(text, || self.screen().contains(text)));
+        let found = std::panic::catch_unwind(looks);
         assert!(found.is_ok(), "`{text}` did not appear on the screen:\n{}", self.screen());
     }
 
@@ -84,6 +111,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
+        self.close();
         let _ = self.shell.kill();
         let _ = self.shell.wait();
     }
@@ -162,8 +190,9 @@ fn an_interactive_shell_works_as_the_command() {
     // Job control inside.
     terminal.keys("sleep 600\n");
     wait_until("the inner job runs in the foreground", || {
-        let foreground = crate::scenario::stat_field(inner.as_raw(), 5);
-        foreground.is_some_and(|group| group != inner.to_string())
+        // By its program: until it has that, it is still a copy of the shell, which ignores Ctrl-Z.
+        let foreground = crate::scenario::stat_field(inner.as_raw(), 5).unwrap();
+        std::fs::read_to_string(format!("/proc/{foreground}/comm")).is_ok_and(|name| name == "sleep\n")
     });
     terminal.keys("\x1a");
     terminal.wait_for("Stopped");
@@ -215,8 +244,7 @@ fn a_closed_terminal_ends_the_job() {
     let mut terminal = Terminal::open();
     terminal.type_run(&scenario, &["sh", "-c", "while :; do sleep 600; done"]);
     scenario.wait_for_report("started");
-    // The window is closed: the terminal hangs up.
-    kill(Pid::from_raw(terminal.shell.id().cast_signed()), Signal::SIGHUP).unwrap();
+    terminal.close();
     scenario.wait_for_report("gone");
     assert_eq!(scenario.reported("exited"), Some("exited Signal(1)".into()));
     let _next_holder = scenario.wait_for_lock();
