@@ -1,0 +1,143 @@
+//! One end of the socket between wrapper and guardian.
+//!
+//! Never blocks: the other side may be stopped (SIGSTOP) for as long as it likes. What the socket does not take
+//! waits in a queue here. May not know what the messages mean, except that a newer "valid until" replaces an
+//! older one that still waits.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+
+use super::protocol::MESSAGE_BYTES_MAX;
+
+/// What came in.
+pub(crate) enum Incoming {
+    Message(Vec<u8>),
+    /// Nothing now.
+    Empty,
+    /// The other side is gone, and everything it said has been read.
+    Closed,
+}
+
+#[derive(Debug)]
+pub(crate) struct Channel {
+    socket: OwnedFd,
+    waiting: VecDeque<Vec<u8>>,
+}
+
+impl Channel {
+    /// Two connected ends, both closed by exec. Packets keep messages apart, and the end of the stream says that
+    /// the other process is dead.
+    pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
+        Ok((Self::new(ours), theirs))
+    }
+
+    pub(crate) fn new(socket: OwnedFd) -> Self {
+        Self { socket, waiting: VecDeque::new() }
+    }
+
+    /// Sends, or queues. An error of the socket is not reported: its other side is gone then, which `receive`
+    /// tells.
+    pub(crate) fn send(&mut self, message: Vec<u8>, replaces_waiting: bool) {
+        if replaces_waiting && self.waiting.back().is_some_and(|last| last.first() == message.first()) {
+            self.waiting.pop_back();
+        }
+        self.waiting.push_back(message);
+        self.flush();
+    }
+
+    /// Sends what waits, as far as the socket takes it.
+    pub(crate) fn flush(&mut self) {
+        while let Some(message) = self.waiting.front() {
+            match send(self.socket.as_raw_fd(), message, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
+                Ok(_) => _ = self.waiting.pop_front(),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN | Errno::ENOBUFS | Errno::ENOMEM) => return,
+                Err(_) => self.waiting.clear(),
+            }
+        }
+    }
+
+    /// Whether `flush` has work to do once the socket is writable.
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(crate) fn receive(&mut self) -> Incoming {
+        let mut buffer = [0; MESSAGE_BYTES_MAX];
+        loop {
+            match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
+                // No message of ours is empty, so this is the end.
+                Ok(0) => return Incoming::Closed,
+                Ok(length) => return Incoming::Message(buffer[..length].to_vec()),
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Incoming::Empty,
+                Err(_) => return Incoming::Closed,
+            }
+        }
+    }
+}
+
+impl AsFd for Channel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl AsRawFd for Channel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn received(channel: &mut Channel) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        while let Incoming::Message(message) = channel.receive() {
+            all.push(message);
+        }
+        all
+    }
+
+    #[test]
+    fn a_side_that_does_not_read_blocks_nobody_and_misses_nothing() {
+        let (mut ours, theirs) = Channel::pair().unwrap();
+        let mut theirs = Channel::new(theirs);
+        let mut sent = 0u32;
+        while !ours.has_waiting() {
+            ours.send([&b"F"[..], &sent.to_le_bytes()].concat(), false);
+            sent += 1;
+        }
+        // Only the newest of these is worth keeping.
+        ours.send(b"V1".to_vec(), true);
+        ours.send(b"V2".to_vec(), true);
+
+        let mut got = received(&mut theirs);
+        while ours.has_waiting() {
+            ours.flush();
+            got.extend(received(&mut theirs));
+        }
+        got.extend(received(&mut theirs));
+        assert_eq!(got.pop().unwrap(), b"V2");
+        let numbers: Vec<_> = got.iter().map(|m| u32::from_le_bytes(m[1..].try_into().unwrap())).collect();
+        assert_eq!(numbers, (0..sent).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_end_is_told_after_the_last_message() {
+        let (mut ours, theirs) = Channel::pair().unwrap();
+        let mut theirs = Channel::new(theirs);
+        theirs.send(b"z".to_vec(), false);
+        drop(theirs);
+        assert!(matches!(ours.receive(), Incoming::Message(m) if m == b"z"));
+        assert!(matches!(ours.receive(), Incoming::Closed));
+    }
+}

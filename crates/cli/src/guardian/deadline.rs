@@ -1,0 +1,171 @@
+//! When the guardian ends its descendants. Pure: the time is handed in, nothing is sent.
+//!
+//! All times are nanoseconds of `CLOCK_BOOTTIME`.
+
+use super::protocol::Reason;
+
+/// Shortest and longest distance between SIGKILL and the deadline, in ns. It must cover one scan of `/proc`, the
+/// kernel's tearing down of large processes, and a busy machine; more of it is taken from the job's grace.
+const MARGIN_NS_MIN: u64 = 50_000_000;
+const MARGIN_NS_MAX: u64 = 1_000_000_000;
+
+/// How long before "valid until" SIGKILL is sent, so that all are dead by then: a quarter of the grace, at least
+/// 50 ms, at most 1 s.
+pub(crate) fn margin(grace: u64) -> u64 {
+    (grace / 4).clamp(MARGIN_NS_MIN, MARGIN_NS_MAX)
+}
+
+/// What is to be done now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing before that time; `None`: nothing until something happens.
+    Wait(Option<u64>),
+    /// SIGTERM to all, once, for this reason.
+    Terminate(Reason),
+    /// SIGKILL to all, again and again until none is left.
+    Kill,
+}
+
+pub(crate) struct Schedule {
+    valid_until: Option<u64>,
+    grace: u64,
+    ending: Option<Ending>,
+}
+
+struct Ending {
+    reason: Reason,
+    announced: bool,
+    kill_at: u64,
+}
+
+impl Schedule {
+    pub(crate) fn new(valid_until: Option<u64>, grace: u64) -> Self {
+        Self { valid_until, grace, ending: None }
+    }
+
+    /// Moves the deadline, as long as termination has not begun: a job that had its SIGTERM is going down, and a
+    /// renewal that arrives late must not leave it half alive.
+    pub(crate) fn set_valid_until(&mut self, at: u64) {
+        match &mut self.ending {
+            None => self.valid_until = Some(at),
+            Some(ending) => ending.kill_at = ending.kill_at.min(at.saturating_sub(margin(self.grace))),
+        }
+    }
+
+    /// Ends all: SIGTERM now, SIGKILL at `kill_at` or before the lock's deadline, whichever comes first. A second
+    /// call can only bring SIGKILL forward.
+    pub(crate) fn end(&mut self, reason: Reason, kill_at: u64) {
+        let kill_at = self.last_moment().map_or(kill_at, |last| last.min(kill_at));
+        match &mut self.ending {
+            None => self.ending = Some(Ending { reason, announced: false, kill_at }),
+            Some(ending) => ending.kill_at = ending.kill_at.min(kill_at),
+        }
+    }
+
+    /// Like [`Schedule::end`] with SIGKILL one grace from now.
+    pub(crate) fn end_after_grace(&mut self, reason: Reason, now: u64) {
+        self.end(reason, now.saturating_add(self.grace));
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// Whether it is too late to begin: the time for SIGTERM has come.
+    pub(crate) fn is_due(&self, now: u64) -> bool {
+        self.term_at().is_some_and(|at| at <= now)
+    }
+
+    pub(crate) fn poll(&mut self, now: u64) -> Step {
+        if self.ending.is_none() && self.is_due(now) {
+            self.end(Reason::ValidUntil, u64::MAX);
+        }
+        match &mut self.ending {
+            None => Step::Wait(self.term_at()),
+            Some(ending) if !ending.announced => {
+                ending.announced = true;
+                Step::Terminate(ending.reason)
+            }
+            Some(ending) if ending.kill_at <= now => Step::Kill,
+            Some(ending) => Step::Wait(Some(ending.kill_at)),
+        }
+    }
+
+    fn term_at(&self) -> Option<u64> {
+        Some(self.valid_until?.saturating_sub(self.grace.max(margin(self.grace))))
+    }
+
+    fn last_moment(&self) -> Option<u64> {
+        Some(self.valid_until?.saturating_sub(margin(self.grace)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn term_comes_one_grace_before_the_deadline_and_kill_one_margin_before() {
+        let mut schedule = Schedule::new(Some(10_000 * MS), 1000 * MS);
+        assert_eq!(schedule.poll(0), Step::Wait(Some(9000 * MS)));
+        assert_eq!(schedule.poll(9000 * MS), Step::Terminate(Reason::ValidUntil));
+        assert_eq!(schedule.poll(9000 * MS), Step::Wait(Some(9750 * MS)));
+        assert_eq!(schedule.poll(9750 * MS), Step::Kill);
+        assert_eq!(schedule.poll(9751 * MS), Step::Kill);
+    }
+
+    #[test]
+    fn the_margin_is_a_quarter_of_the_grace_within_bounds() {
+        assert_eq!(margin(0), 50 * MS);
+        assert_eq!(margin(1000 * MS), 250 * MS);
+        assert_eq!(margin(u64::MAX), 1000 * MS);
+    }
+
+    #[test]
+    fn a_grace_below_the_margin_still_kills_before_the_deadline() {
+        let mut schedule = Schedule::new(Some(1000 * MS), 0);
+        assert_eq!(schedule.poll(0), Step::Wait(Some(950 * MS)));
+        assert_eq!(schedule.poll(950 * MS), Step::Terminate(Reason::ValidUntil));
+        assert_eq!(schedule.poll(950 * MS), Step::Kill);
+    }
+
+    #[test]
+    fn a_renewal_moves_the_deadline_only_before_termination() {
+        let mut schedule = Schedule::new(Some(1000 * MS), 200 * MS);
+        schedule.set_valid_until(2000 * MS);
+        assert_eq!(schedule.poll(1000 * MS), Step::Wait(Some(1800 * MS)));
+        assert_eq!(schedule.poll(1800 * MS), Step::Terminate(Reason::ValidUntil));
+        schedule.set_valid_until(9000 * MS);
+        assert_eq!(schedule.poll(1950 * MS), Step::Kill);
+    }
+
+    #[test]
+    fn without_a_deadline_it_waits_for_ever() {
+        let mut schedule = Schedule::new(None, 100 * MS);
+        assert_eq!(schedule.poll(u64::MAX), Step::Wait(None));
+        schedule.end_after_grace(Reason::WrapperGone, 5 * MS);
+        assert_eq!(schedule.poll(5 * MS), Step::Terminate(Reason::WrapperGone));
+        assert_eq!(schedule.poll(5 * MS), Step::Wait(Some(105 * MS)));
+    }
+
+    #[test]
+    fn no_end_outlasts_the_deadline_and_a_second_one_only_hurries() {
+        let mut schedule = Schedule::new(Some(1000 * MS), 400 * MS);
+        schedule.end(Reason::Asked, 5000 * MS);
+        assert_eq!(schedule.poll(0), Step::Terminate(Reason::Asked));
+        assert_eq!(schedule.poll(0), Step::Wait(Some(900 * MS)));
+        schedule.end(Reason::WrapperGone, 300 * MS);
+        assert_eq!(schedule.poll(0), Step::Wait(Some(300 * MS)), "the reason is told once");
+        schedule.end(Reason::Asked, 800 * MS);
+        assert_eq!(schedule.poll(300 * MS), Step::Kill);
+    }
+
+    #[test]
+    fn a_deadline_that_is_near_or_past_is_due() {
+        assert!(Schedule::new(Some(1000), 100 * MS).is_due(0));
+        assert!(Schedule::new(Some(0), 0).is_due(0));
+        assert!(!Schedule::new(None, 0).is_due(u64::MAX));
+    }
+}

@@ -1,0 +1,349 @@
+//! The wrapper's side: starting a guarded command, steering it, and hearing how it goes.
+//!
+//! May not decide what a loss or an exit means for `lockkeeper run`; that is the caller's. Does promise that the
+//! command's whole family is gone when it says [`Event::Gone`] or [`Event::GuardianDied`]: only then may the
+//! caller release the lock.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::sys::signal::{SigSet, Signal};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::channel::{Channel, Incoming};
+use super::deadline::margin;
+use super::inherited::inherited;
+use super::process::Startup;
+use super::protocol::{Order, Outcome, Reason, Report};
+use super::signals::{Received, hand_terminal_to, stop_self};
+use super::{GUARDIAN_ARGUMENT, boot_now, tree};
+
+/// What to run and under which lock.
+#[derive(Debug, Clone)]
+pub struct Spec {
+    /// The command and its arguments; looked up in `PATH` as `execvp` does. Must not be empty.
+    pub argv: Vec<OsString>,
+    /// Changes to the environment: a value sets, `None` removes.
+    pub env: Vec<(OsString, Option<OsString>)>,
+    /// Descriptors that are the lock, where the backend has such (`file:`): the guardian keeps them open until the
+    /// last descendant is gone; the command doesn't get them. The caller keeps its own, above 2, close-on-exec.
+    pub lock_fds: Vec<RawFd>,
+    /// The lock's deadline (`CLOCK_BOOTTIME`, ns), or `None` for a lock that has none.
+    pub valid_until: Option<u64>,
+    /// From SIGTERM to SIGKILL, at most. SIGTERM comes this long before the deadline, and SIGKILL a quarter of it
+    /// (50 ms to 1 s) before the deadline.
+    pub grace: Duration,
+}
+
+/// Why the command does not run. It did not begin, and nothing is left of the guardian.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SpawnError {
+    /// No such program, or a script whose interpreter doesn't exist. Shells exit with 127 for this.
+    #[error("cannot run `{program}`: not found; check its name, its `#!` line and PATH")]
+    NotFound {
+        /// As it was given.
+        program: String,
+    },
+    /// It exists but may not be executed, or is not a program. Shells exit with 126 for this.
+    #[error(
+        "cannot run `{program}`: not executable; check its permissions and that it is a program or a script"
+    )]
+    NotExecutable {
+        /// As it was given.
+        program: String,
+    },
+    /// The system refused for another reason, e.g. arguments too long or too many processes.
+    #[error("cannot run `{program}`: error {errno} from the system", errno = .source.raw_os_error().unwrap_or(0))]
+    Other {
+        /// As it was given.
+        program: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// Less than one grace is left of the lock's lease, so the command would be ended at once.
+    #[error(
+        "`{program}` was not started: less than the grace is left until the lock's deadline; use a longer ttl"
+    )]
+    TooLate {
+        /// As it was given.
+        program: String,
+    },
+    /// The guardian itself did not start.
+    #[error("cannot start the guardian of `{program}` from /proc/self/exe; check that /proc is mounted")]
+    Guardian {
+        /// As it was given.
+        program: String,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+/// What the guardian reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The command stopped, in a process group of its own (an interactive shell that suspends itself). Call
+    /// [`Guarded::stop_too`].
+    Stopped,
+    /// The command ended. Descendants of it may live on.
+    Exited(Outcome),
+    /// The command has ended and these live on; they are waited for, not ended.
+    LeftBehind {
+        /// How many there are.
+        total: u32,
+        /// Their process ids, the first 32.
+        pids: Vec<i32>,
+    },
+    /// All descendants had SIGTERM, and will have SIGKILL.
+    Terminating(Reason),
+    /// No descendant is left, and the guardian has ended too: the lock may be released. `at` is when the guardian
+    /// saw that (`CLOCK_BOOTTIME`, ns).
+    Gone {
+        /// `CLOCK_BOOTTIME`, ns.
+        at: u64,
+    },
+    /// Someone killed the guardian. Its descendants came to this process, which ended them: SIGTERM, after the
+    /// grace SIGKILL. None is left: the lock may be released.
+    GuardianDied,
+}
+
+/// A command under a guardian. Dropping it ends the command and all its descendants, without waiting for that.
+#[derive(Debug)]
+pub struct Guarded {
+    channel: AsyncFd<Channel>,
+    guardian: Child,
+    pid: i32,
+    command_ended: bool,
+    /// Stopped with the command, and not yet continued.
+    has_stopped_too: bool,
+    valid_until: Option<u64>,
+    grace: u64,
+    /// The last event, once it was told; it is repeated from then on.
+    finished: Option<Event>,
+    gone_at: Option<u64>,
+}
+
+impl Guarded {
+    /// Starts the guardian, and by it the command; returns when the command's program has been executed. Inside a
+    /// tokio runtime. Cancelling it ends what was started.
+    ///
+    /// The command gets standard input, output and error, process group, session, terminal and signal state that
+    /// this process got from its own parent. This process becomes a child subreaper.
+    ///
+    /// # Errors
+    /// See [`SpawnError`].
+    pub async fn spawn(spec: Spec) -> Result<Self, SpawnError> {
+        let program = spec.argv.first().map_or(OsStr::new(""), OsString::as_os_str);
+        let program = program.to_string_lossy().into_owned();
+        let mut guarded = match Self::start(spec) {
+            Ok(guarded) => guarded,
+            Err(source) => return Err(SpawnError::Guardian { program, source }),
+        };
+        let errno = match guarded.report().await {
+            Some(Report::Started { pid }) => {
+                guarded.pid = pid;
+                return Ok(guarded);
+            }
+            Some(Report::SpawnFailed { errno }) => errno,
+            Some(_) | None => {
+                guarded.end_orphans().await;
+                let source = io::Error::other("the guardian ended before it had started the command");
+                return Err(SpawnError::Guardian { program, source });
+            }
+        };
+        let _ = guarded.guardian.wait();
+        Err(match Errno::from_raw(errno) {
+            Errno::ENOENT | Errno::ENOTDIR => SpawnError::NotFound { program },
+            Errno::EACCES | Errno::ENOEXEC => SpawnError::NotExecutable { program },
+            Errno::ETIME => SpawnError::TooLate { program },
+            _ => SpawnError::Other { program, source: io::Error::from_raw_os_error(errno) },
+        })
+    }
+
+    fn start(spec: Spec) -> io::Result<Self> {
+        if spec.argv.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"));
+        }
+        // If someone kills the guardian, its orphans come to us, and we can end them.
+        nix::sys::prctl::set_child_subreaper(true)?;
+        let grace = u64::try_from(spec.grace.as_nanos()).unwrap_or(u64::MAX);
+        let (channel, theirs) = Channel::pair()?;
+        // SAFETY: a channel owns one open socket for all its life.
+        let channel = unsafe { AsyncFd::register(channel) }?;
+        let startup = Startup {
+            socket: theirs.as_raw_fd(),
+            lock_fds: spec.lock_fds,
+            inherited: inherited(),
+            valid_until: spec.valid_until,
+            grace,
+            argv: spec.argv,
+        };
+        // This very binary, also after an upgrade has replaced its file.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("lockkeeper").arg(GUARDIAN_ARGUMENT).args(startup.to_arguments());
+        for (name, value) in spec.env {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let passed: Vec<RawFd> = startup.lock_fds.iter().copied().chain([startup.socket]).collect();
+        let prepare = move || {
+            for fd in &passed {
+                // SAFETY: borrowed for this call only; if it isn't open the call fails and the start with it.
+                let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
+                fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()))?;
+            }
+            // Until it has left for its own session, Ctrl-C reaches the guardian too.
+            SigSet::all().thread_set_mask()?;
+            Ok(())
+        };
+        // SAFETY: `prepare` makes system calls only and allocates nothing, as code between fork and exec must.
+        let guardian = unsafe { command.pre_exec(prepare) }.spawn()?;
+        Ok(Self {
+            channel,
+            guardian,
+            pid: 0,
+            command_ended: false,
+            has_stopped_too: false,
+            valid_until: spec.valid_until,
+            grace,
+            finished: None,
+            gone_at: None,
+        })
+    }
+
+    /// The command's process id. It may belong to someone else once the command has ended.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// The lock was renewed (`CLOCK_BOOTTIME`, ns). Of no effect once termination has begun. Never blocks; like all
+    /// orders it is sent by [`Guarded::next`] if the socket is full.
+    pub fn set_valid_until(&mut self, at: u64) {
+        self.valid_until = Some(at);
+        self.channel.get_mut().send(Order::ValidUntil(at).encode(), true);
+    }
+
+    /// Passes a signal to the command. Of no effect once it has ended.
+    pub fn forward(&mut self, signal: Signal) {
+        self.order(Order::Forward(signal as i32));
+    }
+
+    /// Ends all descendants: SIGTERM now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns), or before the lock's deadline if
+    /// that is earlier.
+    pub fn end(&mut self, by: u64) {
+        self.order(Order::End { by });
+    }
+
+    /// This process was continued (SIGCONT): continues the command if it is stopped. A command that had stopped in
+    /// its own group gets the terminal back, if this process has it.
+    pub fn resume(&mut self) {
+        if std::mem::take(&mut self.has_stopped_too) && !self.command_ended {
+            hand_terminal_to(self.pid);
+        }
+        self.order(Order::Continue);
+    }
+
+    /// Answers [`Event::Stopped`]: stops this process, so that the shell above takes over. Once that shell
+    /// continues it, [`Signals`](super::Signals) yields SIGCONT, which [`Guarded::relay`] passes on.
+    pub fn stop_too(&mut self) {
+        self.has_stopped_too = true;
+        stop_self();
+    }
+
+    /// Does what a signal to the wrapper means for the command: passes it on, unless the terminal has already sent
+    /// it there. When the command has ended and others are waited for, a signal that asks for an end (SIGTERM,
+    /// SIGINT, SIGHUP, SIGQUIT; from a terminal too) ends those: SIGTERM now, SIGKILL after the grace.
+    pub fn relay(&mut self, received: Received) {
+        match received.signal {
+            Signal::SIGCONT => self.resume(),
+            Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT if self.command_ended => {
+                self.end(boot_now().saturating_add(self.grace));
+            }
+            _ if received.from_terminal => {}
+            signal => self.forward(signal),
+        }
+    }
+
+    /// The next event. Cancel-safe. The last one, [`Event::Gone`] or [`Event::GuardianDied`], is repeated.
+    pub async fn next(&mut self) -> Event {
+        if let Some(last) = &self.finished {
+            return last.clone();
+        }
+        while let Some(report) = self.report().await {
+            match report {
+                Report::Stopped => return Event::Stopped,
+                Report::LeftBehind { total, pids } => return Event::LeftBehind { total, pids },
+                Report::Exited(outcome) => {
+                    self.command_ended = true;
+                    return Event::Exited(outcome);
+                }
+                Report::Terminating(reason) => return Event::Terminating(reason),
+                // Told when the guardian has ended: until then it has the lock's descriptors open.
+                Report::Gone { at } => self.gone_at = Some(at),
+                Report::Started { .. } | Report::SpawnFailed { .. } => {}
+            }
+        }
+        let last = match self.gone_at {
+            Some(at) => {
+                // The closed socket says that it is past its last instruction: no wait to speak of.
+                let _ = self.guardian.wait();
+                Event::Gone { at }
+            }
+            None => {
+                self.end_orphans().await;
+                Event::GuardianDied
+            }
+        };
+        self.finished = Some(last.clone());
+        last
+    }
+
+    fn order(&mut self, order: Order) {
+        self.channel.get_mut().send(order.encode(), false);
+    }
+
+    /// The next message of the guardian, `None` when its end is closed. Sends what waits, meanwhile. Cancel-safe.
+    async fn report(&mut self) -> Option<Report> {
+        loop {
+            let mut interest = Interest::READABLE;
+            if self.channel.get_ref().has_waiting() {
+                interest |= Interest::WRITABLE;
+            }
+            // An error here means that the runtime is going down; the guardian will see this process end.
+            let Ok(mut ready) = self.channel.ready_mut(interest).await else {
+                return std::future::pending().await;
+            };
+            let channel = ready.get_inner_mut();
+            channel.flush();
+            let is_flushed = !channel.has_waiting();
+            match channel.receive() {
+                Incoming::Message(message) => match Report::decode(&message) {
+                    Some(report) => return Some(report),
+                    None => continue,
+                },
+                Incoming::Closed => return None,
+                Incoming::Empty if is_flushed => ready.clear_ready_matching(tokio::io::Ready::READABLE),
+                Incoming::Empty => ready.clear_ready(),
+            }
+        }
+    }
+
+    /// The guardian is dead and its descendants are ours now: ends them and returns when none is left.
+    async fn end_orphans(&mut self) {
+        let after_grace = boot_now().saturating_add(self.grace);
+        let last = self.valid_until.map_or(u64::MAX, |at| at.saturating_sub(margin(self.grace)));
+        // The guardian is among the children that this waits for.
+        let ended = tokio::task::spawn_blocking(move || tree::end_all(after_grace.min(last)));
+        let _ = ended.await;
+    }
+}

@@ -1,0 +1,417 @@
+//! The guardian itself: starts the command, then waits for the first of many things and acts on it.
+//!
+//! One thread, one loop, no runtime. It survives everything but SIGKILL: all signals are blocked (the two that
+//! matter come through a descriptor), its session has no terminal, it never waits for the wrapper.
+
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, kill, killpg, sigaction};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::time::TimeSpec;
+use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpgid, getpgrp, getppid, setsid};
+
+use super::channel::{Channel, Incoming};
+use super::deadline::{Schedule, Step};
+use super::inherited::Inherited;
+use super::protocol::{Order, Outcome, PIDS_MAX, Reason, Report};
+use super::{boot_now, tree};
+
+/// The longest time for which the timer is armed, in ns. The clock is read anew at each wake-up, so whatever a
+/// timer does across suspend or migration costs at most this much.
+const WAKE_NS_MAX: u64 = 1_000_000_000;
+
+/// Between two rounds of SIGKILL, in ns: the first and, doubling, the longest pause.
+const KILL_PAUSE_NS_MIN: u64 = 1_000_000;
+const KILL_PAUSE_NS_MAX: u64 = 50_000_000;
+
+/// What the wrapper hands to the guardian on its command line, after the hidden argument.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Startup {
+    pub(crate) socket: RawFd,
+    pub(crate) lock_fds: Vec<RawFd>,
+    pub(crate) inherited: Inherited,
+    pub(crate) valid_until: Option<u64>,
+    /// In ns.
+    pub(crate) grace: u64,
+    pub(crate) argv: Vec<OsString>,
+}
+
+impl Startup {
+    pub(crate) fn to_arguments(&self) -> Vec<OsString> {
+        let lock_fds: Vec<_> = self.lock_fds.iter().map(RawFd::to_string).collect();
+        let words = [
+            format!("socket={}", self.socket),
+            format!("locks={}", lock_fds.join(",")),
+            format!("ignored={}", self.inherited.ignored),
+            format!("blocked={}", self.inherited.blocked),
+            format!("until={}", self.valid_until.map_or_else(String::new, |at| at.to_string())),
+            format!("grace={}", self.grace),
+            "--".to_owned(),
+        ];
+        words.into_iter().map(OsString::from).chain(self.argv.iter().cloned()).collect()
+    }
+
+    fn from_arguments(mut arguments: impl Iterator<Item = OsString>) -> Option<Self> {
+        let mut word = |name: &str| {
+            let word = arguments.next()?.into_string().ok()?;
+            word.strip_prefix(name)?.strip_prefix('=').map(str::to_owned)
+        };
+        let socket = word("socket")?.parse().ok()?;
+        let lock_fds = word("locks")?;
+        let lock_fds = lock_fds.split_terminator(',').map(|fd| fd.parse().ok()).collect::<Option<_>>()?;
+        let inherited =
+            Inherited { ignored: word("ignored")?.parse().ok()?, blocked: word("blocked")?.parse().ok()? };
+        let valid_until = match word("until")?.as_str() {
+            "" => None,
+            at => Some(at.parse().ok()?),
+        };
+        let grace = word("grace")?.parse().ok()?;
+        let is_separated = arguments.next()? == "--";
+        let argv: Vec<_> = arguments.collect();
+        (is_separated && !argv.is_empty()).then_some(Self {
+            socket,
+            lock_fds,
+            inherited,
+            valid_until,
+            grace,
+            argv,
+        })
+    }
+}
+
+/// The guardian's `main`, with the arguments after the hidden one.
+pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let startup = Startup::from_arguments(arguments).filter(|startup| {
+        [startup.socket].iter().chain(&startup.lock_fds).all(|fd| *fd > 2 && close_on_exec(*fd).is_ok())
+    });
+    let Some(startup) = startup else {
+        eprintln!(
+            "this is an inner command of `lockkeeper run`, which starts it with a socket; use `lockkeeper run`"
+        );
+        return ExitCode::from(64);
+    };
+    // SAFETY: the wrapper passed this descriptor for us to own, and it was just seen to be open.
+    let mut channel = Channel::new(unsafe { OwnedFd::from_raw_fd(startup.socket) });
+    let errno = match Guardian::start(startup, &mut channel) {
+        Ok(Some(guardian)) => return guardian.watch(channel),
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(errno) => errno,
+    };
+    channel.send(Report::SpawnFailed { errno: errno as i32 }.encode(), false);
+    ExitCode::SUCCESS
+}
+
+/// The command and its descendants must not hold the lock, nor the socket whose closing says that a process died.
+fn close_on_exec(fd: RawFd) -> Result<(), Errno> {
+    // SAFETY: only borrowed for this call; a descriptor that isn't open makes the call fail, nothing else.
+    let fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map(drop)
+}
+
+struct Guardian {
+    signals: SignalFd,
+    timer: TimerFd,
+    schedule: Schedule,
+    wrapper: Pid,
+    wrapper_group: Pid,
+    /// `None` once it has been waited for: from then on its id may belong to a stranger.
+    command: Option<Pid>,
+    /// The wrapper was told that the command stopped, and so stopped itself.
+    wrapper_paused: bool,
+    left_behind_told: bool,
+    kill_pause: u64,
+}
+
+impl Guardian {
+    /// Starts the command and then leaves the wrapper's session. `None`: the wrapper died before the command
+    /// began.
+    fn start(startup: Startup, channel: &mut Channel) -> Result<Option<Self>, Errno> {
+        // A terminal's signal must not end us while we are still in its foreground group.
+        SigSet::all().thread_set_mask()?;
+        // Were it ignored (which is inherited), no child would leave a status.
+        let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
+        // SAFETY: the default action installs no code.
+        unsafe { sigaction(Signal::SIGCHLD, &default)? };
+        nix::sys::prctl::set_child_subreaper(true)?;
+        // Else `ps` would show "exe", the last part of the path we were started by.
+        let _ = nix::sys::prctl::set_name(c"lk-guardian");
+
+        // Everything that can fail is done before the command exists.
+        let mut listened = SigSet::empty();
+        listened.add(Signal::SIGCHLD);
+        listened.add(Signal::SIGTERM);
+        let signals = SignalFd::with_flags(&listened, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        let timer =
+            TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK)?;
+        let null =
+            OpenOptions::new().read(true).write(true).open("/dev/null").map_err(|error| errno_of(&error))?;
+
+        let mut guardian = Self {
+            signals,
+            timer,
+            schedule: Schedule::new(startup.valid_until, startup.grace),
+            wrapper: getppid(),
+            wrapper_group: getpgrp(),
+            command: None,
+            wrapper_paused: false,
+            left_behind_told: false,
+            kill_pause: KILL_PAUSE_NS_MIN,
+        };
+        if !guardian.take_orders(channel) {
+            return Ok(None);
+        }
+        if guardian.schedule.is_due(boot_now()) {
+            return Err(Errno::ETIME);
+        }
+        let pid = spawn(&startup)?;
+        guardian.command = Some(pid);
+        channel.send(Report::Started { pid: pid.as_raw() }.encode(), false);
+        leave(&null);
+        Ok(Some(guardian))
+    }
+
+    /// Until no descendant is left.
+    fn watch(mut self, channel: Channel) -> ExitCode {
+        let mut channel = Some(channel);
+        loop {
+            if self.reap_all(&mut channel) {
+                tell(&mut channel, &Report::Gone { at: boot_now() });
+                return ExitCode::SUCCESS;
+            }
+            if self.command.is_none() && !self.left_behind_told {
+                self.tell_left_behind(&mut channel);
+            }
+            let now = boot_now();
+            let wake = match self.schedule.poll(now) {
+                Step::Wait(until) => until.map(|at| at.saturating_sub(now)),
+                Step::Terminate(reason) => {
+                    tree::terminate_all();
+                    tell(&mut channel, &Report::Terminating(reason));
+                    continue;
+                }
+                Step::Kill => {
+                    tree::kill_all();
+                    let pause = self.kill_pause;
+                    self.kill_pause = (pause * 2).min(KILL_PAUSE_NS_MAX);
+                    Some(pause)
+                }
+            };
+            self.wait(channel.as_ref(), wake);
+            self.take_signals();
+            if let Some(open) = &mut channel {
+                open.flush();
+                if !self.take_orders(open) {
+                    channel = None;
+                    self.schedule.end_after_grace(Reason::WrapperGone, boot_now());
+                }
+            }
+        }
+    }
+
+    /// Sleeps until a message, a signal, or `wake` ns have passed.
+    fn wait(&self, channel: Option<&Channel>, wake: Option<u64>) {
+        let armed = match wake {
+            // Zero would disarm the timer.
+            Some(ns) => {
+                let ns = ns.clamp(1, WAKE_NS_MAX);
+                let spec = TimeSpec::new((ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64);
+                self.timer.set(Expiration::OneShot(spec), TimerSetTimeFlags::empty())
+            }
+            None => self.timer.unset(),
+        };
+        let mut sources = vec![
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.timer.as_fd(), PollFlags::POLLIN),
+        ];
+        if let Some(channel) = channel {
+            let mut events = PollFlags::POLLIN;
+            events.set(PollFlags::POLLOUT, channel.has_waiting());
+            sources.push(PollFd::new(channel.as_fd(), events));
+        }
+        // An error here (no memory for the poll, a timer that can't be set) must neither end nor stall us: the
+        // loop looks at everything anew.
+        let timeout = if armed.is_ok() { PollTimeout::NONE } else { PollTimeout::from(10u8) };
+        if poll(&mut sources, timeout).is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    fn take_signals(&mut self) {
+        while let Ok(Some(signal)) = self.signals.read_signal() {
+            if signal.ssi_signo.cast_signed() == libc::SIGTERM {
+                self.schedule.end_after_grace(Reason::Told, boot_now());
+            }
+        }
+    }
+
+    /// Does what the wrapper says. `false`: the wrapper is dead.
+    fn take_orders(&mut self, channel: &mut Channel) -> bool {
+        loop {
+            let message = match channel.receive() {
+                Incoming::Message(message) => message,
+                Incoming::Empty => return true,
+                Incoming::Closed => return false,
+            };
+            match Order::decode(&message) {
+                Some(Order::ValidUntil(at)) => self.schedule.set_valid_until(at),
+                Some(Order::End { by }) => self.schedule.end(Reason::Asked, by),
+                Some(Order::Forward(signal)) => {
+                    if let (Some(command), Ok(signal)) = (self.command, Signal::try_from(signal)) {
+                        let _ = kill(command, signal);
+                    }
+                }
+                Some(Order::Continue) => self.continue_command(),
+                // Both sides are the same binary, so this is not reached; going on is the safe answer to it.
+                None => {}
+            }
+        }
+    }
+
+    /// Takes the news of all children. `true`: none is left.
+    fn reap_all(&mut self, channel: &mut Option<Channel>) -> bool {
+        loop {
+            let (pid, status) = match tree::reap() {
+                tree::Reaped::Changed { pid, status } => (Pid::from_raw(pid), status),
+                tree::Reaped::Nothing => return false,
+                tree::Reaped::NobodyLeft => return true,
+            };
+            // Orphans are waited for and nothing more.
+            if Some(pid) != self.command {
+                continue;
+            }
+            if libc::WIFSTOPPED(status) {
+                // In the wrapper's own group, what stopped the command stopped the wrapper as well.
+                let is_elsewhere = getpgid(Some(pid)).is_ok_and(|group| group != self.wrapper_group);
+                if is_elsewhere && !self.schedule.is_ending() {
+                    self.wrapper_paused = true;
+                    tell(channel, &Report::Stopped);
+                }
+            } else if libc::WIFCONTINUED(status) {
+                self.wake_wrapper();
+            } else {
+                self.command = None;
+                tell(channel, &Report::Exited(outcome(status)));
+                self.wake_wrapper();
+            }
+        }
+    }
+
+    /// The wrapper stopped itself because the command was stopped, and that is over.
+    fn wake_wrapper(&mut self) {
+        // Still our parent, so its id is still its own.
+        if std::mem::take(&mut self.wrapper_paused) && getppid() == self.wrapper {
+            let _ = kill(self.wrapper, Signal::SIGCONT);
+        }
+    }
+
+    fn continue_command(&mut self) {
+        self.wrapper_paused = false;
+        let Some(command) = self.command else { return };
+        // A shell continues the whole group, so a command that shares the wrapper's is mostly running by now.
+        if !tree::look(command.as_raw()).is_some_and(|process| process.is_stopped()) {
+            return;
+        }
+        let _ = match getpgid(Some(command)) {
+            Ok(group) if group != self.wrapper_group => killpg(group, Signal::SIGCONT),
+            _ => kill(command, Signal::SIGCONT),
+        };
+    }
+
+    fn tell_left_behind(&mut self, channel: &mut Option<Channel>) {
+        let alive: Vec<_> = tree::descendants()
+            .iter()
+            .filter(|process| !process.is_zombie())
+            .map(|process| process.pid)
+            .collect();
+        if alive.is_empty() {
+            return;
+        }
+        self.left_behind_told = true;
+        let total = u32::try_from(alive.len()).unwrap_or(u32::MAX);
+        let pids = alive.into_iter().take(PIDS_MAX).collect();
+        tell(channel, &Report::LeftBehind { total, pids });
+    }
+}
+
+fn tell(channel: &mut Option<Channel>, report: &Report) {
+    if let Some(channel) = channel {
+        channel.send(report.encode(), false);
+    }
+}
+
+fn outcome(status: i32) -> Outcome {
+    if libc::WIFSIGNALED(status) {
+        Outcome::Signal(libc::WTERMSIG(status))
+    } else {
+        // The kernel keeps eight bits of an exit code.
+        Outcome::Code((libc::WEXITSTATUS(status) & 0xff) as u8)
+    }
+}
+
+/// Starts the command as a child in the wrapper's session and process group, with the descriptors and the signal
+/// state that the wrapper had from its own parent.
+fn spawn(startup: &Startup) -> Result<Pid, Errno> {
+    let (program, arguments) = startup.argv.split_first().ok_or(Errno::EINVAL)?;
+    let inherited = startup.inherited;
+    let mut command = Command::new(program);
+    command.args(arguments);
+    // SAFETY: `restore` makes system calls only, as code between fork and exec must.
+    unsafe { command.pre_exec(move || inherited.restore()) };
+    let child = command.spawn().map_err(|error| errno_of(&error))?;
+    Ok(Pid::from_raw(child.id().cast_signed()))
+}
+
+fn errno_of(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw)
+}
+
+/// Leaves the wrapper's session, terminal, standard descriptors and directory: whoever waits for the end of a pipe
+/// or wants to unmount must not wait for us. None of it can fail for a forked child; if it did, we'd still guard.
+fn leave(null: &File) {
+    let _ = setsid();
+    let _ = dup2_stdin(null);
+    let _ = dup2_stdout(null);
+    let _ = dup2_stderr(null);
+    let _ = nix::unistd::chdir("/");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(words: &[OsString]) -> Option<Startup> {
+        Startup::from_arguments(words.iter().cloned())
+    }
+
+    #[test]
+    fn what_the_wrapper_writes_the_guardian_reads() {
+        for (lock_fds, valid_until) in [(vec![], None), (vec![7, 9], Some(u64::MAX))] {
+            let startup = Startup {
+                socket: 5,
+                lock_fds,
+                inherited: Inherited { ignored: 1, blocked: u64::MAX },
+                valid_until,
+                grace: 3,
+                argv: vec!["--".into(), "a b".into(), "".into()],
+            };
+            assert_eq!(parsed(&startup.to_arguments()), Some(startup));
+        }
+    }
+
+    #[test]
+    fn a_command_line_typed_by_hand_is_refused() {
+        for words in [&[][..], &["true"], &["socket=1"], &["socket=x", "locks="]] {
+            let words: Vec<_> = words.iter().map(OsString::from).collect();
+            assert_eq!(parsed(&words), None, "{words:?}");
+        }
+    }
+}

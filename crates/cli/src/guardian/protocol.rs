@@ -1,0 +1,219 @@
+//! What wrapper and guardian say to each other, and its bytes.
+//!
+//! Both ends are the same binary, so there is no version. One message is one packet: a tag and numbers in little
+//! endian. Nothing here does I/O.
+
+use nix::sys::signal::Signal;
+
+/// The longest message in bytes; `LeftBehind` is the only one that varies.
+pub(crate) const MESSAGE_BYTES_MAX: usize = 5 + 4 * PIDS_MAX;
+
+/// How many process ids `LeftBehind` names at most: enough to look them up, and one small packet.
+pub(crate) const PIDS_MAX: usize = 32;
+
+/// Wrapper to guardian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// The lock is valid until then (`CLOCK_BOOTTIME`, ns).
+    ValidUntil(u64),
+    /// Pass this signal to the command.
+    Forward(i32),
+    /// The lock is lost: SIGTERM to all now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns).
+    End { by: u64 },
+    /// The wrapper was continued: continue the command if it is stopped.
+    Continue,
+}
+
+/// How the command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It exited with this code.
+    Code(u8),
+    /// This signal ended it. A number, since real-time signals have no name.
+    Signal(i32),
+}
+
+impl Outcome {
+    /// The exit code by which a wrapper passes the outcome on: the code itself, or 128 + n for signal n.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Code(code) => code,
+            // Linux has signals 1..=64, so this stays below 255.
+            Self::Signal(signal) => 128u8.saturating_add(u8::try_from(signal).unwrap_or(127)),
+        }
+    }
+}
+
+/// Why the guardian ends all descendants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The lock's deadline is near and no later one was heard of.
+    ValidUntil,
+    /// The wrapper is dead.
+    WrapperGone,
+    /// The wrapper asked for it.
+    Asked,
+    /// Someone sent SIGTERM to the guardian.
+    Told,
+}
+
+/// Guardian to wrapper.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    Started { pid: i32 },
+    SpawnFailed { errno: i32 },
+    Stopped,
+    LeftBehind { total: u32, pids: Vec<i32> },
+    Exited(Outcome),
+    Terminating(Reason),
+    Gone { at: u64 },
+}
+
+impl Order {
+    pub(crate) fn encode(self) -> Vec<u8> {
+        match self {
+            Self::ValidUntil(at) => with_u64(b'V', at),
+            Self::Forward(signal) => with_i32(b'F', signal),
+            Self::End { by } => with_u64(b'E', by),
+            Self::Continue => vec![b'C'],
+        }
+    }
+
+    /// `None`: not a message of ours.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (tag, rest) = bytes.split_first()?;
+        Some(match tag {
+            b'V' => Self::ValidUntil(u64_of(rest)?),
+            b'F' => Self::Forward(i32_of(rest)?),
+            b'E' => Self::End { by: u64_of(rest)? },
+            b'C' if rest.is_empty() => Self::Continue,
+            _ => return None,
+        })
+    }
+}
+
+impl Report {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Started { pid } => with_i32(b's', *pid),
+            Self::SpawnFailed { errno } => with_i32(b'f', *errno),
+            Self::Stopped => vec![b'z'],
+            Self::LeftBehind { total, pids } => {
+                let mut bytes = vec![b'l'];
+                bytes.extend(total.to_le_bytes());
+                bytes.extend(pids.iter().take(PIDS_MAX).flat_map(|pid| pid.to_le_bytes()));
+                bytes
+            }
+            Self::Exited(Outcome::Code(code)) => vec![b'c', *code],
+            Self::Exited(Outcome::Signal(signal)) => with_i32(b'k', *signal),
+            Self::Terminating(reason) => vec![
+                b't',
+                match reason {
+                    Reason::ValidUntil => b'v',
+                    Reason::WrapperGone => b'w',
+                    Reason::Asked => b'a',
+                    Reason::Told => b't',
+                },
+            ],
+            Self::Gone { at } => with_u64(b'g', *at),
+        }
+    }
+
+    /// `None`: not a message of ours.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (tag, rest) = bytes.split_first()?;
+        Some(match (tag, rest) {
+            (b's', _) => Self::Started { pid: i32_of(rest)? },
+            (b'f', _) => Self::SpawnFailed { errno: i32_of(rest)? },
+            (b'z', []) => Self::Stopped,
+            (b'l', _) => {
+                let (total, pids) = rest.split_at_checked(4)?;
+                let pids = pids.chunks(4).map(i32_of).collect::<Option<_>>()?;
+                Self::LeftBehind { total: u32::from_le_bytes(total.try_into().ok()?), pids }
+            }
+            (b'c', [code]) => Self::Exited(Outcome::Code(*code)),
+            (b'k', _) => Self::Exited(Outcome::Signal(i32_of(rest)?)),
+            (b't', [b'v']) => Self::Terminating(Reason::ValidUntil),
+            (b't', [b'w']) => Self::Terminating(Reason::WrapperGone),
+            (b't', [b'a']) => Self::Terminating(Reason::Asked),
+            (b't', [b't']) => Self::Terminating(Reason::Told),
+            (b'g', _) => Self::Gone { at: u64_of(rest)? },
+            _ => return None,
+        })
+    }
+}
+
+/// The signals that a wrapper passes on to its command. Not SIGTSTP: Ctrl-Z stops wrapper and command alike.
+pub(crate) const FORWARDED: [Signal; 8] = [
+    Signal::SIGTERM,
+    Signal::SIGINT,
+    Signal::SIGHUP,
+    Signal::SIGQUIT,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGCONT,
+    Signal::SIGWINCH,
+];
+
+fn with_u64(tag: u8, number: u64) -> Vec<u8> {
+    [&[tag][..], &number.to_le_bytes()].concat()
+}
+
+fn with_i32(tag: u8, number: i32) -> Vec<u8> {
+    [&[tag][..], &number.to_le_bytes()].concat()
+}
+
+fn u64_of(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.try_into().ok()?))
+}
+
+fn i32_of(bytes: &[u8]) -> Option<i32> {
+    Some(i32::from_le_bytes(bytes.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_message_survives_the_way() {
+        for order in [Order::ValidUntil(u64::MAX), Order::Forward(15), Order::End { by: 7 }, Order::Continue]
+        {
+            assert_eq!(Order::decode(&order.encode()), Some(order));
+        }
+        let reasons = [Reason::ValidUntil, Reason::WrapperGone, Reason::Asked, Reason::Told];
+        let mut reports: Vec<_> = reasons.map(Report::Terminating).into();
+        reports.extend([
+            Report::Started { pid: 1 },
+            Report::SpawnFailed { errno: 2 },
+            Report::Stopped,
+            Report::LeftBehind { total: 40, pids: (0..32).collect() },
+            Report::Exited(Outcome::Code(255)),
+            Report::Exited(Outcome::Signal(64)),
+            Report::Gone { at: 9 },
+        ]);
+        for report in reports {
+            let bytes = report.encode();
+            assert!(bytes.len() <= MESSAGE_BYTES_MAX);
+            assert_eq!(Report::decode(&bytes), Some(report));
+        }
+    }
+
+    #[test]
+    fn cut_or_unknown_messages_are_refused() {
+        for bytes in [&b""[..], b"V", b"V123", b"F12345", b"C1", b"?"] {
+            assert_eq!(Order::decode(bytes), None, "{bytes:?}");
+        }
+        for bytes in [&b""[..], b"s", b"z1", b"l123", b"l123456", b"c", b"t?", b"?"] {
+            assert_eq!(Report::decode(bytes), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_signal_becomes_128_plus_its_number() {
+        assert_eq!(Outcome::Code(3).exit_code(), 3);
+        assert_eq!(Outcome::Signal(15).exit_code(), 143);
+        assert_eq!(Outcome::Signal(64).exit_code(), 192);
+    }
+}

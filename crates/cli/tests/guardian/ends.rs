@@ -1,0 +1,246 @@
+//! Whatever happens to wrapper or guardian, no descendant lives without the lock.
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::scenario::{Scenario, rounds, state, wait_until};
+use crate::wrapper::{GUARDIAN_DIED, TOO_LATE};
+
+crate::trials![
+    a_killed_wrapper_leaves_nobody_when_the_lock_is_free,
+    a_stopped_then_killed_wrapper_leaves_nobody_when_the_lock_is_free,
+    a_wrapper_killed_at_any_moment_of_its_start_leaves_nobody,
+    a_family_that_keeps_forking_is_ended,
+    a_stopped_wrapper_lets_the_deadline_pass_and_all_are_dead_before_it,
+    a_renewed_lease_keeps_the_job_past_its_first_deadline,
+    a_lost_lock_ends_a_job_that_ignores_sigterm,
+    a_job_that_reacts_to_sigterm_has_time_to_clean_up,
+    a_command_whose_lease_is_almost_over_is_not_started,
+    a_lock_without_deadline_outlasts_a_stopped_wrapper,
+    the_guardian_outlives_every_signal_but_sigkill,
+    sigterm_to_the_guardian_ends_all,
+    a_killed_guardian_is_replaced_by_the_wrapper,
+    daemons_left_behind_are_waited_for_and_not_ended,
+    a_signal_ends_the_daemons_that_a_wrapper_waits_for,
+    a_stopped_wrapper_does_not_hold_up_the_guardian,
+];
+
+/// Makes every second round's family deaf to SIGTERM, so that SIGKILL has to end it.
+fn first_words(round: usize) -> &'static str {
+    if round.is_multiple_of(2) { "" } else { "trap '' TERM" }
+}
+
+fn kill_wrappers(before: &[Signal]) {
+    for round in 0..rounds() {
+        let mut scenario = Scenario::new();
+        scenario.options.grace_ms = 50;
+        scenario.run_family(first_words(round));
+        for signal in before {
+            scenario.signal_wrapper(*signal);
+        }
+        scenario.signal_wrapper(Signal::SIGKILL);
+        let _next_holder = scenario.wait_for_lock();
+        assert_eq!(scenario.survivors(), [], "alive after the lock was free, round {round}");
+    }
+}
+
+fn a_killed_wrapper_leaves_nobody_when_the_lock_is_free() {
+    kill_wrappers(&[]);
+}
+
+fn a_stopped_then_killed_wrapper_leaves_nobody_when_the_lock_is_free() {
+    kill_wrappers(&[Signal::SIGSTOP]);
+}
+
+fn a_wrapper_killed_at_any_moment_of_its_start_leaves_nobody() {
+    for round in 0..rounds() {
+        let mut scenario = Scenario::new();
+        scenario.options.grace_ms = 50;
+        scenario.start(&["sh", "-c", "sleep 600 & (setsid sleep 600 &); wait"]);
+        wait_until("the lock file exists", || std::path::Path::new(&scenario.options.lock).exists());
+        // Which moment this hits is left to chance; the steps spread it over the whole start.
+        std::thread::sleep(Duration::from_micros(400 * (round as u64 % 50)));
+        scenario.signal_wrapper(Signal::SIGKILL);
+        scenario.wait();
+        let _next_holder = scenario.wait_for_lock();
+        assert_eq!(scenario.survivors(), [], "alive after the lock was free, round {round}");
+    }
+}
+
+fn a_family_that_keeps_forking_is_ended() {
+    let mut scenario = Scenario::new();
+    scenario.options.grace_ms = 50;
+    // Each link lives for a moment and leaves an orphan behind that does the same.
+    let script = "trap '' TERM; echo x >> members; link() { : & (link2 &) ; }; link2() { link; }; link; while :; do : & wait; done";
+    scenario.run(&["sh", "-c", script]);
+    wait_until("the chain runs", || !scenario.read("members").is_empty());
+    scenario.signal_wrapper(Signal::SIGKILL);
+    let _next_holder = scenario.wait_for_lock();
+    assert_eq!(scenario.survivors(), []);
+}
+
+fn a_stopped_wrapper_lets_the_deadline_pass_and_all_are_dead_before_it() {
+    // Each round takes the ttl.
+    for round in 0..rounds().div_ceil(10) {
+        let mut scenario = Scenario::new();
+        scenario.options.ttl_ms = 2600;
+        scenario.options.grace_ms = 2000;
+        scenario.options.renews = true;
+        scenario.run_family(first_words(round));
+        scenario.signal_wrapper(Signal::SIGSTOP);
+        wait_until("nobody is left", || scenario.survivors().is_empty());
+        scenario.signal_wrapper(Signal::SIGCONT);
+        let gone: u64 = scenario.wait_for_report("gone")["gone ".len()..].parse().unwrap();
+        // Renewals may go on after the wrapper woke up, but only those from before could be heard in time.
+        let report = scenario.read("report");
+        let heard = report.lines().filter_map(|line| line.strip_prefix("until ")?.parse::<u64>().ok());
+        let deadline = heard.filter(|until| until - 2_600_000_000 < gone).max().unwrap();
+        assert!(gone < deadline, "the last one died at {gone}, the deadline was {deadline}");
+        assert_eq!(scenario.reported("terminating"), Some("terminating ValidUntil".into()));
+        scenario.wait();
+    }
+}
+
+fn a_renewed_lease_keeps_the_job_past_its_first_deadline() {
+    let mut scenario = Scenario::new();
+    scenario.options.ttl_ms = 2000;
+    scenario.options.grace_ms = 200;
+    scenario.options.renews = true;
+    scenario.run(&["sh", "-c", "until [ -e enough ]; do sleep 0.05; done; exit 6"]);
+    let first: u64 = scenario.wait_for_report("until")["until ".len()..].parse().unwrap();
+    wait_until("the first deadline is over", || lockkeeper_cli::guardian::boot_now() > first);
+    std::fs::write(scenario.path("enough"), "").unwrap();
+    assert_eq!(scenario.wait().code(), Some(6));
+    assert_eq!(scenario.reported("terminating"), None);
+}
+
+fn a_lost_lock_ends_a_job_that_ignores_sigterm() {
+    let mut scenario = Scenario::new();
+    scenario.options.grace_ms = 100;
+    scenario.options.usr2_is_loss = true;
+    scenario.run_family("trap '' TERM");
+    scenario.signal_wrapper(Signal::SIGUSR2);
+    assert_eq!(scenario.wait().code(), Some(128 + 9));
+    assert_eq!(scenario.survivors(), []);
+    assert_eq!(scenario.reported("terminating"), Some("terminating Asked".into()));
+    assert_eq!(scenario.reported("exited"), Some("exited Signal(9)".into()));
+}
+
+fn a_job_that_reacts_to_sigterm_has_time_to_clean_up() {
+    let mut scenario = Scenario::new();
+    scenario.options.usr2_is_loss = true;
+    // The clean-up is itself a process, begun after SIGTERM: it must not be ended.
+    let script =
+        "trap 'sleep 0.2; cp members cleaned; exit 8' TERM; echo up >> members; while :; do sleep 0.05; done";
+    scenario.run(&["sh", "-c", script]);
+    wait_until("the trap is set", || !scenario.read("members").is_empty());
+    scenario.signal_wrapper(Signal::SIGUSR2);
+    assert_eq!(scenario.wait().code(), Some(8));
+    assert_eq!(scenario.read("cleaned"), "up\n");
+}
+
+fn a_command_whose_lease_is_almost_over_is_not_started() {
+    let mut scenario = Scenario::new();
+    scenario.options.ttl_ms = 1000;
+    scenario.options.grace_ms = 2000;
+    scenario.start(&["sh", "-c", "echo x > ran"]);
+    assert_eq!(scenario.wait().code(), Some(TOO_LATE.into()));
+    assert!(!scenario.path("ran").exists());
+}
+
+fn a_lock_without_deadline_outlasts_a_stopped_wrapper() {
+    let mut scenario = Scenario::new();
+    scenario.options.grace_ms = 0;
+    scenario.run(&["sh", "-c", "until [ -e enough ]; do sleep 0.05; done; echo done > result; exit 2"]);
+    let guardian = scenario.guardian_pid();
+    scenario.signal_wrapper(Signal::SIGSTOP);
+    wait_until("the wrapper is stopped", || state(scenario.wrapper_pid()).as_deref() == Some("T"));
+    std::fs::write(scenario.path("enough"), "").unwrap();
+    wait_until("the guardian has ended", || state(guardian).as_deref() == Some("Z"));
+    assert_eq!(scenario.read("result"), "done\n");
+    scenario.signal_wrapper(Signal::SIGCONT);
+    assert_eq!(scenario.wait().code(), Some(2));
+}
+
+fn the_guardian_outlives_every_signal_but_sigkill() {
+    let mut scenario = Scenario::new();
+    let own = std::env::current_exe().unwrap();
+    scenario.run(&[own.to_str().unwrap(), "role:tell-signals"]);
+    wait_until("the command listens", || scenario.read("out").contains("listening"));
+    let guardian = scenario.guardian_pid();
+    for signal in Signal::iterator() {
+        if !matches!(signal, Signal::SIGKILL | Signal::SIGSTOP | Signal::SIGTERM | Signal::SIGCONT) {
+            kill(guardian, signal).unwrap();
+        }
+    }
+    // Passed on by the guardian, so it lives.
+    scenario.signal_wrapper(Signal::SIGUSR1);
+    wait_until("the guardian passes a signal on", || scenario.read("out").contains("had SIGUSR1"));
+    assert_eq!(scenario.reported("terminating"), None);
+    scenario.signal_wrapper(Signal::SIGTERM);
+    assert_eq!(scenario.wait().code(), Some(9));
+}
+
+fn sigterm_to_the_guardian_ends_all() {
+    let mut scenario = Scenario::new();
+    scenario.options.grace_ms = 100;
+    scenario.run_family("trap '' TERM");
+    kill(scenario.guardian_pid(), Signal::SIGTERM).unwrap();
+    assert_eq!(scenario.wait().code(), Some(128 + 9));
+    assert_eq!(scenario.reported("terminating"), Some("terminating Told".into()));
+    assert_eq!(scenario.survivors(), []);
+}
+
+fn a_killed_guardian_is_replaced_by_the_wrapper() {
+    for words in ["", "trap '' TERM"] {
+        let mut scenario = Scenario::new();
+        scenario.options.grace_ms = 100;
+        scenario.run_family(words);
+        kill(scenario.guardian_pid(), Signal::SIGKILL).unwrap();
+        let _next_holder = scenario.wait_for_lock();
+        assert_eq!(scenario.survivors(), []);
+        assert_eq!(scenario.wait().code(), Some(GUARDIAN_DIED.into()));
+    }
+}
+
+fn daemons_left_behind_are_waited_for_and_not_ended() {
+    let mut scenario = Scenario::new();
+    scenario.options.grace_ms = 0;
+    let script = "(setsid sh -c 'until [ -e enough ]; do sleep 0.05; done; echo done > result' &); exit 3";
+    scenario.run(&["sh", "-c", script]);
+    assert_eq!(scenario.wait_for_report("exited"), "exited Code(3)");
+    let line = scenario.wait_for_report("left-behind");
+    let (_, pids) = line.split_once('[').unwrap();
+    let pid: i32 = pids.trim_end_matches(']').split(", ").next().unwrap().parse().unwrap();
+    assert!(state(Pid::from_raw(pid)).is_some(), "the daemon lives");
+    assert_eq!(scenario.reported("gone"), None);
+    std::fs::write(scenario.path("enough"), "").unwrap();
+    assert_eq!(scenario.wait().code(), Some(3));
+    assert_eq!(scenario.read("result"), "done\n");
+    assert_eq!(scenario.reported("terminating"), None);
+}
+
+fn a_signal_ends_the_daemons_that_a_wrapper_waits_for() {
+    let mut scenario = Scenario::new();
+    scenario.options.grace_ms = 50;
+    scenario.run(&["sh", "-c", "(setsid sh -c 'trap \"\" TERM INT; while :; do sleep 600; done' &); exit 3"]);
+    scenario.wait_for_report("left-behind");
+    scenario.signal_wrapper(Signal::SIGINT);
+    let status = scenario.wait();
+    assert_eq!((status.code(), status.signal()), (Some(3), None));
+    assert_eq!(scenario.survivors(), []);
+}
+
+fn a_stopped_wrapper_does_not_hold_up_the_guardian() {
+    let mut scenario = Scenario::new();
+    scenario.options.ttl_ms = 1000;
+    scenario.options.grace_ms = 400;
+    scenario.run_family("trap '' TERM");
+    scenario.signal_wrapper(Signal::SIGSTOP);
+    wait_until("nobody is left", || scenario.survivors().is_empty());
+    scenario.signal_wrapper(Signal::SIGCONT);
+    assert_eq!(scenario.wait().code(), Some(128 + 9));
+}

@@ -1,0 +1,42 @@
+//! The guardian with real processes: promise P5 for `lockkeeper run`, whatever happens to the wrapper.
+//!
+//! This binary plays every part. Started without a role it is the test run; as `role:wrapper` it is a small
+//! `lockkeeper run` over a flock ([`wrapper`]); by `/proc/self/exe` and the hidden argument it becomes the real
+//! guardian; the other roles are commands ([`commands`]) whose behaviour a shell can't show well.
+//!
+//! `GUARDIAN_ROUNDS=200` repeats the scenarios that kill wrappers so often (default 25).
+
+mod commands;
+mod ends;
+mod passes_on;
+mod scenario;
+mod terminal;
+mod wrapper;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Trial};
+
+fn main() -> ExitCode {
+    if let Some(code) = lockkeeper_cli::guardian::main_if_called() {
+        return code;
+    }
+    match std::env::args().nth(1).as_deref() {
+        Some("role:wrapper") => return wrapper::main(std::env::args_os().skip(2).collect()),
+        Some(role) if role.starts_with("role:") => return commands::main(role),
+        _ => {}
+    }
+    let trials: Vec<Trial> =
+        [ends::trials(), passes_on::trials(), terminal::trials()].into_iter().flatten().collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+/// Trials named like the functions.
+#[macro_export]
+macro_rules! trials {
+    ($($name:ident),+ $(,)?) => {
+        pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {
+            vec![$(libtest_mimic::Trial::test(stringify!($name), || { $name(); Ok(()) })),+]
+        }
+    };
+}
