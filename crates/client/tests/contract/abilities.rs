@@ -1,0 +1,249 @@
+//! Derives every ability by trying it.
+
+use std::time::Duration;
+
+use lockkeeper::{
+    AcquireError, BackendErrorKind, BreakOrder, Fenced, Guard, Lock, LockName, Locks, Unfenced, Wait,
+};
+
+use crate::subject::{Subject, until, until_waiting};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+pub(crate) async fn compare(subject: &impl Subject) {
+    let locks = subject.client("first").await;
+    let mut derived = Vec::new();
+    for (ability, declared) in locks.capabilities().abilities() {
+        let found = match ability {
+            "fencing" => fencing(subject).await,
+            "ttl" => ttl(subject).await,
+            "shared" => shared(subject).await,
+            "permits" => permits(subject).await,
+            "subtree" => subtree(subject).await,
+            "multi" => multi(subject).await,
+            "wait" => waits(subject).await,
+            "fair" => fair(subject).await,
+            "keep_closed" => keep_closed(subject).await,
+            "lock_delay" => lock_delay(subject).await,
+            "inspect" => inspect(subject).await,
+            "break" => breaks(subject).await,
+            "break_now" => break_now(subject).await,
+            other => panic!("the suite has no way to derive the ability `{other}`"),
+        };
+        derived.push((ability, declared, found));
+    }
+    let wrong: Vec<_> = derived.iter().filter(|(_, declared, found)| declared != found).collect();
+    assert!(wrong.is_empty(), "{}: (ability, declared, found): {wrong:?}", subject.scheme());
+}
+
+/// A hold, or `None` where it can't be had at once, by P11 with a clear error where it can't be had at all.
+async fn attempt(lock: Lock<Unfenced>) -> Attempt {
+    match lock.wait(Wait::No).acquire().await {
+        Ok(guard) => Attempt::Held(guard),
+        Err(AcquireError::Busy(_)) => Attempt::Busy,
+        Err(AcquireError::Unsupported(error)) => {
+            assert!(!error.why.is_empty() && !error.instead.is_empty(), "P11: {error}");
+            Attempt::Unsupported
+        }
+        Err(AcquireError::Backend(error)) if error.kind == BackendErrorKind::Unsupported => {
+            Attempt::Unsupported
+        }
+        Err(other) => panic!("neither held, nor busy, nor unsupported: {other}"),
+    }
+}
+
+enum Attempt {
+    Held(Guard<Unfenced>),
+    Busy,
+    Unsupported,
+}
+
+impl Attempt {
+    fn is_held(&self) -> bool {
+        matches!(self, Self::Held(_))
+    }
+    fn is_busy(&self) -> bool {
+        matches!(self, Self::Busy)
+    }
+    fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Unsupported)
+    }
+}
+
+async fn pair(subject: &impl Subject) -> (Locks, Locks) {
+    (subject.client("one").await, subject.client("two").await)
+}
+
+async fn fencing(subject: &impl Subject) -> bool {
+    let Ok(locks) = subject.client("one").await.fenced() else { return false };
+    let hold = async || -> Guard<Fenced> { locks.mutex("abilities/fencing").acquire().await.unwrap() };
+    let first = hold().await;
+    let token = first.token();
+    first.release().await.unwrap();
+    hold().await.token() > token
+}
+
+async fn ttl(subject: &impl Subject) -> bool {
+    let locks = subject.client("one").await;
+    let held = locks.mutex("abilities/ttl").ttl(2 * SECOND).no_renew().acquire().await.unwrap();
+    subject.pass(3 * SECOND).await;
+    held.loss().is_some()
+}
+
+async fn shared(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let name = "abilities/shared";
+    let first = attempt(one.rw(name).read()).await;
+    if first.is_unsupported() {
+        return false;
+    }
+    let second = attempt(two.rw(name).read()).await;
+    let writer = attempt(two.rw(name).write()).await;
+    first.is_held() && second.is_held() && writer.is_busy()
+}
+
+async fn permits(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let name = "abilities/permits";
+    let first = attempt(one.semaphore(name, 2)).await;
+    if first.is_unsupported() {
+        return false;
+    }
+    let second = attempt(two.semaphore(name, 2)).await;
+    let third = attempt(one.semaphore(name, 2)).await;
+    let (Attempt::Held(first), Attempt::Held(second)) = (first, second) else { return false };
+    let mut slots = [first.slot(), second.slot()];
+    slots.sort_unstable();
+    third.is_busy() && slots == [Some(0), Some(1)]
+}
+
+async fn subtree(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let whole = attempt(one.mutex("abilities/subtree").subtree()).await;
+    if whole.is_unsupported() {
+        return false;
+    }
+    let inside = attempt(two.mutex("abilities/subtree/a/b")).await;
+    let beside = attempt(two.mutex("abilities/subtree2")).await;
+    whole.is_held() && inside.is_busy() && beside.is_held()
+}
+
+async fn multi(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let both = attempt(one.all(["abilities/multi/b", "abilities/multi/a"])).await;
+    if both.is_unsupported() {
+        return false;
+    }
+    let a = attempt(two.mutex("abilities/multi/a")).await;
+    let b = attempt(two.mutex("abilities/multi/b")).await;
+    let joined = attempt(two.mutex("abilities/multi/aabilities/multi/b")).await;
+    // rslock joined the names to one key: neither was excluded (peers' flaw 17).
+    both.is_held() && a.is_busy() && b.is_busy() && joined.is_held()
+}
+
+async fn waits(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let name = "abilities/wait";
+    let held = one.mutex(name).acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { two.mutex(name).acquire().await.map(drop) });
+    until_waiting(&one, name, 1).await;
+    held.release().await.unwrap();
+    waiting.await.unwrap().is_ok()
+}
+
+async fn fair(subject: &impl Subject) -> bool {
+    let one = subject.client("one").await;
+    let name = "abilities/fair";
+    let held = one.mutex(name).acquire().await.unwrap();
+    let (order_in, mut order) = tokio::sync::mpsc::unbounded_channel();
+    for turn in 0..5 {
+        let (client, order_in) = (subject.client(&format!("waiter {turn}")).await, order_in.clone());
+        tokio::spawn(async move {
+            let guard = client.mutex(name).acquire().await.unwrap();
+            order_in.send(turn).unwrap();
+            guard.release().await.unwrap();
+        });
+        until_waiting(&one, name, turn + 1).await;
+    }
+    drop(order_in);
+    held.release().await.unwrap();
+    let mut seen = Vec::new();
+    while let Some(turn) = order.recv().await {
+        seen.push(turn);
+    }
+    seen == [0, 1, 2, 3, 4]
+}
+
+async fn keep_closed(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let name = "abilities/keep_closed";
+    let Attempt::Held(held) = attempt(one.mutex(name).keep_closed(2 * SECOND)).await else { return false };
+    held.release().await.unwrap();
+    let shut = attempt(two.mutex(name)).await.is_busy();
+    subject.pass(3 * SECOND).await;
+    let open = attempt(two.mutex(name)).await.is_held();
+    subject.crash_closing("abilities/keep_closed/crash", 3600 * SECOND, Duration::ZERO).await;
+    shut && open && attempt(two.mutex("abilities/keep_closed/crash")).await.is_busy()
+}
+
+async fn lock_delay(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let Attempt::Held(held) = attempt(one.mutex("abilities/lock_delay").lock_delay(60 * SECOND)).await else {
+        return false;
+    };
+    held.release().await.unwrap();
+    let released = attempt(two.mutex("abilities/lock_delay")).await.is_held();
+    subject.crash_closing("abilities/lock_delay/crash", Duration::ZERO, 3600 * SECOND).await;
+    released && attempt(two.mutex("abilities/lock_delay/crash")).await.is_busy()
+}
+
+async fn inspect(subject: &impl Subject) -> bool {
+    let (one, two) = pair(subject).await;
+    let name: LockName = "abilities/inspect".parse().unwrap();
+    let _held = one.mutex(&name).meta("job", "reindex").acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let (two, name) = (two.clone(), name.clone());
+        async move { two.mutex(&name).acquire().await.map(drop) }
+    });
+    let seen = until("the waiter is shown", async || {
+        let info = two.inspect(&name).await.ok()?;
+        (info.waiter_count == 1).then_some(info)
+    })
+    .await;
+    waiting.abort();
+    let listed = two.list(Some(&"abilities".parse().unwrap())).await.unwrap();
+    seen.holders.len() == 1
+        && seen.holders[0].owner == "one"
+        && seen.holders[0].meta == [("job".to_owned(), "reindex".to_owned())]
+        && seen.waiters[0].owner == "two"
+        && listed.iter().any(|info| info.name == name)
+}
+
+async fn break_it(subject: &impl Subject, name: &str, now: bool) -> Option<(Guard<Unfenced>, Locks)> {
+    let (one, two) = pair(subject).await;
+    let held = one.mutex(name).grace(SECOND).acquire().await.unwrap();
+    let order = BreakOrder {
+        name: name.parse().unwrap(),
+        token: held.token_hint()?,
+        reason: "the suite tries it".into(),
+        by: "operator".into(),
+        now,
+    };
+    two.break_hold(order).await.ok()?;
+    Some((held, two))
+}
+
+async fn breaks(subject: &impl Subject) -> bool {
+    let Some((held, two)) = break_it(subject, "abilities/break", false).await else { return false };
+    let lost = held.lost();
+    until("the holder hears of the break", async || lost.is_cancelled().then_some(())).await;
+    let early = attempt(two.mutex("abilities/break")).await.is_busy();
+    // Its holder gives it back when the grace is over; nobody has to wait for a ttl.
+    subject.pass(2 * SECOND).await;
+    early && two.mutex("abilities/break").wait(Wait::For(20 * SECOND)).acquire().await.is_ok()
+}
+
+async fn break_now(subject: &impl Subject) -> bool {
+    let Some((_held, two)) = break_it(subject, "abilities/break_now", true).await else { return false };
+    attempt(two.mutex("abilities/break_now")).await.is_held()
+}

@@ -1,0 +1,38 @@
+//! The contract: what a backend says it can do and which promises it keeps is *derived* here by trying, and compared
+//! with its `Capabilities` and with its page in docs/backends/ (P11).
+//!
+//! A further backend costs one module in `subjects/`, one line in `contracts!`, and one page.
+
+mod abilities;
+mod page;
+mod promises;
+mod subject;
+mod subjects;
+
+/// One test per backend and question, so that a failure names both.
+macro_rules! contracts {
+    ($($backend:ident => $subject:expr;)+) => {$(
+        mod $backend {
+            use crate::subjects;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn abilities_are_as_declared() {
+                crate::abilities::compare(&$subject).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn promises_are_as_declared() {
+                crate::promises::compare(&$subject).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn the_page_says_what_the_code_says() {
+                crate::page::compare(&$subject).await;
+            }
+        }
+    )+};
+}
+
+contracts! {
+    memory => subjects::memory::Memory::new();
+}

@@ -1,0 +1,293 @@
+//! Derives which of P1–P12 (docs/SAFETY.md) a backend keeps, by scenarios.
+//!
+//! Each promise has an everyday case and, where there is one, a hard case. Kept: both go well. Kept if …: only the
+//! everyday case does, and the condition says what the hard case lacks. Not kept: the everyday case goes wrong.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockkeeper::{AcquireError, Guard, LossCause, Promise, ReleaseError, Token, Unfenced, Wait};
+use lockkeeper_fence::{MemoryFence, Section};
+
+use crate::subject::{Subject, until, until_waiting};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Kept,
+    KeptIf,
+    NotKept,
+}
+
+impl Found {
+    fn of(everyday: bool, hard: bool) -> Self {
+        match (everyday, hard) {
+            (true, true) => Self::Kept,
+            (true, false) => Self::KeptIf,
+            (false, _) => Self::NotKept,
+        }
+    }
+}
+
+pub(crate) async fn compare(subject: &impl Subject) {
+    let declared = subject.client("asks").await.capabilities().promises;
+    let mut wrong = Vec::new();
+    for (index, declared) in declared.into_iter().enumerate() {
+        let found = match index + 1 {
+            1 => Found::of(p1_exclusion(subject).await, true),
+            2 => Found::of(p2_rising(subject).await, p2_after_restart(subject).await),
+            3 => Found::of(p3_fenced_sections(subject).await, true),
+            4 => Found::of(p4_late_release(subject).await, true),
+            5 => Found::of(p5_knows_first(subject).await, true),
+            6 => Found::of(p6_confirmed(subject).await, true),
+            7 => Found::of(p7_retries(subject).await, true),
+            8 => Found::of(p8_dead_waiter(subject).await, true),
+            9 => Found::of(p9_stall(subject).await, true),
+            10 => p10_durable(subject).await,
+            11 => Found::of(p11_said_once(subject).await, true),
+            _ => Found::of(p12_unknown(subject).await, true),
+        };
+        let agrees = match declared {
+            Promise::Kept => found == Found::Kept,
+            Promise::KeptIf(condition) => !condition.is_empty() && found != Found::NotKept,
+            Promise::NotKept(why) => !why.is_empty() && found == Found::NotKept,
+        };
+        if !agrees {
+            wrong.push(format!("P{}: declared `{declared}`, found {found:?}", index + 1));
+        }
+    }
+    assert!(wrong.is_empty(), "{}: {wrong:#?}", subject.scheme());
+}
+
+/// Clients in parallel, readers and writers: nobody meets a conflicting holder.
+async fn p1_exclusion(subject: &impl Subject) -> bool {
+    let writers = Arc::new(AtomicI64::new(0));
+    let readers = Arc::new(AtomicI64::new(0));
+    let broken = Arc::new(AtomicU64::new(0));
+    let mut tasks = Vec::new();
+    for worker in 0..6 {
+        let locks = subject.client(&format!("worker {worker}")).await;
+        let shares = locks.capabilities().shared;
+        let (writers, readers, broken) = (writers.clone(), readers.clone(), broken.clone());
+        tasks.push(tokio::spawn(async move {
+            for round in 0..15 {
+                let reads = shares && (worker + round) % 3 == 0;
+                let lock = locks.rw("promises/p1");
+                let guard = if reads { lock.read() } else { lock.write() }.acquire().await.unwrap();
+                let (mine, others) = if reads { (&readers, &writers) } else { (&writers, &readers) };
+                let before = mine.fetch_add(1, Ordering::SeqCst);
+                let conflict = others.load(Ordering::SeqCst) > 0 || (!reads && before > 0);
+                broken.fetch_add(u64::from(conflict), Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                mine.fetch_sub(1, Ordering::SeqCst);
+                guard.release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    broken.load(Ordering::SeqCst) == 0
+}
+
+async fn token(subject: &impl Subject, label: &str, name: &str) -> Option<Token> {
+    let held = subject.client(label).await.mutex(name).acquire().await.unwrap();
+    let token = held.token_hint();
+    held.release().await.unwrap();
+    token
+}
+
+/// Tokens rise from holder to holder, also when the lock was forgotten in between.
+async fn p2_rising(subject: &impl Subject) -> bool {
+    let mut last = None;
+    for round in 0..10 {
+        let next = token(subject, &format!("holder {round}"), "promises/p2").await;
+        if next.is_none() || next <= last {
+            return false;
+        }
+        last = next;
+        let _other = token(subject, "another", "promises/p2/other").await;
+    }
+    last.is_some_and(|last| last.get() < 1 << 53)
+}
+
+async fn p2_after_restart(subject: &impl Subject) -> bool {
+    let before = token(subject, "before", "promises/p2/restart").await;
+    subject.restart().await;
+    token(subject, "after", "promises/p2/restart").await > before
+}
+
+/// A holder that stalls past its time wakes and writes: the fence turns it away, and nothing is lost.
+async fn p3_fenced_sections(subject: &impl Subject) -> bool {
+    let Some((stalled, next)) = taken_over(subject, "promises/p3").await else { return false };
+    let (fence, mut value) = (MemoryFence::new(), 10);
+    let (Some(old), Some(new)) = (stalled.token_hint(), next.token_hint()) else { return false };
+    let section = Section::exclusive;
+    fence.enter("resource", section(old)).unwrap();
+    let read_by_old = value;
+    fence.enter("resource", section(new)).unwrap();
+    let read_by_new = value;
+    let late = fence.write("resource", section(old), || value = read_by_old + 1);
+    fence.write("resource", section(new), || value = read_by_new + 1).unwrap();
+    late.is_err() && value == 11
+}
+
+/// A holder, whose lock is then taken away and held by the next.
+async fn taken_over(subject: &impl Subject, name: &str) -> Option<(Guard<Unfenced>, Guard<Unfenced>)> {
+    let label = format!("stalls in {name}");
+    let stalled = subject.client(&label).await.mutex(name).acquire().await.unwrap();
+    subject.take_away(&label, name).await;
+    let next = subject.client("next").await.mutex(name).wait(Wait::For(20 * SECOND)).acquire().await.ok()?;
+    Some((stalled, next))
+}
+
+/// The late release of a former holder frees nobody else's lock.
+async fn p4_late_release(subject: &impl Subject) -> bool {
+    let Some((former, next)) = taken_over(subject, "promises/p4").await else { return false };
+    let refused =
+        matches!(former.release().await, Err(ReleaseError::AlreadyLost(_) | ReleaseError::Ambiguous));
+    let third = subject.client("third").await.mutex("promises/p4").try_acquire().await.unwrap();
+    refused && third.is_none() && next.verify().await.is_ok()
+}
+
+/// Whenever the next one holds, the former holder knows that it does not.
+async fn p5_knows_first(subject: &impl Subject) -> bool {
+    for round in 0..5 {
+        let name = format!("promises/p5/{round}");
+        let Some((former, _next)) = taken_over(subject, &name).await else { return false };
+        if !former.lost().is_cancelled() || former.check(Duration::ZERO).is_ok() {
+            return false;
+        }
+    }
+    true
+}
+
+/// What is not acknowledged moves no deadline; where nothing expires there is none to move.
+async fn p6_confirmed(subject: &impl Subject) -> bool {
+    let held = subject.client("keeps alive").await.mutex("promises/p6").acquire().await.unwrap();
+    let Ok(Some(until)) = held.valid_until() else { return !held_by_ttl(subject).await };
+    subject.pass(12 * SECOND).await;
+    let Ok(Some(moved)) = held.valid_until() else { return false };
+    subject.cut_off("keeps alive");
+    subject.pass(12 * SECOND).await;
+    moved > until && held.valid_until() == Ok(Some(moved))
+}
+
+async fn held_by_ttl(subject: &impl Subject) -> bool {
+    subject.client("asks").await.capabilities().ttl
+}
+
+/// Lost calls and answers, and futures dropped half-way, leave no orphan and never grant twice.
+async fn p7_retries(subject: &impl Subject) -> bool {
+    let name = "promises/p7";
+    let locks = subject.client("retries").await;
+    let mut tokens = Vec::new();
+    for lost in 0..4 {
+        subject.lose_answers(lost);
+        let held = locks.mutex(name).acquire().await.unwrap();
+        tokens.push(held.token_hint());
+        subject.lose_calls(lost);
+        let _ = held.release().await;
+    }
+    let held = locks.mutex(name).acquire().await.unwrap();
+    for _ in 0..4 {
+        let abandoned = tokio::spawn({
+            let locks = locks.clone();
+            async move { locks.mutex(name).acquire().await.map(drop) }
+        });
+        until_waiting(&locks, name, 1).await;
+        abandoned.abort();
+        until_waiting(&locks, name, 0).await;
+    }
+    held.release().await.unwrap();
+    let tokens_rise = tokens.windows(2).all(|pair| pair[0] < pair[1]);
+    let name = name.parse().unwrap();
+    until("nothing is left", async || {
+        let info = locks.inspect(&name).await.unwrap();
+        (info.holders.is_empty() && info.waiter_count == 0).then_some(())
+    })
+    .await;
+    tokens_rise || tokens[0].is_none()
+}
+
+/// A waiter that gave up or died blocks nobody, and is never granted.
+async fn p8_dead_waiter(subject: &impl Subject) -> bool {
+    let name = "promises/p8";
+    let locks = subject.client("holds").await;
+    if !locks.capabilities().fair {
+        return false;
+    }
+    let held = locks.mutex(name).acquire().await.unwrap();
+    let gives_up = subject.client("gives up").await.mutex(name).wait(Wait::For(SECOND));
+    let first = tokio::spawn(async move { gives_up.acquire().await.map(drop) });
+    until_waiting(&locks, name, 1).await;
+    let second = subject.client("stays").await.mutex(name);
+    let second = tokio::spawn(async move { second.acquire().await.map(drop) });
+    until_waiting(&locks, name, 2).await;
+    subject.pass(2 * SECOND).await;
+    let gave_up = matches!(first.await.unwrap(), Err(AcquireError::TimedOut { .. }));
+    held.release().await.unwrap();
+    gave_up && second.await.unwrap().is_ok()
+}
+
+/// A stall of the service ends no session: places in the queue survive, holders whose deadline passed know it, and
+/// new acquires work.
+async fn p9_stall(subject: &impl Subject) -> bool {
+    let name = "promises/p9";
+    let locks = subject.client("holds").await;
+    let held = locks.mutex(name).acquire().await.unwrap();
+    let first = subject.client("first").await.mutex(name);
+    let first = tokio::spawn(async move { first.acquire().await });
+    until_waiting(&locks, name, 1).await;
+    let stalled = subject.stall(40 * SECOND);
+    let knows = !stalled || held.loss() == Some(LossCause::Expired);
+    drop(held);
+    let next = first.await.unwrap();
+    let again = locks.mutex("promises/p9/new").acquire().await;
+    knows && next.is_ok_and(|next| next.check(SECOND).is_ok()) && again.is_ok()
+}
+
+/// A lock that was granted is held after the service started anew.
+async fn p10_durable(subject: &impl Subject) -> Found {
+    let held = subject.client("holds").await.mutex("promises/p10").acquire().await.unwrap();
+    subject.restart().await;
+    let free = subject.client("next").await.mutex("promises/p10").try_acquire().await.unwrap().is_some();
+    drop(held);
+    if free { Found::NotKept } else { Found::Kept }
+}
+
+/// What it can't do is an error that says so, before anything is sent.
+async fn p11_said_once(subject: &impl Subject) -> bool {
+    let locks = subject.client("asks").await;
+    let can = locks.capabilities().clone();
+    let refused =
+        async |lock: lockkeeper::Lock| matches!(lock.acquire().await, Err(AcquireError::Unsupported(_)));
+    let name = "promises/p11";
+    (can.shared || refused(locks.rw(name).read()).await)
+        && (can.permits || refused(locks.semaphore(name, 1)).await)
+        && (can.subtree || refused(locks.mutex(name).subtree()).await)
+        && (can.multi || refused(locks.all([name, "promises/p11/b"])).await)
+        && (can.keep_closed || refused(locks.mutex(name).keep_closed(SECOND)).await)
+        && (can.lock_delay || refused(locks.mutex(name).lock_delay(SECOND)).await)
+}
+
+/// A release that got no answer is said to be in doubt, not to have worked; and it is not forgotten.
+async fn p12_unknown(subject: &impl Subject) -> bool {
+    let name = "promises/p12";
+    let locks = subject.client("releases").await;
+    let held = locks.mutex(name).acquire().await.unwrap();
+    if !subject.lose_calls(1) {
+        // Nothing lies between client and service in which an answer could be lost.
+        return held.release().await.is_ok();
+    }
+    let unknown = matches!(held.release().await, Err(ReleaseError::Ambiguous));
+    let name = name.parse().unwrap();
+    until("the release arrives after all", async || {
+        subject.pass(SECOND).await;
+        locks.inspect(&name).await.unwrap().holders.is_empty().then_some(())
+    })
+    .await;
+    unknown
+}

@@ -1,0 +1,64 @@
+//! What the suite must be able to do with a backend from outside.
+
+use std::time::Duration;
+
+use lockkeeper::Locks;
+
+/// A backend under test. Every method that causes a fault says whether that fault exists here at all.
+pub(crate) trait Subject: Sync {
+    /// The URL scheme: names the page.
+    fn scheme(&self) -> &'static str;
+
+    /// A client of its own, which excludes the others.
+    async fn client(&self, label: &str) -> Locks;
+
+    /// Makes a client that holds `name` and then vanishes as a crashed process does. Returns when the service has
+    /// had the time to notice.
+    async fn crash_holding(&self, name: &str);
+
+    /// As [`Subject::crash_holding`], but with a lock-delay or `keep_closed` of so long, and only so that the holder
+    /// is gone.
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration);
+
+    /// Takes a lock away from a holder that has stopped listening, by the strongest means there is.
+    async fn take_away(&self, label: &str, name: &str);
+
+    /// From now on nothing of this client reaches the service. `false`: nothing lies between them.
+    fn cut_off(&self, label: &str) -> bool;
+
+    /// The answers to the next calls are lost. `false`: nothing lies between.
+    fn lose_answers(&self, count: u32) -> bool;
+
+    /// The next calls are lost.
+    fn lose_calls(&self, count: u32) -> bool;
+
+    /// The service stands still for so long. `false`: there is no service.
+    fn stall(&self, duration: Duration) -> bool;
+
+    /// Lets time pass.
+    async fn pass(&self, duration: Duration);
+
+    /// The service starts anew, with whatever it keeps.
+    async fn restart(&self);
+}
+
+/// Waits for a condition, with a deadline that is only there so that a failure ends.
+pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(found) = probe().await {
+            return found;
+        }
+        assert!(std::time::Instant::now() < deadline, "waited for 30 s: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Waits until so many wait for a lock.
+pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
+    let name = name.parse().unwrap();
+    until(&format!("{count} waiters of {name}"), async || {
+        (locks.inspect(&name).await.unwrap().waiter_count == count).then_some(())
+    })
+    .await;
+}

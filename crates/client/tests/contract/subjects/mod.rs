@@ -1,0 +1,3 @@
+//! The backends under test: one module each.
+
+pub(crate) mod memory;
