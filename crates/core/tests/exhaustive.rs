@@ -29,6 +29,15 @@ use oracle::pair::Pair;
 /// should have.
 const NEW_STATES: [usize; 6] = [1, 19, 318, 5_179, 84_595, 1_407_757];
 
+/// `invariants::all`, on the snapshot that is at hand.
+fn sound(pair: &Pair) -> Result<(), String> {
+    invariants::p1_exclusion(&pair.now)?;
+    invariants::p2_tokens(&pair.now)?;
+    invariants::p7_answers(&pair.now)?;
+    invariants::p8_queue(&pair.now)?;
+    invariants::index(&pair.table)
+}
+
 #[test]
 fn every_history_of_five_commands_agrees_with_the_oracle() {
     let depth = std::env::var_os("LOCKKEEPER_EXHAUSTIVE_DEPTH")
@@ -51,7 +60,7 @@ fn every_history_of_five_commands_agrees_with_the_oracle() {
                 }
                 if pair.now != before && seen.insert(pair.now.digest()) {
                     count += 1;
-                    if let Err(why) = invariants::all(&pair.table) {
+                    if let Err(why) = sound(&pair) {
                         panic!("at depth {level}, after {command:?} in {before:?}: {why}");
                     }
                     if level < depth {

@@ -115,23 +115,17 @@ fn of_leader(now: &Snapshot, all: &mut Vec<Command>) {
 }
 
 fn of_operator(now: &Snapshot, all: &mut Vec<Command>) {
-    for token in live_tokens(now) {
-        for at_once in [false, true] {
-            // `a/b` is covered by fewer holds than `a` is, and by other ones.
-            all.push(Command::Break(Break {
-                name: name("a/b"),
-                token,
-                reason: "r".into(),
-                by: "o".into(),
-                now: at_once,
-            }));
-            all.push(Command::Break(Break {
-                name: name("a"),
-                token,
-                reason: "r".into(),
-                by: "o".into(),
-                now: at_once,
-            }));
+    let order = |name: &LockName, token, at_once| {
+        let name = name.clone();
+        Command::Break(Break { name, token, reason: "r".into(), by: "o".into(), now: at_once })
+    };
+    let below = name("a/b");
+    for request in &now.requests {
+        let Some(token) = crate::oracle::token_of(request) else { continue };
+        all.extend([false, true].map(|at_once| order(&request.names[0], token, at_once)));
+        // `a/b` is covered by fewer holds than `a` is, and by other ones.
+        if request.names[0] != below {
+            all.push(order(&below, token, true));
         }
     }
     for limit in [None, Some(1), Some(2)] {
