@@ -75,7 +75,9 @@ impl Channel {
                 // No message of ours is empty, so this is the end.
                 Ok(0) => return Incoming::Closed,
                 Ok(length) => return Incoming::Message(buffer[..length].to_vec()),
-                Err(Errno::EINTR) => {}
+                // The other side ended before it had read all of ours. The kernel says so once, ahead of what the
+                // other side had sent, which still is to be read.
+                Err(Errno::EINTR | Errno::ECONNRESET) => {}
                 Err(Errno::EAGAIN) => return Incoming::Empty,
                 Err(_) => return Incoming::Closed,
             }
@@ -138,6 +140,17 @@ mod tests {
         theirs.send(b"z".to_vec(), false);
         drop(theirs);
         assert!(matches!(ours.receive(), Incoming::Message(m) if m == b"z"));
+        assert!(matches!(ours.receive(), Incoming::Closed));
+    }
+
+    #[test]
+    fn a_last_message_is_read_even_if_the_sender_ended_without_reading_ours() {
+        let (mut ours, theirs) = Channel::pair().unwrap();
+        let mut theirs = Channel::new(theirs);
+        ours.send(b"C".to_vec(), false);
+        theirs.send(b"g".to_vec(), false);
+        drop(theirs);
+        assert!(matches!(ours.receive(), Incoming::Message(m) if m == b"g"));
         assert!(matches!(ours.receive(), Incoming::Closed));
     }
 }
