@@ -50,6 +50,12 @@ impl Hold {
 }
 
 impl Request {
+    /// Asks anew. The backend has just been heard, so its silence counts from now.
+    pub(super) fn restart(&mut self, now: BootInstant) {
+        self.since = now;
+        self.stage = Stage::Unsent;
+    }
+
     pub(super) fn is_held(&self) -> bool {
         matches!(self.stage, Stage::Held(_))
     }

@@ -233,7 +233,7 @@ impl Machine {
         }
         if expired && !self.renews() {
             // Nobody will move this deadline again: whoever comes next opens a session anew.
-            self.session_gone(LossCause::Expired, out);
+            self.session_gone(now, LossCause::Expired, out);
         }
     }
 
@@ -299,7 +299,7 @@ impl Machine {
         let Some(sent) = self.calls.remove(&call) else { return };
         if let Answer::SessionGone = answer {
             // An answer to a call of an earlier session says nothing of this one: those calls were forgotten.
-            return self.session_gone(LossCause::SessionEnded, out);
+            return self.session_gone(now, LossCause::SessionEnded, out);
         }
         match sent.what {
             What::Open { .. } | What::KeepAlive => self.confirmed(sent.at, answer, out),
@@ -334,14 +334,15 @@ impl Machine {
         match answer {
             Answer::Granted(grant) => {
                 let need = request.want.min_validity;
-                if !self.believes(now, need) {
+                let useful = self.believes(now, need);
+                let Some(request) = self.requests.get_mut(&key) else { return };
+                if !useful {
                     // Too late to be of use: finish it and ask again, never hand it out (`min_validity`).
-                    self.requests.get_mut(&key).expect("found above").stage = Stage::Unsent;
+                    request.restart(now);
                     self.finish(seq, None);
                     self.link.renew_soon(now);
                     return;
                 }
-                let Some(request) = self.requests.get_mut(&key) else { return };
                 let ends_at = request.want.max_hold.map(|max| now + max);
                 request.stage = Stage::Held(Hold { seq, ends_at, lost: None });
                 out.push(Output::Granted { key, grant });
@@ -356,7 +357,7 @@ impl Machine {
             Answer::Refused(refusal) => self.refused(key, seq, NotAcquired::Refused(refusal), out),
             // Broken before we knew of the grant, or dead by a gap: ask anew.
             Answer::Finished(_) | Answer::Revoked => {
-                request.stage = Stage::Unsent;
+                request.restart(now);
                 self.finish(seq, None);
             }
             Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
@@ -405,12 +406,12 @@ impl Machine {
                     self.end_hold(key, None);
                 }
             }
-            Push::Lost(cause) => self.session_gone(cause, out),
+            Push::Lost(cause) => self.session_gone(now, cause, out),
         }
     }
 
     /// The session is over: holds are lost, waiters go on in a new one.
-    fn session_gone(&mut self, cause: LossCause, out: &mut Vec<Output>) {
+    fn session_gone(&mut self, now: BootInstant, cause: LossCause, out: &mut Vec<Output>) {
         self.link = Link::Closed;
         self.belief = None;
         self.calls.clear();
@@ -425,7 +426,7 @@ impl Machine {
                 hold.lose(key, cause, out);
                 return false;
             }
-            request.stage = Stage::Unsent;
+            request.restart(now);
             true
         });
         out.push(Output::Belief(None));

@@ -186,12 +186,12 @@ async fn p7_retries(subject: &impl Subject) -> bool {
     let mut tokens = Vec::new();
     for lost in 0..4 {
         subject.lose_answers(lost);
-        let held = locks.mutex(name).acquire().await.unwrap();
+        let held = while_time_passes(subject, locks.mutex(name).acquire()).await.unwrap();
         tokens.push(held.token_hint());
         subject.lose_calls(lost);
         let _ = held.release().await;
     }
-    let held = locks.mutex(name).acquire().await.unwrap();
+    let held = while_time_passes(subject, locks.mutex(name).acquire()).await.unwrap();
     for _ in 0..4 {
         let abandoned = tokio::spawn({
             let locks = locks.clone();
@@ -205,11 +205,23 @@ async fn p7_retries(subject: &impl Subject) -> bool {
     let tokens_rise = tokens.windows(2).all(|pair| pair[0] < pair[1]);
     let name = name.parse().unwrap();
     until("nothing is left", async || {
+        subject.pass(Duration::from_millis(100)).await;
         let info = locks.inspect(&name).await.unwrap();
         (info.holders.is_empty() && info.waiter_count == 0).then_some(())
     })
     .await;
     tokens_rise || tokens[0].is_none()
+}
+
+/// Retries need time; with virtual time somebody must let it pass.
+async fn while_time_passes<T>(subject: &impl Subject, work: impl Future<Output = T>) -> T {
+    let mut work = std::pin::pin!(work);
+    loop {
+        tokio::select! {
+            done = &mut work => return done,
+            () = tokio::time::sleep(Duration::from_millis(1)) => subject.pass(Duration::from_millis(10)).await,
+        }
+    }
 }
 
 /// A waiter that gave up or died blocks nobody, and is never granted.
