@@ -1,0 +1,1 @@
+//! Tests over the traits, in one process and in several.
