@@ -100,6 +100,7 @@ fn body(file: &File, page: &[u8], current: Current) -> io::Result<Option<Vec<u8>
     let (at, length) = (current.at as usize, current.length as usize);
     let body = match page.get(at..at.saturating_add(length)) {
         Some(body) => body.to_vec(),
+        None if length == 0 => Vec::new(),
         None => {
             if file.metadata()?.len() < current.at.saturating_add(current.length) {
                 return Ok(None);
