@@ -1,5 +1,6 @@
 //! The lock services behind the one API, by their URL scheme.
 
+pub(crate) mod file;
 pub mod memory;
 
 use std::sync::Arc;
@@ -9,11 +10,12 @@ use crate::error::ConnectError;
 use crate::url::{Url, UrlError, nearest};
 
 /// The schemes that are compiled in.
-const SCHEMES: &[&str] = &["memory"];
+const SCHEMES: &[&str] = &["file", "memory"];
 
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
     let url = Url::parse(url, SCHEMES)?;
     match url.scheme.as_str() {
+        "file" => file::FileBackend::open(&url),
         "memory" => Ok(memory::connect(&url)?),
         _ => Err(UrlError::UnknownScheme {
             nearest: nearest(&url.scheme, SCHEMES).unwrap_or_default().to_owned(),

@@ -1,0 +1,291 @@
+//! An acquire: one name after another, each by steps under its record's flock, with waiting in between.
+//!
+//! A step does all or nothing and never awaits; so a dropped future leaves a request that a `Finish` can clean up.
+
+use std::fs::File;
+use std::future::Future;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use lockkeeper_core::snapshot::{Phase, RequestState};
+use lockkeeper_core::{
+    Acquire, Command, Effects, IfBusy, PermitGrant, Rejection, Reply, Seq, SessionId, Table, limits,
+};
+
+use super::os::{Fault, jitter};
+use super::reap::{holders, look, waiters};
+use super::record::{Record, is_held};
+use super::session::{Request, Session};
+use super::{finish, reactor, unsupported_subtree};
+use crate::backend::CallError;
+use crate::error::{BackendError, Busy};
+use crate::machine::{Answer, Granted, Push};
+
+/// A waiter looks again after at most this long, if every wake-up was lost: who should have sent it was stopped, or
+/// its pipe was full.
+const SAFETY_NET: Duration = Duration::from_secs(4);
+/// Between tries for a hold file that a program which is not ours has flocked: nothing tells when that one is done.
+const FOREIGN_POLL_MIN: Duration = Duration::from_millis(1);
+const FOREIGN_POLL_MAX: Duration = Duration::from_millis(250);
+
+/// What one step found.
+enum Step {
+    /// The name is held.
+    Taken,
+    Waiting {
+        position: u64,
+        /// Whose end would matter.
+        pipes: Vec<File>,
+        /// When a closed hold is over.
+        closed: Option<Duration>,
+    },
+    /// Ours by the record, but a program that is not Lockkeeper has the flock.
+    Foreign,
+    Busy(Busy),
+    Refused(BackendError),
+    Revoked,
+    /// The request was finished meanwhile.
+    Over,
+}
+
+pub(super) async fn acquire(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer, CallError> {
+    let answer = match take_all(session, request).await {
+        Ok(answer) => answer,
+        Err(Fault::Gone) => {
+            session.lose();
+            return Ok(Answer::SessionGone);
+        }
+        Err(Fault::Stuck(error)) => {
+            tracing::warn!(%error, "an acquire will be tried again");
+            let sent = request.progress().parts.iter().any(|part| part.seq.is_some());
+            return Err(CallError { sent });
+        }
+        Err(Fault::Error(error)) => Answer::Refused(error),
+    };
+    if let Answer::Busy(_) | Answer::Refused(_) = answer {
+        // The client won't finish what it was told is not acquired.
+        if let Err(fault) = finish::end_parts(session, request).await {
+            let error = BackendError::from(fault);
+            tracing::warn!(%error, "what a failed acquire had taken could not be given back yet");
+            return Err(CallError { sent: true });
+        }
+        session.ended(request, lockkeeper_core::End::NotAcquired, request.seq);
+    }
+    Ok(answer)
+}
+
+async fn take_all(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer, Fault> {
+    let count = request.want.names.len();
+    if count == 0 || count > limits::NAMES_PER_REQUEST_MAX {
+        return Ok(Answer::Refused(Rejection::NameCount { count }.into()));
+    }
+    if request.want.subtree {
+        return Ok(Answer::Refused(unsupported_subtree().into()));
+    }
+    for index in 0..request.names.len() {
+        let mut foreign = FOREIGN_POLL_MIN;
+        let mut told = None;
+        loop {
+            let found = {
+                let mut record = Record::open(&session.store, &request.names[index]).await?;
+                step(session, request, index, &mut record)?
+            };
+            match found {
+                Step::Taken => break,
+                Step::Over => return Ok(Answer::Finished(lockkeeper_core::End::Gone)),
+                Step::Revoked => return Ok(Answer::Revoked),
+                Step::Refused(error) => return Ok(Answer::Refused(error)),
+                Step::Busy(busy) => return Ok(Answer::Busy(busy)),
+                Step::Foreign if !request.want.wait => {
+                    let holder = Some("a program that is not Lockkeeper (a flock on the hold file)".to_owned());
+                    return Ok(Answer::Busy(Busy { holder, queued_ahead: 0 }));
+                }
+                Step::Foreign => {
+                    tell_queued(session, request, &mut told, 0);
+                    wait(request, Vec::new(), jitter(foreign)).await;
+                    foreign = (foreign * 2).min(FOREIGN_POLL_MAX);
+                }
+                Step::Waiting { position, pipes, closed } => {
+                    tell_queued(session, request, &mut told, position);
+                    let longest = jitter(SAFETY_NET);
+                    wait(request, pipes, closed.map_or(longest, |closed| closed.min(longest))).await;
+                }
+            }
+        }
+    }
+    settle(session, request).await
+}
+
+fn tell_queued(session: &Session, request: &Request, told: &mut Option<u64>, position: u64) {
+    if told.is_none() {
+        *told = Some(position);
+        let _ = session.pushes.send(Push::Queued { seq: request.seq, position });
+    }
+}
+
+/// Until there is news, somebody whom it waits for has ended, or the time is over.
+async fn wait(request: &Request, pipes: Vec<File>, at_most: Duration) {
+    let mut ends: Vec<_> = pipes.into_iter().map(|pipe| Box::pin(reactor::hang_up(pipe))).collect();
+    let any_end = std::future::poll_fn(move |cx| {
+        let ended = ends.iter_mut().any(|end| end.as_mut().poll(cx).is_ready());
+        if ended { Poll::Ready(()) } else { Poll::Pending }
+    });
+    tokio::select! {
+        () = request.news.notified() => {}
+        () = any_end => {}
+        () = reactor::sleep(at_most.max(Duration::from_millis(1))) => {}
+    }
+}
+
+/// All names are taken: one token for all of them, the highest, and it counts at each.
+async fn settle(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer, Fault> {
+    let parts = request.progress().parts.clone();
+    let Some(told) = parts.iter().filter_map(|part| part.token).max() else {
+        return Ok(Answer::Finished(lockkeeper_core::End::Gone));
+    };
+    for (part, name) in parts.iter().zip(&request.names) {
+        let (Some(token), Some(seq)) = (part.token, part.seq) else { continue };
+        if token == told {
+            continue;
+        }
+        let mut record = Record::open(&session.store, name).await?;
+        let phase = record.state().request(session.file.tag, seq).map(|found| found.phase.clone());
+        match phase {
+            Some(Phase::Held { .. }) => record.tell(token, told)?,
+            _ => return Ok(Answer::Revoked),
+        }
+    }
+    let mut progress = request.progress();
+    if request.is_over() {
+        return Ok(Answer::Finished(lockkeeper_core::End::Gone));
+    }
+    progress.granted = true;
+    let permits = progress.parts.iter().filter_map(|part| part.permit).collect();
+    Ok(Answer::Granted(Granted { token: Some(told), permits }))
+}
+
+/// Enters the record, or looks at what has become of its place there.
+fn step(
+    session: &Session,
+    request: &Arc<Request>,
+    index: usize,
+    record: &mut Record,
+) -> Result<Step, Fault> {
+    let mut progress = request.progress();
+    if request.is_over() {
+        return Ok(Step::Over);
+    }
+    let tag = session.file.tag;
+    let place = progress.parts[index].seq.filter(|&seq| record.state().request(tag, seq).is_some());
+    let seq = match place {
+        Some(seq) => seq,
+        None => {
+            // New, or its place was lost with a damaged record: it queues, perhaps anew.
+            if let Some(lost) = progress.parts[index].seq {
+                session.leave(lost);
+            }
+            let seq = session.enter(request);
+            progress.parts[index].seq = Some(seq);
+            match enter(session, request, index, seq, record)? {
+                Reply::Granted(_) | Reply::Queued { .. } => seq,
+                Reply::Busy { holder, queued_ahead } => {
+                    let holder = holder.map(|holder| record.state().label(holder));
+                    return Ok(Step::Busy(Busy { holder, queued_ahead }));
+                }
+                Reply::Refused(rejection) => return Ok(Step::Refused(rejection.into())),
+                _ => return Ok(Step::Over),
+            }
+        }
+    };
+    loop {
+        let Some(found) = record.state().request(tag, seq).cloned() else { return Ok(Step::Over) };
+        let Some(owner) = found.owner else { return Ok(Step::Over) };
+        if is_held(&found) {
+            let part = &mut progress.parts[index];
+            part.permit = permit_of(record, &found);
+            return Ok(match found.phase {
+                Phase::Held { token, .. } => {
+                    match record.take_hold(found.mode, part.permit.map(|permit| permit.slot))? {
+                        Some(hold) => {
+                            part.token = Some(token);
+                            part.hold = Some(Arc::new(hold));
+                            Step::Taken
+                        }
+                        None => Step::Foreign,
+                    }
+                }
+                _ => Step::Revoked,
+            });
+        }
+        let watched = record.state().watched().remove(&owner).unwrap_or_default();
+        // The holders too, where only the one before is watched: he may be stopped and not notice their end.
+        let whom: Vec<SessionId> = watched.iter().copied().chain(holders(record.state())).collect();
+        let mut looked = look(&session.store, record, Some(tag), whom)?;
+        if looked.is_clean() {
+            let pipes = watched.iter().filter_map(|id| looked.alive.remove(id)).collect();
+            let closed = record.state().closed().map(|(_, left)| left).min();
+            return Ok(Step::Waiting { position: position(record, owner)?, pipes, closed });
+        }
+        record.commit(|table, effects| looked.reap(table, effects), |()| true)?;
+        looked.bury(&session.store);
+    }
+}
+
+/// Asks the table. What is in the way is looked at only if something is.
+fn enter(
+    session: &Session,
+    request: &Request,
+    index: usize,
+    seq: Seq,
+    record: &mut Record,
+) -> Result<Reply, Fault> {
+    let want = &request.want;
+    let ask = |table: &mut Table, effects: &mut Effects| {
+        let opened = table.apply(Command::OpenSession(session.opening()), effects);
+        let Reply::Opened { session: id } = opened else { return opened };
+        let acquire = Acquire {
+            session: id,
+            seq,
+            // Whatever was answered before is remembered by the session, not by the record.
+            done_through: Seq(seq.0 - 1),
+            names: vec![request.names[index].clone()],
+            mode: want.mode,
+            subtree: false,
+            if_busy: if want.wait { IfBusy::Wait { at_most_ms: None } } else { IfBusy::Fail },
+            keep_closed_ms: u64::try_from(want.keep_closed.as_millis()).unwrap_or(u64::MAX),
+            value: Box::default(),
+            meta: want.meta.clone(),
+        };
+        table.apply(Command::Acquire(acquire), effects)
+    };
+    if let Some(granted) = record.commit(ask, |reply| matches!(reply, Reply::Granted(_)))? {
+        return Ok(granted);
+    }
+    let waiting: Vec<SessionId> = waiters(record.state()).map(|(id, _)| id).collect();
+    let last = if want.wait { waiting.len().saturating_sub(1) } else { 0 };
+    let whom: Vec<SessionId> = holders(record.state()).chain(waiting[last..].iter().copied()).collect();
+    let looked = look(&session.store, record, Some(session.file.tag), whom)?;
+    let entered = record.commit(
+        |table, effects| {
+            looked.reap(table, effects);
+            ask(table, effects)
+        },
+        |_| true,
+    )?;
+    looked.bury(&session.store);
+    Ok(entered.unwrap_or(Reply::SessionGone))
+}
+
+fn position(record: &Record, (session, seq): (SessionId, Seq)) -> Result<u64, Fault> {
+    match record.table()?.request(session, seq) {
+        Some(Reply::Queued { position, .. }) => Ok(position),
+        _ => Ok(0),
+    }
+}
+
+fn permit_of(record: &Record, found: &RequestState) -> Option<PermitGrant> {
+    let (Phase::Held { slots, .. } | Phase::Revoked { slots, .. }) = &found.phase else { return None };
+    let limit = record.state().table.limits.iter().find(|limit| limit.name == *record.name());
+    Some(PermitGrant { slot: *slots.first()?, limit: limit.map_or(0, |limit| limit.limit) })
+}

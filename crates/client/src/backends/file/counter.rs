@@ -1,0 +1,292 @@
+//! The counter of tokens of one directory: crash-safe, and never lower than anything it has told.
+//!
+//! One preallocated file of two 512-byte sectors, each a checksummed slot, written in turn with one fdatasync each.
+//! The slot that is not written to is never more than 1 below the newest, so a valid slot beside a bad one counts as
+//! its value + 1: whichever of the two was torn, no token below that is issued again.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::os::{Backoff, Fault, explain, try_flock, unflock};
+use crate::error::{BackendError, BackendErrorKind};
+
+pub(super) const SLOT_BYTES: usize = 512;
+pub(super) const FILE_BYTES: usize = 2 * SLOT_BYTES;
+const MAGIC: [u8; 8] = *b"LKCOUNT1";
+
+/// One slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Slot {
+    generation: u64,
+    value: u64,
+}
+
+impl Slot {
+    fn encode(self) -> [u8; SLOT_BYTES] {
+        let mut bytes = [0; SLOT_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..16].copy_from_slice(&self.generation.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.value.to_le_bytes());
+        let sum = xxh3_64(&bytes[..SLOT_BYTES - 8]);
+        bytes[SLOT_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// `None` unless every byte is as it was written.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (data, sum) = bytes.get(..SLOT_BYTES)?.split_at(SLOT_BYTES - 8);
+        if data[..8] != MAGIC || xxh3_64(data).to_le_bytes() != sum {
+            return None;
+        }
+        let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| data[at + i]));
+        Some(Self { generation: number(8), value: number(16) })
+    }
+}
+
+/// What the two slots say together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Reading {
+    /// No token above this was told.
+    value: u64,
+    newest: Slot,
+    /// Where the next value goes: never over the only valid slot.
+    next: usize,
+}
+
+/// `None` if neither slot is valid.
+fn read(bytes: &[u8]) -> Option<Reading> {
+    let slots = [Slot::decode(bytes), Slot::decode(bytes.get(SLOT_BYTES..).unwrap_or_default())];
+    match slots {
+        [Some(a), Some(b)] => {
+            let newest = a.max(b);
+            Some(Reading { value: a.value.max(b.value), newest, next: usize::from(newest == a) })
+        }
+        [Some(slot), None] => Some(Reading { value: slot.value + 1, newest: slot, next: 1 }),
+        [None, Some(slot)] => Some(Reading { value: slot.value + 1, newest: slot, next: 0 }),
+        [None, None] => None,
+    }
+}
+
+/// The bytes of a counter whose last token is `value`.
+pub(super) fn fresh(value: u64) -> Vec<u8> {
+    let older = Slot { generation: 1, value: value.saturating_sub(1) }.encode();
+    let newest = Slot { generation: 2, value }.encode();
+    [older, newest].concat()
+}
+
+/// The open counter of a directory.
+pub(super) struct Counter {
+    file: File,
+    path: PathBuf,
+    /// Threads of one process share the descriptor, and so its flock.
+    threads: Mutex<()>,
+}
+
+impl Counter {
+    pub(super) fn new(file: File, path: PathBuf) -> Self {
+        Self { file, path, threads: Mutex::new(()) }
+    }
+
+    /// Locks the counter and reads it.
+    ///
+    /// # Errors
+    /// Neither slot is valid; out of reach; locked by a process that was stopped in the middle.
+    pub(super) fn lock(&self) -> Result<Held<'_>, Fault> {
+        let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut backoff = Backoff::new();
+        while !try_flock(&self.file, true).map_err(|e| self.fault("lock", e))? {
+            let Some(pause) = backoff.next() else {
+                return Err(Fault::Stuck(BackendError::new(
+                    BackendErrorKind::Unreachable,
+                    format!(
+                        "`{}` has been locked by another process for seconds; it was stopped while it drew a token: \
+                         continue or kill it (`fuser` names it)",
+                        self.path.display()
+                    ),
+                )));
+            };
+            std::thread::sleep(pause);
+        }
+        let mut held = Held { counter: self, reading: None, _threads: threads };
+        held.reading = read(&self.bytes()?);
+        if held.reading.is_none() {
+            return Err(Fault::operator(format!(
+                "the counter `{}` is damaged: neither of its two slots has a right checksum; find the highest token N \
+                 that your fences have seen and connect once with `?tokens_above=N`",
+                self.path.display()
+            )));
+        }
+        Ok(held)
+    }
+
+    /// Writes both slots anew: for a damaged counter whose operator has said above what to go on.
+    pub(super) fn rebuild(&self, value: u64) -> Result<(), Fault> {
+        self.file.write_all_at(&fresh(value), 0).map_err(|e| self.fault("write", e))?;
+        self.file.sync_all().map_err(|e| self.fault("sync", e))
+    }
+
+    fn bytes(&self) -> Result<[u8; FILE_BYTES], Fault> {
+        let mut bytes = [0; FILE_BYTES];
+        let mut filled = 0;
+        while filled < FILE_BYTES {
+            match self.file.read_at(&mut bytes[filled..], filled as u64) {
+                Ok(0) => break,
+                Ok(n) => filled += n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(self.fault("read", e)),
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn fault(&self, doing: &str, error: std::io::Error) -> Fault {
+        Fault::Error(explain(doing, &self.path, error))
+    }
+}
+
+/// The counter, while nobody else can draw from it.
+pub(super) struct Held<'a> {
+    counter: &'a Counter,
+    reading: Option<Reading>,
+    _threads: MutexGuard<'a, ()>,
+}
+
+impl Held<'_> {
+    /// The last token that may have been told.
+    pub(super) fn value(&self) -> u64 {
+        self.reading.map_or(0, |reading| reading.value)
+    }
+
+    /// Makes `value` the last token, on the disk before it returns.
+    pub(super) fn raise_to(&mut self, value: u64) -> Result<(), Fault> {
+        let Some(reading) = self.reading else { return Ok(()) };
+        if value <= reading.newest.value {
+            return Ok(());
+        }
+        // More than one step at once: first bring the other slot close, so that it may stand in for the newest.
+        if value - reading.newest.value > 1 {
+            self.write(value - 1)?;
+        }
+        self.write(value)
+    }
+
+    fn write(&mut self, value: u64) -> Result<(), Fault> {
+        let Some(reading) = self.reading else { return Ok(()) };
+        let slot = Slot { generation: reading.newest.generation + 1, value };
+        let counter = self.counter;
+        let at = (reading.next * SLOT_BYTES) as u64;
+        counter.file.write_all_at(&slot.encode(), at).map_err(|e| counter.fault("write", e))?;
+        counter.file.sync_data().map_err(|e| counter.fault("sync", e))?;
+        self.reading = Some(Reading { value, newest: slot, next: 1 - reading.next });
+        Ok(())
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // It can fail only for a descriptor that isn't one.
+        let _ = unflock(&self.counter.file);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counter(bytes: &[u8]) -> (tempfile::TempDir, Counter) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("counter");
+        std::fs::write(&path, bytes).unwrap();
+        let file = File::options().read(true).write(true).open(&path).unwrap();
+        (dir, Counter::new(file, path))
+    }
+
+    fn on_disk(counter: &Counter) -> Vec<u8> {
+        std::fs::read(&counter.path).unwrap()
+    }
+
+    #[test]
+    fn writes_alternate_between_the_slots() {
+        let (_dir, counter) = counter(&fresh(10));
+        let mut before = on_disk(&counter);
+        for value in 11..20 {
+            counter.lock().unwrap().raise_to(value).unwrap();
+            let after = on_disk(&counter);
+            let changed: Vec<usize> =
+                [0, 1].into_iter().filter(|&i| before[i * 512..][..512] != after[i * 512..][..512]).collect();
+            assert_eq!(changed, [(value as usize + 1) % 2], "exactly one slot, in turn");
+            assert_eq!(counter.lock().unwrap().value(), value);
+            before = after;
+        }
+    }
+
+    #[test]
+    fn a_counter_never_goes_down() {
+        let (_dir, counter) = counter(&fresh(10));
+        counter.lock().unwrap().raise_to(4).unwrap();
+        assert_eq!(counter.lock().unwrap().value(), 10);
+    }
+
+    #[test]
+    fn every_flipped_or_torn_byte_is_noticed_and_no_token_comes_twice() {
+        for raise in [1, 7] {
+            let (_dir, source) = counter(&fresh(100));
+            source.lock().unwrap().raise_to(100 + raise).unwrap();
+            let (good, told) = (on_disk(&source), 100 + raise);
+            for at in 0..FILE_BYTES {
+                for flip in [0x01, 0x80, 0xff] {
+                    let mut bad = good.clone();
+                    bad[at] ^= flip;
+                    let reading = read(&bad).expect("the other slot is valid");
+                    assert!(reading.value >= told, "byte {at}: {reading:?}");
+                    assert!(reading.value <= told + 1, "byte {at}: {reading:?}");
+                    assert_eq!(reading.next, at / SLOT_BYTES, "the bad slot is written next");
+                }
+                // Torn: everything from here to the end of the sector is zero.
+                let mut bad = good.clone();
+                let end = (at / SLOT_BYTES + 1) * SLOT_BYTES;
+                bad[at..end].fill(0);
+                assert!(read(&bad).expect("the other slot is valid").value >= told, "byte {at}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_short_file_is_read_as_a_missing_slot() {
+        let bytes = fresh(100);
+        assert_eq!(read(&bytes[..SLOT_BYTES]).unwrap().value, 100);
+        assert_eq!(read(&bytes[..SLOT_BYTES - 1]), None);
+        assert_eq!(read(&[]), None);
+    }
+
+    #[test]
+    fn two_bad_slots_are_refused_with_what_to_do() {
+        for (a, b) in [(0, 512), (20, 1023), (511, 530)] {
+            let mut bad = fresh(100);
+            bad[a] ^= 1;
+            bad[b] ^= 1;
+            let (_dir, counter) = counter(&bad);
+            let error = BackendError::from(counter.lock().map(drop).unwrap_err());
+            assert!(error.message.contains("?tokens_above=N"), "{error}");
+            counter.rebuild(500).unwrap();
+            assert_eq!(counter.lock().unwrap().value(), 500);
+        }
+    }
+
+    #[test]
+    fn a_damaged_slot_is_mended_by_the_next_write() {
+        let mut bad = fresh(100);
+        bad[600] ^= 1;
+        let (_dir, counter) = counter(&bad);
+        let mut held = counter.lock().unwrap();
+        let value = held.value() + 1;
+        held.raise_to(value).unwrap();
+        drop(held);
+        let reading = read(&on_disk(&counter)).unwrap();
+        assert_eq!((reading.value, Slot::decode(&on_disk(&counter)).is_some()), (101, true));
+    }
+}

@@ -1,0 +1,126 @@
+//! Ends: a `Finish` of a hold or a place in the queue, and the close of a session.
+
+use std::os::unix::fs::MetadataExt;
+
+use lockkeeper_core::snapshot::Phase;
+use lockkeeper_core::{Break, Command, End, Reply, Seq};
+
+use super::names::stem;
+use super::os::{Fault, unflock};
+use super::record::Record;
+use super::session::{Part, Request, Session};
+use crate::backend::CallError;
+use crate::error::BackendError;
+use crate::machine::Answer;
+
+/// Ends a request; `seq` is the number of the call.
+pub(super) async fn finish(session: &Session, request: &Request, seq: Seq) -> Result<Answer, CallError> {
+    match end_parts(session, request).await {
+        Ok(end) => {
+            session.ended(request, end, seq);
+            Ok(Answer::Finished(end))
+        }
+        Err(Fault::Gone) => {
+            session.lose();
+            Ok(Answer::SessionGone)
+        }
+        Err(fault) => {
+            let error = BackendError::from(fault);
+            tracing::warn!(%error, "a release failed and will be tried again");
+            Err(CallError { sent: true })
+        }
+    }
+}
+
+/// Ends all that a request has, the last name first. What is done stays done if a later name fails.
+pub(super) async fn end_parts(session: &Session, request: &Request) -> Result<End, Fault> {
+    for index in (0..request.names.len()).rev() {
+        if request.progress().parts[index].seq.is_none() {
+            continue;
+        }
+        let record = Record::open_file(&session.store, &stem(&request.names[index])).await?;
+        let end = end_part(session, request, index, record)?;
+        let mut progress = request.progress();
+        progress.parts[index] = Part::default();
+        progress.end = Some(worse(progress.end, end));
+    }
+    Ok(request.progress().end.unwrap_or(End::Gone))
+}
+
+/// What a request for several names is told.
+fn worse(a: Option<End>, b: End) -> End {
+    let badness = |end: &End| match end {
+        End::Broken => 3,
+        End::Released => 2,
+        End::Left => 1,
+        _ => 0,
+    };
+    a.into_iter().chain([b]).max_by_key(badness).unwrap_or(b)
+}
+
+fn end_part(
+    session: &Session,
+    request: &Request,
+    index: usize,
+    record: Option<Record>,
+) -> Result<End, Fault> {
+    // A step that is under way ends first.
+    let progress = request.progress();
+    let (part, granted) = (progress.parts[index].clone(), progress.granted);
+    let Some(seq) = part.seq else { return Ok(End::Gone) };
+    let had_hold = match &part.hold {
+        None => false,
+        Some(hold) => {
+            let there = hold.metadata().is_ok_and(|metadata| metadata.nlink() > 0);
+            // Before the record says so: whoever is granted by it finds the flock free. A copy of the descriptor in
+            // a child keeps nothing from here on.
+            unflock(hold).map_err(|e| Fault::operator(format!("can't give a hold's flock back: {e}")))?;
+            there
+        }
+    };
+    // The record knows nothing of it: it was damaged and deleted. The flock alone has kept the others out.
+    let forgotten = if had_hold { End::Released } else { End::Gone };
+    let Some(mut record) = record else {
+        session.leave(seq);
+        return Ok(forgotten);
+    };
+    let tag = session.file.tag;
+    let (Some(id), Some(found)) = (record.state().session(tag), record.state().request(tag, seq).cloned())
+    else {
+        session.leave(seq);
+        return Ok(forgotten);
+    };
+    let name = record.name().clone();
+    let own = session.next_seq();
+    let end = record.commit(
+        |table, effects| {
+            if let (Phase::Held { token, .. } | Phase::Revoked { token, .. }, false) = (&found.phase, granted) {
+                // Never handed out: nothing was done under it that would have to stay closed (B2).
+                let order = Break { name: name.clone(), token: *token, reason: "".into(), by: "".into(), now: true };
+                let _ = table.apply(Command::Break(order), effects);
+            }
+            let done_through = Seq(own.0 - 1);
+            table.apply(Command::Finish { session: id, seq: own, target: seq, done_through }, effects)
+        },
+        |_| true,
+    )?;
+    session.leave(seq);
+    Ok(match end {
+        Some(Reply::Finished(_)) if !granted => End::Left,
+        Some(Reply::Finished(end)) => end,
+        _ => forgotten,
+    })
+}
+
+/// Ends a session with all it has. What can't be told to a record is told by the death of the session's file.
+pub(super) async fn close(session: &Session) {
+    for request in session.requests() {
+        request.call_off();
+        if let Err(fault) = end_parts(session, &request).await {
+            let error = BackendError::from(fault);
+            tracing::warn!(%error, "a release at close failed; others find the session dead");
+        }
+    }
+    session.end();
+    session.file.end(&session.store);
+}

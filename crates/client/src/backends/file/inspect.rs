@@ -1,0 +1,134 @@
+//! Questions and orders of operators: who holds, who waits, what a token is worth, breaks.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{Break, Command, LockName, Reply, Token, TokenStatus};
+
+use super::names::is_record;
+use super::os::{Fault, explain};
+use super::reap::reap_all;
+use super::record::Record;
+use super::store::Store;
+use crate::backend::{BreakOrder, Broken};
+use crate::error::{BackendError, BackendErrorKind};
+use crate::info::LockInfo;
+
+/// How many waiters are named.
+const WAITERS_SHOWN: usize = 100;
+
+pub(super) async fn inspect(store: Arc<Store>, name: LockName) -> Result<LockInfo, Fault> {
+    let mut record = Record::open(&store, &name).await?;
+    describe(&store, &mut record)
+}
+
+fn describe(store: &Store, record: &mut Record) -> Result<LockInfo, Fault> {
+    reap_all(store, record)?;
+    let (table, state) = (record.table()?, record.state());
+    let mut info = LockInfo::from_description(
+        record.name().clone(),
+        table.describe(record.name(), WAITERS_SHOWN),
+        |session| state.label(session),
+        |token| state.notes.get(&token.get()).and_then(super::record::Note::age),
+        |token, ms| state.closed_left(token, ms),
+    );
+    for holder in &mut info.holders {
+        holder.token = holder.token.map(|token| state.told_token(token));
+    }
+    Ok(info)
+}
+
+pub(super) async fn list(store: Arc<Store>, prefix: Option<LockName>) -> Result<Vec<LockInfo>, Fault> {
+    let path = store.path.join("locks");
+    super::session_file::sweep(&store, usize::MAX);
+    let entries = std::fs::read_dir(&path).map_err(|e| store.fault(explain("list", &path, e)))?;
+    let mut locks = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|e| store.fault(explain("list", &path, e)))?;
+        let file = entry.file_name();
+        let Some(stem) = file.to_str().filter(|file| is_record(file)) else { continue };
+        let Some(mut record) = Record::open_file(&store, stem).await? else { continue };
+        let wanted = |prefix: &LockName| prefix == record.name() || prefix.is_above(record.name().as_str());
+        if !prefix.as_ref().is_none_or(wanted) {
+            continue;
+        }
+        let info = describe(&store, &mut record)?;
+        if !info.holders.is_empty() || info.waiter_count > 0 {
+            locks.push(info);
+        }
+    }
+    locks.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Ok(locks)
+}
+
+pub(super) async fn check_token(
+    store: Arc<Store>,
+    name: LockName,
+    token: u64,
+) -> Result<TokenStatus, Fault> {
+    if Token::new(token).is_none() || token > store.counter.lock()?.value() {
+        return Ok(TokenStatus::NeverIssued);
+    }
+    let mut record = Record::open(&store, &name).await?;
+    reap_all(&store, &mut record)?;
+    let table = record.table()?;
+    let mut live: Vec<Token> = match table.check_token(&name, token) {
+        TokenStatus::NotCurrent { live } => live,
+        // Above what this record has seen, or one of several: the same question without a token that it knows.
+        _ => {
+            let description = table.describe(&name, 0);
+            let held = |hold: &lockkeeper_core::HoldInfo| hold.state == lockkeeper_core::HoldState::Held;
+            description.holds.iter().filter(|hold| held(hold)).map(|hold| hold.token).collect()
+        }
+    };
+    for live in &mut live {
+        *live = record.state().told_token(*live);
+    }
+    live.sort_unstable();
+    Ok(if live.iter().any(|live| live.get() == token) {
+        TokenStatus::Current
+    } else {
+        TokenStatus::NotCurrent { live }
+    })
+}
+
+pub(super) async fn break_hold(store: Arc<Store>, order: BreakOrder) -> Result<Broken, Fault> {
+    let mut record = Record::open(&store, &order.name).await?;
+    reap_all(&store, &mut record)?;
+    let state = record.state();
+    let token = state.table_token(order.token);
+    if order.now
+        && let Some(holder) = holder_of(&record, token)
+    {
+        let label = state.label(holder);
+        let pid = state.tag(holder).map_or(0, super::session_file::Tag::pid);
+        return Err(Fault::Error(BackendError::new(
+            BackendErrorKind::Unsupported,
+            format!(
+                "`file` can't end the hold of `{}` with token {} at once: only the kernel ends a flock; kill its \
+                 holder ({label}): `kill -9 {pid}`, or break it without `now`, which tells the holder to stop",
+                order.name, order.token
+            ),
+        )));
+    }
+    let command =
+        Break { name: order.name, token, reason: order.reason.into(), by: order.by.into(), now: order.now };
+    let reply =
+        record.commit(|table, effects| table.apply(Command::Break(command.clone()), effects), |_| true)?;
+    match reply {
+        Some(Reply::NotCurrent { live }) => {
+            let mut live: Vec<Token> = live.into_iter().map(|live| record.state().told_token(live)).collect();
+            live.sort_unstable();
+            Ok(Broken::NotCurrent { live })
+        }
+        Some(Reply::StillClosed) => Ok(Broken::StillClosed),
+        Some(Reply::Refused(rejection)) => Err(Fault::Error(rejection.into())),
+        _ => Ok(Broken::Done),
+    }
+}
+
+/// The session of a live hold.
+fn holder_of(record: &Record, token: Token) -> Option<lockkeeper_core::SessionId> {
+    let table = record.table().ok()?;
+    let holds = table.describe(record.name(), 0).holds;
+    holds.into_iter().find(|hold| hold.token == token).and_then(|hold| Some(hold.owner?.0))
+}

@@ -1,0 +1,203 @@
+//! `file:///dir`: locks between the processes of one host, held by the kernel.
+//!
+//! A hold is a flock. The kernel ends it when its holder ends, however that happens, and not before: there is no ttl,
+//! and a stopped holder keeps its lock. Beside the flock, each lock in use has a small record with a core table of
+//! its own, so that order, modes, permits, closed holds and breaks follow the same rules as everywhere. Tokens come
+//! from one crash-safe counter of the directory.
+//!
+//! `docs/backends/file.md` is the page for users: guarantees, layout, what happens in a crash. Reading order here:
+//! `store` (the directory), `counter`, `slots` and `record` (the files), `session_file` (who lives), `session`,
+//! `acquire`, `finish` (the calls), `inspect`.
+//!
+//! What may surprise:
+//! - Short flocks (record, counter) are tried in a loop with random pauses instead of waited for, so that a process
+//!   that was stopped inside one is an error after some seconds and not a hang.
+//! - A hold file made here carries the sticky bit and is removed with its lock; one that a user made stays, so that
+//!   `flock(1)` can share it (see the page).
+//! - A request for several names takes them one by one in byte order. It is told the highest of their tokens, and the
+//!   other records note that one.
+
+mod acquire;
+mod counter;
+mod finish;
+mod fs_type;
+mod inspect;
+mod names;
+mod os;
+mod reactor;
+mod reap;
+mod record;
+mod session;
+mod session_file;
+mod slots;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use lockkeeper_core::{LockName, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+
+use self::os::Fault;
+use self::session::FileConn;
+use self::store::{Config, Store};
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::error::{BackendError, ConnectError, Unsupported};
+use crate::info::LockInfo;
+use crate::machine::{Push, Spec};
+use crate::url::Url;
+
+const CAPABILITIES: Capabilities = Capabilities {
+    backend: "file",
+    reach: Reach::Host,
+    fencing: Fencing::Tokens { source: "a counter in the directory, on the disk before a grant is told" },
+    ttl: false,
+    shared: true,
+    permits: true,
+    subtree: false,
+    multi: true,
+    wait: true,
+    fair: true,
+    keep_closed: true,
+    lock_delay: true,
+    inspect: true,
+    break_hold: true,
+    break_now: false,
+    promises: [
+        Promise::Kept,
+        Promise::KeptIf(
+            "the directory grants fewer than 10^6 times a second over its life and the wall clock is not set back \
+             before a directory is made anew",
+        ),
+        Promise::KeptIf("the resource has a fence"),
+        Promise::Kept,
+        Promise::KeptIf(
+            "nobody deletes the directory under a holder: a flock has no deadline, so a hold is lost only by that, \
+             noticed within about a second, or by a break",
+        ),
+        Promise::KeptIf("the kernel counts as the quorum: there are no keep-alives, it knows who lives"),
+        Promise::Kept,
+        Promise::KeptIf("a waiter counts as alive until its process ends: a stopped one that is granted holds"),
+        Promise::Kept,
+        Promise::KeptIf(
+            "the disk keeps what fdatasync wrote: tokens and closed holds survive a power loss; holds end with their \
+             processes",
+        ),
+        Promise::Kept,
+        Promise::Kept,
+    ],
+};
+
+/// A lock directory behind the library.
+pub(crate) struct FileBackend {
+    shared: Arc<Shared>,
+}
+
+/// What all sessions of a backend share.
+struct Shared {
+    config: Config,
+    store: Mutex<Arc<Store>>,
+}
+
+impl FileBackend {
+    /// Opens `file:///dir?tokens_above=N&fuse=allow`, and makes the directory if it is missing.
+    ///
+    /// # Errors
+    /// A bad URL; a directory that can't carry locks, can't be written, is damaged or newer than this program.
+    pub(crate) fn open(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+        url.only_parameters(&["tokens_above", "fuse"])?;
+        if let Some(host) = url.hosts.first() {
+            let wanted = "empty: a directory of this host has three slashes, as in `file:///var/lib/locks`";
+            return Err(url.bad_part(host.name.clone(), wanted).into());
+        }
+        let path = Path::new(&url.path);
+        if !path.is_absolute() || url.path.contains('\0') {
+            let wanted = "an absolute path, as in `file:///var/lib/locks`";
+            return Err(url.bad_part(url.path.clone(), wanted).into());
+        }
+        let most = lockkeeper_core::limits::RAISE_TOKENS_MAX;
+        let tokens_above = url.parameter::<u64>("tokens_above", "a number from 0 to 2^52")?;
+        if tokens_above.is_some_and(|above| above > most) {
+            return Err(url.bad_part("tokens_above", "a number from 0 to 2^52").into());
+        }
+        let fuse = url.parameter::<String>("fuse", "`allow`")?;
+        if fuse.as_deref().is_some_and(|fuse| fuse != "allow") {
+            return Err(url.bad_part("fuse", "`fuse=allow`, or left out").into());
+        }
+        let config = Config {
+            path: path.to_owned(),
+            tokens_above,
+            fuse_allowed: fuse.is_some(),
+            wall_clock: store::wall_clock,
+        };
+        let backend = Self::with_config(config).map_err(BackendError::from)?;
+        Ok(Arc::new(backend))
+    }
+
+    fn with_config(config: Config) -> Result<Self, Fault> {
+        let store = Mutex::new(Arc::new(Store::open(&config, 0)?));
+        Ok(Self { shared: Arc::new(Shared { config, store }) })
+    }
+
+    fn with_store<T, F>(
+        &self,
+        work: impl FnOnce(Arc<Store>) -> F + Send + 'static,
+    ) -> BoxFuture<Result<T, BackendError>>
+    where
+        F: Future<Output = Result<T, Fault>> + Send,
+        T: Send + 'static,
+    {
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move { Ok(work(shared.store()?).await?) })
+    }
+}
+
+impl Shared {
+    /// The directory at the path. One that was deleted is made anew, with tokens above all that we saw in the old.
+    fn store(&self) -> Result<Arc<Store>, Fault> {
+        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        if !store.is_current() {
+            let known = store.counter.lock().map_or(0, |counter| counter.value());
+            *store = Arc::new(Store::open(&self.config, known)?);
+        }
+        Ok(Arc::clone(&store))
+    }
+}
+
+impl Backend for FileBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        Arc::new(FileConn::new(Arc::clone(&self.shared), spec, label, pushes))
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        self.with_store(|store| inspect::inspect(store, name))
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        self.with_store(|store| inspect::list(store, prefix))
+    }
+
+    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        self.with_store(move |store| inspect::check_token(store, name, token))
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        self.with_store(|store| inspect::break_hold(store, order))
+    }
+}
+
+fn unsupported_subtree() -> Unsupported {
+    Unsupported {
+        backend: "file",
+        what: "lock a subtree",
+        why: "a flock knows one name, not those below it",
+        instead: "list the names with `all([..])`, or use `memory:` or `lockkeeper://`",
+    }
+}

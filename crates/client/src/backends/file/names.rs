@@ -1,0 +1,82 @@
+//! From the name of a lock to the names of its files, and nothing else.
+//!
+//! The encoding is injective and never contains a dot, so that `NAME.hold` and `NAME.slot3` can't be another lock.
+
+use lockkeeper_core::{LockName, Slot};
+use sha2::{Digest, Sha256};
+
+use super::os::hex;
+
+/// An encoding longer than this is cut and gets a hash: file names have at most 255 bytes.
+const ENCODED_BYTES_MAX: usize = 200;
+/// How much of a cut encoding stays readable.
+const PREFIX_BYTES: usize = 100;
+
+/// The record file's name; those of the hold files start with it.
+pub(super) fn stem(name: &LockName) -> String {
+    let mut encoded = String::with_capacity(name.as_str().len());
+    let mut cut = None;
+    for &byte in name.as_str().as_bytes() {
+        if encoded.len() <= PREFIX_BYTES {
+            cut = Some(encoded.len());
+        }
+        if byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-' {
+            encoded.push(char::from(byte));
+        } else {
+            encoded.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    if encoded.len() <= ENCODED_BYTES_MAX {
+        return encoded;
+    }
+    encoded.truncate(cut.unwrap_or(0));
+    // `+` is never part of an encoding, so no short name can look like this.
+    format!("{encoded}+{}", hex(&Sha256::digest(name.as_str().as_bytes())))
+}
+
+/// The file whose flock is the exclusive or shared hold.
+pub(super) fn hold_file(stem: &str) -> String {
+    format!("{stem}.hold")
+}
+
+/// The file whose flock is one permit.
+pub(super) fn slot_file(stem: &str, slot: Slot) -> String {
+    format!("{stem}.slot{slot}")
+}
+
+/// Whether a file in `locks/` is a record.
+pub(super) fn is_record(file: &str) -> bool {
+    !file.contains('.')
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn of(name: &str) -> String {
+        stem(&LockName::parse(name).unwrap())
+    }
+
+    #[test]
+    fn different_locks_have_different_files() {
+        let long = "x".repeat(512);
+        let other = format!("{}y", "x".repeat(511));
+        let names =
+            ["a", "A", "a.hold", "a/b", "a%2Fb", "a%2fb", "a+b", "..", ".", "заказ", "a b", &long, &other];
+        let stems: BTreeSet<String> = names.iter().map(|name| of(name)).collect();
+        assert_eq!(stems.len(), names.len());
+        for stem in &stems {
+            assert!(is_record(stem) && !stem.contains('/') && slot_file(stem, 65535).len() <= 255, "{stem}");
+            assert!(!is_record(&hold_file(stem)) && !is_record(&slot_file(stem, 0)));
+        }
+    }
+
+    #[test]
+    fn short_names_stay_readable() {
+        assert_eq!(of("orders/42"), "orders%2F42");
+        assert_eq!(of("a.b"), "a%2Eb");
+        assert!(of(&"é".repeat(200)).starts_with("%C3%A9%C3%A9"));
+    }
+}

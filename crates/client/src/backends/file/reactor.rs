@@ -1,0 +1,76 @@
+//! One thread of the process that turns descriptors and timers into wake-ups.
+//!
+//! So waiting works on whatever runtime a caller uses, and goes on while that one is busy. It never runs a caller's
+//! code.
+
+use std::fs::File;
+use std::future::Future;
+use std::io;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::runtime::{Builder, Handle};
+
+/// The thread's runtime; started once.
+///
+/// # Errors
+/// The system gives no thread or no descriptors.
+pub(super) fn start() -> io::Result<&'static Handle> {
+    static HANDLE: OnceLock<Handle> = OnceLock::new();
+    static STARTING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    let _one = STARTING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    if let Some(handle) = HANDLE.get() {
+        return Ok(handle);
+    }
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    std::thread::Builder::new()
+        .name("lockkeeper-file".to_owned())
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+    Ok(HANDLE.get_or_init(|| handle))
+}
+
+/// A sleep on that thread's timers.
+pub(super) async fn sleep(duration: Duration) {
+    let Ok(handle) = start() else {
+        // Nothing can be waited for without it; a short sleep keeps a loop from spinning.
+        std::thread::sleep(duration.min(Duration::from_millis(10)));
+        return;
+    };
+    let sleep = {
+        let _context = handle.enter();
+        tokio::time::sleep(duration)
+    };
+    sleep.await;
+}
+
+/// Runs a task on that thread.
+pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    if let Ok(handle) = start() {
+        handle.spawn(task);
+    }
+}
+
+/// A pipe whose events that thread hears.
+///
+/// # Errors
+/// Out of descriptors or memory.
+pub(super) fn register<T: std::os::fd::AsRawFd>(pipe: T) -> io::Result<AsyncFd<T>> {
+    let _context = start()?.enter();
+    AsyncFd::with_interest(pipe, Interest::READABLE)
+}
+
+/// Returns when every writer of a pipe is gone; never, if it can't be heard.
+pub(super) async fn hang_up(pipe: File) {
+    let Ok(pipe) = register(pipe) else { return std::future::pending().await };
+    loop {
+        match pipe.readable().await {
+            Ok(guard) if guard.ready().is_read_closed() => return,
+            // Bytes in it are its owner's to read.
+            Ok(mut guard) => guard.clear_ready(),
+            Err(_) => return std::future::pending().await,
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! The record of one lock: a core table of its own, read, changed and written under a short flock.
+//!
+//! All grant rules are the table's. What is added here: which session is which file, when holds began, tokens from the
+//! directory's counter, and whom a change wakes.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::snapshot::{Phase, RequestState};
+use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Table, Token};
+
+use super::os::{
+    Backoff, Fault, boot_id, explain, open_at, open_or_create_at, remove_at, try_flock,
+};
+use super::session_file::{Tag, wake};
+use super::slots::{self, Content, Current};
+use super::store::Store;
+use super::{names, reactor};
+use crate::error::{BackendError, BackendErrorKind};
+use crate::time::BootInstant;
+
+/// Raised with every change of a record's layout.
+const FORMAT: u8 = 1;
+/// A hold file with this bit was made by a backend, and goes with its lock. One that a user made stays.
+const OURS: u32 = 0o1000;
+
+/// What is known of a hold beside the table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Note {
+    boot: [u8; 16],
+    /// When the hold began; for a closed one, when it closed. Nanoseconds on that boot's clock.
+    at: u64,
+    /// The token that its holder was told: that of the last name of a request for several.
+    pub(super) told: u64,
+}
+
+impl Note {
+    fn now(told: u64) -> Self {
+        Self { boot: boot_id(), at: BootInstant::now().as_nanos(), told }
+    }
+
+    /// How long ago; `None` if that was before a reboot.
+    pub(super) fn age(&self) -> Option<Duration> {
+        (self.boot == boot_id()).then(|| BootInstant::now() - BootInstant::from_nanos(self.at))
+    }
+}
+
+/// What a record says.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct State {
+    pub(super) table: Snapshot,
+    /// By token.
+    pub(super) notes: BTreeMap<u64, Note>,
+}
+
+impl State {
+    fn encode(&self, name: &LockName) -> Vec<u8> {
+        let mut bytes = vec![FORMAT];
+        bytes.extend_from_slice(&(name.as_str().len() as u16).to_le_bytes());
+        bytes.extend_from_slice(name.as_str().as_bytes());
+        bytes.extend_from_slice(&(self.notes.len() as u32).to_le_bytes());
+        for (token, note) in &self.notes {
+            bytes.extend_from_slice(&token.to_le_bytes());
+            bytes.extend_from_slice(&note.boot);
+            bytes.extend_from_slice(&note.at.to_le_bytes());
+            bytes.extend_from_slice(&note.told.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.table.encode());
+        bytes
+    }
+
+    fn decode(bytes: &[u8]) -> Result<(LockName, Self), String> {
+        fn take<'a>(bytes: &mut &'a [u8], n: usize) -> Result<&'a [u8], String> {
+            let (head, tail) = bytes.split_at_checked(n).ok_or("it is too short")?;
+            *bytes = tail;
+            Ok(head)
+        }
+        fn number(bytes: &mut &[u8]) -> Result<u64, String> {
+            let head = take(bytes, 8)?;
+            Ok(u64::from_le_bytes(std::array::from_fn(|i| head[i])))
+        }
+        let mut rest = bytes;
+        let format = take(&mut rest, 1)?[0];
+        if format != FORMAT {
+            return Err(format!("it has format {format}, this program reads {FORMAT}"));
+        }
+        let length = take(&mut rest, 2)?;
+        let name = take(&mut rest, usize::from(u16::from_le_bytes([length[0], length[1]])))?;
+        let name = LockName::parse_bytes(name).map_err(|e| e.to_string())?;
+        let count = take(&mut rest, 4)?;
+        let mut notes = BTreeMap::new();
+        for _ in 0..u32::from_le_bytes(std::array::from_fn(|i| count[i])) {
+            let token = number(&mut rest)?;
+            let boot = take(&mut rest, 16)?;
+            let note = Note {
+                boot: std::array::from_fn(|i| boot[i]),
+                at: number(&mut rest)?,
+                told: number(&mut rest)?,
+            };
+            notes.insert(token, note);
+        }
+        let table = Snapshot::decode(rest).map_err(|e| e.to_string())?;
+        Ok((name, Self { table, notes }))
+    }
+
+    pub(super) fn session(&self, tag: Tag) -> Option<SessionId> {
+        let hash = tag.to_hash();
+        self.table.sessions.iter().find(|session| session.secret_hash == hash).map(|session| session.id)
+    }
+
+    pub(super) fn tag(&self, id: SessionId) -> Option<Tag> {
+        let session = self.table.sessions.iter().find(|session| session.id == id)?;
+        Some(Tag::from_hash(&session.secret_hash))
+    }
+
+    /// Who a session is, for people: its label and, unless that says it, its process.
+    pub(super) fn label(&self, id: SessionId) -> String {
+        let Some(session) = self.table.sessions.iter().find(|session| session.id == id) else {
+            return String::new();
+        };
+        let pid = Tag::from_hash(&session.secret_hash).pid().to_string();
+        let mut words = session.label.split(|c: char| !c.is_ascii_digit());
+        match &*session.label {
+            "" => format!("pid {pid}"),
+            label if words.any(|word| word == pid) => label.to_owned(),
+            label => format!("{label} (pid {pid})"),
+        }
+    }
+
+    pub(super) fn request(&self, tag: Tag, seq: Seq) -> Option<&RequestState> {
+        let session = self.session(tag)?;
+        self.table.requests.iter().find(|request| request.owner == Some((session, seq)))
+    }
+
+    /// The token of the table's hold that a user was told of as `told`.
+    pub(super) fn table_token(&self, told: Token) -> Token {
+        let found = self.notes.iter().find(|(_, note)| note.told == told.get());
+        found.and_then(|(&token, _)| Token::new(token)).unwrap_or(told)
+    }
+
+    /// The token that the holder was told.
+    pub(super) fn told_token(&self, token: Token) -> Token {
+        self.notes.get(&token.get()).and_then(|note| Token::new(note.told)).unwrap_or(token)
+    }
+
+    /// For how long a closed hold stays closed yet.
+    pub(super) fn closed_left(&self, token: Token, ms: u64) -> Duration {
+        let passed = self.notes.get(&token.get()).and_then(Note::age).unwrap_or_default();
+        Duration::from_millis(ms).saturating_sub(passed)
+    }
+
+    /// Every closed hold with what is left of it.
+    pub(super) fn closed(&self) -> impl Iterator<Item = (Token, Duration)> {
+        self.table.requests.iter().filter_map(|request| match request.phase {
+            Phase::Closed { token, ms, .. } => Some((token, self.closed_left(token, ms))),
+            _ => None,
+        })
+    }
+
+    /// Whether anything here must survive a power loss.
+    fn promises(&self) -> bool {
+        let promise = |request: &RequestState| {
+            request.keep_closed_ms > 0 || matches!(request.phase, Phase::Closed { .. })
+        };
+        self.table.requests.iter().any(promise)
+    }
+
+    /// Whom each waiter waits for: the first for the holders, every other one only for the one before it, so that
+    /// nobody's end wakes a crowd.
+    pub(super) fn watched(&self) -> BTreeMap<(SessionId, Seq), Vec<SessionId>> {
+        let holders: Vec<(SessionId, ModeKind)> =
+            self.table.requests.iter().filter(|r| is_held(r)).filter_map(|r| Some((r.owner?.0, r.mode))).collect();
+        let mut watched = BTreeMap::new();
+        let mut before = None;
+        for request in &self.table.requests {
+            let (Phase::Waiting { .. }, Some(owner)) = (&request.phase, request.owner) else { continue };
+            let in_the_way = |mode: ModeKind| mode != ModeKind::Shared || request.mode != ModeKind::Shared;
+            let whom = match before {
+                Some(before) => vec![before],
+                None => holders.iter().filter(|(_, mode)| in_the_way(*mode)).map(|(id, _)| *id).collect(),
+            };
+            watched.insert(owner, whom);
+            before = Some(owner.0);
+        }
+        watched
+    }
+}
+
+pub(super) fn is_held(request: &RequestState) -> bool {
+    matches!(request.phase, Phase::Held { .. } | Phase::Revoked { .. })
+}
+
+/// Slots that holds and closed holds keep.
+fn slots_of(table: &Snapshot) -> impl Iterator<Item = Slot> {
+    table.requests.iter().flat_map(|request| match &request.phase {
+        Phase::Waiting { .. } => [].as_slice(),
+        Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. } => slots,
+    }).copied()
+}
+
+/// A record under its flock.
+pub(super) struct Record {
+    store: Arc<Store>,
+    name: LockName,
+    stem: String,
+    file: Option<File>,
+    current: Option<Current>,
+    state: State,
+    /// What is in the file differs from `state`.
+    dirty: bool,
+    /// Sent when the flock is given up, so that nobody wakes into it.
+    wakes: Vec<(Tag, Seq)>,
+}
+
+impl Record {
+    /// Locks the record of a name, made if it is missing.
+    ///
+    /// # Errors
+    /// Damaged; out of reach; locked by a process that was stopped in the middle.
+    pub(super) async fn open(store: &Arc<Store>, name: &LockName) -> Result<Self, Fault> {
+        let stem = names::stem(name);
+        let open = || open_or_create_at(&store.locks, &stem, store.file_mode);
+        let file = lock(store, &stem, open).await?;
+        let file = file.ok_or(Fault::Gone)?;
+        let (current, found) = load(store, &stem, &file)?;
+        let state = match found {
+            None => State { table: Table::new(0).snapshot(), notes: BTreeMap::new() },
+            Some((found, state)) if found == *name => state,
+            Some((found, _)) => {
+                return Err(Fault::operator(format!(
+                    "the record `{}` is that of the lock `{found}`, not of `{name}`: a filesystem that takes upper and \
+                     lower case for the same can't keep both; use another directory or name",
+                    store.path.join("locks").join(&stem).display(),
+                )));
+            }
+        };
+        Ok(Self::new(store, name.clone(), stem, file, current, state))
+    }
+
+    /// Locks a record by its file, if it is there and in use.
+    pub(super) async fn open_file(store: &Arc<Store>, stem: &str) -> Result<Option<Self>, Fault> {
+        let open = || open_at(&store.locks, stem, nix::fcntl::OFlag::O_RDWR);
+        let Some(file) = lock(store, stem, open).await? else { return Ok(None) };
+        let (current, found) = load(store, stem, &file)?;
+        Ok(found.map(|(name, state)| Self::new(store, name, stem.to_owned(), file, current, state)))
+    }
+
+    fn new(
+        store: &Arc<Store>,
+        name: LockName,
+        stem: String,
+        file: File,
+        current: Option<Current>,
+        mut state: State,
+    ) -> Self {
+        // Closed before a reboot: the full delay anew from now, as a new leader would do it.
+        let mut dirty = false;
+        for request in &state.table.requests {
+            if let Phase::Closed { token, .. } = request.phase
+                && let Some(note) = state.notes.get_mut(&token.get())
+                && note.age().is_none()
+            {
+                *note = Note::now(note.told);
+                dirty = true;
+            }
+        }
+        let store = Arc::clone(store);
+        Self { store, name, stem, file: Some(file), current, state, dirty, wakes: Vec::new() }
+    }
+
+    pub(super) fn name(&self) -> &LockName {
+        &self.name
+    }
+
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The table as it stands, for questions.
+    pub(super) fn table(&self) -> Result<Table, Fault> {
+        Table::restore(&self.state.table, 0)
+            .map_err(|e| damaged(&self.store, &self.stem, &e.to_string()))
+    }
+
+    /// Runs commands on the table and writes what they did, unless `accept` says no: then nothing has happened.
+    ///
+    /// If they granted anything, the tokens are drawn from the counter, and on the disk, before the record is written
+    /// and before anybody is told.
+    pub(super) fn commit<R>(
+        &mut self,
+        run: impl Fn(&mut Table, &mut Effects) -> R,
+        accept: impl Fn(&R) -> bool,
+    ) -> Result<Option<R>, Fault> {
+        let mut effects = Effects::new();
+        let mut table = self.table()?;
+        let mut result = run(&mut table, &mut effects);
+        if !accept(&result) {
+            return Ok(None);
+        }
+        let store = Arc::clone(&self.store);
+        if table.last_token() > self.state.table.last_token {
+            // It grants: once more, now with tokens above all that were told in this directory.
+            let mut counter = store.counter.lock()?;
+            self.state.table.last_token = self.state.table.last_token.max(counter.value());
+            table = self.table()?;
+            effects.clear();
+            result = run(&mut table, &mut effects);
+            counter.raise_to(table.last_token())?;
+        }
+        let idle: Vec<SessionId> =
+            table.sessions().filter(|session| session.requests == 0).map(|session| session.id).collect();
+        for session in idle {
+            let _ = table.apply(Command::CloseSession { session }, &mut effects);
+        }
+        self.put(table.snapshot())?;
+        Ok(Some(result))
+    }
+
+    /// Notes the token that the holder of several names is told.
+    pub(super) fn tell(&mut self, token: Token, told: Token) -> Result<(), Fault> {
+        if let Some(note) = self.state.notes.get_mut(&token.get()) {
+            note.told = told.get();
+            self.dirty = true;
+        }
+        self.put(self.state.table.clone())
+    }
+
+    /// Brings the file up to `table`, notes whom that wakes, and removes files that nobody needs any more.
+    fn put(&mut self, table: Snapshot) -> Result<(), Fault> {
+        let mut after = State { table, notes: BTreeMap::new() };
+        for request in &after.table.requests {
+            let (token, closed) = match request.phase {
+                Phase::Waiting { .. } => continue,
+                Phase::Held { token, .. } | Phase::Revoked { token, .. } => (token, false),
+                Phase::Closed { token, .. } => (token, true),
+            };
+            let before = self.state.table.requests.iter().find(|before| before.ticket == request.ticket);
+            let was_closed = before.is_some_and(|before| matches!(before.phase, Phase::Closed { .. }));
+            let note = self.state.notes.get(&token.get()).copied();
+            let told = note.map_or(token.get(), |note| note.told);
+            let note = note.filter(|_| closed == was_closed).unwrap_or_else(|| Note::now(told));
+            after.notes.insert(token.get(), note);
+        }
+        if after == self.state && !self.dirty && (self.current.is_some() || !after.table.requests.is_empty()) {
+            return Ok(());
+        }
+        self.note_wakes(&after);
+        let vacated: Vec<Slot> = {
+            let kept: Vec<Slot> = slots_of(&after.table).collect();
+            slots_of(&self.state.table).filter(|slot| !kept.contains(slot)).collect()
+        };
+        for slot in vacated {
+            self.remove_hold_file(&names::slot_file(&self.stem, slot));
+        }
+        let idle = after.table.requests.is_empty() && after.table.limits.is_empty();
+        let written = if idle { self.remove() } else { self.write(&after) };
+        written.map_err(|e| {
+            self.wakes.clear();
+            self.store.fault(explain("write", &self.store.path.join("locks").join(&self.stem), e))
+        })?;
+        self.state = after;
+        self.dirty = false;
+        Ok(())
+    }
+
+    fn write(&mut self, after: &State) -> io::Result<()> {
+        // A record that went idle is removed at once; nothing is committed to it afterwards.
+        let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
+        let durable = after.promises() || self.state.promises();
+        let is_new = self.current.is_none();
+        self.current = Some(slots::write(file, self.current, &after.encode(&self.name))?);
+        if durable {
+            file.sync_data()?;
+            if is_new || !self.state.promises() {
+                self.store.locks.sync_all()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self) -> io::Result<()> {
+        self.remove_hold_file(&names::hold_file(&self.stem));
+        remove_at(&self.store.locks, &self.stem)?;
+        self.file = None;
+        if self.state.promises() {
+            self.store.locks.sync_all()?;
+        }
+        Ok(())
+    }
+
+    /// Removes a hold file if a backend made it and nobody has it.
+    fn remove_hold_file(&self, name: &str) {
+        // What stays does no harm, and goes with the next idle moment.
+        let Ok(file) = open_at(&self.store.locks, name, nix::fcntl::OFlag::O_RDONLY) else { return };
+        let ours = file.metadata().is_ok_and(|metadata| metadata.mode() & OURS != 0);
+        if ours && try_flock(&file, true).unwrap_or(false) {
+            let _ = remove_at(&self.store.locks, name);
+        }
+    }
+
+    /// Takes the kernel's side of a hold; `None` if a program that is not ours has it.
+    pub(super) fn take_hold(&self, mode: ModeKind, slot: Option<Slot>) -> Result<Option<File>, Fault> {
+        let name = match slot {
+            Some(slot) => names::slot_file(&self.stem, slot),
+            None => names::hold_file(&self.stem),
+        };
+        let fault =
+            |e| self.store.fault(explain("flock", &self.store.path.join("locks").join(&name), e));
+        let file = open_or_create_at(&self.store.locks, &name, self.store.file_mode | OURS).map_err(fault)?;
+        let taken = try_flock(&file, mode != ModeKind::Shared).map_err(fault)?;
+        Ok(taken.then_some(file))
+    }
+
+    /// Those that were granted or revoked, and waiters that must watch somebody else now.
+    fn note_wakes(&mut self, after: &State) {
+        let (old, new) = (self.state.watched(), after.watched());
+        for request in &after.table.requests {
+            let Some(owner) = request.owner else { continue };
+            let before = self.state.table.requests.iter().find(|before| before.ticket == request.ticket);
+            let changed = match before {
+                None => false,
+                Some(before) if is_held(request) => {
+                    std::mem::discriminant(&before.phase) != std::mem::discriminant(&request.phase)
+                }
+                Some(_) => {
+                    let (old, new) = (old.get(&owner), new.get(&owner));
+                    new.into_iter().flatten().any(|id| !old.is_some_and(|old| old.contains(id)))
+                }
+            };
+            if changed && let Some(tag) = after.tag(owner.0) {
+                self.wakes.push((tag, owner.1));
+            }
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if let (Some(_), None) = (&self.file, self.current) {
+            // Made for a question or a refusal, and never written.
+            let _ = remove_at(&self.store.locks, &self.stem);
+        }
+        drop(self.file.take());
+        for (tag, seq) in self.wakes.drain(..) {
+            wake(&self.store, tag, seq);
+        }
+    }
+}
+
+/// Opens and flocks a record file, again if it was removed in between; `None` if it isn't there.
+async fn lock(
+    store: &Arc<Store>,
+    stem: &str,
+    open: impl Fn() -> io::Result<File>,
+) -> Result<Option<File>, Fault> {
+    let path = || store.path.join("locks").join(stem);
+    let mut backoff = Backoff::new();
+    loop {
+        let file = match open() {
+            Ok(file) => file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                return if store.is_current() { Ok(None) } else { Err(Fault::Gone) };
+            }
+            Err(e) => return Err(store.fault(explain("open", &path(), e))),
+        };
+        while !try_flock(&file, true).map_err(|e| store.fault(explain("flock", &path(), e)))? {
+            let Some(pause) = backoff.next() else {
+                return Err(Fault::Stuck(BackendError::new(
+                    BackendErrorKind::Unreachable,
+                    format!(
+                        "`{}` has been locked by another process for seconds; it was stopped in the middle of a change: \
+                         continue or kill it (`fuser` names it)",
+                        path().display()
+                    ),
+                )));
+            };
+            if pause < Duration::from_millis(1) {
+                std::thread::sleep(pause);
+            } else {
+                reactor::sleep(pause).await;
+            }
+        }
+        let metadata = file.metadata().map_err(|e| store.fault(explain("look at", &path(), e)))?;
+        if metadata.nlink() > 0 {
+            return Ok(Some(file));
+        }
+    }
+}
+
+/// Reads a record: its place in the file, and what it says, if anything was ever written.
+#[allow(clippy::type_complexity)]
+fn load(
+    store: &Store,
+    stem: &str,
+    file: &File,
+) -> Result<(Option<Current>, Option<(LockName, State)>), Fault> {
+    let content = slots::read(file)
+        .map_err(|e| store.fault(explain("read", &store.path.join("locks").join(stem), e)))?;
+    match content {
+        Content::Empty => Ok((None, None)),
+        Content::Damaged => Err(damaged(store, stem, "neither of its two headers has a right checksum")),
+        Content::Body(current, body) => {
+            let found = State::decode(&body).map_err(|why| damaged(store, stem, &why))?;
+            Ok((Some(current), Some(found)))
+        }
+    }
+}
+
+fn damaged(store: &Store, stem: &str, why: &str) -> Fault {
+    Fault::operator(format!(
+        "the record `{}` is damaged: {why}; delete it: holds keep their flock, only the lock's queue and closed holds \
+         are lost with it",
+        store.path.join("locks").join(stem).display()
+    ))
+}

@@ -1,0 +1,439 @@
+//! One client session over a lock directory: what the library calls, and what the session's pipe tells it.
+//!
+//! Remembers every request of the session for as long as the client may ask about it (P7, R4): the process that
+//! could lose an answer is the process that has the session, so this memory is as durable as the session itself.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use lockkeeper_core::snapshot::Phase;
+use lockkeeper_core::{End, LockName, OpenSession, PermitGrant, Seq, Token, limits};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::os::Fault;
+use super::record::Record;
+use super::session_file::{SessionFile, drain, sweep};
+use super::store::Store;
+use super::{Shared, acquire, finish, reactor};
+use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
+use crate::error::LossCause;
+use crate::machine::{Answer, Push, Spec};
+
+/// How often a session looks whether its directory is still there, and repeats what its client may have missed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How many session files are looked at, when one is made, for dead ones.
+const SWEPT_AT_OPEN: usize = 16;
+
+/// What the library calls: one session at a time, and a new one after that was lost.
+pub(super) struct FileConn {
+    shared: Arc<Shared>,
+    lock_delay: Duration,
+    label: Box<str>,
+    pushes: UnboundedSender<Push>,
+    live: Arc<Mutex<Option<Arc<Session>>>>,
+}
+
+/// A session, while it lives.
+pub(super) struct Session {
+    pub(super) store: Arc<Store>,
+    pub(super) file: SessionFile,
+    pub(super) pushes: UnboundedSender<Push>,
+    lock_delay: Duration,
+    label: Box<str>,
+    next: AtomicU64,
+    book: Mutex<Book>,
+    /// Ends the task that reads the pipe.
+    _reader: DropGuard,
+}
+
+/// The requests of a session.
+#[derive(Default)]
+struct Book {
+    requests: BTreeMap<Seq, Arc<Request>>,
+    /// By the numbers that records know them by.
+    by_part: BTreeMap<Seq, Arc<Request>>,
+    /// How requests ended, until the client has the answer of the call that is named beside it (R3).
+    ended: BTreeMap<Seq, (End, Seq)>,
+    done_through: Seq0,
+    gone: bool,
+}
+
+/// A seq that may be 0.
+type Seq0 = u64;
+
+/// One request of the client.
+pub(super) struct Request {
+    pub(super) seq: Seq,
+    pub(super) want: Arc<Wanted>,
+    /// Its names, in the order in which they are taken: all requests use the same, so they can't deadlock.
+    pub(super) names: Vec<LockName>,
+    /// A `Finish` was seen: no further step takes anything. A step that is under way is waited for by the `Finish`.
+    over: AtomicBool,
+    pub(super) progress: Mutex<Progress>,
+    /// Something happened to it.
+    pub(super) news: Notify,
+}
+
+/// How far it has come. Locked for the length of one step, never across an await.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// Granted as a whole.
+    pub(super) granted: bool,
+    /// The client was told that it is revoked, and is told again until it finishes.
+    pub(super) revoked: bool,
+    /// One a name, as far as it got.
+    pub(super) parts: Vec<Part>,
+    /// How those parts ended that have ended.
+    pub(super) end: Option<End>,
+}
+
+/// What it has of one name.
+#[derive(Clone, Default)]
+pub(super) struct Part {
+    /// Its number in the record, once it may be there.
+    pub(super) seq: Option<Seq>,
+    pub(super) token: Option<Token>,
+    pub(super) permit: Option<PermitGrant>,
+    pub(super) hold: Option<Arc<File>>,
+}
+
+impl Request {
+    fn new(seq: Seq, want: Arc<Wanted>) -> Self {
+        let mut names = want.names.clone();
+        names.sort_unstable();
+        names.dedup();
+        let parts = vec![Part::default(); names.len()];
+        let progress = Mutex::new(Progress { parts, ..Progress::default() });
+        Self { seq, want, names, over: AtomicBool::new(false), progress, news: Notify::new() }
+    }
+
+    pub(super) fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::SeqCst)
+    }
+
+    /// Lets no further step begin, and ends its waiting.
+    pub(super) fn call_off(&self) {
+        self.over.store(true, Ordering::SeqCst);
+        self.news.notify_one();
+    }
+}
+
+impl FileConn {
+    pub(super) fn new(shared: Arc<Shared>, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Self {
+        let end = (0..=limits::LABEL_BYTES_MAX.min(label.len())).rev().find(|&at| label.is_char_boundary(at));
+        let label = label[..end.unwrap_or(0)].into();
+        Self { shared, lock_delay: spec.lock_delay, label, pushes, live: Arc::default() }
+    }
+
+    fn live(&self) -> Option<Arc<Session>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(|session| !session.is_gone())
+    }
+
+    fn open(&self, fresh: bool) -> BoxFuture<Result<Answer, CallError>> {
+        if !fresh && self.live().is_some() {
+            return answered(Answer::Opened);
+        }
+        let shared = Arc::clone(&self.shared);
+        let (lock_delay, label, pushes) = (self.lock_delay, self.label.clone(), self.pushes.clone());
+        let live = Arc::clone(&self.live);
+        Box::pin(async move {
+            match shared.store().and_then(|store| Session::open(store, lock_delay, label, pushes)) {
+                Ok(session) => {
+                    *live.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
+                    Ok(Answer::Opened)
+                }
+                Err(Fault::Stuck(_) | Fault::Gone) => Err(CallError { sent: false }),
+                Err(Fault::Error(error)) => Ok(Answer::Refused(error)),
+            }
+        })
+    }
+}
+
+impl Conn for FileConn {
+    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+        let session = match call {
+            Call::Open { fresh } => return self.open(fresh),
+            _ => self.live(),
+        };
+        let Some(session) = session else { return answered(Answer::SessionGone) };
+        match call {
+            Call::Open { .. } | Call::KeepAlive => answered(Answer::KeptAlive),
+            Call::Acquire { seq, done_through, want, .. } => {
+                session.take_done_through(done_through);
+                match session.register(seq, want) {
+                    Ok(request) => Box::pin(async move { acquire::acquire(&session, &request).await }),
+                    Err(end) => answered(Answer::Finished(end)),
+                }
+            }
+            Call::Finish { seq, target, done_through } => {
+                session.take_done_through(done_through);
+                // From here on no step of the request takes anything, whoever polls what.
+                match session.finishing(seq, target) {
+                    Ok(request) => Box::pin(async move { finish::finish(&session, &request, seq).await }),
+                    Err(end) => answered(Answer::Finished(end)),
+                }
+            }
+            Call::Close => {
+                let live = Arc::clone(&self.live);
+                Box::pin(async move {
+                    finish::close(&session).await;
+                    live.lock().unwrap_or_else(PoisonError::into_inner).take();
+                    Ok(Answer::Closed)
+                })
+            }
+        }
+    }
+
+    fn descriptors(&self, seq: Seq) -> Vec<RawFd> {
+        let Some(session) = self.live() else { return Vec::new() };
+        let Some(request) = session.book().requests.get(&seq).cloned() else { return Vec::new() };
+        let progress = request.progress();
+        let holds = progress.parts.iter().filter_map(|part| part.hold.as_ref());
+        std::iter::once(session.file.pipe()).chain(holds).map(|file| file.as_raw_fd()).collect()
+    }
+}
+
+fn answered(answer: Answer) -> BoxFuture<Result<Answer, CallError>> {
+    Box::pin(std::future::ready(Ok(answer)))
+}
+
+impl Session {
+    fn open(
+        store: Arc<Store>,
+        lock_delay: Duration,
+        label: Box<str>,
+        pushes: UnboundedSender<Push>,
+    ) -> Result<Arc<Self>, Fault> {
+        sweep(&store, SWEPT_AT_OPEN);
+        let file = SessionFile::create(&store)?;
+        let stop = CancellationToken::new();
+        let started = reactor::register(Arc::clone(file.pipe()));
+        let pipe = started.map_err(|e| {
+            file.end(&store);
+            Fault::operator(format!("can't wait for events: {e}; raise `ulimit -n` or `ulimit -u`"))
+        })?;
+        let session = Arc::new(Self {
+            store,
+            file,
+            pushes,
+            lock_delay,
+            label,
+            next: AtomicU64::new(1),
+            book: Mutex::default(),
+            _reader: stop.clone().drop_guard(),
+        });
+        let weak = Arc::downgrade(&session);
+        reactor::spawn(async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = listen(weak, pipe) => {}
+            }
+        });
+        Ok(session)
+    }
+
+    /// What opens this session in a record's table, or finds it there (S1).
+    pub(super) fn opening(&self) -> OpenSession {
+        OpenSession {
+            secret_hash: self.file.tag.to_hash(),
+            // No ttl ends it: the kernel says when it is over.
+            ttl_ms: limits::TTL_MS_MAX,
+            lock_delay_ms: u64::try_from(self.lock_delay.as_millis()).unwrap_or(u64::MAX),
+            linger_ms: 0,
+            label: self.label.clone(),
+        }
+    }
+
+    /// The next number for the records. Drawn under a record's flock, so that each record sees them rise (R5).
+    pub(super) fn next_seq(&self) -> Seq {
+        Seq(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// A new number of a request in a record, by which the pipe's wake-ups will name it.
+    pub(super) fn enter(&self, request: &Arc<Request>) -> Seq {
+        let seq = self.next_seq();
+        self.book().by_part.insert(seq, Arc::clone(request));
+        seq
+    }
+
+    pub(super) fn leave(&self, part: Seq) {
+        self.book().by_part.remove(&part);
+    }
+
+    /// The request's end is known, and kept until the client has the answer of call `until`.
+    pub(super) fn ended(&self, request: &Request, end: End, until: Seq) {
+        let mut book = self.book();
+        book.requests.remove(&request.seq);
+        if until.0 > book.done_through {
+            book.ended.insert(request.seq, (end, until));
+        }
+    }
+
+    pub(super) fn requests(&self) -> Vec<Arc<Request>> {
+        self.book().requests.values().cloned().collect()
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.book().gone
+    }
+
+    /// Ends the session here. Its files go with its last user.
+    pub(super) fn end(&self) -> Vec<Arc<Request>> {
+        let mut book = self.book();
+        book.gone = true;
+        book.by_part.clear();
+        book.ended.clear();
+        std::mem::take(&mut book.requests).into_values().collect()
+    }
+
+    /// The directory is gone: every hold is lost, and every waiter hears it.
+    pub(super) fn lose(&self) {
+        if self.is_gone() {
+            return;
+        }
+        let _ = self.pushes.send(Push::Lost(LossCause::Disconnected));
+        for request in self.end() {
+            request.call_off();
+        }
+        self.file.end(&self.store);
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take_done_through(&self, done_through: Seq) {
+        let mut book = self.book();
+        if done_through.0 > book.done_through {
+            book.done_through = done_through.0;
+            book.ended.retain(|_, (_, until)| *until > done_through);
+        }
+    }
+
+    /// Finds or makes the request of an acquire; `Err` if it is over (R4, R5).
+    fn register(&self, seq: Seq, want: Arc<Wanted>) -> Result<Arc<Request>, End> {
+        let mut book = self.book();
+        if let Some(request) = book.requests.get(&seq) {
+            return Ok(Arc::clone(request));
+        }
+        if let Some(&(end, _)) = book.ended.get(&seq) {
+            return Err(end);
+        }
+        if seq.0 <= book.done_through {
+            return Err(End::Gone);
+        }
+        let request = Arc::new(Request::new(seq, want));
+        book.requests.insert(seq, Arc::clone(&request));
+        Ok(request)
+    }
+
+    /// The request that a `Finish` ends; `Err` if it is over already, or never began: then it never will (R4).
+    fn finishing(&self, seq: Seq, target: Seq) -> Result<Arc<Request>, End> {
+        let mut book = self.book();
+        if let Some(request) = book.requests.get(&target) {
+            let request = Arc::clone(request);
+            drop(book);
+            request.call_off();
+            return Ok(request);
+        }
+        let (end, until) = book.ended.get(&target).copied().unwrap_or((End::Gone, seq));
+        book.ended.insert(target, (end, until.max(seq)));
+        Err(end)
+    }
+
+    /// Tells the client of holds that were revoked, `named` ones or all.
+    async fn tell_revoked(&self, named: Vec<Arc<Request>>) -> Result<(), Fault> {
+        for request in named {
+            let parts: Vec<(usize, Seq)> = {
+                let progress = request.progress();
+                let entered = |(i, part): (usize, &Part)| Some((i, part.seq?));
+                if !progress.granted || progress.revoked || request.is_over() {
+                    continue;
+                }
+                progress.parts.iter().enumerate().filter_map(entered).collect()
+            };
+            for (index, seq) in parts {
+                let record = Record::open(&self.store, &request.names[index]).await?;
+                let found = record.state().request(self.file.tag, seq);
+                if found.is_some_and(|found| matches!(found.phase, Phase::Revoked { .. })) {
+                    request.progress().revoked = true;
+                    let _ = self.pushes.send(Push::Revoked { seq: request.seq });
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the pipe said: waiters look again, holders look whether they were revoked.
+    async fn heard(&self, woken: Vec<Option<Seq>>) {
+        let named: Vec<Arc<Request>> = {
+            let book = self.book();
+            if woken.contains(&None) {
+                book.requests.values().cloned().collect()
+            } else {
+                woken.iter().flatten().filter_map(|seq| book.by_part.get(seq).cloned()).collect()
+            }
+        };
+        for request in &named {
+            request.news.notify_one();
+        }
+        if let Err(Fault::Gone) = self.tell_revoked(named).await {
+            self.lose();
+        }
+    }
+
+    /// The regular look; `false` once the session is over.
+    fn look(&self) -> bool {
+        if self.is_gone() {
+            return false;
+        }
+        if !self.store.is_current() || !self.file.is_there() {
+            self.lose();
+            return false;
+        }
+        for request in self.requests() {
+            let progress = request.progress();
+            if progress.revoked && !request.is_over() {
+                // A push that overtook the grant's own answer meant nothing to the client yet.
+                let _ = self.pushes.send(Push::Revoked { seq: request.seq });
+            }
+        }
+        true
+    }
+}
+
+/// Reads the session's pipe until the session is over.
+async fn listen(session: Weak<Session>, pipe: tokio::io::unix::AsyncFd<Arc<File>>) {
+    loop {
+        let woken = tokio::select! {
+            ready = pipe.readable() => match ready {
+                Ok(mut ready) => {
+                    let woken = drain(pipe.get_ref());
+                    ready.clear_ready();
+                    woken
+                }
+                Err(_) => return,
+            },
+            () = tokio::time::sleep(LOOK_EVERY) => Vec::new(),
+        };
+        let Some(session) = session.upgrade() else { return };
+        if woken.is_empty() {
+            if !session.look() {
+                return;
+            }
+        } else {
+            session.heard(woken).await;
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! The file of a session: a named pipe that says whether its process lives, and carries its wake-ups.
+//!
+//! The session keeps it open and flocked for as long as it lives; the kernel drops the flock with the last copy of
+//! the descriptor, also after kill -9. Whoever holds the read end sees the same moment as a hang-up, so nobody polls.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use lockkeeper_core::Seq;
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+
+use super::os::{Fault, explain, hex, mode_bits, open_at, random_id, remove_at, try_flock, unflock};
+use super::store::Store;
+
+/// Who a session is, as records name it: in the place of a secret's hash, since S1 finds sessions by that.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub(super) struct Tag {
+    id: [u8; 16],
+    pid: u32,
+}
+
+impl Tag {
+    pub(super) fn to_hash(self) -> [u8; 32] {
+        let mut hash = [0; 32];
+        hash[..16].copy_from_slice(&self.id);
+        hash[16..20].copy_from_slice(&self.pid.to_le_bytes());
+        hash
+    }
+
+    pub(super) fn from_hash(hash: &[u8; 32]) -> Self {
+        let pid = u32::from_le_bytes(std::array::from_fn(|i| hash[16 + i]));
+        Self { id: std::array::from_fn(|i| hash[i]), pid }
+    }
+
+    /// The process, for people.
+    pub(super) fn pid(self) -> u32 {
+        self.pid
+    }
+
+    fn file(self) -> String {
+        hex(&self.id)
+    }
+}
+
+/// The file of this process' own session.
+pub(super) struct SessionFile {
+    pub(super) tag: Tag,
+    pipe: Arc<File>,
+}
+
+impl SessionFile {
+    pub(super) fn create(store: &Store) -> Result<Self, Fault> {
+        loop {
+            let tag = Tag { id: random_id(), pid: std::process::id() };
+            let fault = |doing: &str, e: io::Error| {
+                store.fault(explain(doing, &store.path.join("sessions").join(tag.file()), e))
+            };
+            let name = tag.file();
+            match nix::unistd::mkfifoat(&store.sessions, name.as_str(), mode_bits(store.file_mode)) {
+                Ok(()) => {}
+                Err(Errno::EEXIST) => continue,
+                Err(errno) => return Err(fault("make", errno.into())),
+            }
+            let pipe =
+                open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK).map_err(|e| fault("open", e))?;
+            if store.file_mode & 0o077 != 0 {
+                let mode = mode_bits(store.file_mode);
+                nix::sys::stat::fchmod(&pipe, mode).map_err(|e| fault("open to others", e.into()))?;
+            }
+            // A sweep that met the file before it was flocked takes it for a dead session's and removes it.
+            let ours = try_flock(&pipe, true).map_err(|e| fault("flock", e))?;
+            if ours && pipe.metadata().map_err(|e| fault("look at", e))?.nlink() > 0 {
+                return Ok(Self { tag, pipe: Arc::new(pipe) });
+            }
+            remove_at(&store.sessions, &name).map_err(|e| fault("remove", e))?;
+        }
+    }
+
+    pub(super) fn pipe(&self) -> &Arc<File> {
+        &self.pipe
+    }
+
+    /// Whether the file is still in the directory.
+    pub(super) fn is_there(&self) -> bool {
+        self.pipe.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
+    }
+
+    /// Ends the session for everyone, whoever else has a copy of the descriptor.
+    pub(super) fn end(&self, store: &Store) {
+        // What fails here is found by the next sweep: the session is over either way.
+        let _ = remove_at(&store.sessions, &self.tag.file());
+        let _ = unflock(&self.pipe);
+    }
+}
+
+/// The requests that wake-ups in a session's own pipe name; empty once it is drained. `None` is a wake-up that can't
+/// be read: then everything may have changed.
+pub(super) fn drain(pipe: &File) -> Vec<Option<Seq>> {
+    let mut woken = Vec::new();
+    let mut buffer = [0; 1024];
+    loop {
+        match (&mut &*pipe).read(&mut buffer) {
+            Ok(0) => return woken,
+            Ok(n) => {
+                let whole = buffer[..n].chunks_exact(8);
+                if !whole.remainder().is_empty() {
+                    woken.push(None);
+                }
+                woken.extend(whole.map(|bytes| Some(Seq(u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))))));
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return woken,
+        }
+    }
+}
+
+/// Wakes a request of a session. A session that is gone needs none; one whose pipe is full has wake-ups enough.
+pub(super) fn wake(store: &Store, tag: Tag, seq: Seq) {
+    if let Ok(mut pipe) = open_at(&store.sessions, &tag.file(), OFlag::O_WRONLY | OFlag::O_NONBLOCK) {
+        let _ = pipe.write(&seq.0.to_le_bytes());
+    }
+}
+
+/// What a look at another's session file says.
+pub(super) enum Life {
+    /// It lives; the descriptor's hang-up says when it ends.
+    Alive(File),
+    Dead,
+}
+
+/// Whether a session lives. In this order: open, then try the flock. So a session that dies after the look had its
+/// pipe open after ours was, and the hang-up can't be missed.
+pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
+    let name = tag.file();
+    let fault = |doing: &str, e: io::Error| {
+        store.fault(explain(doing, &store.path.join("sessions").join(&name), e))
+    };
+    let pipe = match open_at(&store.sessions, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
+        Ok(pipe) => pipe,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            return if store.is_current() { Ok(Life::Dead) } else { Err(Fault::Gone) };
+        }
+        Err(e) => return Err(fault("open", e)),
+    };
+    // Shared, so that two who look at the same time don't take each other for the session.
+    match try_flock(&pipe, false) {
+        Ok(true) => Ok(Life::Dead),
+        Ok(false) => Ok(Life::Alive(pipe)),
+        Err(e) => Err(fault("flock", e)),
+    }
+}
+
+/// Removes the file of a session that was found dead.
+pub(super) fn bury(store: &Store, tag: Tag) {
+    // What stays is swept later.
+    let _ = remove_at(&store.sessions, &tag.file());
+}
+
+/// Removes files of dead sessions, at most `most` looked at: those that died without a lock are met by nobody.
+pub(super) fn sweep(store: &Store, most: usize) {
+    let Ok(entries) = std::fs::read_dir(store.path.join("sessions")) else { return };
+    for entry in entries.take(most).flatten() {
+        let name = entry.file_name();
+        let Some(name) = name.to_str().filter(|name| name.len() == 32) else { continue };
+        if let Ok(pipe) = open_at(&store.sessions, name, OFlag::O_RDONLY | OFlag::O_NONBLOCK)
+            && let Ok(true) = try_flock(&pipe, false)
+        {
+            let _ = remove_at(&store.sessions, name);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! An open lock directory: made, checked and described once; then a set of descriptors.
+//!
+//! All work goes through descriptors of the directory, never through its path, so that a directory that was deleted
+//! and made anew is never mixed up with the old one.
+
+use std::fs::{DirBuilder, File};
+use std::io::{self, Read};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::unistd::AccessFlags;
+
+use super::counter::{self, Counter};
+use super::fs_type;
+use super::os::{Backoff, Fault, create_at, explain, hex, mode_bits, open_at, random_id, try_flock};
+use crate::error::{BackendError, BackendErrorKind};
+
+/// The newest layout that this code knows.
+const FORMAT: u64 = 1;
+const FORMAT_WORD: &str = "lockkeeper-file";
+/// 2026-01-01T00:00:00Z in seconds since 1970: where the counters' microseconds begin (T1).
+const EPOCH_2026: Duration = Duration::from_secs(1_767_225_600);
+
+/// What a URL asks for.
+#[derive(Clone, Debug)]
+pub(super) struct Config {
+    pub(super) path: PathBuf,
+    /// `?tokens_above=N`.
+    pub(super) tokens_above: Option<u64>,
+    /// `?fuse=allow`.
+    pub(super) fuse_allowed: bool,
+    /// The wall clock since 1970, read only where a counter is made.
+    pub(super) wall_clock: fn() -> Duration,
+}
+
+/// The machine's wall clock; before 1970 it is 1970.
+pub(super) fn wall_clock() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}
+
+pub(super) struct Store {
+    pub(super) path: PathBuf,
+    pub(super) dir: File,
+    pub(super) locks: File,
+    pub(super) sessions: File,
+    pub(super) counter: Counter,
+    /// Permission bits of every file made here.
+    pub(super) file_mode: u32,
+    identity: (u64, u64),
+}
+
+impl Store {
+    /// Opens a directory, and makes what is missing. `known` is the highest token that this process has seen there.
+    pub(super) fn open(config: &Config, known: u64) -> Result<Self, Fault> {
+        let path = config.path.clone();
+        let failed = |doing: &'static str, path: &Path| {
+            let path = path.to_owned();
+            move |e: io::Error| Fault::Error(explain(doing, &path, e))
+        };
+        check_filesystem(config)?;
+        let mut builder = DirBuilder::new();
+        builder.recursive(true).mode(0o700).create(&path).map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => Fault::operator(format!(
+                "`{}` is not a directory; a lock directory is needed: give another path",
+                path.display()
+            )),
+            _ => Fault::Error(explain("make the lock directory", &path, e)),
+        })?;
+        let dir = File::open(&path).map_err(failed("open the lock directory", &path))?;
+        let metadata = dir.metadata().map_err(failed("look at", &path))?;
+        let mode = metadata.mode();
+        let layout = Layout { path: &path, dir: &dir, config, known, mode };
+        layout.complete()?;
+        let folder = |name: &str| {
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+            let folder = open_at(&dir, name, flags).map_err(failed("open", &path.join(name)))?;
+            let may = AccessFlags::W_OK | AccessFlags::X_OK;
+            nix::unistd::faccessat(&dir, name, may, AtFlags::AT_EACCESS)
+                .map_err(|errno| failed("write in", &path.join(name))(errno.into()))?;
+            Ok::<_, Fault>(folder)
+        };
+        let (locks, sessions) = (folder("locks")?, folder("sessions")?);
+        let file = open_at(&dir, "counter", OFlag::O_RDWR).map_err(failed("open", &path.join("counter")))?;
+        let counter = Counter::new(file, path.join("counter"));
+        let store = Self {
+            locks,
+            sessions,
+            counter,
+            file_mode: file_mode(mode),
+            identity: (metadata.dev(), metadata.ino()),
+            dir,
+            path,
+        };
+        store.check_counter(config, known)?;
+        Ok(store)
+    }
+
+    /// A damaged counter is an error at connect, or mended if the URL says above what; a known token raises it.
+    fn check_counter(&self, config: &Config, known: u64) -> Result<(), Fault> {
+        let floor = config.tokens_above.unwrap_or(0).max(known);
+        match (self.counter.lock(), config.tokens_above) {
+            (Ok(mut counter), _) => counter.raise_to(floor),
+            (Err(Fault::Error(_)), Some(_)) => self.counter.rebuild(first_value(config, known)?),
+            (Err(fault), _) => Err(fault),
+        }
+    }
+
+    /// Whether the path still leads to this directory.
+    pub(super) fn is_current(&self) -> bool {
+        std::fs::metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.identity)
+            && self.locks.metadata().is_ok_and(|now| now.nlink() > 0)
+            && self.sessions.metadata().is_ok_and(|now| now.nlink() > 0)
+    }
+
+    /// What an error means here: if the directory is gone, that is the reason.
+    pub(super) fn fault(&self, error: BackendError) -> Fault {
+        if self.is_current() { Fault::Error(error) } else { Fault::Gone }
+    }
+}
+
+/// What is being made or checked.
+struct Layout<'a> {
+    path: &'a Path,
+    dir: &'a File,
+    config: &'a Config,
+    known: u64,
+    mode: u32,
+}
+
+impl Layout<'_> {
+    /// Checks the format, and makes the files that are missing; only one process at a time does that.
+    fn complete(&self) -> Result<(), Fault> {
+        let is_there = |name: &str| nix::sys::stat::fstatat(self.dir, name, AtFlags::empty()).is_ok();
+        if self.check_format()? && ["locks", "sessions", "counter"].into_iter().all(is_there) {
+            return Ok(());
+        }
+        let mut backoff = Backoff::new();
+        while !try_flock(self.dir, true).map_err(|e| self.fault("flock", ".", e))? {
+            let Some(pause) = backoff.next() else {
+                return Err(Fault::Stuck(BackendError::new(
+                    BackendErrorKind::Unreachable,
+                    format!("another process has been making `{}` for seconds; try again", self.path.display()),
+                )));
+            };
+            std::thread::sleep(pause);
+        }
+        let had_format = self.check_format()?;
+        for folder in ["locks", "sessions"] {
+            self.make_folder(folder)?;
+        }
+        if !is_there("counter") {
+            self.check_clock(had_format)?;
+            self.put("counter", &counter::fresh(first_value(self.config, self.known)?))?;
+        }
+        if !had_format {
+            self.put("FORMAT", format!("{FORMAT_WORD} {FORMAT}\n").as_bytes())?;
+        }
+        super::os::unflock(self.dir).map_err(|e| self.fault("unlock", ".", e))
+    }
+
+    /// Whether there is a format; an error if it is not ours to read.
+    fn check_format(&self) -> Result<bool, Fault> {
+        let mut text = String::new();
+        match open_at(self.dir, "FORMAT", OFlag::O_RDONLY) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(e) => return Err(self.fault("open", "FORMAT", e)),
+            Ok(file) => {
+                file.take(100).read_to_string(&mut text).map_err(|e| self.fault("read", "FORMAT", e))?;
+            }
+        }
+        let path = self.path.join("FORMAT");
+        let words: Vec<&str> = text.split_whitespace().collect();
+        match words[..] {
+            [FORMAT_WORD, number] => match number.parse::<u64>() {
+                Ok(FORMAT) => Ok(true),
+                Ok(other) => Err(Fault::operator(format!(
+                    "the lock directory `{}` has format {other}, this program knows {FORMAT}: it was made by a newer \
+                     Lockkeeper; upgrade this one, or use another directory",
+                    self.path.display()
+                ))),
+                Err(_) => Err(not_a_format(&path, &text)),
+            },
+            _ => Err(not_a_format(&path, &text)),
+        }
+    }
+
+    fn make_folder(&self, name: &str) -> Result<(), Fault> {
+        // Everyone who may use the directory must be able to remove what a dead process left: never sticky.
+        let mode = (self.mode & 0o2777) | 0o700;
+        let folder_mode = if file_mode(self.mode) & 0o006 != 0 {
+            mode
+        } else if file_mode(self.mode) & 0o060 != 0 {
+            mode & 0o2770
+        } else {
+            mode & 0o2700
+        };
+        match nix::sys::stat::mkdirat(self.dir, name, mode_bits(folder_mode)) {
+            Ok(()) => {}
+            Err(Errno::EEXIST) => return Ok(()),
+            Err(errno) => return Err(self.fault("make", name, errno.into())),
+        }
+        let folder = open_at(self.dir, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+            .map_err(|e| self.fault("open", name, e))?;
+        nix::sys::stat::fchmod(&folder, mode_bits(folder_mode)).map_err(|e| self.fault("open to others", name, e.into()))
+    }
+
+    /// A new file, on the disk whole before it has its name.
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), Fault> {
+        let temporary = format!("{name}.new-{}", hex(&random_id()[..4]));
+        let made = create_at(self.dir, &temporary, file_mode(self.mode))
+            .and_then(|file| file.write_all_at(bytes, 0).and_then(|()| file.sync_all()))
+            .and_then(|()| Ok(nix::fcntl::renameat(self.dir, temporary.as_str(), self.dir, name)?))
+            .and_then(|()| self.dir.sync_all());
+        made.map_err(|e| {
+            let _ = super::os::remove_at(self.dir, &temporary);
+            self.fault("write", name, e)
+        })
+    }
+
+    /// A wall clock behind what the directory has seen would let tokens come twice (T1).
+    fn check_clock(&self, had_format: bool) -> Result<(), Fault> {
+        if !had_format || self.config.tokens_above.is_some() {
+            return Ok(());
+        }
+        let made = nix::sys::stat::fstatat(self.dir, "FORMAT", AtFlags::empty())
+            .map_err(|errno| self.fault("look at", "FORMAT", errno.into()))?;
+        let made = Duration::from_secs(u64::try_from(made.st_mtime).unwrap_or(0));
+        if made <= (self.config.wall_clock)() {
+            return Ok(());
+        }
+        Err(Fault::operator(format!(
+            "the counter of `{}` is missing, and the wall clock is behind the time at which the directory was made: \
+             set the clock, or say above which token N to go on with `?tokens_above=N`",
+            self.path.display()
+        )))
+    }
+
+    fn fault(&self, doing: &str, name: &str, error: io::Error) -> Fault {
+        Fault::Error(explain(doing, &self.path.join(name), error))
+    }
+}
+
+fn not_a_format(path: &Path, text: &str) -> Fault {
+    Fault::operator(format!(
+        "`{}` says {:?}, not `{FORMAT_WORD} {FORMAT}`: this is not a lock directory, or a damaged one; use another",
+        path.display(),
+        text.chars().take(40).collect::<String>()
+    ))
+}
+
+/// The value that a new counter starts with (T1).
+fn first_value(config: &Config, known: u64) -> Result<u64, Fault> {
+    let now = (config.wall_clock)();
+    let since = now.checked_sub(EPOCH_2026).map(|since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
+    match (since, config.tokens_above) {
+        (None, None) => Err(Fault::operator(format!(
+            "the wall clock says {} s since 1970, which is before 2026: a new counter would start too low; set the \
+             clock, or say above which token N to start with `?tokens_above=N` (0 if these locks never were fenced)",
+            now.as_secs()
+        ))),
+        (since, above) => Ok(since.unwrap_or(0).max(above.unwrap_or(0)).max(known)),
+    }
+}
+
+/// Files of a directory that others may write in are for those others too.
+fn file_mode(dir_mode: u32) -> u32 {
+    match (dir_mode & 0o002 != 0, dir_mode & 0o020 != 0) {
+        (true, _) => 0o666,
+        (false, true) => 0o660,
+        (false, false) => 0o600,
+    }
+}
+
+/// Refuses what can't carry a flock, before anything is made there.
+fn check_filesystem(config: &Config) -> Result<(), Fault> {
+    let mut there = config.path.as_path();
+    let file = loop {
+        match File::open(there) {
+            Ok(file) => break file,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => match there.parent() {
+                Some(parent) => there = parent,
+                None => return Err(Fault::Error(explain("open", there, e))),
+            },
+            Err(e) => return Err(Fault::Error(explain("open", there, e))),
+        }
+    };
+    let magic = fs_type::magic_of(&file).map_err(|e| Fault::Error(explain("look at", there, e)))?;
+    match fs_type::refusal(magic, config.fuse_allowed) {
+        None => Ok(()),
+        Some(why) => Err(Fault::Error(BackendError::new(
+            BackendErrorKind::Unsupported,
+            format!("`{}` can't hold locks: {why}", config.path.display()),
+        ))),
+    }
+}

@@ -1,0 +1,192 @@
+//! The directory: what is made, what is refused, and with which words.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use super::super::FileBackend;
+use super::super::store::Config;
+use super::{Client, config, token, want, within};
+use crate::backend::Backend;
+use crate::error::BackendError;
+use crate::machine::{Answer, Push};
+use crate::url::Url;
+
+fn refusal(config: Config) -> String {
+    BackendError::from(FileBackend::with_config(config).map(drop).expect_err("refused")).message
+}
+
+async fn next_token(config: Config) -> u64 {
+    let backend = FileBackend::with_config(config).unwrap();
+    let mut client = Client::new(&backend, "c").await;
+    let (_, granted) = client.take(want("x")).await;
+    token(&granted)
+}
+
+fn year_1970() -> Duration {
+    Duration::from_secs(1000)
+}
+
+#[tokio::test]
+async fn a_directory_made_anew_starts_above_the_old_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a/b/locks");
+    let first = next_token(config(&path)).await;
+    assert!(first > 20_000_000_000_000, "microseconds since 2026");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o700);
+    std::fs::remove_dir_all(&path).unwrap();
+    assert!(next_token(config(&path)).await > first);
+}
+
+#[tokio::test]
+async fn a_clock_in_1970_is_refused_unless_the_tokens_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let config = Config { wall_clock: year_1970, ..config(&path) };
+    let message = refusal(config.clone());
+    assert!(message.contains("1000 s since 1970") && message.contains("?tokens_above=N"), "{message}");
+    let told = Config { tokens_above: Some(41), ..config.clone() };
+    assert_eq!(next_token(told).await, 42);
+    // A counter that is there needs no clock, and never goes down.
+    assert_eq!(next_token(config.clone()).await, 43);
+    assert_eq!(next_token(Config { tokens_above: Some(7), ..config.clone() }).await, 44);
+    assert_eq!(next_token(Config { tokens_above: Some(100), ..config }).await, 101);
+}
+
+#[tokio::test]
+async fn a_lost_counter_is_not_made_anew_by_a_clock_that_was_set_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    next_token(config(&path)).await;
+    std::fs::remove_file(path.join("counter")).unwrap();
+    let back = || Duration::from_secs(1_767_225_700);
+    let message = refusal(Config { wall_clock: back, ..config(&path) });
+    assert!(message.contains("behind") && message.contains("?tokens_above=N"), "{message}");
+    assert!(next_token(config(&path)).await > 20_000_000_000_000);
+}
+
+#[tokio::test]
+async fn a_damaged_counter_is_refused_until_the_tokens_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let first = next_token(config(&path)).await;
+    std::fs::write(path.join("counter"), [7; 1024]).unwrap();
+    let message = refusal(config(&path));
+    assert!(message.contains("counter") && message.contains("?tokens_above=N"), "{message}");
+    assert!(next_token(Config { tokens_above: Some(first), ..config(&path) }).await > first);
+    assert!(next_token(config(&path)).await > first + 1);
+}
+
+#[test]
+fn what_is_no_lock_directory_is_refused_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let newer = dir.path().join("newer");
+    std::fs::create_dir(&newer).unwrap();
+    std::fs::write(newer.join("FORMAT"), "lockkeeper-file 2\n").unwrap();
+    let other = dir.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("FORMAT"), "something else\n").unwrap();
+    for (path, words) in [
+        (file.clone(), "not a directory"),
+        (file.join("below"), "not a directory"),
+        (newer, "format 2, this program knows 1"),
+        (other, "something else"),
+    ] {
+        let message = refusal(config(&path));
+        assert!(message.contains(words) && !message.contains('\n'), "{message}");
+        assert!(message.contains(path.file_name().unwrap().to_str().unwrap()), "{message}");
+    }
+}
+
+#[test]
+fn urls_are_checked_to_the_letter() {
+    let dir = tempfile::tempdir().unwrap();
+    let base = dir.path().join("locks");
+    let open = |text: &str| {
+        let url = Url::parse(text, &["file"]).unwrap();
+        FileBackend::open(&url).map(drop).map_err(|e| e.to_string())
+    };
+    let base = base.display();
+    open(&format!("file://{base}?tokens_above=5&fuse=allow")).unwrap();
+    for (text, words) in [
+        (format!("file://host{base}"), "three slashes"),
+        ("file:relative".to_owned(), "absolute"),
+        (format!("file://{base}?token_above=5"), "did you mean `tokens_above`"),
+        (format!("file://{base}?tokens_above=many"), "0 to 2^52"),
+        (format!("file://{base}?tokens_above=9007199254740991"), "0 to 2^52"),
+        (format!("file://{base}?fuse=yes"), "fuse=allow"),
+    ] {
+        let message = open(&text).unwrap_err();
+        assert!(message.contains(words), "{text}: {message}");
+    }
+}
+
+#[tokio::test]
+async fn a_directory_for_several_users_has_files_for_several_users() {
+    let dir = tempfile::tempdir().unwrap();
+    for (bits, folder, file) in [(0o1777, 0o777, 0o666), (0o770, 0o770, 0o660), (0o755, 0o700, 0o600)] {
+        let path = dir.path().join(format!("{bits:o}"));
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(bits)).unwrap();
+        let backend = FileBackend::with_config(config(&path)).unwrap();
+        let mut client = Client::new(&backend, "c").await;
+        client.take(want("x")).await;
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&path.join("locks")), folder, "{bits:o}");
+        assert_eq!(mode(&path.join("sessions")), folder, "{bits:o}");
+        for name in ["counter", "FORMAT", "locks/x", "locks/x.hold"] {
+            assert_eq!(mode(&path.join(name)), file, "{bits:o} {name}");
+        }
+        let session = std::fs::read_dir(path.join("sessions")).unwrap().next().unwrap().unwrap();
+        assert_eq!(mode(&session.path()), file, "{bits:o}");
+    }
+}
+
+#[tokio::test]
+async fn a_holder_notices_that_its_directory_was_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let backend = FileBackend::with_config(config(&path)).unwrap();
+    let (mut a, mut b) = (Client::new(&backend, "a").await, Client::new(&backend, "b").await);
+    let (held, granted) = a.take(want("x")).await;
+    let (_, waiting) = b.ask(want("x"));
+    let waiting = tokio::spawn(waiting);
+    b.queued().await;
+    std::fs::remove_dir_all(&path).unwrap();
+    a.push(|push| matches!(push, Push::Lost(_))).await;
+    let finish = crate::backend::Call::Finish {
+        seq: lockkeeper_core::Seq(90),
+        target: held,
+        done_through: lockkeeper_core::Seq(0),
+    };
+    let answer = within(a.conn.submit(finish)).await.unwrap();
+    assert!(matches!(answer, Answer::SessionGone), "{answer:?}");
+    b.push(|push| matches!(push, Push::Lost(_))).await;
+    let answer = within(waiting).await.unwrap().unwrap();
+    assert!(matches!(answer, Answer::SessionGone | Answer::Finished(_)), "{answer:?}");
+    assert!(matches!(a.open().await, Answer::Opened));
+    a.seq = 0;
+    let (_, again) = a.take(want("x")).await;
+    assert!(token(&again) > token(&granted));
+}
+
+#[tokio::test]
+async fn many_creators_of_one_directory_agree_on_one_counter() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("locks");
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let config = config(&path);
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+                runtime.block_on(next_token(config))
+            })
+        })
+        .collect();
+    let mut tokens: Vec<u64> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    tokens.sort_unstable();
+    let first = tokens[0];
+    assert_eq!(tokens, (first..first + 8).collect::<Vec<_>>());
+}

@@ -1,0 +1,143 @@
+//! Tests over the traits, in one process and in several.
+
+mod directory;
+mod locks;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{End, LockName, Mode, Seq};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::FileBackend;
+use super::store::Config;
+use crate::backend::{Backend, Call, CallError, Conn, Wanted};
+use crate::machine::{Answer, Granted, Push, Spec};
+
+/// Nothing here takes as long; a test that waits longer fails.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+fn spec(lock_delay: Duration) -> Spec {
+    Spec { ttl: None, lock_delay, linger: Duration::ZERO, renew: true }
+}
+
+fn config(path: &std::path::Path) -> Config {
+    Config {
+        path: path.to_owned(),
+        tokens_above: None,
+        fuse_allowed: false,
+        wall_clock: super::store::wall_clock,
+    }
+}
+
+fn name(text: &str) -> LockName {
+    LockName::parse(text).unwrap()
+}
+
+fn want(name: &str) -> Wanted {
+    wants(&[name])
+}
+
+fn wants(names: &[&str]) -> Wanted {
+    Wanted {
+        names: names.iter().map(|text| name(text)).collect(),
+        mode: Mode::Exclusive,
+        subtree: false,
+        wait: true,
+        keep_closed: Duration::ZERO,
+        meta: Box::default(),
+    }
+}
+
+/// One session over a directory, as the library would drive it.
+struct Client {
+    conn: Arc<dyn Conn>,
+    pushes: UnboundedReceiver<Push>,
+    seq: u64,
+}
+
+impl Client {
+    async fn new(backend: &FileBackend, label: &str) -> Self {
+        Self::with_delay(backend, label, Duration::ZERO).await
+    }
+
+    async fn with_delay(backend: &FileBackend, label: &str, lock_delay: Duration) -> Self {
+        let (send, pushes) = tokio::sync::mpsc::unbounded_channel();
+        let conn = backend.session(spec(lock_delay), label, send);
+        let mut client = Self { conn, pushes, seq: 0 };
+        assert!(matches!(client.open().await, Answer::Opened));
+        client
+    }
+
+    async fn open(&mut self) -> Answer {
+        within(self.conn.submit(Call::Open { fresh: true })).await.unwrap()
+    }
+
+    /// Numbers and submits an acquire; the future is the caller's.
+    fn ask(&mut self, want: Wanted) -> (Seq, crate::backend::BoxFuture<Result<Answer, CallError>>) {
+        self.seq += 1;
+        let seq = Seq(self.seq);
+        let call =
+            Call::Acquire { seq, done_through: Seq(0), want: Arc::new(want), wait_left: None };
+        (seq, self.conn.submit(call))
+    }
+
+    async fn acquire(&mut self, want: Wanted) -> (Seq, Answer) {
+        let (seq, asked) = self.ask(want);
+        (seq, within(asked).await.unwrap())
+    }
+
+    /// Must be granted.
+    async fn take(&mut self, want: Wanted) -> (Seq, Granted) {
+        match self.acquire(want).await {
+            (seq, Answer::Granted(granted)) => (seq, granted),
+            (_, other) => panic!("not granted: {other:?}"),
+        }
+    }
+
+    async fn finish(&mut self, target: Seq) -> End {
+        self.seq += 1;
+        let call = Call::Finish { seq: Seq(self.seq), target, done_through: Seq(0) };
+        match within(self.conn.submit(call)).await.unwrap() {
+            Answer::Finished(end) => end,
+            other => panic!("not finished: {other:?}"),
+        }
+    }
+
+    async fn close(&mut self) {
+        assert!(matches!(within(self.conn.submit(Call::Close)).await.unwrap(), Answer::Closed));
+    }
+
+    /// The next push that is `wanted`.
+    async fn push(&mut self, wanted: impl Fn(&Push) -> bool) -> Push {
+        let pushes = &mut self.pushes;
+        within(async move {
+            loop {
+                let push = pushes.recv().await.expect("the session lives");
+                if wanted(&push) {
+                    return push;
+                }
+            }
+        })
+        .await
+    }
+
+    async fn queued(&mut self) {
+        self.push(|push| matches!(push, Push::Queued { .. })).await;
+    }
+}
+
+async fn within<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, work).await.expect("done long before the deadline")
+}
+
+/// A directory with a backend on it.
+fn backend() -> (tempfile::TempDir, FileBackend) {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = FileBackend::with_config(config(&dir.path().join("locks-dir"))).unwrap();
+    (dir, backend)
+}
+
+fn token(granted: &Granted) -> u64 {
+    granted.token.expect("this backend fences").get()
+}
