@@ -180,7 +180,7 @@ pub enum Rejection {
         bytes: usize,
     },
     /// A label, reason or author above [`limits::LABEL_BYTES_MAX`].
-    #[error("the {field} has {bytes} bytes, at most {} are allowed", limits::LABEL_BYTES_MAX)]
+    #[error("`{field}` has {bytes} bytes, at most {} are allowed", limits::LABEL_BYTES_MAX)]
     TextTooLong {
         /// Which text.
         field: &'static str,
@@ -281,8 +281,9 @@ pub enum Rejection {
     TokensExhausted,
     /// Too far a jump of the counter (T3).
     #[error(
-        "tokens can't be raised to {above}: at most {} once tokens were issued (a typo must not end the table)",
-        limits::RAISE_TOKENS_MAX
+        "tokens can't be raised to {above}: at most {} in a table that has issued some, {} in a new one",
+        limits::RAISE_TOKENS_MAX,
+        limits::TOKEN_MAX
     )]
     RaiseTooHigh {
         /// As asked.

@@ -2,7 +2,7 @@
 
 use super::Table;
 use super::names::NodeId;
-use super::request::{Extras, Few, Owner, Request, RequestId, Stage};
+use super::request::{Extras, Few, Owner, Request, RequestId, Stage, insert};
 use crate::command::{Acquire, IfBusy};
 use crate::limits;
 use crate::name::LockName;
@@ -89,7 +89,7 @@ impl Table {
         let ticket = self.next_ticket();
         let extras = (!acquire.value.is_empty() || !acquire.meta.is_empty())
             .then(|| Box::new(Extras { value: acquire.value, meta: acquire.meta, ..Extras::default() }));
-        let id = self.requests.insert(Request {
+        let id = insert(&mut self.requests, Request {
             ticket,
             owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
             nodes,
@@ -99,7 +99,7 @@ impl Table {
             keep_closed_ms: acquire.keep_closed_ms as u32,
             stage: Stage::Waiting { at_most_ms: at_most_ms.flatten() },
             extras,
-        }) as RequestId;
+        });
         self.closing += usize::from(acquire.keep_closed_ms > 0);
         if let Some(session) = self.sessions.get_mut(&acquire.session) {
             session.live.insert(acquire.seq, id);

@@ -10,6 +10,7 @@ use siphasher::sip::SipHasher13;
 use slab::Slab;
 
 use super::crowd::Here;
+use super::request::insert;
 use crate::name;
 
 /// Index of a [`Node`]. Reused after the node is gone.
@@ -70,7 +71,7 @@ impl Names {
         }
         let parent = name::parent(name).map_or(NONE, |parent| self.intern(parent));
         let next = if parent == NONE { NONE } else { self.nodes[parent as usize].first_child };
-        let id = self.nodes.insert(Node {
+        let id = insert(&mut self.nodes, Node {
             name: name.into(),
             parent,
             first_child: NONE,
@@ -78,7 +79,7 @@ impl Names {
             prev: NONE,
             below: Below::default(),
             here: Here::Idle,
-        }) as NodeId;
+        });
         if next != NONE {
             self.nodes[next as usize].prev = id;
         }

@@ -75,6 +75,15 @@ impl Request {
     }
 }
 
+/// Grows in steps of an eighth instead of doubling: a table that has just outgrown its slab must not take twice the
+/// memory (at most 300 bytes a held lock), and moving a large slab is cheap, since the system remaps it.
+pub(super) fn insert<T>(slab: &mut Slab<T>, item: T) -> u32 {
+    if slab.len() == slab.capacity() {
+        slab.reserve_exact((slab.len() / 8).max(16));
+    }
+    slab.insert(item) as u32
+}
+
 /// Mostly one, sometimes many: no allocation for one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Few<T> {

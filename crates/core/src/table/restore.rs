@@ -3,7 +3,7 @@
 use super::Table;
 use super::crowd::Limit;
 use super::names::Counted;
-use super::request::{Extras, Few, Owner, Request, RequestId, Stage};
+use super::request::{Extras, Few, Owner, Request, Stage, insert};
 use super::session::Session;
 use crate::command::OpenSession;
 use crate::limits;
@@ -177,7 +177,7 @@ impl Table {
         let nodes: Few<_> = state.names.iter().map(|name| self.names.intern(name.as_str())).collect();
         let keep_closed_ms = u32::try_from(state.keep_closed_ms)
             .map_err(|_| SnapshotError(format!("keep_closed of {} ms", state.keep_closed_ms)))?;
-        let id = self.requests.insert(Request {
+        let id = insert(&mut self.requests, Request {
             ticket,
             owner: state.owner.map(|(session, seq)| Owner { session, seq }),
             nodes: nodes.clone(),
@@ -189,7 +189,7 @@ impl Table {
             extras: has_extras.then(|| {
                 Box::new(Extras { value: state.value.clone(), meta: state.meta.clone(), reason, by })
             }),
-        }) as RequestId;
+        });
         if let Some((session, seq)) = state.owner {
             let Some(session) = self.sessions.get_mut(&session) else {
                 return refuse(format!("request with ticket {} belongs to no live session", ticket.0));
