@@ -34,5 +34,6 @@ macro_rules! contracts {
 }
 
 contracts! {
+    file => subjects::file::File::new();
     memory => subjects::memory::Memory::new();
 }

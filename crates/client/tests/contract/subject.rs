@@ -12,12 +12,8 @@ pub(crate) trait Subject: Sync {
     /// A client of its own, which excludes the others.
     async fn client(&self, label: &str) -> Locks;
 
-    /// Makes a client that holds `name` and then vanishes as a crashed process does. Returns when the service has
-    /// had the time to notice.
-    async fn crash_holding(&self, name: &str);
-
-    /// As [`Subject::crash_holding`], but with a lock-delay or `keep_closed` of so long, and only so that the holder
-    /// is gone.
+    /// Makes a client that holds `name` with these options, and then vanishes as a crashed process does. Returns when
+    /// the service can have noticed.
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration);
 
     /// Takes a lock away from a holder that has stopped listening, by the strongest means there is.
@@ -40,6 +36,9 @@ pub(crate) trait Subject: Sync {
 
     /// The service starts anew, with whatever it keeps.
     async fn restart(&self);
+
+    /// What the service keeps is deleted, and it starts anew.
+    async fn wipe(&self);
 }
 
 /// Waits for a condition, with a deadline that is only there so that a failure ends.

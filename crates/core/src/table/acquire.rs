@@ -89,17 +89,20 @@ impl Table {
         let ticket = self.next_ticket();
         let extras = (!acquire.value.is_empty() || !acquire.meta.is_empty())
             .then(|| Box::new(Extras { value: acquire.value, meta: acquire.meta, ..Extras::default() }));
-        let id = insert(&mut self.requests, Request {
-            ticket,
-            owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
-            nodes,
-            slots: Few::None,
-            kind,
-            subtree: acquire.subtree,
-            keep_closed_ms: acquire.keep_closed_ms as u32,
-            stage: Stage::Waiting { at_most_ms: at_most_ms.flatten() },
-            extras,
-        });
+        let id = insert(
+            &mut self.requests,
+            Request {
+                ticket,
+                owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
+                nodes,
+                slots: Few::None,
+                kind,
+                subtree: acquire.subtree,
+                keep_closed_ms: acquire.keep_closed_ms as u32,
+                stage: Stage::Waiting { at_most_ms: at_most_ms.flatten() },
+                extras,
+            },
+        );
         self.closing += usize::from(acquire.keep_closed_ms > 0);
         if let Some(session) = self.sessions.get_mut(&acquire.session) {
             session.live.insert(acquire.seq, id);

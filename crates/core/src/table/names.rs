@@ -71,15 +71,18 @@ impl Names {
         }
         let parent = name::parent(name).map_or(NONE, |parent| self.intern(parent));
         let next = if parent == NONE { NONE } else { self.nodes[parent as usize].first_child };
-        let id = insert(&mut self.nodes, Node {
-            name: name.into(),
-            parent,
-            first_child: NONE,
-            next,
-            prev: NONE,
-            below: Below::default(),
-            here: Here::Idle,
-        });
+        let id = insert(
+            &mut self.nodes,
+            Node {
+                name: name.into(),
+                parent,
+                first_child: NONE,
+                next,
+                prev: NONE,
+                below: Below::default(),
+                here: Here::Idle,
+            },
+        );
         if next != NONE {
             self.nodes[next as usize].prev = id;
         }

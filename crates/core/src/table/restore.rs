@@ -177,19 +177,22 @@ impl Table {
         let nodes: Few<_> = state.names.iter().map(|name| self.names.intern(name.as_str())).collect();
         let keep_closed_ms = u32::try_from(state.keep_closed_ms)
             .map_err(|_| SnapshotError(format!("keep_closed of {} ms", state.keep_closed_ms)))?;
-        let id = insert(&mut self.requests, Request {
-            ticket,
-            owner: state.owner.map(|(session, seq)| Owner { session, seq }),
-            nodes: nodes.clone(),
-            slots: slots.iter().copied().collect(),
-            kind: state.mode,
-            subtree: state.subtree,
-            keep_closed_ms,
-            stage,
-            extras: has_extras.then(|| {
-                Box::new(Extras { value: state.value.clone(), meta: state.meta.clone(), reason, by })
-            }),
-        });
+        let id = insert(
+            &mut self.requests,
+            Request {
+                ticket,
+                owner: state.owner.map(|(session, seq)| Owner { session, seq }),
+                nodes: nodes.clone(),
+                slots: slots.iter().copied().collect(),
+                kind: state.mode,
+                subtree: state.subtree,
+                keep_closed_ms,
+                stage,
+                extras: has_extras.then(|| {
+                    Box::new(Extras { value: state.value.clone(), meta: state.meta.clone(), reason, by })
+                }),
+            },
+        );
         if let Some((session, seq)) = state.owner {
             let Some(session) = self.sessions.get_mut(&session) else {
                 return refuse(format!("request with ticket {} belongs to no live session", ticket.0));

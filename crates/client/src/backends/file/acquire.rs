@@ -98,7 +98,8 @@ async fn take_all(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answ
                 Step::Refused(error) => return Ok(Answer::Refused(error)),
                 Step::Busy(busy) => return Ok(Answer::Busy(busy)),
                 Step::Foreign if !request.want.wait => {
-                    let holder = Some("a program that is not Lockkeeper (a flock on the hold file)".to_owned());
+                    let holder =
+                        Some("a program that is not Lockkeeper (a flock on the hold file)".to_owned());
                     return Ok(Answer::Busy(Busy { holder, queued_ahead: 0 }));
                 }
                 Step::Foreign => {
@@ -166,12 +167,7 @@ async fn settle(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer
 }
 
 /// Enters the record, or looks at what has become of its place there.
-fn step(
-    session: &Session,
-    request: &Arc<Request>,
-    index: usize,
-    record: &mut Record,
-) -> Result<Step, Fault> {
+fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Record) -> Result<Step, Fault> {
     let mut progress = request.progress();
     if request.is_over() {
         return Ok(Step::Over);

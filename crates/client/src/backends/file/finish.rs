@@ -94,9 +94,11 @@ fn end_part(
     let own = session.next_seq();
     let end = record.commit(
         |table, effects| {
-            if let (Phase::Held { token, .. } | Phase::Revoked { token, .. }, false) = (&found.phase, granted) {
+            if let (Phase::Held { token, .. } | Phase::Revoked { token, .. }, false) = (&found.phase, granted)
+            {
                 // Never handed out: nothing was done under it that would have to stay closed (B2).
-                let order = Break { name: name.clone(), token: *token, reason: "".into(), by: "".into(), now: true };
+                let order =
+                    Break { name: name.clone(), token: *token, reason: "".into(), by: "".into(), now: true };
                 let _ = table.apply(Command::Break(order), effects);
             }
             let done_through = Seq(own.0 - 1);

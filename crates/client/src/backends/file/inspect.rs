@@ -60,11 +60,7 @@ pub(super) async fn list(store: Arc<Store>, prefix: Option<LockName>) -> Result<
     Ok(locks)
 }
 
-pub(super) async fn check_token(
-    store: Arc<Store>,
-    name: LockName,
-    token: u64,
-) -> Result<TokenStatus, Fault> {
+pub(super) async fn check_token(store: Arc<Store>, name: LockName, token: u64) -> Result<TokenStatus, Fault> {
     if Token::new(token).is_none() || token > store.counter.lock()?.value() {
         return Ok(TokenStatus::NeverIssued);
     }

@@ -80,7 +80,9 @@ const CAPABILITIES: Capabilities = Capabilities {
         ),
         Promise::KeptIf("the kernel counts as the quorum: there are no keep-alives, it knows who lives"),
         Promise::Kept,
-        Promise::KeptIf("a waiter counts as alive until its process ends: a stopped one that is granted holds"),
+        Promise::KeptIf(
+            "a waiter counts as alive until its process ends: a stopped one that is granted holds",
+        ),
         Promise::Kept,
         Promise::KeptIf(
             "the disk keeps what fdatasync wrote: tokens and closed holds survive a power loss; holds end with their \

@@ -64,9 +64,9 @@ pub(super) fn explain(doing: &str, path: &Path, error: io::Error) -> BackendErro
         Some(Errno::ENOTDIR) => {
             format!("can't {doing} `{path}`: a part of it is not a directory; use another path")
         }
-        Some(Errno::EMFILE | Errno::ENFILE) => format!(
-            "can't {doing} `{path}`: out of file descriptors; each hold takes one: raise `ulimit -n`"
-        ),
+        Some(Errno::EMFILE | Errno::ENFILE) => {
+            format!("can't {doing} `{path}`: out of file descriptors; each hold takes one: raise `ulimit -n`")
+        }
         _ => format!("can't {doing} `{path}`: {error}"),
     };
     BackendError::caused(BackendErrorKind::Operator, message, error)

@@ -65,8 +65,7 @@ pub(super) fn look(
             Life::Dead => looked.dead.push((session, tag)),
         }
     }
-    looked.due =
-        record.state().closed().filter(|(_, left)| left.is_zero()).map(|(token, _)| token).collect();
+    looked.due = record.state().closed().filter(|(_, left)| left.is_zero()).map(|(token, _)| token).collect();
     Ok(looked)
 }
 
@@ -83,11 +82,21 @@ pub(super) fn reap_all(store: &Store, record: &mut Record) -> Result<(), Fault> 
 
 /// Sessions that hold.
 pub(super) fn holders(state: &State) -> impl Iterator<Item = SessionId> {
-    state.table.requests.iter().filter(|request| is_held(request)).filter_map(|request| Some(request.owner?.0))
+    state
+        .table
+        .requests
+        .iter()
+        .filter(|request| is_held(request))
+        .filter_map(|request| Some(request.owner?.0))
 }
 
 /// Sessions that wait, in the order of the queue.
 pub(super) fn waiters(state: &State) -> impl DoubleEndedIterator<Item = (SessionId, Seq)> {
     let waits = |phase: &Phase| matches!(phase, Phase::Waiting { .. });
-    state.table.requests.iter().filter(move |request| waits(&request.phase)).filter_map(|request| request.owner)
+    state
+        .table
+        .requests
+        .iter()
+        .filter(move |request| waits(&request.phase))
+        .filter_map(|request| request.owner)
 }

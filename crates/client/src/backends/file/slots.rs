@@ -46,9 +46,11 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
     if filled == 0 {
         return Ok(Content::Empty);
     }
-    let header = |index: usize| page.get(index * HEADER_STRIDE..).map(|rest| &rest[..rest.len().min(HEADER_BYTES)]);
+    let header =
+        |index: usize| page.get(index * HEADER_STRIDE..).map(|rest| &rest[..rest.len().min(HEADER_BYTES)]);
     let headers = [header(0).unwrap_or_default(), header(1).unwrap_or_default()];
-    let mut found: Vec<Current> = headers.iter().enumerate().filter_map(|(i, bytes)| decode(bytes, i)).collect();
+    let mut found: Vec<Current> =
+        headers.iter().enumerate().filter_map(|(i, bytes)| decode(bytes, i)).collect();
     found.sort_unstable_by_key(|current| std::cmp::Reverse(current.generation));
     for current in found {
         if let Some(body) = body(file, &page, current)? {
@@ -87,7 +89,8 @@ fn encode(current: Current) -> [u8; HEADER_BYTES] {
 }
 
 fn decode(bytes: &[u8], index: usize) -> Option<Current> {
-    if bytes.len() < HEADER_BYTES || bytes[..8] != MAGIC || xxh3_64(&bytes[..40]).to_le_bytes() != bytes[40..] {
+    if bytes.len() < HEADER_BYTES || bytes[..8] != MAGIC || xxh3_64(&bytes[..40]).to_le_bytes() != bytes[40..]
+    {
         return None;
     }
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
@@ -196,8 +199,7 @@ mod tests {
             let after = bytes_of(&file);
             // First the body, then the header, cut anywhere.
             let header = usize::from(current.generation % 2 == 1) * HEADER_STRIDE;
-            let parts =
-                [(current.at as usize, current.at as usize + 700), (header, header + HEADER_BYTES)];
+            let parts = [(current.at as usize, current.at as usize + 700), (header, header + HEADER_BYTES)];
             let mut torn = before.clone();
             torn.resize(after.len().max(before.len()), 0);
             for (from, to) in parts {

@@ -142,7 +142,10 @@ impl Layout<'_> {
             let Some(pause) = backoff.next() else {
                 return Err(Fault::Stuck(BackendError::new(
                     BackendErrorKind::Unreachable,
-                    format!("another process has been making `{}` for seconds; try again", self.path.display()),
+                    format!(
+                        "another process has been making `{}` for seconds; try again",
+                        self.path.display()
+                    ),
                 )));
             };
             std::thread::sleep(pause);
@@ -204,7 +207,8 @@ impl Layout<'_> {
         }
         let folder = open_at(self.dir, name, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .map_err(|e| self.fault("open", name, e))?;
-        nix::sys::stat::fchmod(&folder, mode_bits(folder_mode)).map_err(|e| self.fault("open to others", name, e.into()))
+        nix::sys::stat::fchmod(&folder, mode_bits(folder_mode))
+            .map_err(|e| self.fault("open to others", name, e.into()))
     }
 
     /// A new file, on the disk whole before it has its name.

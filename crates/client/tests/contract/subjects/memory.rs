@@ -29,10 +29,6 @@ impl Subject for Memory {
         self.server().client(label)
     }
 
-    async fn crash_holding(&self, name: &str) {
-        self.crash_closing(name, Duration::ZERO, Duration::ZERO).await;
-    }
-
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
         let server = self.server();
         let label = format!("crashes with {name}");
@@ -79,5 +75,9 @@ impl Subject for Memory {
 
     async fn restart(&self) {
         *self.0.lock().unwrap() = Server::with_virtual_time();
+    }
+
+    async fn wipe(&self) {
+        self.restart().await;
     }
 }

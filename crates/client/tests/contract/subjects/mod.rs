@@ -1,3 +1,4 @@
 //! The backends under test: one module each.
 
+pub(crate) mod file;
 pub(crate) mod memory;

@@ -77,8 +77,7 @@ impl Client {
     fn ask(&mut self, want: Wanted) -> (Seq, crate::backend::BoxFuture<Result<Answer, CallError>>) {
         self.seq += 1;
         let seq = Seq(self.seq);
-        let call =
-            Call::Acquire { seq, done_through: Seq(0), want: Arc::new(want), wait_left: None };
+        let call = Call::Acquire { seq, done_through: Seq(0), want: Arc::new(want), wait_left: None };
         (seq, self.conn.submit(call))
     }
 

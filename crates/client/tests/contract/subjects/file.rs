@@ -1,0 +1,104 @@
+//! `file:`, on a directory of its own; a crash is a `kill -9` of a real process.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use lockkeeper::{BreakOrder, Locks};
+use tempfile::TempDir;
+
+use crate::subject::Subject;
+
+/// Tells this test binary, started anew, to hold a lock until it is killed: `url name keep_closed_s lock_delay_s`.
+const HOLD: &str = "LOCKKEEPER_CONTRACT_HOLD";
+
+pub(crate) struct File(TempDir);
+
+impl File {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn url(&self) -> String {
+        format!("file://{}/locks", self.0.path().display())
+    }
+}
+
+impl Subject for File {
+    fn scheme(&self) -> &'static str {
+        "file"
+    }
+
+    async fn client(&self, label: &str) -> Locks {
+        Locks::connect_as(&self.url(), label).await.unwrap()
+    }
+
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
+        let order = format!("{} {name} {} {}", self.url(), keep_closed.as_secs(), lock_delay.as_secs());
+        let mut holder = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "subjects::file::the_process_that_is_killed", "--nocapture"])
+            .env(HOLD, order)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().ends_with("holding")), "the holder ended without holding");
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+    }
+
+    /// Only the kernel ends a flock: an operator's break asks the holder, whose library gives it back.
+    async fn take_away(&self, _label: &str, name: &str) {
+        let locks = self.client("operator").await;
+        let name = name.parse().unwrap();
+        let token = locks.inspect(&name).await.unwrap().holders[0].token.unwrap();
+        let order =
+            BreakOrder { name, token, reason: "taken away".into(), by: "the suite".into(), now: false };
+        locks.break_hold(order).await.unwrap();
+    }
+
+    fn cut_off(&self, _label: &str) -> bool {
+        false
+    }
+
+    fn lose_answers(&self, _count: u32) -> bool {
+        false
+    }
+
+    fn lose_calls(&self, _count: u32) -> bool {
+        false
+    }
+
+    fn stall(&self, _duration: Duration) -> bool {
+        false
+    }
+
+    async fn pass(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+
+    /// There is no service to start anew.
+    async fn restart(&self) {}
+
+    async fn wipe(&self) {
+        std::fs::remove_dir_all(self.0.path().join("locks")).unwrap();
+    }
+}
+
+/// Not a question to the backend, but its victim: without its order it only shows that it has none.
+#[test]
+fn the_process_that_is_killed() {
+    let Ok(order) = std::env::var(HOLD) else { return };
+    let [url, name, keep_closed, lock_delay] = order.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("`{order}` is not an order")
+    };
+    let seconds = |text: &str| Duration::from_secs(text.parse().unwrap());
+    let locks = lockkeeper::blocking::Locks::connect(url).unwrap();
+    let lock =
+        locks.mutex(name).with(|lock| lock.keep_closed(seconds(keep_closed)).lock_delay(seconds(lock_delay)));
+    let _held = lock.acquire().unwrap();
+    println!("holding");
+    loop {
+        std::thread::park();
+    }
+}
