@@ -14,7 +14,7 @@ use lockkeeper_core::snapshot::{Phase, RequestState};
 use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Table, Token};
 
 use super::os::{
-    Backoff, Fault, boot_id, explain, open_at, open_or_create_at, remove_at, try_flock,
+    Backoff, Fault, boot_id, die_at, explain, open_at, open_or_create_at, remove_at, try_flock,
 };
 use super::session_file::{Tag, wake};
 use super::slots::{self, Content, Current};
@@ -310,6 +310,7 @@ impl Record {
             effects.clear();
             result = run(&mut table, &mut effects);
             counter.raise_to(table.last_token())?;
+            die_at("token drawn");
         }
         let idle: Vec<SessionId> =
             table.sessions().filter(|session| session.requests == 0).map(|session| session.id).collect();
@@ -443,6 +444,9 @@ impl Drop for Record {
         if let (Some(_), None) = (&self.file, self.current) {
             // Made for a question or a refusal, and never written.
             let _ = remove_at(&self.store.locks, &self.stem);
+        }
+        if !self.wakes.is_empty() {
+            die_at("before the wake-up");
         }
         drop(self.file.take());
         for (tag, seq) in self.wakes.drain(..) {

@@ -64,13 +64,16 @@ impl SessionFile {
                 Err(Errno::EEXIST) => continue,
                 Err(errno) => return Err(fault("make", errno.into())),
             }
-            let pipe =
-                open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK).map_err(|e| fault("open", e))?;
+            // A sweep that meets the file before it is flocked takes it for a dead session's and removes it.
+            let pipe = match open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK) {
+                Ok(pipe) => pipe,
+                Err(e) if e.kind() == io::ErrorKind::NotFound && store.is_current() => continue,
+                Err(e) => return Err(fault("open", e)),
+            };
             if store.file_mode & 0o077 != 0 {
                 let mode = mode_bits(store.file_mode);
                 nix::sys::stat::fchmod(&pipe, mode).map_err(|e| fault("open to others", e.into()))?;
             }
-            // A sweep that met the file before it was flocked takes it for a dead session's and removes it.
             let ours = try_flock(&pipe, true).map_err(|e| fault("flock", e))?;
             if ours && pipe.metadata().map_err(|e| fault("look at", e))?.nlink() > 0 {
                 return Ok(Self { tag, pipe: Arc::new(pipe) });
