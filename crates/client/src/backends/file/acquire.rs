@@ -176,6 +176,8 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
     let place = progress.parts[index].seq.filter(|&seq| record.state().request(tag, seq).is_some());
     let seq = match place {
         Some(seq) => seq,
+        // What was granted once is not asked for again behind its holder's back.
+        None if progress.granted => return Ok(Step::Over),
         None => {
             // New, or its place was lost with a damaged record: it queues, perhaps anew.
             if let Some(lost) = progress.parts[index].seq {
@@ -201,6 +203,8 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
             let part = &mut progress.parts[index];
             part.permit = permit_of(record, &found);
             return Ok(match found.phase {
+                // Asked again (P7-a): our flock is taken already.
+                Phase::Held { .. } if part.hold.is_some() => Step::Taken,
                 Phase::Held { token, .. } => {
                     match record.take_hold(found.mode, part.permit.map(|permit| permit.slot))? {
                         Some(hold) => {

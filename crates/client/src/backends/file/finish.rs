@@ -6,7 +6,7 @@ use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Break, Command, End, Reply, Seq};
 
 use super::names::stem;
-use super::os::{Fault, unflock};
+use super::os::{Fault, die_at, unflock};
 use super::record::Record;
 use super::session::{Part, Request, Session};
 use crate::backend::CallError;
@@ -75,6 +75,7 @@ fn end_part(
             // Before the record says so: whoever is granted by it finds the flock free. A copy of the descriptor in
             // a child keeps nothing from here on.
             unflock(hold).map_err(|e| Fault::operator(format!("can't give a hold's flock back: {e}")))?;
+            die_at("flock given back");
             there
         }
     };

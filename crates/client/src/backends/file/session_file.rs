@@ -64,13 +64,16 @@ impl SessionFile {
                 Err(Errno::EEXIST) => continue,
                 Err(errno) => return Err(fault("make", errno.into())),
             }
-            let pipe = open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK)
-                .map_err(|e| fault("open", e))?;
+            // A sweep that meets the file before it is flocked takes it for a dead session's and removes it.
+            let pipe = match open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK) {
+                Ok(pipe) => pipe,
+                Err(e) if e.kind() == io::ErrorKind::NotFound && store.is_current() => continue,
+                Err(e) => return Err(fault("open", e)),
+            };
             if store.file_mode & 0o077 != 0 {
                 let mode = mode_bits(store.file_mode);
                 nix::sys::stat::fchmod(&pipe, mode).map_err(|e| fault("open to others", e.into()))?;
             }
-            // A sweep that met the file before it was flocked takes it for a dead session's and removes it.
             let ours = try_flock(&pipe, true).map_err(|e| fault("flock", e))?;
             if ours && pipe.metadata().map_err(|e| fault("look at", e))?.nlink() > 0 {
                 return Ok(Self { tag, pipe: Arc::new(pipe) });
@@ -109,9 +112,7 @@ pub(super) fn drain(pipe: &File) -> Vec<Option<Seq>> {
                 if !whole.remainder().is_empty() {
                     woken.push(None);
                 }
-                woken.extend(
-                    whole.map(|bytes| Some(Seq(u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))))),
-                );
+                woken.extend(whole.map(|bytes| Some(Seq(u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))))));
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return woken,
@@ -137,8 +138,9 @@ pub(super) enum Life {
 /// pipe open after ours was, and the hang-up can't be missed.
 pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
     let name = tag.file();
-    let fault =
-        |doing: &str, e: io::Error| store.fault(explain(doing, &store.path.join("sessions").join(&name), e));
+    let fault = |doing: &str, e: io::Error| {
+        store.fault(explain(doing, &store.path.join("sessions").join(&name), e))
+    };
     let pipe = match open_at(&store.sessions, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
         Ok(pipe) => pipe,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {

@@ -72,6 +72,7 @@ pub(super) fn write(file: &File, before: Option<Current>, body: &[u8]) -> io::Re
     let generation = before.map_or(1, |before| before.generation + 1);
     let current = Current { generation, at, length, sum: xxh3_64(body) };
     file.write_all_at(body, at)?;
+    super::os::die_at("body written");
     file.write_all_at(&encode(current), generation % 2 * HEADER_STRIDE as u64)?;
     Ok(current)
 }

@@ -2,6 +2,7 @@
 
 mod directory;
 mod locks;
+mod processes;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,8 +122,10 @@ impl Client {
         .await
     }
 
+    /// Until the last request that was asked is in the queue.
     async fn queued(&mut self) {
-        self.push(|push| matches!(push, Push::Queued { .. })).await;
+        let last = Seq(self.seq);
+        self.push(|push| matches!(push, Push::Queued { seq, .. } if *seq == last)).await;
     }
 }
 
@@ -136,6 +139,8 @@ fn backend() -> (tempfile::TempDir, FileBackend) {
     let backend = FileBackend::with_config(config(&dir.path().join("locks-dir"))).unwrap();
     (dir, backend)
 }
+
+pub(super) use processes::die_if_asked;
 
 fn token(granted: &Granted) -> u64 {
     granted.token.expect("this backend fences").get()
