@@ -36,7 +36,8 @@ pub(crate) async fn compare(subject: &impl Subject) {
     let mut wrong = Vec::new();
     for (index, declared) in declared.into_iter().enumerate() {
         let found = tokio::time::timeout(60 * SECOND, derive(subject, index + 1)).await;
-        let found = found.unwrap_or_else(|_| panic!("{}: the scenario of P{} hangs", subject.scheme(), index + 1));
+        let found =
+            found.unwrap_or_else(|_| panic!("{}: the scenario of P{} hangs", subject.scheme(), index + 1));
         let agrees = match declared {
             Promise::Kept => found == Found::Kept,
             Promise::KeptIf(condition) => !condition.is_empty() && found != Found::NotKept,
@@ -174,7 +175,8 @@ async fn p5_knows_first(subject: &impl Subject) -> bool {
 
 /// What is not acknowledged moves no deadline; where nothing expires there is none to move.
 async fn p6_confirmed(subject: &impl Subject) -> bool {
-    let held = subject.client("keeps alive").await.mutex("promises/p6").acquire().await.unwrap();
+    let held =
+        subject.client("keeps alive").await.mutex("promises/p6").max_hold(None).acquire().await.unwrap();
     let Ok(Some(until)) = held.valid_until() else { return !held_by_ttl(subject).await };
     subject.pass(12 * SECOND).await;
     let Ok(Some(moved)) = held.valid_until() else { return false };

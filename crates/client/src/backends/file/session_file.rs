@@ -112,7 +112,9 @@ pub(super) fn drain(pipe: &File) -> Vec<Option<Seq>> {
                 if !whole.remainder().is_empty() {
                     woken.push(None);
                 }
-                woken.extend(whole.map(|bytes| Some(Seq(u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))))));
+                woken.extend(
+                    whole.map(|bytes| Some(Seq(u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))))),
+                );
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             Err(_) => return woken,
@@ -138,9 +140,8 @@ pub(super) enum Life {
 /// pipe open after ours was, and the hang-up can't be missed.
 pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
     let name = tag.file();
-    let fault = |doing: &str, e: io::Error| {
-        store.fault(explain(doing, &store.path.join("sessions").join(&name), e))
-    };
+    let fault =
+        |doing: &str, e: io::Error| store.fault(explain(doing, &store.path.join("sessions").join(&name), e));
     let pipe = match open_at(&store.sessions, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
         Ok(pipe) => pipe,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
