@@ -13,9 +13,7 @@ use std::time::Duration;
 use lockkeeper_core::snapshot::{Phase, RequestState};
 use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Table, Token};
 
-use super::os::{
-    Backoff, Fault, boot_id, die_at, explain, open_at, open_or_create_at, remove_at, try_flock,
-};
+use super::os::{Backoff, Fault, boot_id, die_at, explain, open_at, open_or_create_at, remove_at, try_flock};
 use super::session_file::{Tag, wake};
 use super::slots::{self, Content, Current};
 use super::store::Store;
@@ -172,8 +170,13 @@ impl State {
     /// Whom each waiter waits for: the first for the holders, every other one only for the one before it, so that
     /// nobody's end wakes a crowd.
     pub(super) fn watched(&self) -> BTreeMap<(SessionId, Seq), Vec<SessionId>> {
-        let holders: Vec<(SessionId, ModeKind)> =
-            self.table.requests.iter().filter(|r| is_held(r)).filter_map(|r| Some((r.owner?.0, r.mode))).collect();
+        let holders: Vec<(SessionId, ModeKind)> = self
+            .table
+            .requests
+            .iter()
+            .filter(|r| is_held(r))
+            .filter_map(|r| Some((r.owner?.0, r.mode)))
+            .collect();
         let mut watched = BTreeMap::new();
         let mut before = None;
         for request in &self.table.requests {
@@ -196,10 +199,14 @@ pub(super) fn is_held(request: &RequestState) -> bool {
 
 /// Slots that holds and closed holds keep.
 fn slots_of(table: &Snapshot) -> impl Iterator<Item = Slot> {
-    table.requests.iter().flat_map(|request| match &request.phase {
-        Phase::Waiting { .. } => [].as_slice(),
-        Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. } => slots,
-    }).copied()
+    table
+        .requests
+        .iter()
+        .flat_map(|request| match &request.phase {
+            Phase::Waiting { .. } => [].as_slice(),
+            Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. } => slots,
+        })
+        .copied()
 }
 
 /// A record under its flock.
@@ -282,8 +289,7 @@ impl Record {
 
     /// The table as it stands, for questions.
     pub(super) fn table(&self) -> Result<Table, Fault> {
-        Table::restore(&self.state.table, 0)
-            .map_err(|e| damaged(&self.store, &self.stem, &e.to_string()))
+        Table::restore(&self.state.table, 0).map_err(|e| damaged(&self.store, &self.stem, &e.to_string()))
     }
 
     /// Runs commands on the table and writes what they did, unless `accept` says no: then nothing has happened.
@@ -346,7 +352,8 @@ impl Record {
             let note = note.filter(|_| closed == was_closed).unwrap_or_else(|| Note::now(told));
             after.notes.insert(token.get(), note);
         }
-        if after == self.state && !self.dirty && (self.current.is_some() || !after.table.requests.is_empty()) {
+        if after == self.state && !self.dirty && (self.current.is_some() || !after.table.requests.is_empty())
+        {
             return Ok(());
         }
         self.note_wakes(&after);
@@ -409,8 +416,7 @@ impl Record {
             Some(slot) => names::slot_file(&self.stem, slot),
             None => names::hold_file(&self.stem),
         };
-        let fault =
-            |e| self.store.fault(explain("flock", &self.store.path.join("locks").join(&name), e));
+        let fault = |e| self.store.fault(explain("flock", &self.store.path.join("locks").join(&name), e));
         let file = open_or_create_at(&self.store.locks, &name, self.store.file_mode | OURS).map_err(fault)?;
         let taken = try_flock(&file, mode != ModeKind::Shared).map_err(fault)?;
         Ok(taken.then_some(file))

@@ -5,13 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{End, LockName, OpenSession, PermitGrant, Seq, Token, limits};
+use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -217,7 +218,7 @@ impl Session {
         sweep(&store, SWEPT_AT_OPEN);
         let file = SessionFile::create(&store)?;
         let stop = CancellationToken::new();
-        let started = reactor::register(Arc::clone(file.pipe()));
+        let started = file.pipe().try_clone().and_then(reactor::register);
         let pipe = started.map_err(|e| {
             file.end(&store);
             Fault::operator(format!("can't wait for events: {e}; raise `ulimit -n` or `ulimit -u`"))
@@ -414,7 +415,7 @@ impl Session {
 }
 
 /// Reads the session's pipe until the session is over.
-async fn listen(session: Weak<Session>, pipe: tokio::io::unix::AsyncFd<Arc<File>>) {
+async fn listen(session: Weak<Session>, pipe: AsyncFd<OwnedFd>) {
     loop {
         let woken = tokio::select! {
             ready = pipe.readable() => match ready {
