@@ -3,7 +3,7 @@
 //! Remembers every request of the session for as long as the client may ask about it (P7, R4): the process that
 //! could lose an answer is the process that has the session, so this memory is as durable as the session itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,6 +30,10 @@ use crate::machine::{Answer, Push, Spec};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many session files are looked at, when one is made, for dead ones.
 const SWEPT_AT_OPEN: usize = 16;
+
+/// How many idle locks' files a session leaves for their next use: making them anew takes as long as a sync. They go
+/// with the session, or with the next `list` if that was killed.
+const IDLE_KEPT: usize = 32;
 
 /// What the library calls: one session at a time, and a new one after that was lost.
 pub(super) struct FileConn {
@@ -62,6 +66,8 @@ struct Book {
     /// How requests ended, until the client has the answer of the call that is named beside it (R3).
     ended: BTreeMap<Seq, (End, Seq)>,
     done_through: Seq0,
+    /// Locks whose files were left for their next use, the latest last.
+    idle: VecDeque<LockName>,
     gone: bool,
 }
 
@@ -278,6 +284,21 @@ impl Session {
         if until.0 > book.done_through {
             book.ended.insert(request.seq, (end, until));
         }
+    }
+
+    /// Notes that a lock's files were left; answers whose must go instead.
+    pub(super) fn left_idle(&self, name: &LockName) -> Option<LockName> {
+        let mut book = self.book();
+        if book.idle.back() == Some(name) {
+            return None;
+        }
+        book.idle.retain(|other| other != name);
+        book.idle.push_back(name.clone());
+        if book.idle.len() > IDLE_KEPT { book.idle.pop_front() } else { None }
+    }
+
+    pub(super) fn all_left_idle(&self) -> Vec<LockName> {
+        self.book().idle.drain(..).collect()
     }
 
     pub(super) fn requests(&self) -> Vec<Arc<Request>> {
