@@ -36,7 +36,8 @@ pub(crate) async fn compare(subject: &impl Subject) {
     let mut wrong = Vec::new();
     for (index, declared) in declared.into_iter().enumerate() {
         let found = tokio::time::timeout(60 * SECOND, derive(subject, index + 1)).await;
-        let found = found.unwrap_or_else(|_| panic!("{}: the scenario of P{} hangs", subject.scheme(), index + 1));
+        let found =
+            found.unwrap_or_else(|_| panic!("{}: the scenario of P{} hangs", subject.scheme(), index + 1));
         let agrees = match declared {
             Promise::Kept => found == Found::Kept,
             Promise::KeptIf(condition) => !condition.is_empty() && found != Found::NotKept,
