@@ -1,9 +1,11 @@
 //! Ends: a `Finish` of a hold or a place in the queue, and the close of a session.
 
+use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 
 use lockkeeper_core::snapshot::Phase;
-use lockkeeper_core::{Break, Command, End, Reply, Seq};
+use lockkeeper_core::{Break, Command, End, LockName, Reply, Seq};
 
 use super::names::stem;
 use super::os::{Fault, die_at, unflock};
@@ -40,11 +42,22 @@ pub(super) async fn end_parts(session: &Session, request: &Request) -> Result<En
         }
         let record = Record::open_file(&session.store, &stem(&request.names[index])).await?;
         let end = end_part(session, request, index, record)?;
+        if let Some(name) = session.left_idle(&request.names[index]) {
+            forget(session, &name).await?;
+        }
         let mut progress = request.progress();
         progress.parts[index] = Part::default();
         progress.end = Some(worse(progress.end, end));
     }
     Ok(request.progress().end.unwrap_or(End::Gone))
+}
+
+/// Removes the files of a lock that this session used, if it is idle.
+async fn forget(session: &Session, name: &LockName) -> Result<(), Fault> {
+    match Record::open_file(&session.store, &stem(name)).await? {
+        Some(mut record) => record.remove_if_idle(),
+        None => Ok(()),
+    }
 }
 
 /// What a request for several names is told.
@@ -68,28 +81,29 @@ fn end_part(
     let progress = request.progress();
     let (part, granted) = (progress.parts[index].clone(), progress.granted);
     let Some(seq) = part.seq else { return Ok(End::Gone) };
-    let had_hold = match &part.hold {
-        None => false,
-        Some(hold) => {
-            let there = hold.metadata().is_ok_and(|metadata| metadata.nlink() > 0);
-            // Before the record says so: whoever is granted by it finds the flock free. A copy of the descriptor in
-            // a child keeps nothing from here on.
-            unflock(hold).map_err(|e| Fault::operator(format!("can't give a hold's flock back: {e}")))?;
-            die_at("flock given back");
-            there
-        }
+    // Where the record knows nothing of it, it was damaged and deleted: the flock alone has kept the others out.
+    let forgotten = |hold: Option<&File>| {
+        let there = hold.and_then(|hold| hold.metadata().ok()).is_some_and(|metadata| metadata.nlink() > 0);
+        if there { End::Released } else { End::Gone }
     };
-    // The record knows nothing of it: it was damaged and deleted. The flock alone has kept the others out.
-    let forgotten = if had_hold { End::Released } else { End::Gone };
     let Some(mut record) = record else {
+        let end = forgotten(part.hold.as_deref());
+        if let Some(hold) = &part.hold {
+            unflock(hold).map_err(|e| Fault::operator(format!("can't give a hold's flock back: {e}")))?;
+        }
         session.leave(seq);
-        return Ok(forgotten);
+        return Ok(end);
     };
+    record.keep_files();
+    if let Some(hold) = &part.hold {
+        record.give_back(Arc::clone(hold), part.permit.map(|permit| permit.slot))?;
+        die_at("flock given back");
+    }
     let tag = session.file.tag;
     let (Some(id), Some(found)) = (record.state().session(tag), record.state().request(tag, seq).cloned())
     else {
         session.leave(seq);
-        return Ok(forgotten);
+        return Ok(forgotten(part.hold.as_deref()));
     };
     let name = record.name().clone();
     let own = session.next_seq();
@@ -111,7 +125,7 @@ fn end_part(
     Ok(match end {
         Some(Reply::Finished(_)) if !granted => End::Left,
         Some(Reply::Finished(end)) => end,
-        _ => forgotten,
+        _ => forgotten(part.hold.as_deref()),
     })
 }
 
@@ -123,6 +137,10 @@ pub(super) async fn close(session: &Session) {
             let error = BackendError::from(fault);
             tracing::warn!(%error, "a release at close failed; others find the session dead");
         }
+    }
+    for name in session.all_left_idle() {
+        // What stays is removed by the next list.
+        let _ = forget(session, &name).await;
     }
     session.end();
     session.file.end(&session.store);

@@ -52,7 +52,9 @@ pub(super) async fn list(store: Arc<Store>, prefix: Option<LockName>) -> Result<
             continue;
         }
         let info = describe(&store, &mut record)?;
-        if !info.holders.is_empty() || info.waiter_count > 0 {
+        if info.holders.is_empty() && info.waiter_count == 0 {
+            record.remove_if_idle()?;
+        } else {
             locks.push(info);
         }
     }

@@ -138,6 +138,11 @@ pub(super) fn open_at(dir: &File, name: &str, flags: OFlag) -> io::Result<File> 
 
 /// Opens a file for reading and writing, or makes it with exactly these permission bits, whatever the umask.
 pub(super) fn open_or_create_at(dir: &File, name: &str, mode: u32) -> io::Result<File> {
+    if mode & 0o077 == 0 {
+        // For its owner alone: no umask takes anything from that, and one call does both.
+        let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_CLOEXEC;
+        return Ok(File::from(nix::fcntl::openat(dir, name, flags, mode_bits(mode))?));
+    }
     let mut denied = 0;
     loop {
         match open_at(dir, name, OFlag::O_RDWR) {
@@ -215,3 +220,25 @@ pub(super) fn die_at(point: &str) {
 
 #[cfg(not(test))]
 pub(super) fn die_at(_point: &str) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_call_says_in_one_line_what_to_do() {
+        for (errno, words) in [
+            (Errno::ENOSPC, "the disk is full"),
+            (Errno::EDQUOT, "quota"),
+            (Errno::EACCES, "may not"),
+            (Errno::EROFS, "read-only"),
+            (Errno::EMFILE, "ulimit -n"),
+            (Errno::ENOTDIR, "not a directory"),
+            (Errno::EIO, "can't write `/locks/counter`"),
+        ] {
+            let error = explain("write", Path::new("/locks/counter"), errno.into());
+            assert!(error.message.contains(words) && error.message.contains("/locks/counter"), "{error}");
+            assert!(!error.message.contains('\n'), "{error}");
+        }
+    }
+}

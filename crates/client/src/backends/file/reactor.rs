@@ -6,10 +6,10 @@
 use std::fs::File;
 use std::future::Future;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Builder, Handle};
 
@@ -57,9 +57,9 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
 ///
 /// # Errors
 /// Out of descriptors or memory.
-pub(super) fn register<T: std::os::fd::AsRawFd>(pipe: T) -> io::Result<AsyncFd<T>> {
+pub(super) fn register(pipe: impl Into<OwnedFd>) -> io::Result<AsyncFd<OwnedFd>> {
     let _context = start()?.enter();
-    AsyncFd::with_interest(pipe, Interest::READABLE)
+    crate::fd::watch(pipe.into())
 }
 
 /// Returns when every writer of a pipe is gone; never, if it can't be heard.

@@ -13,7 +13,9 @@ use std::time::Duration;
 use lockkeeper_core::snapshot::{Phase, RequestState};
 use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Table, Token};
 
-use super::os::{Backoff, Fault, boot_id, die_at, explain, open_at, open_or_create_at, remove_at, try_flock};
+use super::os::{
+    Backoff, Fault, boot_id, die_at, explain, open_at, open_or_create_at, remove_at, try_flock, unflock,
+};
 use super::session_file::{Tag, wake};
 use super::slots::{self, Content, Current};
 use super::store::Store;
@@ -197,6 +199,11 @@ pub(super) fn is_held(request: &RequestState) -> bool {
     matches!(request.phase, Phase::Held { .. } | Phase::Revoked { .. })
 }
 
+/// Whether nobody holds or waits, and nothing stays closed.
+fn is_idle(state: &State) -> bool {
+    state.table.requests.is_empty() && state.table.limits.is_empty()
+}
+
 /// Slots that holds and closed holds keep.
 fn slots_of(table: &Snapshot) -> impl Iterator<Item = Slot> {
     table
@@ -219,6 +226,10 @@ pub(super) struct Record {
     state: State,
     /// What is in the file differs from `state`.
     dirty: bool,
+    /// Leave the files when the lock goes idle: it is likely to be wanted again soon.
+    keep: bool,
+    /// The hold that is being given back: its file, by name.
+    given_back: Option<(String, Arc<File>)>,
     /// Sent when the flock is given up, so that nobody wakes into it.
     wakes: Vec<(Tag, Seq)>,
 }
@@ -276,7 +287,18 @@ impl Record {
             }
         }
         let store = Arc::clone(store);
-        Self { store, name, stem, file: Some(file), current, state, dirty, wakes: Vec::new() }
+        Self {
+            store,
+            name,
+            stem,
+            file: Some(file),
+            current,
+            state,
+            dirty,
+            keep: false,
+            given_back: None,
+            wakes: Vec::new(),
+        }
     }
 
     pub(super) fn name(&self) -> &LockName {
@@ -364,8 +386,7 @@ impl Record {
         for slot in vacated {
             self.remove_hold_file(&names::slot_file(&self.stem, slot));
         }
-        let idle = after.table.requests.is_empty() && after.table.limits.is_empty();
-        let written = if idle { self.remove() } else { self.write(&after) };
+        let written = if is_idle(&after) && !self.keep { self.remove() } else { self.write(&after) };
         written.map_err(|e| {
             self.wakes.clear();
             self.store.fault(explain("write", &self.store.path.join("locks").join(&self.stem), e))
@@ -400,22 +421,63 @@ impl Record {
         Ok(())
     }
 
+    /// Leaves the lock's files when it goes idle; who asks for that removes them later.
+    pub(super) fn keep_files(&mut self) {
+        self.keep = true;
+    }
+
+    /// Removes the files of a lock that is idle.
+    pub(super) fn remove_if_idle(&mut self) -> Result<(), Fault> {
+        if self.file.is_none() || self.current.is_none() || !is_idle(&self.state) {
+            return Ok(());
+        }
+        self.remove().map_err(|e| {
+            self.store.fault(explain("remove", &self.store.path.join("locks").join(&self.stem), e))
+        })
+    }
+
     /// Removes a hold file if a backend made it and nobody has it.
     fn remove_hold_file(&self, name: &str) {
-        // What stays does no harm, and goes with the next idle moment.
-        let Ok(file) = open_at(&self.store.locks, name, nix::fcntl::OFlag::O_RDONLY) else { return };
+        let opened;
+        let file: &File = match &self.given_back {
+            Some((own, file)) if own == name => file,
+            _ => match open_at(&self.store.locks, name, nix::fcntl::OFlag::O_RDONLY) {
+                Ok(file) => {
+                    opened = file;
+                    &opened
+                }
+                // What stays does no harm, and goes with the next idle moment.
+                Err(_) => return,
+            },
+        };
         let ours = file.metadata().is_ok_and(|metadata| metadata.mode() & OURS != 0);
-        if ours && try_flock(&file, true).unwrap_or(false) {
+        if ours && try_flock(file, true).unwrap_or(false) {
             let _ = remove_at(&self.store.locks, name);
+            let _ = unflock(file);
+        }
+    }
+
+    /// Ends the kernel's side of a hold, before the record says so: whoever is granted by it finds the flock free.
+    /// A copy of the descriptor in a child keeps nothing from here on.
+    pub(super) fn give_back(&mut self, hold: Arc<File>, slot: Option<Slot>) -> Result<(), Fault> {
+        let name = self.hold_name(slot);
+        unflock(&hold).map_err(|e| {
+            self.store.fault(explain("unlock", &self.store.path.join("locks").join(&name), e))
+        })?;
+        self.given_back = Some((name, hold));
+        Ok(())
+    }
+
+    fn hold_name(&self, slot: Option<Slot>) -> String {
+        match slot {
+            Some(slot) => names::slot_file(&self.stem, slot),
+            None => names::hold_file(&self.stem),
         }
     }
 
     /// Takes the kernel's side of a hold; `None` if a program that is not ours has it.
     pub(super) fn take_hold(&self, mode: ModeKind, slot: Option<Slot>) -> Result<Option<File>, Fault> {
-        let name = match slot {
-            Some(slot) => names::slot_file(&self.stem, slot),
-            None => names::hold_file(&self.stem),
-        };
+        let name = self.hold_name(slot);
         let fault = |e| self.store.fault(explain("flock", &self.store.path.join("locks").join(&name), e));
         let file = open_or_create_at(&self.store.locks, &name, self.store.file_mode | OURS).map_err(fault)?;
         let taken = try_flock(&file, mode != ModeKind::Shared).map_err(fault)?;
@@ -526,4 +588,73 @@ fn damaged(store: &Store, stem: &str, why: &str) -> Fault {
          are lost with it",
         store.path.join("locks").join(stem).display()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn closed_before_a_reboot() -> (LockName, State) {
+        let (name, token) = (LockName::parse("x").unwrap(), Token::new(7).unwrap());
+        let closed = RequestState {
+            ticket: lockkeeper_core::Ticket(1),
+            owner: None,
+            names: vec![name.clone()],
+            mode: ModeKind::Exclusive,
+            subtree: false,
+            keep_closed_ms: 0,
+            value: Box::default(),
+            meta: Box::default(),
+            phase: Phase::Closed { token, slots: Vec::new(), ms: 60_000 },
+        };
+        let table = Snapshot {
+            rules: 1,
+            last_token: 7,
+            last_ticket: 1,
+            last_session: 1,
+            requests: vec![closed],
+            ..Snapshot::default()
+        };
+        let note = Note { boot: [1; 16], at: 0, told: 7 };
+        (name, State { table, notes: BTreeMap::from([(7, note)]) })
+    }
+
+    #[tokio::test]
+    async fn a_hold_closed_before_a_reboot_stays_closed_for_its_full_delay_from_the_first_look() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = super::super::store::Config {
+            path: dir.path().join("locks"),
+            tokens_above: None,
+            fuse_allowed: false,
+            wall_clock: super::super::store::wall_clock,
+        };
+        let store = Arc::new(Store::open(&config, 0).unwrap());
+        let (name, state) = closed_before_a_reboot();
+        let file = open_or_create_at(&store.locks, "x", 0o600).unwrap();
+        slots::write(&file, None, &state.encode(&name)).unwrap();
+        drop(file);
+        let mut record = Record::open(&store, &name).await.unwrap();
+        let (token, left) = record.state().closed().next().unwrap();
+        assert!(left > Duration::from_secs(50) && left <= Duration::from_secs(60), "{left:?}");
+        // The first look is remembered: the next one goes on from there.
+        record.commit(|_, _| (), |()| true).unwrap();
+        drop(record);
+        let record = Record::open(&store, &name).await.unwrap();
+        let note = record.state().notes[&token.get()];
+        assert!(note.boot == boot_id() && !record.dirty);
+    }
+
+    #[test]
+    fn no_cut_or_flipped_body_is_a_panic() {
+        let (name, state) = closed_before_a_reboot();
+        let good = state.encode(&name);
+        assert_eq!(State::decode(&good), Ok((name, state)));
+        for at in 0..good.len() {
+            assert!(State::decode(&good[..at]).is_err(), "cut at {at}");
+            let mut bad = good.clone();
+            bad[at] ^= 0xff;
+            // The checksum around it has refused it before; here it must only not panic.
+            let _ = State::decode(&bad);
+        }
+    }
 }

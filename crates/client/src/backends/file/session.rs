@@ -3,15 +3,16 @@
 //! Remembers every request of the session for as long as the client may ask about it (P7, R4): the process that
 //! could lose an answer is the process that has the session, so this memory is as durable as the session itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{End, LockName, OpenSession, PermitGrant, Seq, Token, limits};
+use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -29,6 +30,10 @@ use crate::machine::{Answer, Push, Spec};
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How many session files are looked at, when one is made, for dead ones.
 const SWEPT_AT_OPEN: usize = 16;
+
+/// How many idle locks' files a session leaves for their next use: making them anew takes as long as a sync. They go
+/// with the session, or with the next `list` if that was killed.
+const IDLE_KEPT: usize = 32;
 
 /// What the library calls: one session at a time, and a new one after that was lost.
 pub(super) struct FileConn {
@@ -61,6 +66,8 @@ struct Book {
     /// How requests ended, until the client has the answer of the call that is named beside it (R3).
     ended: BTreeMap<Seq, (End, Seq)>,
     done_through: Seq0,
+    /// Locks whose files were left for their next use, the latest last.
+    idle: VecDeque<LockName>,
     gone: bool,
 }
 
@@ -217,7 +224,7 @@ impl Session {
         sweep(&store, SWEPT_AT_OPEN);
         let file = SessionFile::create(&store)?;
         let stop = CancellationToken::new();
-        let started = reactor::register(Arc::clone(file.pipe()));
+        let started = file.pipe().try_clone().and_then(reactor::register);
         let pipe = started.map_err(|e| {
             file.end(&store);
             Fault::operator(format!("can't wait for events: {e}; raise `ulimit -n` or `ulimit -u`"))
@@ -277,6 +284,21 @@ impl Session {
         if until.0 > book.done_through {
             book.ended.insert(request.seq, (end, until));
         }
+    }
+
+    /// Notes that a lock's files were left; answers whose must go instead.
+    pub(super) fn left_idle(&self, name: &LockName) -> Option<LockName> {
+        let mut book = self.book();
+        if book.idle.back() == Some(name) {
+            return None;
+        }
+        book.idle.retain(|other| other != name);
+        book.idle.push_back(name.clone());
+        if book.idle.len() > IDLE_KEPT { book.idle.pop_front() } else { None }
+    }
+
+    pub(super) fn all_left_idle(&self) -> Vec<LockName> {
+        self.book().idle.drain(..).collect()
     }
 
     pub(super) fn requests(&self) -> Vec<Arc<Request>> {
@@ -414,7 +436,7 @@ impl Session {
 }
 
 /// Reads the session's pipe until the session is over.
-async fn listen(session: Weak<Session>, pipe: tokio::io::unix::AsyncFd<Arc<File>>) {
+async fn listen(session: Weak<Session>, pipe: AsyncFd<OwnedFd>) {
     loop {
         let woken = tokio::select! {
             ready = pipe.readable() => match ready {

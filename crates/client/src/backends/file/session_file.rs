@@ -4,7 +4,8 @@
 //! the descriptor, also after kill -9. Whoever holds the read end sees the same moment as a hang-up, so nobody polls.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
@@ -101,11 +102,11 @@ impl SessionFile {
 
 /// The requests that wake-ups in a session's own pipe name; empty once it is drained. `None` is a wake-up that can't
 /// be read: then everything may have changed.
-pub(super) fn drain(pipe: &File) -> Vec<Option<Seq>> {
+pub(super) fn drain(pipe: &OwnedFd) -> Vec<Option<Seq>> {
     let mut woken = Vec::new();
     let mut buffer = [0; 1024];
     loop {
-        match (&mut &*pipe).read(&mut buffer) {
+        match nix::unistd::read(pipe, &mut buffer) {
             Ok(0) => return woken,
             Ok(n) => {
                 let whole = buffer[..n].chunks_exact(8);
@@ -116,7 +117,7 @@ pub(super) fn drain(pipe: &File) -> Vec<Option<Seq>> {
                     whole.map(|bytes| Some(Seq(u64::from_le_bytes(std::array::from_fn(|i| bytes[i]))))),
                 );
             }
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(Errno::EINTR) => {}
             Err(_) => return woken,
         }
     }

@@ -43,7 +43,8 @@ pub(super) fn wall_clock() -> Duration {
 
 pub(super) struct Store {
     pub(super) path: PathBuf,
-    pub(super) dir: File,
+    /// Kept open so that nobody else gets its inode number, by which it is known.
+    _dir: File,
     pub(super) locks: File,
     pub(super) sessions: File,
     pub(super) counter: Counter,
@@ -91,7 +92,7 @@ impl Store {
             counter,
             file_mode: file_mode(mode),
             identity: (metadata.dev(), metadata.ino()),
-            dir,
+            _dir: dir,
             path,
         };
         store.check_counter(config, known)?;

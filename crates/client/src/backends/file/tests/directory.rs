@@ -7,7 +7,6 @@ use std::time::Duration;
 use super::super::FileBackend;
 use super::super::store::Config;
 use super::{Client, config, token, want, within};
-use crate::backend::Backend;
 use crate::error::BackendError;
 use crate::machine::{Answer, Push};
 use crate::url::Url;
