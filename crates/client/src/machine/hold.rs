@@ -9,6 +9,7 @@ use super::{Finishing, Machine, Outcome, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct Request {
     pub(super) want: Want,
     /// When it was asked, or when a sign of life of the backend was last seen for it.
@@ -16,6 +17,7 @@ pub(super) struct Request {
     pub(super) stage: Stage,
 }
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) enum Stage {
     /// Waits for a session that can be believed in.
     Unsent,
@@ -32,6 +34,7 @@ pub(super) enum Stage {
     Held(Hold),
 }
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct Hold {
     pub(super) seq: Seq,
     /// `max_hold`; once lost, the end of the grace.

@@ -8,6 +8,7 @@ use crate::time::BootInstant;
 
 /// Where the session stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(test, derive(Hash))]
 pub(super) enum Link {
     Closed,
     /// `again`: when to try again, once a try has failed.

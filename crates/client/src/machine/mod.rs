@@ -7,6 +7,8 @@
 mod event;
 mod hold;
 mod link;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,6 +25,7 @@ use crate::time::BootInstant;
 
 /// What a session is opened with.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct Spec {
     /// `None` where nothing expires: a connection or a descriptor holds the locks.
     pub(crate) ttl: Option<Duration>,
@@ -62,6 +65,7 @@ impl Spec {
     }
 }
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Machine {
     spec: Spec,
     link: Link,
@@ -80,6 +84,7 @@ pub(crate) struct Machine {
 }
 
 /// A `Finish` until it is answered. Sent again under the same seq until it is (R4).
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 struct Finishing {
     target: Seq,
     /// Whoever waits for the outcome.
@@ -91,6 +96,7 @@ struct Finishing {
 
 /// What the caller behind a `Finish` wants to hear.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(test, derive(Hash))]
 enum Outcome {
     /// It released its guard.
     Release,
@@ -98,6 +104,7 @@ enum Outcome {
     TimedOut,
 }
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 struct Sent {
     what: What,
     at: BootInstant,

@@ -1,0 +1,48 @@
+//! Histories that once went wrong here, and the peers' bugs that apply to the machine, each by its name.
+
+use super::checker::Checked;
+use super::*;
+use crate::error::{BackendError, BackendErrorKind};
+
+const KEY: Key = Key(1);
+
+/// A session that is open since second 100, with nothing in it.
+fn open() -> Checked {
+    let mut state = Checked::new(spec());
+    let _ = state.step(at(100), Event::Acquire { key: Key(0), want: want() }).unwrap();
+    answer(&mut state, 100, &Answer::Opened);
+    let _ = state.step(at(100), Event::Abandon { key: Key(0) }).unwrap();
+    answer(&mut state, 100, &Answer::Finished(End::Left));
+    state
+}
+
+/// Answers the call that went out last.
+fn answer(state: &mut Checked, secs: u64, answer: &Answer) -> Vec<Output> {
+    let call = *state.calls.last_key_value().expect("a call is out").0;
+    state.step(at(secs), Event::Answered { call, answer: answer.clone() }).unwrap()
+}
+
+fn fail(state: &mut Checked, secs: u64) -> Vec<Output> {
+    let call = *state.calls.last_key_value().expect("a call is out").0;
+    state.step(at(secs), Event::Failed { call, sent: true }).unwrap()
+}
+
+fn step(state: &mut Checked, secs: u64, event: Event) -> Vec<Output> {
+    state.step(at(secs), event).unwrap()
+}
+
+fn acquire(state: &mut Checked, secs: u64, want: Want) -> Vec<Output> {
+    step(state, secs, Event::Acquire { key: KEY, want })
+}
+
+/// A session with one hold, asked for and granted at second 100.
+fn held() -> Checked {
+    let mut state = open();
+    let _ = acquire(&mut state, 100, want());
+    assert!(matches!(answer(&mut state, 100, &granted(1))[..], [Output::Granted { .. }]));
+    state
+}
+
+fn keep_alives(out: &[Output]) -> usize {
+    out.iter().filter(|output| matches!(output, Output::Call { what: What::KeepAlive, .. })).count()
+}
