@@ -157,6 +157,7 @@ impl Machine {
         for seq in due {
             let Some(finishing) = self.finishing.get_mut(&seq) else { continue };
             finishing.under_way = true;
+            finishing.again = None;
             let target = finishing.target;
             let by = finishing.waiting.map_or(By::Worker, |(key, _)| By::Caller(key));
             self.call(now, What::Finish { seq, target, done_through }, by, out);

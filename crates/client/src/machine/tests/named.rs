@@ -46,3 +46,12 @@ fn held() -> Checked {
 fn keep_alives(out: &[Output]) -> usize {
     out.iter().filter(|output| matches!(output, Output::Call { what: What::KeepAlive, .. })).count()
 }
+
+#[test]
+fn a_finish_that_is_sent_again_does_not_keep_the_machine_awake() {
+    let mut state = held();
+    let _ = step(&mut state, 100, Event::Abandon { key: KEY });
+    let _ = fail(&mut state, 100);
+    let _ = step(&mut state, 101, Event::Wake);
+    assert!(state.machine.next_wake() > Some(at(101)), "the second try is under way");
+}
