@@ -131,6 +131,9 @@ impl Machine {
         // Whatever happens, first notice what time it is: no answer may hide a deadline that has passed (P5).
         self.pass_deadlines(now, out);
         match event {
+            Event::Acquire { key, .. } if self.stopping => {
+                out.push(Output::NotAcquired { key, why: NotAcquired::ShuttingDown });
+            }
             Event::Acquire { key, want } => {
                 self.requests.insert(key, Request { want, since: now, stage: Stage::Unsent });
             }

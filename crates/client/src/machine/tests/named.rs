@@ -55,3 +55,11 @@ fn a_finish_that_is_sent_again_does_not_keep_the_machine_awake() {
     let _ = step(&mut state, 101, Event::Wake);
     assert!(state.machine.next_wake() > Some(at(101)), "the second try is under way");
 }
+
+#[test]
+fn an_acquire_that_comes_after_the_shutdown_is_told_so_at_once() {
+    let mut state = held();
+    let _ = step(&mut state, 100, Event::Shutdown);
+    let out = step(&mut state, 100, Event::Acquire { key: Key(2), want: want() });
+    assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::ShuttingDown, .. }]));
+}
