@@ -392,7 +392,9 @@ impl Machine {
                 }
                 // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
                 self.unanswered.remove(&seq);
-                out.push(Output::Queued { key, position });
+                if request.wants_session() {
+                    out.push(Output::Queued { key, position });
+                }
             }
             Push::Revoked { seq } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };

@@ -63,3 +63,10 @@ fn an_acquire_that_comes_after_the_shutdown_is_told_so_at_once() {
     let out = step(&mut state, 100, Event::Acquire { key: Key(2), want: want() });
     assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::ShuttingDown, .. }]));
 }
+
+#[test]
+fn a_late_word_of_the_queue_is_not_told_to_a_holder() {
+    let mut state = held();
+    let seq = state.machine.seq_of(KEY).unwrap();
+    assert!(step(&mut state, 100, Event::Pushed(Push::Queued { seq, position: 0 })).is_empty());
+}
