@@ -199,8 +199,9 @@ impl Machine {
     fn progress(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         self.give_up_waits(now, out);
         if let Link::Live { .. } = self.link {
-            self.send_acquires(now, out);
+            // New numbers are given when an acquire leaves and when an end begins: ends first keeps them in order (R5).
             self.send_finishes(now, out);
+            self.send_acquires(now, out);
         }
         self.tend_link(now, out);
         if self.stopping && self.is_idle() {

@@ -70,3 +70,16 @@ fn a_late_word_of_the_queue_is_not_told_to_a_holder() {
     let seq = state.machine.seq_of(KEY).unwrap();
     assert!(step(&mut state, 100, Event::Pushed(Push::Queued { seq, position: 0 })).is_empty());
 }
+
+#[test]
+fn what_is_asked_anew_leaves_after_the_end_of_what_it_replaces() {
+    let mut state = open();
+    let _ = acquire(&mut state, 100, want());
+    let out = answer(&mut state, 100, &Answer::Finished(End::Broken));
+    let [Output::Call { what: What::Finish { seq: end, .. }, .. }, Output::Call { what: What::Acquire { seq, .. }, .. }] =
+        out[..]
+    else {
+        panic!("{out:?}")
+    };
+    assert!(end < seq);
+}
