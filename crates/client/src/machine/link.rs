@@ -65,9 +65,11 @@ impl Machine {
     }
 
     /// An attach or keep-alive that was sent at `sent_at` is acknowledged: the only thing that moves the deadline (P5).
-    pub(super) fn confirmed(&mut self, sent_at: BootInstant, answer: Answer, out: &mut Vec<Output>) {
+    pub(super) fn confirmed(&mut self, now: BootInstant, sent_at: BootInstant, answer: Answer, out: &mut Vec<Output>) {
         match answer {
             Answer::Opened | Answer::KeptAlive => {}
+            // A keep-alive that is refused says nothing of holds: their deadline stands (P5).
+            Answer::Refused(_) if !matches!(self.link, Link::Opening { .. }) => return self.link_failed(now),
             Answer::Refused(error) => return self.open_refused(error, out),
             _ => return,
         }

@@ -313,7 +313,7 @@ impl Machine {
             return self.session_gone(now, LossCause::SessionEnded, out);
         }
         match sent.what {
-            What::Open { .. } | What::KeepAlive => self.confirmed(sent.at, answer, out),
+            What::Open { .. } | What::KeepAlive => self.confirmed(now, sent.at, answer, out),
             What::Acquire { key, seq, .. } => {
                 self.unanswered.remove(&seq);
                 self.acquire_answered(now, key, seq, answer, out);

@@ -83,3 +83,14 @@ fn what_is_asked_anew_leaves_after_the_end_of_what_it_replaces() {
     };
     assert!(end < seq);
 }
+
+#[test]
+fn a_refused_keep_alive_ends_no_hold_before_its_deadline() {
+    let mut state = held();
+    assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
+    let refusal = BackendError::new(BackendErrorKind::Operator, "not now");
+    assert!(answer(&mut state, 104, &Answer::Refused(refusal)).is_empty());
+    assert_eq!(keep_alives(&step(&mut state, 105, Event::Wake)), 1, "tried again after a twelfth of the ttl");
+    let _ = answer(&mut state, 105, &Answer::KeptAlive);
+    assert_eq!(state.machine.belief, Some(at(105) + (TTL - TTL / 100)));
+}
