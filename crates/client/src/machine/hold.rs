@@ -126,7 +126,7 @@ impl Machine {
             match request.stage {
                 Stage::Unsent if self.believes(now, request.want.min_validity) => ready.push((None, key)),
                 // A grant would come too late to be of use: first renew (`min_validity`).
-                Stage::Unsent => self.link.renew_soon(now),
+                Stage::Unsent => self.link.renew_soon(now, self.spec.try_every()),
                 Stage::Sent { seq, again: Some(at), .. } if now >= at => ready.push((Some(seq), key)),
                 _ => {}
             }

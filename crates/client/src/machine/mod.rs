@@ -59,6 +59,11 @@ impl Spec {
         self.ttl.unwrap_or(Duration::MAX) / 3
     }
 
+    /// The pause between tries that fail: ttl/12 (DESIGN section 6).
+    fn try_every(&self) -> Duration {
+        self.renew_every() / 4
+    }
+
     /// How long a caller waits for the fate of a command whose answer does not come.
     fn patience(&self) -> Duration {
         self.ttl.unwrap_or(PATIENCE)
@@ -351,7 +356,7 @@ impl Machine {
                     // Too late to be of use: finish it and ask again, never hand it out (`min_validity`).
                     request.restart(now);
                     self.finish(seq, None);
-                    self.link.renew_soon(now);
+                    self.link.renew_soon(now, self.spec.try_every());
                     return;
                 }
                 let ends_at = request.want.max_hold.map(|max| now + max);

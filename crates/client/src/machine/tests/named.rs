@@ -94,3 +94,15 @@ fn a_refused_keep_alive_ends_no_hold_before_its_deadline() {
     let _ = answer(&mut state, 105, &Answer::KeptAlive);
     assert_eq!(state.machine.belief, Some(at(105) + (TTL - TTL / 100)));
 }
+
+#[test]
+fn a_caller_that_waits_for_a_renewal_does_not_make_it_a_busy_loop() {
+    let mut state = held();
+    let _ = step(&mut state, 113, Event::Wake);
+    let mut tries = keep_alives(&step(&mut state, 113, Event::Acquire { key: Key(2), want: want() }));
+    for _ in 0..20 {
+        // The driver hears a backend that fails at once in the same moment.
+        tries += keep_alives(&fail(&mut state, 113));
+    }
+    assert!(tries <= 1, "{tries} tries in one moment");
+}
