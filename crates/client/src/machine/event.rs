@@ -13,10 +13,12 @@ pub(crate) struct Key(pub(crate) u64);
 
 /// One call to the backend. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct CallId(pub(crate) u64);
 
 /// What the machine must know of a request; the rest is the caller's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct Want {
     /// By the caller's own clock.
     pub(crate) wait_until: Option<BootInstant>,
@@ -98,6 +100,7 @@ pub(crate) struct Granted {
 
 /// A call to the backend. Calls of a session must arrive in the order in which they come out of the machine (R5).
 #[derive(Clone, PartialEq, Eq, Debug)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) enum What {
     /// `fresh`: a new session; otherwise the one whose answer was lost.
     Open {

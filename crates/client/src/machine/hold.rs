@@ -9,6 +9,7 @@ use super::{Finishing, Machine, Outcome, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct Request {
     pub(super) want: Want,
     /// When it was asked, or when a sign of life of the backend was last seen for it.
@@ -16,6 +17,7 @@ pub(super) struct Request {
     pub(super) stage: Stage,
 }
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) enum Stage {
     /// Waits for a session that can be believed in.
     Unsent,
@@ -32,6 +34,7 @@ pub(super) enum Stage {
     Held(Hold),
 }
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct Hold {
     pub(super) seq: Seq,
     /// `max_hold`; once lost, the end of the grace.
@@ -123,7 +126,7 @@ impl Machine {
             match request.stage {
                 Stage::Unsent if self.believes(now, request.want.min_validity) => ready.push((None, key)),
                 // A grant would come too late to be of use: first renew (`min_validity`).
-                Stage::Unsent => self.link.renew_soon(now),
+                Stage::Unsent => self.link.renew_soon(now, self.spec.try_every()),
                 Stage::Sent { seq, again: Some(at), .. } if now >= at => ready.push((Some(seq), key)),
                 _ => {}
             }
@@ -154,6 +157,7 @@ impl Machine {
         for seq in due {
             let Some(finishing) = self.finishing.get_mut(&seq) else { continue };
             finishing.under_way = true;
+            finishing.again = None;
             let target = finishing.target;
             let by = finishing.waiting.map_or(By::Worker, |(key, _)| By::Caller(key));
             self.call(now, What::Finish { seq, target, done_through }, by, out);

@@ -1,5 +1,7 @@
 //! The session itself: opening it, keeping it alive, closing it.
 
+use std::time::Duration;
+
 use super::event::{Answer, By, NotAcquired, Output, What};
 use super::hold::Request;
 use super::{Machine, Sent, pause};
@@ -8,6 +10,7 @@ use crate::time::BootInstant;
 
 /// Where the session stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(test, derive(Hash))]
 pub(super) enum Link {
     Closed,
     /// `again`: when to try again, once a try has failed.
@@ -15,9 +18,10 @@ pub(super) enum Link {
         again: Option<BootInstant>,
         tries: u32,
     },
-    /// `next`: when the next keep-alive is due.
+    /// `next`: when the next keep-alive is due; `tried`: when the last one, or the attach, was sent.
     Live {
         next: BootInstant,
+        tried: BootInstant,
     },
     Closing,
 }
@@ -26,14 +30,15 @@ impl Link {
     pub(super) fn next_wake(self, renews: bool) -> Option<BootInstant> {
         match self {
             Self::Opening { again, .. } => again,
-            Self::Live { next } if renews => Some(next),
+            Self::Live { next, .. } if renews => Some(next),
             _ => None,
         }
     }
 
-    pub(super) fn renew_soon(&mut self, now: BootInstant) {
-        if let Self::Live { next } = self {
-            *next = now.min(*next);
+    /// Not before `pause` has passed since the last try: a service that fails at once must not be asked in a loop.
+    pub(super) fn renew_soon(&mut self, now: BootInstant, pause: Duration) {
+        if let Self::Live { next, tried } = self {
+            *next = now.max(*tried + pause).min(*next);
         }
     }
 }
@@ -44,9 +49,9 @@ impl Machine {
         match self.link {
             Link::Closed if wanted => self.open(now, 0, out),
             Link::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
-            Link::Live { next } if self.renews() && now >= next => {
+            Link::Live { next, .. } if self.renews() && now >= next => {
                 // One that is unanswered for ttl/6 is overtaken by another try (DESIGN section 6).
-                self.link = Link::Live { next: now + self.spec.renew_every() / 2 };
+                self.link = Link::Live { next: now + self.spec.renew_every() / 2, tried: now };
                 self.call(now, What::KeepAlive, By::Worker, out);
             }
             _ => {}
@@ -64,16 +69,18 @@ impl Machine {
     }
 
     /// An attach or keep-alive that was sent at `sent_at` is acknowledged: the only thing that moves the deadline (P5).
-    pub(super) fn confirmed(&mut self, sent_at: BootInstant, answer: Answer, out: &mut Vec<Output>) {
+    pub(super) fn confirmed(&mut self, now: BootInstant, sent_at: BootInstant, answer: Answer, out: &mut Vec<Output>) {
         match answer {
             Answer::Opened | Answer::KeptAlive => {}
+            // A keep-alive that is refused says nothing of holds: their deadline stands (P5).
+            Answer::Refused(_) if !matches!(self.link, Link::Opening { .. }) => return self.link_failed(now),
             Answer::Refused(error) => return self.open_refused(error, out),
             _ => return,
         }
         let next = sent_at.checked_add(self.spec.renew_every()).unwrap_or(BootInstant::MAX);
         self.link = match self.link {
-            Link::Live { next: planned } if planned > next => Link::Live { next: planned },
-            Link::Opening { .. } | Link::Live { .. } => Link::Live { next },
+            Link::Live { next: planned, tried } => Link::Live { next: planned.max(next), tried },
+            Link::Opening { .. } => Link::Live { next, tried: sent_at },
             other => return self.link = other,
         };
         let until = self.spec.belief().map(|belief| sent_at + belief);
@@ -100,7 +107,7 @@ impl Machine {
                 *tries += 1;
             }
             // Try again soon: at least every ttl/12 (DESIGN section 6).
-            Link::Live { next } => *next = (*next).min(now + self.spec.renew_every() / 4),
+            Link::Live { next, .. } => *next = (*next).min(now + self.spec.try_every()),
             Link::Closed | Link::Closing => {}
         }
     }

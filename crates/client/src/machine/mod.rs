@@ -7,6 +7,8 @@
 mod event;
 mod hold;
 mod link;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,6 +25,7 @@ use crate::time::BootInstant;
 
 /// What a session is opened with.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct Spec {
     /// `None` where nothing expires: a connection or a descriptor holds the locks.
     pub(crate) ttl: Option<Duration>,
@@ -56,12 +59,18 @@ impl Spec {
         self.ttl.unwrap_or(Duration::MAX) / 3
     }
 
+    /// The pause between tries that fail: ttl/12 (DESIGN section 6).
+    fn try_every(&self) -> Duration {
+        self.renew_every() / 4
+    }
+
     /// How long a caller waits for the fate of a command whose answer does not come.
     fn patience(&self) -> Duration {
         self.ttl.unwrap_or(PATIENCE)
     }
 }
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(crate) struct Machine {
     spec: Spec,
     link: Link,
@@ -80,6 +89,7 @@ pub(crate) struct Machine {
 }
 
 /// A `Finish` until it is answered. Sent again under the same seq until it is (R4).
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 struct Finishing {
     target: Seq,
     /// Whoever waits for the outcome.
@@ -91,6 +101,7 @@ struct Finishing {
 
 /// What the caller behind a `Finish` wants to hear.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[cfg_attr(test, derive(Hash))]
 enum Outcome {
     /// It released its guard.
     Release,
@@ -98,6 +109,7 @@ enum Outcome {
     TimedOut,
 }
 
+#[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 struct Sent {
     what: What,
     at: BootInstant,
@@ -124,6 +136,9 @@ impl Machine {
         // Whatever happens, first notice what time it is: no answer may hide a deadline that has passed (P5).
         self.pass_deadlines(now, out);
         match event {
+            Event::Acquire { key, .. } if self.stopping => {
+                out.push(Output::NotAcquired { key, why: NotAcquired::ShuttingDown });
+            }
             Event::Acquire { key, want } => {
                 self.requests.insert(key, Request { want, since: now, stage: Stage::Unsent });
             }
@@ -189,8 +204,9 @@ impl Machine {
     fn progress(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         self.give_up_waits(now, out);
         if let Link::Live { .. } = self.link {
-            self.send_acquires(now, out);
+            // New numbers are given when an acquire leaves and when an end begins: ends first keeps them in order (R5).
             self.send_finishes(now, out);
+            self.send_acquires(now, out);
         }
         self.tend_link(now, out);
         if self.stopping && self.is_idle() {
@@ -302,7 +318,7 @@ impl Machine {
             return self.session_gone(now, LossCause::SessionEnded, out);
         }
         match sent.what {
-            What::Open { .. } | What::KeepAlive => self.confirmed(sent.at, answer, out),
+            What::Open { .. } | What::KeepAlive => self.confirmed(now, sent.at, answer, out),
             What::Acquire { key, seq, .. } => {
                 self.unanswered.remove(&seq);
                 self.acquire_answered(now, key, seq, answer, out);
@@ -340,7 +356,7 @@ impl Machine {
                     // Too late to be of use: finish it and ask again, never hand it out (`min_validity`).
                     request.restart(now);
                     self.finish(seq, None);
-                    self.link.renew_soon(now);
+                    self.link.renew_soon(now, self.spec.try_every());
                     return;
                 }
                 let ends_at = request.want.max_hold.map(|max| now + max);
@@ -382,7 +398,9 @@ impl Machine {
                 }
                 // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
                 self.unanswered.remove(&seq);
-                out.push(Output::Queued { key, position });
+                if request.wants_session() {
+                    out.push(Output::Queued { key, position });
+                }
             }
             Push::Revoked { seq } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };

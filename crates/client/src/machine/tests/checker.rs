@@ -1,0 +1,259 @@
+//! What must hold after every event, whatever the events are. Knows the machine by its inputs and outputs; looks
+//! inside only to see that no request is forgotten.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::*;
+
+/// What a caller knows of its request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub(super) enum Caller {
+    Waits,
+    Holds,
+    Lost,
+    Releases { lost: bool },
+    Over,
+    Gone,
+}
+
+/// The machine with everything that was ever said to and by it.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Checked {
+    pub(super) machine: Machine,
+    pub(super) now: BootInstant,
+    pub(super) callers: BTreeMap<Key, (Caller, Want)>,
+    /// Calls that wait for an answer, of the present session.
+    pub(super) calls: BTreeMap<CallId, (What, BootInstant)>,
+    belief: Option<BootInstant>,
+    highest_seq: Seq,
+    highest_done: Seq,
+    /// Commands without an answer.
+    unanswered: BTreeSet<Seq>,
+    /// Acquires that may have left something at the service, and for whom.
+    live: BTreeMap<Seq, Key>,
+    kept_alive_at: Option<BootInstant>,
+    closing: bool,
+    stopping: bool,
+}
+
+impl Checked {
+    pub(super) fn new(spec: Spec) -> Self {
+        Self {
+            machine: Machine::new(spec),
+            now: at(100),
+            callers: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            belief: None,
+            highest_seq: Seq(0),
+            highest_done: Seq(0),
+            unanswered: BTreeSet::new(),
+            live: BTreeMap::new(),
+            kept_alive_at: None,
+            closing: false,
+            stopping: false,
+        }
+    }
+
+    /// Feeds one event and checks everything. `Err` says what is wrong.
+    pub(super) fn step(&mut self, now: BootInstant, event: Event) -> Result<Vec<Output>, String> {
+        self.now = now;
+        let may_believe = self.note_event(&event);
+        let abandoned = match &event {
+            Event::Abandon { key } => Some(*key),
+            _ => None,
+        };
+        let mut out = Vec::new();
+        self.machine.handle(now, event, &mut out);
+        let belief = self.machine.belief;
+        if belief.is_some() && belief != self.belief && belief != may_believe {
+            return Err(format!("the belief moved from {:?} to {belief:?}, allowed {may_believe:?}", self.belief));
+        }
+        self.belief = belief;
+        for output in &out {
+            self.note_output(output).map_err(|wrong| format!("{wrong}; output {output:?}"))?;
+        }
+        if let Some(key) = abandoned {
+            // Deadlines that have passed come first, and may still be told; a grant would be nobody's.
+            if self.callers.get(&key).is_some_and(|_| out.iter().any(|output| matches!(output, Output::Granted { key: k, .. } if *k == key))) {
+                return Err("granted to a caller that is gone".into());
+            }
+            self.set(key, Caller::Gone);
+        }
+        self.check_rest()?;
+        Ok(out)
+    }
+
+    /// Returns what the event may move the belief to.
+    fn note_event(&mut self, event: &Event) -> Option<BootInstant> {
+        match event {
+            Event::Acquire { key, want } => {
+                self.callers.insert(*key, (Caller::Waits, *want));
+            }
+            Event::Release { key } => {
+                let lost = self.callers[key].0 == Caller::Lost;
+                self.set(*key, Caller::Releases { lost });
+            }
+            Event::Answered { call, answer } => {
+                let (what, sent_at) = self.calls.remove(call)?;
+                match (what, answer) {
+                    (What::Open { .. } | What::KeepAlive, Answer::Opened | Answer::KeptAlive) => {
+                        return Some(sent_at + (TTL - TTL / 100));
+                    }
+                    (_, Answer::SessionGone) => {}
+                    (What::Acquire { seq, .. }, answer) => {
+                        self.unanswered.remove(&seq);
+                        if let Answer::Busy(_) | Answer::Refused(_) = answer {
+                            self.live.remove(&seq);
+                        }
+                    }
+                    (What::Finish { seq, target, .. }, _) => {
+                        self.unanswered.remove(&seq);
+                        self.unanswered.remove(&target);
+                        self.live.remove(&target);
+                    }
+                    _ => {}
+                }
+            }
+            Event::Failed { call, .. } => {
+                self.calls.remove(call);
+            }
+            Event::Pushed(Push::Queued { seq, .. }) => {
+                self.unanswered.remove(seq);
+            }
+            Event::Shutdown => self.stopping = true,
+            Event::Abandon { .. } | Event::Pushed(_) | Event::Wake => {}
+        }
+        None
+    }
+
+    fn set(&mut self, key: Key, caller: Caller) {
+        if let Some((was, _)) = self.callers.get_mut(&key) {
+            *was = caller;
+        }
+    }
+
+    fn note_output(&mut self, output: &Output) -> Result<(), String> {
+        match output {
+            Output::Call { call, what, .. } => return self.note_call(*call, what),
+            Output::Belief(_) => {}
+            Output::Queued { key, .. } => self.expect(*key, |caller| caller == Caller::Waits)?,
+            Output::Granted { key, .. } => {
+                self.expect(*key, |caller| caller == Caller::Waits)?;
+                let need = self.callers[key].1.min_validity;
+                if self.belief.is_none_or(|until| until <= self.now || until - self.now < need) {
+                    return Err(format!("granted although the belief is {:?} at {:?}", self.belief, self.now));
+                }
+                self.set(*key, Caller::Holds);
+            }
+            Output::NotAcquired { key, .. } => {
+                self.expect(*key, |caller| caller == Caller::Waits)?;
+                self.set(*key, Caller::Over);
+            }
+            Output::Released { key, .. } => {
+                self.expect(*key, |caller| matches!(caller, Caller::Releases { .. }))?;
+                self.set(*key, Caller::Over);
+            }
+            Output::Lost { key, .. } => {
+                self.expect(*key, |caller| matches!(caller, Caller::Holds | Caller::Releases { lost: false }))?;
+                let releases = matches!(self.callers[key].0, Caller::Releases { .. });
+                self.set(*key, if releases { Caller::Releases { lost: true } } else { Caller::Lost });
+            }
+        }
+        Ok(())
+    }
+
+    fn expect(&self, key: Key, good: impl Fn(Caller) -> bool) -> Result<(), String> {
+        match self.callers.get(&key) {
+            Some(&(caller, _)) if good(caller) => Ok(()),
+            other => Err(format!("{key:?} is told although it is {other:?}")),
+        }
+    }
+
+    fn note_call(&mut self, call: CallId, what: &What) -> Result<(), String> {
+        match what {
+            What::Open { fresh } => {
+                if *fresh {
+                    self.calls.clear();
+                    self.unanswered.clear();
+                    self.live.clear();
+                    (self.highest_seq, self.highest_done) = (Seq(0), Seq(0));
+                }
+                if self.stopping {
+                    return Err("opens after a shutdown".into());
+                }
+            }
+            What::KeepAlive | What::Close if self.closing => return Err("sent after the close".into()),
+            What::KeepAlive if self.kept_alive_at == Some(self.now) => {
+                return Err("two keep-alives in one moment: without an answer in between, a busy loop".into());
+            }
+            What::KeepAlive => self.kept_alive_at = Some(self.now),
+            What::Close => self.closing = true,
+            What::Acquire { seq, done_through, key, .. } => {
+                if self.stopping {
+                    return Err("acquires after a shutdown".into());
+                }
+                self.live.insert(*seq, *key);
+                self.numbered(*seq, *done_through)?;
+            }
+            What::Finish { seq, done_through, .. } => self.numbered(*seq, *done_through)?,
+        }
+        self.calls.insert(call, (what.clone(), self.now));
+        Ok(())
+    }
+
+    fn numbered(&mut self, seq: Seq, done_through: Seq) -> Result<(), String> {
+        if seq > self.highest_seq {
+            self.highest_seq = seq;
+            self.unanswered.insert(seq);
+        } else if !self.unanswered.contains(&seq) && !self.live.contains_key(&seq) {
+            // A number that comes out late, below one that is out already, would be dead (R5), or a second command.
+            return Err("this number was passed already".into());
+        }
+        if done_through < self.highest_done {
+            return Err(format!("done_through falls from {}", self.highest_done));
+        }
+        self.highest_done = done_through;
+        match self.unanswered.first() {
+            Some(&first) if done_through >= first => Err(format!("done_through passes the unanswered {first}")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_rest(&self) -> Result<(), String> {
+        if let Some(wake) = self.machine.next_wake()
+            && wake <= self.now
+        {
+            return Err(format!("it wants to be woken at {wake:?}, and it is {:?}: a busy loop", self.now));
+        }
+        if self.belief.is_none_or(|until| self.now >= until)
+            && let Some((key, _)) = self.callers.iter().find(|(_, (caller, _))| *caller == Caller::Holds)
+        {
+            return Err(format!("{key:?} is not lost at {:?}, the belief is {:?}", self.now, self.belief));
+        }
+        if matches!(self.machine.link, Link::Live { .. } | Link::Closing) {
+            for (seq, key) in &self.live {
+                let wanted = self.machine.requests.get(key).is_some_and(|request| match &request.stage {
+                    Stage::Sent { seq: s, .. } | Stage::Queued { seq: s } => s == seq,
+                    Stage::Held(hold) => hold.seq == *seq,
+                    Stage::Unsent => false,
+                });
+                let ends = self.machine.finishing.values().any(|finishing| finishing.target == *seq);
+                if !wanted && !ends {
+                    return Err(format!("request {seq} of {key:?} is nobody's and nobody ends it"));
+                }
+            }
+        }
+        // Whoever waits is known to the machine, or would wait for ever.
+        for (key, (caller, _)) in &self.callers {
+            let known = self.machine.requests.contains_key(key)
+                || self.machine.finishing.values().any(|f| f.waiting.is_some_and(|(waits, _)| waits == *key));
+            if matches!(caller, Caller::Waits | Caller::Releases { .. }) && !known {
+                return Err(format!("{key:?} waits and is forgotten"));
+            }
+        }
+        if self.machine.is_closed() && self.callers.values().any(|(caller, _)| *caller == Caller::Waits) {
+            return Err("closed, and a caller waits".into());
+        }
+        Ok(())
+    }
+}

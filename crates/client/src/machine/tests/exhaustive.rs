@@ -1,0 +1,167 @@
+//! Every interleaving of up to six events of a small alphabet; equal states are visited once.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+use super::checker::{Caller, Checked};
+use super::*;
+use crate::error::{BackendError, BackendErrorKind, Busy};
+
+const KEYS: [Key; 2] = [Key(1), Key(2)];
+
+/// The requests that callers make: the plain one, and one each with an option.
+fn wants(now: BootInstant) -> [Want; 4] {
+    let secs = Duration::from_secs;
+    [
+        want(),
+        Want { wait_until: Some(now + secs(3)), ..want() },
+        Want { min_validity: secs(7), ..want() },
+        Want { max_hold: Some(secs(3)), ..want() },
+    ]
+}
+
+fn answers(what: &What) -> Vec<Answer> {
+    let refused = || Answer::Refused(BackendError::new(BackendErrorKind::Operator, "no"));
+    let mut answers = match what {
+        What::Open { .. } => vec![Answer::Opened, refused()],
+        What::KeepAlive => vec![Answer::KeptAlive, refused()],
+        What::Acquire { .. } => vec![
+            granted(1),
+            Answer::Busy(Busy::default()),
+            refused(),
+            Answer::Finished(End::TimedOut),
+            Answer::Finished(End::Broken),
+            Answer::Revoked,
+        ],
+        What::Finish { .. } => vec![
+            Answer::Finished(End::Released),
+            Answer::Finished(End::Left),
+            Answer::Finished(End::Broken),
+            Answer::Finished(End::Gone),
+        ],
+        What::Close => return vec![Answer::Closed],
+    };
+    answers.push(Answer::SessionGone);
+    answers
+}
+
+/// Everything that may happen next, each at its time.
+fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
+    let now = state.now;
+    let mut events = Vec::new();
+    match state.callers.len() {
+        0 => events.extend(wants(now).map(|want| Event::Acquire { key: KEYS[0], want })),
+        1 => events.push(Event::Acquire { key: KEYS[1], want: want() }),
+        _ => {}
+    }
+    for (&key, &(caller, _)) in &state.callers {
+        if !matches!(caller, Caller::Over | Caller::Gone) {
+            events.push(Event::Abandon { key });
+        }
+        if matches!(caller, Caller::Holds | Caller::Lost) {
+            events.push(Event::Release { key });
+        }
+    }
+    for (&call, (what, _)) in &state.calls {
+        events.extend(answers(what).into_iter().map(|answer| Event::Answered { call, answer }));
+        events.extend([true, false].map(|sent| Event::Failed { call, sent }));
+    }
+    for &seq in state.machine.by_seq.keys() {
+        events.extend([
+            Event::Pushed(Push::Queued { seq, position: 0 }),
+            Event::Pushed(Push::Revoked { seq }),
+            Event::Pushed(Push::Ended { seq, end: End::Broken }),
+        ]);
+    }
+    if !state.callers.is_empty() {
+        events.push(Event::Pushed(Push::Lost(LossCause::Disconnected)));
+        events.push(Event::Shutdown);
+    }
+    let mut events: Vec<_> = events.into_iter().map(|event| (now, event)).collect();
+    let tick = Duration::from_nanos(1);
+    let mut times: Vec<BootInstant> = Vec::new();
+    if let Some(wake) = state.machine.next_wake() {
+        times.extend([wake, wake + Duration::from_secs(1)]);
+    }
+    if let Some(until) = state.machine.belief {
+        let before = BootInstant::from_nanos(until.as_nanos() - tick.as_nanos() as u64);
+        times.extend([before, until, until + tick]);
+    }
+    times.retain(|&time| time > now);
+    times.sort();
+    times.dedup();
+    events.extend(times.into_iter().map(|time| (time, Event::Wake)));
+    events
+}
+
+struct Explored {
+    states: usize,
+    steps: usize,
+    wrong: HashMap<String, String>,
+}
+
+/// Breadth first, so that the first trace to a fault is a shortest one.
+fn explore(start: Checked, depth: usize) -> Explored {
+    let hasher = RandomState::new();
+    let mut seen = std::collections::HashSet::new();
+    let mut explored = Explored { states: 1, steps: 0, wrong: HashMap::new() };
+    let mut level = vec![(start, String::new())];
+    for _ in 0..depth {
+        let mut next = Vec::new();
+        for (state, trace) in level {
+            for (time, event) in next_events(&state) {
+                explored.steps += 1;
+                let mut after = state.clone();
+                let line = || format!("{trace}\n  at {time:?}: {event:?}");
+                match after.step(time, event.clone()) {
+                    Ok(_) if seen.insert(hasher.hash_one(&after)) => {
+                        explored.states += 1;
+                        next.push((after, line()));
+                    }
+                    Ok(_) => {}
+                    Err(wrong) => {
+                        let kind: String = wrong.chars().filter(|c| !c.is_ascii_digit()).take(40).collect();
+                        explored.wrong.entry(kind).or_insert_with(|| format!("{wrong}{}", line()));
+                    }
+                }
+            }
+        }
+        level = next;
+    }
+    explored
+}
+
+fn judge(what: &str, explored: &Explored, at_least: usize) {
+    println!("{what}: {} states, {} steps", explored.states, explored.steps);
+    let wrong: Vec<&String> = explored.wrong.values().collect();
+    assert!(wrong.is_empty(), "{}", wrong.iter().map(|w| format!("{w}\n")).collect::<String>());
+    assert!(explored.states >= at_least, "only {} states: the alphabet has shrunk", explored.states);
+}
+
+#[test]
+fn every_history_of_six_events_keeps_the_promises() {
+    judge("from nothing", &explore(Checked::new(spec()), 4), 1);
+}
+
+#[test]
+fn every_history_of_six_events_without_renewal_keeps_the_promises() {
+    judge("no renewal", &explore(Checked::new(Spec { renew: false, ..spec() }), 4), 1);
+}
+
+/// A session that is open, with one key held and one queued.
+fn busy_session() -> Checked {
+    let mut state = Checked::new(spec());
+    let now = state.now;
+    for key in KEYS {
+        let _ = state.step(now, Event::Acquire { key, want: want() }).unwrap();
+    }
+    let _ = state.step(now, Event::Answered { call: CallId(1), answer: Answer::Opened }).unwrap();
+    let _ = state.step(now, Event::Answered { call: CallId(2), answer: granted(1) }).unwrap();
+    let _ = state.step(now, Event::Pushed(Push::Queued { seq: Seq(2), position: 0 })).unwrap();
+    state
+}
+
+#[test]
+fn every_history_of_events_in_a_busy_session_keeps_the_promises() {
+    judge("one held, one queued", &explore(busy_session(), 3), 1);
+}

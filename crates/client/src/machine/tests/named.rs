@@ -1,0 +1,108 @@
+//! Histories that once went wrong here, and the peers' bugs that apply to the machine, each by its name.
+
+use super::checker::Checked;
+use super::*;
+use crate::error::{BackendError, BackendErrorKind};
+
+const KEY: Key = Key(1);
+
+/// A session that is open since second 100, with nothing in it.
+fn open() -> Checked {
+    let mut state = Checked::new(spec());
+    let _ = state.step(at(100), Event::Acquire { key: Key(0), want: want() }).unwrap();
+    answer(&mut state, 100, &Answer::Opened);
+    let _ = state.step(at(100), Event::Abandon { key: Key(0) }).unwrap();
+    answer(&mut state, 100, &Answer::Finished(End::Left));
+    state
+}
+
+/// Answers the call that went out last.
+fn answer(state: &mut Checked, secs: u64, answer: &Answer) -> Vec<Output> {
+    let call = *state.calls.last_key_value().expect("a call is out").0;
+    state.step(at(secs), Event::Answered { call, answer: answer.clone() }).unwrap()
+}
+
+fn fail(state: &mut Checked, secs: u64) -> Vec<Output> {
+    let call = *state.calls.last_key_value().expect("a call is out").0;
+    state.step(at(secs), Event::Failed { call, sent: true }).unwrap()
+}
+
+fn step(state: &mut Checked, secs: u64, event: Event) -> Vec<Output> {
+    state.step(at(secs), event).unwrap()
+}
+
+fn acquire(state: &mut Checked, secs: u64, want: Want) -> Vec<Output> {
+    step(state, secs, Event::Acquire { key: KEY, want })
+}
+
+/// A session with one hold, asked for and granted at second 100.
+fn held() -> Checked {
+    let mut state = open();
+    let _ = acquire(&mut state, 100, want());
+    assert!(matches!(answer(&mut state, 100, &granted(1))[..], [Output::Granted { .. }]));
+    state
+}
+
+fn keep_alives(out: &[Output]) -> usize {
+    out.iter().filter(|output| matches!(output, Output::Call { what: What::KeepAlive, .. })).count()
+}
+
+#[test]
+fn a_finish_that_is_sent_again_does_not_keep_the_machine_awake() {
+    let mut state = held();
+    let _ = step(&mut state, 100, Event::Abandon { key: KEY });
+    let _ = fail(&mut state, 100);
+    let _ = step(&mut state, 101, Event::Wake);
+    assert!(state.machine.next_wake() > Some(at(101)), "the second try is under way");
+}
+
+#[test]
+fn an_acquire_that_comes_after_the_shutdown_is_told_so_at_once() {
+    let mut state = held();
+    let _ = step(&mut state, 100, Event::Shutdown);
+    let out = step(&mut state, 100, Event::Acquire { key: Key(2), want: want() });
+    assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::ShuttingDown, .. }]));
+}
+
+#[test]
+fn a_late_word_of_the_queue_is_not_told_to_a_holder() {
+    let mut state = held();
+    let seq = state.machine.seq_of(KEY).unwrap();
+    assert!(step(&mut state, 100, Event::Pushed(Push::Queued { seq, position: 0 })).is_empty());
+}
+
+#[test]
+fn what_is_asked_anew_leaves_after_the_end_of_what_it_replaces() {
+    let mut state = open();
+    let _ = acquire(&mut state, 100, want());
+    let out = answer(&mut state, 100, &Answer::Finished(End::Broken));
+    let [Output::Call { what: What::Finish { seq: end, .. }, .. }, Output::Call { what: What::Acquire { seq, .. }, .. }] =
+        out[..]
+    else {
+        panic!("{out:?}")
+    };
+    assert!(end < seq);
+}
+
+#[test]
+fn a_refused_keep_alive_ends_no_hold_before_its_deadline() {
+    let mut state = held();
+    assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
+    let refusal = BackendError::new(BackendErrorKind::Operator, "not now");
+    assert!(answer(&mut state, 104, &Answer::Refused(refusal)).is_empty());
+    assert_eq!(keep_alives(&step(&mut state, 105, Event::Wake)), 1, "tried again after a twelfth of the ttl");
+    let _ = answer(&mut state, 105, &Answer::KeptAlive);
+    assert_eq!(state.machine.belief, Some(at(105) + (TTL - TTL / 100)));
+}
+
+#[test]
+fn a_caller_that_waits_for_a_renewal_does_not_make_it_a_busy_loop() {
+    let mut state = held();
+    let _ = step(&mut state, 113, Event::Wake);
+    let mut tries = keep_alives(&step(&mut state, 113, Event::Acquire { key: Key(2), want: want() }));
+    for _ in 0..20 {
+        // The driver hears a backend that fails at once in the same moment.
+        tries += keep_alives(&fail(&mut state, 113));
+    }
+    assert!(tries <= 1, "{tries} tries in one moment");
+}
