@@ -78,7 +78,8 @@ const CAPABILITIES: Capabilities = Capabilities {
             "nobody deletes the directory under a holder: a flock has no deadline, so a hold is lost only by that, \
              noticed within about a second, or by a break",
         ),
-        Promise::NotKept("there are no keep-alives to confirm; the kernel knows who lives"),
+        // There are no keep-alives to confirm: the kernel knows who lives.
+        Promise::Kept,
         Promise::Kept,
         Promise::KeptIf(
             "a waiter counts as alive until its process ends: a stopped one that is granted holds",
