@@ -15,8 +15,9 @@ use lockkeeper_core::{
 
 use super::os::{Fault, jitter};
 use super::reap::{holders, look, waiters};
-use super::record::{Record, is_held};
+use super::record::Record;
 use super::session::{Request, Session};
+use super::state::is_held;
 use super::{finish, reactor, unsupported_subtree};
 use crate::backend::CallError;
 use crate::error::{BackendError, Busy};

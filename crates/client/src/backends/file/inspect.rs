@@ -28,7 +28,7 @@ fn describe(store: &Store, record: &mut Record) -> Result<LockInfo, Fault> {
         record.name().clone(),
         table.describe(record.name(), WAITERS_SHOWN),
         |session| state.label(session),
-        |token| state.notes.get(&token.get()).and_then(super::record::Note::age),
+        |token| state.notes.get(&token.get()).and_then(super::state::Note::age),
         |token, ms| state.closed_left(token, ms),
     );
     for holder in &mut info.holders {

@@ -6,7 +6,7 @@
 //! from one crash-safe counter of the directory.
 //!
 //! `docs/backends/file.md` is the page for users: guarantees, layout, what happens in a crash. Reading order here:
-//! `store` (the directory), `counter`, `slots` and `record` (the files), `session_file` (who lives), `session`,
+//! `store` (the directory), `counter`, `slots`, `state` and `record` (the files), `session_file` (who lives), `session`,
 //! `acquire`, `finish` (the calls), `inspect`.
 //!
 //! What may surprise:
@@ -30,6 +30,7 @@ mod record;
 mod session;
 mod session_file;
 mod slots;
+mod state;
 mod store;
 #[cfg(test)]
 mod tests;

@@ -9,8 +9,9 @@ use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, Seq, SessionId, Table, Token};
 
 use super::os::Fault;
-use super::record::{Record, State, is_held};
+use super::record::Record;
 use super::session_file::{Life, Tag, bury, probe};
+use super::state::{State, is_held};
 use super::store::Store;
 
 /// What a look at a record found.

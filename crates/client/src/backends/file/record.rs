@@ -10,211 +10,19 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::snapshot::{Phase, RequestState};
+use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Table, Token};
 
-use super::os::{
-    Backoff, Fault, boot_id, die_at, explain, open_at, open_or_create_at, remove_at, try_flock, unflock,
-};
+use super::os::{Backoff, Fault, die_at, explain, open_at, open_or_create_at, remove_at, try_flock, unflock};
 use super::session_file::{Tag, wake};
 use super::slots::{self, Content, Current};
+use super::state::{Note, State, is_held, is_idle, slots_of};
 use super::store::Store;
 use super::{names, reactor};
 use crate::error::{BackendError, BackendErrorKind};
-use crate::time::BootInstant;
 
-/// Raised with every change of a record's layout.
-const FORMAT: u8 = 1;
 /// A hold file with this bit was made by a backend, and goes with its lock. One that a user made stays.
 const OURS: u32 = 0o1000;
-
-/// What is known of a hold beside the table.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Note {
-    boot: [u8; 16],
-    /// When the hold began; for a closed one, when it closed. Nanoseconds on that boot's clock.
-    at: u64,
-    /// The token that its holder was told: that of the last name of a request for several.
-    pub(super) told: u64,
-}
-
-impl Note {
-    fn now(told: u64) -> Self {
-        Self { boot: boot_id(), at: BootInstant::now().as_nanos(), told }
-    }
-
-    /// How long ago; `None` if that was before a reboot.
-    pub(super) fn age(&self) -> Option<Duration> {
-        (self.boot == boot_id()).then(|| BootInstant::now() - BootInstant::from_nanos(self.at))
-    }
-}
-
-/// What a record says.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct State {
-    pub(super) table: Snapshot,
-    /// By token.
-    pub(super) notes: BTreeMap<u64, Note>,
-}
-
-impl State {
-    fn encode(&self, name: &LockName) -> Vec<u8> {
-        let mut bytes = vec![FORMAT];
-        bytes.extend_from_slice(&(name.as_str().len() as u16).to_le_bytes());
-        bytes.extend_from_slice(name.as_str().as_bytes());
-        bytes.extend_from_slice(&(self.notes.len() as u32).to_le_bytes());
-        for (token, note) in &self.notes {
-            bytes.extend_from_slice(&token.to_le_bytes());
-            bytes.extend_from_slice(&note.boot);
-            bytes.extend_from_slice(&note.at.to_le_bytes());
-            bytes.extend_from_slice(&note.told.to_le_bytes());
-        }
-        bytes.extend_from_slice(&self.table.encode());
-        bytes
-    }
-
-    fn decode(bytes: &[u8]) -> Result<(LockName, Self), String> {
-        fn take<'a>(bytes: &mut &'a [u8], n: usize) -> Result<&'a [u8], String> {
-            let (head, tail) = bytes.split_at_checked(n).ok_or("it is too short")?;
-            *bytes = tail;
-            Ok(head)
-        }
-        fn number(bytes: &mut &[u8]) -> Result<u64, String> {
-            let head = take(bytes, 8)?;
-            Ok(u64::from_le_bytes(std::array::from_fn(|i| head[i])))
-        }
-        let mut rest = bytes;
-        let format = take(&mut rest, 1)?[0];
-        if format != FORMAT {
-            return Err(format!("it has format {format}, this program reads {FORMAT}"));
-        }
-        let length = take(&mut rest, 2)?;
-        let name = take(&mut rest, usize::from(u16::from_le_bytes([length[0], length[1]])))?;
-        let name = LockName::parse_bytes(name).map_err(|e| e.to_string())?;
-        let count = take(&mut rest, 4)?;
-        let mut notes = BTreeMap::new();
-        for _ in 0..u32::from_le_bytes(std::array::from_fn(|i| count[i])) {
-            let token = number(&mut rest)?;
-            let boot = take(&mut rest, 16)?;
-            let note = Note {
-                boot: std::array::from_fn(|i| boot[i]),
-                at: number(&mut rest)?,
-                told: number(&mut rest)?,
-            };
-            notes.insert(token, note);
-        }
-        let table = Snapshot::decode(rest).map_err(|e| e.to_string())?;
-        Ok((name, Self { table, notes }))
-    }
-
-    pub(super) fn session(&self, tag: Tag) -> Option<SessionId> {
-        let hash = tag.to_hash();
-        self.table.sessions.iter().find(|session| session.secret_hash == hash).map(|session| session.id)
-    }
-
-    pub(super) fn tag(&self, id: SessionId) -> Option<Tag> {
-        let session = self.table.sessions.iter().find(|session| session.id == id)?;
-        Some(Tag::from_hash(&session.secret_hash))
-    }
-
-    /// Who a session is, for people: its label and, unless that says it, its process.
-    pub(super) fn label(&self, id: SessionId) -> String {
-        let Some(session) = self.table.sessions.iter().find(|session| session.id == id) else {
-            return String::new();
-        };
-        let pid = Tag::from_hash(&session.secret_hash).pid().to_string();
-        let mut words = session.label.split(|c: char| !c.is_ascii_digit());
-        match &*session.label {
-            "" => format!("pid {pid}"),
-            label if words.any(|word| word == pid) => label.to_owned(),
-            label => format!("{label} (pid {pid})"),
-        }
-    }
-
-    pub(super) fn request(&self, tag: Tag, seq: Seq) -> Option<&RequestState> {
-        let session = self.session(tag)?;
-        self.table.requests.iter().find(|request| request.owner == Some((session, seq)))
-    }
-
-    /// The token of the table's hold that a user was told of as `told`.
-    pub(super) fn table_token(&self, told: Token) -> Token {
-        let found = self.notes.iter().find(|(_, note)| note.told == told.get());
-        found.and_then(|(&token, _)| Token::new(token)).unwrap_or(told)
-    }
-
-    /// The token that the holder was told.
-    pub(super) fn told_token(&self, token: Token) -> Token {
-        self.notes.get(&token.get()).and_then(|note| Token::new(note.told)).unwrap_or(token)
-    }
-
-    /// For how long a closed hold stays closed yet.
-    pub(super) fn closed_left(&self, token: Token, ms: u64) -> Duration {
-        let passed = self.notes.get(&token.get()).and_then(Note::age).unwrap_or_default();
-        Duration::from_millis(ms).saturating_sub(passed)
-    }
-
-    /// Every closed hold with what is left of it.
-    pub(super) fn closed(&self) -> impl Iterator<Item = (Token, Duration)> {
-        self.table.requests.iter().filter_map(|request| match request.phase {
-            Phase::Closed { token, ms, .. } => Some((token, self.closed_left(token, ms))),
-            _ => None,
-        })
-    }
-
-    /// Whether anything here must survive a power loss.
-    fn promises(&self) -> bool {
-        let promise = |request: &RequestState| {
-            request.keep_closed_ms > 0 || matches!(request.phase, Phase::Closed { .. })
-        };
-        self.table.requests.iter().any(promise)
-    }
-
-    /// Whom each waiter waits for: the first for the holders, every other one only for the one before it, so that
-    /// nobody's end wakes a crowd.
-    pub(super) fn watched(&self) -> BTreeMap<(SessionId, Seq), Vec<SessionId>> {
-        let holders: Vec<(SessionId, ModeKind)> = self
-            .table
-            .requests
-            .iter()
-            .filter(|r| is_held(r))
-            .filter_map(|r| Some((r.owner?.0, r.mode)))
-            .collect();
-        let mut watched = BTreeMap::new();
-        let mut before = None;
-        for request in &self.table.requests {
-            let (Phase::Waiting { .. }, Some(owner)) = (&request.phase, request.owner) else { continue };
-            let in_the_way = |mode: ModeKind| mode != ModeKind::Shared || request.mode != ModeKind::Shared;
-            let whom = match before {
-                Some(before) => vec![before],
-                None => holders.iter().filter(|(_, mode)| in_the_way(*mode)).map(|(id, _)| *id).collect(),
-            };
-            watched.insert(owner, whom);
-            before = Some(owner.0);
-        }
-        watched
-    }
-}
-
-pub(super) fn is_held(request: &RequestState) -> bool {
-    matches!(request.phase, Phase::Held { .. } | Phase::Revoked { .. })
-}
-
-/// Whether nobody holds or waits, and nothing stays closed.
-fn is_idle(state: &State) -> bool {
-    state.table.requests.is_empty() && state.table.limits.is_empty()
-}
-
-/// Slots that holds and closed holds keep.
-fn slots_of(table: &Snapshot) -> impl Iterator<Item = Slot> {
-    table
-        .requests
-        .iter()
-        .flat_map(|request| match &request.phase {
-            Phase::Waiting { .. } => [].as_slice(),
-            Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. } => slots,
-        })
-        .copied()
-}
 
 /// A record under its flock.
 pub(super) struct Record {
@@ -592,6 +400,9 @@ fn damaged(store: &Store, stem: &str, why: &str) -> Fault {
 
 #[cfg(test)]
 mod tests {
+    use lockkeeper_core::snapshot::RequestState;
+
+    use super::super::os::boot_id;
     use super::*;
 
     fn closed_before_a_reboot() -> (LockName, State) {
