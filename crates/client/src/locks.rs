@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::{LockName, Mode, NameError, TokenStatus};
@@ -36,6 +36,8 @@ struct State {
     worker: Option<Worker>,
     /// One session per distinct spec: all locks of a process share it (DESIGN section 6).
     sessions: BTreeMap<Spec, Arc<Session>>,
+    /// Those without renewal belong to one hold each; a shutdown must find them all the same.
+    unshared: Vec<Weak<Session>>,
     stopping: bool,
 }
 
@@ -171,7 +173,9 @@ impl<F: Kind> Locks<F> {
         let sessions: Vec<Arc<Session>> = {
             let mut state = self.core.state();
             state.stopping = true;
-            std::mem::take(&mut state.sessions).into_values().collect()
+            let unshared = std::mem::take(&mut state.unshared);
+            let shared = std::mem::take(&mut state.sessions).into_values();
+            shared.chain(unshared.iter().filter_map(Weak::upgrade)).collect()
         };
         sessions.iter().for_each(|session| session.shut_down());
         let all_closed = async {
@@ -217,6 +221,9 @@ impl Core {
         let session = Session::start(&*self.backend, spec, &self.label, worker);
         if spec.renew {
             state.sessions.insert(spec, session.clone());
+        } else {
+            state.unshared.retain(|session| session.strong_count() > 0);
+            state.unshared.push(Arc::downgrade(&session));
         }
         Ok(session)
     }

@@ -30,7 +30,7 @@ struct State {
     table: Table,
     book: Book,
     faults: Faults,
-    clients: BTreeMap<SessionId, UnboundedSender<Push>>,
+    clients: BTreeMap<SessionId, Arc<Client>>,
     waiting: BTreeMap<(SessionId, Seq), oneshot::Sender<Answer>>,
     since: BTreeMap<Token, BootInstant>,
     closed_at: BTreeMap<Token, BootInstant>,
@@ -265,16 +265,16 @@ impl State {
             && !self.is_cut_off(session)
         {
             // A client that is gone hears nothing.
-            let _ = client.send(push);
+            let _ = client.pushes.send(push);
         }
     }
 
     fn is_cut_off(&self, session: SessionId) -> bool {
-        !self.faults.cut_off.is_empty()
-            && self.table.session(session).is_some_and(|info| self.faults.cut_off.contains(&*info.label))
+        // Not by the table's word: a session that has just ended is unknown there.
+        self.clients.get(&session).is_some_and(|client| self.faults.cut_off.contains(&client.label))
     }
 
-    fn call(&mut self, client: &Client, call: Call, now: BootInstant) -> Outcome {
+    fn call(&mut self, client: &Arc<Client>, call: Call, now: BootInstant) -> Outcome {
         let outcome = self.execute(client, call, now);
         if self.faults.lose_answers > 0 {
             self.faults.lose_answers -= 1;
@@ -283,7 +283,7 @@ impl State {
         outcome
     }
 
-    fn execute(&mut self, client: &Client, call: Call, now: BootInstant) -> Outcome {
+    fn execute(&mut self, client: &Arc<Client>, call: Call, now: BootInstant) -> Outcome {
         let mut state = client.session.lock().unwrap_or_else(PoisonError::into_inner);
         if let Call::Open { fresh } = call {
             return Outcome::Now(Ok(self.open(client, &mut state, fresh, now)));
@@ -303,6 +303,8 @@ impl State {
                 return self.acquire(session, seq, done_through, &want, wait_left, now);
             }
             Call::Finish { seq, target, done_through } => {
+                // Whoever waited for this request's grant does so no more.
+                self.waiting.remove(&(session, target));
                 self.apply(Command::Finish { session, seq, target, done_through }, now)
             }
             Call::Close => {
@@ -315,7 +317,7 @@ impl State {
 
     fn open(
         &mut self,
-        client: &Client,
+        client: &Arc<Client>,
         known: &mut (Option<[u8; 32]>, Option<SessionId>),
         fresh: bool,
         now: BootInstant,
@@ -347,7 +349,7 @@ impl State {
                 known.1 = Some(session);
                 self.book.opened(session, ttl);
                 self.book.kept_alive(session);
-                self.clients.insert(session, client.pushes.clone());
+                self.clients.insert(session, client.clone());
                 Answer::Opened
             }
             other => self.to_answer(other),

@@ -100,6 +100,8 @@ impl Checked {
             }
             Event::Answered { call, answer } => {
                 let (what, sent_at) = self.calls.remove(call)?;
+                // Nobody waits for this answer any more: the call was given up, and another says the same.
+                self.machine.calls.get(call)?;
                 match (what, answer) {
                     (What::Open { .. } | What::KeepAlive, Answer::Opened | Answer::KeptAlive) => {
                         return Some(sent_at + (TTL - TTL / 100));

@@ -103,6 +103,9 @@ fn a_caller_that_waits_for_a_renewal_does_not_make_it_a_busy_loop() {
     let _ = step(&mut state, 113, Event::Wake);
     let mut tries = keep_alives(&step(&mut state, 113, Event::Acquire { key: Key(2), want: want() }));
     for _ in 0..20 {
+        if state.calls.is_empty() {
+            break;
+        }
         // The driver hears a backend that fails at once in the same moment.
         tries += keep_alives(&fail(&mut state, 113));
     }
