@@ -2,12 +2,17 @@
 
 use std::process::ExitCode;
 
-use lockkeeper_cli::guardian;
+use clap::Parser;
+use lockkeeper_cli::{args::Cli, commands, guardian};
 
 fn main() -> ExitCode {
     // Before anything else: a guardian must not parse arguments or start threads.
     if let Some(code) = guardian::main_if_called() {
         return code;
     }
-    ExitCode::SUCCESS
+    let code = match commands::run(Cli::parse()) {
+        Ok(code) => code,
+        Err(failure) => failure.report(),
+    };
+    ExitCode::from(code)
 }

@@ -1,0 +1,293 @@
+//! What can be typed. Only shapes and texts; what they come to is decided in `settings` and the commands.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::exit::{BUSY, LOST};
+use crate::settings::duration;
+
+/// Distributed locks that keep their promise even when a holder stalls.
+#[derive(Parser, Debug)]
+#[command(name = "lockkeeper", version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Run a command under a lock, and end it before the lock can be another's
+    Run(Run),
+    /// List locks in use
+    Ls(Ls),
+    /// Show who holds a lock and who waits for it
+    Show(Show),
+    /// Follow locks as they change: the state first, then a line a change
+    Watch(Ls),
+    /// End another's hold, giving its holder time to stop
+    Break(Break),
+    /// Ask what a token is worth now: exit code 0 if it is current, 1 if not
+    CheckToken(CheckToken),
+    /// Guard a file with tokens, from shell scripts
+    #[command(subcommand)]
+    Fence(Fence),
+    /// Measure a lock service
+    Bench(Bench),
+    /// Say what a lock service can do, and try it
+    Doctor(Doctor),
+    /// Print a completion script for a shell
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
+    /// Write the man pages
+    Man {
+        /// Where to; made if it isn't there.
+        #[arg(default_value = "man")]
+        dir: PathBuf,
+    },
+}
+
+/// Which lock service, and how to print.
+#[derive(Args, Debug, Clone)]
+pub struct Service {
+    /// The lock service: `file:///dir`, `memory:`, …; by default a directory of this host
+    #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL")]
+    pub locks: Option<String>,
+    /// Don't say on standard error that the default locks exclude on this host only
+    #[arg(long)]
+    pub local: bool,
+}
+
+/// `run`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lockkeeper run backup -- tar cf /backup/home.tar /home
+  lockkeeper run --try cron/nightly -- ./nightly.sh        # exit code 75 if another one runs
+  lockkeeper run --permit 3 gpu -- ./train.sh              # three at a time; see LOCKKEEPER_SLOT
+  lockkeeper run --shared config -- ./read.sh
+
+The command gets LOCKKEEPER_NAME, LOCKKEEPER_TOKEN and, for permits, LOCKKEEPER_SLOT. Its exit code is passed on;
+docs/cli.md lists ours.")]
+pub struct Run {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// Give up after so long (exit code 75)
+    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "try_")]
+    pub wait: Option<Duration>,
+    /// Don't wait at all (exit code 75 if it isn't free)
+    #[arg(long = "try")]
+    pub try_: bool,
+    /// How long the lock outlives its last keep-alive, where it has to be kept alive: 1s to 1h
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
+    pub ttl: Duration,
+    /// Share the lock with other readers
+    #[arg(long, conflicts_with = "permit")]
+    pub shared: bool,
+    /// Take one of N permits; without N, of the number that is in force
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = false)]
+    pub permit: Option<Option<u32>>,
+    /// End the command after so long (exit code 76)
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub max_hold: Option<Duration>,
+    /// From SIGTERM to SIGKILL when the lock is lost; a sixth of the ttl, or 5s, by default
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub grace: Option<Duration>,
+    /// Keep the lock shut for so long after the command: at most once per interval
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub keep_closed: Option<Duration>,
+    /// Keep the lock shut for so long if this host or process dies
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub lock_delay: Option<Duration>,
+    /// Say what it is for, to people who look
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub meta: Vec<String>,
+    /// The exit code when the lock isn't free
+    #[arg(long, value_name = "CODE", default_value_t = BUSY)]
+    pub busy_exit: u8,
+    /// The exit code when the lock was lost
+    #[arg(long, value_name = "CODE", default_value_t = LOST)]
+    pub lost_exit: u8,
+    /// Write what happened to this file, as JSON
+    #[arg(long, value_name = "FILE")]
+    pub status_file: Option<PathBuf>,
+    /// The lock's name: a path such as `orders/42`
+    #[arg(value_name = "NAME")]
+    pub name: OsString,
+    /// The command and its arguments
+    #[arg(value_name = "COMMAND", last = true, required = true)]
+    pub argv: Vec<OsString>,
+}
+
+/// `ls` and `watch`.
+#[derive(Args, Debug)]
+pub struct Ls {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// Only locks at or below this name
+    pub prefix: Option<OsString>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `show`.
+#[derive(Args, Debug)]
+pub struct Show {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// The lock's name
+    pub name: OsString,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `break`.
+#[derive(Args, Debug)]
+pub struct Break {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// The lock's name
+    pub name: OsString,
+    /// The hold's token, as `show` prints it: a break never hits a later hold
+    #[arg(long)]
+    pub token: u64,
+    /// Why, for the audit and for the holder
+    #[arg(long)]
+    pub reason: String,
+    /// Who; you, by default
+    #[arg(long)]
+    pub by: Option<String>,
+    /// Don't wait for the holder to stop: exclusion is off until it has
+    #[arg(long)]
+    pub now: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `check-token`.
+#[derive(Args, Debug)]
+pub struct CheckToken {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// The lock's name
+    pub name: OsString,
+    /// The token
+    pub token: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `fence`.
+#[derive(Subcommand, Debug)]
+pub enum Fence {
+    /// Before reading: turn away everyone with a lower token from now on
+    Enter(FenceArgs),
+    /// Ask whether a write with this token would pass now (exit code 79 if not)
+    Check(FenceArgs),
+    /// Replace the file by standard input, if the token still passes
+    Write(FenceArgs),
+}
+
+/// What all `fence` commands take.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Example, in a script under `lockkeeper run`:
+  lockkeeper fence enter stock.txt --token $LOCKKEEPER_TOKEN || exit
+  n=$(cat stock.txt); echo $((n + 1)) | lockkeeper fence write stock.txt --token $LOCKKEEPER_TOKEN")]
+pub struct FenceArgs {
+    /// The file
+    pub file: PathBuf,
+    /// The token of the lock that guards it
+    #[arg(long, env = "LOCKKEEPER_TOKEN")]
+    pub token: u64,
+    /// How the lock is held
+    #[arg(long, value_enum, default_value_t = FenceMode::Exclusive)]
+    pub mode: FenceMode,
+    /// Which permit, with `--mode permit`
+    #[arg(long, required_if_eq("mode", "permit"))]
+    pub slot: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The modes, for a fence.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FenceMode {
+    /// Alone.
+    Exclusive,
+    /// Among readers: may enter, not write.
+    Shared,
+    /// One of N: the marks of its slot.
+    Permit,
+}
+
+/// `bench`.
+#[derive(Args, Debug)]
+pub struct Bench {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// What to measure
+    #[arg(long, value_enum, default_value_t = Workload::Uncontended)]
+    pub workload: Workload,
+    /// How many clients: tasks of this process, or processes with --processes
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub clients: u32,
+    /// For how long
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub seconds: u64,
+    /// Each client in a process of its own
+    #[arg(long)]
+    pub processes: bool,
+    /// With `memory`: how many locks to hold
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub held: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The part of one process of a bench
+    #[arg(long, hide = true)]
+    pub worker: Option<u32>,
+}
+
+/// What `bench` measures.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Workload {
+    /// Each client a lock of its own.
+    Uncontended,
+    /// All clients the same lock: from a release to the grant of a waiter that was already waiting.
+    Handoff,
+    /// Each client holds one lock and keeps it alive.
+    Keepalive,
+    /// What a held lock costs in memory.
+    Memory,
+}
+
+/// `doctor`.
+#[derive(Args, Debug)]
+pub struct Doctor {
+    /// The lock service, instead of --locks
+    pub url: Option<String>,
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,264 @@
+//! `bench`: what a lock service takes, measured as its users meet it.
+//!
+//! Clients are tasks of this process with a session each, or processes. All stamp `CLOCK_BOOTTIME`, so that what
+//! they saw can be put in one order, by token.
+
+use std::io::{BufRead, BufReader, IsTerminal};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use lockkeeper::{BootInstant, Locks};
+use nix::sys::resource::{UsageWho, getrusage};
+use serde_json::{Value, json};
+
+use crate::args::{Bench, Workload};
+use crate::exit::{Failure, INTERNAL, OK};
+use crate::output;
+use crate::settings;
+
+/// One acquire and its release, in nanoseconds since boot.
+#[derive(Clone, Copy, Default)]
+struct Pair {
+    token: u64,
+    asked: u64,
+    granted: u64,
+    releasing: u64,
+    released: u64,
+}
+
+/// What a run comes to. What a workload does not measure is null.
+#[derive(Default)]
+struct Figures {
+    pairs: Vec<Pair>,
+    seconds: f64,
+    cpu_us: f64,
+    bytes_per_lock: Option<f64>,
+}
+
+pub(super) async fn bench(args: Bench) -> Result<u8, Failure> {
+    let url = match (&args.service.locks, args.workload) {
+        (Some(url), _) if url == "memory:" => "memory:bench".to_owned(),
+        (url, _) => settings::locks_url(url.as_deref(), args.service.local || args.worker.is_some())?,
+    };
+    if let Some(worker) = args.worker {
+        let stop = Arc::new(AtomicBool::new(false));
+        let pairs = client(url, args.workload, worker, stop, Some(args.seconds)).await?;
+        for pair in pairs {
+            let Pair { token, asked, granted, releasing, released } = pair;
+            output::line(format!("{token} {asked} {granted} {releasing} {released}"))?;
+        }
+        return Ok(OK);
+    }
+    let bar = progress(args.seconds);
+    let figures = match args.workload {
+        Workload::Memory => memory(&url, args.held).await?,
+        _ if args.processes => processes(&args, &url).await?,
+        _ => tasks(&args, &url).await?,
+    };
+    bar.finish_and_clear();
+    print(&args, &url, &figures)?;
+    Ok(OK)
+}
+
+/// A bar over the time of the run; drawn on a terminal only.
+fn progress(seconds: u64) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(seconds * 10);
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent}% {msg}") {
+        bar.set_style(style);
+    }
+    let ticking = bar.clone();
+    std::thread::spawn(move || {
+        while !ticking.is_finished() && ticking.position() < seconds * 10 {
+            std::thread::sleep(Duration::from_millis(100));
+            ticking.inc(1);
+        }
+    });
+    bar
+}
+
+/// One client: a session of its own, pairs until it is told to stop.
+async fn client(
+    url: String,
+    workload: Workload,
+    number: u32,
+    stop: Arc<AtomicBool>,
+    seconds: Option<u64>,
+) -> Result<Vec<Pair>, Failure> {
+    let locks = settings::connect(&url, "bench").await?;
+    let name = match workload {
+        Workload::Handoff => "lockkeeper-bench/contended".to_owned(),
+        _ => format!("lockkeeper-bench/{number}"),
+    };
+    let until = seconds.map(|seconds| BootInstant::now() + Duration::from_secs(seconds));
+    let over = || stop.load(Ordering::Relaxed) || until.is_some_and(|until| BootInstant::now() >= until);
+    if workload == Workload::Keepalive {
+        let _held = locks.mutex(&name).ttl(Duration::from_secs(10)).acquire().await?;
+        while !over() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        return Ok(Vec::new());
+    }
+    let lock = locks.mutex(&name);
+    let mut pairs = Vec::new();
+    let now = || BootInstant::now().as_nanos();
+    while !over() {
+        let asked = now();
+        let guard = lock.acquire().await?;
+        let granted = now();
+        let token = guard.token_hint().map_or(0, lockkeeper::Token::get);
+        let releasing = now();
+        guard.release().await.map_err(|error| Failure::new(INTERNAL, error.to_string()))?;
+        pairs.push(Pair { token, asked, granted, releasing, released: now() });
+        // A client that answers at once would never let the others of this thread have their turn.
+        tokio::task::yield_now().await;
+    }
+    let _ = locks.shutdown(Duration::from_secs(2)).await;
+    Ok(pairs)
+}
+
+async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let cpu = cpu_us(UsageWho::RUSAGE_SELF);
+    let began = BootInstant::now();
+    let mut running = tokio::task::JoinSet::new();
+    for number in 0..args.clients {
+        running.spawn(client(url.to_owned(), args.workload, number, stop.clone(), None));
+    }
+    tokio::time::sleep(Duration::from_secs(args.seconds)).await;
+    stop.store(true, Ordering::Relaxed);
+    let mut figures = Figures::default();
+    while let Some(done) = running.join_next().await {
+        figures.pairs.extend(done.map_err(|error| Failure::new(INTERNAL, error.to_string()))??);
+    }
+    figures.seconds = (BootInstant::now() - began).as_secs_f64();
+    figures.cpu_us = cpu_us(UsageWho::RUSAGE_SELF) - cpu;
+    Ok(figures)
+}
+
+async fn processes(args: &Bench, url: &str) -> Result<Figures, Failure> {
+    let cpu = cpu_us(UsageWho::RUSAGE_CHILDREN);
+    let began = BootInstant::now();
+    let workload = if args.workload == Workload::Handoff { "handoff" } else { "uncontended" };
+    let mut workers = Vec::new();
+    for number in 0..args.clients {
+        let worker = std::process::Command::new("/proc/self/exe")
+            .args(["bench", "--locks", url, "--workload", workload])
+            .args(["--seconds", &args.seconds.to_string(), "--worker", &number.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        workers.push(worker);
+    }
+    let mut figures = Figures::default();
+    for mut worker in workers {
+        let lines = BufReader::new(worker.stdout.take().into_iter().next().ok_or_else(lost_worker)?).lines();
+        for line in lines {
+            let line = line?;
+            let numbers: Vec<u64> = line.split(' ').filter_map(|number| number.parse().ok()).collect();
+            let [token, asked, granted, releasing, released] = numbers[..] else { return Err(lost_worker()) };
+            figures.pairs.push(Pair { token, asked, granted, releasing, released });
+        }
+        if !worker.wait()?.success() {
+            return Err(lost_worker());
+        }
+    }
+    figures.seconds = (BootInstant::now() - began).as_secs_f64();
+    figures.cpu_us = cpu_us(UsageWho::RUSAGE_CHILDREN) - cpu;
+    Ok(figures)
+}
+
+fn lost_worker() -> Failure {
+    Failure::new(INTERNAL, "a worker of the bench failed; its own message is above")
+}
+
+/// Holds many locks at once, and sees by how much this process has grown.
+async fn memory(url: &str, held: u32) -> Result<Figures, Failure> {
+    let locks: Locks = settings::connect(url, "bench").await?;
+    let warm = locks.mutex("lockkeeper-bench/warm").acquire().await?;
+    let mut guards = Vec::with_capacity(held as usize);
+    let before = resident_bytes()?;
+    for number in 0..held {
+        // 32 bytes, as the figures of others are measured.
+        guards.push(locks.mutex(format!("lockkeeper-bench/memory/{number:08}")).acquire().await?);
+    }
+    let grown = resident_bytes()?.saturating_sub(before);
+    drop((warm, guards));
+    let _ = locks.shutdown(Duration::from_secs(10)).await;
+    Ok(Figures { bytes_per_lock: Some(grown as f64 / f64::from(held)), ..Figures::default() })
+}
+
+fn resident_bytes() -> Result<u64, Failure> {
+    let statm = std::fs::read_to_string("/proc/self/statm")?;
+    let pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    Ok(pages * 4096)
+}
+
+fn cpu_us(who: UsageWho) -> f64 {
+    let Ok(usage) = getrusage(who) else { return 0.0 };
+    let micros = |time: nix::sys::time::TimeVal| time.tv_sec() as f64 * 1e6 + time.tv_usec() as f64;
+    micros(usage.user_time()) + micros(usage.system_time())
+}
+
+fn percentile(sorted: &[u64], percent: usize) -> Option<f64> {
+    let index = (sorted.len() * percent / 100).min(sorted.len().checked_sub(1)?);
+    Some((sorted[index] as f64 / 10.0).round() / 100.0)
+}
+
+fn print(args: &Bench, url: &str, figures: &Figures) -> Result<(), Failure> {
+    let sorted = |values: Vec<u64>| {
+        let mut values = values;
+        values.sort_unstable();
+        values
+    };
+    let mut pairs = figures.pairs.clone();
+    pairs.sort_unstable_by_key(|pair| pair.token);
+    let acquire = sorted(pairs.iter().map(|pair| pair.granted - pair.asked).collect());
+    let release = sorted(pairs.iter().map(|pair| pair.released - pair.releasing).collect());
+    // From the call of a release to the next holder's grant, where that one had asked before.
+    let handoffs: Vec<u64> = if args.workload == Workload::Handoff {
+        let waited = pairs.windows(2).filter(|two| two[1].asked < two[0].releasing);
+        sorted(waited.map(|two| two[1].granted.saturating_sub(two[0].releasing)).collect())
+    } else {
+        Vec::new()
+    };
+    let count = pairs.len();
+    let rate = |count: usize| (count > 0).then(|| (count as f64 / figures.seconds).round());
+    let cpu_per_pair = (count > 0).then(|| (figures.cpu_us / count as f64 * 10.0).round() / 10.0);
+    let value = json!({
+        "locks": url,
+        "workload": format!("{:?}", args.workload).to_lowercase(),
+        "clients": args.clients,
+        "seconds": args.seconds,
+        "pairs_per_s": rate(count),
+        "acquire_us": { "p50": percentile(&acquire, 50), "p99": percentile(&acquire, 99) },
+        "release_us": { "p50": percentile(&release, 50) },
+        "handoffs_per_s": rate(handoffs.len()),
+        "handoff_us": { "p50": percentile(&handoffs, 50), "p99": percentile(&handoffs, 99) },
+        "cpu_us_per_pair": cpu_per_pair,
+        "cpu_percent": (figures.seconds > 0.0).then(|| (figures.cpu_us / figures.seconds / 1e2).round() / 100.0),
+        "bytes_per_lock": figures.bytes_per_lock.map(f64::round),
+    });
+    if args.json {
+        return output::json(&value);
+    }
+    let Value::Object(fields) = value else { return Ok(()) };
+    for (field, value) in fields {
+        match value {
+            Value::Null => {}
+            Value::Object(parts) => {
+                for (part, value) in parts.into_iter().filter(|(_, value)| !value.is_null()) {
+                    output::line(format!("{:<18} {value}", format!("{field}.{part}")))?;
+                }
+            }
+            Value::String(text) => output::line(format!("{field:<18} {text}"))?,
+            other => output::line(format!("{field:<18} {other}"))?,
+        }
+    }
+    Ok(())
+}

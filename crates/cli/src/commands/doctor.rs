@@ -1,0 +1,84 @@
+//! `doctor`: what a lock service can do, what it promises, and whether it works right now.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::{Fencing, Promise, Wait};
+use serde_json::{Value, json};
+
+use crate::args::Doctor;
+use crate::exit::{Failure, OK};
+use crate::output::{self, human};
+use crate::settings;
+
+/// The lock that is taken and given back to see that it works.
+const PROBE: &str = "lockkeeper-doctor/probe";
+
+pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
+    let given = args.url.as_deref().or(args.service.locks.as_deref());
+    let url = settings::locks_url(given, args.service.local)?;
+    let locks = settings::connect(&url, "doctor").await?;
+    let can = locks.capabilities().clone();
+
+    let began = Instant::now();
+    let guard = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5))).acquire().await?;
+    let acquired = began.elapsed();
+    let token = guard.token_hint();
+    let began = Instant::now();
+    guard.release().await.map_err(|error| Failure::new(crate::exit::UNAVAILABLE, error.to_string()))?;
+    let released = began.elapsed();
+
+    let promise = |promise: &Promise| match promise {
+        Promise::Kept => "kept",
+        Promise::KeptIf(_) => "kept if",
+        Promise::NotKept(_) => "not kept",
+    };
+    if args.json {
+        let abilities: serde_json::Map<String, Value> =
+            can.abilities().into_iter().map(|(name, has)| (name.to_owned(), has.into())).collect();
+        let promises: serde_json::Map<String, Value> = can
+            .promises
+            .iter()
+            .enumerate()
+            .map(|(i, p)| (format!("P{}", i + 1), json!({ "is": promise(p), "says": p.to_string() })))
+            .collect();
+        output::json(&json!({
+            "url": url, "backend": can.backend, "excludes": can.reach.to_string(), "abilities": abilities,
+            "promises": promises, "acquire_us": acquired.as_micros() as u64, "release_us": released.as_micros() as u64,
+            "token": token.map(lockkeeper::Token::get),
+        }))?;
+        return Ok(OK);
+    }
+    output::line(format!("{url}: excludes {}", can.reach))?;
+    match can.fencing {
+        Fencing::Tokens { source } => {
+            output::line(format!("tokens: {source}; the last one is {}", show(token)))?
+        }
+        Fencing::None { why, instead } => output::line(format!("no tokens: {why}; {instead}"))?,
+    }
+    output::line(format!("works: acquired in {}, released in {}", human_us(acquired), human_us(released)))?;
+    let named = |wanted: bool| -> Vec<&str> {
+        can.abilities().into_iter().filter(|(_, has)| *has == wanted).map(|(name, _)| name).collect()
+    };
+    output::line(format!("can: {}", named(true).join(", ")))?;
+    let cannot = named(false);
+    output::line(format!(
+        "can't: {}",
+        if cannot.is_empty() { "nothing".to_owned() } else { cannot.join(", ") }
+    ))?;
+    for (index, promise) in can.promises.iter().enumerate() {
+        output::line(format!("P{:<3} {promise}", index + 1))?;
+    }
+    Ok(OK)
+}
+
+fn show(token: Option<lockkeeper::Token>) -> String {
+    token.map_or_else(|| "none".to_owned(), |token| token.to_string())
+}
+
+fn human_us(duration: Duration) -> String {
+    if duration < Duration::from_millis(10) {
+        format!("{} µs", duration.as_micros())
+    } else {
+        human(duration)
+    }
+}

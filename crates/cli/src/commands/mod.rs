@@ -1,0 +1,52 @@
+//! What each command does: one module each.
+
+mod bench;
+mod doctor;
+mod fence;
+mod inspect;
+mod operate;
+mod run;
+
+use std::future::Future;
+
+use clap::CommandFactory;
+
+use crate::args::{Cli, Command};
+use crate::exit::{Failure, INTERNAL, OK};
+
+/// Carries a command out; the exit code, or why there is none better.
+///
+/// # Errors
+/// [`Failure`] says the code and the line for standard error.
+pub fn run(cli: Cli) -> Result<u8, Failure> {
+    match cli.command {
+        Command::Run(args) => block_on(run::run(args)),
+        Command::Ls(args) => block_on(inspect::ls(args)),
+        Command::Show(args) => block_on(inspect::show(args)),
+        Command::Watch(args) => block_on(inspect::watch(args)),
+        Command::Break(args) => block_on(operate::break_hold(args)),
+        Command::CheckToken(args) => block_on(operate::check_token(args)),
+        Command::Fence(args) => fence::fence(&args),
+        Command::Bench(args) => block_on(bench::bench(args)),
+        Command::Doctor(args) => block_on(doctor::doctor(args)),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "lockkeeper", &mut script);
+            crate::output::line(String::from_utf8_lossy(&script).trim_end())?;
+            Ok(OK)
+        }
+        Command::Man { dir } => {
+            let failed = |error| Failure::new(crate::exit::IO, format!("{}: {error}", dir.display()));
+            std::fs::create_dir_all(&dir).map_err(failed)?;
+            clap_mangen::generate_to(Cli::command(), &dir).map_err(failed)?;
+            Ok(OK)
+        }
+    }
+}
+
+fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime =
+        runtime.map_err(|error| Failure::new(INTERNAL, format!("no runtime can be started: {error}")))?;
+    runtime.block_on(work)
+}

@@ -1,0 +1,57 @@
+//! `break` and `check-token`: what operators do to holds, and ask of tokens.
+
+use lockkeeper::{BreakOrder, Broken, Token, TokenStatus};
+use serde_json::json;
+
+use crate::args::{Break, CheckToken};
+use crate::exit::{Failure, NO, OK, USAGE};
+use crate::output;
+use crate::settings;
+
+pub(super) async fn break_hold(args: Break) -> Result<u8, Failure> {
+    let name = settings::lock_name(&args.name)?;
+    let token = Token::new(args.token)
+        .ok_or_else(|| Failure::new(USAGE, format!("{} is not a token; 1 to 2^53 − 1 are", args.token)))?;
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let locks = settings::connect(&url, "break").await?;
+    let by = args.by.unwrap_or_else(|| {
+        let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
+        user.map_or_else(|| "unknown".to_owned(), |user| user.name)
+    });
+    let order = BreakOrder { name, token, reason: args.reason, by, now: args.now };
+    let broken = locks.break_hold(order).await?;
+    let live: Vec<u64> = match &broken {
+        Broken::NotCurrent { live } => live.iter().map(|token| token.get()).collect(),
+        _ => Vec::new(),
+    };
+    let done = broken == Broken::Done;
+    if args.json {
+        output::json(&json!({ "broken": done, "says": broken.to_string(), "live_tokens": live }))?;
+    } else if done && !args.now {
+        output::line("told its holder to stop; the lock is free when it has")?;
+    } else {
+        output::line(broken.to_string())?;
+    }
+    Ok(if done { OK } else { NO })
+}
+
+pub(super) async fn check_token(args: CheckToken) -> Result<u8, Failure> {
+    let name = settings::lock_name(&args.name)?;
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let status = settings::connect(&url, "check-token").await?.check_token(&name, args.token).await?;
+    let (says, live) = match &status {
+        TokenStatus::Current => ("current", Vec::new()),
+        TokenStatus::NotCurrent { live } => ("not current", live.clone()),
+        TokenStatus::NeverIssued => ("never issued", Vec::new()),
+    };
+    let live: Vec<u64> = live.iter().map(|token| token.get()).collect();
+    if args.json {
+        output::json(&json!({ "status": says, "live_tokens": live }))?;
+    } else if live.is_empty() {
+        output::line(says)?;
+    } else {
+        let live: Vec<String> = live.iter().map(u64::to_string).collect();
+        output::line(format!("{says}; live tokens: {}", live.join(", ")))?;
+    }
+    Ok(if status == TokenStatus::Current { OK } else { NO })
+}

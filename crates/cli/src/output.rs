@@ -1,0 +1,115 @@
+//! How data are printed: text for people, JSON for programs; both on standard output and nowhere else.
+
+use std::io::Write;
+use std::time::Duration;
+
+use lockkeeper::{HolderInfo, HolderState, LockInfo, WaiterInfo};
+use serde_json::{Value, json};
+
+use crate::exit::{Failure, IO};
+
+/// Prints a line. A reader that has gone away ends us quietly, as it does `cat`.
+///
+/// # Errors
+/// Standard output can't be written.
+pub fn line(text: impl AsRef<str>) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    let written = out.write_all(text.as_ref().as_bytes()).and_then(|()| out.write_all(b"\n"));
+    match written.and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => Err(Failure::new(IO, format!("standard output can't be written: {error}"))),
+        Ok(()) => Ok(()),
+    }
+}
+
+/// Prints one JSON document on a line.
+///
+/// # Errors
+/// As [`line`].
+pub fn json(value: &Value) -> Result<(), Failure> {
+    line(value.to_string())
+}
+
+/// A duration as people read it: whole seconds from ten on.
+#[must_use]
+pub fn human(duration: Duration) -> String {
+    let rounded = if duration.as_secs() >= 10 {
+        Duration::from_secs(duration.as_secs())
+    } else {
+        Duration::from_millis(duration.as_millis() as u64)
+    };
+    humantime::format_duration(rounded).to_string()
+}
+
+/// A lock with all that is known of it.
+#[must_use]
+pub fn lock_json(info: &LockInfo) -> Value {
+    json!({
+        "name": info.name.as_str(),
+        "holders": info.holders.iter().map(holder_json).collect::<Vec<_>>(),
+        "waiter_count": info.waiter_count,
+        "waiters": info.waiters.iter().map(waiter_json).collect::<Vec<_>>(),
+        "limit": info.limit,
+    })
+}
+
+fn meta_json(meta: &[(String, String)]) -> Value {
+    meta.iter()
+        .map(|(key, value)| (key.clone(), Value::from(value.as_str())))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
+}
+
+fn holder_json(holder: &HolderInfo) -> Value {
+    let mut value = json!({
+        "token": holder.token.map(lockkeeper::Token::get),
+        "mode": holder.mode.to_string(),
+        "subtree": holder.subtree,
+        "slot": holder.slot,
+        "owner": holder.owner,
+        "held_for_ms": holder.held_for.map(|held| held.as_millis() as u64),
+        "meta": meta_json(&holder.meta),
+    });
+    let state = match &holder.state {
+        HolderState::Revoked { reason, by } => json!({ "state": "revoked", "reason": reason, "by": by }),
+        HolderState::Closed { left } => json!({ "state": "closed", "left_ms": left.as_millis() as u64 }),
+        _ => json!({ "state": "held" }),
+    };
+    if let (Some(value), Value::Object(state)) = (value.as_object_mut(), state) {
+        value.extend(state);
+    }
+    value
+}
+
+fn waiter_json(waiter: &WaiterInfo) -> Value {
+    json!({ "owner": waiter.owner, "mode": waiter.mode.to_string(), "meta": meta_json(&waiter.meta) })
+}
+
+/// A hold in one line: `token 7, exclusive, held by x for 5s`.
+#[must_use]
+pub fn holder_text(holder: &HolderInfo) -> String {
+    let mut text = holder.token.map(|token| format!("token {token}, ")).unwrap_or_default();
+    text += &holder.mode.to_string();
+    if let Some(slot) = holder.slot {
+        text += &format!(" (slot {slot})");
+    }
+    if holder.subtree {
+        text += " with everything below";
+    }
+    match &holder.state {
+        HolderState::Closed { left } => text += &format!(", over, closed for another {}", human(*left)),
+        state => {
+            text += &format!(", held by {}", holder.owner);
+            if let Some(held) = holder.held_for {
+                text += &format!(" for {}", human(held));
+            }
+            if let HolderState::Revoked { reason, by } = state {
+                text += &format!(", being broken by {by}: {reason}");
+            }
+        }
+    }
+    for (key, value) in &holder.meta {
+        text += &format!(", {key}={value}");
+    }
+    text
+}

@@ -1,0 +1,97 @@
+//! What the arguments and the environment come to: which lock service, and who we say we are.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lockkeeper::{LockName, Locks};
+
+use crate::exit::{CONFIG, Failure, USAGE};
+
+/// Where locks of the whole host live, if an administrator has made it.
+const SYSTEM_DIR: &str = "/var/lib/lockkeeper";
+
+/// The address of the lock service: given, or this host's directory.
+///
+/// # Errors
+/// None was given and there is no home to keep locks in.
+pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
+    if let Some(given) = given {
+        return Ok(given.to_owned());
+    }
+    let (dir, whom) = default_dir()?;
+    if !local {
+        eprintln!(
+            "lockkeeper: locks in {}: they exclude {whom} on this host, nothing else (--local silences this line; \
+             --locks URL names another lock service)",
+            dir.display()
+        );
+    }
+    let path: String = dir.as_os_str().as_bytes().iter().map(|&byte| encoded(byte)).collect();
+    Ok(format!("file://{path}"))
+}
+
+fn encoded(byte: u8) -> String {
+    if byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte) {
+        char::from(byte).to_string()
+    } else {
+        format!("%{byte:02X}")
+    }
+}
+
+fn default_dir() -> Result<(PathBuf, &'static str), Failure> {
+    let system = Path::new(SYSTEM_DIR);
+    if nix::unistd::access(system, nix::unistd::AccessFlags::W_OK | nix::unistd::AccessFlags::X_OK).is_ok() {
+        return Ok((system.to_owned(), "everyone who may write there"));
+    }
+    let absolute =
+        |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
+    match state {
+        Some(state) => Ok((state.join("lockkeeper"), "this user")),
+        None => Err(Failure::new(
+            CONFIG,
+            format!(
+                "no place for locks: HOME is not set and {SYSTEM_DIR} can't be written; say where with \
+                 `--locks file:///dir` or LOCKKEEPER_URL"
+            ),
+        )),
+    }
+}
+
+/// A client that calls itself by user, host, process and purpose.
+///
+/// # Errors
+/// The lock service can't be used.
+pub async fn connect(url: &str, purpose: &str) -> Result<Locks, Failure> {
+    Ok(Locks::connect_as(url, &label(purpose)).await?)
+}
+
+fn label(purpose: &str) -> String {
+    let user = nix::unistd::User::from_uid(nix::unistd::getuid()).ok().flatten();
+    let user = user.map_or_else(|| nix::unistd::getuid().to_string(), |user| user.name);
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let text = format!("{user}@{} pid {}: {purpose}", host.to_string_lossy(), std::process::id());
+    text.replace(char::is_control, " ")
+}
+
+/// The name of a lock as it was typed, which need not be text.
+///
+/// # Errors
+/// It is not a name.
+pub fn lock_name(typed: &OsStr) -> Result<LockName, Failure> {
+    LockName::parse_bytes(typed.as_bytes()).map_err(|error| Failure::new(USAGE, error.to_string()))
+}
+
+/// Parses `5s`, `500ms`, `2m`, `1h30m`.
+///
+/// # Errors
+/// What was typed, and how to write it.
+pub fn duration(typed: &str) -> Result<Duration, String> {
+    if typed == "0" {
+        return Ok(Duration::ZERO);
+    }
+    humantime::parse_duration(typed)
+        .map_err(|error| format!("`{typed}` is not a duration ({error}); write 500ms, 5s, 2m or 1h"))
+}
