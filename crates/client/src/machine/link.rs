@@ -69,7 +69,13 @@ impl Machine {
     }
 
     /// An attach or keep-alive that was sent at `sent_at` is acknowledged: the only thing that moves the deadline (P5).
-    pub(super) fn confirmed(&mut self, now: BootInstant, sent_at: BootInstant, answer: Answer, out: &mut Vec<Output>) {
+    pub(super) fn confirmed(
+        &mut self,
+        now: BootInstant,
+        sent_at: BootInstant,
+        answer: Answer,
+        out: &mut Vec<Output>,
+    ) {
         match answer {
             Answer::Opened | Answer::KeptAlive => {}
             // A keep-alive that is refused says nothing of holds: their deadline stands (P5).

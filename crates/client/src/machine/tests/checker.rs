@@ -66,7 +66,10 @@ impl Checked {
         self.machine.handle(now, event, &mut out);
         let belief = self.machine.belief;
         if belief.is_some() && belief != self.belief && belief != may_believe {
-            return Err(format!("the belief moved from {:?} to {belief:?}, allowed {may_believe:?}", self.belief));
+            return Err(format!(
+                "the belief moved from {:?} to {belief:?}, allowed {may_believe:?}",
+                self.belief
+            ));
         }
         self.belief = belief;
         for output in &out {
@@ -74,7 +77,9 @@ impl Checked {
         }
         if let Some(key) = abandoned {
             // Deadlines that have passed come first, and may still be told; a grant would be nobody's.
-            if self.callers.get(&key).is_some_and(|_| out.iter().any(|output| matches!(output, Output::Granted { key: k, .. } if *k == key))) {
+            if self.callers.get(&key).is_some_and(|_| {
+                out.iter().any(|output| matches!(output, Output::Granted { key: k, .. } if *k == key))
+            }) {
                 return Err("granted to a caller that is gone".into());
             }
             self.set(key, Caller::Gone);
@@ -143,7 +148,10 @@ impl Checked {
                 self.expect(*key, |caller| caller == Caller::Waits)?;
                 let need = self.callers[key].1.min_validity;
                 if self.belief.is_none_or(|until| until <= self.now || until - self.now < need) {
-                    return Err(format!("granted although the belief is {:?} at {:?}", self.belief, self.now));
+                    return Err(format!(
+                        "granted although the belief is {:?} at {:?}",
+                        self.belief, self.now
+                    ));
                 }
                 self.set(*key, Caller::Holds);
             }
@@ -156,7 +164,9 @@ impl Checked {
                 self.set(*key, Caller::Over);
             }
             Output::Lost { key, .. } => {
-                self.expect(*key, |caller| matches!(caller, Caller::Holds | Caller::Releases { lost: false }))?;
+                self.expect(*key, |caller| {
+                    matches!(caller, Caller::Holds | Caller::Releases { lost: false })
+                })?;
                 let releases = matches!(self.callers[key].0, Caller::Releases { .. });
                 self.set(*key, if releases { Caller::Releases { lost: true } } else { Caller::Lost });
             }
@@ -216,7 +226,9 @@ impl Checked {
         }
         self.highest_done = done_through;
         match self.unanswered.first() {
-            Some(&first) if done_through >= first => Err(format!("done_through passes the unanswered {first}")),
+            Some(&first) if done_through >= first => {
+                Err(format!("done_through passes the unanswered {first}"))
+            }
             _ => Ok(()),
         }
     }

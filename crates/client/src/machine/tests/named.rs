@@ -76,8 +76,10 @@ fn what_is_asked_anew_leaves_after_the_end_of_what_it_replaces() {
     let mut state = open();
     let _ = acquire(&mut state, 100, want());
     let out = answer(&mut state, 100, &Answer::Finished(End::Broken));
-    let [Output::Call { what: What::Finish { seq: end, .. }, .. }, Output::Call { what: What::Acquire { seq, .. }, .. }] =
-        out[..]
+    let [
+        Output::Call { what: What::Finish { seq: end, .. }, .. },
+        Output::Call { what: What::Acquire { seq, .. }, .. },
+    ] = out[..]
     else {
         panic!("{out:?}")
     };
