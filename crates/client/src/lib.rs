@@ -1,4 +1,63 @@
 //! Distributed locks that keep their promise even when a holder stalls.
+//!
+//! ```
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let locks = lockkeeper::Locks::connect("memory:").await?;
+//! let guard = locks.mutex("jobs/nightly").acquire().await?;
+//! guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # Enter before you read
+//! A holder that stalls for longer than its lease does not know that another one holds by now. So every write carries
+//! the hold's fencing token, and the resource refuses tokens below the highest it has seen. A check on writes alone
+//! still loses updates: what was read before may be old. A fenced section therefore *enters* before it reads:
+//!
+//! ```
+//! use std::time::Duration;
+//! # struct Fence(std::cell::Cell<u64>);
+//! # impl Fence {
+//! #     async fn enter(&self, token: lockkeeper::Token) -> Result<(), Stale> {
+//! #         (token.get() >= self.0.get()).then(|| self.0.set(token.get())).ok_or(Stale)
+//! #     }
+//! #     async fn read(&self) -> u64 { 41 }
+//! #     async fn write(&self, token: lockkeeper::Token, _: u64) -> Result<(), Stale> { self.enter(token).await }
+//! # }
+//! # #[derive(Debug)] struct Stale;
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let store = Fence(std::cell::Cell::new(0));
+//! let locks = lockkeeper::Locks::connect("memory:").await?.fenced()?;
+//! let lock = locks.mutex("orders/42").ttl(Duration::from_secs(10));
+//! lock.run(async |held| {
+//!     store.enter(held.token()).await?; // from here on, older holders can't write
+//!     let count = store.read().await;
+//!     store.write(held.token(), count + 1).await
+//! })
+//! .await
+//! # .map_err(|error| format!("{error:?}"))?;
+//! # Ok(()) }
+//! ```
+//!
+//! [`Locks::fenced`] asks once whether the lock service can give tokens, and is an error if it can't.
+//! `Guard::token` exists on [`Guard`]`<`[`Fenced`]`>` only, so that code which needs a token does not compile without.
+//!
+//! # Loss
+//! A hold lives on a lease that a thread of the library renews. If no renewal is acknowledged in time, the hold is
+//! lost at its deadline, before anybody else can hold (P5): [`Guard::lost`] fires, [`Guard::check`] and
+//! [`Guard::valid_until`] say so without I/O. A loss is for good: stop, and acquire again. [`Lock::run`] returns
+//! [`RunError::Lost`] with the body's result; [`OnLost`] chooses what happens to the body. A hold is also lost by an
+//! operator's break, after [`Lock::max_hold`], and by [`Locks::shutdown`]; [`LossCause`] says which.
+//!
+//! Deadlines are measured on [`BootInstant`], which goes on while the machine sleeps. Wall clocks decide nothing.
+//!
+//! # Runtime and cancellation
+//! The async API needs a tokio runtime with I/O and time enabled for waiting and for [`Locks::shutdown`]. Renewals run
+//! on a thread of their own: a blocked or starved runtime does not lose locks. Guards may be dropped anywhere, also
+//! outside of a runtime and after it has ended; dropping never blocks. Without a runtime use [`blocking`].
+//!
+//! Dropping the future of [`Lock::acquire`] at any await leaves nothing held and nobody in the queue. Dropping the
+//! future of [`Guard::release`] goes on releasing in the background. A future that is kept but not polled may hold
+//! the lock without saying so.
 
 mod backend;
 pub mod backends;

@@ -218,7 +218,7 @@ impl Core {
                 state.worker.insert(started).clone()
             }
         };
-        let session = Session::start(&*self.backend, spec, &self.label, worker);
+        let session = Session::start(self.backend.clone(), spec, &self.label, worker);
         if spec.renew {
             state.sessions.insert(spec, session.clone());
         } else {

@@ -26,8 +26,11 @@ use crate::worker::Worker;
 pub(crate) struct Session(Arc<Inner>);
 
 struct Inner {
-    backend: &'static str,
-    conn: Arc<dyn Conn>,
+    backend: Arc<dyn Backend>,
+    spec: Spec,
+    label: String,
+    /// Where the loop hears of a new session's pushes.
+    streams: UnboundedSender<Stream>,
     clock: Clock,
     worker: Worker,
     alarm: Arc<Alarm>,
@@ -41,8 +44,20 @@ struct Inner {
 
 struct State {
     machine: Machine,
+    /// What carries the present session. Each session has its own, so that what a late call or push of an earlier
+    /// one says can't be taken for a word on this one.
+    conn: Arc<dyn Conn>,
+    generation: u64,
+    /// Whether a session was ever opened on `conn`.
+    opened: bool,
     next_key: u64,
     callers: BTreeMap<Key, Caller>,
+}
+
+/// The pushes of one session.
+struct Stream {
+    generation: u64,
+    pushes: UnboundedReceiver<Push>,
 }
 
 struct Caller {
@@ -82,21 +97,33 @@ pub(crate) struct HoldHandle {
 }
 
 impl Session {
-    pub(crate) fn start(backend: &dyn Backend, spec: Spec, label: &str, worker: Worker) -> Arc<Self> {
+    pub(crate) fn start(backend: Arc<dyn Backend>, spec: Spec, label: &str, worker: Worker) -> Arc<Self> {
         let (pushes_in, pushes) = unbounded_channel();
+        let (streams, next_streams) = unbounded_channel();
         let clock = backend.clock();
+        let conn = backend.session(spec, label, pushes_in);
+        let state = State {
+            machine: Machine::new(spec),
+            conn,
+            generation: 0,
+            opened: false,
+            next_key: 1,
+            callers: BTreeMap::new(),
+        };
         let inner = Arc::new(Inner {
-            backend: backend.capabilities().backend,
-            conn: backend.session(spec, label, pushes_in),
+            backend,
+            spec,
+            label: label.to_owned(),
+            streams,
             alarm: clock.alarm(),
             clock,
             worker,
             has_ttl: spec.ttl.is_some(),
             belief: AtomicU64::new(0),
             closed: CancellationToken::new(),
-            state: Mutex::new(State { machine: Machine::new(spec), next_key: 1, callers: BTreeMap::new() }),
+            state: Mutex::new(state),
         });
-        inner.worker.run(Box::pin(tend(inner.clone(), pushes)));
+        inner.worker.run(Box::pin(tend(inner.clone(), Stream { generation: 0, pushes }, next_streams)));
         Arc::new(Self(inner))
     }
 
@@ -185,12 +212,13 @@ impl Drop for Session {
 }
 
 /// The session's loop on the worker: its alarm, and what the backend says unasked.
-async fn tend(inner: Arc<Inner>, mut pushes: UnboundedReceiver<Push>) {
+async fn tend(inner: Arc<Inner>, mut stream: Stream, mut streams: UnboundedReceiver<Stream>) {
     loop {
         tokio::select! {
             () = inner.closed.cancelled() => return,
             () = inner.alarm.ring() => inner.input(Event::Wake),
-            Some(push) = pushes.recv() => inner.input(Event::Pushed(push)),
+            Some(next) = streams.recv() => stream = next,
+            Some(push) = stream.pushes.recv() => inner.pushed(stream.generation, push),
         }
     }
 }
@@ -202,14 +230,38 @@ impl Inner {
 
     /// Feeds the machine and does what it says. Calls leave in the machine's order, under one lock (R5).
     fn input(self: &Arc<Self>, event: Event) {
+        self.feed(&mut self.state(), event);
+    }
+
+    /// As [`Self::input`], for what was said in a session that may be over by now.
+    fn pushed(self: &Arc<Self>, generation: u64, push: Push) {
         let mut state = self.state();
+        if state.generation == generation {
+            self.feed(&mut state, Event::Pushed(push));
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        self.backend.capabilities().backend
+    }
+
+    /// A session that is opened anew gets a carrier of its own.
+    fn renew_conn(&self, state: &mut State) {
+        let (pushes_in, pushes) = unbounded_channel();
+        state.conn = self.backend.session(self.spec, &self.label, pushes_in);
+        state.generation += 1;
+        // The loop ends with the session, and then nobody needs its pushes.
+        let _ = self.streams.send(Stream { generation: state.generation, pushes });
+    }
+
+    fn feed(self: &Arc<Self>, state: &mut State, event: Event) {
         let mut events = VecDeque::from([event]);
         let mut outputs = Vec::new();
         while let Some(event) = events.pop_front() {
             state.machine.handle(self.clock.now(), event, &mut outputs);
             for output in outputs.drain(..) {
                 // Backends that answer at once are heard at once, without a task or a thread in between.
-                events.extend(self.perform(&mut state, output));
+                events.extend(self.perform(state, output));
             }
         }
         if state.machine.is_closed() {
@@ -222,7 +274,10 @@ impl Inner {
     fn perform(self: &Arc<Self>, state: &mut State, output: Output) -> Option<Event> {
         match output {
             Output::Call { call, what, by } => {
-                let mut future = self.conn.submit(to_call(state, what)?);
+                if what == (What::Open { fresh: true }) && std::mem::replace(&mut state.opened, true) {
+                    self.renew_conn(state);
+                }
+                let mut future = state.conn.submit(to_call(state, what)?);
                 let mut context = Context::from_waker(Waker::noop());
                 if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
                     return Some(to_event(call, result));
@@ -261,7 +316,7 @@ impl Inner {
             Output::Released { key, how } => state.tell(key, Letter::Released(how)),
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
-                    caller.hold.lose(cause, self.backend);
+                    caller.hold.lose(cause, self.name());
                 }
             }
         }
@@ -326,7 +381,7 @@ impl HoldHandle {
         if now < until {
             return Ok((until != BootInstant::MAX).then_some(until));
         }
-        self.hold.lose(if own < belief { LossCause::MaxHold } else { LossCause::Expired }, inner.backend);
+        self.hold.lose(if own < belief { LossCause::MaxHold } else { LossCause::Expired }, inner.name());
         // Again from the cell: the machine may have known a better cause first.
         Err(Lost { cause: self.hold.cause.get().copied().unwrap_or(LossCause::Expired) })
     }
@@ -376,23 +431,24 @@ impl HoldHandle {
     pub(crate) async fn verify(&self) -> Result<(), VerifyError> {
         self.valid_until()?;
         let inner = &self.session.0;
-        let (seq, want) = {
+        let (seq, generation, asked) = {
             let state = inner.state();
             let seq = state.machine.seq_of(self.key);
             let wanted = state.callers.get(&self.key).map(|caller| caller.wanted.clone());
-            match (seq, wanted) {
-                (Some(seq), Some(wanted)) => (seq, wanted),
-                _ => return Err(self.lost_now(LossCause::SessionEnded).into()),
-            }
+            let (Some(seq), Some(want)) = (seq, wanted) else {
+                return Err(self.lost_now(LossCause::SessionEnded).into());
+            };
+            // A retry of the acquire is answered by the request's present state (P7-a). Under the lock: in a session
+            // that is opened a moment later this number would be a new request.
+            let call = Call::Acquire { seq, done_through: Seq(0), want, wait_left: Some(Duration::ZERO) };
+            (seq, state.generation, state.conn.submit(call))
         };
-        // A retry of the acquire is answered by the request's present state (P7-a).
-        let call = Call::Acquire { seq, done_through: Seq(0), want, wait_left: Some(Duration::ZERO) };
-        let answer = inner.conn.submit(call).await.map_err(|_| VerifyError::NoAnswer)?;
+        let answer = asked.await.map_err(|_| VerifyError::NoAnswer)?;
         match answer {
             Answer::Granted(granted) if granted.token == self.granted.token => {}
-            Answer::Revoked => inner.input(Event::Pushed(Push::Revoked { seq })),
-            Answer::SessionGone => inner.input(Event::Pushed(Push::Lost(LossCause::SessionEnded))),
-            Answer::Finished(end) => inner.input(Event::Pushed(Push::Ended { seq, end })),
+            Answer::Revoked => inner.pushed(generation, Push::Revoked { seq }),
+            Answer::SessionGone => inner.pushed(generation, Push::Lost(LossCause::SessionEnded)),
+            Answer::Finished(end) => inner.pushed(generation, Push::Ended { seq, end }),
             Answer::Granted(_) => drop(self.lost_now(LossCause::SessionEnded)),
             _ => return Err(VerifyError::NoAnswer),
         }
@@ -400,14 +456,15 @@ impl HoldHandle {
     }
 
     fn lost_now(&self, cause: LossCause) -> Lost {
-        self.hold.lose(cause, self.session.0.backend);
+        self.hold.lose(cause, self.session.0.name());
         Lost { cause: self.hold.cause.get().copied().unwrap_or(cause) }
     }
 
     /// Descriptors that keep the hold alive in whatever process has them; none where no descriptor holds.
     pub(crate) fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
-        let seq = self.session.0.state().machine.seq_of(self.key);
-        seq.map_or_else(Vec::new, |seq| self.session.0.conn.descriptors(seq))
+        let state = self.session.0.state();
+        let conn = state.conn.clone();
+        state.machine.seq_of(self.key).map_or_else(Vec::new, |seq| conn.descriptors(seq))
     }
 }
 
@@ -419,3 +476,6 @@ impl Drop for HoldHandle {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -131,6 +131,8 @@ fn explore(start: Checked, depth: usize) -> Explored {
     explored
 }
 
+/// Prints how many states there were: a number that a reader of the test run should see.
+#[expect(clippy::print_stdout, reason = "the number of explored states is part of the result")]
 fn judge(what: &str, explored: &Explored, at_least: usize) {
     println!("{what}: {} states, {} steps", explored.states, explored.steps);
     let wrong: Vec<&String> = explored.wrong.values().collect();

@@ -7,6 +7,8 @@ mod table;
 
 use std::time::Duration;
 
+use lockkeeper_core::Token;
+
 use super::*;
 
 pub(super) const TTL: Duration = Duration::from_secs(12);
@@ -26,5 +28,3 @@ pub(super) fn at(secs: u64) -> BootInstant {
 pub(super) fn granted(token: u64) -> Answer {
     Answer::Granted(Granted { token: Token::new(token), permits: Vec::new() })
 }
-
-use lockkeeper_core::Token;

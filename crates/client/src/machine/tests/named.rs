@@ -111,3 +111,48 @@ fn a_caller_that_waits_for_a_renewal_does_not_make_it_a_busy_loop() {
     }
     assert!(tries <= 1, "{tries} tries in one moment");
 }
+
+/// Peers 2: deadlines count from the sending, not from the answer.
+#[test]
+fn a_slow_answer_does_not_lengthen_the_deadline() {
+    let mut state = held();
+    assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
+    let _ = answer(&mut state, 109, &Answer::KeptAlive);
+    assert_eq!(state.machine.belief, Some(at(104) + (TTL - TTL / 100)));
+}
+
+/// Peers 3: the loss does not wait for the renewal that is under way.
+#[test]
+fn a_renewal_without_an_answer_does_not_hold_up_the_loss() {
+    let mut state = held();
+    assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
+    let out = step(&mut state, 112, Event::Wake);
+    assert!(out.iter().any(|output| matches!(output, Output::Lost { cause: LossCause::Expired, .. })));
+}
+
+/// Peers 4: failed renewals are tried again, and a definite word is believed at once.
+#[test]
+fn a_hold_survives_renewals_that_fail_and_not_a_session_that_is_gone() {
+    let mut state = held();
+    for secs in 104..110 {
+        let _ = step(&mut state, secs, Event::Wake);
+        assert!(fail(&mut state, secs).is_empty());
+    }
+    assert_eq!(keep_alives(&step(&mut state, 110, Event::Wake)), 1);
+    let _ = answer(&mut state, 110, &Answer::KeptAlive);
+    assert_eq!(state.machine.belief, Some(at(110) + (TTL - TTL / 100)));
+    let _ = step(&mut state, 115, Event::Wake);
+    let out = answer(&mut state, 115, &Answer::SessionGone);
+    assert!(matches!(out[0], Output::Lost { cause: LossCause::SessionEnded, .. }));
+}
+
+/// Peers 5 and 6: an answer that comes after the loss does not bring the hold back.
+#[test]
+fn a_renewal_that_is_answered_after_the_deadline_revives_no_hold() {
+    let mut state = held();
+    let _ = step(&mut state, 111, Event::Wake);
+    let renewal = *state.calls.last_key_value().unwrap().0;
+    let _ = step(&mut state, 112, Event::Wake);
+    let _ = step(&mut state, 112, Event::Answered { call: renewal, answer: Answer::KeptAlive });
+    assert_eq!(state.machine.seq_of(KEY), None);
+}
