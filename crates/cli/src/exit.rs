@@ -13,12 +13,16 @@ pub const USAGE: u8 = 64;
 pub const UNAVAILABLE: u8 = 69;
 /// A bug of ours.
 pub const INTERNAL: u8 = 70;
-/// A file, a directory or a disk is in the way; damaged state.
+/// A lock directory, a status file or a manual page can't be created.
+pub const CANNOT_CREATE: u8 = 73;
+/// Reading or writing failed, the disk is full for example; or what is stored is damaged or newer than this program.
 pub const IO: u8 = 74;
 /// `run`: the lock was not free, or not in time (`--busy-exit` changes it).
 pub const BUSY: u8 = 75;
 /// `run`: the lock was lost while the command ran (`--lost-exit` changes it).
 pub const LOST: u8 = 76;
+/// Not permitted: by the mode of a file or directory, or by a read-only filesystem.
+pub const PERMISSION: u8 = 77;
 /// No place to keep locks is configured and none can be found.
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
@@ -27,6 +31,24 @@ pub const STALE: u8 = 79;
 pub const NOT_EXECUTABLE: u8 = 126;
 /// `run`: the command was not found.
 pub const NOT_FOUND: u8 = 127;
+
+/// Every code of ours, as `docs/cli.md` lists them.
+pub const ALL: [u8; 14] = [
+    OK,
+    NO,
+    USAGE,
+    UNAVAILABLE,
+    INTERNAL,
+    CANNOT_CREATE,
+    IO,
+    BUSY,
+    LOST,
+    PERMISSION,
+    CONFIG,
+    STALE,
+    NOT_EXECUTABLE,
+    NOT_FOUND,
+];
 
 /// An end of the program that is not success: one line for people, a code for scripts.
 #[derive(Debug)]
@@ -43,11 +65,17 @@ impl Failure {
         Self { code, message: message.into() }
     }
 
+    /// A failure of the system; `fallback` unless its error says more.
+    #[must_use]
+    pub fn system(fallback: u8, doing: &str, error: &std::io::Error) -> Self {
+        Self::new(code_of(error).unwrap_or(fallback), format!("{doing}: {error}"))
+    }
+
     /// Says it on standard error.
     #[must_use]
     pub fn report(&self) -> u8 {
         if !self.message.is_empty() {
-            eprintln!("lockkeeper: {}", self.message);
+            crate::output::say(&self.message);
         }
         self.code
     }
@@ -68,12 +96,34 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
+/// The code that says most about an error of the system.
+fn code_of(error: &std::io::Error) -> Option<u8> {
+    use std::io::ErrorKind as Kind;
+    match error.kind() {
+        Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Some(PERMISSION),
+        Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => Some(IO),
+        _ => None,
+    }
+}
+
+/// The code of an error with a system's error somewhere below it.
+pub(crate) fn code_below(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(code) = error.downcast_ref::<std::io::Error>().and_then(code_of) {
+            return Some(code);
+        }
+        cause = error.source();
+    }
+    None
+}
+
 impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
         let code = match error.kind {
             BackendErrorKind::Refused | BackendErrorKind::Unsupported => USAGE,
             BackendErrorKind::Unreachable => UNAVAILABLE,
-            _ => IO,
+            _ => code_below(&error).unwrap_or(IO),
         };
         Self::new(code, chain(&error))
     }
@@ -111,6 +161,6 @@ impl From<AcquireError> for Failure {
 
 impl From<std::io::Error> for Failure {
     fn from(error: std::io::Error) -> Self {
-        Self::new(IO, chain(&error))
+        Self::new(code_of(&error).unwrap_or(IO), chain(&error))
     }
 }
