@@ -1,6 +1,8 @@
 //! Exit codes, all of them, and what goes to standard error with each. `docs/cli.md` has the same table; a test
 //! compares.
 
+use std::io::ErrorKind;
+
 use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 
 /// Done.
@@ -98,7 +100,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 
 /// The code that says most about an error of the system.
 fn code_of(error: &std::io::Error) -> Option<u8> {
-    use std::io::ErrorKind as Kind;
+    use ErrorKind as Kind;
     match error.kind() {
         Kind::PermissionDenied | Kind::ReadOnlyFilesystem => Some(PERMISSION),
         Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => Some(IO),
@@ -106,16 +108,21 @@ fn code_of(error: &std::io::Error) -> Option<u8> {
     }
 }
 
-/// The code of an error with a system's error somewhere below it.
-pub(crate) fn code_below(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
+/// The system's error, somewhere below.
+fn system_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if let Some(code) = error.downcast_ref::<std::io::Error>().and_then(code_of) {
-            return Some(code);
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
         }
         cause = error.source();
     }
     None
+}
+
+/// The code of an error with a system's error somewhere below it.
+pub(crate) fn code_below(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    system_error(error).and_then(code_of)
 }
 
 impl From<BackendError> for Failure {
@@ -132,7 +139,13 @@ impl From<BackendError> for Failure {
 impl From<ConnectError> for Failure {
     fn from(error: ConnectError) -> Self {
         match error {
-            ConnectError::Backend(error) => error.into(),
+            ConnectError::Backend(error) => {
+                let missing = system_error(&error).is_some_and(|below| {
+                    matches!(below.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+                });
+                let failure = Self::from(error);
+                if missing { Self { code: CANNOT_CREATE, ..failure } } else { failure }
+            }
             other => Self::new(USAGE, chain(&other)),
         }
     }

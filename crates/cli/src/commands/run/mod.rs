@@ -119,11 +119,10 @@ async fn try_run(args: &Run, held: &mut Held) -> Result<End, Failure> {
             return Ok(End::Interrupted(signal));
         }
     };
+    let limits = job::Limits::from_now(args.max_hold, leased.then_some(args.ttl / 6), grace);
     *held = Held { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() };
-    let spec = job::spec(args, &name, &guard, grace);
-    let renewals = leased.then_some(args.ttl / 6);
-    let ended = match spec {
-        Ok(spec) => job::supervise(spec, &name, &guard, renewals, &mut signals).await,
+    let ended = match job::spec(args, &name, &guard, &limits) {
+        Ok(spec) => job::supervise(spec, &name, &guard, &limits, &mut signals).await,
         Err(lost) => Ok(End::Lost(lost.cause, None)),
     };
     give_back(guard, &name, &ended).await;
@@ -169,7 +168,8 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
     let lock = lock
         .wait(wait)
         .ttl(args.ttl)
-        .max_hold(args.max_hold)
+        // The guardian's to watch over, so that it holds for a stopped wrapper too.
+        .max_hold(None)
         .grace(grace + GRACE_OF_THE_HOLD)
         .keep_closed(args.keep_closed.unwrap_or_default())
         .lock_delay(args.lock_delay.unwrap_or_default());
