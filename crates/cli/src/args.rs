@@ -71,7 +71,7 @@ pub struct Service {
     override_usage = "lockkeeper run [OPTIONS] NAME -- COMMAND...",
     after_help = "\
 Examples:
-  lockkeeper run backup -- tar cf /backup/home.tar /home
+  lockkeeper run backup -- tar cf /backup/srv.tar /srv
   lockkeeper run --try cron/nightly -- ./nightly.sh        # exit code 75 if another one runs
   lockkeeper run --permit=3 gpu -- ./train.sh              # three at a time; see LOCKKEEPER_SLOT
   lockkeeper run --shared config -- ./read.sh

@@ -2,6 +2,7 @@
 //! compares.
 
 use std::io::ErrorKind;
+use std::sync::Arc;
 
 use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 
@@ -112,8 +113,11 @@ fn code_of(error: &std::io::Error) -> Option<u8> {
 fn system_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
+        // A shared cause shows as its `Arc`.
+        let shared = error.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>();
+        let found = shared.map_or_else(|| error.downcast_ref(), |shared| shared.downcast_ref());
+        if found.is_some() {
+            return found;
         }
         cause = error.source();
     }

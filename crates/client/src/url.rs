@@ -40,32 +40,24 @@ pub enum UrlError {
         schemes: String,
     },
     /// A scheme that nobody answers to.
-    #[error("`{scheme}:` is no lock service; did you mean `{nearest}:`? Known: {known}")]
+    #[error("`{scheme}:` is no lock service of this program{hint}; known: {known}")]
     UnknownScheme {
         /// As given.
         scheme: String,
-        /// The most similar one.
-        nearest: String,
+        /// The most similar one, if one is similar.
+        hint: String,
         /// All of them.
         known: String,
     },
-    /// A scheme that this program was built without.
-    #[error("`{scheme}:` is not compiled in; {line}")]
-    NotCompiledIn {
-        /// The scheme.
-        scheme: &'static str,
-        /// How to get it.
-        line: &'static str,
-    },
     /// A parameter that the scheme doesn't have.
-    #[error("`{scheme}:` has no parameter `{key}`; did you mean `{nearest}`? It has: {known}")]
+    #[error("`{scheme}:` has no parameter `{key}`{hint}; it has: {known}")]
     UnknownParameter {
         /// The scheme.
         scheme: String,
         /// As given.
         key: String,
-        /// The most similar one.
-        nearest: String,
+        /// The most similar one, if one is similar.
+        hint: String,
         /// All of them.
         known: String,
     },
@@ -103,7 +95,7 @@ impl Url {
             Some(key) => Err(UrlError::UnknownParameter {
                 scheme: self.scheme.clone(),
                 key: key.clone(),
-                nearest: nearest(key, known).unwrap_or("none").to_owned(),
+                hint: did_you_mean(key, known, ""),
                 known: if known.is_empty() { "none".to_owned() } else { known.join(", ") },
             }),
         }
@@ -203,9 +195,16 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The most similar of `known`, by edit distance.
-pub(crate) fn nearest<'a>(text: &str, known: &[&'a str]) -> Option<&'a str> {
-    known.iter().copied().min_by_key(|candidate| distance(text, candidate))
+/// `; did you mean …?`, if one of `known` is similar: begins alike, or differs in less than half of its letters.
+pub(crate) fn did_you_mean(text: &str, known: &[&str], suffix: &str) -> String {
+    let begins =
+        |candidate: &&&str| text.len() > 1 && (candidate.starts_with(text) || text.starts_with(**candidate));
+    let closest = known.iter().min_by_key(|candidate| distance(text, candidate));
+    let similar = closest.filter(|candidate| distance(text, candidate) * 2 <= candidate.len());
+    match known.iter().find(begins).or(similar) {
+        Some(found) => format!("; did you mean `{found}{suffix}`?"),
+        None => String::new(),
+    }
 }
 
 fn distance(a: &str, b: &str) -> usize {
@@ -241,7 +240,7 @@ mod tests {
         assert_eq!(hosts, [("a", Some(5625)), ("::1", Some(7)), ("b", None)]);
         assert_eq!(url.path, "/path x");
         assert_eq!(url.parameter::<String>("x", "text").unwrap().as_deref(), Some("/"));
-        assert_eq!(parse("memory:").unwrap().hosts, []);
+        assert!(parse("memory:").unwrap().hosts.is_empty());
         assert_eq!(parse("file:///var/lib/x").unwrap().path, "/var/lib/x");
     }
 

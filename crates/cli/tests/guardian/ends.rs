@@ -43,7 +43,7 @@ fn kill_wrappers(before: &[Signal]) {
         }
         scenario.signal_wrapper(Signal::SIGKILL);
         let _next_holder = scenario.wait_for_lock();
-        assert_eq!(scenario.survivors(), [], "alive after the lock was free, round {round}");
+        assert_eq!(scenario.survivors(), Vec::<i32>::new(), "alive after the lock was free, round {round}");
     }
 }
 
@@ -66,7 +66,7 @@ fn a_wrapper_killed_at_any_moment_of_its_start_leaves_nobody() {
         scenario.signal_wrapper(Signal::SIGKILL);
         scenario.wait();
         let _next_holder = scenario.wait_for_lock();
-        assert_eq!(scenario.survivors(), [], "alive after the lock was free, round {round}");
+        assert_eq!(scenario.survivors(), Vec::<i32>::new(), "alive after the lock was free, round {round}");
     }
 }
 
@@ -79,7 +79,7 @@ fn a_family_that_keeps_forking_is_ended() {
     wait_until("the chain runs", || !scenario.read("members").is_empty());
     scenario.signal_wrapper(Signal::SIGKILL);
     let _next_holder = scenario.wait_for_lock();
-    assert_eq!(scenario.survivors(), []);
+    assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }
 
 fn a_stopped_wrapper_lets_the_deadline_pass_and_all_are_dead_before_it() {
@@ -124,7 +124,7 @@ fn a_lost_lock_ends_a_job_that_ignores_sigterm() {
     scenario.run_family("trap '' TERM");
     scenario.signal_wrapper(Signal::SIGUSR2);
     assert_eq!(scenario.wait().code(), Some(128 + 9));
-    assert_eq!(scenario.survivors(), []);
+    assert_eq!(scenario.survivors(), Vec::<i32>::new());
     assert_eq!(scenario.reported("terminating"), Some("terminating Asked".into()));
     assert_eq!(scenario.reported("exited"), Some("exited Signal(9)".into()));
 }
@@ -191,7 +191,7 @@ fn sigterm_to_the_guardian_ends_all() {
     kill(scenario.guardian_pid(), Signal::SIGTERM).unwrap();
     assert_eq!(scenario.wait().code(), Some(128 + 9));
     assert_eq!(scenario.reported("terminating"), Some("terminating Told".into()));
-    assert_eq!(scenario.survivors(), []);
+    assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }
 
 fn a_killed_guardian_is_replaced_by_the_wrapper() {
@@ -201,7 +201,7 @@ fn a_killed_guardian_is_replaced_by_the_wrapper() {
         scenario.run_family(words);
         kill(scenario.guardian_pid(), Signal::SIGKILL).unwrap();
         let _next_holder = scenario.wait_for_lock();
-        assert_eq!(scenario.survivors(), []);
+        assert_eq!(scenario.survivors(), Vec::<i32>::new());
         assert_eq!(scenario.wait().code(), Some(GUARDIAN_DIED.into()));
     }
 }
@@ -231,7 +231,7 @@ fn a_signal_ends_the_daemons_that_a_wrapper_waits_for() {
     scenario.signal_wrapper(Signal::SIGINT);
     let status = scenario.wait();
     assert_eq!((status.code(), status.signal()), (Some(3), None));
-    assert_eq!(scenario.survivors(), []);
+    assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }
 
 fn a_stopped_wrapper_does_not_hold_up_the_guardian() {

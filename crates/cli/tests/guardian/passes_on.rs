@@ -60,7 +60,7 @@ fn a_missing_program_is_told_from_one_that_may_not_run() {
         assert_eq!(scenario.wait().code(), Some(code.into()), "{program}");
         let error = scenario.reported("error").unwrap();
         assert!(error.contains(words) && error.contains(program), "{error}");
-        assert_eq!(scenario.survivors(), []);
+        assert_eq!(scenario.survivors(), Vec::<i32>::new());
     }
 }
 

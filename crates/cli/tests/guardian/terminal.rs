@@ -248,7 +248,7 @@ fn a_closed_terminal_ends_the_job() {
     scenario.wait_for_report("gone");
     assert_eq!(scenario.reported("exited"), Some("exited Signal(1)".into()));
     let _next_holder = scenario.wait_for_lock();
-    assert_eq!(scenario.survivors(), []);
+    assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }
 
 fn ctrl_c_ends_the_daemons_that_a_wrapper_waits_for() {
@@ -264,5 +264,5 @@ fn ctrl_c_ends_the_daemons_that_a_wrapper_waits_for() {
     scenario.wait_for_report("gone");
     terminal.keys("echo code=$?\n");
     terminal.wait_for("code=3");
-    assert_eq!(scenario.survivors(), []);
+    assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::ConnectError;
-use crate::url::{Url, UrlError, nearest};
+use crate::url::{Url, UrlError, did_you_mean};
 
 /// The schemes that are compiled in.
 const SCHEMES: &[&str] = &["file", "memory"];
@@ -18,7 +18,7 @@ pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError>
         "file" => file::FileBackend::open(&url),
         "memory" => Ok(memory::connect(&url)?),
         _ => Err(UrlError::UnknownScheme {
-            nearest: nearest(&url.scheme, SCHEMES).unwrap_or_default().to_owned(),
+            hint: did_you_mean(&url.scheme, SCHEMES, ":"),
             scheme: url.scheme,
             known: SCHEMES.join(", "),
         }

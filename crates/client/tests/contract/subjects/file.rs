@@ -1,6 +1,6 @@
 //! `file:`, on a directory of its own; a crash is a `kill -9` of a real process.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -97,7 +97,8 @@ fn the_process_that_is_killed() {
     let lock =
         locks.mutex(name).with(|lock| lock.keep_closed(seconds(keep_closed)).lock_delay(seconds(lock_delay)));
     let _held = lock.acquire().unwrap();
-    println!("holding");
+    let mut out = std::io::stdout();
+    writeln!(out, "holding").and_then(|()| out.flush()).unwrap();
     loop {
         std::thread::park();
     }
