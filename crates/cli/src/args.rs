@@ -25,28 +25,44 @@ pub enum Command {
     /// Run a command under a lock, and end it before the lock can be another's
     Run(Run),
     /// List locks in use
+    #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),
     /// Show who holds a lock and who waits for it
+    #[command(after_help = "Example:\n  lockkeeper show orders/42")]
     Show(Show),
     /// Follow locks as they change: the state first, then a line a change
+    #[command(
+        after_help = "Example:\n  lockkeeper watch --json | while read -r line; do echo \"$line\"; done"
+    )]
     Watch(Ls),
     /// End another's hold, giving its holder time to stop
+    #[command(
+        after_help = "Example:\n  lockkeeper break orders/42 --token 17 --reason 'hangs, see ticket 5'"
+    )]
     Break(Break),
     /// Ask what a token is worth now: exit code 0 if it is current, 1 if not
+    #[command(after_help = "Example:\n  lockkeeper check-token orders/42 17 && echo it is current")]
     CheckToken(CheckToken),
     /// Guard a file with tokens, from shell scripts
+    #[command(after_help = "Example:\n  lockkeeper fence enter stock.txt --token \"$LOCKKEEPER_TOKEN\"")]
     #[command(subcommand)]
     Fence(Fence),
     /// Measure a lock service
+    #[command(
+        after_help = "Example:\n  lockkeeper bench --locks file:///tmp/locks --workload handoff --clients 16 --processes --json"
+    )]
     Bench(Bench),
     /// Say what a lock service can do, and try it
+    #[command(after_help = "Example:\n  lockkeeper doctor file:///var/lib/lockkeeper")]
     Doctor(Doctor),
     /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  lockkeeper completions bash > /etc/bash_completion.d/lockkeeper")]
     Completions {
         /// Which shell.
         shell: clap_complete::Shell,
     },
     /// Write the man pages
+    #[command(after_help = "Example:\n  lockkeeper man /usr/local/share/man/man1")]
     Man {
         /// Where to; made if it isn't there.
         #[arg(default_value = "man")]
