@@ -4,9 +4,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::exit::{BUSY, LOST};
+use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
 /// Distributed locks that keep their promise even when a holder stalls.
@@ -24,28 +25,44 @@ pub enum Command {
     /// Run a command under a lock, and end it before the lock can be another's
     Run(Run),
     /// List locks in use
+    #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),
     /// Show who holds a lock and who waits for it
+    #[command(after_help = "Example:\n  lockkeeper show orders/42")]
     Show(Show),
     /// Follow locks as they change: the state first, then a line a change
+    #[command(
+        after_help = "Example:\n  lockkeeper watch --json | while read -r line; do echo \"$line\"; done"
+    )]
     Watch(Ls),
     /// End another's hold, giving its holder time to stop
+    #[command(
+        after_help = "Example:\n  lockkeeper break orders/42 --token 17 --reason 'hangs, see ticket 5'"
+    )]
     Break(Break),
     /// Ask what a token is worth now: exit code 0 if it is current, 1 if not
+    #[command(after_help = "Example:\n  lockkeeper check-token orders/42 17 && echo it is current")]
     CheckToken(CheckToken),
     /// Guard a file with tokens, from shell scripts
+    #[command(after_help = "Example:\n  lockkeeper fence enter stock.txt --token \"$LOCKKEEPER_TOKEN\"")]
     #[command(subcommand)]
     Fence(Fence),
     /// Measure a lock service
+    #[command(
+        after_help = "Example:\n  lockkeeper bench --locks file:///tmp/locks --workload handoff --clients 16 --processes --json"
+    )]
     Bench(Bench),
     /// Say what a lock service can do, and try it
+    #[command(after_help = "Example:\n  lockkeeper doctor file:///var/lib/lockkeeper")]
     Doctor(Doctor),
     /// Print a completion script for a shell
+    #[command(after_help = "Example:\n  lockkeeper completions bash > /etc/bash_completion.d/lockkeeper")]
     Completions {
         /// Which shell.
         shell: clap_complete::Shell,
     },
     /// Write the man pages
+    #[command(after_help = "Example:\n  lockkeeper man /usr/local/share/man/man1")]
     Man {
         /// Where to; made if it isn't there.
         #[arg(default_value = "man")]
@@ -66,15 +83,18 @@ pub struct Service {
 
 /// `run`.
 #[derive(Args, Debug)]
-#[command(after_help = "\
+#[command(
+    override_usage = "lockkeeper run [OPTIONS] NAME -- COMMAND...",
+    after_help = "\
 Examples:
   lockkeeper run backup -- tar cf /backup/srv.tar /srv
   lockkeeper run --try cron/nightly -- ./nightly.sh        # exit code 75 if another one runs
-  lockkeeper run --permit 3 gpu -- ./train.sh              # three at a time; see LOCKKEEPER_SLOT
+  lockkeeper run --permit=3 gpu -- ./train.sh              # three at a time; see LOCKKEEPER_SLOT
   lockkeeper run --shared config -- ./read.sh
 
 The command gets LOCKKEEPER_NAME, LOCKKEEPER_TOKEN and, for permits, LOCKKEEPER_SLOT. Its exit code is passed on;
-docs/cli.md lists ours.")]
+docs/cli.md lists ours."
+)]
 pub struct Run {
     #[command(flatten)]
     #[allow(missing_docs)]
@@ -92,7 +112,7 @@ pub struct Run {
     #[arg(long, conflicts_with = "permit")]
     pub shared: bool,
     /// Take one of N permits; without N, of the number that is in force
-    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = false)]
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     pub permit: Option<Option<u32>>,
     /// End the command after so long (exit code 76)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -107,14 +127,17 @@ pub struct Run {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_delay: Option<Duration>,
     /// Say what it is for, to people who look
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub meta: Vec<String>,
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
+    pub meta: Vec<(String, String)>,
     /// The exit code when the lock isn't free
     #[arg(long, value_name = "CODE", default_value_t = BUSY)]
     pub busy_exit: u8,
     /// The exit code when the lock was lost
     #[arg(long, value_name = "CODE", default_value_t = LOST)]
     pub lost_exit: u8,
+    /// Say what is waited for, also without a terminal
+    #[arg(short, long)]
+    pub verbose: bool,
     /// Write what happened to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub status_file: Option<PathBuf>,
@@ -122,7 +145,7 @@ pub struct Run {
     #[arg(value_name = "NAME")]
     pub name: OsString,
     /// The command and its arguments
-    #[arg(value_name = "COMMAND", last = true, required = true)]
+    #[arg(value_name = "COMMAND", last = true)]
     pub argv: Vec<OsString>,
 }
 
@@ -290,4 +313,104 @@ pub struct Doctor {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+fn key_value(typed: &str) -> Result<(String, String), &'static str> {
+    let pair = typed.split_once('=').filter(|(key, _)| !key.is_empty());
+    pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
+}
+
+/// Reads the command line. Help and version are printed here, and end the program.
+///
+/// # Errors
+/// [`USAGE`], in one line.
+pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
+    let words = permits_joined(words.into_iter().collect());
+    let error = match Cli::try_parse_from(&words) {
+        Ok(cli) => return Ok(cli),
+        Err(error) => error,
+    };
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            // A standard error that is gone changes nothing: the arguments are wrong anyway.
+            let _ = error.print();
+            std::process::exit(i32::from(USAGE));
+        }
+        _ => {}
+    }
+    let mut text = one_line(&error.to_string());
+    let is_run = words.get(1).is_some_and(|word| word == "run");
+    if is_run && error.kind() == ErrorKind::UnknownArgument && !words.iter().any(|word| word == "--") {
+        text.push_str("; the command goes behind `--`, as in `lockkeeper run NAME -- COMMAND`");
+    }
+    Err(Failure::new(USAGE, text))
+}
+
+/// `--permit 3 NAME --` as `--permit=3 NAME --`. Without the `=`, clap can't tell the number from the name; a name must
+/// follow, so we can.
+fn permits_joined(mut words: Vec<OsString>) -> Vec<OsString> {
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let options = &words[..end];
+    let is_number = |word: &OsString| {
+        word.to_str().is_some_and(|word| !word.is_empty() && word.bytes().all(|b| b.is_ascii_digit()))
+    };
+    if options.get(1).is_none_or(|word| word != "run") {
+        return words;
+    }
+    let at = options.windows(3).position(|three| three[0] == "--permit" && is_number(&three[1]));
+    if let Some(at) = at {
+        let number = words.remove(at + 1);
+        words[at].push("=");
+        words[at].push(number);
+    }
+    words
+}
+
+/// The first paragraphs of clap's message, without its usage text.
+fn one_line(message: &str) -> String {
+    let message = message.strip_prefix("error: ").unwrap_or(message);
+    let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
+    let told =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    told.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn permit(line: &str) -> Option<Option<Option<u32>>> {
+        match parse(line.split(' ').map(OsString::from)).ok()?.command {
+            Command::Run(run) => Some(run.permit),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn the_number_of_permits_may_be_written_with_or_without_an_equals_sign() {
+        assert_eq!(permit("lockkeeper run --permit=3 gpu -- true"), Some(Some(Some(3))));
+        assert_eq!(permit("lockkeeper run --permit 3 gpu -- true"), Some(Some(Some(3))));
+        assert_eq!(permit("lockkeeper run --permit gpu -- true"), Some(Some(None)));
+        assert_eq!(permit("lockkeeper run --permit 3 -- true"), Some(Some(None)), "a lock named 3");
+        assert_eq!(permit("lockkeeper run gpu -- x --permit 3 y"), Some(None), "the command's own");
+    }
+
+    #[test]
+    fn wrong_arguments_are_one_line_that_quotes_them() {
+        for (line, quoted) in [
+            ("lockkeeper run x true", "behind `--`"),
+            ("lockkeeper run --wait 5 x -- true", "'5'"),
+            ("lockkeeper run --try --wait 5s x -- true", "--wait"),
+            ("lockkeeper nonsense", "nonsense"),
+            ("lockkeeper show", "<NAME>"),
+        ] {
+            let failure = parse(line.split(' ').map(OsString::from)).unwrap_err();
+            assert_eq!(failure.code, USAGE, "{line}");
+            assert!(
+                failure.message.contains(quoted) && !failure.message.contains('\n'),
+                "{line}: {failure:?}"
+            );
+        }
+    }
 }

@@ -1,4 +1,5 @@
 //! How data are printed: text for people, JSON for programs; both on standard output and nowhere else.
+//! What is said to people beside that goes to standard error. Nothing is coloured but clap's help, which knows `NO_COLOR`.
 
 use std::io::Write;
 use std::time::Duration;
@@ -7,6 +8,11 @@ use lockkeeper::{HolderInfo, HolderState, LockInfo, WaiterInfo};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, IO};
+
+/// Says something to people, on standard error. That it can't be said is no reason to stop a job.
+pub fn say(text: impl std::fmt::Display) {
+    let _ = writeln!(std::io::stderr().lock(), "lockkeeper: {text}");
+}
 
 /// Prints a line. A reader that has gone away ends us quietly, as it does `cat`.
 ///

@@ -17,16 +17,16 @@ const SYSTEM_DIR: &str = "/var/lib/lockkeeper";
 /// # Errors
 /// None was given and there is no home to keep locks in.
 pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
-    if let Some(given) = given {
+    if let Some(given) = given.filter(|given| !given.is_empty()) {
         return Ok(given.to_owned());
     }
     let (dir, whom) = default_dir()?;
     if !local {
-        eprintln!(
-            "lockkeeper: locks in {}: they exclude {whom} on this host, nothing else (--local silences this line; \
+        crate::output::say(format_args!(
+            "locks in {}: they exclude {whom} on this host, nothing else (--local silences this line; \
              --locks URL names another lock service)",
             dir.display()
-        );
+        ));
     }
     let path: String = dir.as_os_str().as_bytes().iter().map(|&byte| encoded(byte)).collect();
     Ok(format!("file://{path}"))

@@ -139,6 +139,14 @@ impl Url {
     }
 }
 
+/// Takes an address apart, whatever its scheme; a lock service need not answer to it.
+impl FromStr for Url {
+    type Err = UrlError;
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        Self::parse(text, &[])
+    }
+}
+
 impl std::fmt::Display for Url {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:", self.scheme)?;

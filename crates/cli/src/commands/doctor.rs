@@ -1,7 +1,10 @@
 //! `doctor`: what a lock service can do, what it promises, and whether it works right now.
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use lockkeeper::url::Url;
 use lockkeeper::{Fencing, Promise, Wait};
 use serde_json::{Value, json};
 
@@ -27,6 +30,10 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     guard.release().await.map_err(|error| Failure::new(crate::exit::UNAVAILABLE, error.to_string()))?;
     let released = began.elapsed();
 
+    let settings = match can.backend {
+        "file" => directory(&url),
+        _ => Vec::new(),
+    };
     let promise = |promise: &Promise| match promise {
         Promise::Kept => "kept",
         Promise::KeptIf(_) => "kept if",
@@ -44,7 +51,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
         output::json(&json!({
             "url": url, "backend": can.backend, "excludes": can.reach.to_string(), "abilities": abilities,
             "promises": promises, "acquire_us": acquired.as_micros() as u64, "release_us": released.as_micros() as u64,
-            "token": token.map(lockkeeper::Token::get),
+            "token": token.map(lockkeeper::Token::get), "settings": settings,
         }))?;
         return Ok(OK);
     }
@@ -68,7 +75,53 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     for (index, promise) in can.promises.iter().enumerate() {
         output::line(format!("P{:<3} {promise}", index + 1))?;
     }
+    for said in settings {
+        output::line(format!("here: {said}"))?;
+    }
     Ok(OK)
+}
+
+/// What the place of a lock directory makes of the promises.
+fn directory(url: &str) -> Vec<String> {
+    let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
+    let path = Path::new(&parsed.path);
+    let Ok(metadata) = path.metadata() else {
+        return vec![format!("`{}` can't be looked at", path.display())];
+    };
+    let mode = metadata.permissions().mode() & 0o7777;
+    let who = match mode {
+        _ if mode & 0o002 != 0 => "every user of this host may hold, break and destroy these locks",
+        _ if mode & 0o020 != 0 => "its owner and group may hold, break and destroy these locks",
+        _ => "only its owner may use these locks",
+    };
+    let mut said = vec![format!("mode {mode:04o}, owner {}: {who}", metadata.uid())];
+    if let Some(kind) = filesystem(path) {
+        let spoils = match kind.as_str() {
+            "tmpfs" | "ramfs" => {
+                ": gone after a reboot; tokens then go on above by the wall clock, and a lock that is kept closed opens"
+            }
+            "overlay" => {
+                ": a container's own layer; other containers are not excluded, and it goes with the container"
+            }
+            _ => "",
+        };
+        said.push(format!("filesystem {kind}{spoils}"));
+    }
+    said
+}
+
+/// The type of the filesystem that a path is on, as the kernel calls it.
+fn filesystem(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let mounted = mounts.lines().filter_map(|line| {
+        let (place, kind) = line.split_once(" - ")?;
+        // Spaces and the like are written as octal escapes; such mount points are not looked for.
+        let place = place.split(' ').nth(4)?;
+        path.starts_with(place).then(|| (place.len(), kind.split(' ').next().unwrap_or_default().to_owned()))
+    });
+    // The last of equals is on top.
+    mounted.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
 }
 
 fn show(token: Option<lockkeeper::Token>) -> String {

@@ -7,7 +7,7 @@ use lockkeeper_fence::{FileError, FileFence, Refused, Section};
 use serde_json::json;
 
 use crate::args::{Fence, FenceArgs, FenceMode};
-use crate::exit::{Failure, IO, OK, STALE, USAGE, chain};
+use crate::exit::{Failure, IO, OK, STALE, USAGE, chain, code_below};
 use crate::output;
 
 pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
@@ -36,9 +36,9 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
         Ok(()) => Ok(OK),
         Err(error) => {
             let code = match &error {
-                FileError::Refused(Refused::SharedWrite { .. } | Refused::SlotWithoutPermit { .. }) => USAGE,
+                FileError::Refused(Refused::SharedWrite { .. }) => USAGE,
                 FileError::Refused(_) => STALE,
-                _ => IO,
+                _ => code_below(&error).unwrap_or(IO),
             };
             Err(Failure::new(code, if args.json { String::new() } else { chain(&error) }))
         }

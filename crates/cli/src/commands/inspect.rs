@@ -7,7 +7,8 @@ use lockkeeper::{LockInfo, LockName};
 use serde_json::{Value, json};
 
 use crate::args::{Ls, Show};
-use crate::exit::{Failure, OK};
+use crate::exit::{Failure, INTERNAL, OK};
+use crate::guardian::{Signal, Signals};
 use crate::output::{self, holder_text, lock_json};
 use crate::settings;
 
@@ -74,6 +75,8 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     let locks = settings::connect(&url, "watch").await?;
     let mut known: BTreeMap<LockName, (LockInfo, String)> = BTreeMap::new();
     let mut first = true;
+    let mut signals =
+        Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
     loop {
         let mut now: BTreeMap<LockName, (LockInfo, String)> = BTreeMap::new();
         for info in locks.list(prefix.as_ref()).await? {
@@ -90,8 +93,17 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
         }
         known = now;
         first = false;
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = ended(&mut signals) => return Ok(OK),
+        }
     }
+}
+
+/// Somebody has seen enough.
+async fn ended(signals: &mut Signals) {
+    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+    while !matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {}
 }
 
 /// What must differ for a change to be worth a line: not the ages.

@@ -1,0 +1,144 @@
+//! The command while it runs: the guardian's and the lock's news, and the wrapper's signals.
+
+use std::time::Duration;
+
+use lockkeeper::{BootInstant, Guard, LockName, LossCause, Lost, Unfenced};
+use tokio::time::MissedTickBehavior;
+
+use super::End;
+use crate::args::Run;
+use crate::guardian::{Event, Guarded, Outcome, Reason, Signals, SpawnError, Spec, boot_now};
+use crate::output::say;
+
+/// How long the command may run.
+pub(super) struct Limits {
+    /// SIGKILL at the latest because of `--max-hold`, a grace after it (`CLOCK_BOOTTIME`, ns).
+    latest: Option<u64>,
+    /// How often to look whether the lease was renewed, where there is one.
+    renewals: Option<Duration>,
+    grace: Duration,
+}
+
+impl Limits {
+    /// The lock was granted just now.
+    pub(super) fn from_now(max_hold: Option<Duration>, renewals: Option<Duration>, grace: Duration) -> Self {
+        let latest = max_hold.map(|max| boot_now().saturating_add(nanos(max)).saturating_add(nanos(grace)));
+        Self { latest, renewals, grace }
+    }
+
+    /// What the guardian is told: the end of the lease, or that of `--max-hold` and its grace if it is earlier.
+    fn deadline(&self, lease: Option<BootInstant>) -> Option<u64> {
+        [lease.map(BootInstant::as_nanos), self.latest].into_iter().flatten().min()
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// What the guardian needs to know.
+///
+/// # Errors
+/// [`Lost`] if the lock is lost already.
+pub(super) fn spec(
+    args: &Run,
+    name: &LockName,
+    guard: &Guard<Unfenced>,
+    limits: &Limits,
+) -> Result<Spec, Lost> {
+    let text = |value: Option<String>| value.map(Into::into);
+    Ok(Spec {
+        argv: args.argv.clone(),
+        // What is not of this hold is removed: the wrapper may run under another lock.
+        env: vec![
+            ("LOCKKEEPER_NAME".into(), Some(name.as_str().into())),
+            ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
+            ("LOCKKEEPER_SLOT".into(), text(guard.slot().map(|slot| slot.to_string()))),
+        ],
+        lock_fds: guard.descriptors(),
+        valid_until: limits.deadline(guard.valid_until()?),
+        grace: limits.grace,
+    })
+}
+
+/// Runs the command to the end of its last descendant.
+pub(super) async fn supervise(
+    spec: Spec,
+    name: &LockName,
+    guard: &Guard<Unfenced>,
+    limits: &Limits,
+    signals: &mut Signals,
+) -> Result<End, SpawnError> {
+    let name = name.as_str();
+    let mut told_until = spec.valid_until;
+    let mut guarded = Guarded::spawn(spec).await?;
+    let mut outcome: Option<Outcome> = None;
+    let mut cause: Option<LossCause> = None;
+    let lost = guard.lost();
+    let mut renewals = limits.renewals.map(|every| {
+        let mut ticks = tokio::time::interval(every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+        ticks
+    });
+    let renewal = async |ticks: &mut Option<tokio::time::Interval>| match ticks {
+        Some(ticks) => drop(ticks.tick().await),
+        None => std::future::pending().await,
+    };
+    loop {
+        tokio::select! {
+            event = guarded.next() => match event {
+                Event::Stopped => guarded.stop_too(),
+                Event::Exited(how) => outcome = Some(how),
+                Event::LeftBehind { total, pids } => left_behind(name, total, &pids),
+                Event::Terminating(Reason::ValidUntil) => {
+                    let held_too_long = told_until.is_some() && told_until == limits.latest;
+                    let (why, text) = if held_too_long {
+                        (LossCause::MaxHold, "--max-hold is over")
+                    } else {
+                        (LossCause::Expired, "its lease is about to end without a renewal")
+                    };
+                    cause = Some(cause.unwrap_or(why));
+                    say(format_args!("`{name}`: {text}; ending the command"));
+                }
+                Event::Terminating(Reason::Told) => say("the guardian was told to stop; ending the command"),
+                Event::Terminating(Reason::Asked | Reason::WrapperGone) => {}
+                Event::Gone { .. } => return Ok(match (cause, outcome) {
+                    (Some(cause), outcome) => End::Lost(cause, outcome),
+                    (None, Some(outcome)) => End::Ran(outcome),
+                    (None, None) => End::GuardianDied,
+                }),
+                Event::GuardianDied => {
+                    say(format_args!("the guardian of `{name}` was killed; the command and all it started were ended"));
+                    return Ok(End::GuardianDied);
+                }
+            },
+            () = lost.cancelled(), if cause.is_none() => {
+                let why = guard.loss().unwrap_or(LossCause::Expired);
+                cause = Some(why);
+                say(format_args!("the lock `{name}` was lost: {why}; ending the command"));
+                // Only a break leaves time to stop: otherwise someone else may hold the lock by now.
+                let grace = if why == LossCause::Broken { nanos(limits.grace) } else { 0 };
+                guarded.end(boot_now().saturating_add(grace));
+            }
+            received = signals.next() => guarded.relay(received),
+            () = renewal(&mut renewals) => {
+                // After a loss nothing is told: the guardian ends the command by what it knows.
+                let until = guard.valid_until().ok().and_then(|until| limits.deadline(until));
+                if let Some(until) = until.filter(|_| until != told_until) {
+                    told_until = Some(until);
+                    guarded.set_valid_until(until);
+                }
+            }
+        }
+    }
+}
+
+fn left_behind(name: &str, total: u32, pids: &[i32]) {
+    let shown: Vec<String> = pids.iter().take(5).map(i32::to_string).collect();
+    let more = if pids.len() > shown.len() { ", …" } else { "" };
+    say(format_args!(
+        "the command has ended, but left {total} running ({}{more}); `{name}` is held until the last has ended; \
+         SIGTERM or Ctrl-C ends them",
+        shown.join(", ")
+    ));
+}

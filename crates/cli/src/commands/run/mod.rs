@@ -1,0 +1,193 @@
+//! `run`: a command under a lock.
+//!
+//! Takes the lock (`waiting`), hands command and deadline to the guardian (`job`), and gives the lock back once every
+//! descendant is gone. Chooses the exit code and writes the status file.
+
+mod job;
+mod progress;
+mod status;
+mod waiting;
+
+use std::time::Duration;
+
+use lockkeeper::{Guard, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
+
+use self::status::{Outcome, Status, StatusFile};
+use crate::args::Run;
+use crate::exit::{self, Failure};
+use crate::guardian::{self, Signals, SpawnError};
+use crate::{output, settings};
+
+/// Where nothing expires, nothing hurries either; as the library.
+const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
+/// The library ends a lost hold so long after the guardian's SIGKILL at the latest; we release it before.
+const GRACE_OF_THE_HOLD: Duration = Duration::from_secs(5);
+/// Closing the session is a courtesy: it ends with the process.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
+
+/// Why `run` ends, for exit code and status file.
+enum End {
+    /// The command ran to its end under the lock.
+    Ran(guardian::Outcome),
+    /// Not free, and no wait was wanted.
+    Busy(String),
+    /// Not free in time.
+    TimedOut(String),
+    /// Lost while the command ran; the command has ended, if it could be seen how.
+    Lost(LossCause, Option<guardian::Outcome>),
+    /// A signal came while it waited.
+    Interrupted(guardian::Signal),
+    /// The guardian was killed; everything has ended.
+    GuardianDied,
+}
+
+/// What is known of the hold, for the status file.
+#[derive(Default)]
+struct Held {
+    token: Option<u64>,
+    slot: Option<u32>,
+}
+
+pub(super) async fn run(args: Run) -> Result<u8, Failure> {
+    let file = args.status_file.as_deref().map(StatusFile::prepare).transpose()?;
+    let mut held = Held::default();
+    let end = try_run(&args, &mut held).await;
+    let code = match &end {
+        Ok(End::Ran(outcome)) => outcome.exit_code(),
+        Ok(End::Busy(_) | End::TimedOut(_)) => args.busy_exit,
+        Ok(End::Lost(..)) => args.lost_exit,
+        Ok(End::Interrupted(signal)) => 128 + *signal as u8,
+        Ok(End::GuardianDied) => exit::INTERNAL,
+        Err(failure) => failure.code,
+    };
+    if let Ok(End::Busy(text) | End::TimedOut(text)) = &end {
+        output::say(text);
+    }
+    if let Some(file) = file {
+        let name = args.name.to_string_lossy().into_owned();
+        let mut status = Status { name, token: held.token, slot: held.slot, exit: code, ..status_of(&end) };
+        if let Err(failure) = &end {
+            status.error = Some(failure.message.clone());
+        }
+        if let Err(failure) = file.write(&status) {
+            // The command's own outcome counts for more, where there is one.
+            return if code == exit::OK { Err(failure) } else { end.map(|_| failure.report()).map(|_| code) };
+        }
+    }
+    end.map(|_| code)
+}
+
+fn status_of(end: &Result<End, Failure>) -> Status {
+    let (outcome, child, error) = match end {
+        Ok(End::Ran(child)) => (Outcome::Ran, Some(*child), None),
+        Ok(End::Busy(text)) => (Outcome::Busy, None, Some(text.clone())),
+        Ok(End::TimedOut(text)) => (Outcome::TimedOut, None, Some(text.clone())),
+        Ok(End::Lost(cause, child)) => (Outcome::Lost, *child, Some(cause.to_string())),
+        Ok(End::Interrupted(signal)) => (Outcome::Failed, None, Some(format!("{signal} while it waited"))),
+        Ok(End::GuardianDied) => (Outcome::Failed, None, Some("the guardian was killed".to_owned())),
+        Err(_) => (Outcome::Failed, None, None),
+    };
+    let lost = if let Ok(End::Lost(cause, _)) = end { Some(*cause) } else { None };
+    Status { outcome, child, lost, error, ..Status::default() }
+}
+
+async fn try_run(args: &Run, held: &mut Held) -> Result<End, Failure> {
+    if args.argv.is_empty() {
+        let text = "no command to run; write it behind `--`, as in `lockkeeper run NAME -- COMMAND`";
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    let name = settings::lock_name(&args.name)?;
+    let mut signals = Signals::install()
+        .map_err(|error| Failure::system(exit::INTERNAL, "cannot listen to signals", &error))?;
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let purpose: Vec<_> = args.argv.iter().map(|word| word.to_string_lossy()).collect();
+    let locks = settings::connect(&url, &purpose.join(" ")).await?;
+    let leased = locks.capabilities().ttl;
+    let grace = grace(args, leased)?;
+    let lock = lock(&locks, &name, args, grace);
+    let waited = waiting::acquire(&locks, &lock, &name, &mut signals, args.verbose).await;
+    let guard = match waited? {
+        waiting::Waited::Acquired(guard) => guard,
+        waiting::Waited::Busy(busy) => return Ok(End::Busy(format!("`{}` is busy: {busy}", name.as_str()))),
+        waiting::Waited::TimedOut(waited) => {
+            let text = format!("`{}` did not become free within {}", name.as_str(), output::human(waited));
+            return Ok(End::TimedOut(text));
+        }
+        waiting::Waited::Interrupted(signal) => {
+            // Leaves the queue.
+            let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+            return Ok(End::Interrupted(signal));
+        }
+    };
+    let limits = job::Limits::from_now(args.max_hold, leased.then_some(args.ttl / 6), grace);
+    *held = Held { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() };
+    let ended = match job::spec(args, &name, &guard, &limits) {
+        Ok(spec) => job::supervise(spec, &name, &guard, &limits, &mut signals).await,
+        Err(lost) => Ok(End::Lost(lost.cause, None)),
+    };
+    give_back(guard, &name, &ended).await;
+    let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+    ended.map_err(not_started)
+}
+
+/// Says what went wrong with the release, if the command's outcome doesn't say it already.
+async fn give_back(guard: Guard<Unfenced>, name: &LockName, ended: &Result<End, SpawnError>) {
+    match (guard.release().await, ended) {
+        (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(End::Lost(..)) | Err(_)) => {}
+        (Err(error), _) => output::say(format_args!("`{}`: {error}", name.as_str())),
+    }
+}
+
+fn not_started(error: SpawnError) -> Failure {
+    let code = match &error {
+        SpawnError::NotFound { .. } => exit::NOT_FOUND,
+        SpawnError::NotExecutable { .. } | SpawnError::Other { .. } => exit::NOT_EXECUTABLE,
+        SpawnError::TooLate { .. } => exit::LOST,
+        _ => exit::INTERNAL,
+    };
+    let text = match std::error::Error::source(&error) {
+        Some(source) => format!("{error} ({source})"),
+        None => error.to_string(),
+    };
+    Failure::new(code, text)
+}
+
+fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unfenced> {
+    let name = name.as_str();
+    let lock = match (args.shared, args.permit) {
+        (true, _) => locks.rw(name).read(),
+        (false, Some(Some(permits))) => locks.semaphore(name, permits),
+        (false, Some(None)) => locks.semaphore_in_force(name),
+        (false, None) => locks.mutex(name),
+    };
+    let wait = match (args.try_, args.wait) {
+        (true, _) => lockkeeper::Wait::No,
+        (false, Some(limit)) => lockkeeper::Wait::For(limit),
+        (false, None) => lockkeeper::Wait::Forever,
+    };
+    let lock = lock
+        .wait(wait)
+        .ttl(args.ttl)
+        // The guardian's to watch over, so that it holds for a stopped wrapper too.
+        .max_hold(None)
+        .grace(grace + GRACE_OF_THE_HOLD)
+        .keep_closed(args.keep_closed.unwrap_or_default())
+        .lock_delay(args.lock_delay.unwrap_or_default());
+    args.meta.iter().fold(lock, |lock, (key, value)| lock.meta(key, value))
+}
+
+fn grace(args: &Run, leased: bool) -> Result<Duration, Failure> {
+    let default = if leased { args.ttl / 6 } else { GRACE_WITHOUT_LEASE };
+    let grace = args.grace.unwrap_or(default);
+    // A keep-alive is due every third of the ttl: with more grace, the job would be ended between two of them.
+    let most = args.ttl / 2;
+    if leased && grace > most {
+        let text = format!(
+            "--grace is {}, at most half the ttl ({}) is allowed; use a longer --ttl",
+            output::human(grace),
+            output::human(most)
+        );
+        return Err(Failure::new(exit::USAGE, text));
+    }
+    Ok(grace)
+}

@@ -1,0 +1,119 @@
+//! The status file: how it went, for scripts that must tell the command's exit code from ours.
+
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use lockkeeper::LossCause;
+use nix::unistd::{AccessFlags, access};
+use serde_json::json;
+
+use crate::exit::{self, Failure};
+use crate::guardian;
+
+/// How a `run` ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) enum Outcome {
+    /// The command ran under the lock; `exit_code` or `signal` says how it ended.
+    Ran,
+    /// The lock isn't free.
+    Busy,
+    /// The lock wasn't free in time.
+    TimedOut,
+    /// The lock was lost while the command ran.
+    Lost,
+    /// The command didn't run, or could not be watched to its end; `error` says why.
+    #[default]
+    Failed,
+}
+
+/// What the file says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Status {
+    pub(super) outcome: Outcome,
+    pub(super) name: String,
+    pub(super) token: Option<u64>,
+    pub(super) slot: Option<u32>,
+    pub(super) child: Option<guardian::Outcome>,
+    pub(super) lost: Option<LossCause>,
+    pub(super) exit: u8,
+    pub(super) error: Option<String>,
+}
+
+impl Default for Status {
+    fn default() -> Self {
+        Self {
+            outcome: Outcome::Failed,
+            name: String::new(),
+            token: None,
+            slot: None,
+            child: None,
+            lost: None,
+            exit: exit::OK,
+            error: None,
+        }
+    }
+}
+
+/// A file that can be written, as far as one can tell before.
+pub(super) struct StatusFile {
+    path: PathBuf,
+    directory: PathBuf,
+}
+
+impl StatusFile {
+    /// Looks whether the file can be made, before the command runs and not after.
+    pub(super) fn prepare(path: &Path) -> Result<Self, Failure> {
+        let directory = match path.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
+            Some(parent) => parent.to_owned(),
+            None => PathBuf::from("/"),
+        };
+        if path.file_name().is_none() || path.is_dir() {
+            let text = format!("the status file `{}` is a directory; give it a name", path.display());
+            return Err(Failure::new(exit::CANNOT_CREATE, text));
+        }
+        access(&directory, AccessFlags::W_OK | AccessFlags::X_OK)
+            .map_err(|errno| cannot_write(path, &io::Error::from(errno)))?;
+        Ok(Self { path: path.to_owned(), directory })
+    }
+
+    /// All of it or nothing: readers never see half a file.
+    pub(super) fn write(self, status: &Status) -> Result<(), Failure> {
+        let (code, signal) = match status.child {
+            Some(guardian::Outcome::Code(code)) => (Some(code), None),
+            Some(guardian::Outcome::Signal(signal)) => (None, Some(signal)),
+            None => (None, None),
+        };
+        let json = json!({
+            "outcome": match status.outcome {
+                Outcome::Ran => "ran",
+                Outcome::Busy => "busy",
+                Outcome::TimedOut => "timed-out",
+                Outcome::Lost => "lost",
+                Outcome::Failed => "failed",
+            },
+            "name": status.name,
+            "token": status.token,
+            "slot": status.slot,
+            "exit_code": code,
+            "signal": signal,
+            "lost": status.lost.map(LossCause::as_str),
+            "exit": status.exit,
+            "error": status.error,
+        });
+        let written = tempfile::Builder::new()
+            .prefix(".lockkeeper-status-")
+            // As a shell's redirection would make it, less the umask; not tempfile's own 0600.
+            .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
+            .tempfile_in(&self.directory)
+            .and_then(|mut file| {
+                writeln!(file, "{json}")?;
+                file.persist(&self.path).map(drop).map_err(|error| error.error)
+            });
+        written.map_err(|error| cannot_write(&self.path, &error))
+    }
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    Failure::system(exit::CANNOT_CREATE, &format!("cannot write the status file `{}`", path.display()), error)
+}

@@ -1,0 +1,121 @@
+//! Waiting for the lock: with one line on a terminal, and until a signal comes.
+
+use std::io::{IsTerminal, stderr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lockkeeper::{AcquireError, Busy, Guard, Lock, LockName, Locks, Unfenced};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
+
+use super::progress::Line;
+use crate::exit::Failure;
+use crate::guardian::{Signal, Signals};
+use crate::output;
+
+/// How the wait ended.
+pub(super) enum Waited {
+    Acquired(Guard<Unfenced>),
+    Busy(Busy),
+    TimedOut(Duration),
+    Interrupted(Signal),
+}
+
+/// Most waits are over before anybody could read about them.
+const FIRST_LOOK: Duration = Duration::from_millis(200);
+const LOOKS: Duration = Duration::from_secs(1);
+
+/// Nothing was told of the queue yet.
+const UNKNOWN: u64 = u64::MAX;
+
+pub(super) async fn acquire(
+    locks: &Locks,
+    lock: &Lock<Unfenced>,
+    name: &LockName,
+    signals: &mut Signals,
+    verbose: bool,
+) -> Result<Waited, Failure> {
+    let ahead = Arc::new(AtomicU64::new(UNKNOWN));
+    let lock = lock.clone().on_queued({
+        let ahead = ahead.clone();
+        move |waiters| ahead.store(waiters, Ordering::Relaxed)
+    });
+    let on_terminal = stderr().is_terminal();
+    let mut line: Option<Line> = None;
+    let mut looks = interval_at(Instant::now() + FIRST_LOOK, LOOKS);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut tells = on_terminal || verbose;
+    let acquiring = lock.acquire();
+    tokio::pin!(acquiring);
+    loop {
+        tokio::select! {
+            // A grant that is there counts before a signal: it is given back in order then.
+            biased;
+            acquired = &mut acquiring => {
+                // Cleared before anything else is written to the terminal.
+                drop(line);
+                return match acquired {
+                    Ok(guard) => Ok(Waited::Acquired(guard)),
+                    Err(AcquireError::Busy(busy)) => Ok(Waited::Busy(busy)),
+                    Err(AcquireError::TimedOut { waited }) => Ok(Waited::TimedOut(waited)),
+                    Err(error) => Err(error.into()),
+                };
+            }
+            received = signals.next() => {
+                if matches!(received.signal, Signal::SIGTERM | Signal::SIGINT | Signal::SIGHUP | Signal::SIGQUIT) {
+                    return Ok(Waited::Interrupted(received.signal));
+                }
+            }
+            _ = looks.tick(), if tells => {
+                let text = tokio::select! {
+                    biased;
+                    text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
+                    // A service that answers slowly must not hold the grant up.
+                    () = tokio::time::sleep(LOOKS) => continue,
+                };
+                if on_terminal {
+                    line.get_or_insert_with(Line::new).show(text);
+                } else {
+                    output::say(text);
+                    tells = false;
+                }
+            }
+        }
+    }
+}
+
+/// Position, who holds, since when.
+async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
+    let mut text = format!("waiting for `{}`", name.as_str());
+    if ahead != UNKNOWN {
+        text = format!("{text}, {} in the queue", ordinal(ahead.saturating_add(1)));
+    }
+    // What can't be found out is left out: the wait itself goes on.
+    let Ok(lock) = locks.inspect(name).await else { return text };
+    match lock.holders.as_slice() {
+        [] => text,
+        [holder] => format!("{text}: {}", output::holder_text(holder)),
+        [holder, rest @ ..] => format!("{text}: {} and {} more", output::holder_text(holder), rest.len()),
+    }
+}
+
+fn ordinal(number: u64) -> String {
+    let ending = match (number % 10, number % 100) {
+        (1, tens) if tens != 11 => "st",
+        (2, tens) if tens != 12 => "nd",
+        (3, tens) if tens != 13 => "rd",
+        _ => "th",
+    };
+    format!("{number}{ending}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinals() {
+        let shown = [1, 2, 3, 4, 11, 12, 13, 21, 111].map(ordinal);
+        assert_eq!(shown, ["1st", "2nd", "3rd", "4th", "11th", "12th", "13th", "21st", "111th"]);
+    }
+}

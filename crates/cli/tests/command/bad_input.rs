@@ -1,0 +1,160 @@
+//! Wrong input: one clear line with the value, the limit and what to do; a documented code; nothing run.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+
+use lockkeeper_cli::exit;
+
+use crate::support::{CommandExt, Place};
+
+/// `run` with this name must fail before the command runs.
+#[track_caller]
+fn bad_name(name: &OsStr, words: &[&str]) {
+    let place = Place::new();
+    let command = ["run"].map(OsString::from).into_iter().chain([name.to_owned()]);
+    let command = command.chain(["--", "touch", "it-ran"].map(OsString::from));
+    place.lockkeeper(command).ended().is_one_line(exit::USAGE, words);
+    assert!(!place.path("it-ran").exists());
+}
+
+#[test]
+fn names_that_are_none() {
+    bad_name(OsStr::new(""), &["name is empty", "1 to 512 bytes"]);
+    bad_name(OsStr::new(&"a".repeat(513)), &["513 bytes", "at most 512"]);
+    bad_name(OsStr::new("a//b"), &["\"a//b\"", "empty segment at byte 2"]);
+    bad_name(OsStr::new("/a"), &["empty segment"]);
+    bad_name(OsStr::new("a\nb"), &["U+000A"]);
+    bad_name(OsStr::from_bytes(b"a\xffb"), &["not UTF-8", "byte 1"]);
+}
+
+/// An argument can't contain a NUL: the system ends it there. So a NUL can't reach us at all.
+#[test]
+fn a_nul_can_not_be_in_an_argument() {
+    let place = Place::new();
+    let refused = place.lockkeeper(["show", "a\0b"]).spawn().unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
+}
+
+#[test]
+fn every_command_with_a_name_refuses_bad_ones() {
+    for line in
+        ["show a//b", "ls a//b", "watch a//b", "check-token a//b 7", "break a//b --token 7 --reason x"]
+    {
+        Place::new().ran(line).is_one_line(exit::USAGE, &["\"a//b\"", "empty segment"]);
+    }
+}
+
+#[test]
+fn durations_out_of_range_and_without_a_unit() {
+    for (options, words) in [
+        ("--ttl 0s", &["ttl", "0ns", "1 s to 1 h"][..]),
+        ("--ttl 1ms", &["ttl", "1ms", "1 s to 1 h"]),
+        ("--ttl 10years", &["ttl", "315576000s", "1 s to 1 h"]),
+        ("--ttl 5", &["--ttl", "'5'", "5s"]),
+        ("--wait soon", &["--wait", "'soon'", "5s"]),
+        ("--keep-closed 25h", &["keep_closed", "90000s", "86400s"]),
+        ("--lock-delay 2h", &["lock_delay", "7200s", "3600s"]),
+    ] {
+        let place = Place::new();
+        place.ran(&format!("run {options} x -- touch it-ran")).is_one_line(exit::USAGE, words);
+        assert!(!place.path("it-ran").exists(), "{options}");
+    }
+}
+
+#[test]
+fn a_grace_that_would_end_the_job_between_two_renewals_is_refused() {
+    let ended = Place::new().ran("run --locks memory: --ttl 2s --grace 1500ms x -- true");
+    ended.is_one_line(exit::USAGE, &["--grace is 1s 500ms", "half the ttl (1s)", "longer --ttl"]);
+}
+
+#[test]
+fn permits_of_none_too_many_or_another_number() {
+    let place = Place::new();
+    place.ran("run --permit=0 x -- true").is_one_line(exit::USAGE, &["permits is 0", "1 to 65536"]);
+    place.ran("run --permit=65537 x -- true").is_one_line(exit::USAGE, &["65537", "1 to 65536"]);
+    place.ran("run --permit x -- true").is_one_line(exit::USAGE, &["`x`", "say how many permits"]);
+    let _holder = place.holder("gpu", &["--permit=2"]);
+    place.ran("run --permit=3 gpu -- true").is_one_line(exit::USAGE, &["gpu", "3", "2"]);
+}
+
+#[test]
+fn commands_that_can_not_run() {
+    let place = Place::new();
+    place.ran("run x").is_one_line(exit::USAGE, &["no command", "`--`"]);
+    place.ran("run x --").is_one_line(exit::USAGE, &["no command", "`--`"]);
+    place.ran("run x true").is_one_line(exit::USAGE, &["'true'", "behind `--`"]);
+    place
+        .ran("run x -- no-such-program")
+        .is_one_line(exit::NOT_FOUND, &["`no-such-program`", "not found", "PATH"]);
+    std::fs::write(place.path("data"), "text").unwrap();
+    place
+        .ran("run x -- ./data")
+        .is_one_line(exit::NOT_EXECUTABLE, &["`./data`", "not executable", "permissions"]);
+    assert_eq!(place.shown("x")["holders"].as_array().unwrap().len(), 0, "released all the same");
+}
+
+#[test]
+fn urls_that_are_none() {
+    let place = Place::new();
+    for (url, words) in [
+        ("fil:///x", &["`fil:`", "did you mean `file:`"][..]),
+        ("nonsense", &["`nonsense`", "scheme", "file:///dir"]),
+        ("file:///tmp/x?fuze=allow", &["`fuze`", "did you mean `fuse`"]),
+        ("file://host/x", &["host", "three slashes"]),
+    ] {
+        place.ran(&format!("run --locks {url} x -- true")).is_one_line(exit::USAGE, words);
+    }
+}
+
+#[test]
+fn lock_directories_that_can_not_be() {
+    let place = Place::new();
+    std::fs::write(place.path("file"), "").unwrap();
+    let url = |name: &str| format!("ls --locks file://{}", place.path(name).display());
+    place.ran(&url("file/locks")).is_one_line(exit::CANNOT_CREATE, &["file/locks"]);
+    place.ran("ls --locks file:///proc/no-locks").is_one_line(exit::CANNOT_CREATE, &["/proc/no-locks"]);
+    std::fs::create_dir(place.path("newer")).unwrap();
+    std::fs::write(place.path("newer/FORMAT"), "lockkeeper-file 99\n").unwrap();
+    place.ran(&url("newer")).is_one_line(exit::IO, &["newer", "99"]);
+}
+
+/// `/sys` lets nobody make a directory, not even root, as whom tests may run.
+#[test]
+fn a_lock_directory_that_may_not_be_made() {
+    Place::new()
+        .ran("run --locks file:///sys/locks x -- true")
+        .is_one_line(exit::PERMISSION, &["/sys/locks"]);
+}
+
+#[test]
+fn without_a_home_directory_it_says_what_to_do() {
+    let place = Place::new();
+    // A system directory, where there is one, needs no home.
+    if !std::path::Path::new("/var/lib/lockkeeper").exists() {
+        let ended = place.bare(["run", "x", "--", "true"]).env_remove("HOME").ended();
+        ended.is_one_line(exit::CONFIG, &["HOME", "--locks file:///dir"]);
+        let ended = place.bare(["ls"]).env("HOME", "relative").ended();
+        ended.is_one_line(exit::CONFIG, &["--locks file:///dir"]);
+    }
+}
+
+#[test]
+fn wrong_words() {
+    let place = Place::new();
+    place.ran("nonsense").is_one_line(exit::USAGE, &["'nonsense'"]);
+    place.ran("show").is_one_line(exit::USAGE, &["<NAME>"]);
+    place.ran("run --busy-exit 256 x -- true").is_one_line(exit::USAGE, &["256", "255"]);
+    place.ran("run --meta nonsense x -- true").is_one_line(exit::USAGE, &["nonsense", "KEY=VALUE"]);
+    place.ran("run --try --wait 5s x -- true").is_one_line(exit::USAGE, &["--wait", "--try"]);
+    place.ran("check-token x 1.5").is_one_line(exit::USAGE, &["1.5"]);
+    place.ran("break x --token 0 --reason y").is_one_line(exit::USAGE, &["0 is not a token", "2^53"]);
+    place.ran("bench --clients 0").is_one_line(exit::USAGE, &["0", "1.."]);
+}
+
+#[test]
+fn a_status_file_that_can_not_be_written_is_told_before_the_command_runs() {
+    let place = Place::new();
+    let ended = place.ran("run --status-file no/such/dir/s.json x -- touch it-ran");
+    ended.is_one_line(exit::CANNOT_CREATE, &["no/such/dir/s.json"]);
+    assert!(!place.path("it-ran").exists());
+}

@@ -1,0 +1,113 @@
+//! `docs/cli.md`, help, completions and manual pages against the program's own definition.
+
+use std::collections::BTreeSet;
+
+use clap::CommandFactory;
+use lockkeeper_cli::args::Cli;
+use lockkeeper_cli::exit;
+
+use crate::support::Place;
+
+const PAGE: &str = include_str!("../../../../docs/cli.md");
+
+/// The lines of a section, by its heading.
+fn section(heading: &str) -> &'static str {
+    let begin =
+        PAGE.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("docs/cli.md has no `{heading}`"));
+    let body = &PAGE[begin + heading.len() + 2..];
+    let level = heading.split(' ').next().unwrap();
+    let end = body.match_indices('\n').map(|(at, _)| at).find(|&at| {
+        let line = &body[at + 1..];
+        line.starts_with("## ") || line.starts_with(&format!("{level} "))
+    });
+    &body[..end.unwrap_or(body.len())]
+}
+
+/// What stands in backquotes in the first column of a section's tables, without what follows a space.
+fn first_column(section: &str) -> BTreeSet<String> {
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    rows.filter_map(|row| row.split('`').next())
+        .map(|cell| cell.split([' ', '[']).next().unwrap().to_owned())
+        .collect()
+}
+
+/// The long flags and positional arguments of a command, but those that all have.
+fn arguments(command: &clap::Command) -> BTreeSet<String> {
+    let own = command.get_arguments().filter(|argument| !argument.is_hide_set());
+    own.map(|argument| match argument.get_long() {
+        Some(long) => format!("--{long}"),
+        None => argument.get_value_names().unwrap()[0].to_string(),
+    })
+    .filter(|name| !["--help", "--version", "--locks", "--local", "--json"].contains(&name.as_str()))
+    .collect()
+}
+
+#[test]
+fn the_page_has_every_command_flag_and_argument_and_no_other() {
+    let cli = Cli::command();
+    let mut documented = BTreeSet::new();
+    for command in cli.get_subcommands() {
+        let inner: Vec<&clap::Command> = command.get_subcommands().collect();
+        let has = if inner.is_empty() {
+            arguments(command)
+        } else {
+            inner.iter().flat_map(|inner| arguments(inner)).collect()
+        };
+        let heading = format!("### `{}`", command.get_name());
+        assert_eq!(first_column(section(&heading)), has, "{heading}");
+        documented.insert(heading);
+    }
+    let headings: BTreeSet<String> =
+        PAGE.lines().filter(|line| line.starts_with("### `")).map(str::to_owned).collect();
+    assert_eq!(headings, documented);
+}
+
+#[test]
+fn the_page_has_every_exit_code_and_no_other() {
+    let documented: BTreeSet<String> = first_column(section("## Exit codes"));
+    let ours: BTreeSet<String> = exit::ALL.iter().map(u8::to_string).collect();
+    assert_eq!(documented, ours);
+}
+
+#[test]
+fn the_page_has_every_default() {
+    for command in Cli::command().get_subcommands() {
+        for argument in command.get_arguments() {
+            let (Some(long), [default]) = (argument.get_long(), argument.get_default_values()) else {
+                continue;
+            };
+            let heading = format!("### `{}`", command.get_name());
+            let row = section(&heading).lines().find(|line| line.starts_with(&format!("| `--{long}")));
+            let default = format!("`{}`", default.to_string_lossy());
+            if argument.get_action().takes_values() {
+                assert!(row.unwrap().contains(&default), "{heading} --{long}: {default}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_command_has_help_with_an_example_or_a_page() {
+    let place = Place::new();
+    for command in Cli::command().get_subcommands() {
+        let help = place.ran(&format!("{} --help", command.get_name()));
+        assert_eq!((help.code, help.err.as_str()), (0, ""), "{}", command.get_name());
+        assert!(help.out.contains("Usage: lockkeeper "), "{help:?}");
+        assert!(help.out.contains("Example"), "no example: {}", help.out);
+    }
+    assert_eq!(place.ran("--version").out, format!("lockkeeper {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!(place.ran("").code, i32::from(exit::USAGE));
+}
+
+#[test]
+fn completions_and_manual_pages_name_every_command() {
+    let place = Place::new();
+    assert_eq!(place.ran("man pages").code, 0);
+    for command in Cli::command().get_subcommands() {
+        let name = command.get_name();
+        assert!(place.path(&format!("pages/lockkeeper-{name}.1")).exists(), "{name}");
+        for shell in ["bash", "zsh", "fish"] {
+            assert!(place.ran(&format!("completions {shell}")).out.contains(name), "{shell} {name}");
+        }
+    }
+}

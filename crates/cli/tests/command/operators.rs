@@ -1,0 +1,139 @@
+//! `ls`, `show`, `watch`, `break`, `check-token`, `doctor`, `bench`.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{CommandExt, Place};
+
+#[test]
+fn who_holds_and_who_waits() {
+    let place = Place::new();
+    assert_eq!(place.ran("ls").out, "");
+    assert_eq!(place.ran("ls --json").out, "[]\n");
+    let holder = place.holder("orders/42", &["--meta", "ticket=5"]);
+    let _waiter = place.lockkeeper(["run", "orders/42", "--", "true"]).started();
+    place.wait_for_waiters("orders/42", 1);
+    let _other = place.holder("other", &[]);
+
+    let shown = place.shown("orders/42");
+    let held = &shown["holders"][0];
+    assert_eq!(held["token"], holder.token);
+    assert_eq!((&held["mode"], &held["state"]), (&json!("exclusive"), &json!("held")));
+    assert_eq!(held["meta"], json!({ "ticket": "5" }));
+    assert!(held["owner"].as_str().unwrap().contains("pid"), "{held}");
+    assert!(held["held_for_ms"].is_u64(), "{held}");
+    assert_eq!(shown["waiters"][0]["mode"], "exclusive");
+
+    let text = place.ran("show orders/42").out;
+    for words in ["orders/42", &holder.token.to_string(), "ticket=5", "1. in the queue"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    let listed: Value = serde_json::from_str(&place.ran("ls orders --json").out).unwrap();
+    assert_eq!(listed.as_array().unwrap().len(), 1, "only what is below the prefix");
+    assert_eq!(place.ran("ls").out.lines().count(), 2);
+}
+
+#[test]
+fn what_a_token_is_worth() {
+    let place = Place::new();
+    let holder = place.holder("x", &[]);
+    let ask = |token: u64| {
+        let ended = place.ran(&format!("check-token x {token} --json"));
+        let said: Value = serde_json::from_str(&ended.out).unwrap();
+        (ended.code, said["status"].as_str().unwrap().to_owned(), said["live_tokens"].clone())
+    };
+    assert_eq!(ask(holder.token), (0, "current".to_owned(), json!([])));
+    assert_eq!(ask(holder.token - 1), (1, "not current".to_owned(), json!([holder.token])));
+    assert_eq!(ask(holder.token + 1), (1, "never issued".to_owned(), json!([])));
+}
+
+#[test]
+fn a_break_hits_only_the_hold_that_it_names() {
+    let place = Place::new();
+    let holder = place.holder("x", &[]);
+    let ended = place.ran(&format!("break x --token {} --reason test", holder.token - 1));
+    assert_eq!(ended.code, i32::from(exit::NO));
+    assert!(ended.out.contains(&holder.token.to_string()), "{ended:?}");
+    let ended = place.ran(&format!("break x --token {} --reason test --now", holder.token));
+    ended.is_one_line(exit::USAGE, &["only the kernel ends a flock", "kill -9"]);
+    assert_eq!(place.shown("x")["holders"][0]["state"], "held");
+}
+
+#[test]
+fn watch_tells_the_state_then_changes_and_vacancies() {
+    let place = Place::new();
+    let first = place.holder("a", &[]);
+    let mut watching = place.lockkeeper(["watch", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(watching.stdout.take().unwrap()).lines();
+    let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
+    let said = next();
+    assert_eq!((&said["event"], &said["name"]), (&json!("state"), &json!("a")));
+    let _second = place.holder("b", &[]);
+    let said = next();
+    assert_eq!((&said["event"], &said["name"]), (&json!("changed"), &json!("b")));
+    first.signal(Signal::SIGTERM);
+    // Between the end of the hold and that of the record there may be one more look.
+    let vacant = std::iter::repeat_with(next).find(|said| said["event"] == "vacant").unwrap();
+    assert_eq!(vacant["name"], "a");
+    let pid = nix::unistd::Pid::from_raw(i32::try_from(watching.id()).unwrap());
+    nix::sys::signal::kill(pid, Signal::SIGINT).unwrap();
+    assert_eq!(watching.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn doctor_says_what_a_service_can_do_and_tries_it() {
+    let place = Place::new();
+    for url in [place.url(), "memory:".to_owned()] {
+        let ended = place.ran(&format!("doctor {url} --json"));
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+        let said: Value = serde_json::from_str(&ended.out).unwrap();
+        assert_eq!(said["abilities"].as_object().unwrap().len(), 13);
+        assert_eq!(said["promises"].as_object().unwrap().len(), 12);
+        assert!(said["token"].as_u64().unwrap() > 0 && said["acquire_us"].is_u64(), "{said}");
+        let text = place.ran(&format!("doctor {url}")).out;
+        for words in ["excludes", "tokens", "P1 ", "P12"] {
+            assert!(text.contains(words), "no {words:?} in {text}");
+        }
+    }
+}
+
+#[test]
+fn bench_has_exactly_the_promised_fields_whatever_it_measures() {
+    let place = Place::new();
+    for workload in ["uncontended", "handoff", "keepalive", "memory"] {
+        let line = format!("bench --locks memory: --workload {workload} --clients 2 --seconds 1 --json");
+        let ended = place.ran(&line);
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+        let said: Value = serde_json::from_str(&ended.out).unwrap();
+        for field in ["pairs_per_s", "handoffs_per_s", "cpu_us_per_pair", "bytes_per_lock"] {
+            assert!(said.get(field).is_some(), "no {field} in {said}");
+        }
+        for (field, parts) in
+            [("acquire_us", &["p50", "p99"][..]), ("release_us", &["p50"]), ("handoff_us", &["p50", "p99"])]
+        {
+            for part in parts {
+                assert!(said[field].get(part).is_some(), "no {field}.{part} in {said}");
+            }
+        }
+        let measured = match workload {
+            "uncontended" => &said["pairs_per_s"],
+            "handoff" => &said["handoff_us"]["p99"],
+            "memory" => &said["bytes_per_lock"],
+            _ => &said["clients"],
+        };
+        assert!(measured.as_f64().unwrap() > 0.0, "{said}");
+    }
+}
+
+#[test]
+fn the_processes_of_a_bench_hand_over_to_each_other() {
+    let place = Place::new();
+    let ended = place.ran("bench --workload handoff --processes --clients 3 --seconds 1 --json");
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    let said: Value = serde_json::from_str(&ended.out).unwrap();
+    assert!(said["handoffs_per_s"].as_f64().unwrap() > 0.0, "{said}");
+}

@@ -1,0 +1,183 @@
+//! `run` while it has the lock: the command's environment, input, signals, exit code; the status file.
+
+use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{CommandExt, Place, json_file, wait_until};
+
+#[test]
+fn the_exit_code_is_the_commands() {
+    let place = Place::new();
+    for code in [0, 1, 42, 255] {
+        let ended = place.lockkeeper(["run", "x", "--", "sh", "-c", &format!("exit {code}")]).ended();
+        assert_eq!((ended.code, ended.err.as_str()), (code, ""));
+    }
+    assert_eq!(place.lockkeeper(["run", "x", "--", "sh", "-c", "kill -KILL $$"]).ended().code, 128 + 9);
+}
+
+#[test]
+fn the_command_learns_name_token_and_slot() {
+    let place = Place::new();
+    let print = "echo $LOCKKEEPER_NAME ${LOCKKEEPER_TOKEN-none} ${LOCKKEEPER_SLOT-none}";
+    let words = |ended: crate::support::Ended| -> Vec<String> {
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+        ended.out.split_whitespace().map(str::to_owned).collect()
+    };
+    let first = words(place.lockkeeper(["run", "orders/42", "--", "sh", "-c", print]).ended());
+    assert_eq!((first[0].as_str(), first[2].as_str()), ("orders/42", "none"));
+    let second = words(place.lockkeeper(["run", "orders/42", "--", "sh", "-c", print]).ended());
+    assert!(second[1].parse::<u64>().unwrap() > first[1].parse().unwrap(), "tokens rise (P2)");
+    let permit = words(place.lockkeeper(["run", "--permit", "3", "gpu", "--", "sh", "-c", print]).ended());
+    assert_eq!(permit[2], "0");
+    // What the wrapper itself was given is another hold's.
+    let mut nested = place.lockkeeper(["run", "x", "--", "sh", "-c", print]);
+    assert_eq!(words(nested.env("LOCKKEEPER_SLOT", "7").env("LOCKKEEPER_NAME", "outer").ended())[2], "none");
+}
+
+#[test]
+fn standard_input_and_output_are_the_commands() {
+    let place = Place::new();
+    let ended = place.lockkeeper(["run", "x", "--", "cat"]).fed(b"hello\n");
+    assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (0, "hello\n", ""));
+}
+
+#[test]
+fn signals_are_passed_to_the_command() {
+    let place = Place::new();
+    let script = "trap 'exit 9' TERM; trap 'touch usr1' USR1; touch ready; while :; do sleep 0.05; done";
+    let running = place.lockkeeper(["run", "x", "--", "sh", "-c", script]).started();
+    wait_until("the command is ready", || place.path("ready").exists());
+    running.signal(Signal::SIGUSR1);
+    wait_until("it had SIGUSR1", || place.path("usr1").exists());
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.ended().code, 9);
+}
+
+#[test]
+fn a_signal_that_ends_the_command_is_128_and_its_number() {
+    let place = Place::new();
+    let holder = place.holder("x", &["--status-file", "s.json"]);
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(holder.ended().code, 143);
+    let status = json_file(&place.path("s.json"));
+    assert_eq!((&status["outcome"], &status["signal"]), (&json!("ran"), &json!(15)));
+    assert_eq!((&status["exit_code"], &status["exit"]), (&Value::Null, &json!(143)));
+}
+
+#[test]
+fn the_status_file_tells_the_commands_75_from_ours() {
+    let place = Place::new();
+    let ended =
+        place.lockkeeper(["run", "--status-file", "s.json", "x", "--", "sh", "-c", "exit 75"]).ended();
+    assert_eq!(ended.code, 75);
+    let status = json_file(&place.path("s.json"));
+    assert_eq!((&status["outcome"], &status["exit_code"]), (&json!("ran"), &json!(75)));
+    assert!(status["token"].as_u64().unwrap() > 0);
+
+    let _holder = place.holder("x", &[]);
+    let ended = place.ran("run --try --status-file s.json x -- true");
+    ended.is_one_line(exit::BUSY, &["`x`", "busy", "held by", "sleep"]);
+    let status = json_file(&place.path("s.json"));
+    assert_eq!((&status["outcome"], &status["exit_code"]), (&json!("busy"), &Value::Null));
+
+    assert_eq!(place.ran("run --wait 50ms --status-file s.json x -- true").code, i32::from(exit::BUSY));
+    assert_eq!(json_file(&place.path("s.json"))["outcome"], "timed-out");
+
+    assert_eq!(place.ran("run --status-file s.json y -- no-such-program").code, i32::from(exit::NOT_FOUND));
+    let status = json_file(&place.path("s.json"));
+    assert_eq!(status["outcome"], "failed");
+    assert!(status["error"].as_str().unwrap().contains("no-such-program"), "{status}");
+    let left: Vec<_> =
+        std::fs::read_dir(place.path(".")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(
+        left.iter().all(|name| !name.to_string_lossy().contains("status-")),
+        "nothing beside it: {left:?}"
+    );
+}
+
+#[test]
+fn a_broken_lock_ends_the_command_with_76() {
+    let place = Place::new();
+    let holder = place.holder("x", &["--status-file", "s.json"]);
+    let ended = place.ran(&format!("break x --token {} --reason test", holder.token));
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    let ended = holder.ended();
+    ended.is_one_line(exit::LOST, &["`x` was lost", "an operator broke it", "ending the command"]);
+    let status = json_file(&place.path("s.json"));
+    assert_eq!((&status["outcome"], &status["lost"]), (&json!("lost"), &json!("broken")));
+    assert_eq!((&status["signal"], &status["exit"]), (&json!(15), &json!(76)));
+    assert_eq!(place.ran("run --try x -- true").code, 0, "free at once");
+}
+
+#[test]
+fn a_command_that_ignores_sigterm_is_killed_after_the_grace() {
+    let place = Place::new();
+    let script = "trap '' TERM; touch ready; while :; do sleep 1; done";
+    let words = ["run", "--grace", "200ms", "--status-file", "s.json", "x", "--", "sh", "-c", script];
+    let running = place.lockkeeper(words).started();
+    wait_until("the command is ready", || place.path("ready").exists());
+    let token = place.shown("x")["holders"][0]["token"].as_u64().unwrap();
+    assert_eq!(place.ran(&format!("break x --token {token} --reason test")).code, 0);
+    assert_eq!(running.ended().code, i32::from(exit::LOST));
+    assert_eq!(json_file(&place.path("s.json"))["signal"], 9);
+}
+
+#[test]
+fn max_hold_ends_the_command_also_where_no_lock_has_a_deadline() {
+    let place = Place::new();
+    for url in [place.url(), "memory:".to_owned()] {
+        let words =
+            ["run", "--locks", &url, "--max-hold", "200ms", "--lost-exit", "99", "x", "--", "sleep", "600"];
+        let ended = place.lockkeeper(words).ended();
+        ended.is_one_line(99, &["`x`", "--max-hold is over", "ending the command"]);
+    }
+}
+
+#[test]
+fn a_lease_is_renewed_while_the_command_runs() {
+    let place = Place::new();
+    let words = ["run", "--locks", "memory:", "--ttl", "1s", "x", "--", "sleep", "2.5"];
+    let ended = place.lockkeeper(words).ended();
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+}
+
+#[test]
+fn the_lock_stays_held_until_the_last_descendant_has_ended() {
+    let place = Place::new();
+    let script = "(while [ ! -e stop ]; do sleep 0.05; done) > /dev/null 2>&1 & exit 4";
+    let running = place.lockkeeper(["run", "x", "--", "sh", "-c", script]).started();
+    // The shell itself ends at once; what it left keeps the lock.
+    wait_until("it is held", || !place.shown("x")["holders"].as_array().unwrap().is_empty());
+    assert_eq!(place.ran("run --try x -- true").code, i32::from(exit::BUSY));
+    std::fs::write(place.path("stop"), "").unwrap();
+    let ended = running.ended();
+    ended.is_one_line(4, &["but left ", " running", "`x` is held until"]);
+    assert_eq!(place.ran("run --try x -- true").code, 0);
+}
+
+#[test]
+fn a_killed_wrapper_frees_its_lock_and_leaves_no_command() {
+    let place = Place::new();
+    let holder = place.holder("x", &["--grace", "200ms"]);
+    holder.signal(Signal::SIGKILL);
+    let next = place.ran("run --wait 30s x -- true");
+    assert_eq!((next.code, next.err.as_str()), (0, ""));
+}
+
+#[test]
+fn the_default_locks_are_this_users_and_it_says_so() {
+    let place = Place::new();
+    if std::path::Path::new("/var/lib/lockkeeper").exists() {
+        return;
+    }
+    let ended = place.bare(["run", "x", "--", "true"]).ended();
+    ended.is_one_line(0, &["this user on this host, nothing else", "--local", "--locks"]);
+    assert!(place.path("home/.local/state/lockkeeper").is_dir());
+    let ended = place.bare(["run", "--local", "x", "--", "true"]).ended();
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    let ended =
+        place.bare(["run", "--local", "x", "--", "true"]).env("XDG_STATE_HOME", place.path("a %?b")).ended();
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    assert!(place.path("a %?b/lockkeeper").is_dir());
+}

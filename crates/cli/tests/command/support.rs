@@ -1,0 +1,194 @@
+//! A lock directory of its own for each test, and the program with a clean environment.
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Far longer than anything here takes, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A directory that is gone after the test.
+pub(crate) struct Place {
+    directory: tempfile::TempDir,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self { directory: tempfile::tempdir().unwrap() }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("file://{}", self.path("locks").display())
+    }
+
+    /// The program, with the locks of this place.
+    pub(crate) fn lockkeeper<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
+        let mut command = self.bare(words);
+        command.env("LOCKKEEPER_URL", self.url());
+        command
+    }
+
+    /// The program, with nothing that says which locks. Its home is in this place.
+    pub(crate) fn bare<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("LOCKKEEPER_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .env_remove("XDG_STATE_HOME")
+            .env("HOME", self.path("home"))
+            .current_dir(self.directory.path())
+            .stdin(Stdio::null())
+            .args(words);
+        command
+    }
+
+    /// Runs the program with words that have no spaces in them.
+    pub(crate) fn ran(&self, line: &str) -> Ended {
+        self.lockkeeper(line.split_whitespace()).ended()
+    }
+
+    /// Starts `run` on `name` with a command that runs until it is ended, and waits until that has begun.
+    pub(crate) fn holder(&self, name: &str, options: &[&str]) -> Running {
+        let begun = self.path(&format!("begun-{}", name.replace('/', "-")));
+        let script = r#"echo "$LOCKKEEPER_TOKEN" > "$0.new" && mv "$0.new" "$0" && exec sleep 600"#;
+        let words = [&["run"], options, &[name, "--", "sh", "-c", script]].concat();
+        let mut command = self.lockkeeper(words);
+        command.arg(&begun);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("the holder runs", || begun.exists());
+        let token = std::fs::read_to_string(&begun).unwrap().trim().parse().unwrap();
+        Running { child: Some(child), token }
+    }
+
+    /// What `show --json` says.
+    pub(crate) fn shown(&self, name: &str) -> Value {
+        let shown = self.ran(&format!("show {name} --json"));
+        assert_eq!(shown.code, 0, "{shown:?}");
+        serde_json::from_str(&shown.out).unwrap()
+    }
+
+    pub(crate) fn wait_for_waiters(&self, name: &str, count: u64) {
+        wait_until("it is in the queue", || self.shown(name)["waiter_count"] == count);
+    }
+}
+
+/// How a run of the program ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Ended {
+    pub(crate) fn new(output: Output) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self {
+            code: output.status.code().expect("a code, not a signal"),
+            out: text(output.stdout),
+            err: text(output.stderr),
+        }
+    }
+
+    /// It failed with this code and with one line on standard error that has all these words; nothing else.
+    #[track_caller]
+    pub(crate) fn is_one_line(&self, code: u8, words: &[&str]) {
+        assert_eq!(self.code, i32::from(code), "{self:?}");
+        assert_eq!(self.out, "", "{self:?}");
+        assert_eq!(self.err.lines().count(), 1, "{self:?}");
+        assert!(self.err.starts_with("lockkeeper: "), "{self:?}");
+        for word in words {
+            assert!(self.err.contains(word), "no {word:?} in {self:?}");
+        }
+    }
+}
+
+pub(crate) trait CommandExt {
+    fn ended(&mut self) -> Ended;
+    fn started(&mut self) -> Running;
+    fn fed(&mut self, input: &[u8]) -> Ended;
+}
+
+impl CommandExt for Command {
+    fn ended(&mut self) -> Ended {
+        self.started().ended()
+    }
+
+    fn started(&mut self) -> Running {
+        let child = self.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Running { child: Some(child), token: 0 }
+    }
+
+    fn fed(&mut self, input: &[u8]) -> Ended {
+        let mut running = self.stdin(Stdio::piped()).started();
+        running.child_mut().stdin.take().unwrap().write_all(input).unwrap();
+        running.ended()
+    }
+}
+
+/// The program while it runs. Killed if the test ends first; a job under it is then ended by its guardian.
+pub(crate) struct Running {
+    child: Option<Child>,
+    pub(crate) token: u64,
+}
+
+impl Running {
+    pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
+        let pid = self.child.as_ref().unwrap().id();
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
+    }
+
+    pub(crate) fn child_mut(&mut self) -> &mut Child {
+        self.child.as_mut().unwrap()
+    }
+
+    /// Waits for its end.
+    pub(crate) fn ended(mut self) -> Ended {
+        // In a thread, since both outputs must be read: a program that hangs fails the test instead of hanging it.
+        let child = self.child.take().unwrap();
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(child.wait_with_output()));
+        match told.recv_timeout(PATIENCE) {
+            Ok(output) => Ended::new(output.unwrap()),
+            Err(_) => {
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+                panic!("it did not end within {PATIENCE:?}");
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Looks until it is so.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+pub(crate) fn json_file(path: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
+}

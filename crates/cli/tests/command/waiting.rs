@@ -1,0 +1,100 @@
+//! `run` while it waits.
+
+use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
+
+use crate::support::{CommandExt, Place, json_file, wait_until};
+
+#[test]
+fn waiters_run_one_after_the_other_with_rising_tokens() {
+    let place = Place::new();
+    let holder = place.holder("x", &[]);
+    // Fails if two are inside at once; notes its token.
+    let script = "mkdir inside && echo $LOCKKEEPER_TOKEN >> tokens && sleep 0.02 && rmdir inside";
+    let start = || place.lockkeeper(["run", "x", "--", "sh", "-c", script]).started();
+    let waiters: Vec<_> = (1..=8)
+        .map(|count| {
+            let waiter = start();
+            place.wait_for_waiters("x", count);
+            waiter
+        })
+        .collect();
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(holder.ended().code, 143);
+    for waiter in waiters {
+        let ended = waiter.ended();
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    }
+    let tokens = std::fs::read_to_string(place.path("tokens")).unwrap();
+    let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
+    assert_eq!(tokens.len(), 8);
+    assert!(tokens.is_sorted(), "{tokens:?}");
+}
+
+#[test]
+fn a_signal_ends_the_wait_and_leaves_the_queue() {
+    let place = Place::new();
+    let _holder = place.holder("x", &[]);
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129)] {
+        let waiter =
+            place.lockkeeper(["run", "--status-file", "s.json", "x", "--", "touch", "it-ran"]).started();
+        place.wait_for_waiters("x", 1);
+        waiter.signal(signal);
+        let ended = waiter.ended();
+        assert_eq!((ended.code, ended.err.as_str()), (code, ""));
+        place.wait_for_waiters("x", 0);
+        assert_eq!(json_file(&place.path("s.json"))["outcome"], "failed");
+    }
+    assert!(!place.path("it-ran").exists());
+}
+
+#[test]
+fn a_busy_lock_has_an_exit_code_of_ones_choice() {
+    let place = Place::new();
+    let _holder = place.holder("x", &[]);
+    assert_eq!(place.ran("run --try x -- true").code, i32::from(exit::BUSY));
+    assert_eq!(place.ran("run --try --busy-exit 0 x -- true").code, 0);
+    let ended = place.ran("run --wait 20ms --busy-exit 9 x -- true");
+    ended.is_one_line(9, &["`x` did not become free within"]);
+}
+
+#[test]
+fn readers_share_and_permits_are_counted() {
+    let place = Place::new();
+    let _reader = place.holder("config", &["--shared"]);
+    assert_eq!(place.ran("run --try --shared config -- true").code, 0);
+    assert_eq!(place.ran("run --try config -- true").code, i32::from(exit::BUSY));
+    let _first = place.holder("gpu", &["--permit=2"]);
+    let ended = place
+        .lockkeeper(["run", "--try", "--permit", "gpu", "--", "sh", "-c", "echo $LOCKKEEPER_SLOT"])
+        .ended();
+    assert_eq!((ended.code, ended.out.as_str()), (0, "1\n"));
+}
+
+#[test]
+fn a_lock_that_is_kept_closed_can_not_be_had_again_at_once() {
+    let place = Place::new();
+    assert_eq!(place.ran("run --keep-closed 1h nightly -- true").code, 0);
+    place.ran("run --try nightly -- true").is_one_line(exit::BUSY, &["`nightly`", "stays closed"]);
+    assert_eq!(place.shown("nightly")["holders"][0]["state"], "closed");
+}
+
+#[test]
+fn without_a_terminal_a_wait_is_told_only_if_asked_and_once() {
+    let place = Place::new();
+    let holder = place.holder("x", &[]);
+    let quiet = place.lockkeeper(["run", "x", "--", "true"]).started();
+    place.wait_for_waiters("x", 1);
+    let told = place.path("told");
+    let mut command = place.lockkeeper(["run", "-v", "x", "--", "true"]);
+    let mut verbose = command.stderr(std::fs::File::create(&told).unwrap()).spawn().unwrap();
+    wait_until("it says so", || std::fs::read_to_string(&told).unwrap().ends_with('\n'));
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(quiet.ended().err, "");
+    assert!(verbose.wait().unwrap().success());
+    let said = std::fs::read_to_string(&told).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    for words in ["waiting for `x`", "2nd in the queue", "held by", "sleep"] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
+}
