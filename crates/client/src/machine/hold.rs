@@ -59,14 +59,6 @@ impl Request {
         self.stage = Stage::Unsent;
     }
 
-    pub(super) fn is_held(&self) -> bool {
-        matches!(self.stage, Stage::Held(_))
-    }
-
-    pub(super) fn wants_session(&self) -> bool {
-        !self.is_held()
-    }
-
     pub(super) fn next_wake(&self, patience: Duration) -> Option<BootInstant> {
         let wait_until = self.want.wait_until;
         match &self.stage {
@@ -85,7 +77,8 @@ impl Machine {
     pub(super) fn give_up_waits(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         let patience = self.spec.patience();
         let mut over = Vec::new();
-        for (&key, request) in &self.requests {
+        for &key in &self.pending {
+            let Some(request) = self.requests.get(&key) else { continue };
             let waited = request.want.wait_until.is_some_and(|until| now >= until);
             let silent = now >= request.since + patience;
             match request.stage {
@@ -103,7 +96,7 @@ impl Machine {
             }
         }
         for (key, seq, why) in over {
-            self.requests.remove(&key);
+            self.remove(key);
             let Some(seq) = seq else {
                 out.push(Output::NotAcquired { key, why });
                 continue;
@@ -122,7 +115,8 @@ impl Machine {
     /// Sends what is new, and again what was not answered, as far as the session can be believed in.
     pub(super) fn send_acquires(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         let mut ready = Vec::new();
-        for (&key, request) in &self.requests {
+        for &key in &self.pending {
+            let Some(request) = self.requests.get(&key) else { continue };
             match request.stage {
                 Stage::Unsent if self.believes(now, request.want.min_validity) => ready.push((None, key)),
                 // A grant would come too late to be of use: first renew (`min_validity`).

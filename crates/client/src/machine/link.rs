@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::event::{Answer, By, NotAcquired, Output, What};
-use super::hold::Request;
 use super::{Machine, Sent, pause};
 use crate::error::BackendError;
 use crate::time::BootInstant;
@@ -45,7 +44,7 @@ impl Link {
 
 impl Machine {
     pub(super) fn tend_link(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        let wanted = !self.stopping && self.requests.values().any(Request::wants_session);
+        let wanted = !self.stopping && !self.pending.is_empty();
         match self.link {
             Link::Closed if wanted => self.open(now, 0, out),
             Link::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
@@ -60,7 +59,7 @@ impl Machine {
 
     /// A session without renewal is kept alive only while somebody still waits in it.
     pub(super) fn renews(&self) -> bool {
-        self.spec.ttl.is_some() && (self.spec.renew || self.requests.values().any(Request::wants_session))
+        self.spec.ttl.is_some() && (self.spec.renew || !self.pending.is_empty())
     }
 
     fn open(&mut self, now: BootInstant, tries: u32, out: &mut Vec<Output>) {
@@ -100,7 +99,7 @@ impl Machine {
         self.link = Link::Closed;
         let keys: Vec<_> = self.requests.keys().copied().collect();
         for key in keys {
-            self.requests.remove(&key);
+            self.remove(key);
             let why = NotAcquired::Refused(error.clone());
             out.push(Output::NotAcquired { key, why });
         }

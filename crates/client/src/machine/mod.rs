@@ -81,6 +81,11 @@ pub(crate) struct Machine {
     /// Numbered commands that have no answer yet: `done_through` stays below them.
     unanswered: BTreeSet<Seq>,
     requests: BTreeMap<Key, Request>,
+    /// Requests that are no holds yet: all that has to be looked at whenever something happens.
+    pending: BTreeSet<Key>,
+    /// When holds end by themselves (`max_hold`, a grace), the next one first; and the same by key.
+    ends: BTreeSet<(BootInstant, Key)>,
+    ends_of: BTreeMap<Key, BootInstant>,
     by_seq: BTreeMap<Seq, Key>,
     /// Ends that are on their way, by the seq of their `Finish`.
     finishing: BTreeMap<Seq, Finishing>,
@@ -125,6 +130,9 @@ impl Machine {
             next_call: 1,
             unanswered: BTreeSet::new(),
             requests: BTreeMap::new(),
+            pending: BTreeSet::new(),
+            ends: BTreeSet::new(),
+            ends_of: BTreeMap::new(),
             by_seq: BTreeMap::new(),
             finishing: BTreeMap::new(),
             calls: BTreeMap::new(),
@@ -141,6 +149,7 @@ impl Machine {
             }
             Event::Acquire { key, want } => {
                 self.requests.insert(key, Request { want, since: now, stage: Stage::Unsent });
+                self.index(key);
             }
             Event::Abandon { key } => self.abandon(key),
             Event::Release { key } => self.release(key, out),
@@ -155,11 +164,44 @@ impl Machine {
 
     /// When to be woken next.
     pub(crate) fn next_wake(&self) -> Option<BootInstant> {
-        let requests = self.requests.values().filter_map(|request| request.next_wake(self.spec.patience()));
+        let pending = self.pending.iter().filter_map(|key| self.requests.get(key));
+        let pending = pending.filter_map(|request| request.next_wake(self.spec.patience()));
         let finishing = self.finishing.values().filter_map(|finishing| finishing.again);
-        let has_holds = self.requests.values().any(Request::is_held);
+        let ends = self.ends.first().map(|&(at, _)| at);
+        let has_holds = self.requests.len() > self.pending.len();
         let belief = self.belief.filter(|_| has_holds);
-        requests.chain(finishing).chain(belief).chain(self.link.next_wake(self.renews())).min()
+        let link = self.link.next_wake(self.renews());
+        pending.chain(finishing).chain(ends).chain(belief).chain(link).min()
+    }
+
+    /// Keeps the indexes true after a request has changed or gone: a session may have a million holds, and no event
+    /// may cost as much as looking at all of them.
+    fn index(&mut self, key: Key) {
+        let (pending, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
+            None => (false, None),
+            Some(Stage::Held(hold)) => (false, hold.ends_at),
+            Some(_) => (true, None),
+        };
+        if pending {
+            self.pending.insert(key);
+        } else {
+            self.pending.remove(&key);
+        }
+        let before = match ends_at {
+            Some(at) => self.ends_of.insert(key, at),
+            None => self.ends_of.remove(&key),
+        };
+        if before != ends_at {
+            before.map(|at| self.ends.remove(&(at, key)));
+            ends_at.map(|at| self.ends.insert((at, key)));
+        }
+    }
+
+    /// Takes a request out.
+    fn remove(&mut self, key: Key) -> Option<Request> {
+        let request = self.requests.remove(&key);
+        self.index(key);
+        request
     }
 
     /// The number under which a caller's hold is known to the backend.
@@ -226,26 +268,25 @@ impl Machine {
     /// The session's deadline, and the holds' own (P5, `max_hold`, breaks).
     fn pass_deadlines(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         let expired = self.belief.is_some_and(|until| now >= until);
-        let mut over = Vec::new();
-        for (&key, request) in &mut self.requests {
+        let held = |request: &Request| matches!(request.stage, Stage::Held(_));
+        let due: Vec<Key> = if expired {
+            self.requests.iter().filter(|(_, request)| held(request)).map(|(&key, _)| key).collect()
+        } else {
+            self.ends.iter().take_while(|&&(at, _)| now >= at).map(|&(_, key)| key).collect()
+        };
+        for key in due {
+            let Some(request) = self.requests.get_mut(&key) else { continue };
             let Stage::Held(hold) = &mut request.stage else { continue };
             if expired {
                 hold.lose(key, LossCause::Expired, out);
-                over.push(key);
-                continue;
-            }
-            if hold.ends_at.is_none_or(|at| now < at) {
-                continue;
             }
             if hold.lost.is_some() {
-                over.push(key);
+                self.end_hold(key, None);
             } else {
                 hold.lose(key, LossCause::MaxHold, out);
                 hold.ends_at = Some(now + request.want.grace);
+                self.index(key);
             }
-        }
-        for key in over {
-            self.end_hold(key, None);
         }
         if expired && !self.renews() {
             // Nobody will move this deadline again: whoever comes next opens a session anew.
@@ -255,7 +296,7 @@ impl Machine {
 
     /// Ends a hold's life here; its `Finish` goes out with the next progress.
     fn end_hold(&mut self, key: Key, waiting: Option<Outcome>) {
-        let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.remove(&key) else { return };
+        let Some(Request { stage: Stage::Held(hold), .. }) = self.remove(key) else { return };
         self.finish(hold.seq, waiting.map(|outcome| (key, outcome)));
     }
 
@@ -274,7 +315,7 @@ impl Machine {
                 self.calls.retain(|_, sent| !matches!(sent.what, What::Finish { seq: s, .. } if s == seq));
             }
         }
-        let Some(request) = self.requests.remove(&key) else { return };
+        let Some(request) = self.remove(key) else { return };
         match request.stage {
             Stage::Unsent => {}
             Stage::Held(hold) => self.finish(hold.seq, None),
@@ -355,17 +396,19 @@ impl Machine {
                 if !useful {
                     // Too late to be of use: finish it and ask again, never hand it out (`min_validity`).
                     request.restart(now);
+                    self.index(key);
                     self.finish(seq, None);
                     self.link.renew_soon(now, self.spec.try_every());
                     return;
                 }
                 let ends_at = request.want.max_hold.map(|max| now + max);
                 request.stage = Stage::Held(Hold { seq, ends_at, lost: None });
+                self.index(key);
                 out.push(Output::Granted { key, grant });
             }
             Answer::Finished(End::TimedOut) => {
                 // An end that nobody asked for is kept until a Finish names it (R3).
-                self.requests.remove(&key);
+                self.remove(key);
                 self.finish(seq, None);
                 out.push(Output::NotAcquired { key, why: NotAcquired::TimedOut });
             }
@@ -381,7 +424,7 @@ impl Machine {
     }
 
     fn refused(&mut self, key: Key, seq: Seq, why: NotAcquired, out: &mut Vec<Output>) {
-        self.requests.remove(&key);
+        self.remove(key);
         self.by_seq.remove(&seq);
         out.push(Output::NotAcquired { key, why });
     }
@@ -398,7 +441,7 @@ impl Machine {
                 }
                 // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
                 self.unanswered.remove(&seq);
-                if request.wants_session() {
+                if !matches!(request.stage, Stage::Held(_)) {
                     out.push(Output::Queued { key, position });
                 }
             }
@@ -411,6 +454,7 @@ impl Machine {
                     // What names a hold as revoked never moves that hold's own deadline (B1).
                     let grace = now + request.want.grace;
                     hold.ends_at = Some(self.belief.map_or(grace, |until| grace.min(until)));
+                    self.index(key);
                 }
             }
             Push::Ended { seq, end } => {
@@ -447,6 +491,9 @@ impl Machine {
             request.restart(now);
             true
         });
+        self.pending = self.requests.keys().copied().collect();
+        self.ends.clear();
+        self.ends_of.clear();
         out.push(Output::Belief(None));
     }
 }
