@@ -105,7 +105,8 @@ fn doctor_says_what_a_service_can_do_and_tries_it() {
 fn bench_has_exactly_the_promised_fields_whatever_it_measures() {
     let place = Place::new();
     for workload in ["uncontended", "handoff", "keepalive", "memory"] {
-        let line = format!("bench --locks memory: --workload {workload} --clients 2 --seconds 1 --json");
+        let line =
+            format!("bench --locks memory: --workload {workload} --clients 2 --seconds 1 --held 500 --json");
         let ended = place.ran(&line);
         assert_eq!((ended.code, ended.err.as_str()), (0, ""));
         let said: Value = serde_json::from_str(&ended.out).unwrap();

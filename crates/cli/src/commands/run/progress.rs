@@ -17,7 +17,6 @@ impl Line {
 
     pub(super) fn show(&self, text: String) {
         self.0.set_message(text);
-        self.0.tick();
     }
 }
 
