@@ -203,14 +203,14 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// `; did you mean …?`, if one of `known` is similar: begins alike, or differs in less than half of its letters.
+/// ` (did you mean …?)`, if one of `known` is similar: begins alike, or differs in less than half of its letters.
 pub(crate) fn did_you_mean(text: &str, known: &[&str], suffix: &str) -> String {
     let begins =
         |candidate: &&&str| text.len() > 1 && (candidate.starts_with(text) || text.starts_with(**candidate));
     let closest = known.iter().min_by_key(|candidate| distance(text, candidate));
     let similar = closest.filter(|candidate| distance(text, candidate) * 2 <= candidate.len());
     match known.iter().find(begins).or(similar) {
-        Some(found) => format!("; did you mean `{found}{suffix}`?"),
+        Some(found) => format!(" (did you mean `{found}{suffix}`?)"),
         None => String::new(),
     }
 }
