@@ -31,7 +31,7 @@ pub fn line(text: impl AsRef<str>) -> Result<(), Failure> {
 /// Prints one JSON document on a line.
 ///
 /// # Errors
-/// As [`line`].
+/// As [`line()`].
 pub fn json(value: &Value) -> Result<(), Failure> {
     line(value.to_string())
 }

@@ -185,7 +185,7 @@ impl<F: Kind> Lock<F> {
         Ok(guard.map(|guard| Guard { guard, runtime: self.runtime.clone() }))
     }
 
-    /// Runs `body` under the lock and releases it afterwards. The body must look at [`Guard::loss`] from time to
+    /// Runs `body` under the lock and releases it afterwards. The body must look at [`loss`](crate::Guard::loss) from time to
     /// time; a lost lock does not stop it.
     ///
     /// # Errors

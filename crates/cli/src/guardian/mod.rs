@@ -16,8 +16,8 @@
 //! What this module may not do: know what a lock or a lease is, choose exit codes of `run`, or print. It is told
 //! one number ("valid until", `CLOCK_BOOTTIME` nanoseconds) and descriptors to keep open.
 //!
-//! Reading order: [`protocol`] what the two say to each other, [`deadline`] when to end, [`tree`] whom to end,
-//! [`process`] the guardian, [`handle`] and [`signals`] the wrapper's side.
+//! Reading order: `protocol` what the two say to each other, `deadline` when to end, `tree` whom to end,
+//! `process` the guardian, `handle` and `signals` the wrapper's side.
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(
