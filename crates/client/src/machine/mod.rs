@@ -169,7 +169,7 @@ impl Machine {
         let finishing = self.finishing.values().filter_map(|finishing| finishing.again);
         let ends = self.ends.first().map(|&(at, _)| at);
         let has_holds = self.requests.len() > self.pending.len();
-        let belief = self.belief.filter(|_| has_holds);
+        let belief = self.belief.filter(|_| has_holds || self.stopping);
         let link = self.link.next_wake(self.renews());
         pending.chain(finishing).chain(ends).chain(belief).chain(link).min()
     }
@@ -245,6 +245,11 @@ impl Machine {
     /// Sends whatever can be sent now, and tells whoever has waited long enough.
     fn progress(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         self.give_up_waits(now, out);
+        if self.stopping && self.belief.is_some_and(|until| now >= until) {
+            // Who leaves need not go on saying goodbye to a service that has been silent for a whole ttl: the session
+            // ends there by itself.
+            self.session_gone(now, LossCause::ShutDown, out);
+        }
         if let Link::Live { .. } = self.link {
             // New numbers are given when an acquire leaves and when an end begins: ends first keeps them in order (R5).
             self.send_finishes(now, out);

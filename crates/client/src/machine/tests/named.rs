@@ -156,3 +156,15 @@ fn a_renewal_that_is_answered_after_the_deadline_revives_no_hold() {
     let _ = step(&mut state, 112, Event::Answered { call: renewal, answer: Answer::KeptAlive });
     assert_eq!(state.machine.seq_of(KEY), None);
 }
+
+#[test]
+fn who_leaves_a_silent_service_is_gone_when_its_session_is_over() {
+    let mut state = held();
+    let _ = step(&mut state, 101, Event::Shutdown);
+    let _ = fail(&mut state, 101);
+    assert!(!state.machine.is_closed(), "the release is still being sent");
+    let over = state.machine.belief.expect("the session has a deadline");
+    assert!(state.machine.next_wake().is_some_and(|wake| wake <= over), "it wakes for the end");
+    let _ = state.step(over, Event::Wake).unwrap();
+    assert!(state.machine.is_closed());
+}
