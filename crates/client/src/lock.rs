@@ -8,7 +8,7 @@ use lockkeeper_core::{LockName, Mode, NameError, limits};
 
 use crate::backend::Wanted;
 use crate::capabilities::Capabilities;
-use crate::error::{AcquireError, LossCause, Lost, RunError, Unsupported};
+use crate::error::{AcquireError, LossCause, RunError, Unsupported};
 use crate::guard::{Guard, Held};
 use crate::info::encode_meta;
 use crate::kind::{Kind, Unfenced};
@@ -362,11 +362,5 @@ fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {
         Err(AcquireError::TimedOut { .. }) => "timed-out",
         Err(AcquireError::Ambiguous { .. }) => "ambiguous",
         Err(_) => "failed",
-    }
-}
-
-impl From<Lost> for LossCause {
-    fn from(lost: Lost) -> Self {
-        lost.cause
     }
 }

@@ -61,9 +61,5 @@ pub fn main_if_called() -> Option<ExitCode> {
 /// Now on `CLOCK_BOOTTIME`, in nanoseconds: the clock of leases, which counts suspend (P5).
 #[must_use]
 pub fn boot_now() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a valid timespec to write to. The call can't fail: Linux has this clock since 2.6.39.
-    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut now) };
-    // Neither part is negative on this clock.
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    lockkeeper::BootInstant::now().as_nanos()
 }
