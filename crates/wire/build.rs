@@ -1,0 +1,26 @@
+//! Compiles the schema with protox, in pure Rust: nobody has to install protoc.
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use prost::Message;
+
+const SCHEMAS: [&str; 3] =
+    ["lockkeeper/v1/session.proto", "lockkeeper/v1/lockkeeper.proto", "lockkeeper/store/v1/store.proto"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    println!("cargo::rerun-if-changed=proto");
+    let files = protox::compile(SCHEMAS, ["proto"])?;
+    let out = PathBuf::from(std::env::var("OUT_DIR")?);
+    // For reflection: what the public interface is, told by the service itself. What a disk holds is nobody else's.
+    let mut public = files.clone();
+    public.file.retain(|file| file.package() == "lockkeeper.v1");
+    std::fs::write(out.join("lockkeeper.v1.descriptors.bin"), public.encode_to_vec())?;
+    let grpc = std::env::var_os("CARGO_FEATURE_GRPC").is_some();
+    tonic_prost_build::configure()
+        .build_client(grpc)
+        .build_transport(false)
+        .build_server(grpc)
+        .compile_fds(files)?;
+    Ok(())
+}

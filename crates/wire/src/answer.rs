@@ -1,0 +1,128 @@
+//! What a client hears on its stream.
+
+use lockkeeper_core::{End, Grant, PermitGrant, Rejection, Reply, Seq, SessionId};
+
+use crate::fields::{self, Malformed, malformed};
+use crate::v1::{self, server_item::What};
+
+/// The item that answers a session's command.
+///
+/// `label` finds the label of the session that is in the way.
+#[must_use]
+pub fn reply_item(
+    session: SessionId,
+    seq: Seq,
+    reply: Reply,
+    label: impl FnOnce(SessionId) -> String,
+) -> v1::ServerItem {
+    let what = match reply {
+        Reply::Granted(grant) => granted(&grant),
+        Reply::Queued { position, limits } => What::Queued(v1::Queued { position, limits }),
+        Reply::Busy { holder, queued_ahead } => What::Busy(v1::Busy {
+            holder: holder.map_or(0, |holder| holder.0),
+            holder_label: holder.map(label).unwrap_or_default(),
+            queued_ahead,
+        }),
+        Reply::Finished(end) => What::Finished(finished(end)),
+        Reply::Revoked { token } => What::Revoked(v1::Revoked { token: token.get() }),
+        Reply::Refused(rejection) => What::Refused(refused(&rejection)),
+        Reply::Done => What::Done(v1::Done {}),
+        // Opened, NotCurrent and StillClosed answer commands that have no seq; only a gone session is left.
+        Reply::SessionGone | Reply::Opened { .. } | Reply::NotCurrent { .. } | Reply::StillClosed => {
+            What::SessionGone(v1::SessionGone {})
+        }
+    };
+    v1::ServerItem { session: session.0, seq: seq.0, what: Some(what) }
+}
+
+/// The body that tells of a grant.
+#[must_use]
+pub fn granted(grant: &Grant) -> What {
+    What::Granted(v1::Granted {
+        token: grant.token.get(),
+        permits: grant
+            .permits
+            .iter()
+            .map(|permit| v1::PermitGrant { slot: permit.slot, limit: permit.limit })
+            .collect(),
+    })
+}
+
+/// How a request ended.
+#[must_use]
+pub fn finished(end: End) -> v1::Finished {
+    let end = match end {
+        End::Left => v1::End::Left,
+        End::Released => v1::End::Released,
+        End::Broken => v1::End::Broken,
+        End::TimedOut => v1::End::TimedOut,
+        End::NotAcquired => v1::End::NotAcquired,
+        End::Gone => v1::End::Gone,
+    };
+    v1::Finished { end: end.into() }
+}
+
+/// A refusal: whose move is next, and the table's own words.
+#[must_use]
+pub fn refused(rejection: &Rejection) -> v1::Refused {
+    v1::Refused { code: refused_code(rejection).into(), text: rejection.to_string(), secret_prefix: 0 }
+}
+
+fn refused_code(rejection: &Rejection) -> v1::RefusedCode {
+    match rejection {
+        Rejection::NameCount { .. }
+        | Rejection::PermitSubtree
+        | Rejection::PermitCount { .. }
+        | Rejection::KeepClosed { .. }
+        | Rejection::ValueTooLong { .. }
+        | Rejection::MetaTooLong { .. }
+        | Rejection::TextTooLong { .. }
+        | Rejection::Ttl { .. }
+        | Rejection::LockDelay { .. }
+        | Rejection::Linger { .. } => v1::RefusedCode::Invalid,
+        Rejection::LimitMismatch { .. } | Rejection::NoLimit { .. } => v1::RefusedCode::Permits,
+        Rejection::NotHeld { .. } | Rejection::WrongMode { .. } => v1::RefusedCode::NotHeld,
+        Rejection::TooManySessions
+        | Rejection::TooManyRequests
+        | Rejection::TooManyWaiters { .. }
+        | Rejection::TooManyKeptAnswers
+        | Rejection::TooManyClosedHolds
+        | Rejection::TooManyStoredLimits => v1::RefusedCode::Limit,
+        Rejection::TokensExhausted | Rejection::RaiseTooHigh { .. } | Rejection::UnknownRules { .. } => {
+            v1::RefusedCode::Operator
+        }
+    }
+}
+
+/// What a grant brought.
+///
+/// # Errors
+/// [`Malformed`] if the token is none.
+pub fn read_grant(granted: &v1::Granted) -> Result<Grant, Malformed> {
+    Ok(Grant {
+        token: fields::token(granted.token)?,
+        permits: granted
+            .permits
+            .iter()
+            .map(|permit| PermitGrant { slot: permit.slot, limit: permit.limit })
+            .collect(),
+    })
+}
+
+/// How a request ended.
+///
+/// # Errors
+/// [`Malformed`] if this version does not know that end.
+pub fn read_end(finished: v1::Finished) -> Result<End, Malformed> {
+    match v1::End::try_from(finished.end) {
+        Ok(v1::End::Left) => Ok(End::Left),
+        Ok(v1::End::Released) => Ok(End::Released),
+        Ok(v1::End::Broken) => Ok(End::Broken),
+        Ok(v1::End::TimedOut) => Ok(End::TimedOut),
+        Ok(v1::End::NotAcquired) => Ok(End::NotAcquired),
+        Ok(v1::End::Gone) => Ok(End::Gone),
+        Ok(v1::End::Unspecified) | Err(_) => {
+            malformed(format!("end {} of a request is unknown", finished.end))
+        }
+    }
+}

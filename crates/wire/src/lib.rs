@@ -1,0 +1,49 @@
+//! The protobuf schema of Lockkeeper, the code generated from it, and every conversion between it and the lock rules.
+//!
+//! Responsible for: what bytes mean. Nothing else in the project knows the wire; nothing here knows time, sockets or
+//! files. Every bound of a field is checked by the conversion, before anything that depends on its size is allocated.
+//!
+//! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (what a client asks), [`answer`] (what it
+//! hears), [`entry`] (what the log keeps).
+
+pub mod answer;
+pub mod entry;
+mod fields;
+pub mod request;
+
+pub use fields::Malformed;
+
+/// Generated: nested as the packages are, since the generated code refers to itself that way.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::all,
+    clippy::pedantic,
+    reason = "generated; the schema documents it"
+)]
+mod lockkeeper {
+    pub mod v1 {
+        include!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.rs"));
+    }
+    pub mod store {
+        pub mod v1 {
+            include!(concat!(env!("OUT_DIR"), "/lockkeeper.store.v1.rs"));
+        }
+    }
+}
+
+/// What a node keeps on its disk, as `proto/lockkeeper/store/v1/` documents it.
+#[doc(inline)]
+pub use lockkeeper::store::v1 as store;
+/// The public interface, as `proto/lockkeeper/v1/` documents it.
+#[doc(inline)]
+pub use lockkeeper::v1;
+
+/// The public interface as a `FileDescriptorSet`, for gRPC reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.descriptors.bin"));
+
+/// The largest frame either side accepts, in bytes: some ten thousand ordinary acquires.
+pub const FRAME_BYTES_MAX: usize = 4 << 20;
+
+/// The port clients use unless told otherwise ("LOCK" on a phone).
+pub const DEFAULT_PORT: u16 = 5625;
