@@ -20,6 +20,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .build_client(grpc)
         .build_transport(false)
+        // An entry is handed on and shared, never copied.
+        .bytes(".lockkeeper.store.v1.Entry.data")
         .build_server(grpc)
         .compile_fds(files)?;
     Ok(())

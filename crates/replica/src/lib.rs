@@ -1,5 +1,18 @@
 //! One node of the lock service, pure: consensus, table, deadlines, and the layout of what it keeps on disk.
 //!
 //! Time, randomness, disk and network are handed in, so that production and the simulator run the same code.
+//!
+//! Reading order: [`event`] (what goes in and comes out), [`replica`] (a turn), `book` (deadlines), `engine` (raft-rs).
 
+mod book;
 pub mod disk;
+mod engine;
+pub mod event;
+mod lease;
+pub mod mutant;
+pub mod replica;
+mod since;
+
+pub use engine::{Persisted, Write};
+pub use event::{Answer, AskId, Event, Output, Question, SnapshotStep, StreamId};
+pub use replica::{Config, Fatal, Recovered, Replica};

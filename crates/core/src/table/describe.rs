@@ -135,6 +135,12 @@ impl Table {
         self.sessions.keys().filter_map(|&id| self.session(id))
     }
 
+    /// The live sessions with a higher id, in order: page by page, without looking at those before.
+    pub fn sessions_after(&self, after: SessionId) -> impl Iterator<Item = SessionInfo> {
+        let following = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
+        self.sessions.range(following).filter_map(|(&id, _)| self.session(id))
+    }
+
     /// What a live request of a session is now, as a retry of its acquire would be told.
     #[must_use]
     pub fn request(&self, session: SessionId, seq: Seq) -> Option<Reply> {

@@ -11,6 +11,7 @@ mod describe;
 mod end;
 mod grant;
 mod names;
+mod pending;
 mod request;
 mod restore;
 mod session;
@@ -19,6 +20,7 @@ mod sessions;
 use std::collections::BTreeMap;
 
 pub use describe::{Description, HoldInfo, HoldState, SessionInfo, TokenStatus, WaiterInfo};
+pub use pending::Pending;
 pub use restore::SnapshotError;
 
 use crate::command::Command;

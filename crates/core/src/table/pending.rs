@@ -1,0 +1,62 @@
+//! What a new leader must know to begin: its timers are rebuilt from the table (D3), and what clients may not have
+//! heard is told again at every attach (R3).
+
+use super::Table;
+use super::request::Stage;
+use crate::reply::{End, Reply};
+use crate::types::{Seq, SessionId, Token};
+
+/// Something that ends by time, and of which the table only knows for how long.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Pending {
+    /// A request waits, for at most so long (W1).
+    Wait {
+        /// Whose.
+        session: SessionId,
+        /// Which.
+        seq: Seq,
+        /// In milliseconds.
+        at_most_ms: u64,
+    },
+    /// A hold is closed, for so long from its end (D1).
+    Closed {
+        /// The token it had.
+        token: Token,
+        /// In milliseconds.
+        ms: u64,
+    },
+    /// A hold is under a break that waits for its holder (B1).
+    Revoked {
+        /// Whose.
+        session: SessionId,
+        /// Which.
+        seq: Seq,
+        /// Its token.
+        token: Token,
+    },
+}
+
+impl Table {
+    /// Everything that ends by time, sessions excepted, in no particular order.
+    pub fn pending(&self) -> impl Iterator<Item = Pending> {
+        self.requests.iter().filter_map(|(_, request)| match (request.stage, request.owner) {
+            (Stage::Waiting { at_most_ms: Some(at_most_ms) }, Some(owner)) => {
+                Some(Pending::Wait { session: owner.session, seq: owner.seq, at_most_ms })
+            }
+            (Stage::Closed { token, ms }, _) => Some(Pending::Closed { token, ms }),
+            (Stage::Revoked { token }, Some(owner)) => {
+                Some(Pending::Revoked { session: owner.session, seq: owner.seq, token })
+            }
+            _ => None,
+        })
+    }
+
+    /// Requests of a session that ended without its asking, and whose end it has not confirmed by a `Finish` (R3).
+    pub fn unconfirmed_ends(&self, session: SessionId) -> impl Iterator<Item = (Seq, End)> {
+        let kept = self.sessions.get(&session).into_iter().flat_map(|session| session.kept_answers());
+        kept.filter_map(|(seq, reply, until)| match (reply, until) {
+            (Reply::Finished(end), None) => Some((seq, *end)),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,279 @@
+//! The leader's book of deadlines: sessions' leases and every other timer. Never in the log, so a keep-alive costs no
+//! disk write (DESIGN section 5). All times here are the lease clock's.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use lockkeeper_core::{Seq, SessionId, Token, limits};
+
+use crate::event::StreamId;
+
+/// Something whose time may have come.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Due {
+    /// A session has been silent for its ttl. Not the end of it: that needs two more things (P9).
+    Session(SessionId),
+    /// A request has waited for as long as it wanted (W1).
+    TimeOut(SessionId, Seq),
+    /// A closed hold opens (D3).
+    EndDelay(Token),
+    /// A revoked hold's holder had its ttl to react (B1).
+    EndRevoked(Token),
+}
+
+/// What the leader knows of a session and the table does not.
+#[derive(Clone, Debug)]
+pub(crate) struct Lease {
+    pub(crate) ttl: Duration,
+    pub(crate) linger: Duration,
+    pub(crate) deadline: Duration,
+    /// No cut goes below this: the deadline that this leader gave when it began.
+    floor: Duration,
+    /// Where its entry stands among the timers: at its deadline, or before it.
+    scheduled: Duration,
+    /// The highest attach number read, and the stream that carries it.
+    pub(crate) attach: u64,
+    pub(crate) stream: Option<StreamId>,
+    /// Its holds that are under a break: every acknowledgement names them (B1).
+    pub(crate) revoked: BTreeSet<Seq>,
+    /// Its end is proposed: until the fate of that is known, nothing is acknowledged for it.
+    pub(crate) ending: bool,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Book {
+    leases: BTreeMap<SessionId, Lease>,
+    timers: BTreeSet<(Duration, Due)>,
+    /// When the timers that can be taken back are due.
+    waits: BTreeMap<(SessionId, Seq), Duration>,
+    closed: BTreeMap<Token, Duration>,
+    /// How many sessions have which ttl.
+    ttls: BTreeMap<Duration, usize>,
+}
+
+impl Book {
+    /// The least ttl of all sessions, or the least there may be: what bounds the turns of the lease clock.
+    fn least_ttl(&self) -> Duration {
+        let least = self.ttls.first_key_value().map(|(&ttl, _)| ttl);
+        least.unwrap_or(Duration::from_millis(limits::TTL_MS_MIN))
+    }
+
+    /// The most by which one turn advances the lease clock.
+    pub(crate) fn step_max(&self) -> Duration {
+        self.least_ttl() / 12
+    }
+
+    /// How long the loop may sleep from here on; `None`: nothing has a deadline.
+    pub(crate) fn sleep_max(&self, now: Duration) -> Option<Duration> {
+        let &(at, _) = self.timers.first()?;
+        Some(at.saturating_sub(now).min(self.least_ttl() / 24))
+    }
+
+    /// A session that this leader found, or that was opened under it. Its first deadline is a ttl from now; `found`:
+    /// no later cut may go below that.
+    pub(crate) fn opened(
+        &mut self,
+        session: SessionId,
+        ttl: Duration,
+        linger: Duration,
+        now: Duration,
+        found: bool,
+    ) {
+        if let Some(lease) = self.leases.get_mut(&session) {
+            lease.deadline = lease.deadline.max(now + ttl);
+            return;
+        }
+        let deadline = now + ttl;
+        let floor = if found { deadline } else { Duration::ZERO };
+        let lease = Lease {
+            ttl,
+            linger,
+            deadline,
+            floor,
+            scheduled: deadline,
+            attach: 0,
+            stream: None,
+            revoked: BTreeSet::new(),
+            ending: false,
+        };
+        self.leases.insert(session, lease);
+        self.timers.insert((deadline, Due::Session(session)));
+        *self.ttls.entry(ttl).or_default() += 1;
+    }
+
+    pub(crate) fn ended(&mut self, session: SessionId) -> Option<Lease> {
+        let lease = self.leases.remove(&session)?;
+        self.timers.remove(&(lease.scheduled, Due::Session(session)));
+        if let Some(count) = self.ttls.get_mut(&lease.ttl) {
+            *count -= 1;
+            if *count == 0 {
+                self.ttls.remove(&lease.ttl);
+            }
+        }
+        let waits = self.waits.range((session, Seq(0))..=(session, Seq(u64::MAX)));
+        let waits: Vec<(SessionId, Seq)> = waits.map(|(&key, _)| key).collect();
+        waits.into_iter().for_each(|(session, seq)| self.waits_no_more(session, seq));
+        Some(lease)
+    }
+
+    pub(crate) fn lease(&self, session: SessionId) -> Option<&Lease> {
+        self.leases.get(&session)
+    }
+
+    pub(crate) fn lease_mut(&mut self, session: SessionId) -> Option<&mut Lease> {
+        self.leases.get_mut(&session)
+    }
+
+    pub(crate) fn sessions(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Its stream was closed by its client, and everything that had arrived before was read.
+    pub(crate) fn cut(&mut self, session: SessionId, now: Duration) {
+        let Some(lease) = self.leases.get_mut(&session) else { return };
+        lease.deadline = lease.deadline.min(now + lease.linger).max(lease.floor);
+        if lease.deadline < lease.scheduled {
+            self.timers.remove(&(lease.scheduled, Due::Session(session)));
+            lease.scheduled = lease.deadline;
+            self.timers.insert((lease.scheduled, Due::Session(session)));
+        }
+    }
+
+    /// The first answer "queued" starts it; a retry's does not restart it (E1).
+    pub(crate) fn waits(&mut self, session: SessionId, seq: Seq, until: Duration) {
+        if self.waits.contains_key(&(session, seq)) {
+            return;
+        }
+        self.waits.insert((session, seq), until);
+        self.timers.insert((until, Due::TimeOut(session, seq)));
+    }
+
+    pub(crate) fn waits_no_more(&mut self, session: SessionId, seq: Seq) {
+        if let Some(until) = self.waits.remove(&(session, seq)) {
+            self.timers.remove(&(until, Due::TimeOut(session, seq)));
+        }
+    }
+
+    pub(crate) fn closed(&mut self, token: Token, until: Duration) {
+        self.closed.insert(token, until);
+        self.timers.insert((until, Due::EndDelay(token)));
+    }
+
+    /// Until when a closed hold stays so.
+    pub(crate) fn closed_until(&self, token: Token) -> Option<Duration> {
+        self.closed.get(&token).copied()
+    }
+
+    pub(crate) fn revoked(&mut self, token: Token, until: Duration) {
+        self.timers.insert((until, Due::EndRevoked(token)));
+    }
+
+    /// What is due, and not to be told again.
+    pub(crate) fn pop_due(&mut self, now: Duration) -> Option<Due> {
+        loop {
+            let &(at, due) = self.timers.first().filter(|(at, _)| *at <= now)?;
+            self.timers.pop_first();
+            match due {
+                Due::Session(session) => {
+                    let Some(lease) = self.leases.get_mut(&session) else { continue };
+                    if lease.deadline > at {
+                        lease.scheduled = lease.deadline;
+                        self.timers.insert((lease.scheduled, due));
+                        continue;
+                    }
+                }
+                Due::TimeOut(session, seq) => drop(self.waits.remove(&(session, seq))),
+                Due::EndDelay(token) => drop(self.closed.remove(&token)),
+                Due::EndRevoked(_) => {}
+            }
+            return Some(due);
+        }
+    }
+
+    /// A session that was due turned out to be alive, or its end was not to be: it is due again at its deadline.
+    pub(crate) fn again(&mut self, session: SessionId) {
+        if let Some(lease) = self.leases.get_mut(&session) {
+            self.timers.remove(&(lease.scheduled, Due::Session(session)));
+            lease.scheduled = lease.deadline;
+            self.timers.insert((lease.scheduled, Due::Session(session)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: SessionId = SessionId(1);
+
+    fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn book(ttl: u64, linger: u64, found: bool) -> Book {
+        let mut book = Book::default();
+        book.opened(S, at(ttl), at(linger), at(0), found);
+        book
+    }
+
+    #[test]
+    fn a_session_is_due_at_its_latest_deadline_and_not_before() {
+        let mut book = book(1_000, 0, false);
+        book.lease_mut(S).unwrap().deadline = at(1_700);
+        assert_eq!(book.pop_due(at(1_000)), None, "it was kept alive meanwhile");
+        assert_eq!(book.pop_due(at(1_699)), None);
+        assert_eq!(book.pop_due(at(1_700)), Some(Due::Session(S)));
+        assert_eq!(book.pop_due(at(9_000)), None, "told once");
+        book.again(S);
+        assert_eq!(book.pop_due(at(9_000)), Some(Due::Session(S)));
+    }
+
+    #[test]
+    fn a_cut_shortens_and_never_prolongs() {
+        let mut cut = book(10_000, 500, false);
+        cut.cut(S, at(100));
+        assert_eq!(cut.pop_due(at(599)), None);
+        assert_eq!(cut.pop_due(at(600)), Some(Due::Session(S)));
+        let mut late = book(10_000, 500, false);
+        late.cut(S, at(9_900));
+        assert_eq!(late.pop_due(at(10_000)), Some(Due::Session(S)));
+    }
+
+    #[test]
+    fn a_cut_never_goes_below_the_deadline_that_a_new_leader_gave() {
+        let mut book = book(10_000, 500, true);
+        book.cut(S, at(100));
+        assert_eq!(book.pop_due(at(9_999)), None);
+        assert_eq!(book.pop_due(at(10_000)), Some(Due::Session(S)));
+    }
+
+    #[test]
+    fn a_wait_is_started_once_and_can_be_taken_back() {
+        let mut book = book(60_000, 0, false);
+        book.waits(S, Seq(1), at(100));
+        book.waits(S, Seq(1), at(900));
+        book.waits(S, Seq(2), at(100));
+        book.waits_no_more(S, Seq(2));
+        assert_eq!(book.pop_due(at(100)), Some(Due::TimeOut(S, Seq(1))));
+        assert_eq!(book.pop_due(at(1_000)), None);
+    }
+
+    #[test]
+    fn the_end_of_a_session_takes_its_timers_along() {
+        let mut book = book(1_000, 0, false);
+        book.waits(S, Seq(1), at(100));
+        assert!(book.ended(S).is_some());
+        assert_eq!(book.pop_due(at(100_000)), None);
+        assert_eq!(book.sleep_max(at(0)), None);
+    }
+
+    #[test]
+    fn the_loop_wakes_for_the_least_ttl() {
+        let mut book = book(60_000, 0, false);
+        assert_eq!(book.sleep_max(at(0)), Some(at(2_500)));
+        book.opened(SessionId(2), at(1_200), at(0), at(0), false);
+        assert_eq!((book.step_max(), book.sleep_max(at(0))), (at(100), Some(at(50))));
+        book.ended(SessionId(2));
+        assert_eq!(book.step_max(), at(5_000));
+    }
+}

@@ -1,0 +1,150 @@
+//! What goes into a replica and what comes out.
+
+use lockkeeper_core::LockName;
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::{store, v1};
+
+/// A client's stream; numbered by whoever accepts them, never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct StreamId(pub u64);
+
+/// A unary call that waits for its answer; numbered by whoever accepts them, never reused.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct AskId(pub u64);
+
+/// Something has happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A client opened a stream.
+    StreamOpened(StreamId),
+    /// A client's frame was read.
+    Frame(StreamId, Vec<Request>),
+    /// A stream is over.
+    StreamClosed {
+        /// Which.
+        stream: StreamId,
+        /// The client closed it (FIN or RST was read). Not so for a time-out, nor for any close that this side began:
+        /// those never start `linger`.
+        by_client: bool,
+    },
+    /// A unary call came in.
+    Asked(AskId, Question),
+    /// Whoever asked, or watches, is gone.
+    Dropped(AskId),
+    /// All input that had arrived when [`Output::Drain`] asked for it has been given.
+    Drained(u64),
+    /// The last [`SnapshotStep`] was carried out.
+    SnapshotStepDone,
+    /// The last [`SnapshotStep`] failed; the snapshot is given up, and another is taken later.
+    SnapshotFailed,
+    /// The node is to stop: streams are told to go elsewhere.
+    ShutDown,
+}
+
+/// A unary call, checked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Question {
+    /// One lock.
+    Describe {
+        /// Its name.
+        name: LockName,
+        /// At most so many waiters are listed.
+        waiters_max: usize,
+    },
+    /// The locks at and below a name.
+    List {
+        /// `None` is all.
+        prefix: Option<LockName>,
+        /// At most so many.
+        max: usize,
+        /// Begin after this one.
+        after: Option<LockName>,
+    },
+    /// The live sessions.
+    Sessions {
+        /// At most so many.
+        max: usize,
+        /// Begin after this id.
+        after: u64,
+    },
+    /// The locks at and below a name, and every change from now on.
+    Watch {
+        /// `None` is all.
+        prefix: Option<LockName>,
+    },
+    /// What a token is worth.
+    CheckToken {
+        /// The lock.
+        name: LockName,
+        /// The token.
+        token: u64,
+    },
+    /// End a hold.
+    Break(lockkeeper_core::Break),
+    /// Store a number of permits, or none.
+    SetLimit {
+        /// The name.
+        name: LockName,
+        /// The number.
+        limit: Option<u32>,
+    },
+    /// How the node is. Answered by any node, whether it leads or not.
+    Status,
+}
+
+/// The answer to a [`Question`].
+#[derive(Clone, PartialEq, Debug)]
+pub enum Answer {
+    /// See [`Question::Describe`].
+    Described(v1::DescribeResponse),
+    /// See [`Question::List`].
+    Listed(v1::ListResponse),
+    /// See [`Question::Sessions`].
+    Sessions(v1::ListSessionsResponse),
+    /// See [`Question::Watch`]; many of them.
+    Watched(Vec<v1::WatchResponse>),
+    /// See [`Question::CheckToken`].
+    Checked(v1::CheckTokenResponse),
+    /// See [`Question::Break`].
+    Broken(v1::BreakResponse),
+    /// See [`Question::SetLimit`].
+    LimitSet,
+    /// See [`Question::Status`]. What only the process knows is left empty.
+    Status(v1::StatusResponse),
+    /// The table refused it, in its own words.
+    Refused(v1::Refused),
+    /// This node does not lead; it may have seen the question (P12).
+    NotLeader {
+        /// The leader's id; 0 if none is known.
+        leader: u64,
+    },
+}
+
+/// Something is to be done.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Output {
+    /// Send these items to a client, in one frame.
+    Items(StreamId, Vec<v1::ServerItem>),
+    /// Send this as a stream's last item, then close it.
+    EndStream(StreamId, v1::StreamEnd),
+    /// Answer a unary call.
+    Answer(AskId, Answer),
+    /// Give [`Event::Drained`] with this number once every input that is readable *now*, in any socket and in the
+    /// queue of connections not yet accepted, was given (P9).
+    Drain(u64),
+    /// Work on the snapshot; one step at a time.
+    Snapshot(SnapshotStep),
+    /// The log may be cut: everything up to this index is in a stored snapshot.
+    Compact(u64),
+}
+
+/// One step of storing a snapshot.
+#[derive(Clone, PartialEq, Debug)]
+pub enum SnapshotStep {
+    /// Begin a new one.
+    Begin(store::SnapshotHead),
+    /// Append these bytes.
+    Piece(Vec<u8>),
+    /// It is whole: sync it, and let it take the place of the last one.
+    Finish(store::SnapshotTail),
+}

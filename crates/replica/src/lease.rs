@@ -1,0 +1,52 @@
+//! The leader's lease clock: time in which it really worked.
+
+use std::time::Duration;
+
+/// Boot time less every stall: one turn advances it by a bounded amount, however long ago the last one was. So time in
+/// which the leader did not run counts for nobody (P9).
+#[derive(Clone, Debug)]
+pub(crate) struct LeaseClock {
+    last_turn: Duration,
+    reading: Duration,
+}
+
+impl LeaseClock {
+    pub(crate) fn new(now: Duration) -> Self {
+        Self { last_turn: now, reading: Duration::ZERO }
+    }
+
+    /// A turn of the loop begins.
+    pub(crate) fn turn(&mut self, now: Duration, step_max: Duration) {
+        self.reading += now.saturating_sub(self.last_turn).min(step_max);
+        self.last_turn = self.last_turn.max(now);
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.reading
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEP: Duration = Duration::from_millis(80);
+
+    #[test]
+    fn a_stall_counts_as_one_step() {
+        let mut clock = LeaseClock::new(Duration::from_secs(5));
+        clock.turn(Duration::from_millis(5_050), STEP);
+        assert_eq!(clock.now(), Duration::from_millis(50));
+        clock.turn(Duration::from_secs(500), STEP);
+        assert_eq!(clock.now(), Duration::from_millis(130));
+    }
+
+    #[test]
+    fn a_clock_that_goes_back_stands_still() {
+        let mut clock = LeaseClock::new(Duration::from_secs(5));
+        clock.turn(Duration::from_secs(4), STEP);
+        assert_eq!(clock.now(), Duration::ZERO);
+        clock.turn(Duration::from_millis(5_010), STEP);
+        assert_eq!(clock.now(), Duration::from_millis(10));
+    }
+}

@@ -1,0 +1,17 @@
+//! Faults that are built in on purpose. The simulator must find each of them: a check that finds none of these can't
+//! be trusted to find others. Run-time switches, so that one build serves all; production never sets one.
+
+/// One rule left out.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
+pub enum Mutant {
+    /// A session ends at its deadline by the leader's clock alone, without waiting for the input that had arrived.
+    ExpiryWithoutDrain,
+    /// A keep-alive is acknowledged though the session's end is proposed already.
+    KeepAliveAfterEnd,
+    /// An attach with a lower number takes the session over.
+    OlderAttachAccepted,
+    /// A broken hold is opened at once, before its holder has given up.
+    BreakOpensAtOnce,
+    /// A wait limit that passed is proposed though the request was granted meanwhile.
+    TimeOutUnchecked,
+}

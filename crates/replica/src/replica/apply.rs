@@ -1,0 +1,215 @@
+//! Applying committed entries, and telling those whom it concerns.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Command, Effect, End, IfBusy, Rejection, Reply, Seq, SessionId, Token};
+use lockkeeper_wire::v1::{self, server_item::What};
+use lockkeeper_wire::{answer, entry};
+
+use super::lead::ms;
+use super::{Fatal, Origin, Replica};
+use crate::engine::Committed;
+use crate::event::{Answer, Output};
+use crate::mutant::Mutant;
+
+/// What the book must know of a command whose answer comes only after the command is gone into the table.
+enum Note {
+    Nothing,
+    Acquire { at_most: Option<Duration> },
+    Finish { target: Seq },
+    Open { ttl: Duration, linger: Duration },
+    Close { known: bool },
+}
+
+impl Replica {
+    pub(super) fn commit(&mut self, entries: Vec<Committed>) -> Result<(), Fatal> {
+        for committed in entries {
+            self.commit_entry(&committed)?;
+            self.applied = committed.at;
+        }
+        self.engine.applied(self.applied.index);
+        Ok(())
+    }
+
+    fn commit_entry(&mut self, committed: &Committed) -> Result<(), Fatal> {
+        // What was proposed at or below this place under another term was replaced: its fate is known to the next
+        // leader only.
+        while self.in_flight.front().is_some_and(|batch| batch.at.index < committed.at.index) {
+            self.in_flight.pop_front();
+        }
+        if let Some(batch) = self.in_flight.pop_front_if(|batch| batch.at == committed.at) {
+            for proposal in batch.proposals {
+                self.apply(proposal.command, proposal.origin)?;
+            }
+            return Ok(());
+        }
+        if committed.data.is_empty() {
+            if self.engine.is_leader() && self.engine.term() == committed.at.term {
+                self.applied = committed.at;
+                self.follow_leadership();
+                self.zero_point();
+            }
+            return Ok(());
+        }
+        let commands = entry::decode_batch(&committed.data).map_err(|error| {
+            Fatal(format!(
+                "log entry {} can't be understood ({error}): a newer version wrote it; upgrade this node",
+                committed.at.index
+            ))
+        })?;
+        commands.into_iter().try_for_each(|command| self.apply(command, Origin::Leader))
+    }
+
+    fn apply(&mut self, command: Command, origin: Origin) -> Result<(), Fatal> {
+        let note = self.note(&command);
+        let reply = self.table.apply(command, &mut self.effects);
+        if let Reply::Refused(rejection @ Rejection::UnknownRules { .. }) = &reply {
+            return Err(Fatal(rejection.to_string()));
+        }
+        let effects = std::mem::take(&mut self.effects);
+        if !self.lead.is_ready() {
+            // A follower tells nobody, and a leader has its book from the table at its zero point.
+            return Ok(());
+        }
+        self.answer_origin(origin, note, reply);
+        let mut effects = effects;
+        for effect in effects.drain(..) {
+            self.tell_effect(effect);
+        }
+        self.effects = effects;
+        Ok(())
+    }
+
+    fn note(&self, command: &Command) -> Note {
+        match command {
+            Command::Acquire(it) => {
+                let at_most = match it.if_busy {
+                    IfBusy::Wait { at_most_ms } => at_most_ms.map(ms),
+                    IfBusy::Fail => None,
+                };
+                Note::Acquire { at_most }
+            }
+            Command::Finish { target, .. } => Note::Finish { target: *target },
+            Command::OpenSession(open) => Note::Open { ttl: ms(open.ttl_ms), linger: ms(open.linger_ms) },
+            Command::CloseSession { session } => Note::Close { known: self.book.lease(*session).is_some() },
+            _ => Note::Nothing,
+        }
+    }
+
+    fn answer_origin(&mut self, origin: Origin, note: Note, reply: Reply) {
+        match origin {
+            Origin::Session { stream, session, seq } => {
+                match (&note, &reply) {
+                    // Its end is told as what happened to the session.
+                    (Note::Close { known: true }, _) => return,
+                    (Note::Acquire { at_most: Some(at_most) }, Reply::Queued { .. }) => {
+                        let until = self.clock.now().saturating_add(*at_most);
+                        self.book.waits(session, seq, until);
+                    }
+                    (_, Reply::Granted(grant)) => self.since.granted(self.now, grant.token),
+                    (Note::Finish { target }, _) => self.over(session, *target),
+                    _ => {}
+                }
+                if self.book.lease(session).is_none_or(|lease| lease.stream == Some(stream)) {
+                    let table = &self.table;
+                    let label = |holder| table.session(holder).map(|it| it.label.into()).unwrap_or_default();
+                    let item = answer::reply_item(session, seq, reply, label);
+                    self.tell(stream, item);
+                }
+            }
+            Origin::Open { stream, attach, secret_prefix, received } => {
+                let (what, session) = match (note, reply) {
+                    (Note::Open { ttl, linger }, Reply::Opened { session }) => {
+                        let now = self.clock.now();
+                        self.book.opened(session, ttl, linger, now, false);
+                        if !self.claim(stream, session, attach) {
+                            return;
+                        }
+                        if let Some(lease) = self.book.lease_mut(session) {
+                            lease.deadline = lease.deadline.max(received + lease.ttl);
+                        }
+                        (What::Opened(v1::Opened { attach, secret_prefix }), session.0)
+                    }
+                    (_, Reply::Refused(rejection)) => {
+                        let refused = answer::refused(&rejection);
+                        (What::Refused(v1::Refused { secret_prefix, ..refused }), 0)
+                    }
+                    _ => return,
+                };
+                self.tell(stream, v1::ServerItem { session, seq: 0, what: Some(what) });
+            }
+            Origin::Ask(ask) => {
+                let answer = operator_answer(reply);
+                self.outputs.push(Output::Answer(ask, answer));
+            }
+            Origin::Leader => {}
+        }
+    }
+
+    /// A request of a session is over: nothing is due for it any more.
+    fn over(&mut self, session: SessionId, seq: Seq) {
+        self.book.waits_no_more(session, seq);
+        if let Some(lease) = self.book.lease_mut(session) {
+            lease.revoked.remove(&seq);
+        }
+    }
+
+    fn tell_effect(&mut self, effect: Effect) {
+        match effect {
+            Effect::SessionEnded { session } => self.session_ended(session),
+            Effect::Revoked { session, seq, token } => self.revoked(session, seq, token),
+            Effect::Ended { session, seq, end } => {
+                self.over(session, seq);
+                self.tell_session(session, seq, What::Ended(answer::finished(end)));
+                debug_assert!(!matches!(end, End::Left | End::Released), "those are asked for");
+            }
+            Effect::Closed { token, ms: delay } => {
+                self.book.closed(token, self.clock.now() + ms(delay));
+            }
+            Effect::Granted { session, seq, grant } => {
+                self.book.waits_no_more(session, seq);
+                self.since.granted(self.now, grant.token);
+                self.tell_session(session, seq, answer::granted(&grant));
+            }
+        }
+    }
+
+    fn session_ended(&mut self, session: SessionId) {
+        let Some(lease) = self.book.ended(session) else { return };
+        let Some(stream) = lease.stream else { return };
+        if let Some(open) = self.streams.get_mut(&stream) {
+            open.sessions.remove(&session);
+        }
+        let what = Some(What::SessionGone(v1::SessionGone {}));
+        self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what });
+    }
+
+    /// Every acknowledgement from here on names the hold; so after a ttl its holder has given up (B1).
+    fn revoked(&mut self, session: SessionId, seq: Seq, token: Token) {
+        let (now, at_once) = (self.clock.now(), self.is(Mutant::BreakOpensAtOnce));
+        let Some(lease) = self.book.lease_mut(session) else { return };
+        lease.revoked.insert(seq);
+        let until = if at_once { now } else { now + lease.ttl };
+        self.book.revoked(token, until);
+        self.tell_session(session, seq, What::Revoked(v1::Revoked { token: token.get() }));
+    }
+
+    fn tell_session(&mut self, session: SessionId, seq: Seq, what: What) {
+        if let Some(stream) = self.book.lease(session).and_then(|lease| lease.stream) {
+            self.tell(stream, v1::ServerItem { session: session.0, seq: seq.0, what: Some(what) });
+        }
+    }
+}
+
+fn operator_answer(reply: Reply) -> Answer {
+    use v1::BreakResult::{Done, NotCurrent, StillClosed};
+    let broken = |result: v1::BreakResult, live: Vec<u64>| {
+        Answer::Broken(v1::BreakResponse { result: result.into(), live })
+    };
+    match reply {
+        Reply::Refused(rejection) => Answer::Refused(answer::refused(&rejection)),
+        Reply::NotCurrent { live } => broken(NotCurrent, live.into_iter().map(Token::get).collect()),
+        Reply::StillClosed => broken(StillClosed, Vec::new()),
+        _ => broken(Done, Vec::new()),
+    }
+}

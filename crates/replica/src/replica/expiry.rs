@@ -1,0 +1,129 @@
+//! Ending what is due, and sessions in two steps: at its deadline a session is only a candidate. It ends if it is still
+//! silent after a majority has confirmed this leader in a round that began later, and after all input that had arrived
+//! by then was handled. So a stall of leader, network or disk ends nobody who was alive (P9).
+
+use std::collections::BTreeSet;
+
+use lockkeeper_core::{Command, Reply, SessionId};
+
+use super::rounds::Asked;
+use super::{Origin, Proposal, Replica};
+use crate::book::Due;
+use crate::event::Output;
+use crate::mutant::Mutant;
+
+#[derive(Default)]
+pub(super) struct Expiry {
+    last: u64,
+    candidates: BTreeSet<SessionId>,
+    /// Streams that their client closed, by the attach they carried: `linger` may begin.
+    closes: Vec<(SessionId, u64)>,
+    check: Option<Check>,
+}
+
+/// One check, for all that were candidates when it began.
+struct Check {
+    number: u64,
+    sessions: BTreeSet<SessionId>,
+    closes: Vec<(SessionId, u64)>,
+    confirmed: bool,
+    drained: bool,
+}
+
+impl Expiry {
+    pub(super) fn confirmed(&mut self, number: u64) {
+        if let Some(check) = self.check.as_mut().filter(|check| check.number == number) {
+            check.confirmed = true;
+        }
+    }
+
+    pub(super) fn drained(&mut self, number: u64) {
+        if let Some(check) = self.check.as_mut().filter(|check| check.number == number) {
+            check.drained = true;
+        }
+    }
+
+    pub(super) fn closed_by_client(&mut self, session: SessionId, attach: u64) {
+        self.closes.push((session, attach));
+    }
+
+    /// Whether the loop should go on at once.
+    pub(super) fn is_decided(&self) -> bool {
+        match &self.check {
+            Some(check) => check.confirmed && check.drained,
+            None => !self.candidates.is_empty() || !self.closes.is_empty(),
+        }
+    }
+
+    pub(super) fn step_down(&mut self) {
+        // The number goes on: an answer that is still under way belongs to no later check.
+        *self = Self { last: self.last, ..Self::default() };
+    }
+}
+
+impl Replica {
+    pub(super) fn end_due(&mut self) {
+        self.conclude_check();
+        let now = self.clock.now();
+        while let Some(due) = self.book.pop_due(now) {
+            match due {
+                Due::Session(session) => drop(self.expiry.candidates.insert(session)),
+                Due::TimeOut(session, target) => {
+                    let waits = matches!(self.table.request(session, target), Some(Reply::Queued { .. }));
+                    if waits || self.is(Mutant::TimeOutUnchecked) {
+                        self.propose_own(Command::TimeOut { session, target });
+                    }
+                }
+                Due::EndDelay(token) => self.propose_own(Command::EndDelay { token }),
+                Due::EndRevoked(token) => self.propose_own(Command::EndRevoked { token }),
+            }
+        }
+        self.begin_check();
+    }
+
+    fn propose_own(&mut self, command: Command) {
+        self.queue.push_back(Proposal { command, origin: Origin::Leader });
+    }
+
+    fn begin_check(&mut self) {
+        let expiry = &mut self.expiry;
+        if expiry.check.is_some() || (expiry.candidates.is_empty() && expiry.closes.is_empty()) {
+            return;
+        }
+        expiry.last += 1;
+        let number = expiry.last;
+        let trusting = self.config.mutant == Some(Mutant::ExpiryWithoutDrain);
+        expiry.check = Some(Check {
+            number,
+            sessions: std::mem::take(&mut expiry.candidates),
+            closes: std::mem::take(&mut expiry.closes),
+            confirmed: false,
+            drained: trusting,
+        });
+        self.rounds.ask(Asked::Silence(number));
+        self.outputs.push(Output::Drain(number));
+    }
+
+    fn conclude_check(&mut self) {
+        let complete = |check: &mut Check| check.confirmed && check.drained;
+        let Some(check) = self.expiry.check.take_if(complete) else { return };
+        let now = self.clock.now();
+        for (session, attach) in check.closes {
+            // A newer attach cancels it.
+            let closed =
+                self.book.lease(session).filter(|lease| lease.attach == attach && lease.stream.is_none());
+            if closed.is_some() {
+                self.book.cut(session, now);
+            }
+        }
+        for session in check.sessions {
+            let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) else { continue };
+            if lease.deadline > now {
+                self.book.again(session);
+            } else {
+                lease.ending = true;
+                self.propose_own(Command::ExpireSession { session });
+            }
+        }
+    }
+}

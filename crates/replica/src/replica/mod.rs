@@ -1,0 +1,306 @@
+//! The replica: consensus, table and deadlines as one state machine.
+//!
+//! A turn is: [`Replica::begin`], [`Replica::handle`] for everything that has arrived, then [`Replica::advance`] and
+//! [`Replica::persisted`] until nothing is to be written, then [`Replica::take_outputs`]. Whatever arrives meanwhile is
+//! the next turn's: so one log entry, and one sync, serve all that was waiting (natural group commit, no timer).
+
+mod apply;
+mod expiry;
+mod lead;
+mod questions;
+mod rounds;
+mod streams;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use lockkeeper_core::{Command, Effects, Seq, SessionId, Table};
+use lockkeeper_wire::{entry, store, v1};
+
+use crate::book::Book;
+use crate::engine::{Engine, Persisted, Position, Start, Write};
+use crate::event::{Answer, AskId, Event, Output, Question, StreamId};
+use crate::lease::LeaseClock;
+use crate::mutant::Mutant;
+use crate::since::Since;
+use expiry::Expiry;
+use lead::Lead;
+use rounds::Rounds;
+use streams::Stream;
+
+/// Most commands in one log entry, and most bytes of one.
+const BATCH_COMMANDS_MAX: usize = 4096;
+const BATCH_BYTES_MAX: usize = 1 << 20;
+/// Most entries proposed in one turn: a turn must end for keep-alives to be seen.
+const BATCHES_MAX: usize = 4;
+
+/// What a node is told when it starts.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This node.
+    pub node: u64,
+    /// All nodes that vote, this one among them.
+    pub voters: Vec<u64>,
+    /// Where each node serves clients, for those who ask the wrong one.
+    pub clients: BTreeMap<u64, String>,
+    /// Decides election time-outs.
+    pub seed: u64,
+    /// The first tokens of a table without history are above this one (T1).
+    pub tokens_above: u64,
+    /// The consensus' unit of time.
+    pub tick: Duration,
+    /// A fault that is built in on purpose, for the simulator to find. `None` in production.
+    pub mutant: Option<Mutant>,
+}
+
+/// What a node found on its disk.
+pub struct Recovered {
+    /// The table of the snapshot; a new one without.
+    pub table: Table,
+    /// The last entry in it; 0 without.
+    pub snapshot_index: u64,
+    /// That entry's term.
+    pub snapshot_term: u64,
+    /// `None` on a new disk.
+    pub hard_state: Option<store::HardState>,
+    /// The log after the snapshot.
+    pub entries: Vec<store::Entry>,
+}
+
+/// The node can't go on: it stops before it does harm.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Fatal(pub(crate) String);
+
+/// One node of the lock service.
+pub struct Replica {
+    config: Config,
+    engine: Engine,
+    table: Table,
+    applied: Position,
+    /// The caller's clock at this turn, and the lease clock.
+    now: Duration,
+    clock: LeaseClock,
+    next_tick: Duration,
+    lead: Lead,
+    book: Book,
+    since: Since,
+    streams: BTreeMap<StreamId, Stream>,
+    /// What a client said before this leader was ready.
+    early: VecDeque<Event>,
+    queue: VecDeque<Proposal>,
+    in_flight: VecDeque<Batch>,
+    rounds: Rounds,
+    expiry: Expiry,
+    effects: Effects,
+    outputs: Vec<Output>,
+}
+
+/// A command that is to enter the log, and who waits for its answer.
+struct Proposal {
+    command: Command,
+    origin: Origin,
+}
+
+enum Origin {
+    /// A session's own command.
+    Session { stream: StreamId, session: SessionId, seq: Seq },
+    /// An open, which attaches too. Its sign of life counts from when it was received, on the lease clock.
+    Open { stream: StreamId, attach: u64, secret_prefix: u64, received: Duration },
+    /// An operator's command.
+    Ask(AskId),
+    /// The leader's own.
+    Leader,
+}
+
+/// Proposed commands, until their entry is committed or replaced.
+struct Batch {
+    at: Position,
+    proposals: Vec<Proposal>,
+}
+
+impl Replica {
+    /// A node that goes on where its disk left it.
+    ///
+    /// # Errors
+    /// If what was found contradicts itself.
+    pub fn start(config: Config, recovered: Recovered, now: Duration) -> Result<Self, Fatal> {
+        let applied = Position { index: recovered.snapshot_index, term: recovered.snapshot_term };
+        let mut engine = Engine::start(Start {
+            node: config.node,
+            voters: config.voters.clone(),
+            seed: config.seed,
+            snapshot_index: recovered.snapshot_index,
+            snapshot_term: recovered.snapshot_term,
+            hard_state: recovered.hard_state,
+            entries: recovered.entries,
+        })
+        .map_err(Fatal)?;
+        if config.voters == [config.node] {
+            engine.campaign();
+        }
+        Ok(Self {
+            next_tick: now + config.tick,
+            config,
+            engine,
+            table: recovered.table,
+            applied,
+            now,
+            clock: LeaseClock::new(now),
+            lead: Lead::No,
+            book: Book::default(),
+            since: Since::default(),
+            streams: BTreeMap::new(),
+            early: VecDeque::new(),
+            queue: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            rounds: Rounds::default(),
+            expiry: Expiry::default(),
+            effects: Effects::new(),
+            outputs: Vec::new(),
+        })
+    }
+
+    /// Begins a turn. `now` is a clock that counts suspend (`CLOCK_BOOTTIME`), from any origin.
+    pub fn begin(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+        self.clock.turn(now, self.book.step_max());
+        if now >= self.next_tick {
+            // One, however long ago the last was: a stall must not depose a leader.
+            self.engine.tick();
+            self.next_tick = now + self.config.tick;
+        }
+    }
+
+    /// Takes something that has happened.
+    pub fn handle(&mut self, event: Event) {
+        match event {
+            Event::StreamOpened(stream) => self.stream_opened(stream),
+            Event::StreamClosed { stream, by_client } => self.stream_closed(stream, by_client),
+            Event::Asked(ask, Question::Status) => {
+                let status = Answer::Status(self.status());
+                self.outputs.push(Output::Answer(ask, status));
+            }
+            Event::Dropped(ask) => self.dropped(ask),
+            Event::Drained(barrier) => self.expiry.drained(barrier),
+            Event::SnapshotStepDone | Event::SnapshotFailed => {}
+            Event::ShutDown => self.end_streams(v1::StreamEndReason::Shutdown, "this node shuts down"),
+            // What must not be answered before the leader knows what there is.
+            Event::Frame(..) | Event::Asked(..) if self.lead.is_coming() => self.early.push_back(event),
+            Event::Frame(stream, requests) => self.frame(stream, requests),
+            Event::Asked(ask, question) => self.asked(ask, question),
+        }
+    }
+
+    /// Goes on as far as possible; `Some`: this must be synced first, then [`Replica::persisted`] called.
+    ///
+    /// # Errors
+    /// If the node must stop (V1).
+    pub fn advance(&mut self) -> Result<Option<Write>, Fatal> {
+        self.follow_leadership();
+        if self.lead.is_ready() {
+            self.end_due();
+            self.propose();
+            self.begin_round();
+        }
+        if !self.engine.has_ready() {
+            return Ok(None);
+        }
+        let ready = self.engine.ready();
+        for (round, index) in ready.confirmed {
+            self.rounds.confirmed(round, index);
+        }
+        self.commit(ready.committed)?;
+        Ok(Some(ready.write))
+    }
+
+    /// Goes on after a write has become durable.
+    ///
+    /// # Errors
+    /// If the node must stop (V1).
+    pub fn persisted(&mut self, proof: Persisted) -> Result<(), Fatal> {
+        let committed = self.engine.persisted(proof);
+        self.commit(committed)
+    }
+
+    /// What is to be done now, in this order.
+    pub fn take_outputs(&mut self) -> Vec<Output> {
+        self.answer_confirmed();
+        self.flush_streams();
+        std::mem::take(&mut self.outputs)
+    }
+
+    /// When the next turn must begin at the latest, on the clock of [`Replica::begin`].
+    #[must_use]
+    pub fn next_wake(&self) -> Duration {
+        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.lead.is_ready());
+        let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
+        if self.queue.is_empty() && !self.expiry.is_decided() { due } else { self.now }
+    }
+
+    /// The table, for whoever compares (tests, the simulator).
+    #[must_use]
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Whether it leads and knows all that was ever committed.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.lead.is_ready()
+    }
+
+    /// The last entry in the table.
+    #[must_use]
+    pub fn applied_index(&self) -> u64 {
+        self.applied.index
+    }
+
+    fn is(&self, mutant: Mutant) -> bool {
+        self.config.mutant == Some(mutant)
+    }
+
+    /// Everything that waits goes into few log entries.
+    fn propose(&mut self) {
+        for _ in 0..BATCHES_MAX {
+            if self.queue.is_empty() {
+                return;
+            }
+            let count = self.queue.len().min(BATCH_COMMANDS_MAX);
+            let mut bytes = 0;
+            let fits = |proposal: &&Proposal| {
+                bytes += size(&proposal.command);
+                bytes <= BATCH_BYTES_MAX
+            };
+            let count = self.queue.iter().take(count).take_while(fits).count().max(1);
+            let data = entry::encode_batch(self.queue.iter().take(count).map(|proposal| &proposal.command));
+            // Refused (a transfer is pending, the size limit is met): the whole batch stays at the head, since a gap
+            // in a session's numbers is dead (R5).
+            let Some(at) = self.engine.propose(data) else { return };
+            let proposals = self.queue.drain(..count).collect();
+            self.in_flight.push_back(Batch { at, proposals });
+        }
+    }
+
+    fn tell(&mut self, stream: StreamId, item: v1::ServerItem) {
+        if let Some(stream) = self.streams.get_mut(&stream) {
+            stream.items.push(item);
+        }
+    }
+}
+
+/// About how many bytes a command takes in the log.
+fn size(command: &Command) -> usize {
+    const FIXED: usize = 64;
+    match command {
+        Command::Acquire(it) => {
+            let names: usize = it.names.iter().map(|name| name.as_str().len() + 4).sum();
+            FIXED + names + it.value.len() + it.meta.len()
+        }
+        Command::SetValue { value, .. } => FIXED + value.len(),
+        Command::OpenSession(open) => FIXED + open.label.len(),
+        Command::Break(order) => FIXED + order.name.as_str().len() + order.reason.len() + order.by.len(),
+        Command::SetLimit { name, .. } => FIXED + name.as_str().len(),
+        _ => FIXED,
+    }
+}

@@ -1,0 +1,183 @@
+//! Unary calls: reads that see everything answered before they were asked, and operators' commands.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Command, HoldInfo, HoldState, LockName, ModeKind, SessionId, Token, TokenStatus};
+use lockkeeper_wire::v1;
+
+use super::lead::ms;
+use super::rounds::Asked;
+use super::{Lead, Origin, Proposal, Replica};
+use crate::event::{Answer, AskId, Output, Question};
+
+/// Waiters named in a list of locks.
+const WAITERS_LISTED: usize = 10;
+
+impl Replica {
+    pub(super) fn asked(&mut self, ask: AskId, question: Question) {
+        if self.lead == Lead::No {
+            let leader = self.engine.leader();
+            return self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
+        }
+        let command = match question {
+            Question::Break(order) => Command::Break(order),
+            Question::SetLimit { name, limit } => Command::SetLimit { name, limit },
+            question => return self.rounds.ask(Asked::Question(ask, question)),
+        };
+        self.queue.push_back(Proposal { command, origin: Origin::Ask(ask) });
+    }
+
+    /// Whoever asked is gone: answers to it are dropped by whoever would send them.
+    pub(super) fn dropped(&mut self, _ask: AskId) {}
+
+    pub(super) fn answer(&mut self, ask: AskId, question: Question) {
+        let answer = match question {
+            Question::Describe { name, waiters_max } => {
+                let lock = Some(self.lock(&name, waiters_max));
+                Answer::Described(v1::DescribeResponse { lock })
+            }
+            Question::List { prefix, max, after } => Answer::Listed(self.list(prefix, max, after.as_ref())),
+            Question::Sessions { max, after } => Answer::Sessions(self.list_sessions(max, after)),
+            Question::CheckToken { name, token } => Answer::Checked(self.check_token(&name, token)),
+            // Answered elsewhere: these never wait for a round.
+            Question::Watch { .. } | Question::Break(_) | Question::SetLimit { .. } | Question::Status => {
+                return;
+            }
+        };
+        self.outputs.push(Output::Answer(ask, answer));
+    }
+
+    pub(super) fn status(&self) -> v1::StatusResponse {
+        let role = match self.lead {
+            Lead::Ready(_) | Lead::Coming(_) => v1::Role::Leader,
+            Lead::No if self.engine.is_candidate() => v1::Role::Candidate,
+            Lead::No => v1::Role::Follower,
+        };
+        v1::StatusResponse {
+            node: self.config.node,
+            role: role.into(),
+            leader: self.engine.leader(),
+            term: self.engine.term(),
+            applied: self.applied.index,
+            committed: self.engine.committed(),
+            last_token: self.table.last_token(),
+            sessions: self.book.sessions() as u64,
+            requests: self.table.request_count() as u64,
+            streams: self.streams.len() as u64,
+            rules: self.table.rules(),
+            ..v1::StatusResponse::default()
+        }
+    }
+
+    fn list(&self, prefix: Option<LockName>, max: usize, after: Option<&LockName>) -> v1::ListResponse {
+        let names = self.table.names_in_use(prefix.as_ref());
+        let first = after.map_or(0, |after| names.partition_point(|name| name <= after));
+        let page: Vec<_> = names[first..].iter().take(max).collect();
+        let more = names.len() - first > page.len();
+        let next_after = page.last().filter(|_| more).map(|name| name.to_string()).unwrap_or_default();
+        let locks = page.into_iter().map(|name| self.lock(name, WAITERS_LISTED)).collect();
+        v1::ListResponse { locks, next_after }
+    }
+
+    fn list_sessions(&self, max: usize, after: u64) -> v1::ListSessionsResponse {
+        let mut following = self.table.sessions_after(SessionId(after));
+        let sessions: Vec<v1::Session> = following
+            .by_ref()
+            .take(max)
+            .map(|session| {
+                let lease = self.book.lease(session.id);
+                let left = lease.map_or(Duration::ZERO, |it| it.deadline.saturating_sub(self.clock.now()));
+                v1::Session {
+                    id: session.id.0,
+                    label: session.label.into(),
+                    ttl_ms: session.ttl_ms,
+                    lock_delay_ms: session.lock_delay_ms,
+                    linger_ms: session.linger_ms,
+                    requests: session.requests as u64,
+                    attached: lease.is_some_and(|lease| lease.stream.is_some()),
+                    left_ms: millis(left),
+                }
+            })
+            .collect();
+        let more = following.next().is_some();
+        let next_after = sessions.last().filter(|_| more).map_or(0, |session| session.id);
+        v1::ListSessionsResponse { sessions, next_after }
+    }
+
+    fn check_token(&self, name: &LockName, token: u64) -> v1::CheckTokenResponse {
+        let (status, live) = match self.table.check_token(name, token) {
+            TokenStatus::Current => (v1::TokenStatus::Current, Vec::new()),
+            TokenStatus::NotCurrent { live } => (v1::TokenStatus::NotCurrent, live),
+            TokenStatus::NeverIssued => (v1::TokenStatus::NeverIssued, Vec::new()),
+        };
+        let live = live.into_iter().map(Token::get).collect();
+        v1::CheckTokenResponse { status: status.into(), live }
+    }
+
+    pub(super) fn lock(&self, name: &LockName, waiters_max: usize) -> v1::Lock {
+        let description = self.table.describe(name, waiters_max);
+        let waiters = description.waiters.into_iter().map(|waiter| v1::Waiter {
+            session: waiter.owner.0.0,
+            label: self.label(waiter.owner.0),
+            mode: mode(waiter.mode).into(),
+            subtree: waiter.subtree,
+            meta: waiter.meta.into(),
+        });
+        v1::Lock {
+            name: name.to_string(),
+            waiters: waiters.collect(),
+            waiter_count: description.waiter_count as u64,
+            permits: description.limit.map(|(limit, _)| limit),
+            permits_stored: description.limit.is_some_and(|(_, stored)| stored),
+            holds: description.holds.into_iter().map(|hold| self.hold(hold)).collect(),
+        }
+    }
+
+    fn hold(&self, hold: HoldInfo) -> v1::Hold {
+        let session = hold.owner.map_or(SessionId(0), |(session, _)| session);
+        let mut message = v1::Hold {
+            session: session.0,
+            label: self.label(session),
+            token: hold.token.get(),
+            mode: mode(hold.mode).into(),
+            subtree: hold.subtree,
+            state: v1::HoldState::Held.into(),
+            slot: hold.slot,
+            held_for_ms: self.since.of(hold.token).map(|since| millis(self.now.saturating_sub(since))),
+            value: hold.value.into(),
+            meta: hold.meta.into(),
+            ..v1::Hold::default()
+        };
+        match hold.state {
+            HoldState::Held => {}
+            HoldState::Revoked { reason, by } => {
+                message.state = v1::HoldState::Revoked.into();
+                message.break_reason = reason.into();
+                message.break_by = by.into();
+            }
+            HoldState::Closed { ms: delay } => {
+                message.state = v1::HoldState::Closed.into();
+                let left =
+                    self.book.closed_until(hold.token).map(|until| until.saturating_sub(self.clock.now()));
+                message.closed_for_ms = millis(left.unwrap_or(ms(delay)));
+            }
+        }
+        message
+    }
+
+    fn label(&self, session: SessionId) -> String {
+        self.table.session(session).map(|session| session.label.into()).unwrap_or_default()
+    }
+}
+
+fn mode(kind: ModeKind) -> v1::Mode {
+    match kind {
+        ModeKind::Exclusive => v1::Mode::Exclusive,
+        ModeKind::Shared => v1::Mode::Shared,
+        ModeKind::Permit => v1::Mode::Permit,
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,134 @@
+//! Rounds: a majority confirms that this node leads, and everything that came before the round began may be answered
+//! (P6). One round serves a whole batch; the next one begins when it is answered.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use lockkeeper_core::{Seq, SessionId};
+use lockkeeper_wire::v1::{self, server_item::What};
+
+use super::Replica;
+use crate::event::{AskId, Question, StreamId};
+
+/// What waits for a round that begins later than it came.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Asked {
+    KeepAlive {
+        stream: StreamId,
+        session: SessionId,
+        id: u64,
+    },
+    Attach {
+        stream: StreamId,
+        session: SessionId,
+        attach: u64,
+    },
+    /// Something for a session that this node doesn't know: a deposed leader may not know it yet.
+    Unknown {
+        stream: StreamId,
+        session: SessionId,
+        seq: Seq,
+    },
+    Question(AskId, Question),
+    /// A check of sessions that are silent.
+    Silence(u64),
+}
+
+#[derive(Default)]
+pub(super) struct Rounds {
+    last: u64,
+    /// Its number, when it was asked last, and what it serves.
+    open: Option<(u64, Duration, Vec<Asked>)>,
+    waiting: Vec<Asked>,
+    /// Confirmed, and to be answered once everything up to the index is applied.
+    confirmed: VecDeque<(u64, Vec<Asked>)>,
+}
+
+impl Rounds {
+    pub(super) fn ask(&mut self, asked: Asked) {
+        self.waiting.push(asked);
+    }
+
+    /// The number of a round that must be asked now: a new one, or one whose answer does not come (raft-rs drops some
+    /// silently).
+    fn begin(&mut self, now: Duration, patience: Duration) -> Option<u64> {
+        let asked = match self.open.take() {
+            Some((number, at, asked)) if now < at + patience => {
+                self.open = Some((number, at, asked));
+                return None;
+            }
+            // It begins anew, so all that has come meanwhile may go with it.
+            Some((_, _, asked)) => asked.into_iter().chain(self.waiting.drain(..)).collect(),
+            None if self.waiting.is_empty() => return None,
+            None => std::mem::take(&mut self.waiting),
+        };
+        self.last += 1;
+        self.open = Some((self.last, now, asked));
+        Some(self.last)
+    }
+
+    pub(super) fn confirmed(&mut self, round: u64, index: u64) {
+        if let Some((_, _, asked)) = self.open.take_if(|(number, ..)| *number == round) {
+            self.confirmed.push_back((index, asked));
+        }
+    }
+
+    /// What may be answered with this much applied.
+    fn take_answerable(&mut self, applied: u64) -> Vec<Asked> {
+        let mut answerable = Vec::new();
+        while let Some((index, _)) = self.confirmed.front()
+            && *index <= applied
+        {
+            answerable.extend(self.confirmed.pop_front().into_iter().flat_map(|(_, asked)| asked));
+        }
+        answerable
+    }
+
+    /// Forgets everything; returns who must hear that this node doesn't lead.
+    pub(super) fn step_down(&mut self) -> Vec<AskId> {
+        let open = self.open.take().map(|(_, _, asked)| asked).unwrap_or_default();
+        let confirmed = self.confirmed.drain(..).flat_map(|(_, asked)| asked);
+        let all = open.into_iter().chain(confirmed).chain(self.waiting.drain(..));
+        let asks = all.filter_map(|asked| match asked {
+            Asked::Question(ask, _) => Some(ask),
+            _ => None,
+        });
+        asks.collect()
+    }
+}
+
+impl Replica {
+    pub(super) fn begin_round(&mut self) {
+        // Twice the time after which the heartbeat that carries a round is repeated.
+        let patience = self.config.tick * 4;
+        if let Some(round) = self.rounds.begin(self.now, patience) {
+            self.engine.ask(round);
+        }
+    }
+
+    pub(super) fn answer_confirmed(&mut self) {
+        if !self.lead.is_ready() {
+            return;
+        }
+        for asked in self.rounds.take_answerable(self.applied.index) {
+            match asked {
+                Asked::KeepAlive { stream, session, id } => self
+                    .acknowledge(stream, session, |revoked| What::KeptAlive(v1::KeptAlive { id, revoked })),
+                Asked::Attach { stream, session, attach } => {
+                    self.acknowledge(stream, session, |revoked| {
+                        What::Attached(v1::Attached { attach, revoked })
+                    });
+                    self.tell_unconfirmed_ends(stream, session);
+                }
+                Asked::Unknown { stream, session, seq } => {
+                    let what = Some(What::SessionGone(v1::SessionGone {}));
+                    if self.book.lease(session).is_none() {
+                        self.tell(stream, v1::ServerItem { session: session.0, seq: seq.0, what });
+                    }
+                }
+                Asked::Question(ask, question) => self.answer(ask, question),
+                Asked::Silence(check) => self.expiry.confirmed(check),
+            }
+        }
+    }
+}

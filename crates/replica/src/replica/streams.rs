@@ -1,0 +1,214 @@
+//! Clients' streams: which sessions they carry, and what is read from them.
+
+use std::collections::BTreeSet;
+
+use lockkeeper_core::{Command, Seq, SessionId};
+use lockkeeper_wire::answer;
+use lockkeeper_wire::request::{self, Open, Request, Secret};
+use lockkeeper_wire::v1::{self, server_item::What};
+use sha2::{Digest, Sha256};
+
+use super::lead::Lead;
+use super::rounds::Asked;
+use super::{Origin, Proposal, Replica};
+use crate::event::{Output, StreamId};
+use crate::mutant::Mutant;
+
+/// An open stream.
+#[derive(Default)]
+pub(super) struct Stream {
+    /// What goes out at the end of the turn, in one frame.
+    pub(super) items: Vec<v1::ServerItem>,
+    /// The sessions whose latest attach came by it.
+    pub(super) sessions: BTreeSet<SessionId>,
+}
+
+/// Who shows the secret may attach; the table keeps only this.
+fn hash(secret: &Secret) -> [u8; 32] {
+    Sha256::digest(secret).into()
+}
+
+impl Replica {
+    pub(super) fn stream_opened(&mut self, stream: StreamId) {
+        if self.lead == Lead::No {
+            let end = self.stream_end(v1::StreamEndReason::NotLeader, "this node does not lead");
+            self.outputs.push(Output::EndStream(stream, end));
+            return;
+        }
+        self.streams.insert(stream, Stream::default());
+    }
+
+    /// After this nothing of the stream's attaches counts or is acknowledged.
+    pub(super) fn stream_closed(&mut self, stream: StreamId, by_client: bool) {
+        let Some(closed) = self.streams.remove(&stream) else { return };
+        for session in closed.sessions {
+            let Some(lease) = self.book.lease_mut(session) else { continue };
+            lease.stream = None;
+            if by_client && !lease.linger.is_zero() {
+                let attach = lease.attach;
+                self.expiry.closed_by_client(session, attach);
+            }
+        }
+    }
+
+    pub(super) fn end_streams(&mut self, reason: v1::StreamEndReason, text: &str) {
+        self.flush_streams();
+        let end = self.stream_end(reason, text);
+        for (stream, open) in std::mem::take(&mut self.streams) {
+            for session in open.sessions {
+                if let Some(lease) = self.book.lease_mut(session) {
+                    lease.stream = None;
+                }
+            }
+            self.outputs.push(Output::EndStream(stream, end.clone()));
+        }
+    }
+
+    fn stream_end(&self, reason: v1::StreamEndReason, text: &str) -> v1::StreamEnd {
+        let leader = self.config.clients.get(&self.engine.leader());
+        let leader = leader.filter(|_| self.engine.leader() != self.config.node).cloned().unwrap_or_default();
+        v1::StreamEnd { reason: reason.into(), text: text.into(), leader }
+    }
+
+    pub(super) fn flush_streams(&mut self) {
+        for (&id, stream) in &mut self.streams {
+            if !stream.items.is_empty() {
+                self.outputs.push(Output::Items(id, std::mem::take(&mut stream.items)));
+            }
+        }
+    }
+
+    pub(super) fn frame(&mut self, stream: StreamId, requests: Vec<Request>) {
+        if !self.streams.contains_key(&stream) {
+            return;
+        }
+        for request in requests {
+            match request {
+                Request::Command { session, seq, command } => self.command(stream, session, seq, command),
+                Request::KeepAlive { session, id } => self.keep_alive(stream, session, id),
+                Request::Attach { session, secret, attach } => {
+                    self.attach(stream, session, &secret, attach);
+                }
+                Request::Open(open) => self.open(stream, &open),
+            }
+        }
+    }
+
+    fn command(&mut self, stream: StreamId, session: SessionId, seq: Seq, command: Command) {
+        let Some(lease) = self.book.lease_mut(session) else {
+            return self.rounds.ask(Asked::Unknown { stream, session, seq });
+        };
+        if lease.stream != Some(stream) {
+            return self.not_attached(stream, session, seq);
+        }
+        if let Command::CloseSession { .. } = command {
+            lease.ending = true;
+        }
+        self.queue.push_back(Proposal { command, origin: Origin::Session { stream, session, seq } });
+    }
+
+    fn keep_alive(&mut self, stream: StreamId, session: SessionId, id: u64) {
+        let (now, late) = (self.clock.now(), self.is(Mutant::KeepAliveAfterEnd));
+        let Some(lease) = self.book.lease_mut(session) else {
+            return self.rounds.ask(Asked::Unknown { stream, session, seq: Seq(0) });
+        };
+        if lease.stream != Some(stream) {
+            return self.not_attached(stream, session, Seq(0));
+        }
+        if !lease.ending || late {
+            lease.deadline = lease.deadline.max(now + lease.ttl);
+            self.rounds.ask(Asked::KeepAlive { stream, session, id });
+        }
+    }
+
+    fn not_attached(&mut self, stream: StreamId, session: SessionId, seq: Seq) {
+        let text =
+            format!("session {session} is not attached to this stream; attach it first, with its secret");
+        self.refuse(stream, session, seq, text);
+    }
+
+    fn refuse(&mut self, stream: StreamId, session: SessionId, seq: Seq, text: String) {
+        let refused = v1::Refused { code: v1::RefusedCode::Invalid.into(), text, secret_prefix: 0 };
+        self.tell(
+            stream,
+            v1::ServerItem { session: session.0, seq: seq.0, what: Some(What::Refused(refused)) },
+        );
+    }
+
+    fn open(&mut self, stream: StreamId, open: &Open) {
+        let origin = Origin::Open {
+            stream,
+            attach: open.attach,
+            secret_prefix: request::secret_prefix(&open.secret),
+            received: self.clock.now(),
+        };
+        self.queue.push_back(Proposal { command: open.command(hash(&open.secret)), origin });
+    }
+
+    fn attach(&mut self, stream: StreamId, session: SessionId, secret: &Secret, attach: u64) {
+        let Some(known) = self.table.secret_hash(session) else {
+            return self.rounds.ask(Asked::Unknown { stream, session, seq: Seq(0) });
+        };
+        if *known != hash(secret) {
+            let text = format!("the secret is not the one that session {session} was opened with");
+            return self.refuse(stream, session, Seq(0), text);
+        }
+        if self.claim(stream, session, attach) {
+            let now = self.clock.now();
+            if let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) {
+                lease.deadline = lease.deadline.max(now + lease.ttl);
+                self.rounds.ask(Asked::Attach { stream, session, attach });
+            }
+        }
+    }
+
+    /// The latest attach counts: what older streams still say for the session is dropped from here on.
+    pub(super) fn claim(&mut self, stream: StreamId, session: SessionId, attach: u64) -> bool {
+        let any = self.is(Mutant::OlderAttachAccepted);
+        let Some(open) = self.streams.get_mut(&stream) else { return false };
+        let Some(lease) = self.book.lease_mut(session) else { return false };
+        let repeated = attach == lease.attach && lease.stream == Some(stream);
+        if attach <= lease.attach && !repeated && !any {
+            return false;
+        }
+        lease.attach = attach;
+        let before = lease.stream.replace(stream);
+        open.sessions.insert(session);
+        if let Some(before) = before.filter(|&before| before != stream)
+            && let Some(before) = self.streams.get_mut(&before)
+        {
+            before.sessions.remove(&session);
+        }
+        true
+    }
+
+    /// Acknowledges a sign of life, if it still counts.
+    pub(super) fn acknowledge(
+        &mut self,
+        stream: StreamId,
+        session: SessionId,
+        what: impl FnOnce(Vec<u64>) -> What,
+    ) {
+        let late = self.is(Mutant::KeepAliveAfterEnd);
+        let Some(lease) = self.book.lease(session) else {
+            let what = Some(What::SessionGone(v1::SessionGone {}));
+            return self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what });
+        };
+        if lease.stream == Some(stream) && (!lease.ending || late) {
+            let revoked = lease.revoked.iter().map(|seq| seq.0).collect();
+            self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what: Some(what(revoked)) });
+        }
+    }
+
+    /// What ended without the client's asking is told at every attach, until it says that it knows (R3).
+    pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId) {
+        if self.book.lease(session).is_none_or(|lease| lease.stream != Some(stream)) {
+            return;
+        }
+        let ends: Vec<_> = self.table.unconfirmed_ends(session).collect();
+        for (seq, end) in ends {
+            let what = Some(What::Ended(answer::finished(end)));
+            self.tell(stream, v1::ServerItem { session: session.0, seq: seq.0, what });
+        }
+    }
+}

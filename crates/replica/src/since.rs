@@ -1,0 +1,69 @@
+//! When a token was issued, to within a second, at a cost that does not grow with the number of holds (E3).
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use lockkeeper_core::Token;
+
+/// Tokens rise with time, so one entry for each second in which some were issued tells of all of them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Since(VecDeque<(Duration, u64)>);
+
+/// Beyond it the older half is thinned out: a hold's age of days need not be known to the second.
+const ENTRIES_MAX: usize = 1 << 14;
+
+impl Since {
+    pub(crate) fn granted(&mut self, now: Duration, token: Token) {
+        match self.0.back() {
+            Some((at, _)) if now < *at + Duration::from_secs(1) => {}
+            Some((_, first)) if token.get() <= *first => {}
+            _ => self.0.push_back((now, token.get())),
+        }
+        if self.0.len() > ENTRIES_MAX {
+            let mut index = 0;
+            self.0.retain(|_| {
+                index += 1;
+                index > ENTRIES_MAX / 2 || index % 2 == 1
+            });
+        }
+    }
+
+    /// The earliest moment at which the token may have been issued; `None`: before this leader began.
+    pub(crate) fn of(&self, token: Token) -> Option<Duration> {
+        let after = self.0.partition_point(|&(_, first)| first <= token.get());
+        after.checked_sub(1).map(|index| self.0[index].0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(value: u64) -> Token {
+        Token::new(value).unwrap()
+    }
+
+    #[test]
+    fn a_token_is_as_old_as_the_second_in_which_it_was_issued() {
+        let mut since = Since::default();
+        let at = |ms| Duration::from_millis(ms);
+        for (ms, value) in [(0, 5), (200, 6), (1_500, 7), (9_000, 20)] {
+            since.granted(at(ms), token(value));
+        }
+        assert_eq!(since.of(token(4)), None, "before this leader");
+        assert_eq!(since.of(token(6)), Some(at(0)));
+        assert_eq!(since.of(token(7)), Some(at(1_500)));
+        assert_eq!(since.of(token(25)), Some(at(9_000)));
+    }
+
+    #[test]
+    fn it_stays_small_and_loses_precision_only_for_the_old() {
+        let mut since = Since::default();
+        for second in 0..200_000 {
+            since.granted(Duration::from_secs(second), token(second + 1));
+        }
+        assert!(since.0.len() <= ENTRIES_MAX + 1);
+        assert_eq!(since.of(token(200_000)), Some(Duration::from_secs(199_999)));
+        assert!(since.of(token(1_000)).is_some_and(|at| at <= Duration::from_secs(999)));
+    }
+}
