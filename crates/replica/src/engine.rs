@@ -132,10 +132,6 @@ impl Engine {
         self.raw.raft.raft_log.committed
     }
 
-    pub(crate) fn voters(&self) -> Vec<u64> {
-        self.raw.store().voters.clone()
-    }
-
     /// Starts an election at once: whoever is alone need not wait for a time-out.
     pub(crate) fn campaign(&mut self) {
         // Refused only to a node that is no voter.

@@ -1,0 +1,165 @@
+//! What ends by time, and what doesn't.
+
+use std::time::Duration;
+
+use lockkeeper_core::Break;
+use lockkeeper_replica::{Answer, Event, Question, StreamId};
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::v1::{self, server_item::What};
+
+use crate::harness::{Node, acquire, attach, bodies, finish, granted, keep_alive};
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn is_free(node: &mut Node, name: &str) -> bool {
+    let question = Question::Describe { name: name.parse().unwrap(), waiters_max: 1 };
+    let Answer::Described(v1::DescribeResponse { lock: Some(lock) }) = node.ask(question) else {
+        panic!("not described")
+    };
+    lock.holds.is_empty()
+}
+
+/// A node whose stream 1 carries one session that holds `x`.
+fn holding(ttl: u64, linger: u64) -> (Node, StreamId, u64) {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, ttl, linger);
+    assert!(granted(&node.send(stream, vec![acquire(session, 1, "x", true)])).is_some());
+    (node, stream, session)
+}
+
+#[test]
+fn a_silent_session_ends_after_its_ttl_and_not_before() {
+    let (mut node, stream, session) = holding(10_000, 0);
+    node.pass(seconds(9));
+    node.send(stream, vec![keep_alive(session, 1)]);
+    node.pass(Duration::from_millis(9_900));
+    assert!(!is_free(&mut node, "x"), "a keep-alive moved its deadline");
+    node.pass(Duration::from_millis(300));
+    assert!(is_free(&mut node, "x"));
+    assert!(matches!(bodies(node.heard(stream))[..], [.., (0, What::SessionGone(_))]));
+}
+
+#[test]
+fn a_grant_renews_nothing() {
+    let (mut node, stream, session) = holding(10_000, 0);
+    node.pass(seconds(9));
+    node.send(stream, vec![acquire(session, 2, "y", true)]);
+    node.pass(seconds(2));
+    assert!(is_free(&mut node, "x"));
+}
+
+#[test]
+fn a_stall_of_the_node_ends_nobody() {
+    let (mut node, stream, session) = holding(1_000, 0);
+    let waiter = node.open(stream, 2, 1_000, 0);
+    node.send(stream, vec![acquire(waiter, 1, "x", true)]);
+    node.stall(seconds(3_600));
+    node.send(stream, vec![keep_alive(session, 1), keep_alive(waiter, 1)]);
+    node.pass(Duration::from_millis(900));
+    assert!(!is_free(&mut node, "x"));
+    let heard = node.send(stream, vec![finish(session, 2, 1)]);
+    assert!(heard.iter().any(|item| item.session == waiter), "the waiter kept its place");
+}
+
+#[test]
+fn what_had_arrived_before_is_handled_before_anybody_is_expired() {
+    let (mut node, stream, session) = holding(1_000, 0);
+    node.drains = false;
+    node.pass(seconds(3));
+    assert!(!is_free(&mut node, "x"), "nothing ends before the input is drained");
+    let barrier = node.held_drains[0];
+    // Its keep-alive had been in the socket all the time: given before the barrier.
+    let alive = Request::KeepAlive { session: lockkeeper_core::SessionId(session), id: 1 };
+    node.turn(vec![Event::Frame(stream, vec![alive]), Event::Drained(barrier)]);
+    assert!(!is_free(&mut node, "x"));
+    node.drains = true;
+    let barriers: Vec<Event> = node.held_drains.drain(..).map(Event::Drained).collect();
+    node.turn(barriers);
+    node.pass(seconds(3));
+    assert!(is_free(&mut node, "x"));
+}
+
+#[test]
+fn a_new_leader_gives_everyone_a_full_ttl() {
+    let (mut node, _, _) = holding(10_000, 0);
+    node.pass(seconds(9));
+    let mut node = node.restart();
+    node.pass(seconds(9));
+    assert!(!is_free(&mut node, "x"));
+    node.pass(seconds(2));
+    assert!(is_free(&mut node, "x"));
+}
+
+#[test]
+fn linger_begins_when_the_client_closes_and_an_attach_cancels_it() {
+    let (mut node, stream, session) = holding(10_000, 1_000);
+    node.close(stream, true);
+    node.pass(Duration::from_millis(800));
+    let again = node.stream(2);
+    node.send(again, vec![attach(session, 1, 2)]);
+    node.pass(seconds(5));
+    assert!(!is_free(&mut node, "x"), "cancelled");
+    node.close(again, true);
+    node.pass(Duration::from_millis(1_200));
+    assert!(is_free(&mut node, "x"));
+}
+
+#[test]
+fn a_stream_that_the_service_closed_starts_no_linger() {
+    let (mut node, stream, _) = holding(10_000, 1_000);
+    node.close(stream, false);
+    node.pass(seconds(9));
+    assert!(!is_free(&mut node, "x"));
+}
+
+#[test]
+fn linger_never_undercuts_what_a_new_leader_gave() {
+    let (node, _, session) = holding(10_000, 1_000);
+    let mut node = node.restart();
+    let stream = node.stream(2);
+    node.send(stream, vec![attach(session, 1, 2)]);
+    node.close(stream, true);
+    node.pass(seconds(9));
+    assert!(!is_free(&mut node, "x"));
+    node.pass(seconds(2));
+    assert!(is_free(&mut node, "x"));
+}
+
+#[test]
+fn a_wait_limit_ends_the_wait_and_nothing_else() {
+    let (mut node, stream, session) = holding(60_000, 0);
+    let waiter = node.open(stream, 2, 60_000, 0);
+    let mut item = acquire(waiter, 1, "x", true);
+    if let Some(v1::client_item::What::Acquire(acquire)) = &mut item.what {
+        acquire.at_most_ms = Some(2_000);
+    }
+    node.send(stream, vec![item]);
+    node.pass(Duration::from_millis(1_900));
+    assert!(node.heard(stream).is_empty());
+    node.pass(Duration::from_millis(200));
+    let timed_out = What::Ended(v1::Finished { end: v1::End::TimedOut.into() });
+    assert_eq!(bodies(node.heard(stream)), [(1, timed_out.clone())]);
+    let heard = bodies(node.send(stream, vec![finish(session, 2, 1)]));
+    assert_eq!(heard.len(), 1, "nobody waits any more: {heard:?}");
+    // Until the client says that it knows, every attach tells it again (R3).
+    let again = node.stream(2);
+    assert!(bodies(node.send(again, vec![attach(waiter, 2, 2)])).contains(&(1, timed_out)));
+}
+
+#[test]
+fn a_broken_hold_is_opened_after_its_holder_has_given_up() {
+    let (mut node, stream, session) = holding(10_000, 0);
+    let name = "x".parse().unwrap();
+    let token = lockkeeper_core::Token::new(node.last_token()).unwrap();
+    node.ask(Question::Break(Break { name, token, reason: "r".into(), by: "b".into(), now: false }));
+    for _ in 0..3 {
+        node.pass(seconds(3));
+        node.send(stream, vec![keep_alive(session, 1)]);
+    }
+    assert!(!is_free(&mut node, "x"));
+    node.pass(Duration::from_millis(1_200));
+    assert!(is_free(&mut node, "x"));
+}

@@ -1,0 +1,198 @@
+//! A replica with its "disk" in memory and its clock in the test's hand.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lockkeeper_core::{Table, Token};
+use lockkeeper_replica::{Answer, AskId, Config, Event, Output, Question, Recovered, Replica, StreamId};
+use lockkeeper_wire::request::{Open, Request, Secret};
+use lockkeeper_wire::v1::server_item::What;
+use lockkeeper_wire::{store, v1};
+
+pub(crate) const SECRET: Secret = [7; 16];
+
+pub(crate) struct Node {
+    replica: Replica,
+    pub(crate) now: Duration,
+    records: Vec<store::Record>,
+    /// Whether a drain is answered at once.
+    pub(crate) drains: bool,
+    pub(crate) held_drains: Vec<u64>,
+    heard: BTreeMap<StreamId, Vec<v1::ServerItem>>,
+    pub(crate) ended: BTreeMap<StreamId, v1::StreamEnd>,
+    answers: BTreeMap<AskId, Answer>,
+    asks: u64,
+}
+
+impl Node {
+    pub(crate) fn new() -> Self {
+        Self::on(Vec::new(), Duration::from_secs(1_000))
+    }
+
+    fn on(records: Vec<store::Record>, now: Duration) -> Self {
+        let mut hard_state = None;
+        let mut entries: Vec<store::Entry> = Vec::new();
+        for record in &records {
+            hard_state = record.hard_state.or(hard_state);
+            if let Some(first) = record.entries.first() {
+                entries.retain(|entry| entry.index < first.index);
+            }
+            entries.extend(record.entries.iter().cloned());
+        }
+        let config = Config {
+            node: 1,
+            voters: vec![1],
+            clients: BTreeMap::new(),
+            seed: 1,
+            tokens_above: 1_000_000,
+            tick: Duration::from_millis(50),
+            mutant: None,
+        };
+        let recovered =
+            Recovered { table: Table::new(0), snapshot_index: 0, snapshot_term: 0, hard_state, entries };
+        let mut node = Self {
+            replica: Replica::start(config, recovered, now).unwrap(),
+            now,
+            records,
+            drains: true,
+            held_drains: Vec::new(),
+            heard: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            asks: 0,
+        };
+        node.turn(Vec::new());
+        assert!(node.replica.is_ready(), "alone, it leads at once");
+        node
+    }
+
+    /// `kill -9`, and a start from what was synced.
+    pub(crate) fn restart(self) -> Self {
+        Self::on(self.records, self.now)
+    }
+
+    pub(crate) fn turn(&mut self, events: Vec<Event>) {
+        self.replica.begin(self.now);
+        events.into_iter().for_each(|event| self.replica.handle(event));
+        while let Some(write) = self.replica.advance().unwrap() {
+            self.records.push(write.record().clone());
+            self.replica.persisted(write.synced()).unwrap();
+        }
+        let mut drained = Vec::new();
+        for output in self.replica.take_outputs() {
+            match output {
+                Output::Items(stream, items) => self.heard.entry(stream).or_default().extend(items),
+                Output::EndStream(stream, end) => drop(self.ended.insert(stream, end)),
+                Output::Answer(ask, answer) => drop(self.answers.insert(ask, answer)),
+                Output::Drain(number) if self.drains => drained.push(Event::Drained(number)),
+                Output::Drain(number) => self.held_drains.push(number),
+                Output::Snapshot(_) | Output::Compact(_) => {}
+            }
+        }
+        if !drained.is_empty() || self.replica.next_wake() <= self.now {
+            self.turn(drained);
+        }
+    }
+
+    /// Lets time pass as it does for a healthy node: by many turns.
+    pub(crate) fn pass(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        while self.now < end {
+            self.now = self.replica.next_wake().clamp(self.now + Duration::from_millis(1), end);
+            self.turn(Vec::new());
+        }
+    }
+
+    /// A stall: nothing runs meanwhile.
+    pub(crate) fn stall(&mut self, duration: Duration) {
+        self.now += duration;
+        self.turn(Vec::new());
+    }
+
+    pub(crate) fn stream(&mut self, number: u64) -> StreamId {
+        let stream = StreamId(number);
+        self.turn(vec![Event::StreamOpened(stream)]);
+        stream
+    }
+
+    pub(crate) fn send(&mut self, stream: StreamId, items: Vec<v1::ClientItem>) -> Vec<v1::ServerItem> {
+        let requests = items.into_iter().map(|item| Request::try_from(item).unwrap()).collect();
+        self.turn(vec![Event::Frame(stream, requests)]);
+        self.heard(stream)
+    }
+
+    /// What a stream heard since it was last asked.
+    pub(crate) fn heard(&mut self, stream: StreamId) -> Vec<v1::ServerItem> {
+        self.heard.remove(&stream).unwrap_or_default()
+    }
+
+    /// Opens a session with a secret made of `number`, and attaches it.
+    pub(crate) fn open(&mut self, stream: StreamId, number: u8, ttl: u64, linger: u64) -> u64 {
+        let open = Open {
+            secret: [number; 16],
+            ttl_ms: ttl,
+            lock_delay_ms: 0,
+            linger_ms: linger,
+            label: format!("client {number}"),
+            attach: 1,
+        };
+        let heard = self.send(stream, vec![Request::Open(open).into()]);
+        let [v1::ServerItem { session, what: Some(What::Opened(_)), .. }] = heard[..] else {
+            panic!("not opened: {heard:?}")
+        };
+        session
+    }
+
+    pub(crate) fn ask(&mut self, question: Question) -> Answer {
+        self.asks += 1;
+        let ask = AskId(self.asks);
+        self.turn(vec![Event::Asked(ask, question)]);
+        self.answers.remove(&ask).expect("an answer")
+    }
+
+    pub(crate) fn close(&mut self, stream: StreamId, by_client: bool) {
+        self.turn(vec![Event::StreamClosed { stream, by_client }]);
+    }
+
+    pub(crate) fn last_token(&self) -> u64 {
+        self.replica.table().last_token()
+    }
+}
+
+pub(crate) fn acquire(session: u64, seq: u64, name: &str, wait: bool) -> v1::ClientItem {
+    let what = v1::client_item::What::Acquire(v1::Acquire {
+        seq,
+        names: vec![name.into()],
+        mode: v1::Mode::Exclusive.into(),
+        wait,
+        ..v1::Acquire::default()
+    });
+    v1::ClientItem { session, what: Some(what) }
+}
+
+pub(crate) fn finish(session: u64, seq: u64, target: u64) -> v1::ClientItem {
+    let what = v1::client_item::What::Finish(v1::Finish { seq, target, done_through: 0 });
+    v1::ClientItem { session, what: Some(what) }
+}
+
+pub(crate) fn keep_alive(session: u64, id: u64) -> v1::ClientItem {
+    v1::ClientItem { session, what: Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id })) }
+}
+
+pub(crate) fn attach(session: u64, number: u8, attach: u64) -> v1::ClientItem {
+    let what = v1::AttachSession { secret: vec![number; 16], attach };
+    v1::ClientItem { session, what: Some(v1::client_item::What::Attach(what)) }
+}
+
+/// The bodies, with their seq.
+pub(crate) fn bodies(items: Vec<v1::ServerItem>) -> Vec<(u64, What)> {
+    items.into_iter().map(|item| (item.seq, item.what.expect("a body"))).collect()
+}
+
+/// The token, if the items are one grant.
+pub(crate) fn granted(items: &[v1::ServerItem]) -> Option<Token> {
+    match items {
+        [v1::ServerItem { what: Some(What::Granted(granted)), .. }] => Token::new(granted.token),
+        _ => None,
+    }
+}

@@ -1,0 +1,5 @@
+//! A cluster of one, turn by turn: what a client hears, and what a restart keeps.
+
+mod deadlines;
+mod harness;
+mod requests;

@@ -1,0 +1,156 @@
+//! Streams and requests.
+
+use lockkeeper_core::{Break, Token};
+use lockkeeper_replica::{Answer, Event, Question};
+use lockkeeper_wire::v1::{self, server_item::What};
+
+use crate::harness::{Node, SECRET, acquire, attach, bodies, finish, granted, keep_alive};
+
+#[test]
+fn one_frame_asks_waits_and_releases_and_one_frame_answers() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let (a, b) = (node.open(stream, 1, 10_000, 0), node.open(stream, 2, 10_000, 0));
+    let heard = node.send(
+        stream,
+        vec![acquire(a, 1, "x", true), acquire(b, 1, "x", true), keep_alive(b, 9), finish(a, 2, 1)],
+    );
+    let heard: Vec<(u64, u64, What)> =
+        heard.into_iter().map(|item| (item.session, item.seq, item.what.unwrap())).collect();
+    let first = 1_000_001;
+    let granted = |token| What::Granted(v1::Granted { token, permits: vec![] });
+    assert_eq!(
+        heard,
+        [
+            (a, 1, granted(first)),
+            (b, 1, What::Queued(v1::Queued { position: 0, limits: vec![] })),
+            (a, 2, What::Finished(v1::Finished { end: v1::End::Released.into() })),
+            (b, 1, granted(first + 1)),
+            (b, 0, What::KeptAlive(v1::KeptAlive { id: 9, revoked: vec![] })),
+        ]
+    );
+}
+
+#[test]
+fn a_restart_keeps_sessions_holds_queues_and_tokens() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let (a, b) = (node.open(stream, 1, 10_000, 0), node.open(stream, 2, 10_000, 0));
+    let token = granted(&node.send(stream, vec![acquire(a, 1, "x", true)])).unwrap();
+    node.send(stream, vec![acquire(b, 1, "x", true)]);
+    let mut node = node.restart();
+    let stream = node.stream(2);
+    // Who attaches anew asks again, and is told the present state (P7).
+    let heard = node.send(stream, vec![attach(a, 1, 2), acquire(a, 1, "x", true)]);
+    assert_eq!(heard.iter().filter(|item| matches!(item.what, Some(What::Attached(_)))).count(), 1);
+    let held = heard.into_iter().find(|item| item.seq == 1).unwrap();
+    assert_eq!(granted(&[held]), Some(token));
+    node.send(stream, vec![attach(b, 2, 2)]);
+    let next = node.send(stream, vec![finish(a, 2, 1)]);
+    let next = next.into_iter().find(|item| item.session == b).unwrap();
+    assert!(granted(&[next]).unwrap() > token, "the waiter kept its place");
+}
+
+#[test]
+fn an_open_that_is_repeated_finds_its_session() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let first = node.open(stream, 1, 10_000, 0);
+    let again = node.stream(2);
+    let open = lockkeeper_wire::request::Open {
+        secret: [1; 16],
+        ttl_ms: 10_000,
+        lock_delay_ms: 0,
+        linger_ms: 0,
+        label: String::new(),
+        attach: 2,
+    };
+    let heard = node.send(again, vec![lockkeeper_wire::request::Request::Open(open).into()]);
+    assert_eq!(heard[0].session, first);
+}
+
+#[test]
+fn a_session_answers_only_to_its_secret() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 10_000, 0);
+    let thief = node.stream(2);
+    for item in [attach(session, SECRET[0], 2), acquire(session, 1, "x", true), keep_alive(session, 1)] {
+        let heard = bodies(node.send(thief, vec![item]));
+        assert!(matches!(heard[..], [(_, What::Refused(_))]), "{heard:?}");
+    }
+    assert!(granted(&node.send(stream, vec![acquire(session, 1, "x", true)])).is_some());
+}
+
+#[test]
+fn the_latest_attach_counts_and_older_ones_are_not_heard() {
+    let mut node = Node::new();
+    let (old, new) = (node.stream(1), node.stream(2));
+    let session = node.open(old, 1, 10_000, 0);
+    node.send(new, vec![attach(session, 1, 3)]);
+    assert!(matches!(
+        bodies(node.send(old, vec![acquire(session, 1, "x", true)]))[..],
+        [(1, What::Refused(_))]
+    ));
+    assert!(node.send(old, vec![attach(session, 1, 2)]).is_empty(), "a delayed one");
+    assert!(granted(&node.send(new, vec![acquire(session, 1, "x", true)])).is_some());
+}
+
+#[test]
+fn an_unknown_session_is_gone() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    for item in [attach(77, 1, 1), acquire(77, 1, "x", true), keep_alive(77, 1)] {
+        let heard = bodies(node.send(stream, vec![item]));
+        assert!(matches!(heard[..], [(_, What::SessionGone(_))]), "{heard:?}");
+    }
+}
+
+#[test]
+fn operators_see_and_break() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 10_000, 0);
+    let token = granted(&node.send(stream, vec![acquire(session, 1, "x", true)])).unwrap();
+    let Answer::Described(v1::DescribeResponse { lock: Some(lock) }) =
+        node.ask(Question::Describe { name: "x".parse().unwrap(), waiters_max: 10 })
+    else {
+        panic!("not described")
+    };
+    assert_eq!((lock.holds[0].token, lock.holds[0].label.as_str()), (token.get(), "client 1"));
+    let order = |token, now| {
+        let name = "x".parse().unwrap();
+        Question::Break(Break { name, token, reason: "stuck".into(), by: "op".into(), now })
+    };
+    let Answer::Broken(broken) = node.ask(order(Token::MIN, false)) else { panic!("not answered") };
+    assert_eq!((broken.result(), &broken.live[..]), (v1::BreakResult::NotCurrent, &[token.get()][..]));
+    assert!(
+        matches!(node.ask(order(token, false)), Answer::Broken(broken) if broken.result() == v1::BreakResult::Done)
+    );
+    assert!(matches!(bodies(node.heard(stream))[..], [(1, What::Revoked(_))]), "its holder is told at once");
+    let heard = bodies(node.send(stream, vec![keep_alive(session, 5)]));
+    assert_eq!(
+        heard,
+        [(0, What::KeptAlive(v1::KeptAlive { id: 5, revoked: vec![1] }))],
+        "and by every answer"
+    );
+    let Answer::Sessions(page) = node.ask(Question::Sessions { max: 10, after: 0 }) else {
+        panic!("no page")
+    };
+    assert_eq!((page.sessions.len(), page.sessions[0].requests, page.next_after), (1, 1, 0));
+}
+
+#[test]
+fn a_shutdown_tells_every_stream_and_loses_nothing() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 10_000, 1_000);
+    let token = granted(&node.send(stream, vec![acquire(session, 1, "x", true)])).unwrap();
+    node.turn(vec![Event::ShutDown]);
+    assert_eq!(node.ended[&stream].reason(), v1::StreamEndReason::Shutdown);
+    let mut node = node.restart();
+    let stream = node.stream(2);
+    let heard = node.send(stream, vec![attach(session, 1, 2), acquire(session, 1, "x", true)]);
+    assert!(heard.iter().any(|item| granted(std::slice::from_ref(item)) == Some(token)));
+    assert!(node.last_token() >= token.get());
+}
