@@ -22,6 +22,7 @@ pub use name::{LockName, NameError};
 pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::Snapshot;
 pub use table::{
-    Description, HoldInfo, HoldState, SessionInfo, SnapshotError, Table, TokenStatus, WaiterInfo,
+    Description, HoldInfo, HoldState, Restorer, SessionInfo, SnapshotError, Table, TokenStatus, WaiterInfo,
+    WalkState, WalkUnderWay,
 };
 pub use types::{Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token};

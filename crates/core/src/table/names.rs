@@ -9,9 +9,11 @@ use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use slab::Slab;
 
+use super::ahead::{Pen, SlabAhead};
 use super::crowd::Here;
 use super::request::insert;
 use crate::name;
+use crate::snapshot::items::put_limit;
 
 /// Index of a [`Node`]. Reused after the node is gone.
 pub(super) type NodeId = u32;
@@ -52,11 +54,12 @@ pub(super) struct Names {
     index: HashTable<NodeId>,
     /// Makes the hash unpredictable to clients, who choose names. It decides no outcome.
     hash_seed: u64,
+    walk: Option<Box<SlabAhead>>,
 }
 
 impl Names {
     pub(super) fn new(hash_seed: u64) -> Self {
-        Self { nodes: Slab::new(), index: HashTable::new(), hash_seed }
+        Self { nodes: Slab::new(), index: HashTable::new(), hash_seed, walk: None }
     }
 
     pub(super) fn find(&self, name: &str) -> Option<NodeId> {
@@ -126,8 +129,44 @@ impl Names {
         &self.nodes[id as usize]
     }
 
+    /// The only way to change who is at a name; its limit may change with any of them (L3), so a walk that is under
+    /// way gets the limit as it was.
     pub(super) fn here_mut(&mut self, id: NodeId) -> &mut Here {
-        &mut self.nodes[id as usize].here
+        let node = &mut self.nodes[id as usize];
+        if let Some(walk) = &mut self.walk
+            && walk.note(id)
+            && let Some(limit) = node.here.limit()
+        {
+            walk.saved.save(|out| put_limit(out, &node.name, limit.number, limit.stored));
+        }
+        &mut node.here
+    }
+
+    pub(super) fn begin_walk(&mut self) {
+        self.walk = Some(Box::new(SlabAhead::new(self.nodes.capacity())));
+    }
+
+    /// Goes on with the walk over the limits; whether it has passed them all.
+    pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
+        let Some(walk) = &mut self.walk else { return true };
+        while let Some(id) = walk.next(pen) {
+            // A node that was forgotten had no limit. One that is new here and has a limit was changed.
+            if let Some(node) = self.nodes.get(id as usize)
+                && let Some(limit) = node.here.limit()
+            {
+                pen.put(|out| put_limit(out, &node.name, limit.number, limit.stored));
+            }
+        }
+        walk.is_done()
+    }
+
+    /// Writes the limits that were saved; whether that was all.
+    pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
+        self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
+    }
+
+    pub(super) fn end_walk(&mut self) {
+        self.walk = None;
     }
 
     /// The nodes above, the nearest first.
