@@ -10,10 +10,10 @@ mod random_steps;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use lockkeeper_core::snapshot::{Phase, RequestState};
+use lockkeeper_core::snapshot::{LimitState, Phase, RequestState};
 use lockkeeper_core::{
-    Command, Effects, ModeKind, Restorer, Seq, SessionId, Snapshot, SnapshotError, Table, Ticket, Token,
-    invariants,
+    Acquire, Command, Effects, IfBusy, LockName, Mode, ModeKind, OpenSession, Restorer, Seq, SessionId,
+    Snapshot, SnapshotError, Table, Ticket, Token, invariants,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -332,6 +332,122 @@ proptest! {
             invariants::p2_tokens(&table.snapshot()).map_err(TestCaseError::fail)?;
             invariants::p7_answers(&table.snapshot()).map_err(TestCaseError::fail)?;
             empty(&mut table);
+        }
+    }
+}
+
+/// A session with a kept answer, two permits of two, a waiter for a third, and a closed hold.
+fn full() -> Snapshot {
+    let mut table = Table::new(1);
+    let steps = [
+        Command::OpenSession(OpenSession {
+            secret_hash: [1; 32],
+            ttl_ms: 10_000,
+            lock_delay_ms: 0,
+            linger_ms: 0,
+            label: "".into(),
+        }),
+        acquire(1, "p", Mode::Permit { of: Some(2) }, 0),
+        acquire(2, "p", Mode::Permit { of: Some(2) }, 0),
+        acquire(3, "p", Mode::Permit { of: None }, 0),
+        acquire(4, "e", Mode::Exclusive, 5000),
+        Command::Finish { session: SessionId(1), seq: Seq(5), target: Seq(4), done_through: Seq(0) },
+        acquire(6, "s", Mode::Shared, 0),
+    ];
+    for command in steps {
+        let _ = table.apply(command, &mut Effects::new());
+    }
+    let snapshot = table.snapshot();
+    assert_eq!((snapshot.requests.len(), snapshot.sessions[0].kept.len()), (5, 1), "{snapshot:?}");
+    snapshot
+}
+
+fn acquire(seq: u64, name: &str, mode: Mode, keep_closed_ms: u64) -> Command {
+    Command::Acquire(Acquire {
+        session: SessionId(1),
+        seq: Seq(seq),
+        done_through: Seq(0),
+        names: vec![LockName::parse(name).expect("a legal name")],
+        mode,
+        subtree: false,
+        if_busy: IfBusy::Wait { at_most_ms: None },
+        keep_closed_ms,
+        value: Box::default(),
+        meta: Box::default(),
+    })
+}
+
+/// One contradiction at a time, and the words for it.
+#[test]
+fn every_contradiction_is_named() {
+    type Change = fn(&mut Snapshot);
+    let cases: [(Change, &str); 23] = [
+        (|s| s.rules = 2, "rules version 2"),
+        (|s| s.last_token = 1 << 53, "a counter is too high"),
+        (|s| s.last_ticket = u64::MAX, "a counter is too high"),
+        (|s| s.last_session = u64::MAX, "a counter is too high"),
+        (|s| s.last_session = 0, "session s1 is above the counter 0"),
+        (|s| s.last_ticket = 1, "a ticket above the counter"),
+        (|s| s.last_token = 1, "is above the counter 1"),
+        (|s| s.sessions[0].done_through = Seq(9), "confirmed more than was seen"),
+        (|s| s.sessions[0].done_through = Seq(5), "keeps an answer to 4 out of place"),
+        (|s| s.sessions[0].kept[0].seq = Seq(7), "keeps an answer to 7 out of place"),
+        (|s| s.sessions[0].kept[0].seq = Seq(2), "the live requests of session s1 have wrong numbers"),
+        (|s| s.requests[4].owner = Some((SessionId(1), Seq(7))), "have wrong numbers"),
+        (|s| s.requests[1].owner = Some((SessionId(1), Seq(1))), "have wrong numbers"),
+        (|s| s.requests[4].owner = Some((SessionId(2), Seq(1))), "session s2 has requests but does not live"),
+        (|s| s.requests[4].owner = None, "the wrong owner"),
+        (|s| s.requests[3].value = b"v"[..].into(), "more than a closed hold keeps"),
+        (|s| s.requests[0].subtree = true, "a subtree that it can't have"),
+        (|s| s.requests[0].names.clear(), "no names"),
+        (|s| s.limits.clear(), "`p` has permits but no limit"),
+        (|s| s.limits[0].limit = 0, "`p` has the limit 0"),
+        (|s| s.limits[0].name = LockName::parse("s").expect("legal"), "`p` has permits but no limit"),
+        (
+            |s| {
+                let spare = LockName::parse("spare").expect("legal");
+                s.limits.push(LimitState { name: spare, limit: 2, stored: false });
+            },
+            "`spare` has an implied limit but no permits",
+        ),
+        (
+            |s| {
+                let mut again = s.sessions[0].clone();
+                (again.id, s.last_session) = (SessionId(2), 2);
+                s.sessions.push(again);
+            },
+            "session s2 or its secret appears twice",
+        ),
+    ];
+    for (change, words) in cases {
+        refused(change, words);
+    }
+    // What two holds can't both have.
+    let token =
+        |s: &mut Snapshot, at: usize, to: Token| *token_of(&mut s.requests[at]).expect("a hold").0 = to;
+    refused(|s| token(s, 1, Token::MIN), "two holds have the token 1");
+    let slots = |s: &mut Snapshot, to: Vec<u32>| *token_of(&mut s.requests[1]).expect("a hold").1 = to;
+    refused(|s| slots(s, vec![0]), "has a permit that is taken");
+    refused(|s| slots(s, vec![65_536]), "the wrong permits");
+    refused(|s| slots(s, vec![]), "the wrong permits");
+    // In a stream even what `decode` would find first.
+    let mut stream = full();
+    stream.requests[1].ticket = stream.requests[0].ticket;
+    let error = restore(&stream.encode(), 10).err().expect("a ticket is there twice").to_string();
+    assert!(error.contains("two requests have the ticket 1"), "{error}");
+    let mut stream = full();
+    stream.limits.push(stream.limits[0].clone());
+    let error = restore(&stream.encode(), 10).err().expect("a limit is there twice").to_string();
+    assert!(error.contains("`p` has two limits"), "{error}");
+}
+
+fn refused(change: impl Fn(&mut Snapshot), words: &str) {
+    let mut snapshot = full();
+    change(&mut snapshot);
+    for result in [restore(&snapshot.encode(), 10), Table::restore(&snapshot, 1)] {
+        match result {
+            Ok(_) => panic!("not refused: {words}"),
+            Err(why) => assert!(why.to_string().contains(words), "{why}, not: {words}"),
         }
     }
 }

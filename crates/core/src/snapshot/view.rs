@@ -52,7 +52,7 @@ impl RequestState {
 
 impl<'a, N: Iterator<Item = &'a str>> RequestView<'a, N> {
     /// The same as plain data.
-    pub(crate) fn to_state(self) -> RequestState {
+    pub(crate) fn into_state(self) -> RequestState {
         RequestState {
             ticket: self.ticket,
             owner: self.owner,

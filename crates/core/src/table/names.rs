@@ -22,6 +22,8 @@ const NONE: NodeId = NodeId::MAX;
 /// A name that is held, waited for or limited, or that has such a name below it.
 pub(super) struct Node {
     pub(super) name: Box<str>,
+    /// Of the name: an index that grows asks for all of them, and a million names lie all over the memory.
+    hash: u32,
     parent: NodeId,
     first_child: NodeId,
     next: NodeId,
@@ -63,13 +65,17 @@ impl Names {
     }
 
     pub(super) fn find(&self, name: &str) -> Option<NodeId> {
-        let hash = hash(self.hash_seed, name);
-        self.index.find(hash, |&id| &*self.nodes[id as usize].name == name).copied()
+        self.find_hashed(name, hash(self.hash_seed, name))
+    }
+
+    fn find_hashed(&self, name: &str, hash: u32) -> Option<NodeId> {
+        self.index.find(spread(hash), |&id| &*self.nodes[id as usize].name == name).copied()
     }
 
     /// The node of a name, made with everything above it if it isn't there.
     pub(super) fn intern(&mut self, name: &str) -> NodeId {
-        if let Some(id) = self.find(name) {
+        let hash = hash(self.hash_seed, name);
+        if let Some(id) = self.find_hashed(name, hash) {
             return id;
         }
         let parent = name::parent(name).map_or(NONE, |parent| self.intern(parent));
@@ -78,6 +84,7 @@ impl Names {
             &mut self.nodes,
             Node {
                 name: name.into(),
+                hash,
                 parent,
                 first_child: NONE,
                 next,
@@ -92,9 +99,8 @@ impl Names {
         if parent != NONE {
             self.nodes[parent as usize].first_child = id;
         }
-        let (seed, nodes) = (self.hash_seed, &self.nodes);
-        let rehash = |&id: &NodeId| hash(seed, &nodes[id as usize].name);
-        self.index.insert_unique(hash(seed, name), id, rehash);
+        let nodes = &self.nodes;
+        self.index.insert_unique(spread(hash), id, |&id| spread(nodes[id as usize].hash));
         id
     }
 
@@ -105,7 +111,7 @@ impl Names {
             if node.first_child != NONE || !matches!(node.here, Here::Idle) {
                 return;
             }
-            let entry = self.index.find_entry(hash(self.hash_seed, &node.name), |&other| other == id);
+            let entry = self.index.find_entry(spread(node.hash), |&other| other == id);
             if let Ok(entry) = entry {
                 entry.remove();
             }
@@ -230,8 +236,14 @@ impl Names {
     }
 }
 
-fn hash(seed: u64, name: &str) -> u64 {
+/// Half of a hash is enough to find by: of a million names, some hundred share theirs with another.
+fn hash(seed: u64, name: &str) -> u32 {
     let mut hasher = SipHasher13::new_with_keys(seed, !seed);
     hasher.write(name.as_bytes());
-    hasher.finish()
+    hasher.finish() as u32
+}
+
+/// The index takes a place from the lowest bits of 64 and tells neighbours apart by the highest.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash) << 32 | u64::from(hash)
 }

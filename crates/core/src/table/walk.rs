@@ -111,7 +111,7 @@ impl Table {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut requests: Vec<RequestState> =
-            self.requests.iter().map(|(_, request)| request.view(&self.names).to_state()).collect();
+            self.requests.iter().map(|(_, request)| request.view(&self.names).into_state()).collect();
         requests.sort_unstable_by_key(|request| request.ticket);
         let limit_state = |node: &super::names::Node| {
             node.here.limit().map(|limit| LimitState {
