@@ -1,7 +1,8 @@
-//! What the table costs: an uncontended pair, an end with many waiters, and memory.
+//! What the table costs: an uncontended pair, an end with many waiters, a snapshot in pieces and its way back, and
+//! memory.
 //!
 //! `cargo bench -p lockkeeper-core`. Bytes per held lock are counted by the allocator of this program and printed
-//! first; then divan measures times. Names are 32 random-looking bytes, new each time, from a fixed sequence, so that
+//! first, with those of its snapshot; then divan measures times. Names are 32 random-looking bytes, new each time, from a fixed sequence, so that
 //! no run profits from a warm name.
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -12,7 +13,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use divan::Bencher;
 use divan::counter::ItemsCount;
 use lockkeeper_core::{
-    Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Reply, Seq, SessionId, Table,
+    Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Reply, Restorer, Seq, SessionId, Table,
+    WalkState,
 };
 
 /// The system's allocator, with a count of the bytes that are out: the sizes asked for, without its own overhead.
@@ -205,17 +207,153 @@ fn snapshot_of_held_locks(bencher: Bencher<'_, '_>, held: usize) {
     bencher.counter(ItemsCount::new(held)).bench_local(|| bench.table.snapshot());
 }
 
+/// The longest that a walk may keep commands waiting is the slowest of these: the recommended budget is the one whose
+/// slowest piece takes 2 ms at most.
+#[divan::bench(args = [1_000, 5_000, 10_000, 20_000], sample_size = 1, sample_count = 1000)]
+fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: usize) {
+    let bench = RefCell::new(Bench::with_held(1_000_000));
+    bencher
+        .counter(ItemsCount::new(budget))
+        .with_inputs(|| {
+            let table = &mut bench.borrow_mut().table;
+            if !table.is_walking() {
+                table.begin_walk().expect("no walk is under way");
+            }
+        })
+        .bench_local_values(|()| {
+            // With a buffer of its own, as one that is handed to a disk has.
+            let mut piece = Vec::new();
+            let _state = black_box(bench.borrow_mut().table.walk_piece(budget, &mut piece));
+            piece
+        });
+}
+
+#[divan::bench(sample_size = 1, sample_count = 20)]
+fn beginning_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>) {
+    let bench = RefCell::new(Bench::with_held(1_000_000));
+    bencher
+        .with_inputs(|| bench.borrow_mut().table.abandon_walk())
+        .bench_local_values(|()| bench.borrow_mut().table.begin_walk());
+}
+
+/// Walks to the end; `each` gets every piece.
+fn walk(table: &mut Table, mut each: impl FnMut(Vec<u8>)) {
+    table.begin_walk().expect("no walk is under way");
+    loop {
+        let mut piece = Vec::new();
+        let state = table.walk_piece(PIECE_ITEMS, &mut piece);
+        each(piece);
+        if let WalkState::Done { .. } = state {
+            return;
+        }
+    }
+}
+
+/// The recommended budget of a piece.
+const PIECE_ITEMS: usize = 5_000;
+
+#[divan::bench(sample_size = 1, sample_count = 10)]
+fn whole_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>) {
+    let mut bench = Bench::with_held(1_000_000);
+    bencher.counter(ItemsCount::new(1_000_000_u32)).bench_local(|| walk(&mut bench.table, |_| ()));
+}
+
+#[divan::bench(sample_size = 1, sample_count = 5)]
+fn restore_of_a_million_held_locks(bencher: Bencher<'_, '_>) {
+    let mut pieces = Vec::new();
+    walk(&mut Bench::with_held(1_000_000).table, |piece| pieces.push(piece));
+    bencher.counter(ItemsCount::new(1_000_000_u32)).bench_local(|| {
+        let mut restorer = Restorer::new(7);
+        for piece in &pieces {
+            restorer.push(piece).expect("a walk wrote it");
+        }
+        restorer.finish().expect("a walk wrote it")
+    });
+}
+
+/// Pairs of new locks, as above, while a walk is under way that gets nowhere.
+#[divan::bench]
+fn acquire_and_finish_beside_a_million_held_ones_and_a_walk(bencher: Bencher<'_, '_>) {
+    let bench = RefCell::new(Bench::with_held(1_000_000));
+    bencher
+        .counter(ItemsCount::new(PAIRS))
+        .with_inputs(|| {
+            let bench = &mut *bench.borrow_mut();
+            bench.table.abandon_walk();
+            bench.table.begin_walk().expect("no walk is under way");
+            (0..PAIRS).map(|_| bench.names.next()).collect::<Vec<_>>()
+        })
+        .bench_local_values(|names| {
+            let bench = &mut *bench.borrow_mut();
+            for name in names {
+                let (seq, granted) = bench.acquire(HOLDER, name);
+                let _granted = black_box(granted);
+                let _finished = black_box(bench.finish(HOLDER, seq));
+            }
+            bench.effects.clear();
+        });
+}
+
+/// Ends of locks that were held when the walk began: each must be saved for it first.
+#[divan::bench(args = [false, true], sample_size = 1)]
+fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, walking: bool) {
+    let bench = RefCell::new(Bench::with_held(1_000_000));
+    bencher
+        .counter(ItemsCount::new(PAIRS))
+        .with_inputs(|| {
+            let bench = &mut *bench.borrow_mut();
+            bench.table.abandon_walk();
+            let held = |_| {
+                let name = bench.names.next();
+                bench.acquire(HOLDER, name).0
+            };
+            let held: Vec<Seq> = (0..PAIRS).map(held).collect();
+            if walking {
+                bench.table.begin_walk().expect("no walk is under way");
+            }
+            held
+        })
+        .bench_local_values(|held| {
+            let bench = &mut *bench.borrow_mut();
+            for seq in held {
+                let _finished = black_box(bench.finish(HOLDER, seq));
+            }
+            bench.effects.clear();
+        });
+}
+
+/// The worst that a walk can do to one command.
+#[divan::bench(args = [false, true], sample_size = 1, sample_count = 3)]
+fn end_of_a_session_that_holds_a_million_locks(bencher: Bencher<'_, '_>, walking: bool) {
+    bencher
+        .with_inputs(|| {
+            let mut bench = Bench::with_held(1_000_000);
+            if walking {
+                bench.table.begin_walk().expect("no walk is under way");
+            }
+            bench
+        })
+        .bench_local_values(|mut bench| {
+            let _gone =
+                black_box(bench.table.apply(Command::CloseSession { session: OTHER }, &mut bench.effects));
+            bench
+        });
+}
+
 /// Printed, not measured by divan: what a held lock adds to what the allocator has given out.
 #[allow(clippy::print_stdout, reason = "the figure is this program's output")]
 fn print_bytes_per_held_lock() {
     // 140000 is just past a doubling of the lists: the worst case.
     for held in [1_000, 100_000, 140_000, 1_000_000] {
         let before = BYTES_OUT.load(Ordering::Relaxed);
-        let bench = Bench::with_held(held);
+        let mut bench = Bench::with_held(held);
         let after = BYTES_OUT.load(Ordering::Relaxed);
+        let mut written = 0;
+        walk(&mut bench.table, |piece| written += piece.len());
         println!(
-            "bytes per held lock with a 32-byte name, at {held} held locks: {:.1}",
-            (after - before) as f64 / held as f64
+            "bytes per held lock with a 32-byte name, at {held} held locks: {:.1}, in a snapshot {:.1}",
+            (after - before) as f64 / held as f64,
+            written as f64 / held as f64,
         );
         drop(bench);
     }

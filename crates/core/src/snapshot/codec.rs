@@ -1,149 +1,116 @@
-//! The canonical bytes of a snapshot: little-endian, lengths before contents, one format version in front.
+//! The bytes of an item's parts: numbers as varints in their shortest form, lengths before contents.
 //!
-//! For digests and for state that never leaves one host. What crosses a network is the wire crate's. The bytes carry
-//! no checksum: who stores them adds one.
+//! For digests and for state that never leaves the service. What crosses a network to clients is the wire crate's.
+//! Whatever can be read has only one form, so what was read has the digest of what was written.
 
-use super::{KeptAnswer, LimitState, Phase, RequestState, SessionState, Snapshot};
+use unsigned_varint::{decode, encode};
+
+use super::view::{PhaseView, RequestView};
+use super::{KeptAnswer, Phase, RequestState, SessionState};
 use crate::name::LockName;
 use crate::reply::{End, Rejection, Reply};
 use crate::table::SnapshotError;
-use crate::types::{ModeKind, Seq, SessionId, Ticket, Token};
+use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
-/// Raised with every change of the layout.
-const FORMAT: u8 = 1;
+pub(super) struct Writer<'a>(&'a mut Vec<u8>);
 
-impl Snapshot {
-    /// The canonical bytes.
-    #[must_use]
-    pub fn encode(&self) -> Vec<u8> {
-        let mut w = Writer(vec![FORMAT]);
-        w.u32(self.rules);
-        w.u64(self.last_token);
-        w.u64(self.last_ticket);
-        w.u64(self.last_session);
-        w.list(&self.sessions, Writer::session);
-        w.list(&self.requests, Writer::request);
-        w.list(&self.limits, |w, limit| {
-            w.bytes(limit.name.as_str().as_bytes());
-            w.u32(limit.limit);
-            w.u8(u8::from(limit.stored));
-        });
-        w.0
+impl<'a> Writer<'a> {
+    pub(super) fn new(out: &'a mut Vec<u8>) -> Self {
+        Self(out)
     }
 
-    /// Reads what [`Snapshot::encode`] wrote.
-    ///
-    /// # Errors
-    /// [`SnapshotError`] for anything else; never panics, never allocates more than the input's size asks for.
-    pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let mut r = Reader(bytes);
-        let format = r.u8()?;
-        if format != FORMAT {
-            return Err(SnapshotError(format!("its format is {format}, this program reads {FORMAT}")));
-        }
-        let snapshot = Self {
-            rules: r.u32()?,
-            last_token: r.u64()?,
-            last_ticket: r.u64()?,
-            last_session: r.u64()?,
-            sessions: r.list(Reader::session)?,
-            requests: r.list(Reader::request)?,
-            limits: r.list(|r| Ok(LimitState { name: r.name()?, limit: r.u32()?, stored: r.u8()? != 0 }))?,
-        };
-        if r.0.is_empty() {
-            Ok(snapshot)
-        } else {
-            Err(SnapshotError(format!("{} bytes are left over", r.0.len())))
-        }
-    }
-}
-
-struct Writer(Vec<u8>);
-
-impl Writer {
     fn u8(&mut self, value: u8) {
         self.0.push(value);
     }
 
-    fn u32(&mut self, value: u32) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn u64(&mut self, value: u64) {
-        self.0.extend_from_slice(&value.to_le_bytes());
-    }
-
-    fn option(&mut self, value: Option<u64>) {
-        self.u8(u8::from(value.is_some()));
-        self.u64(value.unwrap_or(0));
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.u32(bytes.len() as u32);
+    pub(super) fn raw(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
-    fn list<T>(&mut self, items: &[T], mut each: impl FnMut(&mut Self, &T)) {
-        self.u32(items.len() as u32);
-        items.iter().for_each(|item| each(self, item));
+    pub(super) fn flag(&mut self, value: bool) {
+        self.u8(u8::from(value));
     }
 
-    fn session(&mut self, session: &SessionState) {
-        self.u64(session.id.0);
-        self.0.extend_from_slice(&session.secret_hash);
-        self.u64(session.ttl_ms);
-        self.u64(session.lock_delay_ms);
-        self.u64(session.linger_ms);
+    pub(super) fn number(&mut self, value: u64) {
+        self.0.extend_from_slice(encode::u64(value, &mut encode::u64_buffer()));
+    }
+
+    fn option(&mut self, value: Option<u64>) {
+        self.flag(value.is_some());
+        if let Some(value) = value {
+            self.number(value);
+        }
+    }
+
+    pub(super) fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.raw(bytes);
+    }
+
+    fn list<T>(&mut self, items: impl ExactSizeIterator<Item = T>, mut each: impl FnMut(&mut Self, T)) {
+        self.number(items.len() as u64);
+        items.for_each(|item| each(self, item));
+    }
+
+    pub(super) fn session(&mut self, session: &SessionState) {
+        self.number(session.id.0);
+        self.raw(&session.secret_hash);
+        self.number(session.ttl_ms);
+        self.number(session.lock_delay_ms);
+        self.number(session.linger_ms);
         self.bytes(session.label.as_bytes());
-        self.u64(session.highest.0);
-        self.u64(session.done_through.0);
-        self.list(&session.kept, |w, kept| {
-            w.u64(kept.seq.0);
+        self.number(session.highest.0);
+        self.number(session.done_through.0);
+        self.list(session.kept.iter(), |w, kept| {
+            w.number(kept.seq.0);
             w.option(kept.until.map(|until| until.0));
             w.reply(&kept.reply);
         });
     }
 
-    fn request(&mut self, request: &RequestState) {
-        self.u64(request.ticket.0);
-        self.option(request.owner.map(|(session, _)| session.0));
-        self.u64(request.owner.map_or(0, |(_, seq)| seq.0));
-        self.list(&request.names, |w, name| w.bytes(name.as_str().as_bytes()));
+    pub(super) fn request<'v>(&mut self, request: RequestView<'v, impl ExactSizeIterator<Item = &'v str>>) {
+        self.number(request.ticket.0);
+        self.flag(request.owner.is_some());
+        if let Some((session, seq)) = request.owner {
+            self.number(session.0);
+            self.number(seq.0);
+        }
+        self.list(request.names, |w, name| w.bytes(name.as_bytes()));
         self.u8(match request.mode {
             ModeKind::Exclusive => 0,
             ModeKind::Shared => 1,
             ModeKind::Permit => 2,
         });
-        self.u8(u8::from(request.subtree));
-        self.u64(request.keep_closed_ms);
-        self.bytes(&request.value);
-        self.bytes(&request.meta);
-        match &request.phase {
-            Phase::Waiting { at_most_ms } => {
+        self.flag(request.subtree);
+        self.number(request.keep_closed_ms);
+        self.bytes(request.value);
+        self.bytes(request.meta);
+        match request.phase {
+            PhaseView::Waiting { at_most_ms } => {
                 self.u8(0);
-                self.option(*at_most_ms);
+                self.option(at_most_ms);
             }
-            Phase::Held { token, slots } => {
+            PhaseView::Held { token, slots } => {
                 self.u8(1);
-                self.hold(*token, slots);
+                self.hold(token, slots);
             }
-            Phase::Revoked { token, slots, reason, by } => {
+            PhaseView::Revoked { token, slots, reason, by } => {
                 self.u8(2);
-                self.hold(*token, slots);
+                self.hold(token, slots);
                 self.bytes(reason.as_bytes());
                 self.bytes(by.as_bytes());
             }
-            Phase::Closed { token, slots, ms } => {
+            PhaseView::Closed { token, slots, ms } => {
                 self.u8(3);
-                self.hold(*token, slots);
-                self.u64(*ms);
+                self.hold(token, slots);
+                self.number(ms);
             }
         }
     }
 
-    fn hold(&mut self, token: Token, slots: &[u32]) {
-        self.u64(token.get());
-        self.list(slots, |w, &slot| w.u32(slot));
+    fn hold(&mut self, token: Token, slots: &[Slot]) {
+        self.number(token.get());
+        self.list(slots.iter(), |w, &slot| w.number(u64::from(slot)));
     }
 
     /// Only replies that a session keeps have bytes; a table keeps no other (R3, R6).
@@ -156,12 +123,12 @@ impl Writer {
             Reply::Busy { holder, queued_ahead } => {
                 self.u8(1);
                 self.option(holder.map(|holder| holder.0));
-                self.u64(*queued_ahead);
+                self.number(*queued_ahead);
             }
             Reply::Done => self.u8(2),
             Reply::Revoked { token } => {
                 self.u8(3);
-                self.u64(token.get());
+                self.number(token.get());
             }
             Reply::Refused(rejection) => {
                 self.u8(4);
@@ -191,18 +158,31 @@ impl Writer {
             other => unreachable!("{other:?} is not an answer that a session keeps"),
         };
         self.u8(tag);
-        self.u64(number);
+        self.number(number);
         if let R::LimitMismatch { name, .. } | R::NoLimit { name } | R::TooManyWaiters { name } = rejection {
             self.bytes(name.as_str().as_bytes());
         }
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+pub(super) struct Reader<'a>(&'a [u8]);
 
 type Read<T> = Result<T, SnapshotError>;
 
 impl<'a> Reader<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// Everything was read.
+    pub(super) fn end(&self) -> Read<()> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(SnapshotError(format!("{} bytes are left over in an item", self.0.len())))
+        }
+    }
+
     fn take(&mut self, count: usize) -> Read<&'a [u8]> {
         match self.0.split_at_checked(count) {
             Some((head, rest)) => {
@@ -213,106 +193,126 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn array<const N: usize>(&mut self) -> Read<[u8; N]> {
+    pub(super) fn array<const N: usize>(&mut self) -> Read<[u8; N]> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N)?);
         Ok(array)
     }
 
-    fn u8(&mut self) -> Read<u8> {
+    pub(super) fn u8(&mut self) -> Read<u8> {
         Ok(self.array::<1>()?[0])
     }
 
-    fn u32(&mut self) -> Read<u32> {
-        self.array().map(u32::from_le_bytes)
+    pub(super) fn flag(&mut self) -> Read<bool> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(SnapshotError(format!("{other} is neither yes nor no"))),
+        }
     }
 
-    fn u64(&mut self) -> Read<u64> {
-        self.array().map(u64::from_le_bytes)
+    pub(super) fn number(&mut self) -> Read<u64> {
+        let (value, rest) =
+            decode::u64(self.0).map_err(|why| SnapshotError(format!("a number is malformed: {why}")))?;
+        self.0 = rest;
+        Ok(value)
+    }
+
+    /// A number of a narrower type.
+    pub(super) fn narrow<T: TryFrom<u64>>(&mut self) -> Read<T> {
+        narrow(self.number()?)
     }
 
     fn option(&mut self) -> Read<Option<u64>> {
-        let (some, value) = (self.u8()?, self.u64()?);
-        Ok((some != 0).then_some(value))
+        if self.flag()? { self.number().map(Some) } else { Ok(None) }
+    }
+
+    fn slice(&mut self) -> Read<&'a [u8]> {
+        let length = self.narrow()?;
+        self.take(length)
     }
 
     fn bytes(&mut self) -> Read<Box<[u8]>> {
-        let length = self.u32()? as usize;
-        self.take(length).map(Into::into)
+        self.slice().map(Into::into)
     }
 
     fn text(&mut self) -> Read<Box<str>> {
-        let length = self.u32()? as usize;
-        let bytes = self.take(length)?;
-        std::str::from_utf8(bytes)
+        std::str::from_utf8(self.slice()?)
             .map(Into::into)
             .map_err(|_| SnapshotError("a text is not UTF-8".to_owned()))
     }
 
-    fn name(&mut self) -> Read<LockName> {
-        let length = self.u32()? as usize;
-        LockName::parse_bytes(self.take(length)?).map_err(|e| SnapshotError(e.to_string()))
+    pub(super) fn name(&mut self) -> Read<LockName> {
+        LockName::parse_bytes(self.slice()?).map_err(|e| SnapshotError(e.to_string()))
     }
 
     fn token(&mut self) -> Read<Token> {
-        let value = self.u64()?;
+        let value = self.number()?;
         Token::new(value).ok_or_else(|| SnapshotError(format!("{value} is not a token")))
     }
 
-    fn list<T>(&mut self, mut each: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
-        let count = self.u32()? as usize;
-        // Every item takes at least a byte, so a false count can't make us allocate more than the input's size.
-        let mut items = Vec::with_capacity(count.min(self.0.len() / 4));
+    /// A list whose items take at least `least` bytes each: a false count can't make us allocate more than a small
+    /// multiple of the input's size.
+    fn list<T>(&mut self, least: usize, mut each: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
+        let count: usize = self.narrow()?;
+        let mut items = Vec::with_capacity(count.min(self.0.len() / least));
         for _ in 0..count {
             items.push(each(self)?);
         }
         Ok(items)
     }
 
-    fn session(&mut self) -> Read<SessionState> {
+    fn slots(&mut self) -> Read<Vec<Slot>> {
+        self.list(1, Self::narrow)
+    }
+
+    pub(super) fn session(&mut self) -> Read<SessionState> {
         Ok(SessionState {
-            id: SessionId(self.u64()?),
+            id: SessionId(self.number()?),
             secret_hash: self.array()?,
-            ttl_ms: self.u64()?,
-            lock_delay_ms: self.u64()?,
-            linger_ms: self.u64()?,
+            ttl_ms: self.number()?,
+            lock_delay_ms: self.number()?,
+            linger_ms: self.number()?,
             label: self.text()?,
-            highest: Seq(self.u64()?),
-            done_through: Seq(self.u64()?),
-            kept: self.list(|r| {
-                let (seq, until) = (Seq(r.u64()?), r.option()?.map(Seq));
+            highest: Seq(self.number()?),
+            done_through: Seq(self.number()?),
+            kept: self.list(4, |r| {
+                let (seq, until) = (Seq(r.number()?), r.option()?.map(Seq));
                 Ok(KeptAnswer { seq, reply: r.reply()?, until })
             })?,
         })
     }
 
-    fn request(&mut self) -> Read<RequestState> {
-        let ticket = Ticket(self.u64()?);
-        let (session, seq) = (self.option()?, self.u64()?);
+    pub(super) fn request(&mut self) -> Read<RequestState> {
+        let ticket = Ticket(self.number()?);
+        let owner = match self.flag()? {
+            true => Some((SessionId(self.number()?), Seq(self.number()?))),
+            false => None,
+        };
         Ok(RequestState {
             ticket,
-            owner: session.map(|session| (SessionId(session), Seq(seq))),
-            names: self.list(Self::name)?,
+            owner,
+            names: self.list(2, Self::name)?,
             mode: match self.u8()? {
                 0 => ModeKind::Exclusive,
                 1 => ModeKind::Shared,
                 2 => ModeKind::Permit,
                 other => return Err(SnapshotError(format!("{other} is not a mode"))),
             },
-            subtree: self.u8()? != 0,
-            keep_closed_ms: self.u64()?,
+            subtree: self.flag()?,
+            keep_closed_ms: self.number()?,
             value: self.bytes()?,
             meta: self.bytes()?,
             phase: match self.u8()? {
                 0 => Phase::Waiting { at_most_ms: self.option()? },
-                1 => Phase::Held { token: self.token()?, slots: self.list(Self::u32)? },
+                1 => Phase::Held { token: self.token()?, slots: self.slots()? },
                 2 => Phase::Revoked {
                     token: self.token()?,
-                    slots: self.list(Self::u32)?,
+                    slots: self.slots()?,
                     reason: self.text()?,
                     by: self.text()?,
                 },
-                3 => Phase::Closed { token: self.token()?, slots: self.list(Self::u32)?, ms: self.u64()? },
+                3 => Phase::Closed { token: self.token()?, slots: self.slots()?, ms: self.number()? },
                 other => return Err(SnapshotError(format!("{other} is not a phase"))),
             },
         })
@@ -329,7 +329,7 @@ impl<'a> Reader<'a> {
                 5 => End::Gone,
                 other => return Err(SnapshotError(format!("{other} is not an end"))),
             }),
-            1 => Reply::Busy { holder: self.option()?.map(SessionId), queued_ahead: self.u64()? },
+            1 => Reply::Busy { holder: self.option()?.map(SessionId), queued_ahead: self.number()? },
             2 => Reply::Done,
             3 => Reply::Revoked { token: self.token()? },
             4 => Reply::Refused(self.rejection()?),
@@ -339,14 +339,17 @@ impl<'a> Reader<'a> {
 
     fn rejection(&mut self) -> Read<Rejection> {
         use Rejection as R;
-        let (tag, number) = (self.u8()?, self.u64()?);
+        let (tag, number) = (self.u8()?, self.number()?);
+        if matches!(tag, 1 | 7 | 10..=13) && number != 0 {
+            return Err(SnapshotError(format!("rejection {tag} has no number, here it has {number}")));
+        }
         Ok(match tag {
-            0 => R::NameCount { count: number as usize },
+            0 => R::NameCount { count: narrow(number)? },
             1 => R::PermitSubtree,
-            2 => R::PermitCount { of: number as u32 },
+            2 => R::PermitCount { of: narrow(number)? },
             3 => R::KeepClosed { ms: number },
-            4 => R::ValueTooLong { bytes: number as usize },
-            5 => R::MetaTooLong { bytes: number as usize },
+            4 => R::ValueTooLong { bytes: narrow(number)? },
+            5 => R::MetaTooLong { bytes: narrow(number)? },
             6 => R::LimitMismatch { name: self.name()?, have: (number >> 32) as u32, asked: number as u32 },
             7 => R::NoLimit { name: self.name()? },
             8 => R::NotHeld { target: Seq(number) },
@@ -358,4 +361,8 @@ impl<'a> Reader<'a> {
             other => return Err(SnapshotError(format!("{other} is not a rejection"))),
         })
     }
+}
+
+fn narrow<T: TryFrom<u64>>(value: u64) -> Read<T> {
+    T::try_from(value).map_err(|_| SnapshotError(format!("the number {value} is too great for its place")))
 }

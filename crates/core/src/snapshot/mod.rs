@@ -1,9 +1,13 @@
 //! The whole table as plain data in one canonical order: sessions by id, requests by ticket, limits by name (E2).
 //!
 //! Two tables that applied the same commands have equal snapshots and equal digests; anything that keeps or moves
-//! a table goes through here. Nothing in this module decides anything about locks.
+//! a table goes through here: `items` is its bytes, whole or in pieces. A large table is written by a walk and read
+//! back by a [`Restorer`](crate::Restorer), neither of which makes a [`Snapshot`]. Nothing in this module decides
+//! anything about locks.
 
 mod codec;
+pub(crate) mod items;
+pub(crate) mod view;
 
 use crate::name::LockName;
 use crate::reply::Reply;
@@ -26,14 +30,6 @@ pub struct Snapshot {
     pub requests: Vec<RequestState>,
     /// Permit limits in force, by name.
     pub limits: Vec<LimitState>,
-}
-
-impl Snapshot {
-    /// A fingerprint of [`Snapshot::encode`]: equal tables have equal digests, on every machine.
-    #[must_use]
-    pub fn digest(&self) -> u128 {
-        xxhash_rust::xxh3::xxh3_128(&self.encode())
-    }
 }
 
 /// A live session.

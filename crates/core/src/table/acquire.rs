@@ -2,7 +2,7 @@
 
 use super::Table;
 use super::names::NodeId;
-use super::request::{Extras, Few, Owner, Request, RequestId, Stage, insert};
+use super::request::{Extras, Few, Owner, Request, RequestId, Stage};
 use crate::command::{Acquire, IfBusy};
 use crate::limits;
 use crate::name::LockName;
@@ -26,7 +26,7 @@ impl Table {
     /// Session, `done_through`, seq and the bound on kept answers: common to all numbered commands but `Finish`.
     /// `Err` is the answer of a command that is not to be executed.
     fn take_seq(&mut self, id: SessionId, seq: Seq, done_through: Seq) -> Result<(), Reply> {
-        let Some(session) = self.sessions.get_mut(&id) else { return Err(Reply::SessionGone) };
+        let Some(session) = self.sessions.get_mut(id) else { return Err(Reply::SessionGone) };
         session.take_done_through(done_through);
         if seq <= session.highest {
             let kept = session.kept(seq).cloned();
@@ -43,7 +43,7 @@ impl Table {
 
     /// Keeps an answer that is final at once under its own seq (R3).
     fn keep_own(&mut self, id: SessionId, seq: Seq, reply: Reply) -> Reply {
-        if let Some(session) = self.sessions.get_mut(&id) {
+        if let Some(session) = self.sessions.get_mut(id) {
             session.keep(seq, reply.clone(), Some(seq));
         }
         reply
@@ -57,7 +57,7 @@ impl Table {
         if let Mode::Permit { of } = acquire.mode {
             self.check_limits(&names, of).map_err(Reply::Refused)?;
         }
-        let session = self.sessions.get(&acquire.session).ok_or(Reply::SessionGone)?;
+        let session = self.sessions.get(acquire.session).ok_or(Reply::SessionGone)?;
         if session.live.len() >= limits::REQUESTS_PER_SESSION_MAX {
             return Err(Reply::Refused(Rejection::TooManyRequests));
         }
@@ -89,8 +89,7 @@ impl Table {
         let ticket = self.next_ticket();
         let extras = (!acquire.value.is_empty() || !acquire.meta.is_empty())
             .then(|| Box::new(Extras { value: acquire.value, meta: acquire.meta, ..Extras::default() }));
-        let id = insert(
-            &mut self.requests,
+        let id = self.requests.insert(
             Request {
                 ticket,
                 owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
@@ -102,9 +101,10 @@ impl Table {
                 stage: Stage::Waiting { at_most_ms: at_most_ms.flatten() },
                 extras,
             },
+            &self.names,
         );
         self.closing += usize::from(acquire.keep_closed_ms > 0);
-        if let Some(session) = self.sessions.get_mut(&acquire.session) {
+        if let Some(session) = self.sessions.get_mut(acquire.session) {
             session.live.insert(acquire.seq, id);
         }
         if let Some(of) = of {
@@ -141,7 +141,7 @@ impl Table {
         } else {
             match self.own_hold(id, target) {
                 Ok(hold) => {
-                    self.requests[hold as usize].extras_mut().value = value;
+                    self.requests.get_mut(hold, &self.names).extras_mut().value = value;
                     Reply::Done
                 }
                 Err(reply) => reply,
@@ -171,7 +171,7 @@ impl Table {
     /// A live, unrevoked hold of the session.
     fn own_hold(&self, id: SessionId, target: Seq) -> Result<RequestId, Reply> {
         let not_held = Reply::Refused(Rejection::NotHeld { target });
-        let session = self.sessions.get(&id).ok_or(Reply::SessionGone)?;
+        let session = self.sessions.get(id).ok_or(Reply::SessionGone)?;
         let &request = session.live.get(&target).ok_or(not_held.clone())?;
         match self.requests[request as usize].stage {
             Stage::Held { .. } => Ok(request),

@@ -24,7 +24,7 @@ impl Table {
         let Some(id) = hit else {
             return Reply::NotCurrent { live: self.live_tokens(&order.name) };
         };
-        let request = &mut self.requests[id as usize];
+        let request = self.requests.get_mut(id, &self.names);
         match (request.stage, order.now) {
             (Stage::Closed { .. }, true) => self.open_closed(id),
             (Stage::Closed { .. }, false) => return Reply::StillClosed,

@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use super::request::{RequestId, Requests};
+use super::request::RequestId;
+use super::requests::Requests;
 use crate::types::{ModeKind, Slot, Ticket};
 
 /// Requests of one class at one name, first come first.
@@ -106,6 +107,10 @@ impl Slots {
         self.0[word] |= 1 << (slot % 64);
     }
 
+    fn is_taken(&self, slot: Slot) -> bool {
+        self.0.get(slot as usize / 64).is_some_and(|word| word & 1 << (slot % 64) != 0)
+    }
+
     fn free(&mut self, slot: Slot) {
         self.0[slot as usize / 64] &= !(1 << (slot % 64));
         while self.0.last() == Some(&0) {
@@ -194,6 +199,11 @@ impl Here {
     /// The waiters of one class; `None` where nobody waits at all.
     pub(super) fn waiting(&self, class: Class) -> Option<&ByTicket> {
         self.crowd().map(|crowd| crowd.waiting.of(class))
+    }
+
+    /// Whether a hold here, maybe a closed one, has this permit.
+    pub(super) fn is_taken(&self, slot: Slot) -> bool {
+        self.crowd().is_some_and(|crowd| crowd.slots.is_taken(slot))
     }
 
     pub(super) fn limit(&self) -> Option<Limit> {

@@ -114,13 +114,13 @@ impl Table {
     /// The hash of a live session's secret, which every attach must match.
     #[must_use]
     pub fn secret_hash(&self, session: SessionId) -> Option<&[u8; 32]> {
-        self.sessions.get(&session).map(|session| &session.secret_hash)
+        self.sessions.get(session).map(|session| &session.secret_hash)
     }
 
     /// A live session.
     #[must_use]
     pub fn session(&self, id: SessionId) -> Option<SessionInfo> {
-        self.sessions.get(&id).map(|session| SessionInfo {
+        self.sessions.get(id).map(|session| SessionInfo {
             id,
             ttl_ms: session.ttl_ms,
             lock_delay_ms: session.lock_delay_ms,
@@ -132,19 +132,29 @@ impl Table {
 
     /// All live sessions, by id.
     pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
-        self.sessions.keys().filter_map(|&id| self.session(id))
+        self.sessions.iter().filter_map(|(id, _)| self.session(id))
     }
 
     /// The live sessions with a higher id, in order: page by page, without looking at those before.
     pub fn sessions_after(&self, after: SessionId) -> impl Iterator<Item = SessionInfo> {
-        let following = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
-        self.sessions.range(following).filter_map(|(&id, _)| self.session(id))
+        self.sessions.after(after).filter_map(|id| self.session(id))
+    }
+
+    /// From now on [`Table::take_changes`] tells the names whose holds or waiters have changed. Costs nothing while
+    /// nobody watches, and changes no outcome.
+    pub fn watch(&mut self, watched: bool) {
+        self.requests.watch(watched);
+    }
+
+    /// The names whose requests were changed since it was last asked, in byte order.
+    pub fn take_changes(&mut self) -> impl Iterator<Item = LockName> {
+        self.requests.take_changes().into_iter().map(|name| LockName::trusted(&name))
     }
 
     /// What a live request of a session is now, as a retry of its acquire would be told.
     #[must_use]
     pub fn request(&self, session: SessionId, seq: Seq) -> Option<Reply> {
-        let &id = self.sessions.get(&session)?.live.get(&seq)?;
+        let &id = self.sessions.get(session)?.live.get(&seq)?;
         Some(self.present_state(id))
     }
 
@@ -226,7 +236,7 @@ impl Table {
     pub(crate) fn counters(&self) -> impl PartialEq + std::fmt::Debug {
         let mut nodes: Vec<_> = self.names.all().map(|(_, node)| (node.name.clone(), node.below)).collect();
         nodes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
-        let live: usize = self.sessions.values().map(|session| session.live.len()).sum();
+        let live: usize = self.sessions.iter().map(|(_, session)| session.live.len()).sum();
         let revoked: Vec<_> = self.revoked.keys().copied().collect();
         let closed: Vec<_> = self.closed.keys().copied().collect();
         (nodes, live, revoked, closed, self.closing, self.stored_limits, self.by_secret.len())

@@ -15,7 +15,7 @@ impl Table {
         done_through: Seq,
         out: &mut Effects,
     ) -> Reply {
-        let Some(session) = self.sessions.get_mut(&id) else { return Reply::SessionGone };
+        let Some(session) = self.sessions.get_mut(id) else { return Reply::SessionGone };
         session.take_done_through(done_through);
         session.see(seq.max(target));
         let Some(request) = session.live.remove(&target) else {
@@ -33,7 +33,7 @@ impl Table {
 
     /// Ends a wait whose limit has passed; anything else, a hold granted meanwhile above all, stays (W1, F1).
     pub(super) fn time_out(&mut self, id: SessionId, target: Seq, out: &mut Effects) -> Reply {
-        let Some(session) = self.sessions.get(&id) else { return Reply::SessionGone };
+        let Some(session) = self.sessions.get(id) else { return Reply::SessionGone };
         if let Some(&request) = session.live.get(&target)
             && matches!(self.requests[request as usize].stage, Stage::Waiting { at_most_ms: Some(_) })
         {
@@ -60,7 +60,7 @@ impl Table {
 
     /// Ends a request that its client did not ask to end: the client is told until it says that it knows (R3).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
-        let request = &mut self.requests[id as usize];
+        let request = self.requests.get_mut(id, &self.names);
         let ticket = request.ticket;
         let Some(owner) = request.owner else { return };
         if let Closure::None = closure
@@ -69,7 +69,7 @@ impl Table {
             request.keep_closed_ms = 0;
             self.closing -= 1;
         }
-        if let Some(session) = self.sessions.get_mut(&owner.session) {
+        if let Some(session) = self.sessions.get_mut(owner.session) {
             session.live.remove(&owner.seq);
             session.keep(owner.seq, Reply::Finished(end), None);
         }
@@ -81,7 +81,7 @@ impl Table {
     /// Takes a request out of the queue or ends a hold, which then stays closed for the longer of `keep_closed` and
     /// `delay_ms` (D1). The session's own lists are the caller's.
     pub(super) fn end_request(&mut self, id: RequestId, delay_ms: u64) -> Option<Effect> {
-        let request = &mut self.requests[id as usize];
+        let request = self.requests.get_mut(id, &self.names);
         let keep_ms = u64::from(request.keep_closed_ms);
         let Some(token) = request.token() else {
             self.closing -= usize::from(keep_ms > 0);
@@ -121,7 +121,7 @@ impl Table {
             self.names.here_mut(node).remove_waiter(id, &self.requests);
             self.names.count_above(node, super::names::Counted::Waiter, -1);
         }
-        self.requests.remove(id as usize);
+        self.requests.remove(id, &self.names);
     }
 
     fn remove_hold(&mut self, id: RequestId) {
@@ -134,7 +134,7 @@ impl Table {
             self.names.here_mut(node).remove_hold(id, slot, &self.requests);
             self.names.count_above(node, super::names::Counted::Hold { shared }, -1);
         }
-        self.requests.remove(id as usize);
+        self.requests.remove(id, &self.names);
     }
 }
 

@@ -97,7 +97,7 @@ impl Table {
     pub(super) fn hold(&mut self, id: RequestId) {
         self.last_token += 1;
         let Some(token) = Token::new(self.last_token) else { unreachable!("callers check TOKEN_MAX") };
-        let request = &mut self.requests[id as usize];
+        let request = self.requests.get_mut(id, &self.names);
         request.stage = Stage::Held { token };
         let shared = request.kind == ModeKind::Shared;
         let nodes = request.nodes.clone();
@@ -106,7 +106,7 @@ impl Table {
             slots.extend(self.names.here_mut(node).add_hold(id, None, &self.requests));
             self.names.count_above(node, Counted::Hold { shared }, 1);
         }
-        self.requests[id as usize].slots = slots.into_iter().collect();
+        self.requests.get_mut(id, &self.names).slots = slots.into_iter().collect();
     }
 
     /// Exclusive to shared: the hold keeps its place and its token; readers behind it are looked at (G2).
@@ -117,7 +117,7 @@ impl Table {
             self.names.here_mut(node).remove_hold(id, None, &self.requests);
             self.names.count_above(node, Counted::Hold { shared: false }, -1);
         }
-        self.requests[id as usize].kind = ModeKind::Shared;
+        self.requests.get_mut(id, &self.names).kind = ModeKind::Shared;
         for &node in nodes.as_slice() {
             self.names.here_mut(node).add_hold(id, None, &self.requests);
             self.names.count_above(node, Counted::Hold { shared: true }, 1);

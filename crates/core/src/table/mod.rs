@@ -5,6 +5,7 @@
 
 mod acquire;
 mod admin;
+mod ahead;
 mod breaks;
 mod crowd;
 mod describe;
@@ -13,23 +14,28 @@ mod grant;
 mod names;
 mod pending;
 mod request;
+mod requests;
 mod restore;
 mod session;
 mod sessions;
+mod walk;
 
 use std::collections::BTreeMap;
 
 pub use describe::{Description, HoldInfo, HoldState, SessionInfo, TokenStatus, WaiterInfo};
 pub use pending::Pending;
-pub use restore::SnapshotError;
+pub use restore::{Restorer, SnapshotError};
+pub use walk::{WalkState, WalkUnderWay};
 
 use crate::command::Command;
 use crate::limits;
 use crate::reply::{Effect, Effects, Reply};
 use crate::types::{SessionId, Ticket, Token};
 use names::{Names, NodeId};
-use request::{RequestId, Requests};
-use session::Session;
+use request::RequestId;
+use requests::Requests;
+use session::Sessions;
+use walk::Walk;
 
 /// The replicated state: every lock, every session, the token counter.
 ///
@@ -41,7 +47,7 @@ pub struct Table {
     last_session: u64,
     names: Names,
     requests: Requests,
-    sessions: BTreeMap<SessionId, Session>,
+    sessions: Sessions,
     by_secret: BTreeMap<[u8; 32], SessionId>,
     revoked: BTreeMap<Token, RequestId>,
     closed: BTreeMap<Token, RequestId>,
@@ -50,6 +56,8 @@ pub struct Table {
     stored_limits: usize,
     /// Names where something went away in the current command: `(node, with everything below)`.
     touched: Vec<(NodeId, bool)>,
+    /// The snapshot that is being written in pieces.
+    walk: Option<Walk>,
 }
 
 impl Table {
@@ -64,14 +72,15 @@ impl Table {
             last_ticket: 0,
             last_session: 0,
             names: Names::new(hash_seed),
-            requests: Requests::new(),
-            sessions: BTreeMap::new(),
+            requests: Requests::default(),
+            sessions: Sessions::default(),
             by_secret: BTreeMap::new(),
             revoked: BTreeMap::new(),
             closed: BTreeMap::new(),
             closing: 0,
             stored_limits: 0,
             touched: Vec::new(),
+            walk: None,
         }
     }
 

@@ -9,9 +9,11 @@ use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use slab::Slab;
 
+use super::ahead::{Pen, SlabAhead};
 use super::crowd::Here;
 use super::request::insert;
 use crate::name;
+use crate::snapshot::items::put_limit;
 
 /// Index of a [`Node`]. Reused after the node is gone.
 pub(super) type NodeId = u32;
@@ -20,6 +22,8 @@ const NONE: NodeId = NodeId::MAX;
 /// A name that is held, waited for or limited, or that has such a name below it.
 pub(super) struct Node {
     pub(super) name: Box<str>,
+    /// Of the name: an index that grows asks for all of them, and a million names lie all over the memory.
+    hash: u32,
     parent: NodeId,
     first_child: NodeId,
     next: NodeId,
@@ -52,21 +56,26 @@ pub(super) struct Names {
     index: HashTable<NodeId>,
     /// Makes the hash unpredictable to clients, who choose names. It decides no outcome.
     hash_seed: u64,
+    walk: Option<Box<SlabAhead>>,
 }
 
 impl Names {
     pub(super) fn new(hash_seed: u64) -> Self {
-        Self { nodes: Slab::new(), index: HashTable::new(), hash_seed }
+        Self { nodes: Slab::new(), index: HashTable::new(), hash_seed, walk: None }
     }
 
     pub(super) fn find(&self, name: &str) -> Option<NodeId> {
-        let hash = hash(self.hash_seed, name);
-        self.index.find(hash, |&id| &*self.nodes[id as usize].name == name).copied()
+        self.find_hashed(name, hash(self.hash_seed, name))
+    }
+
+    fn find_hashed(&self, name: &str, hash: u32) -> Option<NodeId> {
+        self.index.find(spread(hash), |&id| &*self.nodes[id as usize].name == name).copied()
     }
 
     /// The node of a name, made with everything above it if it isn't there.
     pub(super) fn intern(&mut self, name: &str) -> NodeId {
-        if let Some(id) = self.find(name) {
+        let hash = hash(self.hash_seed, name);
+        if let Some(id) = self.find_hashed(name, hash) {
             return id;
         }
         let parent = name::parent(name).map_or(NONE, |parent| self.intern(parent));
@@ -75,6 +84,7 @@ impl Names {
             &mut self.nodes,
             Node {
                 name: name.into(),
+                hash,
                 parent,
                 first_child: NONE,
                 next,
@@ -89,9 +99,8 @@ impl Names {
         if parent != NONE {
             self.nodes[parent as usize].first_child = id;
         }
-        let (seed, nodes) = (self.hash_seed, &self.nodes);
-        let rehash = |&id: &NodeId| hash(seed, &nodes[id as usize].name);
-        self.index.insert_unique(hash(seed, name), id, rehash);
+        let nodes = &self.nodes;
+        self.index.insert_unique(spread(hash), id, |&id| spread(nodes[id as usize].hash));
         id
     }
 
@@ -102,7 +111,7 @@ impl Names {
             if node.first_child != NONE || !matches!(node.here, Here::Idle) {
                 return;
             }
-            let entry = self.index.find_entry(hash(self.hash_seed, &node.name), |&other| other == id);
+            let entry = self.index.find_entry(spread(node.hash), |&other| other == id);
             if let Ok(entry) = entry {
                 entry.remove();
             }
@@ -126,8 +135,44 @@ impl Names {
         &self.nodes[id as usize]
     }
 
+    /// The only way to change who is at a name; its limit may change with any of them (L3), so a walk that is under
+    /// way gets the limit as it was.
     pub(super) fn here_mut(&mut self, id: NodeId) -> &mut Here {
-        &mut self.nodes[id as usize].here
+        let node = &mut self.nodes[id as usize];
+        if let Some(walk) = &mut self.walk
+            && walk.note(id)
+            && let Some(limit) = node.here.limit()
+        {
+            walk.saved.save(|out| put_limit(out, &node.name, limit.number, limit.stored));
+        }
+        &mut node.here
+    }
+
+    pub(super) fn begin_walk(&mut self) {
+        self.walk = Some(Box::new(SlabAhead::new(self.nodes.capacity())));
+    }
+
+    /// Goes on with the walk over the limits; whether it has passed them all.
+    pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
+        let Some(walk) = &mut self.walk else { return true };
+        while let Some(id) = walk.next(pen) {
+            // A node that was forgotten had no limit. One that is new here and has a limit was changed.
+            if let Some(node) = self.nodes.get(id as usize)
+                && let Some(limit) = node.here.limit()
+            {
+                pen.put(|out| put_limit(out, &node.name, limit.number, limit.stored));
+            }
+        }
+        walk.is_done()
+    }
+
+    /// Writes the limits that were saved; whether that was all.
+    pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
+        self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
+    }
+
+    pub(super) fn end_walk(&mut self) {
+        self.walk = None;
     }
 
     /// The nodes above, the nearest first.
@@ -191,8 +236,14 @@ impl Names {
     }
 }
 
-fn hash(seed: u64, name: &str) -> u64 {
+/// Half of a hash is enough to find by: of a million names, some hundred share theirs with another.
+fn hash(seed: u64, name: &str) -> u32 {
     let mut hasher = SipHasher13::new_with_keys(seed, !seed);
     hasher.write(name.as_bytes());
-    hasher.finish()
+    hasher.finish() as u32
+}
+
+/// The index takes a place from the lowest bits of 64 and tells neighbours apart by the highest.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash) << 32 | u64::from(hash)
 }

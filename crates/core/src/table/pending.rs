@@ -3,7 +3,8 @@
 
 use super::Table;
 use super::request::Stage;
-use crate::reply::{End, Reply};
+use super::session::Session;
+use crate::reply::End;
 use crate::types::{Seq, SessionId, Token};
 
 /// Something that ends by time, and of which the table only knows for how long.
@@ -53,10 +54,6 @@ impl Table {
 
     /// Requests of a session that ended without its asking, and whose end it has not confirmed by a `Finish` (R3).
     pub fn unconfirmed_ends(&self, session: SessionId) -> impl Iterator<Item = (Seq, End)> {
-        let kept = self.sessions.get(&session).into_iter().flat_map(|session| session.kept_answers());
-        kept.filter_map(|(seq, reply, until)| match (reply, until) {
-            (Reply::Finished(end), None) => Some((seq, *end)),
-            _ => None,
-        })
+        self.sessions.get(session).into_iter().flat_map(Session::unconfirmed_ends)
     }
 }

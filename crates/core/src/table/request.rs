@@ -5,12 +5,12 @@
 use slab::Slab;
 
 use super::crowd::Class;
-use super::names::NodeId;
+use super::names::{Names, NodeId};
+use crate::snapshot::view::{PhaseView, RequestView};
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
 /// Index of a [`Request`]. Reused after the request is gone.
 pub(super) type RequestId = u32;
-pub(super) type Requests = Slab<Request>;
 
 pub(super) struct Request {
     pub(super) ticket: Ticket,
@@ -67,6 +67,34 @@ impl Request {
 
     pub(super) fn extras_mut(&mut self) -> &mut Extras {
         self.extras.get_or_insert_default()
+    }
+
+    /// What its bytes and its plain data are made of.
+    pub(super) fn view<'a>(
+        &'a self,
+        names: &'a Names,
+    ) -> RequestView<'a, impl ExactSizeIterator<Item = &'a str>> {
+        let extras = self.extras.as_deref();
+        let slots = self.slots.as_slice();
+        RequestView {
+            ticket: self.ticket,
+            owner: self.owner.map(|owner| (owner.session, owner.seq)),
+            names: self.nodes.as_slice().iter().map(|&node| &*names.get(node).name),
+            mode: self.kind,
+            subtree: self.subtree,
+            keep_closed_ms: u64::from(self.keep_closed_ms),
+            value: extras.map_or(&[], |extras| &extras.value),
+            meta: extras.map_or(&[], |extras| &extras.meta),
+            phase: match self.stage {
+                Stage::Waiting { at_most_ms } => PhaseView::Waiting { at_most_ms },
+                Stage::Held { token } => PhaseView::Held { token, slots },
+                Stage::Revoked { token } => {
+                    let (reason, by) = extras.map_or(("", ""), |extras| (&extras.reason, &extras.by));
+                    PhaseView::Revoked { token, slots, reason, by }
+                }
+                Stage::Closed { token, ms } => PhaseView::Closed { token, slots, ms },
+            },
+        }
     }
 
     /// The slot that a granted permit has of its `index`-th name.

@@ -1,15 +1,23 @@
-//! Between the table and its snapshot.
+//! A table from a snapshot: from its stream, piece by piece, or from plain data.
+//!
+//! Entries are put in their places as they come, in whatever order; nothing is held twice. What needs all of them is
+//! done at the end: sessions get their requests, and what must be there once is looked for twice.
+//!
+//! Everything that the table's own soundness rests on is checked: numbers against the counters, what must be unique,
+//! what must belong together. Whether the holds obey the rules is not judged again: the digest says that they are what
+//! was written. Nor are limits of size: a version that lowers one must still read what an older one allowed.
 
 use super::Table;
-use super::crowd::Limit;
+use super::crowd::{Class, Limit};
 use super::names::Counted;
-use super::request::{Extras, Few, Owner, Request, Stage, insert};
+use super::request::{Extras, Few, Owner, Request, RequestId, Stage};
 use super::session::Session;
 use crate::command::OpenSession;
 use crate::limits;
-use crate::name::LockName;
-use crate::snapshot::{KeptAnswer, LimitState, Phase, RequestState, SessionState, Snapshot};
-use crate::types::{ModeKind, Slot};
+use crate::name;
+use crate::snapshot::items::{Header, Item, StreamReader};
+use crate::snapshot::{LimitState, Phase, RequestState, SessionState, Snapshot};
+use crate::types::{ModeKind, Seq, SessionId, Slot};
 
 /// Why a snapshot is not one of a table. Nothing of it is used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,202 +28,295 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
     Err(SnapshotError(why.into()))
 }
 
-impl Table {
-    /// The whole table in canonical order (E2).
+/// The greatest counter that is believed: far above what a table can reach, and far below where counting would fail.
+const COUNTER_MAX: u64 = 1 << 62;
+
+/// Makes a table from a stream that [`Table::walk_piece`] or [`Snapshot::encode`] wrote, as its bytes come.
+///
+/// Beside the table it keeps at most one item that is not whole yet.
+pub struct Restorer {
+    table: Table,
+    stream: StreamReader,
+    failed: Option<SnapshotError>,
+}
+
+impl Restorer {
+    /// `hash_seed` as for [`Table::new`].
     #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
-        let sessions = self.sessions.iter().map(|(&id, session)| SessionState {
-            id,
-            secret_hash: session.secret_hash,
-            ttl_ms: session.ttl_ms,
-            lock_delay_ms: session.lock_delay_ms,
-            linger_ms: session.linger_ms,
-            label: session.label.clone(),
-            highest: session.highest,
-            done_through: session.done_through,
-            kept: session
-                .kept_answers()
-                .map(|(seq, reply, until)| KeptAnswer { seq, reply: reply.clone(), until })
-                .collect(),
+    pub fn new(hash_seed: u64) -> Self {
+        Self { table: Table::new(hash_seed), stream: StreamReader::default(), failed: None }
+    }
+
+    /// Takes the next bytes of the stream, cut anywhere.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] as soon as these bytes can't be part of a snapshot; every later call says the same.
+    pub fn push(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
+        if let Some(why) = &self.failed {
+            return Err(why.clone());
+        }
+        let table = &mut self.table;
+        let result = self.stream.push(bytes, |item| match item {
+            Item::Header(header) => table.restore_header(&header),
+            Item::Session(state) => table.restore_session(state),
+            Item::Request(state) => table.restore_request(state),
+            Item::Limit(state) => table.restore_limit(&state),
         });
-        let mut requests: Vec<RequestState> =
-            self.requests.iter().map(|(_, request)| self.request_state(request)).collect();
-        requests.sort_unstable_by_key(|request| request.ticket);
-        let limit_state = |node: &super::names::Node| {
-            node.here.limit().map(|limit| LimitState {
-                name: LockName::trusted(&node.name),
-                limit: limit.number,
-                stored: limit.stored,
-            })
-        };
-        let mut limits: Vec<LimitState> =
-            self.names.all().filter_map(|(_, node)| limit_state(node)).collect();
-        limits.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        Snapshot {
-            rules: self.rules,
-            last_token: self.last_token,
-            last_ticket: self.last_ticket,
-            last_session: self.last_session,
-            sessions: sessions.collect(),
-            requests,
-            limits,
-        }
+        self.failed = result.clone().err();
+        result
     }
 
-    fn request_state(&self, request: &Request) -> RequestState {
-        let extras = request.extras.as_deref();
-        let slots = request.slots.as_slice().to_vec();
-        RequestState {
-            ticket: request.ticket,
-            owner: request.owner.map(|owner| (owner.session, owner.seq)),
-            names: request
-                .nodes
-                .as_slice()
-                .iter()
-                .map(|&node| LockName::trusted(&self.names.get(node).name))
-                .collect(),
-            mode: request.kind,
-            subtree: request.subtree,
-            keep_closed_ms: u64::from(request.keep_closed_ms),
-            value: extras.map(|extras| extras.value.clone()).unwrap_or_default(),
-            meta: extras.map(|extras| extras.meta.clone()).unwrap_or_default(),
-            phase: match request.stage {
-                Stage::Waiting { at_most_ms } => Phase::Waiting { at_most_ms },
-                Stage::Held { token } => Phase::Held { token, slots },
-                Stage::Revoked { token } => Phase::Revoked {
-                    token,
-                    slots,
-                    reason: extras.map(|extras| extras.reason.clone()).unwrap_or_default(),
-                    by: extras.map(|extras| extras.by.clone()).unwrap_or_default(),
-                },
-                Stage::Closed { token, ms } => Phase::Closed { token, slots, ms },
-            },
-        }
+    /// What the stream's [`Snapshot::digest`] is; `None` before its end was read.
+    #[must_use]
+    pub fn digest(&self) -> Option<u128> {
+        self.stream.finish().ok()
     }
 
+    /// A table that goes on exactly where the snapshot was taken.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] if the stream isn't whole, or contradicts itself.
+    pub fn finish(self) -> Result<Table, SnapshotError> {
+        if let Some(why) = self.failed {
+            return Err(why);
+        }
+        self.stream.finish()?;
+        let mut table = self.table;
+        table.complete()?;
+        Ok(table)
+    }
+}
+
+impl Table {
     /// A table that goes on exactly where the snapshot was taken.
     ///
     /// # Errors
     /// [`SnapshotError`] if the snapshot contradicts itself.
     pub fn restore(snapshot: &Snapshot, hash_seed: u64) -> Result<Self, SnapshotError> {
         let mut table = Self::new(hash_seed);
-        if snapshot.rules > limits::RULES_VERSION {
-            return refuse(format!(
-                "it needs rules version {}, the newest known here is {}",
-                snapshot.rules,
-                limits::RULES_VERSION
-            ));
-        }
-        table.rules = snapshot.rules;
-        table.last_token = snapshot.last_token;
-        table.last_ticket = snapshot.last_ticket;
-        table.last_session = snapshot.last_session;
+        table.restore_header(&snapshot.header())?;
         for state in &snapshot.sessions {
-            table.restore_session(state)?;
-        }
-        for state in &snapshot.limits {
-            let node = table.names.intern(state.name.as_str());
-            let limit = Limit { number: state.limit, stored: state.stored };
-            table.names.here_mut(node).imply_limit(limit, &table.requests);
-            table.stored_limits += usize::from(state.stored);
+            table.restore_session(state.clone())?;
         }
         for state in &snapshot.requests {
-            table.restore_request(state)?;
+            table.restore_request(state.clone())?;
         }
+        for state in &snapshot.limits {
+            table.restore_limit(state)?;
+        }
+        table.complete()?;
         Ok(table)
     }
 
-    fn restore_session(&mut self, state: &SessionState) -> Result<(), SnapshotError> {
-        if state.id.0 == 0 || state.id.0 > self.last_session {
-            return refuse(format!("session {} is above the counter {}", state.id, self.last_session));
+    fn restore_header(&mut self, header: &Header) -> Result<(), SnapshotError> {
+        let &Header { rules, last_token, last_ticket, last_session } = header;
+        if rules > limits::RULES_VERSION {
+            let known = limits::RULES_VERSION;
+            return refuse(format!("it needs rules version {rules}, the newest known here is {known}"));
+        }
+        if last_token > limits::TOKEN_MAX || last_ticket > COUNTER_MAX || last_session > COUNTER_MAX {
+            return refuse(format!("a counter is too high: {header:?}"));
+        }
+        (self.rules, self.last_token) = (rules, last_token);
+        (self.last_ticket, self.last_session) = (last_ticket, last_session);
+        Ok(())
+    }
+
+    fn restore_session(&mut self, state: SessionState) -> Result<(), SnapshotError> {
+        let (id, secret_hash) = (state.id, state.secret_hash);
+        if id.0 == 0 || id.0 > self.last_session {
+            return refuse(format!("session {id} is above the counter {}", self.last_session));
+        }
+        if state.done_through > state.highest {
+            return refuse(format!("session {id} has confirmed more than was seen of it"));
         }
         let mut session = Session::new(&OpenSession {
-            secret_hash: state.secret_hash,
+            secret_hash,
             ttl_ms: state.ttl_ms,
             lock_delay_ms: state.lock_delay_ms,
             linger_ms: state.linger_ms,
-            label: state.label.clone(),
+            label: state.label,
         });
         session.take_done_through(state.done_through);
         session.see(state.highest);
-        for kept in &state.kept {
-            session.keep(kept.seq, kept.reply.clone(), kept.until);
+        let mut last = None;
+        for kept in state.kept {
+            let is_confirmed = kept.until.is_some_and(|until| until <= state.done_through);
+            if last >= Some(kept.seq) || kept.seq > state.highest || is_confirmed {
+                return refuse(format!("session {id} keeps an answer to {} out of place", kept.seq));
+            }
+            last = Some(kept.seq);
+            session.keep(kept.seq, kept.reply, kept.until);
         }
-        if self.by_secret.insert(state.secret_hash, state.id).is_some()
-            || self.sessions.insert(state.id, session).is_some()
-        {
-            return refuse(format!("session {} appears twice", state.id));
+        if self.by_secret.insert(secret_hash, id).is_some() || !self.sessions.insert(id, session) {
+            return refuse(format!("session {id} or its secret appears twice"));
         }
         Ok(())
     }
 
-    fn restore_request(&mut self, state: &RequestState) -> Result<(), SnapshotError> {
+    fn restore_limit(&mut self, state: &LimitState) -> Result<(), SnapshotError> {
+        let name = &state.name;
+        if !(1..=limits::PERMITS_MAX).contains(&state.limit) {
+            return refuse(format!("`{name}` has the limit {}", state.limit));
+        }
+        let node = self.names.intern(name.as_str());
+        let here = self.names.here_mut(node);
+        if here.limit().is_some() {
+            return refuse(format!("`{name}` has two limits"));
+        }
+        here.imply_limit(Limit { number: state.limit, stored: state.stored }, &self.requests);
+        self.stored_limits += usize::from(state.stored);
+        Ok(())
+    }
+
+    fn restore_request(&mut self, state: RequestState) -> Result<(), SnapshotError> {
         let ticket = state.ticket;
-        if ticket.0 == 0 || ticket.0 > self.last_ticket || state.names.is_empty() {
-            return refuse(format!("request with ticket {} is malformed", ticket.0));
-        }
-        let (stage, slots): (Stage, &[Slot]) = match &state.phase {
-            Phase::Waiting { at_most_ms } => (Stage::Waiting { at_most_ms: *at_most_ms }, &[]),
-            Phase::Held { token, slots } => (Stage::Held { token: *token }, slots),
-            Phase::Revoked { token, slots, .. } => (Stage::Revoked { token: *token }, slots),
-            Phase::Closed { token, slots, ms } => (Stage::Closed { token: *token, ms: *ms }, slots),
+        check_shape(&state, self.last_ticket)?;
+        let (mode, subtree) = (state.mode, state.subtree);
+        let (stage, slots, reason, by) = match state.phase {
+            Phase::Waiting { at_most_ms } => {
+                (Stage::Waiting { at_most_ms }, Vec::new(), Box::default(), Box::default())
+            }
+            Phase::Held { token, slots } => (Stage::Held { token }, slots, Box::default(), Box::default()),
+            Phase::Revoked { token, slots, reason, by } => (Stage::Revoked { token }, slots, reason, by),
+            Phase::Closed { token, slots, ms } => {
+                (Stage::Closed { token, ms }, slots, Box::default(), Box::default())
+            }
         };
-        let is_hold = !matches!(stage, Stage::Waiting { .. });
-        let slots_wanted = if is_hold && state.mode == ModeKind::Permit { state.names.len() } else { 0 };
-        if slots.len() != slots_wanted || slots.iter().any(|&slot| slot >= limits::PERMITS_MAX) {
-            return refuse(format!("request with ticket {} has the wrong permits", ticket.0));
-        }
-        if state.owner.is_none() != matches!(stage, Stage::Closed { .. }) {
-            return refuse(format!("request with ticket {} has the wrong owner", ticket.0));
-        }
-        let extras = match &state.phase {
-            Phase::Revoked { reason, by, .. } => Some((reason.clone(), by.clone())),
-            _ => None,
-        };
-        let has_extras = extras.is_some() || !state.value.is_empty() || !state.meta.is_empty();
-        let (reason, by) = extras.unwrap_or_default();
-        let nodes: Few<_> = state.names.iter().map(|name| self.names.intern(name.as_str())).collect();
+        let has_extras =
+            !(state.value.is_empty() && state.meta.is_empty()) || matches!(stage, Stage::Revoked { .. });
         let keep_closed_ms = u32::try_from(state.keep_closed_ms)
             .map_err(|_| SnapshotError(format!("keep_closed of {} ms", state.keep_closed_ms)))?;
-        let id = insert(
-            &mut self.requests,
+        let nodes: Few<_> = state.names.iter().map(|name| self.names.intern(name.as_str())).collect();
+        let id = self.requests.insert(
             Request {
                 ticket,
                 owner: state.owner.map(|(session, seq)| Owner { session, seq }),
                 nodes: nodes.clone(),
                 slots: slots.iter().copied().collect(),
-                kind: state.mode,
-                subtree: state.subtree,
+                kind: mode,
+                subtree,
                 keep_closed_ms,
                 stage,
-                extras: has_extras.then(|| {
-                    Box::new(Extras { value: state.value.clone(), meta: state.meta.clone(), reason, by })
-                }),
+                extras: has_extras
+                    .then(|| Box::new(Extras { value: state.value, meta: state.meta, reason, by })),
             },
+            &self.names,
         );
-        if let Some((session, seq)) = state.owner {
-            let Some(session) = self.sessions.get_mut(&session) else {
-                return refuse(format!("request with ticket {} belongs to no live session", ticket.0));
-            };
-            if session.live.insert(seq, id).is_some() {
-                return refuse(format!("two live requests have seq {seq}"));
-            }
-        }
         self.closing += usize::from(keep_closed_ms > 0 || matches!(stage, Stage::Closed { .. }));
         match stage {
+            Stage::Waiting { .. } => {
+                self.queue(id);
+                return Ok(());
+            }
+            Stage::Held { .. } => {}
             Stage::Revoked { token } => drop(self.revoked.insert(token, id)),
             Stage::Closed { token, .. } => drop(self.closed.insert(token, id)),
-            Stage::Waiting { .. } | Stage::Held { .. } => {}
         }
-        if !is_hold {
-            self.queue(id);
-            return Ok(());
-        }
-        let shared = state.mode == ModeKind::Shared;
+        let shared = mode == ModeKind::Shared;
         for (index, &node) in nodes.as_slice().iter().enumerate() {
-            self.names.here_mut(node).add_hold(id, slots.get(index).copied(), &self.requests);
+            let slot = slots.get(index).copied();
+            let here = self.names.here_mut(node);
+            if slot.is_some_and(|slot| here.is_taken(slot)) {
+                return refuse(format!("request with ticket {} has a permit that is taken", ticket.0));
+            }
+            here.add_hold(id, slot, &self.requests);
             self.names.count_above(node, Counted::Hold { shared }, 1);
         }
         Ok(())
     }
+
+    /// What can be done only once all entries are there.
+    fn complete(&mut self) -> Result<(), SnapshotError> {
+        let tickets = self.requests.iter().map(|(_, request)| request.ticket.0);
+        if let Some(ticket) = first_twice(tickets.collect()) {
+            return refuse(format!("two requests have the ticket {ticket}"));
+        }
+        let tokens = self.requests.iter().filter_map(|(_, request)| request.token());
+        let tokens: Vec<u64> = tokens.map(|token| token.get()).collect();
+        if let Some(token) = tokens.iter().find(|&&token| token > self.last_token) {
+            return refuse(format!("token {token} is above the counter {}", self.last_token));
+        }
+        if let Some(token) = first_twice(tokens) {
+            return refuse(format!("two holds have the token {token}"));
+        }
+        self.give_sessions_their_requests()?;
+        for (_, node) in self.names.all() {
+            let Some(crowd) = node.here.crowd() else { continue };
+            let permits = crowd.holds.of(Class::Permit).len() + crowd.waiting.of(Class::Permit).len();
+            match crowd.limit {
+                None if permits > 0 => {
+                    return refuse(format!("`{}` has permits but no limit", node.name));
+                }
+                Some(Limit { stored: false, .. }) if permits == 0 => {
+                    return refuse(format!("`{}` has an implied limit but no permits", node.name));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Sorted first: a session's requests are then built in one go, densely.
+    fn give_sessions_their_requests(&mut self) -> Result<(), SnapshotError> {
+        let owned = self.requests.iter().filter_map(|(id, request)| Some((request.owner?, id)));
+        let mut owned: Vec<(SessionId, Seq, RequestId)> =
+            owned.map(|(owner, id)| (owner.session, owner.seq, id)).collect();
+        owned.sort_unstable();
+        for own in owned.chunk_by(|a, b| a.0 == b.0) {
+            let Some(&(id, ..)) = own.first() else { continue };
+            let Some(session) = self.sessions.get_mut(id) else {
+                return refuse(format!("session {id} has requests but does not live"));
+            };
+            session.live = own.iter().map(|&(_, seq, request)| (seq, request)).collect();
+            let wrong = |seq: Seq| seq > session.highest || session.kept(seq).is_some();
+            if session.live.len() != own.len() || session.live.keys().any(|&seq| wrong(seq)) {
+                return refuse(format!("the live requests of session {id} have wrong numbers"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a request says is possible for one request.
+fn check_shape(state: &RequestState, last_ticket: u64) -> Result<(), SnapshotError> {
+    let ticket = state.ticket.0;
+    let wrong = |what: &str| refuse(format!("request with ticket {ticket} has {what}"));
+    if ticket == 0 || ticket > last_ticket {
+        return wrong("a ticket above the counter");
+    }
+    // `is_sorted_by` with `<` also finds what is there twice.
+    if state.names.is_empty() || !state.names.is_sorted_by(|a, b| a < b) {
+        return wrong("no names, or not in their order");
+    }
+    let is_covered = |name: &name::LockName| {
+        name::ancestors(name.as_str())
+            .any(|above| state.names.binary_search_by(|other| other.as_str().cmp(above)).is_ok())
+    };
+    if state.subtree && (state.mode == ModeKind::Permit || state.names.iter().any(is_covered)) {
+        return wrong("a subtree that it can't have");
+    }
+    let slots: &[Slot] = match &state.phase {
+        Phase::Waiting { .. } => &[],
+        Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. } => slots,
+    };
+    let is_hold = !matches!(state.phase, Phase::Waiting { .. });
+    let slots_wanted = if is_hold && state.mode == ModeKind::Permit { state.names.len() } else { 0 };
+    if slots.len() != slots_wanted || slots.iter().any(|&slot| slot >= limits::PERMITS_MAX) {
+        return wrong("the wrong permits");
+    }
+    let is_closed = matches!(state.phase, Phase::Closed { .. });
+    if state.owner.is_none() != is_closed {
+        return wrong("the wrong owner");
+    }
+    if is_closed && (state.keep_closed_ms > 0 || !state.value.is_empty() || !state.meta.is_empty()) {
+        return wrong("more than a closed hold keeps");
+    }
+    Ok(())
+}
+
+fn first_twice(mut numbers: Vec<u64>) -> Option<u64> {
+    // Stable sorting, because it is quick where long runs are in order already, and they are.
+    numbers.sort();
+    numbers.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }

@@ -1,10 +1,15 @@
-//! One session: its live requests, and the final answers its client may not have yet (P7).
+//! One session: its live requests, and the final answers its client may not have yet (P7). And all of them: who may
+//! change one, and what a walk is owed for it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
+use super::ahead::{Pen, SessionsAhead};
 use super::request::RequestId;
 use crate::reply::{End, Reply};
-use crate::types::Seq;
+use crate::snapshot::items::put_session;
+use crate::snapshot::{KeptAnswer, SessionState};
+use crate::types::{Seq, SessionId};
 
 pub(super) struct Session {
     pub(super) secret_hash: [u8; 32],
@@ -96,8 +101,109 @@ impl Session {
         self.kept.len()
     }
 
-    /// Every kept answer, by seq.
-    pub(super) fn kept_answers(&self) -> impl Iterator<Item = (Seq, &Reply, Option<Seq>)> {
-        self.kept.iter().map(|(&seq, kept)| (seq, &kept.reply, kept.until))
+    /// Requests that ended without the client's asking, and whose end it has not confirmed yet (R3).
+    pub(super) fn unconfirmed_ends(&self) -> impl Iterator<Item = (Seq, End)> {
+        self.kept.iter().filter_map(|(&seq, kept)| match (&kept.reply, kept.until) {
+            (Reply::Finished(end), None) => Some((seq, *end)),
+            _ => None,
+        })
+    }
+
+    /// The same as plain data, without the live requests: those know their session.
+    pub(super) fn state(&self, id: SessionId) -> SessionState {
+        let kept =
+            |(&seq, kept): (&Seq, &Kept)| KeptAnswer { seq, reply: kept.reply.clone(), until: kept.until };
+        SessionState {
+            id,
+            secret_hash: self.secret_hash,
+            ttl_ms: self.ttl_ms,
+            lock_delay_ms: self.lock_delay_ms,
+            linger_ms: self.linger_ms,
+            label: self.label.clone(),
+            highest: self.highest,
+            done_through: self.done_through,
+            kept: self.kept.iter().map(kept).collect(),
+        }
+    }
+}
+
+/// The live sessions of a table. They are changed only through the methods here, which save the old state for a walk
+/// that is under way.
+#[derive(Default)]
+pub(super) struct Sessions {
+    by_id: BTreeMap<SessionId, Session>,
+    walk: Option<Box<SessionsAhead>>,
+}
+
+impl Sessions {
+    pub(super) fn len(&self) -> usize {
+        self.by_id.len()
+    }
+
+    /// By id.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
+        self.by_id.iter().map(|(&id, session)| (id, session))
+    }
+
+    /// Those with a higher id.
+    pub(super) fn after(&self, id: SessionId) -> impl Iterator<Item = SessionId> {
+        self.by_id.range((Bound::Excluded(id), Bound::Unbounded)).map(|(&id, _)| id)
+    }
+
+    pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
+        self.by_id.get(&id)
+    }
+
+    pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+        self.preserve(id);
+        self.by_id.get_mut(&id)
+    }
+
+    /// Whether it is new. A walk under way knows by its id that it is.
+    pub(super) fn insert(&mut self, id: SessionId, session: Session) -> bool {
+        self.by_id.insert(id, session).is_none()
+    }
+
+    pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
+        self.preserve(id);
+        self.by_id.remove(&id)
+    }
+
+    fn preserve(&mut self, id: SessionId) {
+        if let Some(walk) = &mut self.walk
+            && let Some(session) = self.by_id.get(&id)
+            && walk.note(id)
+        {
+            walk.saved.save(|out| put_session(out, &session.state(id)));
+        }
+    }
+
+    /// Begins a walk; sessions above `last` will be new.
+    pub(super) fn begin_walk(&mut self, last: SessionId) {
+        self.walk = Some(Box::new(SessionsAhead::new(last)));
+    }
+
+    /// Goes on with the walk; whether it has passed them all.
+    pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
+        let Some(walk) = &mut self.walk else { return true };
+        for (&id, session) in self.by_id.range(walk.range()) {
+            if pen.is_spent() {
+                return false;
+            }
+            if walk.pass(id, pen) {
+                pen.put(|out| put_session(out, &session.state(id)));
+            }
+        }
+        walk.pass_all();
+        true
+    }
+
+    /// Writes what was saved; whether that was all.
+    pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
+        self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
+    }
+
+    pub(super) fn end_walk(&mut self) {
+        self.walk = None;
     }
 }

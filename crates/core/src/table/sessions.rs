@@ -27,7 +27,7 @@ impl Table {
 
     /// Ends a session and all its requests. Lock-delay applies only if it `expired` (S3).
     pub(super) fn end_session(&mut self, id: SessionId, expired: bool, out: &mut Effects) -> Reply {
-        let Some(session) = self.sessions.remove(&id) else { return Reply::SessionGone };
+        let Some(session) = self.sessions.remove(id) else { return Reply::SessionGone };
         self.by_secret.remove(&session.secret_hash);
         out.push(Effect::SessionEnded { session: id });
         let delay_ms = if expired { session.lock_delay_ms } else { 0 };

@@ -11,7 +11,7 @@ use super::session_file::Tag;
 use crate::time::BootInstant;
 
 /// Raised with every change of a record's layout.
-const FORMAT: u8 = 1;
+const FORMAT: u8 = 2;
 /// What is known of a hold beside the table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Note {

@@ -1,0 +1,320 @@
+//! The stream that a snapshot is stored and sent as: a header, one item for each session, request and limit, and an
+//! end. Also its digest.
+//!
+//! An item is its length (varint), a tag, and its parts; so a stream can be cut anywhere and put together again, and
+//! be read without being held whole. The header comes first and the end last; what lies between may come in any order,
+//! because a walk writes what it finds as it finds it (`table/walk.rs`), while [`Snapshot::encode`] sorts. Whoever
+//! reads puts things in order by their own numbers: tickets, ids, names.
+//!
+//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item, tag and header
+//! included. Nodes in the same state lay their entries out differently in memory, as their histories of restarts
+//! differ; a walk on each must still show that the states are equal. A sum, not an exclusive or: what is there twice
+//! doesn't cancel out. It finds damage and nodes that have parted, by accident; it is no defence against somebody who
+//! computes items to fit. The end carries it, so that a stream that lost something anywhere is refused (P10).
+
+use std::ops::AddAssign;
+
+use unsigned_varint::{decode, encode};
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::codec::{Reader, Writer};
+use super::view::RequestView;
+use super::{LimitState, RequestState, SessionState, Snapshot};
+use crate::table::SnapshotError;
+
+/// Raised with every change of an item's layout.
+const FORMAT: u64 = 2;
+/// Longest item that is read, in bytes: no reader keeps more than this of a stream that it can't use yet. A session
+/// that was told of the end of all its requests (2^20) and has confirmed none is less than half of it.
+const ITEM_BYTES_MAX: u64 = 1 << 26;
+
+const HEADER: u8 = 0;
+const SESSION: u8 = 1;
+const REQUEST: u8 = 2;
+const LIMIT: u8 = 3;
+const END: u8 = 4;
+
+/// The counters of a table.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Header {
+    pub(crate) rules: u32,
+    pub(crate) last_token: u64,
+    pub(crate) last_ticket: u64,
+    pub(crate) last_session: u64,
+}
+
+/// The digest of the items so far.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Digest(pub(crate) u128);
+
+impl AddAssign for Digest {
+    fn add_assign(&mut self, other: Self) {
+        self.0 = self.0.wrapping_add(other.0);
+    }
+}
+
+/// Appends one item. The length comes to stand before what it counts, which is moved only where it takes more than
+/// one byte.
+fn put(out: &mut Vec<u8>, tag: u8, parts: impl FnOnce(&mut Writer<'_>)) -> Digest {
+    let at = out.len();
+    out.extend_from_slice(&[0, tag]);
+    parts(&mut Writer::new(out));
+    let digest = Digest(xxh3_128(&out[at + 1..]));
+    let mut buffer = encode::usize_buffer();
+    let length = encode::usize(out.len() - at - 1, &mut buffer);
+    out[at] = length[0];
+    if length.len() > 1 {
+        out.splice(at + 1..at + 1, length[1..].iter().copied());
+    }
+    digest
+}
+
+pub(crate) fn put_header(out: &mut Vec<u8>, header: &Header) -> Digest {
+    put(out, HEADER, |w| {
+        w.number(FORMAT);
+        w.number(u64::from(header.rules));
+        w.number(header.last_token);
+        w.number(header.last_ticket);
+        w.number(header.last_session);
+    })
+}
+
+pub(crate) fn put_session(out: &mut Vec<u8>, session: &SessionState) -> Digest {
+    put(out, SESSION, |w| w.session(session))
+}
+
+pub(crate) fn put_request<'a>(
+    out: &mut Vec<u8>,
+    request: RequestView<'a, impl ExactSizeIterator<Item = &'a str>>,
+) -> Digest {
+    put(out, REQUEST, |w| w.request(request))
+}
+
+pub(crate) fn put_limit(out: &mut Vec<u8>, name: &str, limit: u32, stored: bool) -> Digest {
+    put(out, LIMIT, |w| {
+        w.bytes(name.as_bytes());
+        w.number(u64::from(limit));
+        w.flag(stored);
+    })
+}
+
+/// Ends a stream. The end is not part of the digest that it carries.
+pub(crate) fn put_end(out: &mut Vec<u8>, digest: Digest) {
+    let _of_the_end = put(out, END, |w| w.raw(&digest.0.to_le_bytes()));
+}
+
+impl Snapshot {
+    pub(crate) fn header(&self) -> Header {
+        Header {
+            rules: self.rules,
+            last_token: self.last_token,
+            last_ticket: self.last_ticket,
+            last_session: self.last_session,
+        }
+    }
+
+    /// The stream in canonical order: equal tables have equal bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        let digest = self.put_items(&mut out);
+        put_end(&mut out, digest);
+        out
+    }
+
+    /// A fingerprint: equal tables have equal digests, on every machine and whatever the order of their items.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        self.put_items(&mut Vec::new()).0
+    }
+
+    fn put_items(&self, out: &mut Vec<u8>) -> Digest {
+        let mut digest = put_header(out, &self.header());
+        for session in &self.sessions {
+            digest += put_session(out, session);
+        }
+        for request in &self.requests {
+            digest += put_request(out, request.view());
+        }
+        for limit in &self.limits {
+            digest += put_limit(out, limit.name.as_str(), limit.limit, limit.stored);
+        }
+        digest
+    }
+
+    /// Reads a whole stream, in whatever order its items come.
+    ///
+    /// # Errors
+    /// [`SnapshotError`] for anything that is not one; never panics, never allocates more than the input's size asks
+    /// for.
+    pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
+        let mut snapshot = Self::default();
+        let mut stream = StreamReader::default();
+        stream.push(bytes, |item| {
+            match item {
+                Item::Header(header) => {
+                    snapshot.rules = header.rules;
+                    snapshot.last_token = header.last_token;
+                    snapshot.last_ticket = header.last_ticket;
+                    snapshot.last_session = header.last_session;
+                }
+                Item::Session(session) => snapshot.sessions.push(session),
+                Item::Request(request) => snapshot.requests.push(request),
+                Item::Limit(limit) => snapshot.limits.push(limit),
+            }
+            Ok(())
+        })?;
+        stream.finish()?;
+        snapshot.sessions.sort_by_key(|session| session.id);
+        snapshot.requests.sort_by_key(|request| request.ticket);
+        snapshot.limits.sort_by(|a, b| a.name.cmp(&b.name));
+        let twice = snapshot.sessions.windows(2).any(|pair| pair[0].id == pair[1].id)
+            || snapshot.requests.windows(2).any(|pair| pair[0].ticket == pair[1].ticket)
+            || snapshot.limits.windows(2).any(|pair| pair[0].name == pair[1].name);
+        if twice { refuse("a session, ticket or limit appears twice") } else { Ok(snapshot) }
+    }
+}
+
+/// What a stream says, but for its end.
+pub(crate) enum Item {
+    Header(Header),
+    Session(SessionState),
+    Request(RequestState),
+    Limit(LimitState),
+}
+
+fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
+    Err(SnapshotError(why.into()))
+}
+
+/// Reads a stream piece by piece, cut anywhere. Keeps no more of it than one item.
+#[derive(Default)]
+pub(crate) struct StreamReader {
+    /// The beginning of an item whose rest has not come yet, with its length.
+    begun: Vec<u8>,
+    digest: Digest,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum State {
+    #[default]
+    BeforeHeader,
+    Items,
+    Ended,
+}
+
+impl StreamReader {
+    /// Takes the next bytes and hands on the items that are whole by now.
+    pub(crate) fn push(
+        &mut self,
+        mut bytes: &[u8],
+        mut each: impl FnMut(Item) -> Result<(), SnapshotError>,
+    ) -> Result<(), SnapshotError> {
+        while !self.begun.is_empty() && !bytes.is_empty() {
+            // Just so many as the begun item lacks: its length first, a byte at a time.
+            let lacking = match item_end(&self.begun)? {
+                Some((_, end)) => end - self.begun.len(),
+                None => 1,
+            };
+            let (head, rest) = bytes.split_at(lacking.min(bytes.len()));
+            self.begun.extend_from_slice(head);
+            bytes = rest;
+            if let Some((start, end)) = item_end(&self.begun)?
+                && end == self.begun.len()
+            {
+                let begun = std::mem::take(&mut self.begun);
+                self.item(&begun[start..], &mut each)?;
+            }
+        }
+        while let Some((start, end)) = item_end(bytes)?
+            && end <= bytes.len()
+        {
+            self.item(&bytes[start..end], &mut each)?;
+            bytes = &bytes[end..];
+        }
+        self.begun.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn item(
+        &mut self,
+        bytes: &[u8],
+        each: &mut impl FnMut(Item) -> Result<(), SnapshotError>,
+    ) -> Result<(), SnapshotError> {
+        let mut r = Reader::new(bytes);
+        let item = match (self.state, r.u8()?) {
+            (State::BeforeHeader, HEADER) => {
+                self.state = State::Items;
+                Item::Header(header(&mut r)?)
+            }
+            (State::BeforeHeader, _) => {
+                return refuse(format!(
+                    "it does not begin with a header; this program reads format {FORMAT}, which nothing older wrote"
+                ));
+            }
+            (State::Items, SESSION) => Item::Session(r.session()?),
+            (State::Items, REQUEST) => Item::Request(r.request()?),
+            (State::Items, LIMIT) => {
+                Item::Limit(LimitState { name: r.name()?, limit: r.narrow()?, stored: r.flag()? })
+            }
+            (State::Items, END) => {
+                let digest = u128::from_le_bytes(r.array()?);
+                r.end()?;
+                self.state = State::Ended;
+                return if digest == self.digest.0 {
+                    Ok(())
+                } else {
+                    refuse(format!(
+                        "its digest is {:032x}, its end says {digest:032x}: it was damaged",
+                        self.digest.0
+                    ))
+                };
+            }
+            (State::Items, tag) => return refuse(format!("no item has the tag {tag} there")),
+            (State::Ended, _) => return refuse("it goes on after its end"),
+        };
+        r.end()?;
+        self.digest += Digest(xxh3_128(bytes));
+        each(item)
+    }
+
+    /// The digest, once the end was read and agrees with it.
+    pub(crate) fn finish(&self) -> Result<u128, SnapshotError> {
+        match self.state {
+            State::Ended if self.begun.is_empty() => Ok(self.digest.0),
+            State::Ended => refuse("it goes on after its end"),
+            State::BeforeHeader | State::Items => refuse("it stops before its end: the rest is missing"),
+        }
+    }
+}
+
+fn header(r: &mut Reader<'_>) -> Result<Header, SnapshotError> {
+    let format = r.number()?;
+    if format != FORMAT {
+        return refuse(format!("its format is {format}, this program reads {FORMAT}"));
+    }
+    Ok(Header {
+        rules: r.narrow()?,
+        last_token: r.number()?,
+        last_ticket: r.number()?,
+        last_session: r.number()?,
+    })
+}
+
+/// Where the first item of these bytes begins behind its length, and where it ends; `None` while too few are there
+/// to tell.
+fn item_end(bytes: &[u8]) -> Result<Option<(usize, usize)>, SnapshotError> {
+    match decode::u64(bytes) {
+        Ok((0, _)) => refuse("an item is empty"),
+        Ok((length, _)) if length > ITEM_BYTES_MAX => {
+            refuse(format!("an item has {length} bytes, at most {ITEM_BYTES_MAX} are possible"))
+        }
+        Ok((length, rest)) => {
+            let start = bytes.len() - rest.len();
+            Ok(Some((start, start + length as usize)))
+        }
+        Err(decode::Error::Insufficient) => Ok(None),
+        Err(why) => refuse(format!("the length of an item is malformed: {why}")),
+    }
+}

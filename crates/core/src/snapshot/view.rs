@@ -1,0 +1,75 @@
+//! A request as its bytes see it, wherever it lies: as plain data in a snapshot, or in the table.
+//!
+//! Borrows everything, so that a walk over a million requests allocates nothing for them; and the one place where the
+//! parts of a request are listed, so that both forms have the same bytes.
+
+use super::{Phase, RequestState};
+use crate::name::LockName;
+use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
+
+pub(crate) struct RequestView<'a, N> {
+    pub(crate) ticket: Ticket,
+    pub(crate) owner: Option<(SessionId, Seq)>,
+    pub(crate) names: N,
+    pub(crate) mode: ModeKind,
+    pub(crate) subtree: bool,
+    pub(crate) keep_closed_ms: u64,
+    pub(crate) value: &'a [u8],
+    pub(crate) meta: &'a [u8],
+    pub(crate) phase: PhaseView<'a>,
+}
+
+/// [`Phase`], borrowed.
+pub(crate) enum PhaseView<'a> {
+    Waiting { at_most_ms: Option<u64> },
+    Held { token: Token, slots: &'a [Slot] },
+    Revoked { token: Token, slots: &'a [Slot], reason: &'a str, by: &'a str },
+    Closed { token: Token, slots: &'a [Slot], ms: u64 },
+}
+
+impl RequestState {
+    pub(crate) fn view(&self) -> RequestView<'_, impl ExactSizeIterator<Item = &str>> {
+        RequestView {
+            ticket: self.ticket,
+            owner: self.owner,
+            names: self.names.iter().map(LockName::as_str),
+            mode: self.mode,
+            subtree: self.subtree,
+            keep_closed_ms: self.keep_closed_ms,
+            value: &self.value,
+            meta: &self.meta,
+            phase: match &self.phase {
+                &Phase::Waiting { at_most_ms } => PhaseView::Waiting { at_most_ms },
+                Phase::Held { token, slots } => PhaseView::Held { token: *token, slots },
+                Phase::Revoked { token, slots, reason, by } => {
+                    PhaseView::Revoked { token: *token, slots, reason, by }
+                }
+                Phase::Closed { token, slots, ms } => PhaseView::Closed { token: *token, slots, ms: *ms },
+            },
+        }
+    }
+}
+
+impl<'a, N: Iterator<Item = &'a str>> RequestView<'a, N> {
+    /// The same as plain data.
+    pub(crate) fn into_state(self) -> RequestState {
+        RequestState {
+            ticket: self.ticket,
+            owner: self.owner,
+            names: self.names.map(LockName::trusted).collect(),
+            mode: self.mode,
+            subtree: self.subtree,
+            keep_closed_ms: self.keep_closed_ms,
+            value: self.value.into(),
+            meta: self.meta.into(),
+            phase: match self.phase {
+                PhaseView::Waiting { at_most_ms } => Phase::Waiting { at_most_ms },
+                PhaseView::Held { token, slots } => Phase::Held { token, slots: slots.to_vec() },
+                PhaseView::Revoked { token, slots, reason, by } => {
+                    Phase::Revoked { token, slots: slots.to_vec(), reason: reason.into(), by: by.into() }
+                }
+                PhaseView::Closed { token, slots, ms } => Phase::Closed { token, slots: slots.to_vec(), ms },
+            },
+        }
+    }
+}

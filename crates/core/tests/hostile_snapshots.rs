@@ -1,0 +1,471 @@
+//! A snapshot that was damaged, cut, or made up is refused with words: no panic, and no more memory than its size
+//! accounts for (P10).
+//!
+//! Two kinds: bytes that were changed, where the digest in the end gives most away; and well-formed streams that
+//! contradict themselves, where only the checks of restore do. What is let through must be a table that works.
+
+#[allow(dead_code, reason = "only steps that change a table are of use here")]
+mod random_steps;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use lockkeeper_core::snapshot::{LimitState, Phase, RequestState};
+use lockkeeper_core::{
+    Acquire, Command, Effects, IfBusy, LockName, Mode, ModeKind, OpenSession, Restorer, Seq, SessionId,
+    Snapshot, SnapshotError, Table, Ticket, Token, invariants,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::Index;
+use proptest::test_runner::FileFailurePersistence;
+
+/// The system's allocator, which remembers the largest request of each thread.
+struct Watching;
+
+thread_local! {
+    static LARGEST: Cell<usize> = const { Cell::new(0) };
+}
+
+fn saw(size: usize) {
+    // A thread that is ending has no cell any more; nothing is measured there.
+    let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(size)));
+}
+
+// SAFETY: every call is handed to the system's allocator unchanged; the cell beside it allocates nothing.
+unsafe impl GlobalAlloc for Watching {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        saw(layout.size());
+        // SAFETY: the caller keeps the contract of `alloc`, which is the system's too.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: `pointer` came from `alloc` above, with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        saw(size);
+        // SAFETY: `pointer` came from `alloc` above, with this layout, and the caller vouches for `size`.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watching = Watching;
+
+fn config(cases: u32) -> ProptestConfig {
+    let mut config = ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "tests/hostile_snapshots.regressions",
+        ))),
+        ..ProptestConfig::default()
+    };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = cases;
+    }
+    config
+}
+
+/// Any state that a history leads to.
+fn some_snapshot() -> impl Strategy<Value = Snapshot> {
+    let plain = vec(random_steps::step(), 1..60);
+    let crowded = vec(random_steps::crowding_step(), 1..60);
+    prop_oneof![plain, crowded].prop_map(|steps| {
+        let mut table = Table::new(1);
+        let mut history = Vec::new();
+        for step in random_steps::openings().chain(steps) {
+            if let Some(command) = random_steps::command(step, &table.snapshot(), &history) {
+                let _ = table.apply(command.clone(), &mut Effects::new());
+                history.push(command);
+            }
+        }
+        table.snapshot()
+    })
+}
+
+/// Reads a stream in pieces, and watches the memory that takes.
+fn restore(bytes: &[u8], cut: usize) -> Result<Table, SnapshotError> {
+    LARGEST.set(0);
+    let mut restorer = Restorer::new(1);
+    let pushed = bytes.chunks(cut).try_for_each(|piece| restorer.push(piece));
+    let result = restorer.finish();
+    if let Err(why) = pushed {
+        assert_eq!(result.as_ref().err(), Some(&why), "a restorer that has failed stays so");
+    }
+    let _ = Snapshot::decode(bytes);
+    // A byte of input may stand for a small element of a list; slabs begin with room for a few; a permit's number
+    // takes up to 8 KiB.
+    let bound = 64 * bytes.len() + (1 << 14);
+    assert!(LARGEST.get() <= bound, "{} bytes asked for at once, for {}", LARGEST.get(), bytes.len());
+    result
+}
+
+#[derive(Clone, Debug)]
+enum Damage {
+    Cut(Index),
+    Flip(Index, u8),
+    Insert(Index, Vec<u8>),
+    Remove(Index, usize),
+    Repeat(Index, usize),
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let at = any::<Index>;
+    prop_oneof![
+        at().prop_map(Damage::Cut),
+        (at(), 1..=255_u8).prop_map(|(at, bits)| Damage::Flip(at, bits)),
+        (at(), vec(any::<u8>(), 1..12)).prop_map(|(at, bytes)| Damage::Insert(at, bytes)),
+        (at(), 1..80_usize).prop_map(|(at, count)| Damage::Remove(at, count)),
+        (at(), 1..80_usize).prop_map(|(at, count)| Damage::Repeat(at, count)),
+    ]
+}
+
+fn harm(bytes: &mut Vec<u8>, damage: Damage) {
+    if bytes.is_empty() {
+        return;
+    }
+    let range = |at: Index, count: usize, length: usize| {
+        let at = at.index(length);
+        at..(at + count).min(length)
+    };
+    match damage {
+        Damage::Cut(at) => bytes.truncate(at.index(bytes.len())),
+        Damage::Flip(at, bits) => {
+            let at = at.index(bytes.len());
+            bytes[at] ^= bits;
+        }
+        Damage::Insert(at, more) => {
+            let at = at.index(bytes.len());
+            bytes.splice(at..at, more);
+        }
+        Damage::Remove(at, count) => drop(bytes.drain(range(at, count, bytes.len()))),
+        Damage::Repeat(at, count) => {
+            let again = bytes[range(at, count, bytes.len())].to_vec();
+            let at = at.index(bytes.len());
+            bytes.splice(at..at, again);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(4_000))]
+
+    #[test]
+    fn damaged_bytes_are_refused(
+        snapshot in some_snapshot(),
+        damages in vec(damage(), 1..4),
+        cut in 1..100_usize,
+    ) {
+        let good = snapshot.encode();
+        let mut bad = good.clone();
+        damages.into_iter().for_each(|damage| harm(&mut bad, damage));
+        let result = restore(&bad, cut);
+        // Two damages may undo each other, or swap two whole items.
+        if let Ok(table) = result {
+            prop_assert_eq!(table.snapshot(), snapshot);
+        }
+    }
+
+    #[test]
+    fn any_bytes_at_all_are_refused(bytes in vec(any::<u8>(), 0..400), cut in 1..100_usize) {
+        prop_assert!(restore(&bytes, cut).is_err());
+    }
+}
+
+/// One thing changed to what is there elsewhere, or to an end of its range.
+#[derive(Clone, Debug)]
+enum Lie {
+    Counter(u8, u64),
+    Ticket(Index, Index),
+    Token(Index, u64),
+    SameToken(Index, Index),
+    Owner(Index, u64, u64),
+    Mode(Index, u8),
+    Subtree(Index),
+    Names(Index, Index),
+    Slot(Index, u32),
+    ForgetSession(Index),
+    ForgetLimit(Index),
+    Limit(Index, u32),
+    Stored(Index),
+    Kept(Index, u64),
+    Until(Index, u64),
+    Done(Index, u64),
+    KeepClosed(Index, u64),
+    Twice(Index, u8),
+}
+
+fn lie() -> impl Strategy<Value = Lie> {
+    let at = any::<Index>;
+    let number = || prop_oneof![0..12_u64, Just(1 << 53), Just(u64::MAX)];
+    let slot = prop_oneof![0..4_u32, Just(65_536), Just(u32::MAX)];
+    prop_oneof![
+        (0..4_u8, number()).prop_map(|(which, to)| Lie::Counter(which, to)),
+        (at(), at()).prop_map(|(a, b)| Lie::Ticket(a, b)),
+        (at(), number()).prop_map(|(at, to)| Lie::Token(at, to)),
+        (at(), at()).prop_map(|(a, b)| Lie::SameToken(a, b)),
+        (at(), number(), number()).prop_map(|(at, session, seq)| Lie::Owner(at, session, seq)),
+        (at(), 0..3_u8).prop_map(|(at, mode)| Lie::Mode(at, mode)),
+        at().prop_map(Lie::Subtree),
+        (at(), at()).prop_map(|(a, b)| Lie::Names(a, b)),
+        (at(), slot).prop_map(|(at, slot)| Lie::Slot(at, slot)),
+        at().prop_map(Lie::ForgetSession),
+        at().prop_map(Lie::ForgetLimit),
+        (at(), prop_oneof![0..3_u32, Just(65_537)]).prop_map(|(at, to)| Lie::Limit(at, to)),
+        at().prop_map(Lie::Stored),
+        (at(), number()).prop_map(|(at, to)| Lie::Kept(at, to)),
+        (at(), number()).prop_map(|(at, to)| Lie::Until(at, to)),
+        (at(), number()).prop_map(|(at, to)| Lie::Done(at, to)),
+        (at(), number()).prop_map(|(at, to)| Lie::KeepClosed(at, to)),
+        (at(), 0..3_u8).prop_map(|(at, what)| Lie::Twice(at, what)),
+    ]
+}
+
+fn pick<T>(list: &mut [T], at: Index) -> Option<&mut T> {
+    if list.is_empty() { None } else { Some(&mut list[at.index(list.len())]) }
+}
+
+fn token_of(request: &mut RequestState) -> Option<(&mut Token, &mut Vec<u32>)> {
+    match &mut request.phase {
+        Phase::Waiting { .. } => None,
+        Phase::Held { token, slots }
+        | Phase::Revoked { token, slots, .. }
+        | Phase::Closed { token, slots, .. } => Some((token, slots)),
+    }
+}
+
+/// Tells the lie, if there is something that it can be told of.
+fn tell(snapshot: &mut Snapshot, lie: Lie) -> Option<()> {
+    let Snapshot { rules, last_token, last_ticket, last_session, sessions, requests, limits } = snapshot;
+    match lie {
+        Lie::Counter(0, to) => *rules = to as u32,
+        Lie::Counter(1, to) => *last_token = to,
+        Lie::Counter(2, to) => *last_ticket = to,
+        Lie::Counter(_, to) => *last_session = to,
+        Lie::Ticket(a, b) => {
+            let Ticket(other) = pick(requests, b)?.ticket;
+            pick(requests, a)?.ticket = Ticket(other);
+        }
+        Lie::Token(at, to) => *token_of(pick(requests, at)?)?.0 = Token::new(to)?,
+        Lie::SameToken(a, b) => {
+            let other = *token_of(pick(requests, b)?)?.0;
+            *token_of(pick(requests, a)?)?.0 = other;
+        }
+        Lie::Owner(at, 0, _) => pick(requests, at)?.owner = None,
+        Lie::Owner(at, session, seq) => pick(requests, at)?.owner = Some((SessionId(session), Seq(seq))),
+        Lie::Mode(at, mode) => {
+            let modes = [ModeKind::Exclusive, ModeKind::Shared, ModeKind::Permit];
+            pick(requests, at)?.mode = modes[usize::from(mode)];
+        }
+        Lie::Subtree(at) => pick(requests, at)?.subtree ^= true,
+        Lie::Names(a, b) => {
+            let more = pick(requests, b)?.names.clone();
+            pick(requests, a)?.names.extend(more);
+        }
+        Lie::Slot(at, to) => {
+            let (_, slots) = token_of(pick(requests, at)?)?;
+            match slots.first_mut() {
+                Some(slot) => *slot = to,
+                None => slots.push(to),
+            }
+        }
+        Lie::ForgetSession(at) if !sessions.is_empty() => drop(sessions.remove(at.index(sessions.len()))),
+        Lie::ForgetLimit(at) if !limits.is_empty() => drop(limits.remove(at.index(limits.len()))),
+        Lie::ForgetSession(_) | Lie::ForgetLimit(_) => return None,
+        Lie::Limit(at, to) => pick(limits, at)?.limit = to,
+        Lie::Stored(at) => pick(limits, at)?.stored ^= true,
+        Lie::Kept(at, to) => pick(&mut pick(sessions, at)?.kept, at)?.seq = Seq(to),
+        Lie::Until(at, to) => pick(&mut pick(sessions, at)?.kept, at)?.until = Some(Seq(to)),
+        Lie::Done(at, to) => pick(sessions, at)?.done_through = Seq(to),
+        Lie::KeepClosed(at, to) => pick(requests, at)?.keep_closed_ms = to,
+        Lie::Twice(at, 0) => {
+            let again = pick(sessions, at)?.clone();
+            sessions.push(again);
+        }
+        Lie::Twice(at, 1) => {
+            let again = pick(requests, at)?.clone();
+            requests.push(again);
+        }
+        Lie::Twice(at, _) => {
+            let again = pick(limits, at)?.clone();
+            limits.push(again);
+        }
+    }
+    Some(())
+}
+
+/// Ends everything there is. Nothing may be left, and nothing may panic on the way.
+fn empty(table: &mut Table) {
+    let sessions: Vec<SessionId> = table.sessions().map(|session| session.id).collect();
+    for session in sessions {
+        let _ = table.apply(Command::CloseSession { session }, &mut Effects::new());
+    }
+    for mut request in table.snapshot().requests {
+        if let Some((&mut token, _)) = token_of(&mut request) {
+            let _ = table.apply(Command::EndDelay { token }, &mut Effects::new());
+        }
+    }
+    assert_eq!(table.request_count(), 0);
+}
+
+proptest! {
+    #![proptest_config(config(8_000))]
+
+    #[test]
+    fn what_contradicts_itself_is_refused_and_the_rest_is_a_table(
+        snapshot in some_snapshot(),
+        lies in vec(lie(), 1..3),
+        cut in 1..100_usize,
+    ) {
+        let mut told = snapshot;
+        for lie in lies {
+            let _ = tell(&mut told, lie);
+        }
+        let restored = restore(&told.encode(), cut);
+        let at_once = Table::restore(&told, 1);
+        prop_assert_eq!(restored.as_ref().err().is_some(), at_once.err().is_some());
+        if let Ok(mut table) = restored {
+            prop_assert_eq!(table.snapshot().encode(), Snapshot::decode(&told.encode()).unwrap().encode());
+            invariants::index(&table).map_err(TestCaseError::fail)?;
+            invariants::p2_tokens(&table.snapshot()).map_err(TestCaseError::fail)?;
+            invariants::p7_answers(&table.snapshot()).map_err(TestCaseError::fail)?;
+            empty(&mut table);
+        }
+    }
+}
+
+/// A session with a kept answer, two permits of two, a waiter for a third, and a closed hold.
+fn full() -> Snapshot {
+    let mut table = Table::new(1);
+    let steps = [
+        Command::OpenSession(OpenSession {
+            secret_hash: [1; 32],
+            ttl_ms: 10_000,
+            lock_delay_ms: 0,
+            linger_ms: 0,
+            label: "".into(),
+        }),
+        acquire(1, "p", Mode::Permit { of: Some(2) }, 0),
+        acquire(2, "p", Mode::Permit { of: Some(2) }, 0),
+        acquire(3, "p", Mode::Permit { of: None }, 0),
+        acquire(4, "e", Mode::Exclusive, 5000),
+        Command::Finish { session: SessionId(1), seq: Seq(5), target: Seq(4), done_through: Seq(0) },
+        acquire(6, "s", Mode::Shared, 0),
+    ];
+    for command in steps {
+        let _ = table.apply(command, &mut Effects::new());
+    }
+    let snapshot = table.snapshot();
+    assert_eq!((snapshot.requests.len(), snapshot.sessions[0].kept.len()), (5, 1), "{snapshot:?}");
+    snapshot
+}
+
+fn acquire(seq: u64, name: &str, mode: Mode, keep_closed_ms: u64) -> Command {
+    Command::Acquire(Acquire {
+        session: SessionId(1),
+        seq: Seq(seq),
+        done_through: Seq(0),
+        names: vec![LockName::parse(name).expect("a legal name")],
+        mode,
+        subtree: false,
+        if_busy: IfBusy::Wait { at_most_ms: None },
+        keep_closed_ms,
+        value: Box::default(),
+        meta: Box::default(),
+    })
+}
+
+/// One contradiction at a time, and the words for it.
+#[test]
+fn every_contradiction_is_named() {
+    type Change = fn(&mut Snapshot);
+    let cases: [(Change, &str); 23] = [
+        (|s| s.rules = 2, "rules version 2"),
+        (|s| s.last_token = 1 << 53, "a counter is too high"),
+        (|s| s.last_ticket = u64::MAX, "a counter is too high"),
+        (|s| s.last_session = u64::MAX, "a counter is too high"),
+        (|s| s.last_session = 0, "session s1 is above the counter 0"),
+        (|s| s.last_ticket = 1, "a ticket above the counter"),
+        (|s| s.last_token = 1, "is above the counter 1"),
+        (|s| s.sessions[0].done_through = Seq(9), "confirmed more than was seen"),
+        (|s| s.sessions[0].done_through = Seq(5), "keeps an answer to 4 out of place"),
+        (|s| s.sessions[0].kept[0].seq = Seq(7), "keeps an answer to 7 out of place"),
+        (|s| s.sessions[0].kept[0].seq = Seq(2), "the live requests of session s1 have wrong numbers"),
+        (|s| s.requests[4].owner = Some((SessionId(1), Seq(7))), "have wrong numbers"),
+        (|s| s.requests[1].owner = Some((SessionId(1), Seq(1))), "have wrong numbers"),
+        (|s| s.requests[4].owner = Some((SessionId(2), Seq(1))), "session s2 has requests but does not live"),
+        (|s| s.requests[4].owner = None, "the wrong owner"),
+        (|s| s.requests[3].value = b"v"[..].into(), "more than a closed hold keeps"),
+        (|s| s.requests[0].subtree = true, "a subtree that it can't have"),
+        (|s| s.requests[0].names.clear(), "no names"),
+        (|s| s.limits.clear(), "`p` has permits but no limit"),
+        (|s| s.limits[0].limit = 0, "`p` has the limit 0"),
+        (|s| s.limits[0].name = LockName::parse("s").expect("legal"), "`p` has permits but no limit"),
+        (
+            |s| {
+                let spare = LockName::parse("spare").expect("legal");
+                s.limits.push(LimitState { name: spare, limit: 2, stored: false });
+            },
+            "`spare` has an implied limit but no permits",
+        ),
+        (
+            |s| {
+                let mut again = s.sessions[0].clone();
+                (again.id, s.last_session) = (SessionId(2), 2);
+                s.sessions.push(again);
+            },
+            "session s2 or its secret appears twice",
+        ),
+    ];
+    for (change, words) in cases {
+        refused(change, words);
+    }
+    // What two holds can't both have.
+    let token =
+        |s: &mut Snapshot, at: usize, to: Token| *token_of(&mut s.requests[at]).expect("a hold").0 = to;
+    refused(|s| token(s, 1, Token::MIN), "two holds have the token 1");
+    let slots = |s: &mut Snapshot, to: Vec<u32>| *token_of(&mut s.requests[1]).expect("a hold").1 = to;
+    refused(|s| slots(s, vec![0]), "has a permit that is taken");
+    refused(|s| slots(s, vec![65_536]), "the wrong permits");
+    refused(|s| slots(s, vec![]), "the wrong permits");
+    // In a stream even what `decode` would find first.
+    let mut stream = full();
+    stream.requests[1].ticket = stream.requests[0].ticket;
+    let error = restore(&stream.encode(), 10).err().expect("a ticket is there twice").to_string();
+    assert!(error.contains("two requests have the ticket 1"), "{error}");
+    let mut stream = full();
+    stream.limits.push(stream.limits[0].clone());
+    let error = restore(&stream.encode(), 10).err().expect("a limit is there twice").to_string();
+    assert!(error.contains("`p` has two limits"), "{error}");
+}
+
+fn refused(change: impl Fn(&mut Snapshot), words: &str) {
+    let mut snapshot = full();
+    change(&mut snapshot);
+    for result in [restore(&snapshot.encode(), 10), Table::restore(&snapshot, 1)] {
+        match result {
+            Ok(_) => panic!("not refused: {words}"),
+            Err(why) => assert!(why.to_string().contains(words), "{why}, not: {words}"),
+        }
+    }
+}
+
+#[test]
+fn a_length_that_nothing_can_have_is_refused_before_its_bytes_come() {
+    let mut restorer = Restorer::new(1);
+    // 2^35 − 1 as a varint.
+    let error = restorer.push(&[0xff, 0xff, 0xff, 0xff, 0x7f]).unwrap_err();
+    assert!(error.to_string().contains("an item has 34359738367 bytes"), "{error}");
+}
+
+/// The length of an item, then a header with the old format's number.
+#[test]
+fn another_format_is_refused_by_its_number() {
+    let error = Snapshot::decode(&[6, 0, 1, 1, 0, 0, 0]).unwrap_err();
+    assert!(error.to_string().contains("its format is 1, this program reads 2"), "{error}");
+    // What format 1 began with: its number, the version of the rules.
+    let error = Snapshot::decode(&[1, 1, 0, 0, 0, 0, 0, 0]).unwrap_err();
+    assert!(error.to_string().contains("this program reads format 2"), "{error}");
+}

@@ -1,0 +1,332 @@
+//! A snapshot in pieces is the table as it was when its walk began, whatever was applied in between; and the walk
+//! disturbs nothing.
+//!
+//! Random commands and pieces in turns, on a table and a twin that is never walked over. What the walk wrote is
+//! restored, compared with the snapshot that was taken at once when the walk began, and given all commands that came
+//! since: it must become what the walked table is.
+
+mod random_steps;
+
+use lockkeeper_core::{
+    Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Restorer, Seq, SessionId, Snapshot,
+    Table, WalkState, WalkUnderWay, invariants,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+
+use random_steps::Step;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Step(Step),
+    Begin,
+    Piece(usize),
+    Abandon,
+}
+
+/// Pieces are small and rare, so that most of the table changes while a walk is under way.
+fn act(step: impl Strategy<Value = Step>) -> impl Strategy<Value = Act> {
+    prop_oneof![
+        60 => step.prop_map(Act::Step),
+        10 => Just(Act::Begin),
+        29 => (0..4_usize).prop_map(Act::Piece),
+        1 => Just(Act::Abandon),
+    ]
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    let mut config = ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/walks.regressions"))),
+        ..ProptestConfig::default()
+    };
+    if std::env::var_os("PROPTEST_CASES").is_none() {
+        config.cases = cases;
+    }
+    config
+}
+
+/// A walk under way, and what it must come to.
+struct Walk {
+    expected: Snapshot,
+    stream: Vec<u8>,
+    since: Vec<Command>,
+}
+
+struct World {
+    table: Table,
+    twin: Table,
+    now: Snapshot,
+    history: Vec<Command>,
+    walk: Option<Walk>,
+    /// In how large pieces a stream is read back.
+    cut: usize,
+    walks_done: usize,
+}
+
+impl World {
+    fn new(cut: usize) -> Self {
+        let (table, twin) = (Table::new(1), Table::new(2));
+        let now = table.snapshot();
+        Self { table, twin, now, history: Vec::new(), walk: None, cut, walks_done: 0 }
+    }
+
+    fn act(&mut self, act: Act) -> Result<(), String> {
+        match act {
+            Act::Step(step) => self.step(step),
+            Act::Begin => self.begin(),
+            Act::Piece(budget) => self.piece(budget),
+            Act::Abandon => {
+                self.table.abandon_walk();
+                self.walk = None;
+                Ok(())
+            }
+        }
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), String> {
+        if let Step::CheckToken { name, token } = step {
+            let (name, token) = (legal(name), random_steps::token(token, &self.now));
+            let (told, twins) = (self.table.check_token(&name, token), self.twin.check_token(&name, token));
+            return if told == twins {
+                Ok(())
+            } else {
+                Err(format!("{token} at {name}: {told:?}, {twins:?}"))
+            };
+        }
+        let Some(command) = random_steps::command(step, &self.now, &self.history) else { return Ok(()) };
+        let (mut effects, mut twins) = (Effects::new(), Effects::new());
+        let reply = self.table.apply(command.clone(), &mut effects);
+        let twins_reply = self.twin.apply(command.clone(), &mut twins);
+        self.now = self.table.snapshot();
+        if reply != twins_reply || effects != twins || self.now != self.twin.snapshot() {
+            return Err(format!("the walk changed what {command:?} does: {reply:?}, not {twins_reply:?}"));
+        }
+        invariants::all(&self.table)?;
+        if let Some(walk) = &mut self.walk {
+            walk.since.push(command.clone());
+        }
+        self.history.push(command);
+        Ok(())
+    }
+
+    fn begin(&mut self) -> Result<(), String> {
+        let begun = self.table.begin_walk();
+        match (&self.walk, begun) {
+            (Some(_), Err(WalkUnderWay)) => {}
+            (None, Ok(())) => {
+                let expected = self.now.clone();
+                self.walk = Some(Walk { expected, stream: Vec::new(), since: Vec::new() });
+            }
+            (_, begun) => return Err(format!("{begun:?}, but one was under way: {}", self.walk.is_some())),
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, budget: usize) -> Result<(), String> {
+        let Some(mut walk) = self.walk.take() else {
+            let mut stream = Vec::new();
+            let state = self.table.walk_piece(budget, &mut stream);
+            return if state == WalkState::NoWalk && stream.is_empty() {
+                Ok(())
+            } else {
+                Err(format!("a piece of no walk: {state:?}, {stream:?}"))
+            };
+        };
+        let before = walk.stream.len();
+        let state = self.table.walk_piece(budget, &mut walk.stream);
+        match state {
+            WalkState::Continue if self.table.is_walking() => self.walk = Some(walk),
+            WalkState::Done { digest } if !self.table.is_walking() => {
+                self.walks_done += 1;
+                return self.check(&walk, digest);
+            }
+            _ => return Err(format!("{state:?} after {before} bytes, walking: {}", self.table.is_walking())),
+        }
+        Ok(())
+    }
+
+    /// What the walk wrote is what was there when it began, and goes on from there like the original.
+    fn check(&self, walk: &Walk, digest: u128) -> Result<(), String> {
+        let Walk { expected, stream, since } = walk;
+        let read = Snapshot::decode(stream).map_err(|why| why.to_string())?;
+        if read != *expected || read.encode() != expected.encode() {
+            return Err(format!("the walk began at\n{expected:?}\nand wrote\n{read:?}\nduring {since:?}"));
+        }
+        let mut restorer = Restorer::new(3);
+        for piece in stream.chunks(self.cut) {
+            restorer.push(piece).map_err(|why| why.to_string())?;
+        }
+        if [restorer.digest(), Some(expected.digest())] != [Some(digest); 2] {
+            return Err(format!("digest: walk {digest:x}, read {:x?}", restorer.digest()));
+        }
+        let mut restored = restorer.finish().map_err(|why| why.to_string())?;
+        invariants::all(&restored)?;
+        if restored.snapshot() != *expected {
+            return Err(format!("{expected:?} was restored as {:?}", restored.snapshot()));
+        }
+        // Laid out otherwise in memory than the original, it has the same digest.
+        if whole_walk(&mut restored).1 != digest {
+            return Err("a walk over the restored table has another digest".to_owned());
+        }
+        for command in since {
+            let _ = restored.apply(command.clone(), &mut Effects::new());
+        }
+        if restored.snapshot() == self.now {
+            Ok(())
+        } else {
+            Err(format!("{:?} became {:?} after {since:?}", self.now, restored.snapshot()))
+        }
+    }
+
+    /// Ends the history with a walk that is written out.
+    fn settle(&mut self) -> Result<(), String> {
+        if self.walk.is_none() {
+            self.begin()?;
+        }
+        while self.walk.is_some() {
+            self.piece(1)?;
+        }
+        Ok(())
+    }
+}
+
+fn legal(name: &str) -> LockName {
+    LockName::parse(name).expect("a legal name")
+}
+
+fn whole_walk(table: &mut Table) -> (Vec<u8>, u128) {
+    table.begin_walk().expect("no walk is under way");
+    let mut stream = Vec::new();
+    loop {
+        if let WalkState::Done { digest } = table.walk_piece(1, &mut stream) {
+            return (stream, digest);
+        }
+    }
+}
+
+fn play(acts: impl IntoIterator<Item = Act>, cut: usize) -> Result<(), String> {
+    let mut world = World::new(cut);
+    for step in random_steps::openings() {
+        world.step(step)?;
+    }
+    for act in acts {
+        world.act(act)?;
+    }
+    world.settle()?;
+    if world.walks_done > 0 { Ok(()) } else { Err("no walk was written to its end".to_owned()) }
+}
+
+proptest! {
+    #![proptest_config(config(3_000))]
+
+    #[test]
+    fn a_walk_writes_the_table_as_it_was_when_the_walk_began(
+        acts in vec(act(random_steps::step()), 1..120),
+        cut in 1..200_usize,
+    ) {
+        let verdict = play(acts, cut);
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
+}
+
+proptest! {
+    #![proptest_config(config(400))]
+
+    /// The same where many wait: queues must come back in their order, whatever order the walk met them in.
+    #[test]
+    fn a_walk_over_long_queues_writes_them_as_they_were(
+        acts in vec(act(random_steps::crowding_step()), 50..250),
+        cut in 1..200_usize,
+    ) {
+        let verdict = play(acts, cut);
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
+}
+
+/// A table in which one session holds many locks.
+fn with_held(count: u64) -> Table {
+    let mut table = Table::new(1);
+    let mut effects = Effects::new();
+    for secret in 1..=2 {
+        let open = OpenSession {
+            secret_hash: [secret; 32],
+            ttl_ms: 10_000,
+            lock_delay_ms: 0,
+            linger_ms: 0,
+            label: "".into(),
+        };
+        let _opened = table.apply(Command::OpenSession(open), &mut effects);
+    }
+    for seq in 1..=count {
+        let _granted = table.apply(
+            Command::Acquire(Acquire {
+                session: SessionId(1),
+                seq: Seq(seq),
+                done_through: Seq(seq - 1),
+                names: vec![legal(&format!("held/{seq}"))],
+                mode: Mode::Exclusive,
+                subtree: false,
+                if_busy: IfBusy::Fail,
+                keep_closed_ms: 0,
+                value: Box::default(),
+                meta: Box::default(),
+            }),
+            &mut effects,
+        );
+    }
+    assert_eq!(table.request_count() as u64, count);
+    table
+}
+
+/// What one command saved of many entries is written in pieces too.
+#[test]
+fn a_session_that_ends_with_all_its_locks_does_not_make_a_piece_longer() {
+    let mut table = with_held(20_000);
+    let expected = table.snapshot();
+    table.begin_walk().expect("no walk is under way");
+    let mut stream = Vec::new();
+    assert_eq!(table.walk_piece(10, &mut stream), WalkState::Continue);
+    let _ended = table.apply(Command::CloseSession { session: SessionId(1) }, &mut Effects::new());
+    assert_eq!(table.request_count(), 0);
+    let mut pieces = 0;
+    let digest = loop {
+        let before = stream.len();
+        let state = table.walk_piece(10, &mut stream);
+        // A chunk of saved items has 64 KiB and what its last item is longer.
+        assert!(stream.len() - before < (1 << 16) + 1000, "a piece of {} bytes", stream.len() - before);
+        pieces += 1;
+        if let WalkState::Done { digest } = state {
+            break digest;
+        }
+    };
+    assert!(pieces > 20_000 / 160, "vacant places cost a piece something too: {pieces} pieces");
+    let read = Snapshot::decode(&stream).expect("the walk wrote a whole stream");
+    assert!(read == expected && digest == expected.digest());
+    // Nothing of all that is left for the next one.
+    let (stream, digest) = whole_walk(&mut table);
+    assert_eq!(Snapshot::decode(&stream).expect("a whole stream"), table.snapshot());
+    assert_eq!(digest, table.snapshot().digest());
+}
+
+#[test]
+fn an_abandoned_walk_leaves_nothing_to_the_next() {
+    let mut table = with_held(100);
+    table.begin_walk().expect("no walk is under way");
+    assert_eq!(table.walk_piece(5, &mut Vec::new()), WalkState::Continue);
+    let finish = |target| Command::Finish {
+        session: SessionId(1),
+        seq: Seq(target + 100),
+        target: Seq(target),
+        done_through: Seq(0),
+    };
+    let _released = table.apply(finish(90), &mut Effects::new());
+    assert_eq!(table.begin_walk(), Err(WalkUnderWay));
+    table.abandon_walk();
+    assert_eq!(table.walk_piece(5, &mut Vec::new()), WalkState::NoWalk);
+    let _released = table.apply(finish(91), &mut Effects::new());
+    let expected = table.snapshot();
+    let (stream, digest) = whole_walk(&mut table);
+    assert_eq!(Snapshot::decode(&stream).expect("a whole stream"), expected);
+    assert_eq!(digest, expected.digest());
+}
