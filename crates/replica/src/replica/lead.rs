@@ -66,6 +66,7 @@ impl Replica {
             self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
         }
         self.expiry.step_down();
+        self.end_watches();
         let early = std::mem::take(&mut self.early);
         early.into_iter().for_each(|event| self.handle(event));
         self.end_streams(v1::StreamEndReason::NotLeader, "this node does not lead any more");

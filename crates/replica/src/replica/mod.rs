@@ -9,7 +9,9 @@ mod expiry;
 mod lead;
 mod questions;
 mod rounds;
+mod snapshots;
 mod streams;
+mod watch;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -26,7 +28,9 @@ use crate::since::Since;
 use expiry::Expiry;
 use lead::Lead;
 use rounds::Rounds;
+use snapshots::Snapshots;
 use streams::Stream;
+use watch::Watcher;
 
 /// Most commands in one log entry, and most bytes of one.
 const BATCH_COMMANDS_MAX: usize = 4096;
@@ -49,6 +53,8 @@ pub struct Config {
     pub tokens_above: u64,
     /// The consensus' unit of time.
     pub tick: Duration,
+    /// A snapshot is taken once the log has grown by so many bytes since the last one, and by that one's size.
+    pub snapshot_after: u64,
     /// A fault that is built in on purpose, for the simulator to find. `None` in production.
     pub mutant: Option<Mutant>,
 }
@@ -92,6 +98,8 @@ pub struct Replica {
     in_flight: VecDeque<Batch>,
     rounds: Rounds,
     expiry: Expiry,
+    snapshots: Snapshots,
+    watchers: Vec<Watcher>,
     effects: Effects,
     outputs: Vec<Output>,
 }
@@ -156,6 +164,8 @@ impl Replica {
             in_flight: VecDeque::new(),
             rounds: Rounds::default(),
             expiry: Expiry::default(),
+            snapshots: Snapshots::new(recovered.snapshot_index),
+            watchers: Vec::new(),
             effects: Effects::new(),
             outputs: Vec::new(),
         })
@@ -183,7 +193,8 @@ impl Replica {
             }
             Event::Dropped(ask) => self.dropped(ask),
             Event::Drained(barrier) => self.expiry.drained(barrier),
-            Event::SnapshotStepDone | Event::SnapshotFailed => {}
+            Event::SnapshotStepDone => self.snapshot_step_done(),
+            Event::SnapshotFailed => self.snapshot_failed(),
             Event::ShutDown => self.end_streams(v1::StreamEndReason::Shutdown, "this node shuts down"),
             // What must not be answered before the leader knows what there is.
             Event::Frame(..) | Event::Asked(..) if self.lead.is_coming() => self.early.push_back(event),
@@ -226,6 +237,8 @@ impl Replica {
     /// What is to be done now, in this order.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.answer_confirmed();
+        self.tell_watchers();
+        self.snapshot_step();
         self.flush_streams();
         std::mem::take(&mut self.outputs)
     }
@@ -235,7 +248,8 @@ impl Replica {
     pub fn next_wake(&self) -> Duration {
         let due = self.book.sleep_max(self.clock.now()).filter(|_| self.lead.is_ready());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
-        if self.queue.is_empty() && !self.expiry.is_decided() { due } else { self.now }
+        let at_once = !self.queue.is_empty() || self.expiry.is_decided() || self.snapshots.is_due();
+        if at_once { self.now } else { due }
     }
 
     /// The table, for whoever compares (tests, the simulator).

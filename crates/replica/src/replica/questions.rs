@@ -27,9 +27,6 @@ impl Replica {
         self.queue.push_back(Proposal { command, origin: Origin::Ask(ask) });
     }
 
-    /// Whoever asked is gone: answers to it are dropped by whoever would send them.
-    pub(super) fn dropped(&mut self, _ask: AskId) {}
-
     pub(super) fn answer(&mut self, ask: AskId, question: Question) {
         let answer = match question {
             Question::Describe { name, waiters_max } => {
@@ -39,8 +36,9 @@ impl Replica {
             Question::List { prefix, max, after } => Answer::Listed(self.list(prefix, max, after.as_ref())),
             Question::Sessions { max, after } => Answer::Sessions(self.list_sessions(max, after)),
             Question::CheckToken { name, token } => Answer::Checked(self.check_token(&name, token)),
+            Question::Watch { prefix } => return self.watch(ask, prefix),
             // Answered elsewhere: these never wait for a round.
-            Question::Watch { .. } | Question::Break(_) | Question::SetLimit { .. } | Question::Status => {
+            Question::Break(_) | Question::SetLimit { .. } | Question::Status => {
                 return;
             }
         };
@@ -60,6 +58,7 @@ impl Replica {
             term: self.engine.term(),
             applied: self.applied.index,
             committed: self.engine.committed(),
+            snapshot: self.snapshots.stored,
             last_token: self.table.last_token(),
             sessions: self.book.sessions() as u64,
             requests: self.table.request_count() as u64,

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use lockkeeper_core::{Table, Token};
-use lockkeeper_replica::{Answer, AskId, Config, Event, Output, Question, Recovered, Replica, StreamId};
+use lockkeeper_core::{Restorer, Table, Token};
+use lockkeeper_replica::{
+    Answer, AskId, Config, Event, Output, Question, Recovered, Replica, SnapshotStep, StreamId,
+};
 use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::v1::server_item::What;
 use lockkeeper_wire::{store, v1};
@@ -15,6 +17,13 @@ pub(crate) struct Node {
     replica: Replica,
     pub(crate) now: Duration,
     records: Vec<store::Record>,
+    snapshot_after: u64,
+    /// The stored snapshot, and the one that is being written.
+    stored: Option<(store::SnapshotHead, Vec<u8>)>,
+    writing: Option<(store::SnapshotHead, Vec<u8>)>,
+    pub(crate) compacted: u64,
+    /// So many more steps of a snapshot are carried out; then the disk is slow for ever.
+    pub(crate) snapshot_steps: u64,
     /// Whether a drain is answered at once.
     pub(crate) drains: bool,
     pub(crate) held_drains: Vec<u64>,
@@ -26,10 +35,20 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new() -> Self {
-        Self::on(Vec::new(), Duration::from_secs(1_000))
+        Self::on(Vec::new(), None, u64::MAX, Duration::from_secs(1_000))
     }
 
-    fn on(records: Vec<store::Record>, now: Duration) -> Self {
+    /// One that takes a snapshot whenever its log has grown by so many bytes.
+    pub(crate) fn with_snapshots(after: u64) -> Self {
+        Self::on(Vec::new(), None, after, Duration::from_secs(1_000))
+    }
+
+    fn on(
+        records: Vec<store::Record>,
+        stored: Option<(store::SnapshotHead, Vec<u8>)>,
+        snapshot_after: u64,
+        now: Duration,
+    ) -> Self {
         let mut hard_state = None;
         let mut entries: Vec<store::Entry> = Vec::new();
         for record in &records {
@@ -39,6 +58,15 @@ impl Node {
             }
             entries.extend(record.entries.iter().cloned());
         }
+        let (mut table, mut snapshot_index, mut snapshot_term) = (Table::new(0), 0, 0);
+        if let Some((head, bytes)) = &stored {
+            let mut restorer = Restorer::new(0);
+            bytes.chunks(7).for_each(|piece| restorer.push(piece).unwrap());
+            table = restorer.finish().unwrap();
+            (snapshot_index, snapshot_term) = (head.index, head.term);
+            // Nothing before the snapshot is needed.
+            entries.retain(|entry| entry.index > head.index);
+        }
         let config = Config {
             node: 1,
             voters: vec![1],
@@ -46,14 +74,19 @@ impl Node {
             seed: 1,
             tokens_above: 1_000_000,
             tick: Duration::from_millis(50),
+            snapshot_after,
             mutant: None,
         };
-        let recovered =
-            Recovered { table: Table::new(0), snapshot_index: 0, snapshot_term: 0, hard_state, entries };
+        let recovered = Recovered { table, snapshot_index, snapshot_term, hard_state, entries };
         let mut node = Self {
             replica: Replica::start(config, recovered, now).unwrap(),
             now,
             records,
+            snapshot_after,
+            stored,
+            writing: None,
+            compacted: 0,
+            snapshot_steps: u64::MAX,
             drains: true,
             held_drains: Vec::new(),
             heard: BTreeMap::new(),
@@ -68,7 +101,7 @@ impl Node {
 
     /// `kill -9`, and a start from what was synced.
     pub(crate) fn restart(self) -> Self {
-        Self::on(self.records, self.now)
+        Self::on(self.records, self.stored, self.snapshot_after, self.now)
     }
 
     pub(crate) fn turn(&mut self, events: Vec<Event>) {
@@ -86,11 +119,28 @@ impl Node {
                 Output::Answer(ask, answer) => drop(self.answers.insert(ask, answer)),
                 Output::Drain(number) if self.drains => drained.push(Event::Drained(number)),
                 Output::Drain(number) => self.held_drains.push(number),
-                Output::Snapshot(_) | Output::Compact(_) => {}
+                Output::Snapshot(_) if self.snapshot_steps == 0 => {}
+                Output::Snapshot(step) => {
+                    self.snapshot_steps -= 1;
+                    self.store(step);
+                    drained.push(Event::SnapshotStepDone);
+                }
+                Output::Compact(index) => self.compacted = index,
             }
         }
         if !drained.is_empty() || self.replica.next_wake() <= self.now {
             self.turn(drained);
+        }
+    }
+
+    fn store(&mut self, step: SnapshotStep) {
+        match step {
+            SnapshotStep::Begin(head) => self.writing = Some((head, Vec::new())),
+            SnapshotStep::Piece(bytes) => self.writing.as_mut().unwrap().1.extend(bytes),
+            SnapshotStep::Finish(tail) => {
+                assert_eq!(tail.bytes, self.writing.as_ref().unwrap().1.len() as u64);
+                self.stored = self.writing.take();
+            }
         }
     }
 
@@ -152,6 +202,19 @@ impl Node {
 
     pub(crate) fn close(&mut self, stream: StreamId, by_client: bool) {
         self.turn(vec![Event::StreamClosed { stream, by_client }]);
+    }
+
+    /// What a watcher was told since it last looked.
+    pub(crate) fn watched(&mut self, ask: AskId) -> Vec<v1::WatchResponse> {
+        match self.answers.remove(&ask) {
+            Some(Answer::Watched(told)) => told,
+            Some(other) => panic!("not what a watcher is told: {other:?}"),
+            None => Vec::new(),
+        }
+    }
+
+    pub(crate) fn digest(&self) -> u128 {
+        self.replica.table().snapshot().digest()
     }
 
     pub(crate) fn last_token(&self) -> u64 {

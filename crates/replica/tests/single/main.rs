@@ -3,3 +3,5 @@
 mod deadlines;
 mod harness;
 mod requests;
+mod snapshots;
+mod watch;

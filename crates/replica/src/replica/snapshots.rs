@@ -1,0 +1,130 @@
+//! Snapshots in pieces, so that the log can be cut: one bounded piece of work a turn, while commands go on.
+
+use lockkeeper_core::WalkState;
+use lockkeeper_wire::store;
+
+use super::Replica;
+use crate::engine::Position;
+use crate::event::{Output, SnapshotStep};
+
+/// Items written at one stretch: some 2 ms of work, less than half of what the design allows.
+const ITEMS_PER_PIECE: usize = 4096;
+
+/// When a snapshot is due, and how far the present one has come.
+#[derive(Default)]
+pub(super) struct Snapshots {
+    /// What the log took since the last one.
+    logged: u64,
+    /// How large the last one was: a larger table waits longer, so that writing it stays a small share of all writing.
+    size: u64,
+    /// What the last one holds.
+    pub(super) stored: u64,
+    under_way: Option<UnderWay>,
+}
+
+struct UnderWay {
+    at: Position,
+    logged_before: u64,
+    pieces: u64,
+    bytes: u64,
+    /// Whether a step is out and not reported done.
+    is_busy: bool,
+    stage: Stage,
+}
+
+enum Stage {
+    Pieces,
+    Tail { digest: u128 },
+    Finishing,
+}
+
+impl Snapshots {
+    pub(super) fn new(stored: u64) -> Self {
+        Self { stored, ..Self::default() }
+    }
+
+    /// An entry was applied, also one that a restart found.
+    pub(super) fn logged(&mut self, bytes: usize) {
+        self.logged += bytes as u64;
+    }
+
+    /// Whether the loop should go on with it at once.
+    pub(super) fn is_due(&self) -> bool {
+        self.under_way.as_ref().is_some_and(|it| !it.is_busy)
+    }
+}
+
+impl Replica {
+    /// One step, if it is time for one.
+    pub(super) fn snapshot_step(&mut self) {
+        if self.snapshots.under_way.is_none() {
+            let after = self.config.snapshot_after.max(self.snapshots.size);
+            if self.snapshots.logged < after || self.table.begin_walk().is_err() {
+                return;
+            }
+            self.begin_snapshot();
+            return;
+        }
+        let Some(it) = self.snapshots.under_way.as_mut().filter(|it| !it.is_busy) else { return };
+        let step = match it.stage {
+            Stage::Pieces => {
+                let mut piece = Vec::new();
+                match self.table.walk_piece(ITEMS_PER_PIECE, &mut piece) {
+                    WalkState::Continue => {}
+                    WalkState::Done { digest } => it.stage = Stage::Tail { digest },
+                    // Nothing but this module walks, and a table is never replaced while it does.
+                    WalkState::NoWalk => return self.snapshot_failed(),
+                }
+                it.pieces += 1;
+                it.bytes += piece.len() as u64;
+                SnapshotStep::Piece(piece)
+            }
+            Stage::Tail { digest } => {
+                it.stage = Stage::Finishing;
+                let digest = digest.to_le_bytes().to_vec();
+                SnapshotStep::Finish(store::SnapshotTail { pieces: it.pieces, bytes: it.bytes, digest })
+            }
+            Stage::Finishing => return,
+        };
+        it.is_busy = true;
+        self.outputs.push(Output::Snapshot(step));
+    }
+
+    fn begin_snapshot(&mut self) {
+        let head = store::SnapshotHead {
+            index: self.applied.index,
+            term: self.applied.term,
+            voters: self.config.voters.clone(),
+            rules: self.table.rules(),
+        };
+        self.snapshots.under_way = Some(UnderWay {
+            at: self.applied,
+            logged_before: self.snapshots.logged,
+            pieces: 0,
+            bytes: 0,
+            is_busy: true,
+            stage: Stage::Pieces,
+        });
+        self.outputs.push(Output::Snapshot(SnapshotStep::Begin(head)));
+    }
+
+    pub(super) fn snapshot_step_done(&mut self) {
+        let Some(it) = &mut self.snapshots.under_way else { return };
+        it.is_busy = false;
+        if let Stage::Finishing = it.stage {
+            let index = it.at.index;
+            self.snapshots.logged -= it.logged_before;
+            self.snapshots.size = it.bytes;
+            self.snapshots.stored = index;
+            self.snapshots.under_way = None;
+            self.outputs.push(Output::Compact(index));
+        }
+    }
+
+    /// Another is taken after as much log again.
+    pub(super) fn snapshot_failed(&mut self) {
+        self.table.abandon_walk();
+        self.snapshots.under_way = None;
+        self.snapshots.logged = 0;
+    }
+}
