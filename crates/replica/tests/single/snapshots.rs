@@ -35,7 +35,7 @@ fn a_restart_in_the_middle_of_a_snapshot_uses_the_one_before() {
     let session = node.open(stream, 1, 60_000, 0);
     let mut compacted = 0;
     for seq in 1..80 {
-        node.snapshot_steps = seq % 4;
+        node.snapshot_steps = seq % 6;
         node.send(stream, vec![acquire(session, seq, &format!("x/{seq}"), true)]);
         let digest = node.digest();
         compacted = compacted.max(node.compacted);
