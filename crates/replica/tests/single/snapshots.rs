@@ -31,17 +31,18 @@ fn a_restart_from_a_snapshot_goes_on_where_the_log_ended() {
 #[test]
 fn a_restart_in_the_middle_of_a_snapshot_uses_the_one_before() {
     let mut node = Node::with_snapshots(500);
-    let stream = node.stream(1);
+    let mut stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
     let mut compacted = 0;
     for seq in 1..80 {
         node.snapshot_steps = seq % 6;
-        node.send(stream, vec![acquire(session, seq, &format!("x/{seq}"), true)]);
+        let held = granted(&node.send(stream, vec![acquire(session, seq, &format!("x/{seq}"), true)]));
+        assert!(held.is_some(), "{seq}");
         let digest = node.digest();
         compacted = compacted.max(node.compacted);
         node = node.restart();
         assert_eq!(node.digest(), digest, "after {seq}");
-        let stream = node.stream(100 + seq);
+        stream = node.stream(100 + seq);
         node.send(stream, vec![attach(session, 1, 1 + seq)]);
     }
     assert!(compacted > 0, "some were finished");
