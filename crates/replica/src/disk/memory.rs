@@ -123,7 +123,7 @@ impl MemoryDisk {
     }
 
     /// Makes an operation fail with `errno`, once, after `after` more of its kind have succeeded. A write that fails has
-    /// written its first half.
+    /// written its first half, in whole sectors.
     pub fn fail(&self, on: Operation, after: u64, errno: i32) {
         self.lock().faults.push(Fault { on, after, errno });
     }
@@ -379,7 +379,7 @@ impl DiskFile for MemoryFile {
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let mut state = self.disk.lock();
         let result = state.enter(Operation::Write);
-        let written = if result.is_ok() { bytes } else { &bytes[..bytes.len() / 2] };
+        let written = if result.is_ok() { bytes } else { &bytes[..bytes.len() / 2 / SECTOR * SECTOR] };
         let start = usize::try_from(offset).map_err(|_| io::ErrorKind::FileTooLarge)?;
         state.file(self)?.write(start, written);
         result

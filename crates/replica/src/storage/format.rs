@@ -205,7 +205,9 @@ pub(super) enum Frame {
 
 impl Frame {
     fn from_number(number: u32) -> Option<Self> {
-        [Self::Founding, Self::Head, Self::Piece, Self::Tail].into_iter().find(|frame| *frame as u32 == number)
+        [Self::Founding, Self::Head, Self::Piece, Self::Tail]
+            .into_iter()
+            .find(|frame| *frame as u32 == number)
     }
 }
 

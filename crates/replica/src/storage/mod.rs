@@ -273,7 +273,10 @@ fn go_on<D: Disk>(
     disk.sync_names()?;
     if let Some((number, seed, size)) = replay.seal_again {
         let file = disk.open(&segment::name(number))?;
-        log::seal(&mut Current { file, number, seed, size, at: size, highest: 0 }, replay.next_record.saturating_sub(1))?;
+        log::seal(
+            &mut Current { file, number, seed, size, at: size, highest: 0 },
+            replay.next_record.saturating_sub(1),
+        )?;
     }
     Ok(Log {
         disk: disk.clone(),

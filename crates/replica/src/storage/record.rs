@@ -105,7 +105,10 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     }
     let (checked, stored) = (head_checksum(seed, head), u32_at(head, 6));
     if checked != stored {
-        return bad(0, format!("the checksum of a record's head is {checked:08x}, its bytes say {stored:08x}"));
+        return bad(
+            0,
+            format!("the checksum of a record's head is {checked:08x}, its bytes say {stored:08x}"),
+        );
     }
     let (length, found) = (u32_at(head, 10) as usize, u64_at(head, 14));
     if found != number {
@@ -113,7 +116,10 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     }
     let size = size(length);
     if length > RECORD_BYTES_MAX || size > area.len() {
-        return bad(0, format!("record {number} says {length} bytes, {} are left in its segment", area.len()));
+        return bad(
+            0,
+            format!("record {number} says {length} bytes, {} are left in its segment", area.len()),
+        );
     }
     let sectors = &area[..size];
     let (checked, stored) = (checksum(seed, sectors), u32_at(head, 2));
@@ -137,7 +143,9 @@ fn torn_unless_another(area: &[u8], size: usize) -> Found {
         .map(|sector| (sector + 1) * SECTOR_BYTES);
     match strange.or_else(|| first_written(behind).map(|at| size + at)) {
         None => Found::Torn,
-        Some(at) => bad(at, "a sector before this one is missing, and this one was written after it was synced"),
+        Some(at) => {
+            bad(at, "a sector before this one is missing, and this one was written after it was synced")
+        }
     }
 }
 

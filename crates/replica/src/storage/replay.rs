@@ -58,7 +58,10 @@ pub(super) fn read(disk: &impl Disk, identity: Identity, numbers: &[u64]) -> Res
         if pair[0] + 1 != pair[1] {
             return Err(missing(
                 pair[0] + 1,
-                &format!("though parts {first} to {} and {} to {last} of the log are there", pair[0], pair[1]),
+                &format!(
+                    "though parts {first} to {} and {} to {last} of the log are there",
+                    pair[0], pair[1]
+                ),
             ));
         }
     }
@@ -212,11 +215,17 @@ impl Reader {
             return Err(OpenError::corrupt(
                 name,
                 (seal_at + byte) as u64,
-                format!("the seal behind record {} is not what was written", self.next_record.saturating_sub(1)),
+                format!(
+                    "the seal behind record {} is not what was written",
+                    self.next_record.saturating_sub(1)
+                ),
             ));
         }
         if is_last && sealed {
-            return Err(missing(header.number.saturating_add(1), &format!("though `{name}` says that the log goes on there")));
+            return Err(missing(
+                header.number.saturating_add(1),
+                &format!("though `{name}` says that the log goes on there"),
+            ));
         }
         // Only the last one is needed again.
         if is_last {
