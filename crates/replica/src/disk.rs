@@ -1,9 +1,11 @@
 //! What the storage needs of a disk: one flat directory. Handed in, so that the simulator can tear, lose and fail it.
 
-use std::io;
+pub mod memory;
+
+use std::{fmt, io};
 
 /// A data directory. A clone works on the same one, perhaps on another thread.
-pub trait Disk: Clone + Send + 'static {
+pub trait Disk: Clone + Send + fmt::Debug + 'static {
     /// An open file of it.
     type File: DiskFile;
 
@@ -45,7 +47,7 @@ pub trait Disk: Clone + Send + 'static {
 }
 
 /// An open file.
-pub trait DiskFile: Send + 'static {
+pub trait DiskFile: Send + fmt::Debug + 'static {
     /// Its length in bytes.
     ///
     /// # Errors

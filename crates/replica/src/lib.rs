@@ -2,7 +2,8 @@
 //!
 //! Time, randomness, disk and network are handed in, so that production and the simulator run the same code.
 //!
-//! Reading order: [`event`] (what goes in and comes out), [`replica`] (a turn), `book` (deadlines), `engine` (raft-rs).
+//! Reading order: [`event`] (what goes in and comes out), [`replica`] (a turn), `book` (deadlines), `engine` (raft-rs),
+//! [`storage`] (what is kept on disk).
 
 mod book;
 pub mod disk;
@@ -12,6 +13,7 @@ mod lease;
 pub mod mutant;
 pub mod replica;
 mod since;
+pub mod storage;
 
 pub use engine::{Persisted, Write};
 pub use event::{Answer, AskId, Event, Output, Question, SnapshotStep, StreamId};

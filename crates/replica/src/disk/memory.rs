@@ -1,0 +1,400 @@
+//! A disk in memory that loses, tears and fails, for the simulator and for tests.
+//!
+//! Responsible for being at least as bad as a real one that keeps its promises: what was not synced may be lost sector
+//! by sector when the power goes, unsynced names one by one; a failed sync tells so once, and drops what it did not
+//! write although it can still be read. And worse on demand: a sync may lie, bytes may be changed. Every choice is the
+//! caller's: the same choices give the same disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::{Disk, DiskFile};
+
+/// What a power cut writes whole or not at all, in bytes.
+const SECTOR: usize = 512;
+
+/// What can be made to fail.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[allow(missing_docs, reason = "the methods of the two traits")]
+pub enum Operation {
+    List,
+    Create,
+    Open,
+    Rename,
+    Remove,
+    SyncNames,
+    Read,
+    Write,
+    Sync,
+}
+
+/// A disk in memory. Clones are the same disk.
+#[derive(Clone, Default, Debug)]
+pub struct MemoryDisk {
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default, Debug)]
+struct State {
+    files: BTreeMap<u64, Contents>,
+    next_file: u64,
+    /// As programs see them.
+    names: BTreeMap<String, u64>,
+    /// As they would be after a power cut, if no unsynced change arrived.
+    durable_names: BTreeMap<String, u64>,
+    changes: Vec<NameChange>,
+    /// Which run of the node this is: files that an earlier one had open are dead.
+    run: u64,
+    faults: Vec<Fault>,
+    is_lying: bool,
+    counts: BTreeMap<Operation, u64>,
+}
+
+#[derive(Debug)]
+enum NameChange {
+    Create(String, u64),
+    Rename(String, String, u64),
+    Remove(String),
+}
+
+#[derive(Debug)]
+struct Fault {
+    on: Operation,
+    /// How many more succeed before it.
+    after: u64,
+    errno: i32,
+}
+
+#[derive(Default, Debug)]
+struct Contents {
+    /// As programs see it.
+    now: Vec<u8>,
+    durable: Vec<u8>,
+    /// Sectors that differ, perhaps, and will be written by the next sync.
+    dirty: BTreeSet<usize>,
+    /// Sectors that a failed sync gave up: no later one writes them.
+    given_up: BTreeSet<usize>,
+    /// By how many it is open.
+    open: u64,
+}
+
+impl MemoryDisk {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Cuts the power: what was not synced arrives in part, as `choose` says (given n, it answers with a number below
+    /// n). Open files are dead from then on.
+    pub fn crash(&self, mut choose: impl FnMut(u64) -> u64) {
+        let mut state = self.lock();
+        state.run += 1;
+        // All or nothing are the likeliest in life, and the least likely if each sector is a toss of its own.
+        let mood = choose(4);
+        let arrives = |choose: &mut dyn FnMut(u64) -> u64| match mood {
+            0 => false,
+            1 => true,
+            _ => choose(2) == 1,
+        };
+        for contents in state.files.values_mut() {
+            contents.crash(&mut |choose_size| match mood {
+                0 => 0,
+                1 => choose_size - 1,
+                _ => choose(choose_size),
+            });
+        }
+        for change in std::mem::take(&mut state.changes) {
+            if arrives(&mut choose) {
+                change.apply(&mut state.durable_names);
+            }
+        }
+        state.names = state.durable_names.clone();
+        state.files.values_mut().for_each(|contents| contents.open = 0);
+        state.forget_unnamed();
+    }
+
+    /// Ends the process, not the machine: all that was written can still be read, synced or not. Open files are dead
+    /// from then on.
+    pub fn restart(&self) {
+        let mut state = self.lock();
+        state.run += 1;
+        state.files.values_mut().for_each(|contents| contents.open = 0);
+    }
+
+    /// Makes an operation fail with `errno`, once, after `after` more of its kind have succeeded. A write that fails has
+    /// written its first half, in whole sectors.
+    pub fn fail(&self, on: Operation, after: u64, errno: i32) {
+        self.lock().faults.push(Fault { on, after, errno });
+    }
+
+    /// Forgets all faults that did not come to pass yet.
+    pub fn heal(&self) {
+        self.lock().faults.clear();
+    }
+
+    /// From now on syncs do nothing, and say that they did.
+    pub fn lie(&self, is_lying: bool) {
+        self.lock().is_lying = is_lying;
+    }
+
+    /// How often an operation was called.
+    pub fn count(&self, of: Operation) -> u64 {
+        self.lock().counts.get(&of).copied().unwrap_or(0)
+    }
+
+    /// What can be read from a file.
+    pub fn bytes(&self, name: &str) -> Option<Vec<u8>> {
+        let state = self.lock();
+        state.names.get(name).map(|file| state.files[file].now.clone())
+    }
+
+    /// Puts `bytes` in the place of a file, durably; it need not exist.
+    pub fn set_bytes(&self, name: &str, bytes: Vec<u8>) {
+        let mut state = self.lock();
+        let file = state.next_file;
+        state.next_file += 1;
+        state.files.insert(file, Contents { durable: bytes.clone(), now: bytes, ..Contents::default() });
+        state.names.insert(name.to_owned(), file);
+        state.durable_names.insert(name.to_owned(), file);
+    }
+
+    /// Takes a file away, durably.
+    pub fn take_away(&self, name: &str) {
+        let mut state = self.lock();
+        state.names.remove(name);
+        state.durable_names.remove(name);
+    }
+
+    /// A disk of its own that holds the same as this one, all of it durable.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let copy = Self::new();
+        let state = self.lock();
+        for (name, file) in &state.names {
+            copy.set_bytes(name, state.files[file].now.clone());
+        }
+        copy
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Counts an operation, and fails it if that was asked for.
+    fn enter(&mut self, operation: Operation) -> io::Result<()> {
+        *self.counts.entry(operation).or_default() += 1;
+        let mut due = None;
+        for (index, fault) in self.faults.iter_mut().enumerate().filter(|(_, fault)| fault.on == operation) {
+            match fault.after.checked_sub(1) {
+                Some(after) => fault.after = after,
+                None => due = due.or(Some(index)),
+            }
+        }
+        match due {
+            Some(index) => Err(io::Error::from_raw_os_error(self.faults.swap_remove(index).errno)),
+            None => Ok(()),
+        }
+    }
+
+    fn file(&mut self, file: &MemoryFile) -> io::Result<&mut Contents> {
+        if file.run != self.run {
+            return Err(io::Error::other("the process that opened this file is gone"));
+        }
+        self.files.get_mut(&file.file).ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn find(&self, name: &str) -> io::Result<u64> {
+        self.names.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    /// Hands out a file that exists.
+    fn opened(&mut self, disk: &MemoryDisk, file: u64) -> MemoryFile {
+        self.files.entry(file).or_default().open += 1;
+        MemoryFile { disk: disk.clone(), file, run: self.run }
+    }
+
+    /// Drops the contents that nobody can come by any more.
+    fn forget_unnamed(&mut self) {
+        let named: BTreeSet<u64> = self.names.values().chain(self.durable_names.values()).copied().collect();
+        self.files.retain(|file, contents| contents.open > 0 || named.contains(file));
+    }
+
+    fn change(&mut self, change: NameChange) {
+        change.apply(&mut self.names);
+        self.changes.push(change);
+    }
+}
+
+impl NameChange {
+    fn apply(&self, names: &mut BTreeMap<String, u64>) {
+        match self {
+            Self::Create(name, file) => {
+                names.insert(name.clone(), *file);
+            }
+            Self::Rename(from, to, file) => {
+                names.remove(from);
+                names.insert(to.clone(), *file);
+            }
+            Self::Remove(name) => {
+                names.remove(name);
+            }
+        }
+    }
+}
+
+fn sector(index: usize, length: usize) -> std::ops::Range<usize> {
+    (index * SECTOR).min(length)..((index + 1) * SECTOR).min(length)
+}
+
+impl Contents {
+    fn crash(&mut self, choose: &mut dyn FnMut(u64) -> u64) {
+        let grown = self.now.len().saturating_sub(self.durable.len()) as u64;
+        let size = self.durable.len() + choose(grown + 1) as usize;
+        self.durable.resize(size, 0);
+        self.dirty.append(&mut self.given_up);
+        for index in std::mem::take(&mut self.dirty) {
+            if choose(2) == 1 {
+                let place = sector(index, size);
+                self.durable[place.clone()].copy_from_slice(&self.now[place]);
+            }
+        }
+        self.now.clone_from(&self.durable);
+    }
+
+    fn sync(&mut self) {
+        self.durable.resize(self.now.len(), 0);
+        for index in std::mem::take(&mut self.dirty) {
+            let place = sector(index, self.now.len());
+            self.durable[place.clone()].copy_from_slice(&self.now[place]);
+        }
+    }
+
+    fn write(&mut self, offset: usize, bytes: &[u8]) {
+        let end = offset + bytes.len();
+        if end > self.now.len() {
+            self.now.resize(end, 0);
+        }
+        self.now[offset..end].copy_from_slice(bytes);
+        for index in offset / SECTOR..end.div_ceil(SECTOR) {
+            self.given_up.remove(&index);
+            self.dirty.insert(index);
+        }
+    }
+}
+
+impl Disk for MemoryDisk {
+    type File = MemoryFile;
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut state = self.lock();
+        state.enter(Operation::List)?;
+        Ok(state.names.keys().cloned().collect())
+    }
+
+    fn create(&self, name: &str) -> io::Result<MemoryFile> {
+        let mut state = self.lock();
+        state.enter(Operation::Create)?;
+        if state.names.contains_key(name) {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let file = state.next_file;
+        state.next_file += 1;
+        state.files.insert(file, Contents::default());
+        state.change(NameChange::Create(name.to_owned(), file));
+        Ok(state.opened(self, file))
+    }
+
+    fn open(&self, name: &str) -> io::Result<MemoryFile> {
+        let mut state = self.lock();
+        state.enter(Operation::Open)?;
+        let file = state.find(name)?;
+        Ok(state.opened(self, file))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        let mut state = self.lock();
+        state.enter(Operation::Rename)?;
+        let file = state.find(from)?;
+        state.change(NameChange::Rename(from.to_owned(), to.to_owned(), file));
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let mut state = self.lock();
+        state.enter(Operation::Remove)?;
+        state.find(name)?;
+        state.change(NameChange::Remove(name.to_owned()));
+        Ok(())
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        let mut state = self.lock();
+        state.enter(Operation::SyncNames)?;
+        if !state.is_lying {
+            state.changes.clear();
+            state.durable_names = state.names.clone();
+            state.forget_unnamed();
+        }
+        Ok(())
+    }
+}
+
+/// An open file of a [`MemoryDisk`].
+#[derive(Debug)]
+pub struct MemoryFile {
+    disk: MemoryDisk,
+    file: u64,
+    run: u64,
+}
+
+impl Drop for MemoryFile {
+    fn drop(&mut self) {
+        let mut state = self.disk.lock();
+        if self.run == state.run
+            && let Some(contents) = state.files.get_mut(&self.file)
+        {
+            contents.open -= 1;
+        }
+    }
+}
+
+impl DiskFile for MemoryFile {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.disk.lock().file(self)?.now.len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let mut state = self.disk.lock();
+        state.enter(Operation::Read)?;
+        let contents = &state.file(self)?.now;
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::UnexpectedEof)?;
+        let end = start.saturating_add(bytes.len());
+        bytes.copy_from_slice(contents.get(start..end).ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let mut state = self.disk.lock();
+        let result = state.enter(Operation::Write);
+        let written = if result.is_ok() { bytes } else { &bytes[..bytes.len() / 2 / SECTOR * SECTOR] };
+        let start = usize::try_from(offset).map_err(|_| io::ErrorKind::FileTooLarge)?;
+        state.file(self)?.write(start, written);
+        result
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        let mut state = self.disk.lock();
+        let result = state.enter(Operation::Sync);
+        let is_lying = state.is_lying;
+        let contents = state.file(self)?;
+        match &result {
+            Ok(()) if is_lying => {}
+            Ok(()) => contents.sync(),
+            Err(_) => contents.given_up.append(&mut contents.dirty),
+        }
+        result
+    }
+}

@@ -1,0 +1,96 @@
+//! Why a data directory can't be used, and what to do about it.
+
+use std::io;
+
+use super::format::FORMAT_VERSION;
+
+/// What to do with a node whose data are not to be trusted.
+const NEXT: &str = "Nothing was changed. A node of a cluster: remove it (`lockkeeper cluster remove`), then add it anew \
+                    with an empty directory; a node that is alone: restore a backup";
+
+/// Why a data directory was not opened, or a snapshot not read. File names are relative to the data directory.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// A newer program wrote it.
+    #[error(
+        "`{file}` has format {found}, this program reads formats up to {FORMAT_VERSION}; nothing was changed. \
+         Use the newer program that wrote it"
+    )]
+    NewerFormat {
+        /// The file.
+        file: String,
+        /// Its format.
+        found: u32,
+    },
+    /// Bytes that were synced are not what was written, or are gone. Never read as data (P10).
+    #[error("`{file}` is damaged at byte {offset}: {what}. {NEXT}")]
+    Corrupt {
+        /// The file.
+        file: String,
+        /// Where in it, in bytes.
+        offset: u64,
+        /// What was found there, and what should have been.
+        what: String,
+    },
+    /// A file of another cluster, or of another data directory of this one.
+    #[error(
+        "`{file}` belongs to {found}, this data directory to {expected}: files of two directories were mixed. {NEXT}"
+    )]
+    AnotherCluster {
+        /// The file.
+        file: String,
+        /// To what it belongs.
+        found: String,
+        /// What the founding record says.
+        expected: String,
+    },
+    /// A cluster was to be founded where one was founded before.
+    #[error("the data directory holds a cluster already: `{file}` exists. Give an empty directory")]
+    Founded {
+        /// What shows it.
+        file: String,
+    },
+    /// The founding record that was to be written makes no sense.
+    #[error("this founding record can't be written: {what}")]
+    Unfounded {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The system refused a step.
+    #[error("cannot {doing} `{file}`{}", advice(source))]
+    Io {
+        /// The step, as a verb.
+        doing: &'static str,
+        /// On what.
+        file: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    /// For `map_err`: what was being done, and on what.
+    pub(super) fn io(doing: &'static str, file: &str) -> impl FnOnce(io::Error) -> Self + use<> {
+        let file = file.to_owned();
+        move |source| Self::Io { doing, file, source }
+    }
+
+    pub(super) fn corrupt(file: &str, offset: u64, what: impl Into<String>) -> Self {
+        Self::Corrupt { file: file.to_owned(), offset, what: what.into() }
+    }
+}
+
+/// What to do about the faults that users meet; the cause itself is the error's source.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            ": the disk is full. Free space (a start needs room for one more segment of the log), then start again"
+        }
+        io::ErrorKind::PermissionDenied => {
+            ": not allowed; the data directory and its files must belong to the user that the node runs as"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => ": the filesystem is mounted read-only",
+        _ => "",
+    }
+}

@@ -1,0 +1,91 @@
+//! Segments of the log as files: their names, and how a fresh one comes to be.
+//!
+//! A segment has its full size from the start, all zeros, synced: so an append changes neither size nor allocation, and
+//! costs one bare `fdatasync`. It is made under a temporary name, so that a crash leaves no half-made one in the log.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::format::SECTOR;
+use crate::disk::{Disk, DiskFile};
+
+/// What is written at once while a segment is zero-filled, in bytes.
+const FILL_BYTES: u64 = 1 << 20;
+/// After how many bytes the filling is synced, so that the log's own syncs never wait behind a huge one.
+const FILL_SYNC_BYTES: u64 = 8 << 20;
+
+/// How names of unfinished files end. They are removed at every start.
+pub(super) const TEMPORARY: &str = ".new";
+
+/// Header, one record, seal.
+pub(super) const SECTORS_MIN: u64 = 3;
+
+pub(super) fn name(number: u64) -> String {
+    format!("log-{number:020}")
+}
+
+/// The number in a name made of `prefix` and 20 digits.
+pub(super) fn numbered(name: &str, prefix: &str) -> Option<u64> {
+    let digits = name.strip_prefix(prefix)?;
+    (digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
+}
+
+/// A fresh segment, not yet part of the log.
+#[derive(Debug)]
+pub struct Spare<F> {
+    pub(super) file: F,
+    pub(super) name: String,
+    pub(super) size: u64,
+}
+
+/// Makes segments ahead of their use, on any thread: filling one takes far longer than an append.
+#[derive(Clone, Debug)]
+pub struct SpareMaker<D> {
+    disk: D,
+    size: u64,
+    made: Arc<AtomicU64>,
+}
+
+impl<D: Disk> SpareMaker<D> {
+    pub(super) fn new(disk: D, size: u64) -> Self {
+        Self { disk, size, made: Arc::default() }
+    }
+
+    /// Makes a segment of the usual size, for [`super::Log::give_spare`].
+    ///
+    /// # Errors
+    /// Whatever the disk says; the unfinished file is removed. The log is not harmed, it makes its next segment itself.
+    pub fn make(&self) -> io::Result<Spare<D::File>> {
+        self.make_sized(self.size)
+    }
+
+    pub(super) fn make_sized(&self, size: u64) -> io::Result<Spare<D::File>> {
+        let name = format!("spare-{}{TEMPORARY}", self.made.fetch_add(1, Ordering::Relaxed));
+        let mut file = self.disk.create(&name)?;
+        match fill(&mut file, size) {
+            Ok(()) => Ok(Spare { file, name, size }),
+            Err(error) => {
+                drop(file);
+                // On a full disk this gives the space back. If it fails too, the next start does it.
+                let _ = self.disk.remove(&name);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn fill(file: &mut impl DiskFile, size: u64) -> io::Result<()> {
+    debug_assert!(size.is_multiple_of(SECTOR) && size >= SECTORS_MIN * SECTOR, "callers round");
+    let zeros = vec![0; size.min(FILL_BYTES) as usize];
+    let mut at = 0;
+    while at < size {
+        let length = (size - at).min(FILL_BYTES);
+        file.write_at(at, &zeros[..length as usize])?;
+        at += length;
+        if at.is_multiple_of(FILL_SYNC_BYTES) && at < size {
+            file.sync()?;
+        }
+    }
+    file.sync()
+}

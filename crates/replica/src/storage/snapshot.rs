@@ -1,0 +1,254 @@
+//! Snapshots of the table: each a file of its own, written in pieces, complete as soon as it has its name.
+//!
+//! Responsible for: a snapshot is whole or it isn't there. It is written under a temporary name, synced piece by piece
+//! so that the log's syncs never wait behind a huge one, and gets its name when all of it is on the disk. So a file with
+//! the name of a snapshot that can't be read is damage, and refuses; the one before it is never taken instead, since the
+//! log between the two may be gone.
+//!
+//! What the pieces hold is not known here.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use lockkeeper_wire::store::{SnapshotHead, SnapshotTail};
+use prost::Message;
+
+use super::Removal;
+use super::error::OpenError;
+use super::format::{Frame, Header, Identity, Kind, PIECE_BYTES_MAX, SECTOR, put_frame, read_frame};
+use super::segment::{TEMPORARY, numbered};
+use crate::disk::{Disk, DiskFile};
+
+const PREFIX: &str = "snapshot-";
+
+fn name(index: u64) -> String {
+    format!("{PREFIX}{index:020}")
+}
+
+pub(super) fn index(name: &str) -> Option<u64> {
+    numbered(name, PREFIX)
+}
+
+/// The snapshots of one data directory. A clone may be used on another thread.
+#[derive(Clone, Debug)]
+pub struct Snapshots<D> {
+    disk: D,
+    identity: Identity,
+    begun: Arc<AtomicU64>,
+}
+
+impl<D: Disk> Snapshots<D> {
+    pub(super) fn new(disk: D, identity: Identity) -> Self {
+        Self { disk, identity, begun: Arc::default() }
+    }
+
+    /// Begins to write the snapshot at `head.index`.
+    ///
+    /// # Errors
+    /// Whatever the disk says. Nothing else is harmed by it.
+    pub fn begin(&self, head: &SnapshotHead) -> io::Result<SnapshotWriter<D>> {
+        let temporary = format!("incoming-{}{TEMPORARY}", self.begun.fetch_add(1, Ordering::Relaxed));
+        let (header, seed) = Header::plain(Kind::Snapshot, self.identity, head.index).encode();
+        let mut file = self.disk.create(&temporary)?;
+        file.write_at(0, &header)?;
+        let mut writer = SnapshotWriter {
+            disk: self.disk.clone(),
+            file,
+            temporary,
+            index: head.index,
+            seed,
+            at: SECTOR,
+            synced: 0,
+            pieces: 0,
+            bytes: 0,
+            buffer: Vec::new(),
+            failed: false,
+        };
+        writer.frame(Frame::Head, &head.encode_to_vec())?;
+        Ok(writer)
+    }
+
+    /// Opens the snapshot at `index`, to read it from the start.
+    ///
+    /// # Errors
+    /// [`OpenError::Io`] if there is none, or the disk says so; [`OpenError::Corrupt`] and the like if it is damaged.
+    pub fn open(&self, index: u64) -> Result<SnapshotReader<D>, OpenError> {
+        let file_name = name(index);
+        let file = self.disk.open(&file_name).map_err(OpenError::io("open", &file_name))?;
+        let (_, seed) = Header::read(&file, &file_name, Kind::Snapshot, index, Some(self.identity))?;
+        let size = file.size().map_err(OpenError::io("measure", &file_name))?;
+        let (what, payload, at) = read_frame(&file, &file_name, seed, SECTOR, size)?;
+        let head = match (what, SnapshotHead::decode(payload.as_slice())) {
+            (Frame::Head, Ok(head)) if head.index == index => head,
+            _ => {
+                return Err(OpenError::corrupt(
+                    &file_name,
+                    SECTOR,
+                    "no head of this snapshot stands at its begin",
+                ));
+            }
+        };
+        Ok(SnapshotReader { file, name: file_name, head, seed, size, at, pieces: 0, bytes: 0, tail: None })
+    }
+}
+
+/// All snapshots but the newest, to be removed.
+fn older(disk: &impl Disk) -> io::Result<Removal> {
+    let mut indexes: Vec<u64> = disk.list()?.iter().filter_map(|name| index(name)).collect();
+    indexes.sort_unstable();
+    indexes.pop();
+    Ok(Removal::new(indexes.into_iter().map(name).collect()))
+}
+
+/// A snapshot that is being written. Dropped before [`SnapshotWriter::finish`], it leaves a temporary file that the next
+/// start removes; [`SnapshotWriter::abandon`] removes it at once.
+#[derive(Debug)]
+pub struct SnapshotWriter<D: Disk> {
+    disk: D,
+    file: D::File,
+    temporary: String,
+    index: u64,
+    seed: u32,
+    at: u64,
+    synced: u64,
+    pieces: u64,
+    bytes: u64,
+    buffer: Vec<u8>,
+    failed: bool,
+}
+
+impl<D: Disk> SnapshotWriter<D> {
+    /// Writes the next piece, of at most [`PIECE_BYTES_MAX`] bytes. Synced as soon as that many bytes aren't.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a piece that is too long; whatever the disk says. After the latter the snapshot can't be
+    /// finished; nothing else is harmed.
+    pub fn piece(&mut self, piece: &[u8]) -> io::Result<()> {
+        if piece.len() > PIECE_BYTES_MAX {
+            return Err(invalid(format!(
+                "a piece of a snapshot has {} bytes, at most {PIECE_BYTES_MAX} are allowed; split it",
+                piece.len()
+            )));
+        }
+        self.frame(Frame::Piece, piece)?;
+        self.pieces += 1;
+        self.bytes += piece.len() as u64;
+        Ok(())
+    }
+
+    /// Ends the snapshot and makes it durable: once this returns, it is the one that a start will find, if no newer one
+    /// exists. The answer removes those before it; the log may be [compacted](super::Log::compact) up to it.
+    ///
+    /// # Errors
+    /// `InvalidInput` if `tail` counts other pieces or bytes than were written; whatever the disk says. After the latter
+    /// it is unknown whether a start will find it: the process must end, as after a failed write of the log.
+    pub fn finish(mut self, tail: &SnapshotTail) -> io::Result<Removal> {
+        if (tail.pieces, tail.bytes) != (self.pieces, self.bytes) {
+            return Err(invalid(format!(
+                "the snapshot's tail says {} pieces with {} bytes, written were {} with {}",
+                tail.pieces, tail.bytes, self.pieces, self.bytes
+            )));
+        }
+        self.frame(Frame::Tail, &tail.encode_to_vec())?;
+        self.file.sync()?;
+        self.disk.rename(&self.temporary, &name(self.index))?;
+        self.disk.sync_names()?;
+        older(&self.disk)
+    }
+
+    /// Gives the snapshot up and removes what was written of it.
+    ///
+    /// # Errors
+    /// Whatever the disk says; the next start removes it then.
+    pub fn abandon(self) -> io::Result<()> {
+        let Self { disk, file, temporary, .. } = self;
+        drop(file);
+        disk.remove(&temporary)
+    }
+
+    fn frame(&mut self, what: Frame, payload: &[u8]) -> io::Result<()> {
+        if self.failed {
+            return Err(io::Error::other(
+                "an earlier write of this snapshot failed; abandon it and begin another",
+            ));
+        }
+        put_frame(&mut self.buffer, self.seed, self.at, what, payload);
+        let end = self.at + self.buffer.len() as u64;
+        let mut result = self.file.write_at(self.at, &self.buffer);
+        if result.is_ok() && end - self.synced >= PIECE_BYTES_MAX as u64 {
+            result = self.file.sync();
+            self.synced = end;
+        }
+        self.at = end;
+        self.failed = result.is_err();
+        result
+    }
+}
+
+/// A snapshot that is being read, piece by piece; each is checked before it is handed out.
+#[derive(Debug)]
+pub struct SnapshotReader<D: Disk> {
+    file: D::File,
+    name: String,
+    head: SnapshotHead,
+    seed: u32,
+    size: u64,
+    at: u64,
+    pieces: u64,
+    bytes: u64,
+    tail: Option<SnapshotTail>,
+}
+
+impl<D: Disk> SnapshotReader<D> {
+    /// Where in the log it stands.
+    pub fn head(&self) -> &SnapshotHead {
+        &self.head
+    }
+
+    /// Its tail, once [`SnapshotReader::next_piece`] has said that there is no further piece.
+    pub fn tail(&self) -> Option<&SnapshotTail> {
+        self.tail.as_ref()
+    }
+
+    /// The next piece; `None` after the last one. Only then is it sure that nothing of the snapshot is missing.
+    ///
+    /// # Errors
+    /// [`OpenError::Corrupt`] if it isn't what was written; [`OpenError::Io`].
+    pub fn next_piece(&mut self) -> Result<Option<Vec<u8>>, OpenError> {
+        if self.tail.is_some() {
+            return Ok(None);
+        }
+        let at = self.at;
+        let (what, payload, end) = read_frame(&self.file, &self.name, self.seed, at, self.size)?;
+        self.at = end;
+        match what {
+            Frame::Piece => {
+                self.pieces += 1;
+                self.bytes += payload.len() as u64;
+                Ok(Some(payload))
+            }
+            Frame::Tail => match SnapshotTail::decode(payload.as_slice()) {
+                Ok(tail) if (tail.pieces, tail.bytes, end) == (self.pieces, self.bytes, self.size) => {
+                    self.tail = Some(tail);
+                    Ok(None)
+                }
+                _ => Err(OpenError::corrupt(
+                    &self.name,
+                    at,
+                    format!(
+                        "the tail doesn't match the {} pieces with {} bytes before it, or isn't at the end",
+                        self.pieces, self.bytes
+                    ),
+                )),
+            },
+            Frame::Head | Frame::Founding => {
+                Err(OpenError::corrupt(&self.name, at, "neither a piece nor the tail stands here"))
+            }
+        }
+    }
+}
+
+fn invalid(what: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, what)
+}

@@ -1,0 +1,206 @@
+//! The real disk: a directory with one owner.
+//!
+//! Responsible for: nobody else has the data directory while this process lives, nobody else may read it, and "durable"
+//! means what the storage thinks it means. Knows nothing of what the files hold.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use lockkeeper_replica::disk::{Disk, DiskFile};
+use nix::errno::Errno;
+use nix::fcntl::{Flock, FlockArg};
+
+/// The file whose flock is the ownership. It stays when the process ends; the flock doesn't.
+const LOCK: &str = "lock";
+/// The data say who waits for what, and with which values: for the node's user only.
+const DIRECTORY_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+
+/// Why a data directory can't be owned.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirectoryError {
+    /// Another process has it, or this one has it twice.
+    #[error(
+        "the data directory `{}` is in use by another process{}; a node needs a directory of its own: end that \
+         process, or give another directory",
+        path.display(), pid.map(|pid| format!(", pid {pid}")).unwrap_or_default()
+    )]
+    InUse {
+        /// The data directory.
+        path: PathBuf,
+        /// Its owner, as far as it is known.
+        pid: Option<u32>,
+    },
+    /// The system refused a step.
+    #[error("cannot {doing} `{}`{}", path.display(), advice(source))]
+    Io {
+        /// The step, as a verb.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What to do about the faults that users meet; the cause itself is the error's source.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => {
+            ": not allowed; the data directory must belong to the user that the node runs as"
+        }
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            ": a part of the path is not a directory"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": the disk is full; free space",
+        io::ErrorKind::ReadOnlyFilesystem => ": the filesystem is mounted read-only",
+        _ => "",
+    }
+}
+
+/// A data directory that this process owns, until the last clone is dropped.
+#[derive(Clone, Debug)]
+pub struct DataDirectory {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    /// The directory itself, to make names durable.
+    directory: File,
+    /// Held for as long as the directory is.
+    _owner: Flock<File>,
+}
+
+impl DataDirectory {
+    /// Takes ownership of the directory at `path`. It is made, readable for its user only, if it does not exist.
+    ///
+    /// # Errors
+    /// [`DirectoryError::InUse`], at once, if it has an owner; else what the system says.
+    pub fn own(path: impl Into<PathBuf>) -> Result<Self, DirectoryError> {
+        let path = path.into();
+        if !path.is_dir() {
+            make(&path).map_err(io_error("make the data directory", &path))?;
+        }
+        let directory = File::open(&path).map_err(io_error("open the data directory", &path))?;
+        let lock = path.join(LOCK);
+        let file = options()
+            .create(true)
+            .truncate(false)
+            .open(&lock)
+            .map_err(io_error("open the lock file", &lock))?;
+        let mut owner = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+            Ok(owner) => owner,
+            Err((file, Errno::EWOULDBLOCK)) => {
+                return Err(DirectoryError::InUse { path, pid: written_pid(&file) });
+            }
+            Err((_, errno)) => return Err(io_error("lock", &lock)(errno.into())),
+        };
+        // For whoever finds it in use. It decides nothing.
+        owner
+            .set_len(0)
+            .and_then(|()| writeln!(owner, "{}", std::process::id()))
+            .map_err(io_error("write", &lock))?;
+        Ok(Self { inner: Arc::new(Inner { path, directory, _owner: owner }) })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.inner.path.join(name)
+    }
+}
+
+fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DirectoryError + use<> {
+    let path = path.to_owned();
+    move |source| DirectoryError::Io { doing, path, source }
+}
+
+/// Makes a directory, durably as far as its own name goes.
+fn make(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)?;
+    match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => File::open(parent)?.sync_all(),
+        None => File::open(".")?.sync_all(),
+    }
+}
+
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).mode(FILE_MODE);
+    options
+}
+
+fn written_pid(file: &File) -> Option<u32> {
+    let mut text = String::new();
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+impl Disk for DataDirectory {
+    type File = DataFile;
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&self.inner.path)? {
+            let entry = entry?;
+            // A name that isn't UTF-8 is none of ours; neither is a directory.
+            match entry.file_name().into_string() {
+                Ok(name) if name != LOCK && entry.file_type()?.is_file() => names.push(name),
+                _ => {}
+            }
+        }
+        Ok(names)
+    }
+
+    fn create(&self, name: &str) -> io::Result<DataFile> {
+        options().create_new(true).open(self.file(name)).map(DataFile)
+    }
+
+    fn open(&self, name: &str) -> io::Result<DataFile> {
+        options().open(self.file(name)).map(DataFile)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.file(from), self.file(to))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        fs::remove_file(self.file(name))
+    }
+
+    fn sync_names(&self) -> io::Result<()> {
+        self.inner.directory.sync_all()
+    }
+}
+
+/// An open file of a [`DataDirectory`].
+#[derive(Debug)]
+pub struct DataFile(File);
+
+impl DiskFile for DataFile {
+    fn size(&self) -> io::Result<u64> {
+        self.0.metadata().map(|metadata| metadata.len())
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(bytes, offset)
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(bytes, offset)
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.0.sync_data()
+    }
+}

@@ -1,0 +1,3 @@
+//! The lock service around a replica: what the world hands in.
+
+pub mod disk;
