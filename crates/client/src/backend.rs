@@ -64,7 +64,8 @@ pub(crate) trait Conn: Send + Sync + 'static {
 
 /// One call of a session.
 #[derive(Clone, Debug)]
-pub(crate) enum Call {
+#[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
+pub enum Call {
     /// Opens the session; with `fresh`, a new one, otherwise the same one whose answer was lost.
     Open {
         fresh: bool,
@@ -87,21 +88,23 @@ pub(crate) enum Call {
 
 /// What a request asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) names: Vec<LockName>,
-    pub(crate) mode: Mode,
-    pub(crate) subtree: bool,
+#[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
+pub struct Wanted {
+    pub names: Vec<LockName>,
+    pub mode: Mode,
+    pub subtree: bool,
     /// Queue if it isn't free.
-    pub(crate) wait: bool,
-    pub(crate) keep_closed: Duration,
-    pub(crate) meta: Box<[u8]>,
+    pub wait: bool,
+    pub keep_closed: Duration,
+    pub meta: Box<[u8]>,
 }
 
 /// No answer came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct CallError {
+#[allow(unreachable_pub, reason = "public to the simulator only")]
+pub struct CallError {
     /// Whether the service may have seen the call (P12).
-    pub(crate) sent: bool,
+    pub sent: bool,
 }
 
 /// An operator's order to end a hold (B1–B3).

@@ -70,9 +70,13 @@ mod info;
 mod kind;
 mod lock;
 mod locks;
+#[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 mod machine;
 mod observe;
 mod session;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod time;
 pub mod url;
 mod worker;

@@ -2,6 +2,8 @@
 
 pub(crate) mod file;
 pub mod memory;
+#[cfg(feature = "service")]
+pub(crate) mod service;
 
 use std::sync::Arc;
 
