@@ -13,10 +13,11 @@ use lockkeeper_core::{LockName, Mode, Seq, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::capabilities::Capabilities;
-use crate::error::BackendError;
-use crate::info::LockInfo;
+use crate::error::{BackendError, Unsupported};
+use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::Clock;
+use crate::watch::Watch;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
@@ -43,6 +44,36 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
     /// Ends another's hold.
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>>;
+
+    /// The live sessions, by id.
+    fn sessions(&self) -> BoxFuture<Result<Vec<SessionInfo>, BackendError>> {
+        let error = self.not_ours("list sessions");
+        Box::pin(async { Err(error) })
+    }
+
+    /// The locks at and below `prefix`, then every change. Needs no runtime.
+    fn watch(&self, _prefix: Option<LockName>) -> Result<Watch, BackendError> {
+        Err(self.not_ours("watch locks"))
+    }
+
+    /// Stores a name's number of permits, or removes it (L4).
+    fn set_limit(&self, _name: LockName, _permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
+        let error = self.not_ours("store a number of permits");
+        Box::pin(async { Err(error) })
+    }
+
+    /// How the node that answers is.
+    fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
+        let error = self.not_ours("say how it is");
+        Box::pin(async { Err(error) })
+    }
+
+    /// What only our own service can do (P11).
+    fn not_ours(&self, what: &'static str) -> BackendError {
+        let backend = self.capabilities().backend;
+        let (why, instead) = ("only our own service can", "use `lockkeeper://`");
+        Unsupported { backend, what, why, instead }.into()
+    }
 }
 
 /// What carries one session: a connection, a stream, a directory.

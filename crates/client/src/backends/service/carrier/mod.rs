@@ -277,6 +277,7 @@ impl<H> Carrier<H> {
     }
 
     /// What was seen so far.
+    #[cfg(any(test, feature = "simulation"))]
     #[must_use]
     pub fn seen(&self) -> Seen {
         self.outbox.seen
