@@ -13,10 +13,11 @@ use lockkeeper_core::{LockName, Mode, Seq, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::capabilities::Capabilities;
-use crate::error::BackendError;
-use crate::info::LockInfo;
+use crate::error::{BackendError, Unsupported};
+use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::Clock;
+use crate::watch::Watch;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
@@ -43,6 +44,36 @@ pub(crate) trait Backend: Send + Sync + 'static {
 
     /// Ends another's hold.
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>>;
+
+    /// The live sessions, by id.
+    fn sessions(&self) -> BoxFuture<Result<Vec<SessionInfo>, BackendError>> {
+        let error = self.not_ours("list sessions");
+        Box::pin(async { Err(error) })
+    }
+
+    /// The locks at and below `prefix`, then every change. Needs no runtime.
+    fn watch(&self, _prefix: Option<LockName>) -> Result<Watch, BackendError> {
+        Err(self.not_ours("watch locks"))
+    }
+
+    /// Stores a name's number of permits, or removes it (L4).
+    fn set_limit(&self, _name: LockName, _permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
+        let error = self.not_ours("store a number of permits");
+        Box::pin(async { Err(error) })
+    }
+
+    /// How the node that answers is.
+    fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
+        let error = self.not_ours("say how it is");
+        Box::pin(async { Err(error) })
+    }
+
+    /// What only our own service can do (P11).
+    fn not_ours(&self, what: &'static str) -> BackendError {
+        let backend = self.capabilities().backend;
+        let (why, instead) = ("only our own service can", "use `lockkeeper://`");
+        Unsupported { backend, what, why, instead }.into()
+    }
 }
 
 /// What carries one session: a connection, a stream, a directory.
@@ -64,7 +95,8 @@ pub(crate) trait Conn: Send + Sync + 'static {
 
 /// One call of a session.
 #[derive(Clone, Debug)]
-pub(crate) enum Call {
+#[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
+pub enum Call {
     /// Opens the session; with `fresh`, a new one, otherwise the same one whose answer was lost.
     Open {
         fresh: bool,
@@ -87,21 +119,23 @@ pub(crate) enum Call {
 
 /// What a request asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Wanted {
-    pub(crate) names: Vec<LockName>,
-    pub(crate) mode: Mode,
-    pub(crate) subtree: bool,
+#[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
+pub struct Wanted {
+    pub names: Vec<LockName>,
+    pub mode: Mode,
+    pub subtree: bool,
     /// Queue if it isn't free.
-    pub(crate) wait: bool,
-    pub(crate) keep_closed: Duration,
-    pub(crate) meta: Box<[u8]>,
+    pub wait: bool,
+    pub keep_closed: Duration,
+    pub meta: Box<[u8]>,
 }
 
 /// No answer came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct CallError {
+#[allow(unreachable_pub, reason = "public to the simulator only")]
+pub struct CallError {
     /// Whether the service may have seen the call (P12).
-    pub(crate) sent: bool,
+    pub sent: bool,
 }
 
 /// An operator's order to end a hold (B1–B3).

@@ -74,6 +74,68 @@ pub struct WaiterInfo {
     pub meta: Vec<(String, String)>,
 }
 
+/// A live session, as the service knows it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct SessionInfo {
+    /// Its number.
+    pub id: u64,
+    /// Who, as it labelled itself.
+    pub owner: String,
+    /// How long it lives without a keep-alive.
+    pub ttl: Duration,
+    /// How long its holds stay closed if it expires.
+    pub lock_delay: Duration,
+    /// The time left once its client closed the stream; zero is off.
+    pub linger: Duration,
+    /// How many requests of it hold.
+    pub holds: u64,
+    /// How many wait.
+    pub waiters: u64,
+    /// Answers that are kept until the client says that it has them (P7).
+    pub kept_answers: u64,
+    /// Whether a stream carries it at the moment.
+    pub attached: bool,
+    /// What is left of its ttl.
+    pub left: Duration,
+}
+
+/// How the node that answered is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct ServiceStatus {
+    /// The service's version.
+    pub version: String,
+    /// The node's number.
+    pub node: u64,
+    /// What tells its data directory from any other.
+    pub incarnation: String,
+    /// What tells its cluster from any other.
+    pub cluster: String,
+    /// Whether it leads.
+    pub leads: bool,
+    /// The leader's number, if one is known.
+    pub leader: Option<u64>,
+    /// The term of that leader.
+    pub term: u64,
+    /// The position in the log up to which commands are applied.
+    pub applied: u64,
+    /// The position up to which they are decided.
+    pub committed: u64,
+    /// The position of the latest snapshot.
+    pub snapshot: u64,
+    /// The last token that was given.
+    pub last_token: u64,
+    /// Live sessions.
+    pub sessions: u64,
+    /// Holds, waiters and closed holds.
+    pub requests: u64,
+    /// Streams of clients at this node.
+    pub streams: u64,
+    /// The version of the rules in force.
+    pub rules: u32,
+}
+
 /// Meta data as bytes: `key=value` lines.
 pub(crate) fn encode_meta(pairs: &[(String, String)]) -> Box<[u8]> {
     let lines: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();

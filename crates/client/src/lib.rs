@@ -70,11 +70,16 @@ mod info;
 mod kind;
 mod lock;
 mod locks;
+#[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 mod machine;
 mod observe;
 mod session;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod time;
 pub mod url;
+mod watch;
 mod worker;
 
 pub use backend::{BreakOrder, Broken};
@@ -84,9 +89,10 @@ pub use error::{
     RunError, Unsupported, VerifyError,
 };
 pub use guard::{Guard, Held};
-pub use info::{HolderInfo, HolderState, LockInfo, WaiterInfo};
+pub use info::{HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo};
 pub use kind::{Fenced, Kind, Unfenced};
 pub use lock::{Lock, OnLost, Wait};
 pub use lockkeeper_core::{LockName, ModeKind as Mode, NameError, PermitGrant, Slot, Token, TokenStatus};
 pub use locks::{Locks, RwLock, ShutdownReport};
 pub use time::{BootInstant, VirtualClock};
+pub use watch::{Watch, WatchEvent};

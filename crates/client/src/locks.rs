@@ -11,11 +11,12 @@ use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
 use crate::capabilities::{Capabilities, Fencing};
 use crate::error::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
-use crate::info::LockInfo;
+use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
 use crate::machine::Spec;
 use crate::session::Session;
+use crate::watch::Watch;
 use crate::worker::Worker;
 
 /// A client of one lock service. Cheap to clone; clones share sessions.
@@ -166,6 +167,39 @@ impl<F: Kind> Locks<F> {
     /// [`BackendError`].
     pub async fn break_hold(&self, order: BreakOrder) -> Result<Broken, BackendError> {
         self.core.backend.break_hold(order).await
+    }
+
+    /// The live sessions of the service, by id: for operators.
+    ///
+    /// # Errors
+    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service knows no sessions or doesn't tell.
+    pub async fn sessions(&self) -> Result<Vec<SessionInfo>, BackendError> {
+        self.core.backend.sessions().await
+    }
+
+    /// The state of the locks at and below `prefix`, then every change of them.
+    ///
+    /// # Errors
+    /// [`BackendErrorKind::Unsupported`] where the service can't say. All else comes as an event.
+    pub fn watch(&self, prefix: Option<&LockName>) -> Result<Watch, BackendError> {
+        self.core.backend.watch(prefix.cloned())
+    }
+
+    /// Stores a semaphore's number of permits, which then goes for everyone whatever they ask for; `None` removes it.
+    /// After a shrink, permits above the number drain.
+    ///
+    /// # Errors
+    /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] it may have been stored: look, then repeat it.
+    pub async fn set_limit(&self, name: &LockName, permits: Option<u32>) -> Result<(), BackendError> {
+        self.core.backend.set_limit(name.clone(), permits).await
+    }
+
+    /// How the node of the service that answers is.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    pub async fn status(&self) -> Result<ServiceStatus, BackendError> {
+        self.core.backend.status().await
     }
 
     /// Gives everything back and closes all sessions; holds count as lost at once. Waits at most `limit`.

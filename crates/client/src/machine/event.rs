@@ -9,27 +9,27 @@ use crate::time::BootInstant;
 
 /// A caller's request, for as long as it lives; stable while the session behind it changes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-pub(crate) struct Key(pub(crate) u64);
+pub struct Key(pub u64);
 
 /// One call to the backend. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[cfg_attr(test, derive(Hash))]
-pub(crate) struct CallId(pub(crate) u64);
+pub struct CallId(pub u64);
 
 /// What the machine must know of a request; the rest is the caller's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
-pub(crate) struct Want {
+pub struct Want {
     /// By the caller's own clock.
-    pub(crate) wait_until: Option<BootInstant>,
-    pub(crate) min_validity: Duration,
-    pub(crate) max_hold: Option<Duration>,
+    pub wait_until: Option<BootInstant>,
+    pub min_validity: Duration,
+    pub max_hold: Option<Duration>,
     /// Between the signal of a loss that has time (`max_hold`, a break) and the end of the hold.
-    pub(crate) grace: Duration,
+    pub grace: Duration,
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum Event {
+pub enum Event {
     Acquire {
         key: Key,
         want: Want,
@@ -59,7 +59,7 @@ pub(crate) enum Event {
 
 /// What a backend says without being asked.
 #[derive(Clone, Debug)]
-pub(crate) enum Push {
+pub enum Push {
     Queued {
         seq: Seq,
         position: u64,
@@ -71,13 +71,18 @@ pub(crate) enum Push {
         seq: Seq,
         end: End,
     },
+    /// The stream that carried the session ended at `at`, without a word of the service. With `linger`, the session
+    /// is believed in for no longer than that from then on, until a later attach is acknowledged.
+    Detached {
+        at: BootInstant,
+    },
     /// What carried the session is gone: a connection, a directory.
     Lost(LossCause),
 }
 
 /// A backend's answer to a call.
 #[derive(Clone, Debug)]
-pub(crate) enum Answer {
+pub enum Answer {
     Opened,
     KeptAlive,
     Granted(Granted),
@@ -91,17 +96,17 @@ pub(crate) enum Answer {
 
 /// What a grant brought.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(crate) struct Granted {
+pub struct Granted {
     /// `None` where the backend can't fence.
-    pub(crate) token: Option<Token>,
+    pub token: Option<Token>,
     /// For permits, one a name in byte order.
-    pub(crate) permits: Vec<PermitGrant>,
+    pub permits: Vec<PermitGrant>,
 }
 
 /// A call to the backend. Calls of a session must arrive in the order in which they come out of the machine (R5).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
-pub(crate) enum What {
+pub enum What {
     /// `fresh`: a new session; otherwise the one whose answer was lost.
     Open {
         fresh: bool,
@@ -123,14 +128,14 @@ pub(crate) enum What {
 
 /// Whose task carries a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum By {
+pub enum By {
     Caller(Key),
     Worker,
 }
 
 #[must_use]
 #[derive(Clone, Debug)]
-pub(crate) enum Output {
+pub enum Output {
     Call {
         call: CallId,
         what: What,
@@ -161,7 +166,7 @@ pub(crate) enum Output {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) enum NotAcquired {
+pub enum NotAcquired {
     Busy(Busy),
     TimedOut,
     Refused(BackendError),
@@ -173,7 +178,7 @@ pub(crate) enum NotAcquired {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Releasing {
+pub enum Releasing {
     Released,
     AlreadyLost(LossCause),
     /// The release was sent and not answered; it goes on being sent (P12).

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::event::{Answer, By, NotAcquired, Output, What};
-use super::{Machine, Sent, pause};
+use super::{DRIFT_PERCENT, Machine, RETRY_MIN, Sent, pause};
 use crate::error::BackendError;
 use crate::time::BootInstant;
 
@@ -92,6 +92,26 @@ impl Machine {
         if until > self.belief {
             self.belief = until;
             out.push(Output::Belief(until));
+        }
+    }
+
+    /// The stream has ended: the service may have cut the session's time to `linger` (DESIGN section 5). What was
+    /// asked before may have been acknowledged on that stream, so only what is asked from now on counts.
+    pub(super) fn detached(&mut self, now: BootInstant, at: BootInstant, out: &mut Vec<Output>) {
+        if self.spec.linger.is_zero() {
+            return;
+        }
+        self.calls.retain(|_, Sent { what, .. }| !matches!(what, What::Open { .. } | What::KeepAlive));
+        match &mut self.link {
+            Link::Opening { again, .. } => *again = Some(again.map_or(now, |again| again.min(now))),
+            // At once, but not twice in a moment: a peer that ends every stream must not be asked in a loop.
+            link => link.renew_soon(now, RETRY_MIN),
+        }
+        let until = at + (self.spec.linger - self.spec.linger * DRIFT_PERCENT / 100);
+        if self.belief.is_some_and(|belief| until < belief) {
+            self.belief = Some(until);
+            out.push(Output::Belief(self.belief));
+            self.pass_deadlines(now, out);
         }
     }
 

@@ -13,9 +13,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-pub(crate) use event::{
-    Answer, By, CallId, Event, Granted, Key, NotAcquired, Output, Push, Releasing, Want, What,
-};
+pub use event::{Answer, By, CallId, Event, Granted, Key, NotAcquired, Output, Push, Releasing, Want, What};
 use hold::{Hold, Request, Stage};
 use link::Link;
 use lockkeeper_core::{End, Seq};
@@ -26,13 +24,13 @@ use crate::time::BootInstant;
 /// What a session is opened with.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[cfg_attr(test, derive(Hash))]
-pub(crate) struct Spec {
+pub struct Spec {
     /// `None` where nothing expires: a connection or a descriptor holds the locks.
-    pub(crate) ttl: Option<Duration>,
-    pub(crate) lock_delay: Duration,
-    pub(crate) linger: Duration,
+    pub ttl: Option<Duration>,
+    pub lock_delay: Duration,
+    pub linger: Duration,
     /// Whether the session is kept alive.
-    pub(crate) renew: bool,
+    pub renew: bool,
 }
 
 /// Only a clock's rate is trusted, to 1 % (P5).
@@ -71,7 +69,7 @@ impl Spec {
 }
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
-pub(crate) struct Machine {
+pub struct Machine {
     spec: Spec,
     link: Link,
     /// The session's deadline, once it has one; `None` also where nothing expires.
@@ -121,7 +119,7 @@ struct Sent {
 }
 
 impl Machine {
-    pub(crate) fn new(spec: Spec) -> Self {
+    pub fn new(spec: Spec) -> Self {
         Self {
             spec,
             link: Link::Closed,
@@ -140,7 +138,7 @@ impl Machine {
         }
     }
 
-    pub(crate) fn handle(&mut self, now: BootInstant, event: Event, out: &mut Vec<Output>) {
+    pub fn handle(&mut self, now: BootInstant, event: Event, out: &mut Vec<Output>) {
         // Whatever happens, first notice what time it is: no answer may hide a deadline that has passed (P5).
         self.pass_deadlines(now, out);
         match event {
@@ -163,7 +161,7 @@ impl Machine {
     }
 
     /// When to be woken next.
-    pub(crate) fn next_wake(&self) -> Option<BootInstant> {
+    pub fn next_wake(&self) -> Option<BootInstant> {
         let pending = self.pending.iter().filter_map(|key| self.requests.get(key));
         let pending = pending.filter_map(|request| request.next_wake(self.spec.patience()));
         let finishing = self.finishing.values().filter_map(|finishing| finishing.again);
@@ -205,7 +203,7 @@ impl Machine {
     }
 
     /// The number under which a caller's hold is known to the backend.
-    pub(crate) fn seq_of(&self, key: Key) -> Option<Seq> {
+    pub fn seq_of(&self, key: Key) -> Option<Seq> {
         match self.requests.get(&key)?.stage {
             Stage::Held(Hold { seq, .. }) => Some(seq),
             _ => None,
@@ -213,12 +211,12 @@ impl Machine {
     }
 
     /// Whether nothing is held, wanted or on its way.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.finishing.is_empty()
     }
 
     /// Whether the session has ended for good after [`Event::Shutdown`].
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.stopping && matches!(self.link, Link::Closed)
     }
 
@@ -453,7 +451,9 @@ impl Machine {
             Push::Revoked { seq } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
-                let Stage::Held(hold) = &mut request.stage else { return };
+                let Stage::Held(hold) = &mut request.stage else {
+                    return self.ended_before_it_held(now, key, seq, Answer::Revoked, out);
+                };
                 if hold.lost.is_none() {
                     hold.lose(key, LossCause::Broken, out);
                     // What names a hold as revoked never moves that hold's own deadline (B1).
@@ -471,10 +471,28 @@ impl Machine {
                         out,
                     );
                     self.end_hold(key, None);
+                } else {
+                    self.ended_before_it_held(now, key, seq, Answer::Finished(end), out);
                 }
             }
+            Push::Detached { at } => self.detached(now, at, out),
             Push::Lost(cause) => self.session_gone(now, cause, out),
         }
+    }
+
+    /// A request ends by itself, and its grant is still on its way to us, if it had one: that one must not count any
+    /// more when it comes.
+    fn ended_before_it_held(
+        &mut self,
+        now: BootInstant,
+        key: Key,
+        seq: Seq,
+        answer: Answer,
+        out: &mut Vec<Output>,
+    ) {
+        self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { seq: s, .. } if s == seq));
+        self.unanswered.remove(&seq);
+        self.acquire_answered(now, key, seq, answer, out);
     }
 
     /// The session is over: holds are lost, waiters go on in a new one.

@@ -127,6 +127,16 @@ impl Checked {
             Event::Pushed(Push::Queued { seq, .. }) => {
                 self.unanswered.remove(seq);
             }
+            // The end of a request that does not hold is the answer to its acquire.
+            Event::Pushed(Push::Ended { seq, .. } | Push::Revoked { seq }) => {
+                if self.live.get(seq).is_some_and(|key| self.callers[key].0 == Caller::Waits) {
+                    self.unanswered.remove(seq);
+                }
+            }
+            Event::Pushed(Push::Detached { at }) => {
+                let until = *at + (self.machine.spec.linger - self.machine.spec.linger / 100);
+                return self.belief.filter(|_| !self.machine.spec.linger.is_zero()).map(|b| b.min(until));
+            }
             Event::Shutdown => self.stopping = true,
             Event::Abandon { .. } | Event::Pushed(_) | Event::Wake => {}
         }

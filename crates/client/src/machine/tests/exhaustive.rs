@@ -75,6 +75,9 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
     }
     if !state.callers.is_empty() {
         events.push(Event::Pushed(Push::Lost(LossCause::Disconnected)));
+        if !state.machine.spec.linger.is_zero() {
+            events.push(Event::Pushed(Push::Detached { at: now }));
+        }
         events.push(Event::Shutdown);
     }
     let mut events: Vec<_> = events.into_iter().map(|event| (now, event)).collect();
@@ -151,8 +154,8 @@ fn every_history_of_six_events_without_renewal_keeps_the_promises() {
 }
 
 /// A session that is open, with one key held and one queued.
-fn busy_session() -> Checked {
-    let mut state = Checked::new(spec());
+fn busy_session(spec: Spec) -> Checked {
+    let mut state = Checked::new(spec);
     let now = state.now;
     for key in KEYS {
         let _ = state.step(now, Event::Acquire { key, want: want() }).unwrap();
@@ -165,5 +168,11 @@ fn busy_session() -> Checked {
 
 #[test]
 fn every_history_of_events_in_a_busy_session_keeps_the_promises() {
-    judge("one held, one queued", &explore(busy_session(), 5), 200_000);
+    judge("one held, one queued", &explore(busy_session(spec()), 5), 200_000);
+}
+
+#[test]
+fn every_history_of_events_with_linger_keeps_the_promises() {
+    let spec = Spec { linger: Duration::from_secs(1), ..spec() };
+    judge("linger", &explore(busy_session(spec), 4), 20_000);
 }

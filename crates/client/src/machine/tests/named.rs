@@ -168,3 +168,70 @@ fn who_leaves_a_silent_service_is_gone_when_its_session_is_over() {
     let _ = state.step(over, Event::Wake).unwrap();
     assert!(state.machine.is_closed());
 }
+
+/// A session with `linger` of 1 s and one hold, asked for and granted at second 100.
+fn held_with_linger() -> Checked {
+    let mut state = Checked::new(Spec { linger: Duration::from_secs(1), ..spec() });
+    let _ = acquire(&mut state, 100, want());
+    answer(&mut state, 100, &Answer::Opened);
+    assert!(matches!(answer(&mut state, 100, &granted(1))[..], [Output::Granted { .. }]));
+    state
+}
+
+fn detach(state: &mut Checked, secs: u64) -> Vec<Output> {
+    step(state, secs, Event::Pushed(Push::Detached { at: at(secs) }))
+}
+
+#[test]
+fn a_stream_that_ends_leaves_linger_and_the_next_attach_restores_the_ttl() {
+    let mut state = held_with_linger();
+    let out = detach(&mut state, 102);
+    assert_eq!(keep_alives(&out), 1, "asks for the next attach at once");
+    assert_eq!(state.machine.belief, Some(at(102) + Duration::from_millis(990)));
+    let _ = answer(&mut state, 102, &Answer::KeptAlive);
+    assert_eq!(state.machine.belief, Some(at(102) + (TTL - TTL / 100)));
+}
+
+#[test]
+fn what_was_acknowledged_on_the_stream_that_ended_does_not_count() {
+    let mut state = held_with_linger();
+    assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
+    let before = *state.calls.last_key_value().unwrap().0;
+    let _ = detach(&mut state, 105);
+    let _ = step(&mut state, 105, Event::Answered { call: before, answer: Answer::KeptAlive });
+    assert_eq!(state.machine.belief, Some(at(105) + Duration::from_millis(990)));
+    let out = step(&mut state, 106, Event::Wake);
+    assert!(out.iter().any(|output| matches!(output, Output::Lost { cause: LossCause::Expired, .. })));
+}
+
+#[test]
+fn a_stream_that_ends_makes_no_deadline_later_and_says_nothing_without_linger() {
+    let mut state = held_with_linger();
+    let until = state.machine.belief.unwrap();
+    let late = BootInstant::from_nanos(until.as_nanos() - 1);
+    let _ = state.step(late, Event::Pushed(Push::Detached { at: late })).unwrap();
+    assert_eq!(state.machine.belief, Some(until));
+    let mut state = held();
+    let until = state.machine.belief;
+    assert!(detach(&mut state, 102).is_empty());
+    assert_eq!(state.machine.belief, until);
+}
+
+/// The word that a hold is over can overtake its grant, if the caller's task is slow to hear of that.
+#[test]
+fn a_grant_that_is_heard_after_its_end_is_not_handed_out() {
+    for push in [Push::Ended { seq: Seq(3), end: End::Broken }, Push::Revoked { seq: Seq(3) }] {
+        let mut state = open();
+        let out = acquire(&mut state, 100, want());
+        let [Output::Call { call, what: What::Acquire { seq: Seq(3), .. }, .. }] = out[..] else {
+            panic!("{out:?}")
+        };
+        let out = step(&mut state, 100, Event::Pushed(push));
+        assert!(
+            out.iter().any(|o| matches!(o, Output::Call { what: What::Finish { target: Seq(3), .. }, .. })),
+            "{out:?}"
+        );
+        let _ = step(&mut state, 100, Event::Answered { call, answer: granted(1) });
+        assert_eq!(state.machine.seq_of(KEY), None);
+    }
+}

@@ -1,0 +1,511 @@
+//! One session on the stream: how it is attached, which signs of life are unacknowledged, which commands unresolved.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use lockkeeper_core::Seq;
+use lockkeeper_wire::request::{Secret, secret_prefix};
+use lockkeeper_wire::v1::{self, client_item, server_item::What};
+
+use super::{Nonsense, Outbox, Outcome, SessionKey, earlier, items};
+use crate::backend::{Call, CallError, Wanted};
+use crate::error::{BackendError, LossCause};
+use crate::machine::{Answer, Push, Spec};
+use crate::time::BootInstant;
+
+/// The shortest and the longest time for which a command waits for its answer; between them it is a third of the ttl.
+/// Long enough for a change of leader, so that few callers ever hear that the fate of their release is unknown.
+const COMMAND_LIMIT_MIN: Duration = Duration::from_secs(1);
+const COMMAND_LIMIT_MAX: Duration = Duration::from_secs(10);
+/// Where a session has no ttl of its own.
+const TTL: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+pub(super) struct Carried<H> {
+    spec: Spec,
+    label: String,
+    secret: Secret,
+    /// The service's number, once it is open.
+    id: Option<u64>,
+    /// The number of the latest attach.
+    attach: u64,
+    place: Place,
+    /// Opens and keep-alives that are not acknowledged, by their rising numbers.
+    signs: VecDeque<Sign<H>>,
+    next_sign: u64,
+    /// The last number that was sent on the present stream.
+    sent_through: u64,
+    /// What was sent on it and is not acknowledged: an acknowledgement of a number stands for all up to it.
+    unheard: VecDeque<(u64, BootInstant)>,
+    /// Commands that have no answer yet.
+    asked: BTreeMap<Seq, Command<H>>,
+    /// Acquires that wait in the queue: they are resolved when they are granted or over, however long that takes.
+    queued: BTreeMap<Seq, Command<H>>,
+    close: Option<Closing<H>>,
+}
+
+/// Where a session stands.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    /// Nobody has asked for it yet.
+    Unwanted,
+    /// To be attached, as soon as there is a stream.
+    Waiting,
+    /// The attach is on the stream, and stands for the signs up to this number.
+    Attaching(u64),
+    Attached,
+    /// Gone, closed or refused. Final (S2).
+    Over,
+}
+
+#[derive(Debug)]
+struct Sign<H> {
+    number: u64,
+    since: BootInstant,
+    opens: bool,
+    handle: H,
+}
+
+#[derive(Debug)]
+struct Command<H> {
+    since: BootInstant,
+    what: Numbered,
+    /// It may have reached the service (P12).
+    sent: bool,
+    /// All who asked for it: a retry of what is under way joins it.
+    handles: Vec<H>,
+}
+
+#[derive(Debug)]
+enum Numbered {
+    Acquire { done_through: Seq, want: std::sync::Arc<Wanted>, wait_until: Option<BootInstant> },
+    Finish { target: Seq, done_through: Seq },
+}
+
+#[derive(Debug)]
+struct Closing<H> {
+    since: BootInstant,
+    sent: bool,
+    handle: H,
+}
+
+impl<H> Carried<H> {
+    pub(super) fn new(spec: Spec, label: &str, secret: Secret) -> Self {
+        Self {
+            spec,
+            label: label.to_owned(),
+            secret,
+            id: None,
+            attach: 0,
+            place: Place::Unwanted,
+            signs: VecDeque::new(),
+            next_sign: 1,
+            sent_through: 0,
+            unheard: VecDeque::new(),
+            asked: BTreeMap::new(),
+            queued: BTreeMap::new(),
+            close: None,
+        }
+    }
+
+    pub(super) fn id(&self) -> Option<u64> {
+        self.id
+    }
+
+    pub(super) fn secret_prefix(&self) -> u64 {
+        secret_prefix(&self.secret)
+    }
+
+    pub(super) fn ttl(&self) -> Duration {
+        self.spec.ttl.unwrap_or(TTL)
+    }
+
+    pub(super) fn lingers(&self) -> bool {
+        !self.spec.linger.is_zero()
+    }
+
+    pub(super) fn is_wanted(&self) -> bool {
+        matches!(self.place, Place::Waiting | Place::Attaching(_) | Place::Attached)
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.place, Place::Over)
+    }
+
+    /// How long an attach or a keep-alive may go unanswered (DESIGN section 6).
+    fn sign_limit(&self) -> Duration {
+        self.ttl() / 6
+    }
+
+    fn command_limit(&self) -> Duration {
+        (self.ttl() / 3).clamp(COMMAND_LIMIT_MIN, COMMAND_LIMIT_MAX)
+    }
+
+    /// Returns when to look after it at the latest.
+    pub(super) fn submit(
+        &mut self,
+        now: BootInstant,
+        call: Call,
+        handle: H,
+        outbox: &mut Outbox,
+        out: &mut Vec<Outcome<H>>,
+    ) -> Option<BootInstant> {
+        if self.is_over() {
+            let answer = if let Call::Close = call { Answer::Closed } else { Answer::SessionGone };
+            out.push(Outcome::Resolved(handle, Ok(answer)));
+            return None;
+        }
+        match call {
+            Call::Open { .. } => self.sign(now, true, handle, outbox),
+            Call::KeepAlive => self.sign(now, false, handle, outbox),
+            Call::Acquire { seq, done_through, want, wait_left } => {
+                let wait_until = wait_left.map(|left| now + left);
+                self.command(now, seq, Numbered::Acquire { done_through, want, wait_until }, handle, outbox)
+            }
+            Call::Finish { seq, target, done_through } => {
+                // Whoever waited for this request's grant does so no more: its finish stands for it (R4).
+                self.queued.remove(&target);
+                self.asked.remove(&target);
+                self.command(now, seq, Numbered::Finish { target, done_through }, handle, outbox)
+            }
+            Call::Close if self.place == Place::Unwanted => {
+                out.push(Outcome::Resolved(handle, Ok(Answer::Closed)));
+                None
+            }
+            Call::Close => {
+                let mut closing = Closing { since: now, sent: false, handle };
+                if self.place == Place::Attached {
+                    closing.sent = true;
+                    outbox.put(self.close_item());
+                }
+                self.close = Some(closing);
+                Some(now + self.command_limit())
+            }
+        }
+    }
+
+    /// An acknowledgement counts from when the call was made, so it must be for something that was sent later (P5): an
+    /// attach that is on the stream already says nothing of this sign.
+    fn sign(&mut self, now: BootInstant, opens: bool, handle: H, outbox: &mut Outbox) -> Option<BootInstant> {
+        self.signs.push_back(Sign { number: self.next_sign, since: now, opens, handle });
+        self.next_sign += 1;
+        match self.place {
+            Place::Unwanted => {
+                self.place = Place::Waiting;
+                if outbox.open {
+                    self.begin_stream(now, outbox);
+                }
+            }
+            Place::Attached => self.put_keep_alive(now, outbox),
+            Place::Waiting | Place::Attaching(_) | Place::Over => {}
+        }
+        Some(now + self.sign_limit())
+    }
+
+    fn command(
+        &mut self,
+        now: BootInstant,
+        seq: Seq,
+        what: Numbered,
+        handle: H,
+        outbox: &mut Outbox,
+    ) -> Option<BootInstant> {
+        // Somebody asks what became of a request that is under way: the one answer is for all.
+        if let Some(command) = self.queued.get_mut(&seq).or_else(|| self.asked.get_mut(&seq)) {
+            command.handles.push(handle);
+            return None;
+        }
+        let mut command = Command { since: now, what, sent: false, handles: vec![handle] };
+        if let (Place::Attached, Some(id)) = (self.place, self.id) {
+            command.sent = true;
+            outbox.put(items::item(id, command.what.item(now, seq)));
+        }
+        self.asked.insert(seq, command);
+        Some(now + self.command_limit())
+    }
+
+    /// Opens or attaches it on a new stream, if it is wanted. Returns when to look after it at the latest.
+    pub(super) fn begin_stream(&mut self, now: BootInstant, outbox: &mut Outbox) -> Option<BootInstant> {
+        if !self.is_wanted() {
+            return None;
+        }
+        self.attach += 1;
+        let covers = self.next_sign - 1;
+        self.place = Place::Attaching(covers);
+        self.sent_through = covers;
+        self.unheard = VecDeque::from([(covers, now)]);
+        let secret = self.secret.to_vec();
+        outbox.put(match self.id {
+            Some(id) => {
+                items::item(id, client_item::What::Attach(v1::AttachSession { secret, attach: self.attach }))
+            }
+            None => items::item(
+                0,
+                client_item::What::Open(v1::OpenSession {
+                    secret,
+                    ttl_ms: items::millis(self.ttl()),
+                    lock_delay_ms: items::millis(self.spec.lock_delay),
+                    linger_ms: items::millis(self.spec.linger),
+                    label: self.label.clone(),
+                    attach: self.attach,
+                }),
+            ),
+        });
+        Some(now + self.sign_limit())
+    }
+
+    /// Whether the stream that is over carried it.
+    pub(super) fn end_stream(&mut self) -> bool {
+        self.unheard.clear();
+        let carried = matches!(self.place, Place::Attaching(_) | Place::Attached);
+        if carried {
+            self.place = Place::Waiting;
+        }
+        carried
+    }
+
+    /// Whether the service has not answered a sign of life in time.
+    pub(super) fn is_unheard(&self, now: BootInstant) -> bool {
+        self.unheard.front().is_some_and(|&(_, since)| now >= since + self.sign_limit())
+    }
+
+    /// Fails what was not answered in its time.
+    pub(super) fn give_up(&mut self, now: BootInstant, out: &mut Vec<Outcome<H>>) {
+        let (sign_limit, command_limit) = (self.sign_limit(), self.command_limit());
+        let tried = self.attach > 0;
+        while self.signs.front().is_some_and(|sign| now >= sign.since + sign_limit)
+            && let Some(sign) = self.signs.pop_front()
+        {
+            out.push(Outcome::Resolved(sign.handle, Err(CallError { sent: tried })));
+        }
+        let overdue = |command: &Command<H>| now >= command.since + command_limit;
+        let overdue: Vec<Seq> =
+            self.asked.iter().filter(|(_, command)| overdue(command)).map(|(&seq, _)| seq).collect();
+        for command in overdue.iter().filter_map(|seq| self.asked.remove(seq)) {
+            let failed = |handle| Outcome::Resolved(handle, Err(CallError { sent: command.sent }));
+            out.extend(command.handles.into_iter().map(failed));
+        }
+        if let Some(closing) = self.close.take_if(|closing| now >= closing.since + command_limit) {
+            self.place = Place::Over;
+            out.push(Outcome::Resolved(closing.handle, Err(CallError { sent: closing.sent })));
+        }
+    }
+
+    /// When something will be overdue.
+    pub(super) fn look_at(&self) -> Option<BootInstant> {
+        let signs = self.signs.front().map(|sign| sign.since + self.sign_limit());
+        let unheard = self.unheard.front().map(|&(_, since)| since + self.sign_limit());
+        let asked = self.asked.values().map(|command| command.since + self.command_limit()).min();
+        let close = self.close.as_ref().map(|closing| closing.since + self.command_limit());
+        earlier(earlier(signs, unheard), earlier(asked, close))
+    }
+
+    pub(super) fn opened(
+        &mut self,
+        now: BootInstant,
+        id: u64,
+        attach: u64,
+        outbox: &mut Outbox,
+        out: &mut Vec<Outcome<H>>,
+    ) -> Result<Option<BootInstant>, Nonsense> {
+        self.id = Some(id);
+        self.attached(now, attach, outbox, out)
+    }
+
+    /// The service refuses to open it: asking again would not help.
+    pub(super) fn open_refused(&mut self, error: &BackendError, out: &mut Vec<Outcome<H>>) {
+        self.place = Place::Over;
+        let refused = || Ok(Answer::Refused(error.clone()));
+        self.unheard.clear();
+        out.extend(self.signs.drain(..).map(|sign| Outcome::Resolved(sign.handle, refused())));
+        self.resolve_all(&refused(), out);
+    }
+
+    /// The session is not live (S2).
+    pub(super) fn gone(&mut self, key: SessionKey, out: &mut Vec<Outcome<H>>) {
+        self.place = Place::Over;
+        self.unheard.clear();
+        let leaving = self.close.is_some();
+        out.extend(self.signs.drain(..).map(|sign| Outcome::Resolved(sign.handle, Ok(Answer::SessionGone))));
+        self.resolve_all(&Ok(Answer::SessionGone), out);
+        if !leaving {
+            out.push(Outcome::Push(key, Push::Lost(LossCause::SessionEnded)));
+        }
+    }
+
+    fn resolve_all(&mut self, result: &Result<Answer, CallError>, out: &mut Vec<Outcome<H>>) {
+        let asked = std::mem::take(&mut self.asked);
+        let queued = std::mem::take(&mut self.queued);
+        let handles = asked.into_values().chain(queued.into_values()).flat_map(|command| command.handles);
+        out.extend(handles.map(|handle| Outcome::Resolved(handle, result.clone())));
+        if let Some(closing) = self.close.take() {
+            out.push(Outcome::Resolved(closing.handle, Ok(Answer::Closed)));
+        }
+    }
+
+    /// One item of an open session. Returns when to look after it at the latest.
+    pub(super) fn item(
+        &mut self,
+        now: BootInstant,
+        key: SessionKey,
+        seq: u64,
+        what: What,
+        outbox: &mut Outbox,
+        out: &mut Vec<Outcome<H>>,
+    ) -> Result<Option<BootInstant>, Nonsense> {
+        let seq = Seq(seq);
+        match what {
+            What::Attached(attached) => {
+                revoked(key, attached.revoked, out);
+                return self.attached(now, attached.attach, outbox, out);
+            }
+            What::KeptAlive(alive) => {
+                if self.place != Place::Attached {
+                    return Err(Nonsense("a keep-alive is acknowledged before its attach".into()));
+                }
+                // First the bad news, so that no acknowledgement outlives it.
+                revoked(key, alive.revoked, out);
+                self.kept_alive(alive.id, out)?;
+            }
+            What::Queued(queued) => {
+                let asked = self.asked.get(&seq);
+                if asked.is_some_and(|command| matches!(command.what, Numbered::Finish { .. })) {
+                    return Err(Nonsense(format!("the finish {seq} is queued")));
+                }
+                if let Some(command) = self.asked.remove(&seq) {
+                    self.queued.insert(seq, command);
+                }
+                if self.queued.contains_key(&seq) {
+                    out.push(Outcome::Push(key, Push::Queued { seq, position: queued.position }));
+                }
+            }
+            // No command, so a sign of life: the attach, or a keep-alive.
+            What::Refused(refused) if seq.0 == 0 => match self.place {
+                // It lets us carry the session no more, whatever it holds: to us it is over.
+                Place::Attaching(_) => self.gone(key, out),
+                _ => {
+                    self.unheard.clear();
+                    let error = items::refusal(&refused);
+                    let refused =
+                        |sign: Sign<H>| Outcome::Resolved(sign.handle, Ok(Answer::Refused(error.clone())));
+                    out.extend(self.signs.drain(..).map(refused));
+                }
+            },
+            what => self.told(key, seq, what, out)?,
+        }
+        Ok(None)
+    }
+
+    /// An answer to a command, or a word on a request that nobody asked for.
+    fn told(
+        &mut self,
+        key: SessionKey,
+        seq: Seq,
+        what: What,
+        out: &mut Vec<Outcome<H>>,
+    ) -> Result<(), Nonsense> {
+        let unasked = matches!(what, What::Revoked(_) | What::Ended(_));
+        let Some(answer) = items::answer(what)? else {
+            return Err(Nonsense(format!("what came for command {seq} answers no such command")));
+        };
+        if let Some(command) = self.asked.remove(&seq).or_else(|| self.queued.remove(&seq)) {
+            let resolved = |handle| Outcome::Resolved(handle, Ok(answer.clone()));
+            out.extend(command.handles.into_iter().map(resolved));
+            return Ok(());
+        }
+        match answer {
+            Answer::Revoked if unasked => out.push(Outcome::Push(key, Push::Revoked { seq })),
+            Answer::Finished(end) if unasked => out.push(Outcome::Push(key, Push::Ended { seq, end })),
+            // The answer to a command that was given up, or was dropped: who asks again is answered again (P7).
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The session is on this stream: whatever is unresolved follows, in the order of its numbers.
+    fn attached(
+        &mut self,
+        now: BootInstant,
+        attach: u64,
+        outbox: &mut Outbox,
+        out: &mut Vec<Outcome<H>>,
+    ) -> Result<Option<BootInstant>, Nonsense> {
+        let (Place::Attaching(covers), Some(id)) = (self.place, self.id) else {
+            return Err(Nonsense("an attach is confirmed that nobody asked for".into()));
+        };
+        if attach != self.attach {
+            return Err(Nonsense(format!("attach {attach} is confirmed, {} was sent", self.attach)));
+        }
+        self.place = Place::Attached;
+        self.kept_alive(covers, out)?;
+        let unresolved = self.asked.iter().chain(&self.queued).map(|(&seq, _)| seq);
+        let mut unresolved: Vec<Seq> = unresolved.collect();
+        unresolved.sort_unstable();
+        for seq in unresolved {
+            let Some(command) = self.asked.get_mut(&seq).or_else(|| self.queued.get_mut(&seq)) else {
+                continue;
+            };
+            outbox.seen.resent += u64::from(std::mem::replace(&mut command.sent, true));
+            outbox.put(items::item(id, command.what.item(now, seq)));
+        }
+        if let Some(closing) = &mut self.close {
+            closing.sent = true;
+            outbox.put(self.close_item());
+        }
+        if self.signs.is_empty() {
+            return Ok(None);
+        }
+        self.put_keep_alive(now, outbox);
+        Ok(Some(now + self.sign_limit()))
+    }
+
+    /// Everything up to this number is acknowledged.
+    fn kept_alive(&mut self, number: u64, out: &mut Vec<Outcome<H>>) -> Result<(), Nonsense> {
+        if number > self.sent_through {
+            let sent = self.sent_through;
+            return Err(Nonsense(format!("keep-alive {number} is acknowledged, the last sent is {sent}")));
+        }
+        while self.unheard.front().is_some_and(|&(first, _)| first <= number) {
+            self.unheard.pop_front();
+        }
+        while self.signs.front().is_some_and(|sign| sign.number <= number)
+            && let Some(sign) = self.signs.pop_front()
+        {
+            let answer = if sign.opens { Answer::Opened } else { Answer::KeptAlive };
+            out.push(Outcome::Resolved(sign.handle, Ok(answer)));
+        }
+        Ok(())
+    }
+
+    /// One for all signs that wait.
+    fn put_keep_alive(&mut self, now: BootInstant, outbox: &mut Outbox) {
+        let Some(id) = self.id else { return };
+        let number = self.next_sign - 1;
+        self.sent_through = number;
+        self.unheard.push_back((number, now));
+        outbox.put(items::item(id, client_item::What::KeepAlive(v1::KeepAlive { id: number })));
+    }
+
+    fn close_item(&self) -> v1::ClientItem {
+        items::item(self.id.unwrap_or_default(), client_item::What::Close(v1::CloseSession {}))
+    }
+}
+
+impl Numbered {
+    fn item(&self, now: BootInstant, seq: Seq) -> client_item::What {
+        match self {
+            Self::Acquire { done_through, want, wait_until } => {
+                items::acquire(seq, *done_through, want, wait_until.map(|until| until - now))
+            }
+            Self::Finish { target, done_through } => client_item::What::Finish(v1::Finish {
+                seq: seq.0,
+                target: target.0,
+                done_through: done_through.0,
+            }),
+        }
+    }
+}
+
+fn revoked<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<Outcome<H>>) {
+    out.extend(seqs.into_iter().map(|seq| Outcome::Push(key, Push::Revoked { seq: Seq(seq) })));
+}

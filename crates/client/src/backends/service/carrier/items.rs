@@ -1,0 +1,93 @@
+//! Calls as items of a client's frame, and items of the service's frames as answers.
+
+use std::time::Duration;
+
+use lockkeeper_core::{Mode, Seq, limits};
+use lockkeeper_wire::answer::{read_end, read_grant};
+use lockkeeper_wire::v1::{self, RefusedCode, client_item, server_item::What};
+
+use super::Nonsense;
+use crate::backend::Wanted;
+use crate::error::{BackendError, BackendErrorKind, Busy};
+use crate::machine::{Answer, Granted};
+
+/// About how many bytes an item takes in a frame, never less.
+pub(super) fn weight(item: &v1::ClientItem) -> usize {
+    /// Tags, lengths and numbers; a secret and a label.
+    const FIXED: usize = 128 + limits::LABEL_BYTES_MAX;
+    const PER_NAME: usize = 8;
+    match &item.what {
+        Some(client_item::What::Acquire(acquire)) => {
+            let names: usize = acquire.names.iter().map(|name| name.len() + PER_NAME).sum();
+            FIXED + names + acquire.value.len() + acquire.meta.len()
+        }
+        Some(client_item::What::SetValue(set)) => FIXED + set.value.len(),
+        _ => FIXED,
+    }
+}
+
+pub(super) fn item(session: u64, what: client_item::What) -> v1::ClientItem {
+    v1::ClientItem { session, what: Some(what) }
+}
+
+pub(super) fn acquire(
+    seq: Seq,
+    done_through: Seq,
+    want: &Wanted,
+    wait_left: Option<Duration>,
+) -> client_item::What {
+    let (mode, permits) = match want.mode {
+        Mode::Exclusive => (v1::Mode::Exclusive, None),
+        Mode::Shared => (v1::Mode::Shared, None),
+        Mode::Permit { of } => (v1::Mode::Permit, of),
+    };
+    client_item::What::Acquire(v1::Acquire {
+        seq: seq.0,
+        done_through: done_through.0,
+        names: want.names.iter().map(|name| name.as_str().to_owned()).collect(),
+        mode: mode.into(),
+        permits,
+        subtree: want.subtree,
+        wait: want.wait,
+        // 0 would not wait at all (Q2); whoever waits leaves by its own clock as well (W1).
+        at_most_ms: wait_left.map(|left| millis(left).max(1)),
+        keep_closed_ms: millis(want.keep_closed),
+        value: Vec::new(),
+        meta: want.meta.to_vec(),
+    })
+}
+
+pub(super) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The answer that an item is to a command; `None` if it is none.
+pub(super) fn answer(what: What) -> Result<Option<Answer>, Nonsense> {
+    Ok(Some(match what {
+        What::Granted(granted) => {
+            let grant = read_grant(&granted).map_err(|error| Nonsense(error.to_string()))?;
+            Answer::Granted(Granted { token: Some(grant.token), permits: grant.permits })
+        }
+        What::Busy(busy) => Answer::Busy(Busy {
+            holder: (busy.holder != 0).then_some(busy.holder_label),
+            queued_ahead: busy.queued_ahead,
+        }),
+        What::Finished(finished) | What::Ended(finished) => {
+            Answer::Finished(read_end(finished).map_err(|error| Nonsense(error.to_string()))?)
+        }
+        What::Revoked(_) => Answer::Revoked,
+        What::Refused(refused) => Answer::Refused(refusal(&refused)),
+        _ => return Ok(None),
+    }))
+}
+
+/// A refusal by whose move is next.
+pub(super) fn refusal(refused: &v1::Refused) -> BackendError {
+    let kind = match refused.code() {
+        RefusedCode::Operator | RefusedCode::Unspecified => BackendErrorKind::Operator,
+        RefusedCode::Invalid | RefusedCode::Permits | RefusedCode::Limit | RefusedCode::NotHeld => {
+            BackendErrorKind::Refused
+        }
+    };
+    BackendError::new(kind, refused.text.clone())
+}

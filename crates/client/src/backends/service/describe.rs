@@ -1,0 +1,122 @@
+//! What the service shows of locks, sessions and itself, in the library's words.
+
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
+use lockkeeper_wire::v1;
+
+use crate::backend::Broken;
+use crate::error::{BackendError, BackendErrorKind};
+use crate::info::{HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo, decode_meta};
+
+/// What came makes no sense: a newer service, or none at all.
+fn nonsense(what: impl std::fmt::Display) -> BackendError {
+    BackendError::new(
+        BackendErrorKind::Operator,
+        format!(
+            "the lock service's answer can't be read: {what}; use versions of client and service that fit"
+        ),
+    )
+}
+
+fn mode(mode: v1::Mode) -> Result<ModeKind, BackendError> {
+    match mode {
+        v1::Mode::Exclusive => Ok(ModeKind::Exclusive),
+        v1::Mode::Shared => Ok(ModeKind::Shared),
+        v1::Mode::Permit => Ok(ModeKind::Permit),
+        v1::Mode::Unspecified => Err(nonsense("a mode is unknown")),
+    }
+}
+
+fn token(value: u64) -> Result<Token, BackendError> {
+    Token::new(value).ok_or_else(|| nonsense(format_args!("{value} is no token")))
+}
+
+pub(super) fn lock(lock: v1::Lock) -> Result<LockInfo, BackendError> {
+    Ok(LockInfo {
+        name: LockName::parse(&lock.name).map_err(nonsense)?,
+        holders: lock.holds.into_iter().map(hold).collect::<Result<_, _>>()?,
+        waiter_count: usize::try_from(lock.waiter_count).unwrap_or(usize::MAX),
+        waiters: lock.waiters.into_iter().map(waiter).collect::<Result<_, _>>()?,
+        limit: lock.permits,
+    })
+}
+
+fn hold(hold: v1::Hold) -> Result<HolderInfo, BackendError> {
+    Ok(HolderInfo {
+        token: Some(token(hold.token)?),
+        mode: mode(hold.mode())?,
+        subtree: hold.subtree,
+        slot: hold.slot,
+        held_for: hold.held_for_ms.map(Duration::from_millis),
+        state: match hold.state() {
+            v1::HoldState::Held => HolderState::Held,
+            v1::HoldState::Revoked => HolderState::Revoked { reason: hold.break_reason, by: hold.break_by },
+            v1::HoldState::Closed => HolderState::Closed { left: Duration::from_millis(hold.closed_for_ms) },
+            v1::HoldState::Unspecified => return Err(nonsense("the state of a hold is unknown")),
+        },
+        owner: hold.label,
+        meta: decode_meta(&hold.meta),
+    })
+}
+
+fn waiter(waiter: v1::Waiter) -> Result<WaiterInfo, BackendError> {
+    Ok(WaiterInfo { mode: mode(waiter.mode())?, owner: waiter.label, meta: decode_meta(&waiter.meta) })
+}
+
+pub(super) fn session(session: v1::Session) -> SessionInfo {
+    SessionInfo {
+        id: session.id,
+        owner: session.label,
+        ttl: Duration::from_millis(session.ttl_ms),
+        lock_delay: Duration::from_millis(session.lock_delay_ms),
+        linger: Duration::from_millis(session.linger_ms),
+        holds: session.holds,
+        waiters: session.waiters,
+        kept_answers: session.kept_answers,
+        attached: session.attached,
+        left: Duration::from_millis(session.left_ms),
+    }
+}
+
+pub(super) fn status(status: v1::StatusResponse) -> ServiceStatus {
+    ServiceStatus {
+        leads: status.role() == v1::Role::Leader,
+        version: status.version,
+        node: status.node,
+        incarnation: status.incarnation,
+        cluster: status.cluster,
+        leader: (status.leader != 0).then_some(status.leader),
+        term: status.term,
+        applied: status.applied,
+        committed: status.committed,
+        snapshot: status.snapshot,
+        last_token: status.last_token,
+        sessions: status.sessions,
+        requests: status.requests,
+        streams: status.streams,
+        rules: status.rules,
+    }
+}
+
+pub(super) fn token_status(checked: &v1::CheckTokenResponse) -> Result<TokenStatus, BackendError> {
+    match checked.status() {
+        v1::TokenStatus::Current => Ok(TokenStatus::Current),
+        v1::TokenStatus::NotCurrent => Ok(TokenStatus::NotCurrent { live: tokens(&checked.live)? }),
+        v1::TokenStatus::NeverIssued => Ok(TokenStatus::NeverIssued),
+        v1::TokenStatus::Unspecified => Err(nonsense("the worth of a token is unknown")),
+    }
+}
+
+pub(super) fn broken(broken: &v1::BreakResponse) -> Result<Broken, BackendError> {
+    match broken.result() {
+        v1::BreakResult::Done => Ok(Broken::Done),
+        v1::BreakResult::NotCurrent => Ok(Broken::NotCurrent { live: tokens(&broken.live)? }),
+        v1::BreakResult::StillClosed => Ok(Broken::StillClosed),
+        v1::BreakResult::Unspecified => Err(nonsense("the result of a break is unknown")),
+    }
+}
+
+fn tokens(live: &[u64]) -> Result<Vec<Token>, BackendError> {
+    live.iter().map(|&value| token(value)).collect()
+}

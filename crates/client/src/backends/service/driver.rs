@@ -1,0 +1,185 @@
+//! Keeps one stream to the leader, for as long as a session needs one.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_wire::FRAME_BYTES_MAX;
+use lockkeeper_wire::v1::{StreamEndReason, lockkeeper_client::LockkeeperClient};
+use tonic::transport::{Channel, Endpoint};
+
+use super::addresses::{Address, Addresses};
+use super::carrier::Ending;
+use super::shared::{Cut, Outgoing, Shared};
+
+pub(super) type Client = LockkeeperClient<Channel>;
+
+/// A node that does not accept within this time is passed over.
+pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+/// How long who leaves waits for the service to end the stream.
+const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
+/// The longest pause between tries: a twelfth of the usual ttl, or of the shortest in use.
+const PAUSE_MAX: Duration = Duration::from_millis(2500);
+/// A connection over which nothing comes for so long is asked, and dropped if it does not answer within the limit. The
+/// keep-alives of sessions are the faster test; this one is for connections without any.
+const PING_EVERY: Duration = Duration::from_secs(10);
+const PING_LIMIT: Duration = Duration::from_secs(5);
+/// How much the service may send ahead: some frames of the largest size.
+const WINDOW_BYTES: u32 = 16 << 20;
+
+/// How a stream came to its end.
+enum Over {
+    /// It could not be opened, or ended without a word.
+    Lost {
+        why: String,
+        worked: bool,
+    },
+    Ended {
+        ending: Ending,
+        worked: bool,
+    },
+    Leaving,
+}
+
+/// Until the client leaves.
+pub(super) async fn drive(shared: Arc<Shared>, mut addresses: Addresses) {
+    while shared.until_wanted().await {
+        let address = addresses.take();
+        let over = match connect(&address).await {
+            Ok(client) => carry(&shared, client).await,
+            Err(error) => Over::Lost { why: error.to_string(), worked: false },
+        };
+        match over {
+            Over::Leaving => return,
+            Over::Lost { why, worked } => {
+                tracing::debug!(%address, "lockkeeper: the stream is lost: {why}");
+                count(&mut addresses, worked);
+            }
+            Over::Ended { ending, worked } => {
+                tracing::debug!(%address, "lockkeeper: the stream is over: {ending:?}");
+                count(&mut addresses, worked);
+                if let Ending::Announced { reason, text, leader } = ending {
+                    match reason {
+                        StreamEndReason::NotLeader => addresses.leader_is(leader.as_deref()),
+                        StreamEndReason::Protocol => tracing::error!(
+                            %address,
+                            "the lock service does not understand this client: {text}; use versions that fit"
+                        ),
+                        _ => {}
+                    }
+                }
+            }
+        }
+        let most = shared.least_ttl().map_or(PAUSE_MAX, |ttl| PAUSE_MAX.min(ttl / 12));
+        let pause = addresses.pause(most, random());
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+fn count(addresses: &mut Addresses, worked: bool) {
+    if worked {
+        addresses.worked();
+    }
+    addresses.failed();
+}
+
+/// One stream, from its opening to its end.
+async fn carry(shared: &Arc<Shared>, mut client: Client) -> Over {
+    let stream = shared.begin_stream();
+    let outgoing = Outgoing { shared: shared.clone(), stream };
+    // The first frame leaves with the request: nobody waits for the service's headers before it attaches.
+    let opened = tokio::select! {
+        opened = client.session(outgoing) => opened,
+        cut = shared.until_cut() => return over(cut, false),
+    };
+    let mut incoming = match opened {
+        Ok(opened) => opened.into_inner(),
+        Err(status) => {
+            shared.stream_lost(stream);
+            return Over::Lost { why: cause(&status), worked: false };
+        }
+    };
+    let mut worked = false;
+    loop {
+        let message = tokio::select! {
+            biased;
+            cut = shared.until_cut() => {
+                if let Cut::Leaving = cut {
+                    // Our side has ended; the service ends its own when it has read that.
+                    let _ = tokio::time::timeout(GOODBYE_LIMIT, incoming.message()).await;
+                }
+                return over(cut, worked);
+            }
+            message = incoming.message() => message,
+        };
+        match message {
+            Ok(Some(frame)) => {
+                worked |= !frame.items.iter().all(is_stream_end);
+                shared.received(stream, frame.items);
+            }
+            ended => {
+                shared.stream_lost(stream);
+                let why = ended.err().map_or_else(|| "closed".to_owned(), |status| cause(&status));
+                return Over::Lost { why, worked };
+            }
+        }
+    }
+}
+
+fn is_stream_end(item: &lockkeeper_wire::v1::ServerItem) -> bool {
+    matches!(item.what, Some(lockkeeper_wire::v1::server_item::What::StreamEnd(_)))
+}
+
+fn over(cut: Cut, worked: bool) -> Over {
+    match cut {
+        Cut::Ended(ending) => Over::Ended { ending, worked },
+        Cut::Leaving => Over::Leaving,
+    }
+}
+
+/// A connection of its own.
+pub(super) async fn connect(address: &Address) -> Result<Client, ConnectFailed> {
+    let failed =
+        |error: tonic::transport::Error| ConnectFailed { address: address.clone(), why: cause(&error) };
+    let endpoint = Endpoint::from_shared(address.uri())
+        .map_err(failed)?
+        .connect_timeout(CONNECT_LIMIT)
+        .tcp_nodelay(true)
+        .tcp_keepalive(Some(PING_EVERY))
+        .http2_keep_alive_interval(PING_EVERY)
+        .keep_alive_timeout(PING_LIMIT)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES);
+    let channel = match tokio::time::timeout(CONNECT_LIMIT, endpoint.connect()).await {
+        Ok(connected) => connected.map_err(failed)?,
+        Err(_) => {
+            let why = format!("no answer within {CONNECT_LIMIT:?}");
+            return Err(ConnectFailed { address: address.clone(), why });
+        }
+    };
+    Ok(LockkeeperClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX))
+}
+
+/// A node that could not be reached.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{address}: {why}")]
+pub(super) struct ConnectFailed {
+    address: Address,
+    why: String,
+}
+
+/// The innermost cause, which is the one that says something.
+pub(super) fn cause(error: &dyn Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+/// For spreading load and pauses only; without chance everybody begins at the same node.
+pub(super) fn random() -> u64 {
+    getrandom::u64().unwrap_or(0)
+}

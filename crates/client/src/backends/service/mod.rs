@@ -1,0 +1,242 @@
+//! `lockkeeper://`: our own service.
+//!
+//! One stream for all sessions of a client, on a thread of the library's own: a blocked user runtime loses no locks.
+//! What the stream does for its sessions is decided by the pure [`carrier`]; [`driver`] keeps the stream up,
+//! [`shared`] is where callers hand their calls over. Questions of tools are single calls ([`unary`]).
+
+mod addresses;
+#[allow(unreachable_pub, reason = "public to the simulator only")]
+pub(crate) mod carrier;
+mod describe;
+mod driver;
+mod shared;
+mod unary;
+
+use std::sync::Arc;
+
+use lockkeeper_core::{LockName, TokenStatus};
+use lockkeeper_wire::v1;
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, CallError, Conn};
+use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::info::{LockInfo, ServiceStatus, SessionInfo};
+use crate::machine::{Answer, Push, Spec};
+use crate::url::Url;
+use crate::watch::{Watch, WatchEvent};
+use addresses::Addresses;
+use carrier::SessionKey;
+use driver::{Client, random};
+use shared::Owner;
+use unary::{Asker, Asking};
+
+/// How many waiters an inspection names.
+const WAITERS_SHOWN: u32 = 20;
+/// How many locks or sessions come with one answer.
+const PAGE: u32 = 1000;
+
+/// Makes a client, if any node answers.
+pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    let addresses = Addresses::of(url, random())?;
+    let owner = Owner::start()?;
+    let asker = Asker::new(owner.worker.clone(), addresses.clone());
+    unary::probe(&asker).await?;
+    owner.worker.run(Box::pin(driver::drive(owner.shared.clone(), addresses)));
+    Ok(Arc::new(Service { owner: Arc::new(owner), asker }))
+}
+
+struct Service {
+    owner: Arc<Owner>,
+    asker: Asker,
+}
+
+static CAPABILITIES: Capabilities = Capabilities {
+    backend: "lockkeeper",
+    reach: Reach::Network,
+    fencing: Fencing::Tokens { source: "a counter of the replicated table" },
+    ttl: true,
+    shared: true,
+    permits: true,
+    subtree: true,
+    multi: true,
+    wait: true,
+    fair: true,
+    keep_closed: true,
+    lock_delay: true,
+    inspect: true,
+    break_hold: true,
+    break_now: true,
+    promises: [Promise::Kept; 12],
+};
+
+impl Backend for Service {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        let mut secret = [0; 16];
+        match getrandom::fill(&mut secret) {
+            Ok(()) => {
+                let key = self.owner.shared.add(spec, label, secret, pushes);
+                Arc::new(ServiceConn { owner: self.owner.clone(), key })
+            }
+            Err(error) => Arc::new(NoConn(format!("the system gives no random bytes: {error}"))),
+        }
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        let asked = v1::DescribeRequest { name: name.as_str().to_owned(), waiters_max: WAITERS_SHOWN };
+        let answer = self.asker.ask(Asking::Again, move |mut client: Client| {
+            let asked = asked.clone();
+            async move { client.describe(asked).await }
+        });
+        Box::pin(async move {
+            let unused = v1::Lock { name: name.as_str().to_owned(), ..v1::Lock::default() };
+            describe::lock(answer.await?.lock.unwrap_or(unused))
+        })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        let asker = self.asker.clone();
+        let prefix = prefix.map(|prefix| prefix.as_str().to_owned()).unwrap_or_default();
+        Box::pin(async move {
+            let (mut locks, mut after) = (Vec::new(), String::new());
+            loop {
+                let asked = v1::ListRequest { prefix: prefix.clone(), page_size: PAGE, after };
+                let page = asker.ask(Asking::Again, move |mut client: Client| {
+                    let asked = asked.clone();
+                    async move { client.list(asked).await }
+                });
+                let page = page.await?;
+                for lock in page.locks {
+                    locks.push(describe::lock(lock)?);
+                }
+                if page.next_after.is_empty() {
+                    return Ok(locks);
+                }
+                after = page.next_after;
+            }
+        })
+    }
+
+    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let asked = v1::CheckTokenRequest { name: name.as_str().to_owned(), token };
+        let answer = self.asker.ask(Asking::Again, move |mut client: Client| {
+            let asked = asked.clone();
+            async move { client.check_token(asked).await }
+        });
+        Box::pin(async move { describe::token_status(&answer.await?) })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let asked = v1::BreakRequest {
+            name: order.name.as_str().to_owned(),
+            token: order.token.get(),
+            reason: order.reason,
+            by: order.by,
+            now: order.now,
+        };
+        // A break names a token, which never comes back: a repeat does nothing (O1).
+        let answer = self.asker.ask(Asking::Again, move |mut client: Client| {
+            let asked = asked.clone();
+            async move { client.r#break(asked).await }
+        });
+        Box::pin(async move { describe::broken(&answer.await?) })
+    }
+
+    fn sessions(&self) -> BoxFuture<Result<Vec<SessionInfo>, BackendError>> {
+        let asker = self.asker.clone();
+        Box::pin(async move {
+            let (mut sessions, mut after) = (Vec::new(), 0);
+            loop {
+                let asked = v1::ListSessionsRequest { page_size: PAGE, after };
+                let page = asker.ask(Asking::Again, move |mut client: Client| async move {
+                    client.list_sessions(asked).await
+                });
+                let page = page.await?;
+                sessions.extend(page.sessions.into_iter().map(describe::session));
+                if page.next_after == 0 {
+                    return Ok(sessions);
+                }
+                after = page.next_after;
+            }
+        })
+    }
+
+    fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
+        let asked =
+            v1::WatchRequest { prefix: prefix.map(|prefix| prefix.as_str().to_owned()).unwrap_or_default() };
+        let mut answers = self.asker.follow(move |mut client: Client| {
+            let asked = asked.clone();
+            async move { client.watch(asked).await }
+        });
+        let (events, receiver) = tokio::sync::mpsc::channel(1);
+        self.owner.worker.run(Box::pin(async move {
+            while let Some(answer) = answers.recv().await {
+                let event = match answer.map(|answer| answer.what) {
+                    Ok(Some(v1::watch_response::What::State(lock))) => {
+                        describe::lock(lock).map(WatchEvent::State)
+                    }
+                    Ok(Some(v1::watch_response::What::Synced(_))) => Ok(WatchEvent::Synced),
+                    Ok(Some(v1::watch_response::What::Changed(lock))) => {
+                        describe::lock(lock).map(WatchEvent::Changed)
+                    }
+                    // A newer service says more than we know.
+                    Ok(None) => continue,
+                    Err(error) => Err(error),
+                };
+                if events.send(event).await.is_err() {
+                    return;
+                }
+            }
+        }));
+        Ok(Watch::new(receiver))
+    }
+
+    fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
+        let asked = v1::SetLimitRequest { name: name.as_str().to_owned(), permits };
+        // The last one applied wins, so nobody may repeat it (O1).
+        let answer = self.asker.ask(Asking::Once, move |mut client: Client| {
+            let asked = asked.clone();
+            async move { client.set_limit(asked).await }
+        });
+        Box::pin(async move { answer.await.map(|v1::SetLimitResponse {}| ()) })
+    }
+
+    fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
+        let answer = self.asker.ask(Asking::Again, |mut client: Client| async move {
+            client.status(v1::StatusRequest {}).await
+        });
+        Box::pin(async move { answer.await.map(describe::status) })
+    }
+}
+
+/// One session on the client's stream.
+struct ServiceConn {
+    owner: Arc<Owner>,
+    key: SessionKey,
+}
+
+impl Conn for ServiceConn {
+    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+        self.owner.shared.submit(self.key, call)
+    }
+}
+
+impl Drop for ServiceConn {
+    fn drop(&mut self) {
+        self.owner.shared.remove(self.key);
+    }
+}
+
+/// A session that can't have a secret.
+struct NoConn(String);
+
+impl Conn for NoConn {
+    fn submit(&self, _call: Call) -> BoxFuture<Result<Answer, CallError>> {
+        let refused = BackendError::new(BackendErrorKind::Operator, self.0.clone());
+        Box::pin(async move { Ok(Answer::Refused(refused)) })
+    }
+}

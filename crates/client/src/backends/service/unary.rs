@@ -1,0 +1,236 @@
+//! Questions of tools and people: one call each, to whichever node answers.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tonic::{Code, Response, Status, Streaming};
+
+use super::addresses::Addresses;
+use super::driver::{Client, cause, connect, random};
+use crate::backend::BoxFuture;
+use crate::error::{BackendError, BackendErrorKind};
+use crate::worker::Worker;
+
+/// How long a question is asked again and again, at one node after the other. Longer than a change of leader takes.
+const ASK_LIMIT: Duration = Duration::from_secs(10);
+/// How long one node may take.
+const NODE_LIMIT: Duration = Duration::from_secs(5);
+/// Between rounds over all nodes.
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// States of locks that wait to be read by whoever watches.
+const WATCH_BUFFER: usize = 64;
+
+/// How often a question may be asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Asking {
+    /// Until the limit: asking twice changes nothing.
+    Again,
+    /// At every node once; nothing that has reached one is repeated.
+    Once,
+}
+
+/// Asks nodes on the library's own thread, so that connections outlive the caller's runtime.
+#[derive(Clone)]
+pub(super) struct Asker {
+    worker: Worker,
+    state: Arc<Mutex<State>>,
+}
+
+struct State {
+    addresses: Addresses,
+    /// The connection that answered last.
+    good: Option<Client>,
+}
+
+impl Asker {
+    pub(super) fn new(worker: Worker, addresses: Addresses) -> Self {
+        Self { worker, state: Arc::new(Mutex::new(State { addresses, good: None })) }
+    }
+
+    /// Asks until a node answers.
+    pub(super) fn ask<T, F>(
+        &self,
+        asking: Asking,
+        question: impl Fn(Client) -> F + Send + Sync + 'static,
+    ) -> BoxFuture<Result<T, BackendError>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<Response<T>, Status>> + Send,
+    {
+        let (answer, answered) = oneshot::channel();
+        let asker = self.state.clone();
+        self.worker.run(Box::pin(async move {
+            // Whoever asked may be gone.
+            let _ = answer.send(find(asker, asking, question).await.map(Response::into_inner));
+        }));
+        Box::pin(async move { answered.await.unwrap_or_else(|_| Err(stopped())) })
+    }
+
+    /// Opens a stream of answers, and hands them over as they come.
+    pub(super) fn follow<T, F>(
+        &self,
+        question: impl Fn(Client) -> F + Send + Sync + 'static,
+    ) -> mpsc::Receiver<Result<T, BackendError>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<Response<Streaming<T>>, Status>> + Send,
+    {
+        let (answers, receiver) = mpsc::channel(WATCH_BUFFER);
+        let asker = self.state.clone();
+        self.worker.run(Box::pin(async move {
+            let stream = match find(asker, Asking::Again, question).await {
+                Ok(stream) => stream,
+                Err(error) => return drop(answers.send(Err(error)).await),
+            };
+            let mut stream = stream.into_inner();
+            loop {
+                let item = tokio::select! {
+                    item = stream.message() => item,
+                    () = answers.closed() => return,
+                };
+                let item = match item {
+                    Ok(Some(item)) => Ok(item),
+                    Ok(None) => Err(BackendError::new(
+                        BackendErrorKind::Unreachable,
+                        "the lock service ended the watch; watch again",
+                    )),
+                    Err(status) => Err(refusal(&status)),
+                };
+                let over = item.is_err();
+                if answers.send(item).await.is_err() || over {
+                    return;
+                }
+            }
+        }));
+        receiver
+    }
+}
+
+async fn find<T, F>(
+    asker: Arc<Mutex<State>>,
+    asking: Asking,
+    question: impl Fn(Client) -> F,
+) -> Result<Response<T>, BackendError>
+where
+    F: Future<Output = Result<Response<T>, Status>>,
+{
+    let state = || asker.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut addresses = state().addresses.clone();
+    let mut failures: Vec<String> = Vec::new();
+    let limit = Instant::now() + ASK_LIMIT;
+    let rounds_max = if asking == Asking::Again { usize::MAX } else { 1 };
+    for _round in 0..rounds_max {
+        failures.clear();
+        // The connection that answered last, then every node in turn.
+        for attempt in 0..=addresses.len() {
+            let (client, whose) = if attempt == 0 {
+                let Some(client) = state().good.take() else { continue };
+                (client, "the node that answered last".to_owned())
+            } else {
+                let address = addresses.take();
+                match connect(&address).await {
+                    Ok(client) => (client, address.to_string()),
+                    Err(failed) => {
+                        failures.push(failed.to_string());
+                        addresses.failed();
+                        continue;
+                    }
+                }
+            };
+            match tokio::time::timeout(NODE_LIMIT, question(client.clone())).await {
+                Ok(Ok(answer)) => {
+                    let mut state = state();
+                    state.good = Some(client);
+                    state.addresses = addresses;
+                    state.addresses.worked();
+                    return Ok(answer);
+                }
+                Ok(Err(status)) if !is_nobodys(&status) => {
+                    state().good = Some(client);
+                    return Err(refusal(&status));
+                }
+                Ok(Err(status)) => failures.push(format!("{whose}: {}", cause(&status))),
+                Err(_) => failures.push(format!("{whose}: no answer within {NODE_LIMIT:?}")),
+            }
+            addresses.failed();
+            if asking == Asking::Once {
+                return Err(unreachable(&failures, "; whether it was done is not known"));
+            }
+        }
+        let pause = addresses.pause(PAUSE_MAX, random());
+        if Instant::now() + pause >= limit {
+            break;
+        }
+        tokio::time::sleep(pause).await;
+    }
+    Err(unreachable(&failures, ""))
+}
+
+/// Asks every node once how it is, to see that there is one.
+pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
+    let question =
+        |mut client: Client| async move { client.status(lockkeeper_wire::v1::StatusRequest {}).await };
+    let (answer, answered) = oneshot::channel();
+    let state = asker.state.clone();
+    asker.worker.run(Box::pin(async move {
+        let mut failures = Vec::new();
+        let mut addresses = state.lock().unwrap_or_else(PoisonError::into_inner).addresses.clone();
+        for _ in 0..addresses.len() {
+            let address = addresses.take();
+            let client = match connect(&address).await {
+                Ok(client) => client,
+                Err(failed) => {
+                    failures.push(failed.to_string());
+                    continue;
+                }
+            };
+            match tokio::time::timeout(NODE_LIMIT, question(client.clone())).await {
+                Ok(Ok(_)) => {
+                    state.lock().unwrap_or_else(PoisonError::into_inner).good = Some(client);
+                    return drop(answer.send(Ok(())));
+                }
+                Ok(Err(status)) => failures.push(format!("{address}: {}", cause(&status))),
+                Err(_) => failures.push(format!("{address}: no answer within {NODE_LIMIT:?}")),
+            }
+        }
+        drop(answer.send(Err(unreachable(&failures, ""))));
+    }));
+    answered.await.unwrap_or_else(|_| Err(stopped()))
+}
+
+fn unreachable(failures: &[String], doubt: &str) -> BackendError {
+    let failures = failures.join("; ");
+    let what = format!(
+        "no lock service answers ({failures}){doubt}; start one with `lockkeeper serve`, or correct the address \
+         in `--locks` or LOCKKEEPER_URL"
+    );
+    BackendError::new(BackendErrorKind::Unreachable, what)
+}
+
+fn stopped() -> BackendError {
+    BackendError::new(BackendErrorKind::Unreachable, "the client's thread has ended; connect again")
+}
+
+/// Whether another node, or the same one a moment later, may answer.
+fn is_nobodys(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Unavailable | Code::Unknown | Code::Cancelled | Code::DeadlineExceeded | Code::Aborted
+    )
+}
+
+/// A node's refusal by whose move is next.
+fn refusal(status: &Status) -> BackendError {
+    let kind = match status.code() {
+        Code::Unimplemented => BackendErrorKind::Unsupported,
+        Code::PermissionDenied | Code::Unauthenticated | Code::Internal | Code::DataLoss => {
+            BackendErrorKind::Operator
+        }
+        _ if is_nobodys(status) => BackendErrorKind::Unreachable,
+        _ => BackendErrorKind::Refused,
+    };
+    let text = if status.message().is_empty() { status.code().description() } else { status.message() };
+    BackendError::new(kind, text)
+}
