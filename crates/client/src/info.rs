@@ -88,12 +88,8 @@ pub struct SessionInfo {
     pub lock_delay: Duration,
     /// The time left once its client closed the stream; zero is off.
     pub linger: Duration,
-    /// How many requests of it hold.
-    pub holds: u64,
-    /// How many wait.
-    pub waiters: u64,
-    /// Answers that are kept until the client says that it has them (P7).
-    pub kept_answers: u64,
+    /// How many requests of it hold or wait.
+    pub requests: u64,
     /// Whether a stream carries it at the moment.
     pub attached: bool,
     /// What is left of its ttl.

@@ -71,9 +71,7 @@ pub(super) fn session(session: v1::Session) -> SessionInfo {
         ttl: Duration::from_millis(session.ttl_ms),
         lock_delay: Duration::from_millis(session.lock_delay_ms),
         linger: Duration::from_millis(session.linger_ms),
-        holds: session.holds,
-        waiters: session.waiters,
-        kept_answers: session.kept_answers,
+        requests: session.requests,
         attached: session.attached,
         left: Duration::from_millis(session.left_ms),
     }
