@@ -71,11 +71,12 @@ impl<'a> Pen<'a> {
         self.spend(1);
     }
 
-    /// Writes an item. A long one counts as several.
-    pub(super) fn put(&mut self, put: impl FnOnce(&mut Vec<u8>) -> Digest) {
+    /// Writes an item that consists of so many `parts`, each to be fetched from somewhere in memory. A long one counts
+    /// as several.
+    pub(super) fn put(&mut self, parts: usize, put: impl FnOnce(&mut Vec<u8>) -> Digest) {
         let before = self.out.len();
         *self.digest += put(self.out);
-        self.spend(ITEM + (self.out.len() - before) / (128 / ITEM));
+        self.spend(ITEM * parts + (self.out.len() - before) / (128 / ITEM));
     }
 
     /// Items that are encoded already cost little but their length.

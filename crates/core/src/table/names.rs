@@ -160,7 +160,7 @@ impl Names {
             if let Some(node) = self.nodes.get(id as usize)
                 && let Some(limit) = node.here.limit()
             {
-                pen.put(|out| put_limit(out, &node.name, limit.number, limit.stored));
+                pen.put(1, |out| put_limit(out, &node.name, limit.number, limit.stored));
             }
         }
         walk.is_done()

@@ -98,7 +98,8 @@ impl Requests {
         let Some(walk) = &mut self.walk else { return true };
         while let Some(id) = walk.next(pen) {
             if let Some(request) = self.slab.get(id as usize) {
-                pen.put(|out| put_request(out, request.view(names)));
+                let parts = request.nodes.as_slice().len();
+                pen.put(parts, |out| put_request(out, request.view(names)));
             }
         }
         walk.is_done()

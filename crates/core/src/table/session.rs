@@ -191,7 +191,7 @@ impl Sessions {
                 return false;
             }
             if walk.pass(id, pen) {
-                pen.put(|out| put_session(out, &session.state(id)));
+                pen.put(1 + session.kept_count(), |out| put_session(out, &session.state(id)));
             }
         }
         walk.pass_all();

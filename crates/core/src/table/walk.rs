@@ -58,8 +58,9 @@ impl Table {
     }
 
     /// Appends the next piece of the walk's stream to `out`: about `budget_items` items, and at least one. Long items
-    /// count as several (one for each 128 bytes), 16 vacant places in memory as one; so a piece takes about the same
-    /// time whatever it meets. One item is never cut: a session with very many kept answers is written at once.
+    /// count as several (one for each name, kept answer and 128 bytes), 16 vacant places in memory as one; so a piece
+    /// takes about the same time whatever it meets: with a budget of 5,000 about a millisecond, docs/benchmarks.md has
+    /// the figures. One item is never cut: a session with very many kept answers is written at once.
     ///
     /// All pieces together are what a [`Restorer`](crate::Restorer) reads, and [`Snapshot::decode`].
     pub fn walk_piece(&mut self, budget_items: usize, out: &mut Vec<u8>) -> WalkState {
