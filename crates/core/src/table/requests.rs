@@ -17,7 +17,7 @@ pub(super) struct Requests {
     slab: Slab<Request>,
     walk: Option<Box<SlabAhead>>,
     /// Names whose requests have changed; `None` while nobody watches.
-    changes: Option<Box<BTreeSet<Box<str>>>>,
+    changes: Option<BTreeSet<Box<str>>>,
 }
 
 impl Index<usize> for Requests {
@@ -62,14 +62,14 @@ impl Requests {
     /// Begins or ends noting what changes.
     pub(super) fn watch(&mut self, watched: bool) {
         match (watched, &self.changes) {
-            (true, None) => self.changes = Some(Box::default()),
+            (true, None) => self.changes = Some(BTreeSet::new()),
             (false, Some(_)) => self.changes = None,
             _ => {}
         }
     }
 
     pub(super) fn take_changes(&mut self) -> BTreeSet<Box<str>> {
-        self.changes.as_mut().map(std::mem::take).map(|changes| *changes).unwrap_or_default()
+        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     fn note(&mut self, id: RequestId, names: &Names) {
