@@ -10,6 +10,8 @@
 
 mod carried;
 mod items;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
