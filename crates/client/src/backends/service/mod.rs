@@ -10,6 +10,8 @@ pub(crate) mod carrier;
 mod describe;
 mod driver;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod unary;
 
 use std::sync::Arc;

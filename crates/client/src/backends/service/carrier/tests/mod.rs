@@ -1,7 +1,7 @@
 //! Tests of the carrier alone: no clock, no network, no runtime.
 
 mod named;
-mod peer;
+pub(in crate::backends::service) mod peer;
 mod world;
 
 use std::time::Duration;

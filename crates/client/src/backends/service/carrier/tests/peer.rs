@@ -11,7 +11,7 @@ use lockkeeper_wire::v1::{self, server_item::What};
 use super::StreamId;
 
 /// A client's stream.
-pub(super) type At = (usize, StreamId);
+pub(in crate::backends::service) type At = (usize, StreamId);
 
 struct Lease {
     ttl_ms: u64,
@@ -22,13 +22,13 @@ struct Lease {
     revoked: BTreeSet<Seq>,
 }
 
-pub(super) struct Peer {
-    pub(super) table: Table,
+pub(in crate::backends::service) struct Peer {
+    pub(in crate::backends::service) table: Table,
     now_ms: u64,
     leases: BTreeMap<SessionId, Lease>,
     opened_revoked: BTreeMap<u64, Token>,
     /// What is to be sent, by stream.
-    pub(super) down: BTreeMap<At, Vec<v1::ServerItem>>,
+    pub(in crate::backends::service) down: BTreeMap<At, Vec<v1::ServerItem>>,
 }
 
 fn hash(secret: &Secret) -> [u8; 32] {
@@ -36,7 +36,7 @@ fn hash(secret: &Secret) -> [u8; 32] {
 }
 
 impl Peer {
-    pub(super) fn new(now_ms: u64) -> Self {
+    pub(in crate::backends::service) fn new(now_ms: u64) -> Self {
         Self {
             table: Table::new(0),
             now_ms,
@@ -57,7 +57,7 @@ impl Peer {
         }
     }
 
-    pub(super) fn frame(&mut self, at: At, items: Vec<v1::ClientItem>) {
+    pub(in crate::backends::service) fn frame(&mut self, at: At, items: Vec<v1::ClientItem>) {
         for item in items {
             match Request::try_from(item).expect("the carrier says what it means") {
                 Request::Open(open) => self.open(at, &open),
@@ -144,7 +144,7 @@ impl Peer {
     }
 
     /// A stream is over.
-    pub(super) fn closed(&mut self, at: At, by_client: bool) {
+    pub(in crate::backends::service) fn closed(&mut self, at: At, by_client: bool) {
         self.down.remove(&at);
         for lease in self.leases.values_mut().filter(|lease| lease.at == Some(at)) {
             lease.at = None;
@@ -194,7 +194,7 @@ impl Peer {
     }
 
     /// An operator breaks whoever holds it.
-    pub(super) fn break_it(&mut self, name: &str) {
+    pub(in crate::backends::service) fn break_it(&mut self, name: &str) {
         let name: lockkeeper_core::LockName = name.parse().expect("a good name");
         let holder = self.table.describe(&name, 0).holds.first().map(|hold| hold.token);
         if let Some(token) = holder {
@@ -203,7 +203,7 @@ impl Peer {
         }
     }
 
-    pub(super) fn pass(&mut self, now_ms: u64) {
+    pub(in crate::backends::service) fn pass(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
         let silent: Vec<SessionId> = self
             .leases
