@@ -1,3 +1,28 @@
-//! The lock service around a replica: what the world hands in.
+//! The lock service as a process: a replica with its disk, its threads and its gRPC interface.
+//!
+//! Responsible for time, threads, sockets and files around the pure replica, which decides everything. Three threads:
+//!
+//! | thread | does |
+//! | --- | --- |
+//! | the caller's of [`run`] | all connections (`front`) |
+//! | `lockkeeper-replica` | the replica's turns, and the log inline (`node`) |
+//! | `lockkeeper-disk` | snapshots, spare segments, removals (`chores`) |
+//!
+//! Reading order: [`run`], `node`, `inbox` (between the threads), `front`.
 
+mod chores;
+mod clock;
+mod data;
 pub mod disk;
+mod error;
+mod front;
+mod inbox;
+mod node;
+mod observe;
+mod options;
+mod run;
+
+pub use error::ServeError;
+pub use front::LEADER_METADATA;
+pub use options::{CONNECTIONS_MAX, Options};
+pub use run::{Running, run};

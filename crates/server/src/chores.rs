@@ -1,0 +1,148 @@
+//! The thread for slow work on the disk: steps of a snapshot, spare segments, removals. So a turn of the replica never
+//! waits for any of it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+
+use lockkeeper_replica::SnapshotStep;
+use lockkeeper_replica::disk::Disk;
+use lockkeeper_replica::storage::{PIECE_BYTES_MAX, Removal, SnapshotWriter, Snapshots, Spare, SpareMaker};
+use lockkeeper_wire::store::SnapshotTail;
+
+use crate::inbox::Inbox;
+use crate::node::{fail_stop, is_full};
+
+/// Something to do, in the order in which it is given.
+pub(crate) enum Chore {
+    /// One step of the snapshot; the next comes after its answer.
+    Step(SnapshotStep),
+    /// A segment of the log, ahead of its use.
+    MakeSpare,
+    /// Files that are not needed any more.
+    Remove(Removal),
+}
+
+/// What came of it. A removal has no answer.
+pub(crate) enum Done<D: Disk> {
+    /// The step was carried out.
+    Step,
+    /// The snapshot was given up.
+    StepFailed,
+    /// Here it is.
+    Spare(Spare<D::File>),
+    /// It could not be made; the log makes its next segment itself.
+    NoSpare,
+    /// The disk is full at a point from which there is no way on.
+    Full(io::Error),
+}
+
+/// What the thread works with.
+pub(crate) struct Chores<D: Disk> {
+    pub(crate) disk: D,
+    pub(crate) snapshots: Snapshots<D>,
+    pub(crate) spares: SpareMaker<D>,
+    pub(crate) todo: Receiver<Chore>,
+    pub(crate) done: Sender<Done<D>>,
+    pub(crate) inbox: Arc<Inbox>,
+    /// Where the data are, for messages.
+    pub(crate) directory: String,
+}
+
+/// A snapshot that is being written.
+struct Open<D: Disk> {
+    writer: SnapshotWriter<D>,
+    /// As the file has them: large ones of the replica are cut.
+    pieces: u64,
+}
+
+impl<D: Disk> Open<D> {
+    fn write(&mut self, piece: &[u8]) -> io::Result<()> {
+        for part in piece.chunks(PIECE_BYTES_MAX) {
+            self.writer.piece(part)?;
+            self.pieces += 1;
+        }
+        Ok(())
+    }
+
+    fn finish(self, tail: SnapshotTail) -> io::Result<Removal> {
+        self.writer.finish(&SnapshotTail { pieces: self.pieces, ..tail })
+    }
+}
+
+impl<D: Disk> Chores<D> {
+    /// Runs until nobody gives chores any more.
+    pub(crate) fn run(self) {
+        let mut writer = None;
+        while let Ok(chore) = self.todo.recv() {
+            let done = match chore {
+                Chore::Remove(removal) => {
+                    self.remove(removal);
+                    continue;
+                }
+                Chore::MakeSpare => match self.spares.make() {
+                    Ok(spare) => Done::Spare(spare),
+                    Err(error) => {
+                        tracing::warn!(directory = self.directory, %error, "no spare segment could be made: {error}");
+                        Done::NoSpare
+                    }
+                },
+                Chore::Step(step) => self.step(&mut writer, step),
+            };
+            if self.done.send(done).is_err() {
+                return;
+            }
+            self.inbox.ring();
+        }
+    }
+
+    fn step(&self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> Done<D> {
+        let result = match (step, writer.take()) {
+            (SnapshotStep::Begin(head), before) => {
+                // One that was given up by the replica; the next start removes what is left, if this can't.
+                drop(before.map(|before| before.writer.abandon()));
+                self.snapshots.begin(&head).map(|writer| Some(Open { writer, pieces: 0 }))
+            }
+            (SnapshotStep::Piece(piece), Some(mut open)) => match open.write(&piece) {
+                Ok(()) => Ok(Some(open)),
+                Err(error) => {
+                    // As above.
+                    drop(open.writer.abandon());
+                    Err(error)
+                }
+            },
+            (SnapshotStep::Finish(tail), Some(open)) => match open.finish(tail) {
+                Ok(older) => {
+                    self.remove(older);
+                    Ok(None)
+                }
+                Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(error),
+                Err(error) if is_full(&error) => return Done::Full(error),
+                Err(error) => fail_stop(&self.directory, "a snapshot", &error),
+            },
+            (SnapshotStep::Piece(_) | SnapshotStep::Finish(_), None) => {
+                Err(io::Error::other("no snapshot was begun"))
+            }
+        };
+        match result {
+            Ok(next) => {
+                *writer = next;
+                Done::Step
+            }
+            Err(error) => {
+                tracing::warn!(directory = self.directory, %error, "a snapshot was given up: {error}");
+                Done::StepFailed
+            }
+        }
+    }
+
+    fn remove(&self, removal: Removal) {
+        if let Err(error) = removal.run(&self.disk) {
+            tracing::warn!(
+                directory = self.directory,
+                %error,
+                "old files could not be removed ({error}); the next start tries again"
+            );
+        }
+    }
+}

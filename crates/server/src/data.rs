@@ -1,0 +1,165 @@
+//! A node's data directory at its start: found a cluster of one in an empty one, go on with what another one holds.
+
+use std::io;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::{Restorer, Table, limits};
+use lockkeeper_replica::Recovered;
+use lockkeeper_replica::disk::Disk;
+use lockkeeper_replica::storage::{self, Existing, Log, OpenError, Opened, SnapshotReader, Snapshots};
+use lockkeeper_wire::store::{Founding, Member};
+
+use crate::error::ServeError;
+
+/// 2026-01-01T00:00:00Z in seconds of Unix time: from here on the tokens of new tables are counted (T1).
+const TOKENS_EPOCH_SECONDS: u64 = 1_767_225_600;
+/// The only node of a cluster of one.
+const NODE: u64 = 1;
+
+/// What a node starts from.
+pub(crate) struct Data<D: Disk> {
+    pub(crate) founding: Founding,
+    pub(crate) recovered: Recovered,
+    pub(crate) log: Log<D>,
+    pub(crate) snapshots: Snapshots<D>,
+}
+
+/// Opens the data; founds a cluster of this node alone where there are none.
+///
+/// # Errors
+/// The directory can't be read or written, is damaged or of a newer version; no first token can be told.
+pub(crate) fn open<D: Disk>(
+    disk: &D,
+    directory: &Path,
+    client_address: &str,
+    tokens_above: Option<u64>,
+) -> Result<Data<D>, ServeError> {
+    let failed = |source: OpenError| ServeError::Open { directory: directory.to_owned(), source };
+    let options = storage::Options::default();
+    let existing = match storage::open(disk, options).map_err(failed)? {
+        Opened::Existing(existing) => existing,
+        Opened::Empty => {
+            let founding = found(client_address, tokens_above, SystemTime::now())?;
+            storage::found(disk, options, &founding).map_err(failed)?
+        }
+    };
+    recover(disk, directory, existing)
+}
+
+fn found(address: &str, tokens_above: Option<u64>, now: SystemTime) -> Result<Founding, ServeError> {
+    let tokens_above = first_tokens(tokens_above, now)?;
+    let incarnation = id()?;
+    Ok(Founding {
+        cluster: id()?,
+        node: NODE,
+        incarnation: incarnation.clone(),
+        members: vec![Member {
+            node: NODE,
+            incarnation,
+            peer_address: String::new(),
+            client_address: address.to_owned(),
+        }],
+        tokens_above,
+    })
+}
+
+/// The greater of what was asked for and the microseconds since 2026: above every token of a table that was here
+/// before and granted fewer than a million a second. The only use of a wall clock (T1).
+fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, ServeError> {
+    let max = limits::RAISE_TOKENS_MAX;
+    if let Some(above) = asked.filter(|above| *above > max) {
+        return Err(ServeError::TokensAbove { above, max });
+    }
+    let unix = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    let since = unix.checked_sub(u128::from(TOKENS_EPOCH_SECONDS) * 1_000_000);
+    match (since, asked) {
+        (None, None) => Err(ServeError::ClockBehind),
+        (None, Some(above)) => Ok(above),
+        (Some(since), asked) => Ok(u64::try_from(since).unwrap_or(max).min(max).max(asked.unwrap_or(0))),
+    }
+}
+
+fn id() -> Result<Vec<u8>, ServeError> {
+    let mut bytes = vec![0; 16];
+    random(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn random(bytes: &mut [u8]) -> Result<(), ServeError> {
+    getrandom::fill(bytes)
+        .map_err(|error| ServeError::system("draw random numbers")(io::Error::other(error.to_string())))
+}
+
+fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result<Data<D>, ServeError> {
+    let Existing { founding, snapshot, hard_state, entries, log, snapshots, leftovers } = existing;
+    let mut seed = [0; 8];
+    random(&mut seed)?;
+    let seed = u64::from_le_bytes(seed);
+    let (snapshot_index, snapshot_term) =
+        snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.head().index, snapshot.head().term));
+    let table = match snapshot {
+        Some(snapshot) => read_table(snapshot, directory, seed)?,
+        None => Table::new(seed),
+    };
+    // Only now that the newest was read whole.
+    if let Err(error) = leftovers.run(disk) {
+        tracing::warn!(%error, "old snapshots in `{}` could not be removed: {error}", directory.display());
+    }
+    let recovered = Recovered { table, snapshot_index, snapshot_term, hard_state: Some(hard_state), entries };
+    Ok(Data { founding, recovered, log, snapshots })
+}
+
+fn read_table<D: Disk>(
+    mut snapshot: SnapshotReader<D>,
+    directory: &Path,
+    seed: u64,
+) -> Result<Table, ServeError> {
+    let index = snapshot.head().index;
+    let failed = |source: OpenError| ServeError::Open { directory: directory.to_owned(), source };
+    let refused = |why: String| ServeError::Snapshot { directory: directory.to_owned(), index, why };
+    let mut restorer = Restorer::new(seed);
+    while let Some(piece) = snapshot.next_piece().map_err(failed)? {
+        restorer.push(&piece).map_err(|error| refused(error.to_string()))?;
+    }
+    let digest = restorer.digest().map(|digest| digest.to_le_bytes().to_vec());
+    if digest != snapshot.tail().map(|tail| tail.digest.clone()) {
+        return Err(refused("its digest is another than the one it was written with".to_owned()));
+    }
+    restorer.finish().map_err(|error| refused(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn first_tokens_are_above_the_microseconds_since_2026_and_above_what_was_asked_for() {
+        let day = TOKENS_EPOCH_SECONDS + 86_400;
+        assert_eq!(first_tokens(None, at(day)).unwrap(), 86_400_000_000);
+        assert_eq!(first_tokens(Some(7), at(day)).unwrap(), 86_400_000_000);
+        assert_eq!(first_tokens(Some(86_400_000_001), at(day)).unwrap(), 86_400_000_001);
+    }
+
+    #[test]
+    fn a_clock_before_2026_needs_a_token_from_whoever_knows_one() {
+        for clock in [at(0), at(TOKENS_EPOCH_SECONDS - 1)] {
+            let text = first_tokens(None, clock).unwrap_err().to_string();
+            assert!(text.contains("--tokens-above") && text.contains("2026"), "{text}");
+            assert_eq!(first_tokens(Some(0), clock).unwrap(), 0);
+            assert_eq!(first_tokens(Some(99), clock).unwrap(), 99);
+        }
+    }
+
+    #[test]
+    fn a_first_token_that_would_end_the_table_is_refused() {
+        let text = first_tokens(Some(u64::MAX), at(TOKENS_EPOCH_SECONDS)).unwrap_err().to_string();
+        assert!(text.contains(&u64::MAX.to_string()), "{text}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Why a node can't serve, or stopped serving. Each text says what to do.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use lockkeeper_replica::Fatal;
+use lockkeeper_replica::storage::OpenError;
+
+use crate::disk::DirectoryError;
+
+/// Why a node can't serve, or stopped serving.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// The address to listen on is none.
+    #[error(
+        "`{address}` is no address to listen on ({why}); give HOST:PORT, as in `127.0.0.1:5625` or `[::1]:5625`"
+    )]
+    Address {
+        /// As it was given.
+        address: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The address can be reached from other machines.
+    #[error(
+        "listening on `{address}` is refused: other machines can reach it, and this version has neither TLS nor \
+         authentication, so whoever reaches it can break every lock. Listen on 127.0.0.1 or [::1]; or say `--insecure` \
+         if the network itself keeps strangers out"
+    )]
+    NotLoopback {
+        /// As it was given.
+        address: String,
+    },
+    /// The address stands for all of a machine's addresses: clients can't be told to use it.
+    #[error(
+        "`{address}` stands for every address of this machine, clients can't be told to connect to it; say \
+         `--advertise HOST:PORT` with the one that they can reach"
+    )]
+    Wildcard {
+        /// As it was given.
+        address: String,
+    },
+    /// Somebody else listens there.
+    #[error(
+        "`{address}` is in use by another process (`ss -ltnp` names it); stop that one, or give another `--listen`"
+    )]
+    AddressInUse {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// The system refuses to listen there.
+    #[error("cannot listen on `{address}`: {source}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The data directory can't be owned.
+    #[error("{}", with_cause(_0))]
+    Directory(#[source] DirectoryError),
+    /// What the data directory holds can't be used.
+    #[error("the data directory `{directory}` can't be used: {}", with_cause(source))]
+    Open {
+        /// The data directory.
+        directory: PathBuf,
+        /// Which file, and what to do.
+        source: OpenError,
+    },
+    /// The newest snapshot is no table, though its checksums are right.
+    #[error(
+        "snapshot {index} in the data directory `{directory}` can't be used: {why}. Nothing was changed; this is a bug \
+         of ours, or of the program that wrote it: keep the directory, and start the version that wrote it"
+    )]
+    Snapshot {
+        /// The data directory.
+        directory: PathBuf,
+        /// Its position in the log.
+        index: u64,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The wall clock can't be the source of a new table's first tokens.
+    #[error(
+        "this machine's clock is before 2026, so the tokens of a new table could be lower than tokens issued before: \
+         set the clock, or say `--tokens-above N` with the highest token that was ever issued for these locks (0 if \
+         there are none)"
+    )]
+    ClockBehind,
+    /// A token that is none.
+    #[error("tokens can't start above {above}: the greatest token is {max}; give a lower `--tokens-above`")]
+    TokensAbove {
+        /// As it was given.
+        above: u64,
+        /// The greatest that makes sense.
+        max: u64,
+    },
+    /// The disk is full.
+    #[error(
+        "the disk under `{directory}` is full ({source}), so the log can't go on; nothing that was acknowledged is \
+         lost: free space and start again"
+    )]
+    DiskFull {
+        /// The data directory.
+        directory: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The replica must not go on.
+    #[error("this node must stop: {0}")]
+    Stopped(#[from] Fatal),
+    /// The system refused a thread, a signal handler or the like.
+    #[error("cannot {doing}: {source}")]
+    System {
+        /// The step, as a verb.
+        doing: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A thread of ours has panicked.
+    #[error("the thread `{thread}` has panicked: this is a bug of ours; the panic's text stands above")]
+    Panicked {
+        /// Its name.
+        thread: &'static str,
+    },
+}
+
+impl ServeError {
+    /// For `map_err`: what was being done.
+    pub(crate) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { doing, source }
+    }
+}
+
+/// With the system's own words, where there are any.
+fn with_cause(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error} ({cause})"),
+        None => error.to_string(),
+    }
+}

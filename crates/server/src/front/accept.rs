@@ -1,0 +1,184 @@
+//! Accepting connections, and serving HTTP/2 on them.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::body::Incoming;
+use hyper::server::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use lockkeeper_wire::FRAME_BYTES_MAX;
+use socket2::SockRef;
+use tokio::net::{TcpListener, TcpStream};
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tower_service::Service as _;
+
+use super::Front;
+use super::api::Api;
+use super::connection::{Connection, Socket, Starting};
+
+/// A stream may be this far ahead of its reader, in bytes.
+const STREAM_WINDOW: u32 = 1 << 20;
+/// All streams of a connection may. Half of it is also what h2 lets small frames cost that wait to be read: after a
+/// stall of this process there may be thousands.
+const CONNECTION_WINDOW: u32 = 4 << 20;
+/// What one stream may have waiting to be sent, beside its own buffer.
+const SEND_BYTES_MAX: usize = 256 << 10;
+/// Streams and calls at a time on one connection.
+const STREAMS_MAX: u32 = 256;
+const HEADER_BYTES_MAX: u32 = 16 << 10;
+/// A connection on which nothing came for so long is asked whether it is alive, and has so long to say so.
+const PING_AFTER: Duration = Duration::from_secs(20);
+const PING_TIMEOUT: Duration = Duration::from_secs(10);
+/// Who connects has this long to open a stream or to call.
+const FIRST_CALL: Duration = Duration::from_secs(30);
+/// After the system refused to accept.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Accepts connections.
+pub(crate) struct Acceptor {
+    listener: TcpListener,
+    front: Arc<Front>,
+    routes: Routes,
+    connections_max: usize,
+}
+
+impl Acceptor {
+    pub(crate) fn new(
+        listener: TcpListener,
+        front: Arc<Front>,
+        health: HealthServer<impl Health>,
+        connections_max: usize,
+    ) -> Result<Arc<Self>, tonic_reflection::server::Error> {
+        let reflection = || {
+            tonic_reflection::server::Builder::configure()
+                .register_encoded_file_descriptor_set(lockkeeper_wire::DESCRIPTORS)
+                .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        };
+        let service = lockkeeper_wire::v1::lockkeeper_server::LockkeeperServer::new(Api(front.clone()))
+            .max_decoding_message_size(FRAME_BYTES_MAX);
+        let routes = Routes::new(service)
+            .add_service(health)
+            .add_service(reflection().build_v1()?)
+            .add_service(reflection().build_v1alpha()?)
+            .prepare();
+        Ok(Arc::new(Self { listener, front, routes, connections_max }))
+    }
+
+    /// Accepts until the process stops.
+    pub(crate) async fn run(self: Arc<Self>) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = self.listener.accept() => accepted,
+                () = self.front.stopping.cancelled() => return,
+            };
+            match accepted {
+                Ok((socket, _)) => self.serve(socket),
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted: {error}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Accepts what is in the queue now, past the runtime, which believes what it was last told about the listener.
+    pub(super) fn accept_waiting(&self) {
+        loop {
+            let accepted = SockRef::from(&self.listener).accept().and_then(|(socket, _)| {
+                socket.set_nonblocking(true)?;
+                TcpStream::from_std(socket.into())
+            });
+            match accepted {
+                Ok(socket) => self.serve(socket),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn serve(&self, socket: TcpStream) {
+        if self.front.connections() >= self.connections_max {
+            tracing::warn!(
+                limit = self.connections_max,
+                "a connection was closed at once: {} are open, which is the limit",
+                self.connections_max
+            );
+            return;
+        }
+        if let Err(error) = socket.set_nodelay(true) {
+            tracing::debug!(%error, "a connection was gone before it was served");
+            return;
+        }
+        let connection = self.front.open_connection();
+        tokio::spawn(serve(socket, connection, self.routes.clone()));
+    }
+}
+
+/// Serves one connection until it is over.
+async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
+    let io = TokioIo::new(Socket::new(socket, connection.clone()));
+    let calls = Calls { connection: connection.clone(), routes };
+    {
+        let mut http = pin!(
+            http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .initial_stream_window_size(STREAM_WINDOW)
+                .initial_connection_window_size(CONNECTION_WINDOW)
+                .max_send_buf_size(SEND_BYTES_MAX)
+                .max_concurrent_streams(STREAMS_MAX)
+                .max_header_list_size(HEADER_BYTES_MAX)
+                .keep_alive_interval(PING_AFTER)
+                .keep_alive_timeout(PING_TIMEOUT)
+                .serve_connection(io, calls)
+        );
+        let front = connection.front().clone();
+        let mut is_stopping = false;
+        let mut is_used = false;
+        loop {
+            tokio::select! {
+                ended = http.as_mut() => {
+                    if let Err(error) = ended {
+                        tracing::debug!(connection = connection.id, %error, "a connection ended: {error}");
+                    }
+                    break;
+                }
+                () = connection.kill.cancelled() => break,
+                () = front.stopping.cancelled(), if !is_stopping => {
+                    is_stopping = true;
+                    http.as_mut().graceful_shutdown();
+                }
+                () = tokio::time::sleep(FIRST_CALL), if !is_used => {
+                    is_used = connection.had_streams();
+                    if !is_used {
+                        tracing::debug!(connection = connection.id, "a connection is closed: it was not used");
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    connection.over();
+}
+
+/// Takes the calls of one connection.
+struct Calls {
+    connection: Arc<Connection>,
+    routes: Routes,
+}
+
+impl hyper::service::Service<http::Request<Incoming>> for Calls {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = <Routes as tower_service::Service<http::Request<Incoming>>>::Future;
+
+    fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
+        // At once, on the connection's own task: no barrier may pass between this and the stream's reader.
+        request.extensions_mut().insert(Arc::new(self.connection.starting()) as Arc<Starting>);
+        self.routes.clone().call(request)
+    }
+}

@@ -1,0 +1,178 @@
+//! The gRPC service itself: checks what is asked, and hands it on.
+
+use std::sync::Arc;
+
+use lockkeeper_core::{Break, LockName, Token, limits};
+use lockkeeper_replica::{Answer, Question};
+use lockkeeper_wire::v1::lockkeeper_server::Lockkeeper;
+use lockkeeper_wire::v1::{self, StreamEndReason};
+use tonic::{Extensions, Request, Response, Status, Streaming};
+
+use super::ask::unexpected;
+use super::connection::Starting;
+use super::stream::{Outgoing, stream_end};
+use super::watch::{Watcher, Watching};
+use super::{Ask, Front};
+
+const PAGE_DEFAULT: u32 = 100;
+const PAGE_MAX: u32 = 1000;
+
+/// The service.
+pub(super) struct Api(pub(super) Arc<Front>);
+
+fn name(field: &str, text: &str) -> Result<LockName, Status> {
+    LockName::parse(text).map_err(|error| Status::invalid_argument(format!("`{field}`: {error}")))
+}
+
+/// Empty is none.
+fn optional_name(field: &str, text: &str) -> Result<Option<LockName>, Status> {
+    if text.is_empty() { Ok(None) } else { name(field, text).map(Some) }
+}
+
+fn page(field: &str, asked: u32) -> Result<usize, Status> {
+    match asked {
+        0 => Ok(PAGE_DEFAULT as usize),
+        1..=PAGE_MAX => Ok(asked as usize),
+        _ => Err(Status::invalid_argument(format!(
+            "`{field}` is {asked}, at most {PAGE_MAX} are allowed; 0 stands for {PAGE_DEFAULT}; ask page by page"
+        ))),
+    }
+}
+
+fn token(value: u64) -> Result<Token, Status> {
+    Token::new(value).ok_or_else(|| {
+        Status::invalid_argument(format!("`token` is {value}; tokens are 1 to {}", limits::TOKEN_MAX))
+    })
+}
+
+#[tonic::async_trait]
+impl Lockkeeper for Api {
+    type SessionStream = Outgoing;
+    type WatchStream = Watching;
+
+    async fn session(
+        &self,
+        request: Request<Streaming<v1::ClientFrame>>,
+    ) -> Result<Response<Outgoing>, Status> {
+        let (_, mut extensions, inbound) = request.into_parts();
+        let starting = starting(&mut extensions)?;
+        let stream = self.0.open_stream(starting.connection());
+        tokio::spawn(stream.clone().read(inbound));
+        drop(starting);
+        if self.0.stopping.is_cancelled() {
+            stream.end(stream_end(StreamEndReason::Shutdown, "this node shuts down".to_owned()));
+        }
+        Ok(Response::new(Outgoing(stream)))
+    }
+
+    async fn describe(
+        &self,
+        request: Request<v1::DescribeRequest>,
+    ) -> Result<Response<v1::DescribeResponse>, Status> {
+        let (metadata, _, asked) = request.into_parts();
+        let question = Question::Describe {
+            name: name("name", &asked.name)?,
+            waiters_max: page("waiters_max", asked.waiters_max)?,
+        };
+        match self.0.ask(&metadata, question).await? {
+            Answer::Described(response) => Ok(Response::new(response)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn list(&self, request: Request<v1::ListRequest>) -> Result<Response<v1::ListResponse>, Status> {
+        let (metadata, _, asked) = request.into_parts();
+        let question = Question::List {
+            prefix: optional_name("prefix", &asked.prefix)?,
+            max: page("page_size", asked.page_size)?,
+            after: optional_name("after", &asked.after)?,
+        };
+        match self.0.ask(&metadata, question).await? {
+            Answer::Listed(response) => Ok(Response::new(response)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn list_sessions(
+        &self,
+        request: Request<v1::ListSessionsRequest>,
+    ) -> Result<Response<v1::ListSessionsResponse>, Status> {
+        let (metadata, _, asked) = request.into_parts();
+        let question = Question::Sessions { max: page("page_size", asked.page_size)?, after: asked.after };
+        match self.0.ask(&metadata, question).await? {
+            Answer::Sessions(response) => Ok(Response::new(response)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watching>, Status> {
+        let prefix = optional_name("prefix", &request.get_ref().prefix)?;
+        self.0.check_serving()?;
+        let watcher = Arc::new(Watcher::default());
+        let waits = self.0.wait_for(Ask::Watch(watcher.clone()), Question::Watch { prefix });
+        Ok(Response::new(Watching { watcher, _waits: waits }))
+    }
+
+    async fn check_token(
+        &self,
+        request: Request<v1::CheckTokenRequest>,
+    ) -> Result<Response<v1::CheckTokenResponse>, Status> {
+        let (metadata, _, asked) = request.into_parts();
+        let question = Question::CheckToken { name: name("name", &asked.name)?, token: asked.token };
+        match self.0.ask(&metadata, question).await? {
+            Answer::Checked(response) => Ok(Response::new(response)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn r#break(
+        &self,
+        request: Request<v1::BreakRequest>,
+    ) -> Result<Response<v1::BreakResponse>, Status> {
+        let (metadata, _, asked) = request.into_parts();
+        let question = Question::Break(Break {
+            name: name("name", &asked.name)?,
+            token: token(asked.token)?,
+            reason: asked.reason.into(),
+            by: asked.by.into(),
+            now: asked.now,
+        });
+        match self.0.ask(&metadata, question).await? {
+            Answer::Broken(response) => Ok(Response::new(response)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn set_limit(
+        &self,
+        request: Request<v1::SetLimitRequest>,
+    ) -> Result<Response<v1::SetLimitResponse>, Status> {
+        let (metadata, _, asked) = request.into_parts();
+        let question = Question::SetLimit { name: name("name", &asked.name)?, limit: asked.permits };
+        match self.0.ask(&metadata, question).await? {
+            Answer::LimitSet => Ok(Response::new(v1::SetLimitResponse {})),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn status(
+        &self,
+        request: Request<v1::StatusRequest>,
+    ) -> Result<Response<v1::StatusResponse>, Status> {
+        match self.0.ask(request.metadata(), Question::Status).await? {
+            Answer::Status(mut status) => {
+                status.version = env!("CARGO_PKG_VERSION").to_owned();
+                status.cluster.clone_from(&self.0.about.cluster);
+                status.incarnation.clone_from(&self.0.about.incarnation);
+                Ok(Response::new(status))
+            }
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+fn starting(extensions: &mut Extensions) -> Result<Arc<Starting>, Status> {
+    extensions
+        .remove::<Arc<Starting>>()
+        .ok_or_else(|| Status::internal("the call came by no connection: a bug"))
+}

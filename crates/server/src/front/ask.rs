@@ -1,0 +1,136 @@
+//! Questions to the replica: waits for the answer within the caller's deadline, and says clearly why there is none.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_replica::{Answer, AskId, Event, Question};
+use lockkeeper_wire::v1::RefusedCode;
+use tokio::sync::oneshot;
+use tonic::metadata::MetadataMap;
+use tonic::{Code, Status};
+
+use super::{Ask, Front};
+
+/// Without a deadline of the caller's own: while no node leads there is no answer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Where the leader serves clients, in the metadata of a refusal.
+pub const LEADER_METADATA: &str = "lockkeeper-leader";
+
+/// Somebody waits for an answer. When this goes, nobody does.
+pub(super) struct Waits {
+    front: Arc<Front>,
+    ask: AskId,
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let waited = self.front.registry().asks.remove(&self.ask);
+        if waited.is_some() {
+            self.front.push(Event::Dropped(self.ask));
+        }
+    }
+}
+
+impl Front {
+    pub(super) async fn ask(
+        self: &Arc<Self>,
+        metadata: &MetadataMap,
+        question: Question,
+    ) -> Result<Answer, Status> {
+        let patience = deadline(metadata)?.map_or(PATIENCE, |given| given.min(PATIENCE));
+        self.check_serving()?;
+        let (sender, answer) = oneshot::channel();
+        let _waits = self.wait_for(Ask::Once(sender), question);
+        match tokio::time::timeout(patience, answer).await {
+            Ok(Ok(answer @ (Answer::Refused(_) | Answer::NotLeader { .. }))) => {
+                Err(refusal(answer, &self.about.clients))
+            }
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => Err(Status::unavailable("this node shuts down")),
+            Err(_) => Err(Status::deadline_exceeded(format!(
+                "no answer within {} s: no node leads, or this one can't reach a majority; whether the call had an effect \
+                 is unknown",
+                patience.as_secs_f64()
+            ))),
+        }
+    }
+
+    pub(super) fn wait_for(self: &Arc<Self>, ask: Ask, question: Question) -> Waits {
+        let id = AskId(self.next_id());
+        self.registry().asks.insert(id, ask);
+        self.push(Event::Asked(id, question));
+        Waits { front: self.clone(), ask: id }
+    }
+
+    pub(super) fn check_serving(&self) -> Result<(), Status> {
+        if self.stopping.is_cancelled() {
+            return Err(Status::unavailable("this node shuts down; ask another"));
+        }
+        Ok(())
+    }
+
+    /// Ends what only ends when its caller goes.
+    pub(crate) fn end_watches(&self) {
+        for ask in self.registry().asks.values() {
+            if let Ask::Watch(watcher) = ask {
+                watcher.stop(Status::unavailable("this node shuts down; watch at another"));
+            }
+        }
+    }
+}
+
+/// Why there is no answer.
+pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status {
+    match answer {
+        Answer::Refused(refused) => {
+            let code = match refused.code() {
+                RefusedCode::Limit => Code::ResourceExhausted,
+                RefusedCode::Permits | RefusedCode::NotHeld | RefusedCode::Operator => {
+                    Code::FailedPrecondition
+                }
+                RefusedCode::Invalid | RefusedCode::Unspecified => Code::InvalidArgument,
+            };
+            Status::new(code, refused.text)
+        }
+        Answer::NotLeader { leader } => match clients.get(&leader) {
+            Some(address) => {
+                let mut status =
+                    Status::unavailable(format!("this node does not lead: ask node {leader} at {address}"));
+                if let Ok(value) = address.parse() {
+                    status.metadata_mut().insert(LEADER_METADATA, value);
+                }
+                status
+            }
+            None => Status::unavailable("this node does not lead, and knows of none that does; try again"),
+        },
+        _ => unexpected(),
+    }
+}
+
+pub(super) fn unexpected() -> Status {
+    Status::internal("the replica answered another question: this is a bug of the service")
+}
+
+/// The caller's deadline: at most 8 digits and a unit, as gRPC has it.
+fn deadline(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
+    let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
+    let parse = || {
+        let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;
+        let count: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+        match unit {
+            "H" => Some(Duration::from_secs(count * 3600)),
+            "M" => Some(Duration::from_secs(count * 60)),
+            "S" => Some(Duration::from_secs(count)),
+            "m" => Some(Duration::from_millis(count)),
+            "u" => Some(Duration::from_micros(count)),
+            "n" => Some(Duration::from_nanos(count)),
+            _ => None,
+        }
+    };
+    parse().map(Some).ok_or_else(|| {
+        Status::invalid_argument(format!(
+            "`grpc-timeout` is {value:?}; at most 8 digits and H, M, S, m, u or n are allowed"
+        ))
+    })
+}

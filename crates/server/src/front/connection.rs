@@ -1,0 +1,240 @@
+//! One client's connection: what the barrier and the end of its streams need to know of it.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use lockkeeper_replica::StreamId;
+use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+
+use super::Front;
+use super::gate::Gate;
+use super::stream::Stream;
+
+/// A connection, from its accept until nothing of it is left.
+pub(super) struct Connection {
+    pub(super) id: u64,
+    front: Arc<Front>,
+    state: Mutex<State>,
+    /// This side gives it up.
+    pub(super) kill: CancellationToken,
+}
+
+#[derive(Default)]
+struct State {
+    gate: Gate,
+    /// Whoever reads the socket.
+    reader: Option<Waker>,
+    streams: BTreeMap<StreamId, Arc<Stream>>,
+    /// FIN or RST was read: streams can't tell that from other ends, and only that starts `linger`.
+    closed_by_peer: bool,
+    had_streams: bool,
+}
+
+impl Connection {
+    pub(super) fn new(id: u64, front: Arc<Front>) -> Self {
+        Self { id, front, state: Mutex::default(), kill: CancellationToken::new() }
+    }
+
+    pub(super) fn front(&self) -> &Arc<Front> {
+        &self.front
+    }
+
+    /// A barrier begins, or goes on too long: has the socket read, and the readers look.
+    pub(super) fn nudge(&self, barrier: u64) {
+        let mut state = self.lock();
+        state.gate.want(barrier);
+        if let Some(reader) = &state.reader {
+            reader.wake_by_ref();
+        }
+        state.streams.values().for_each(|stream| stream.wake_reader());
+    }
+
+    pub(super) fn has_passed(&self, barrier: u64) -> bool {
+        self.lock().gate.has_passed(barrier)
+    }
+
+    /// A call was accepted. Until the guard goes, no barrier passes.
+    pub(super) fn starting(self: &Arc<Self>) -> Starting {
+        let mut state = self.lock();
+        state.gate.starting();
+        state.had_streams = true;
+        Starting(self.clone())
+    }
+
+    pub(super) fn had_streams(&self) -> bool {
+        self.lock().had_streams
+    }
+
+    pub(super) fn opened(&self, stream: &Arc<Stream>) {
+        let mut state = self.lock();
+        state.gate.opened(stream.id);
+        state.streams.insert(stream.id, stream.clone());
+    }
+
+    /// The reader of a stream has handed on all that there was.
+    pub(super) fn idle(&self, stream: StreamId) {
+        self.lock().gate.idle(stream);
+        self.front.barrier_moved();
+    }
+
+    pub(super) fn closed(&self, stream: StreamId) {
+        let mut state = self.lock();
+        state.gate.closed(stream);
+        state.streams.remove(&stream);
+        self.settle(state);
+    }
+
+    pub(super) fn is_closed_by_peer(&self) -> bool {
+        self.lock().closed_by_peer
+    }
+
+    /// The task that served it has ended.
+    pub(super) fn over(&self) {
+        let mut state = self.lock();
+        state.gate.over();
+        self.settle(state);
+    }
+
+    fn settle(&self, state: MutexGuard<'_, State>) {
+        let is_empty = state.gate.is_empty();
+        drop(state);
+        if is_empty {
+            self.front.forget_connection(self.id);
+        }
+        self.front.barrier_moved();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn peer_closed(&self) {
+        let mut state = self.lock();
+        state.closed_by_peer = true;
+        state.gate.over();
+        drop(state);
+        self.front.barrier_moved();
+    }
+
+    /// A read would have blocked; `proven`: the socket itself said so.
+    fn would_block(&self, cx: &Context<'_>, proven: bool) {
+        let mut state = self.lock();
+        match &mut state.reader {
+            Some(reader) if reader.will_wake(cx.waker()) => {}
+            reader => *reader = Some(cx.waker().clone()),
+        }
+        if proven {
+            state.gate.seen_empty();
+            state.streams.values().for_each(|stream| stream.wake_reader());
+            drop(state);
+            self.front.barrier_moved();
+        }
+    }
+
+    fn wants_proof(&self) -> bool {
+        self.lock().gate.wants_proof()
+    }
+}
+
+/// A call that was accepted and whose reader isn't known yet.
+pub(super) struct Starting(Arc<Connection>);
+
+impl Starting {
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.0
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.gate.started();
+        self.0.settle(state);
+    }
+}
+
+/// The socket under HTTP/2: notes what the streams above can't see.
+pub(super) struct Socket {
+    socket: TcpStream,
+    connection: Arc<Connection>,
+}
+
+impl Socket {
+    pub(super) fn new(socket: TcpStream, connection: Arc<Connection>) -> Self {
+        Self { socket, connection }
+    }
+
+    /// Reads past the runtime, which believes what it was last told about the socket. `None`: there is nothing.
+    fn read_now(&self, buf: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
+        loop {
+            match (&*SockRef::from(&self.socket)).read(buf.initialize_unfilled()) {
+                Ok(bytes) => {
+                    buf.advance(bytes);
+                    return Some(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return None,
+                Err(error) => return Some(Err(error)),
+            }
+        }
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let must_prove = self.connection.wants_proof() && buf.remaining() > 0;
+        let read = match must_prove.then(|| self.read_now(buf)).flatten() {
+            Some(read) => Poll::Ready(read),
+            None => Pin::new(&mut self.socket).poll_read(cx, buf),
+        };
+        match &read {
+            Poll::Pending => self.connection.would_block(cx, must_prove),
+            Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {
+                self.connection.peer_closed();
+            }
+            Poll::Ready(Ok(())) => {}
+            Poll::Ready(Err(error)) if error.kind() == io::ErrorKind::ConnectionReset => {
+                self.connection.peer_closed();
+            }
+            Poll::Ready(Err(_)) => {}
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,177 @@
+//! When everything that had arrived at a connection has been handed on: its part of the drain barrier (P9).
+//!
+//! Pure. "Arrived" is what can be read from the socket at the moment at which a barrier begins. It has been handed on
+//! once the socket was seen empty after that moment, every stream that the bytes before opened has its reader, and each
+//! reader has found nothing more after that. A flag that says "not readable" proves nothing: only a read that would
+//! block does. Example, barrier 7:
+//!
+//! ```text
+//! want(7)                  begun; the connection's task is woken
+//! read -> 90 bytes         not yet
+//! read -> would block      seen_empty(): empty = 7; its readers are woken
+//! reader 3 -> a frame      handed on
+//! reader 3 -> nothing      idle(3): 3 has passed 7, and with it the connection
+//! ```
+
+use std::collections::BTreeMap;
+
+use lockkeeper_replica::StreamId;
+
+/// Where one connection stands. Barriers are numbered upwards from 1.
+#[derive(Default, Debug)]
+pub(super) struct Gate {
+    /// The latest barrier that asked.
+    wanted: u64,
+    /// The latest barrier after whose begin the socket was seen empty.
+    empty: u64,
+    /// Nothing will be read from the socket any more.
+    is_over: bool,
+    /// Streams that were accepted and whose reader isn't known yet.
+    starting: usize,
+    /// The latest barrier that each reader has passed.
+    readers: BTreeMap<StreamId, u64>,
+}
+
+impl Gate {
+    /// A barrier begins. `true`: this is news.
+    pub(super) fn want(&mut self, barrier: u64) -> bool {
+        let is_new = barrier > self.wanted;
+        self.wanted = self.wanted.max(barrier);
+        is_new
+    }
+
+    /// Whether the next read must really ask the socket.
+    pub(super) fn wants_proof(&self) -> bool {
+        self.wanted > self.empty && !self.is_over
+    }
+
+    /// A read that really asked the socket would have blocked.
+    pub(super) fn seen_empty(&mut self) {
+        self.empty = self.wanted;
+    }
+
+    /// The socket is at its end, failed, or given up.
+    pub(super) fn over(&mut self) {
+        self.is_over = true;
+    }
+
+    pub(super) fn starting(&mut self) {
+        self.starting += 1;
+    }
+
+    pub(super) fn started(&mut self) {
+        self.starting -= 1;
+    }
+
+    pub(super) fn opened(&mut self, stream: StreamId) {
+        self.readers.insert(stream, 0);
+    }
+
+    pub(super) fn closed(&mut self, stream: StreamId) {
+        self.readers.remove(&stream);
+    }
+
+    /// A reader has handed on all that there was.
+    pub(super) fn idle(&mut self, stream: StreamId) {
+        let level = self.level();
+        if let Some(passed) = self.readers.get_mut(&stream) {
+            *passed = level;
+        }
+    }
+
+    /// Whether everything that had arrived when the barrier began was handed on.
+    pub(super) fn has_passed(&self, barrier: u64) -> bool {
+        self.level() >= barrier
+            && self.starting == 0
+            && self.readers.values().all(|passed| *passed >= barrier)
+    }
+
+    /// Whether no stream is left, nor will be.
+    pub(super) fn is_empty(&self) -> bool {
+        self.is_over && self.starting == 0 && self.readers.is_empty()
+    }
+
+    fn level(&self) -> u64 {
+        if self.is_over { self.wanted } else { self.empty }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: StreamId = StreamId(3);
+    const B: StreamId = StreamId(4);
+
+    #[test]
+    fn a_quiet_connection_passes_once_its_socket_was_seen_empty() {
+        let mut gate = Gate::default();
+        assert!(!gate.wants_proof(), "nobody asks");
+        assert!(gate.want(7));
+        assert!(!gate.want(7), "no news");
+        assert!(gate.wants_proof() && !gate.has_passed(7));
+        gate.seen_empty();
+        assert!(gate.has_passed(7) && !gate.wants_proof());
+        assert!(!gate.has_passed(8), "a later barrier needs a later look");
+    }
+
+    #[test]
+    fn what_was_seen_before_the_barrier_began_proves_nothing() {
+        let mut gate = Gate::default();
+        gate.opened(A);
+        gate.seen_empty();
+        gate.idle(A);
+        gate.want(1);
+        assert!(!gate.has_passed(1));
+        // The reader looked between begin and proof: a frame may have come with the bytes read since.
+        gate.idle(A);
+        gate.seen_empty();
+        assert!(!gate.has_passed(1));
+        gate.idle(A);
+        assert!(gate.has_passed(1));
+    }
+
+    #[test]
+    fn every_reader_must_have_looked_and_every_new_stream_must_have_a_reader() {
+        let mut gate = Gate::default();
+        gate.opened(A);
+        gate.want(1);
+        gate.starting();
+        gate.seen_empty();
+        gate.idle(A);
+        assert!(!gate.has_passed(1), "a stream was accepted, its reader is to come");
+        gate.opened(B);
+        gate.started();
+        assert!(!gate.has_passed(1), "the new reader hasn't looked");
+        gate.idle(B);
+        assert!(gate.has_passed(1));
+    }
+
+    #[test]
+    fn a_closed_connection_still_waits_for_what_it_had_brought() {
+        let mut gate = Gate::default();
+        gate.opened(A);
+        gate.want(1);
+        gate.over();
+        assert!(!gate.wants_proof(), "there is nothing to read any more");
+        assert!(!gate.has_passed(1), "its last frame may not be handed on");
+        gate.closed(A);
+        assert!(gate.has_passed(1) && gate.is_empty());
+        assert!(gate.want(2) && gate.has_passed(2));
+    }
+
+    #[test]
+    fn a_reader_that_went_is_not_waited_for() {
+        let mut gate = Gate::default();
+        gate.opened(A);
+        gate.opened(B);
+        gate.want(1);
+        gate.seen_empty();
+        gate.idle(A);
+        gate.closed(B);
+        assert!(gate.has_passed(1));
+        assert!(!gate.is_empty(), "the connection is open");
+        gate.idle(B);
+        assert!(gate.has_passed(1));
+    }
+}

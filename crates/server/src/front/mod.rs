@@ -1,0 +1,159 @@
+//! The gRPC interface: connections, streams and unary calls, on one thread.
+//!
+//! Responsible for: bringing what clients say to the replica in order, and what it answers back; the drain barrier
+//! (P9). Knows no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (the way back), `gate.rs` and
+//! `connection.rs` (the barrier), `accept.rs`, `api.rs`.
+
+mod accept;
+mod api;
+mod ask;
+mod connection;
+mod gate;
+mod pump;
+mod stream;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use lockkeeper_replica::{Answer, AskId, Event, StreamId};
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+
+use crate::inbox::Inbox;
+use crate::observe;
+use connection::Connection;
+use stream::Stream;
+use watch::Watcher;
+
+pub(crate) use accept::Acceptor;
+pub use ask::LEADER_METADATA;
+pub(crate) use pump::pump;
+
+/// What the process knows and the replica does not.
+#[derive(Clone, Debug)]
+pub(crate) struct About {
+    /// The ids of cluster and data directory, as text.
+    pub(crate) cluster: String,
+    pub(crate) incarnation: String,
+    /// Where each node serves clients.
+    pub(crate) clients: BTreeMap<u64, String>,
+}
+
+/// What the tasks of the front share. All of them run on one thread; the locks are for the compiler.
+pub(crate) struct Front {
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) about: About,
+    /// No new stream or call is taken.
+    pub(crate) stopping: CancellationToken,
+    registry: Mutex<Registry>,
+    /// Numbers streams, calls and connections.
+    last_id: AtomicU64,
+    /// Something was pushed that the replica has not been woken for.
+    is_pushed: AtomicBool,
+    /// The barrier that is open; 0: none.
+    barrier: AtomicU64,
+    pump: Mutex<Option<Waker>>,
+}
+
+#[derive(Default)]
+struct Registry {
+    connections: BTreeMap<u64, Arc<Connection>>,
+    streams: BTreeMap<StreamId, Arc<Stream>>,
+    asks: BTreeMap<AskId, Ask>,
+}
+
+/// Who waits for answers.
+enum Ask {
+    /// A call with one answer.
+    Once(oneshot::Sender<Answer>),
+    /// One with many.
+    Watch(Arc<Watcher>),
+}
+
+impl Front {
+    pub(crate) fn new(inbox: Arc<Inbox>, about: About) -> Arc<Self> {
+        Arc::new(Self {
+            inbox,
+            about,
+            stopping: CancellationToken::new(),
+            registry: Mutex::default(),
+            last_id: AtomicU64::new(0),
+            is_pushed: AtomicBool::new(false),
+            barrier: AtomicU64::new(0),
+            pump: Mutex::default(),
+        })
+    }
+
+    /// Gives the replica an event. It is woken when all tasks that are ready now have run: so what several streams
+    /// bring in one round is one batch.
+    pub(crate) fn push(&self, event: Event) {
+        self.inbox.push(event);
+        if !self.is_pushed.swap(true, Ordering::Relaxed) {
+            self.wake_pump();
+        }
+    }
+
+    /// How many connections there are.
+    pub(crate) fn connections(&self) -> usize {
+        self.registry().connections.len()
+    }
+
+    fn next_id(&self) -> u64 {
+        self.last_id.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    fn open_connection(self: &Arc<Self>) -> Arc<Connection> {
+        let connection = Arc::new(Connection::new(self.next_id(), self.clone()));
+        let barrier = self.barrier.load(Ordering::Relaxed);
+        if barrier > 0 {
+            connection.nudge(barrier);
+        }
+        let mut registry = self.registry();
+        registry.connections.insert(connection.id, connection.clone());
+        observe::connections(registry.connections.len());
+        connection
+    }
+
+    fn forget_connection(&self, id: u64) {
+        let mut registry = self.registry();
+        registry.connections.remove(&id);
+        observe::connections(registry.connections.len());
+    }
+
+    fn open_stream(&self, connection: &Arc<Connection>) -> Arc<Stream> {
+        let stream = Stream::new(StreamId(self.next_id()), connection.clone());
+        let mut registry = self.registry();
+        registry.streams.insert(stream.id, stream.clone());
+        observe::streams(registry.streams.len());
+        drop(registry);
+        self.push(Event::StreamOpened(stream.id));
+        stream
+    }
+
+    fn forget_stream(&self, id: StreamId) {
+        let mut registry = self.registry();
+        registry.streams.remove(&id);
+        observe::streams(registry.streams.len());
+    }
+
+    /// Something has happened that may let the open barrier pass.
+    fn barrier_moved(&self) {
+        if self.barrier.load(Ordering::Relaxed) > 0 {
+            self.wake_pump();
+        }
+    }
+
+    fn wake_pump(&self) {
+        let pump = self.pump.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(pump) = pump {
+            pump.wake();
+        }
+    }
+
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

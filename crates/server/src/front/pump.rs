@@ -1,0 +1,142 @@
+//! The way back: takes what the replica puts out, and gives it to whom it is for. Also wakes the replica once for all
+//! that was pushed in a round, and sees the drain barrier through (P9).
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use lockkeeper_replica::{Answer, Event, Output};
+use tokio::sync::watch;
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::accept::Acceptor;
+use super::{Ask, Front};
+use crate::inbox::{Outbox, State};
+
+/// A connection that does not let a barrier pass is given up after so many of these looks. Counted, not timed: a stall
+/// of this process is one look, however long it was.
+const LOOKS_MAX: u32 = 5;
+const LOOK: Duration = Duration::from_millis(200);
+
+struct Pump {
+    front: Arc<Front>,
+    acceptor: Arc<Acceptor>,
+    outbox: Arc<Outbox>,
+    state: watch::Sender<State>,
+    outputs: Vec<Output>,
+    looks: u32,
+    clock: Interval,
+}
+
+/// Runs until the replica has ended. `state` tells how the replica is.
+pub(crate) async fn pump(
+    front: Arc<Front>,
+    acceptor: Arc<Acceptor>,
+    outbox: Arc<Outbox>,
+    state: watch::Sender<State>,
+) {
+    let mut clock = interval(LOOK);
+    clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut pump = Pump { front, acceptor, outbox, state, outputs: Vec::new(), looks: 0, clock };
+    poll_fn(|cx| pump.turn(cx)).await;
+}
+
+impl Pump {
+    fn turn(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        *self.front.pump.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(cx.waker().clone());
+        let state = self.outbox.take(&mut self.outputs, cx);
+        self.deliver();
+        self.state.send_if_modified(|known| std::mem::replace(known, state) != state);
+        if state == State::Ended {
+            return Poll::Ready(());
+        }
+        self.see_barrier_through(cx);
+        if self.front.is_pushed.swap(false, Ordering::Relaxed) {
+            self.front.inbox.ring();
+        }
+        Poll::Pending
+    }
+
+    fn deliver(&mut self) {
+        if self.outputs.is_empty() {
+            return;
+        }
+        let mut registry = self.front.registry();
+        let mut drain = None;
+        for output in self.outputs.drain(..) {
+            match output {
+                Output::Items(stream, items) => {
+                    if let Some(stream) = registry.streams.get(&stream) {
+                        stream.deliver(items);
+                    }
+                }
+                Output::EndStream(stream, end) => {
+                    if let Some(stream) = registry.streams.get(&stream) {
+                        stream.end(end);
+                    }
+                }
+                Output::Answer(ask, answer) => match (registry.asks.get(&ask), answer) {
+                    (Some(Ask::Watch(watcher)), Answer::Watched(changes)) => watcher.deliver(changes),
+                    (Some(Ask::Watch(watcher)), answer) => watcher.end(answer),
+                    (Some(Ask::Once(_)), answer) => {
+                        if let Some(Ask::Once(sender)) = registry.asks.remove(&ask) {
+                            // Whoever asked may be gone.
+                            let _ = sender.send(answer);
+                        }
+                    }
+                    (None, _) => {}
+                },
+                Output::Drain(number) => drain = Some(number),
+                // The replica's own thread does these.
+                Output::Snapshot(_) | Output::Compact(_) => {}
+            }
+        }
+        drop(registry);
+        if let Some(number) = drain {
+            self.begin_barrier(number);
+        }
+    }
+
+    /// Everything that can be read now is to be read: in the queue of connections that aren't accepted yet, and in every
+    /// socket.
+    fn begin_barrier(&mut self, number: u64) {
+        self.front.barrier.store(number, Ordering::Relaxed);
+        self.acceptor.accept_waiting();
+        self.looks = 0;
+        self.clock.reset();
+        for connection in self.front.registry().connections.values() {
+            connection.nudge(number);
+        }
+    }
+
+    fn see_barrier_through(&mut self, cx: &mut Context<'_>) {
+        let number = self.front.barrier.load(Ordering::Relaxed);
+        if number == 0 {
+            return;
+        }
+        let connections: Vec<_> = self.front.registry().connections.values().cloned().collect();
+        let late: Vec<_> =
+            connections.into_iter().filter(|connection| !connection.has_passed(number)).collect();
+        if late.is_empty() {
+            self.front.barrier.store(0, Ordering::Relaxed);
+            return self.front.push(Event::Drained(number));
+        }
+        while self.clock.poll_tick(cx).is_ready() {
+            self.looks += 1;
+            let give_up = self.looks >= LOOKS_MAX;
+            for connection in &late {
+                if give_up {
+                    tracing::warn!(
+                        connection = connection.id,
+                        "a client's connection is closed: it can't be read"
+                    );
+                    connection.kill.cancel();
+                } else {
+                    connection.nudge(number);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! A client's stream: its reader, its buffer, and how it ends.
+//!
+//! Responsible for: everything that is buffered goes out as one frame; a client that does not read loses its stream and
+//! nobody else's; and `linger` starts only for streams that the client itself has closed.
+
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
+use tonic::codegen::tokio_stream::Stream as _;
+use tonic::{Status, Streaming};
+
+use super::connection::Connection;
+use crate::observe;
+
+/// Most answers that wait for a client to read them, some 8 MiB: an honest one never has that many outstanding.
+const ITEMS_MAX: usize = 1 << 16;
+/// Most answers in one frame. An answer has at most some 600 bytes, so a frame stays below what clients accept.
+const FRAME_ITEMS_MAX: usize = 4096;
+/// Who opens a stream has this long to say something on it.
+const FIRST_FRAME: Duration = Duration::from_secs(30);
+
+/// An open stream.
+pub(super) struct Stream {
+    pub(super) id: StreamId,
+    connection: Arc<Connection>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    items: Vec<v1::ServerItem>,
+    /// What is said last, then nothing more is read or sent.
+    end: Option<v1::StreamEnd>,
+    is_over: bool,
+    reader: Option<Waker>,
+    writer: Option<Waker>,
+}
+
+/// How reading a stream ended.
+enum Ended {
+    /// The client closed it.
+    ByClient,
+    /// This side did, or nobody knows who.
+    Otherwise,
+    /// The client broke the protocol.
+    Protocol(String),
+}
+
+impl Stream {
+    pub(super) fn new(id: StreamId, connection: Arc<Connection>) -> Arc<Self> {
+        let stream = Arc::new(Self { id, connection, state: Mutex::default() });
+        stream.connection.opened(&stream);
+        stream
+    }
+
+    /// Buffers answers for the client.
+    pub(super) fn deliver(&self, mut items: Vec<v1::ServerItem>) {
+        let mut state = self.lock();
+        if state.is_over {
+            return;
+        }
+        if state.items.len() + items.len() > ITEMS_MAX {
+            let text = format!(
+                "the client did not read its answers: more than {ITEMS_MAX} wait here; read the stream while you write, \
+                 then connect again"
+            );
+            state.items = Vec::new();
+            drop(state);
+            observe::stream_refused("too-slow");
+            tracing::warn!(stream = self.id.0, "a client's stream ends: it did not read its answers");
+            return self.end(stream_end(StreamEndReason::TooSlow, text));
+        }
+        if state.items.is_empty() {
+            state.items = items;
+        } else {
+            state.items.append(&mut items);
+        }
+        wake(&mut state.writer);
+    }
+
+    /// Says this last; nothing more is read.
+    pub(super) fn end(&self, end: v1::StreamEnd) {
+        let mut state = self.lock();
+        if !state.is_over {
+            state.end = Some(end);
+            state.is_over = true;
+        }
+        wake(&mut state.writer);
+        wake(&mut state.reader);
+    }
+
+    pub(super) fn wake_reader(&self) {
+        if let Some(reader) = &self.lock().reader {
+            reader.wake_by_ref();
+        }
+    }
+
+    /// Reads the client's frames until there are no more.
+    pub(super) async fn read(self: Arc<Self>, mut inbound: Streaming<v1::ClientFrame>) {
+        let front = self.connection.front().clone();
+        let mut silence = Some(Box::pin(tokio::time::sleep(FIRST_FRAME)));
+        let ended = poll_fn(|cx| {
+            loop {
+                if self.is_over(cx) {
+                    return Poll::Ready(Ended::Otherwise);
+                }
+                if let Some(silence) = &mut silence
+                    && pin!(silence).poll(cx).is_ready()
+                {
+                    let text = format!("nothing was said on this stream for {} s", FIRST_FRAME.as_secs());
+                    return Poll::Ready(Ended::Protocol(text));
+                }
+                if front.inbox.poll_room(cx).is_pending() {
+                    return Poll::Pending;
+                }
+                match Pin::new(&mut inbound).poll_next(cx) {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        silence = None;
+                        let requests = frame.items.into_iter().map(Request::try_from);
+                        match requests.collect::<Result<Vec<_>, _>>() {
+                            Ok(requests) => front.push(Event::Frame(self.id, requests)),
+                            Err(malformed) => return Poll::Ready(Ended::Protocol(malformed.to_string())),
+                        }
+                    }
+                    Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
+                    Poll::Ready(None) => return Poll::Ready(Ended::ByClient),
+                    Poll::Pending => {
+                        self.connection.idle(self.id);
+                        return Poll::Pending;
+                    }
+                }
+            }
+        })
+        .await;
+        let by_client = matches!(ended, Ended::ByClient);
+        if let Ended::Protocol(text) = ended {
+            observe::stream_refused("protocol");
+            tracing::warn!(stream = self.id.0, "a client's stream ends: {text}");
+            self.end(stream_end(StreamEndReason::Protocol, text));
+        }
+        front.push(Event::StreamClosed { stream: self.id, by_client });
+        front.forget_stream(self.id);
+        self.connection.closed(self.id);
+        // The client reads what is left; but if it is gone, nobody waits for more.
+        self.finish();
+    }
+
+    /// Why no more can be read.
+    fn failed(&self, status: &Status) -> Ended {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(status);
+        while let Some(error) = cause {
+            if let Some(error) = error.downcast_ref::<h2::Error>() {
+                let reset = error.is_reset() && error.is_remote();
+                let by_client = reset || self.connection.is_closed_by_peer();
+                return if by_client { Ended::ByClient } else { Ended::Otherwise };
+            }
+            cause = error.source();
+        }
+        if self.connection.is_closed_by_peer() {
+            return Ended::ByClient;
+        }
+        if self.connection.kill.is_cancelled() {
+            return Ended::Otherwise;
+        }
+        Ended::Protocol(status.message().to_owned())
+    }
+
+    fn finish(&self) {
+        let mut state = self.lock();
+        state.is_over = true;
+        wake(&mut state.writer);
+    }
+
+    fn is_over(&self, cx: &Context<'_>) -> bool {
+        let mut state = self.lock();
+        match &mut state.reader {
+            Some(reader) if reader.will_wake(cx.waker()) => {}
+            reader => *reader = Some(cx.waker().clone()),
+        }
+        state.is_over
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Why this side ends a stream.
+pub(super) fn stream_end(reason: StreamEndReason, text: String) -> v1::StreamEnd {
+    v1::StreamEnd { reason: reason.into(), text, leader: String::new() }
+}
+
+fn wake(waker: &mut Option<Waker>) {
+    if let Some(waker) = waker.take() {
+        waker.wake();
+    }
+}
+
+/// What the client is sent.
+pub(super) struct Outgoing(pub(super) Arc<Stream>);
+
+impl tonic::codegen::tokio_stream::Stream for Outgoing {
+    type Item = Result<v1::ServerFrame, Status>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut state = self.0.lock();
+        let items = if state.items.len() <= FRAME_ITEMS_MAX {
+            std::mem::take(&mut state.items)
+        } else {
+            state.items.drain(..FRAME_ITEMS_MAX).collect()
+        };
+        if !items.is_empty() {
+            return Poll::Ready(Some(Ok(v1::ServerFrame { items })));
+        }
+        if let Some(end) = state.end.take() {
+            let last = v1::ServerItem { session: 0, seq: 0, what: Some(What::StreamEnd(end)) };
+            return Poll::Ready(Some(Ok(v1::ServerFrame { items: vec![last] })));
+        }
+        if state.is_over {
+            return Poll::Ready(None);
+        }
+        state.writer = Some(cx.waker().clone());
+        Poll::Pending
+    }
+}

@@ -1,0 +1,192 @@
+//! The thread of the replica: takes all that has arrived, lets the replica go on, writes the log, hands over what comes
+//! out.
+//!
+//! Responsible for: nothing leaves before the write it depends on is durable, and a write that fails ends the process
+//! (P10). The log is written on this very thread: a hop to another would cost more than it hides.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::{Duration, Instant};
+
+use lockkeeper_replica::disk::Disk;
+use lockkeeper_replica::storage::Log;
+use lockkeeper_replica::{Event, Output, Replica};
+use lockkeeper_wire::store::Record;
+
+use crate::chores::{Chore, Done};
+use crate::clock;
+use crate::error::ServeError;
+use crate::inbox::{Inbox, Outbox, State, weight};
+use crate::observe;
+
+/// Most requests handled in one turn: it must end for keep-alives to be seen.
+const TURN_REQUESTS_MAX: usize = 1 << 14;
+/// After a spare segment could not be made, another is tried this much later.
+const SPARE_PAUSE: Duration = Duration::from_secs(10);
+
+/// What the thread works with.
+pub(crate) struct Node<D: Disk> {
+    pub(crate) replica: Replica,
+    pub(crate) log: Log<D>,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) outbox: Arc<Outbox>,
+    /// To the thread for slow work on the disk, and from it.
+    pub(crate) chores: Sender<Chore>,
+    pub(crate) done: Receiver<Done<D>>,
+    /// Where the data are, for messages.
+    pub(crate) directory: String,
+}
+
+/// Whether a spare segment is on its way.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Spare {
+    Wanted,
+    Asked,
+    Not(Instant),
+}
+
+impl<D: Disk> Node<D> {
+    /// Runs until the inbox is closed.
+    ///
+    /// # Errors
+    /// If the replica must stop, or the disk is full. Any other failure of the disk aborts the process.
+    pub(crate) fn run(mut self) -> Result<(), ServeError> {
+        self.inbox.is_mine();
+        let result = self.turns();
+        self.outbox.put(&mut Vec::new(), State::Ended);
+        result
+    }
+
+    fn turns(&mut self) -> Result<(), ServeError> {
+        let mut backlog = VecDeque::new();
+        let mut arrived = Vec::new();
+        let mut outputs = Vec::new();
+        let mut handled = 0;
+        let mut spare = Spare::Wanted;
+        loop {
+            self.replica.begin(clock::now());
+            if backlog.is_empty() {
+                if !self.inbox.take(&mut arrived, std::mem::take(&mut handled)) {
+                    return Ok(());
+                }
+                backlog.extend(arrived.drain(..));
+            }
+            self.finish_chores(&mut spare)?;
+            let mut requests = 0;
+            while requests < TURN_REQUESTS_MAX
+                && let Some(event) = backlog.pop_front()
+            {
+                requests += weight(&event);
+                self.replica.handle(event);
+            }
+            handled += requests;
+            if requests > 0 {
+                observe::turn(requests);
+            }
+            while let Some(write) = self.replica.advance()? {
+                self.append(write.record())?;
+                self.replica.persisted(write.synced())?;
+            }
+            self.hand_over(&mut outputs);
+            self.want_spare(&mut spare);
+            if backlog.is_empty() {
+                self.sleep();
+            }
+        }
+    }
+
+    fn append(&mut self, record: &Record) -> Result<(), ServeError> {
+        if record.hard_state.is_none() && record.entries.is_empty() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        match self.log.append(record) {
+            Ok(()) => {
+                observe::synced(begun.elapsed());
+                Ok(())
+            }
+            Err(error) if is_full(&error) => {
+                Err(ServeError::DiskFull { directory: self.directory.clone(), source: error })
+            }
+            Err(error) => fail_stop(&self.directory, "the log", &error),
+        }
+    }
+
+    fn hand_over(&mut self, outputs: &mut Vec<Output>) {
+        for output in self.replica.take_outputs() {
+            match output {
+                Output::Snapshot(step) => self.chore(Chore::Step(step)),
+                Output::Compact(through) => {
+                    let removal = self.log.compact(through);
+                    self.chore(Chore::Remove(removal));
+                }
+                output => outputs.push(output),
+            }
+        }
+        let state = if self.replica.is_ready() { State::Ready } else { State::Waiting };
+        self.outbox.put(outputs, state);
+    }
+
+    fn finish_chores(&mut self, spare: &mut Spare) -> Result<(), ServeError> {
+        while let Ok(done) = self.done.try_recv() {
+            match done {
+                Done::Step => self.replica.handle(Event::SnapshotStepDone),
+                Done::StepFailed => self.replica.handle(Event::SnapshotFailed),
+                Done::Spare(made) => {
+                    let unused = self.log.give_spare(made);
+                    self.chore(Chore::Remove(unused));
+                    *spare = Spare::Wanted;
+                }
+                Done::NoSpare => *spare = Spare::Not(Instant::now() + SPARE_PAUSE),
+                Done::Full(source) => {
+                    return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn want_spare(&self, spare: &mut Spare) {
+        let may = match *spare {
+            Spare::Wanted => true,
+            Spare::Asked => false,
+            Spare::Not(until) => Instant::now() >= until,
+        };
+        if may && self.log.wants_spare() {
+            *spare = Spare::Asked;
+            self.chore(Chore::MakeSpare);
+        }
+    }
+
+    fn chore(&self, chore: Chore) {
+        // Fails only while the process ends.
+        let _ = self.chores.send(chore);
+    }
+
+    fn sleep(&self) {
+        let wake = self.replica.next_wake();
+        let now = clock::now();
+        if wake > now && self.inbox.is_empty() {
+            std::thread::park_timeout(wake - now);
+        }
+    }
+}
+
+/// Whether it says that the disk is full: nothing is broken then, and no core dump is called for.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+/// What the disk holds is unknown: whatever this process would answer from now on could be a lie. Never retried, since a
+/// second sync says "done" for pages that the system has dropped (P10).
+pub(crate) fn fail_stop(directory: &str, what: &str, error: &io::Error) -> ! {
+    tracing::error!(
+        directory,
+        %error,
+        "writing {what} in `{directory}` failed ({error}); this process ends at once, nothing that was acknowledged is \
+         lost; check the disk (`dmesg`), then start again"
+    );
+    std::process::abort()
+}

@@ -1,0 +1,29 @@
+//! Metrics, through the `metrics` facade. Names are listed in `docs/metrics.md`.
+
+use std::time::Duration;
+
+/// A record of the log is durable.
+pub(crate) fn synced(took: Duration) {
+    metrics::histogram!("lockkeeper_log_sync_seconds").record(took.as_secs_f64());
+}
+
+/// A turn handled this many requests.
+pub(crate) fn turn(requests: usize) {
+    metrics::counter!("lockkeeper_requests_total").increment(requests as u64);
+    metrics::histogram!("lockkeeper_turn_requests").record(requests as f64);
+}
+
+/// So many are open.
+pub(crate) fn streams(open: usize) {
+    metrics::gauge!("lockkeeper_streams").set(open as f64);
+}
+
+/// So many are open.
+pub(crate) fn connections(open: usize) {
+    metrics::gauge!("lockkeeper_connections").set(open as f64);
+}
+
+/// A stream was ended for what its client did.
+pub(crate) fn stream_refused(reason: &'static str) {
+    metrics::counter!("lockkeeper_streams_refused_total", "reason" => reason).increment(1);
+}

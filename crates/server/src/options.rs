@@ -1,0 +1,103 @@
+//! What a node is started with, and which addresses it may listen on.
+
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use crate::error::ServeError;
+
+/// Most connections at a time unless told otherwise, if the limit on open files allows it: each takes some 20 KiB.
+pub const CONNECTIONS_MAX: usize = 20_000;
+
+/// What a node is started with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Where its data are; made if it does not exist.
+    pub data: PathBuf,
+    /// Where it serves clients: `HOST:PORT`, an IPv6 address in brackets. Port 0 takes any free one.
+    pub listen: String,
+    /// What clients are told to use, `HOST:PORT`; by default `listen`.
+    pub advertise: Option<String>,
+    /// Allows an address other than loopback, though there is neither TLS nor authentication yet (DESIGN section 9).
+    pub insecure: bool,
+    /// The first tokens of a new table are above this one; by default the microseconds since 2026 (T1).
+    pub tokens_above: Option<u64>,
+    /// Most connections at a time.
+    pub connections_max: usize,
+}
+
+impl Options {
+    /// A node that keeps its data in `data` and serves this machine only.
+    #[must_use]
+    pub fn new(data: impl Into<PathBuf>) -> Self {
+        Self {
+            data: data.into(),
+            listen: format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PORT),
+            advertise: None,
+            insecure: false,
+            tokens_above: None,
+            connections_max: CONNECTIONS_MAX,
+        }
+    }
+
+    /// The address to listen on, if it is allowed.
+    pub(crate) fn address(&self) -> Result<SocketAddr, ServeError> {
+        let bad = |why: String| ServeError::Address { address: self.listen.clone(), why };
+        let mut found = self.listen.to_socket_addrs().map_err(|error| bad(error.to_string()))?;
+        let address = found.next().ok_or_else(|| bad("it names no address".to_owned()))?;
+        if !is_loopback(address.ip()) && !self.insecure {
+            return Err(ServeError::NotLoopback { address: self.listen.clone() });
+        }
+        if address.ip().is_unspecified() && self.advertise.is_none() {
+            return Err(ServeError::Wildcard { address: self.listen.clone() });
+        }
+        Ok(address)
+    }
+}
+
+/// `::ffff:127.0.0.1` is loopback too.
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(listen: &str, insecure: bool, advertise: Option<&str>) -> String {
+        let options = Options {
+            listen: listen.to_owned(),
+            insecure,
+            advertise: advertise.map(str::to_owned),
+            ..Options::new("/nowhere")
+        };
+        options.address().map_or_else(|error| error.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn without_tls_only_this_machine_is_served_unless_insecure_says_otherwise() {
+        for loopback in ["127.0.0.1:5625", "127.8.9.10:1", "[::1]:5625", "[::ffff:127.0.0.1]:5625"] {
+            assert_eq!(refused(loopback, false, None), "", "{loopback}");
+        }
+        for other in ["192.0.2.1:5625", "0.0.0.0:5625", "[::]:5625", "[2001:db8::1]:5625"] {
+            let text = refused(other, false, Some("node:5625"));
+            assert!(text.contains(other) && text.contains("--insecure"), "{text}");
+            assert_eq!(refused(other, true, Some("node:5625")), "");
+        }
+    }
+
+    #[test]
+    fn a_wildcard_needs_an_address_that_clients_can_use() {
+        for wildcard in ["0.0.0.0:5625", "[::]:5625"] {
+            let text = refused(wildcard, true, None);
+            assert!(text.contains(wildcard) && text.contains("--advertise"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_is_none_is_named() {
+        for bad in ["5625", "127.0.0.1", "127.0.0.1:x", "::1:"] {
+            let text = refused(bad, false, None);
+            assert!(text.contains(&format!("`{bad}`")) && text.contains("HOST:PORT"), "{text}");
+        }
+    }
+}

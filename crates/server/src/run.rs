@@ -1,0 +1,302 @@
+//! A node's life: start, serve, stop.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use lockkeeper_replica::{Config, Event, Replica};
+use lockkeeper_wire::store::Founding;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::chores::Chores;
+use crate::clock;
+use crate::data;
+use crate::disk::DataDirectory;
+use crate::error::ServeError;
+use crate::front::{About, Acceptor, Front, pump};
+use crate::inbox::{Inbox, Outbox, State};
+use crate::node::Node;
+use crate::options::Options;
+
+/// The consensus' unit of time. A node alone elects itself at once, and needs it for nothing else.
+const TICK: Duration = Duration::from_millis(50);
+/// The log grows by this much, in bytes, before a snapshot lets it be cut: a start replays it in about a second.
+const SNAPSHOT_AFTER: u64 = 64 << 20;
+/// Connections that may wait to be accepted.
+const BACKLOG: u32 = 4096;
+/// Clients have this long to read what is left for them when the node stops.
+const FLUSH: Duration = Duration::from_secs(5);
+/// Files that are no connection: the log, standard streams, the runtime's own.
+const FILES_RESERVED: u64 = 64;
+
+/// A node that serves.
+#[derive(Clone, Debug)]
+pub struct Running {
+    address: SocketAddr,
+    stop: CancellationToken,
+}
+
+impl Running {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops it, as SIGTERM does: streams are told, buffers are sent, then [`run`] returns.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+}
+
+/// Serves until SIGTERM, SIGINT or [`Running::stop`]; blocks this thread, which must not be one of an async runtime.
+/// A second signal ends it without waiting for clients.
+///
+/// `ready` is called once the node serves.
+///
+/// # Errors
+/// [`ServeError`]: why it can't start, or had to stop. A failed write of the log aborts the process instead: what the
+/// disk holds is unknown then, and nothing may be answered any more (P10).
+pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
+    let address = options.address()?;
+    let connections_max = raise_file_limit(options.connections_max);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(ServeError::system("start the runtime"))?;
+    // Before anything is written: a port that is in use must not found a cluster.
+    let listener = runtime.block_on(async { listen(address) })?;
+    let address = listener.local_addr().map_err(ServeError::system("ask for the port"))?;
+    let advertised = advertised(&options, address);
+    let node = Started::start(&options, &advertised)?;
+    let result = runtime.block_on(serve(node, listener, address, connections_max, ready));
+    // Connections that did not end in time are dropped here.
+    drop(runtime);
+    result
+}
+
+fn advertised(options: &Options, address: SocketAddr) -> String {
+    match &options.advertise {
+        Some(advertise) => advertise.clone(),
+        None if options.listen.ends_with(":0") => address.to_string(),
+        None => options.listen.clone(),
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        // A node that was just stopped leaves connections behind; this is no reason not to start again.
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => ServeError::AddressInUse { address },
+        _ => ServeError::Listen { address, source },
+    })
+}
+
+/// As many connections as were asked for, or as the system allows.
+fn raise_file_limit(wanted: usize) -> usize {
+    let raise = || -> nix::Result<u64> {
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        if soft < hard {
+            setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+        }
+        Ok(hard)
+    };
+    match raise() {
+        Ok(files) => {
+            let most = usize::try_from(files.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX).max(1);
+            if most < wanted {
+                tracing::warn!(
+                    limit = most,
+                    "only {most} connections are possible: {files} files may be open (`ulimit -n`)"
+                );
+            }
+            most.min(wanted)
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the limit on open files could not be raised: {error}");
+            wanted
+        }
+    }
+}
+
+/// The threads of a node, and how to reach them.
+struct Started {
+    inbox: Arc<Inbox>,
+    outbox: Arc<Outbox>,
+    about: About,
+    replica: JoinHandle<Result<(), ServeError>>,
+    chores: JoinHandle<()>,
+}
+
+impl Started {
+    fn start(options: &Options, advertised: &str) -> Result<Self, ServeError> {
+        let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
+        let data = data::open(&disk, &options.data, advertised, options.tokens_above)?;
+        let about = about(&data.founding, advertised);
+        let directory = options.data.display().to_string();
+        let replica = Replica::start(config(&data.founding, &about), data.recovered, clock::now())?;
+        let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
+        let (chores, todo) = mpsc::channel();
+        let (finished, done) = mpsc::channel();
+        let worker = Chores {
+            disk,
+            snapshots: data.snapshots,
+            spares: data.log.spare_maker(),
+            todo,
+            done: finished,
+            inbox: inbox.clone(),
+            directory: directory.clone(),
+        };
+        let node = Node {
+            replica,
+            log: data.log,
+            inbox: inbox.clone(),
+            outbox: outbox.clone(),
+            chores,
+            done,
+            directory,
+        };
+        let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let chores = thread("lockkeeper-disk")
+            .spawn(move || worker.run())
+            .map_err(ServeError::system("start a thread"))?;
+        let replica = thread("lockkeeper-replica")
+            .spawn(move || node.run())
+            .map_err(ServeError::system("start a thread"))?;
+        Ok(Self { inbox, outbox, about, replica, chores })
+    }
+
+    /// Ends the threads; says why the replica's had ended, if it had.
+    fn end(self) -> Result<(), ServeError> {
+        self.inbox.close();
+        let result =
+            self.replica.join().map_err(|_| ServeError::Panicked { thread: "lockkeeper-replica" })?;
+        self.chores.join().map_err(|_| ServeError::Panicked { thread: "lockkeeper-disk" })?;
+        result
+    }
+}
+
+fn about(founding: &Founding, advertised: &str) -> About {
+    let members = founding.members.iter().map(|member| (member.node, member.client_address.clone()));
+    let mut clients: BTreeMap<u64, String> = members.collect();
+    // What it was founded with may have changed since.
+    clients.insert(founding.node, advertised.to_owned());
+    About { cluster: hex(&founding.cluster), incarnation: hex(&founding.incarnation), clients }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn config(founding: &Founding, about: &About) -> Config {
+    let seed = founding.incarnation.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
+    Config {
+        node: founding.node,
+        voters: founding.members.iter().map(|member| member.node).collect(),
+        clients: about.clients.clone(),
+        seed,
+        tokens_above: founding.tokens_above,
+        tick: TICK,
+        snapshot_after: SNAPSHOT_AFTER,
+        mutant: None,
+    }
+}
+
+async fn serve(
+    node: Started,
+    listener: TcpListener,
+    address: SocketAddr,
+    connections_max: usize,
+    ready: impl FnOnce(Running),
+) -> Result<(), ServeError> {
+    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::system("handle SIGTERM"))?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::system("handle SIGINT"))?;
+    let front = Front::new(node.inbox.clone(), node.about.clone());
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let acceptor = Acceptor::new(listener, front.clone(), health_service, connections_max)
+        .map_err(|error| ServeError::system("describe the interface")(io::Error::other(error)))?;
+    let (sender, mut state) = watch::channel(State::Waiting);
+    tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone(), sender));
+    tokio::spawn(acceptor.run());
+    let running = Running { address, stop: CancellationToken::new() };
+    let mut ready = Some(ready);
+    loop {
+        let now = *state.borrow_and_update();
+        match now {
+            State::Ended => break,
+            State::Waiting => set_health(&health, false).await,
+            State::Ready => {
+                set_health(&health, true).await;
+                if let Some(ready) = ready.take() {
+                    tracing::info!(%address, "serving clients at {address}");
+                    notify(sd_notify::NotifyState::Ready);
+                    ready(running.clone());
+                }
+            }
+        }
+        tokio::select! {
+            changed = state.changed() => if changed.is_err() { break },
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            () = running.stop.cancelled() => break,
+        }
+    }
+    notify(sd_notify::NotifyState::Stopping);
+    if *state.borrow() != State::Ended {
+        tracing::info!("stopping: clients are told to go elsewhere");
+        set_health(&health, false).await;
+        tokio::select! {
+            () = flush(&front, &mut state) => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    }
+    node.end()
+}
+
+/// Tells all streams, and waits until every connection has ended, or the time is over.
+async fn flush(front: &Front, state: &mut watch::Receiver<State>) {
+    front.push(Event::ShutDown);
+    front.end_watches();
+    front.stopping.cancel();
+    let all_gone = async {
+        while front.connections() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::select! {
+        () = all_gone => {}
+        _ = state.wait_for(|state| *state == State::Ended) => {}
+        () = tokio::time::sleep(FLUSH) => {
+            let left = front.connections();
+            tracing::warn!(connections = left, "{left} connections did not end in time and are cut");
+        }
+    }
+}
+
+async fn set_health(health: &tonic_health::server::HealthReporter, is_serving: bool) {
+    use lockkeeper_wire::v1::lockkeeper_server::SERVICE_NAME;
+    use tonic_health::ServingStatus::{NotServing, Serving};
+    let status = if is_serving { Serving } else { NotServing };
+    health.set_service_status(SERVICE_NAME, status).await;
+    health.set_service_status("", status).await;
+}
+
+fn notify(state: sd_notify::NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::debug!(%error, "the service manager could not be told: {error}");
+    }
+}
