@@ -1,6 +1,7 @@
 //! `bench`: what a lock service takes, measured as its users meet it.
 //!
-//! Clients are tasks of this process with a session each, or processes. All stamp `CLOCK_BOOTTIME`, so that what
+//! Clients are tasks of this process with a session each, or processes. Tasks share connections to our own service, as
+//! the tasks of a program do; elsewhere each has its own. All stamp `CLOCK_BOOTTIME`, so that what
 //! they saw can be put in one order, by token.
 
 use std::io::{BufRead, BufReader, IsTerminal};
@@ -19,6 +20,9 @@ use crate::exit::{Failure, INTERNAL, OK};
 use crate::output;
 use crate::settings;
 
+/// Closing the sessions is a courtesy: they end by themselves.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
+
 /// One acquire and its release, in nanoseconds since boot.
 #[derive(Clone, Copy, Default)]
 struct Pair {
@@ -35,6 +39,8 @@ struct Figures {
     pairs: Vec<Pair>,
     seconds: f64,
     cpu_us: f64,
+    /// Clients of the library that tasks shared.
+    connections: Option<usize>,
     bytes_per_lock: Option<f64>,
 }
 
@@ -45,7 +51,9 @@ pub(super) async fn bench(args: Bench) -> Result<u8, Failure> {
     };
     if let Some(worker) = args.worker {
         let stop = Arc::new(AtomicBool::new(false));
-        let pairs = client(url, args.workload, worker, stop, Some(args.seconds)).await?;
+        let locks = settings::connect(&url, "bench").await?;
+        let pairs = client(&locks, args.workload, worker, stop, Some(args.seconds)).await?;
+        let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
         for pair in pairs {
             let Pair { token, asked, granted, releasing, released } = pair;
             output::line(format!("{token} {asked} {granted} {releasing} {released}"))?;
@@ -84,13 +92,12 @@ fn progress(seconds: u64) -> ProgressBar {
 
 /// One client: a session of its own, pairs until it is told to stop.
 async fn client(
-    url: String,
+    locks: &Locks,
     workload: Workload,
     number: u32,
     stop: Arc<AtomicBool>,
     seconds: Option<u64>,
 ) -> Result<Vec<Pair>, Failure> {
-    let locks = settings::connect(&url, "bench").await?;
     let name = match workload {
         Workload::Handoff => "lockkeeper-bench/contended".to_owned(),
         _ => format!("lockkeeper-bench/{number}"),
@@ -98,13 +105,13 @@ async fn client(
     let until = seconds.map(|seconds| BootInstant::now() + Duration::from_secs(seconds));
     let over = || stop.load(Ordering::Relaxed) || until.is_some_and(|until| BootInstant::now() >= until);
     if workload == Workload::Keepalive {
-        let _held = locks.mutex(&name).ttl(Duration::from_secs(10)).acquire().await?;
+        let _held = locks.mutex(&name).ttl(own_session(10, number)).acquire().await?;
         while !over() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         return Ok(Vec::new());
     }
-    let lock = locks.mutex(&name);
+    let lock = locks.mutex(&name).ttl(own_session(30, number));
     let mut pairs = Vec::new();
     let now = || BootInstant::now().as_nanos();
     while !over() {
@@ -122,26 +129,48 @@ async fn client(
         // A client that answers at once would never let the others of this thread have their turn.
         tokio::task::yield_now().await;
     }
-    let _ = locks.shutdown(Duration::from_secs(2)).await;
     Ok(pairs)
+}
+
+/// A ttl that no other task has: locks with the same one share a session. Less than a millisecond is not told to the
+/// service, so all sessions are alike there.
+fn own_session(seconds: u64, number: u32) -> Duration {
+    Duration::from_secs(seconds) + Duration::from_nanos(u64::from(number))
+}
+
+/// The clients that tasks share.
+async fn connections(args: &Bench, url: &str) -> Result<Vec<Locks>, Failure> {
+    let wanted =
+        if url.starts_with("lockkeeper:") { args.connections.min(args.clients) } else { args.clients };
+    let mut clients = Vec::with_capacity(wanted as usize);
+    for _ in 0..wanted {
+        clients.push(settings::connect(url, "bench").await?);
+    }
+    Ok(clients)
 }
 
 async fn tasks(args: &Bench, url: &str) -> Result<Figures, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
+    let connections = connections(args, url).await?;
     let cpu = cpu_us(UsageWho::RUSAGE_SELF);
     let began = BootInstant::now();
     let mut running = tokio::task::JoinSet::new();
     for number in 0..args.clients {
-        running.spawn(client(url.to_owned(), args.workload, number, stop.clone(), None));
+        let locks = connections[number as usize % connections.len()].clone();
+        let (workload, stop) = (args.workload, stop.clone());
+        running.spawn(async move { client(&locks, workload, number, stop, None).await });
     }
     tokio::time::sleep(Duration::from_secs(args.seconds)).await;
     stop.store(true, Ordering::Relaxed);
-    let mut figures = Figures::default();
+    let mut figures = Figures { connections: Some(connections.len()), ..Figures::default() };
     while let Some(done) = running.join_next().await {
         figures.pairs.extend(done.map_err(|error| Failure::new(INTERNAL, error.to_string()))??);
     }
     figures.seconds = (BootInstant::now() - began).as_secs_f64();
     figures.cpu_us = cpu_us(UsageWho::RUSAGE_SELF) - cpu;
+    for locks in connections {
+        let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+    }
     Ok(figures)
 }
 
@@ -238,6 +267,7 @@ fn print(args: &Bench, url: &str, figures: &Figures) -> Result<(), Failure> {
         "locks": url,
         "workload": format!("{:?}", args.workload).to_lowercase(),
         "clients": args.clients,
+        "connections": figures.connections,
         "seconds": args.seconds,
         "pairs_per_s": rate(count),
         "acquire_us": { "p50": percentile(&acquire, 50), "p99": percentile(&acquire, 99) },

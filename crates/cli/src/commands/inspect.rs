@@ -1,19 +1,12 @@
-//! `ls`, `show` and `watch`: who holds, who waits.
+//! `ls`, `show` and `sessions`: who holds, who waits, who is alive.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
-
-use lockkeeper::{LockInfo, LockName};
+use lockkeeper::{LockInfo, SessionInfo};
 use serde_json::{Value, json};
 
-use crate::args::{Ls, Show};
-use crate::exit::{Failure, INTERNAL, OK};
-use crate::guardian::{Signal, Signals};
-use crate::output::{self, holder_text, lock_json};
+use crate::args::{Ls, Sessions, Show};
+use crate::exit::{Failure, OK};
+use crate::output::{self, holder_text, human, lock_json};
 use crate::settings;
-
-/// How often `watch` looks.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
     let prefix = args.prefix.as_deref().map(settings::lock_name).transpose()?;
@@ -30,7 +23,8 @@ pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-fn summary(info: &LockInfo) -> String {
+/// A lock in one line.
+pub(super) fn summary(info: &LockInfo) -> String {
     let holders: Vec<String> = info.holders.iter().map(holder_text).collect();
     let mut text =
         format!("{}  {}", info.name, if holders.is_empty() { "free".to_owned() } else { holders.join("; ") });
@@ -67,62 +61,50 @@ pub(super) async fn show(args: Show) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// The state first, then changes. Looks four times a second; what begins and ends in between is not seen, but a
-/// holder that came and went shows in the next token.
-pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
-    let prefix = args.prefix.as_deref().map(settings::lock_name).transpose()?;
+pub(super) async fn sessions(args: Sessions) -> Result<u8, Failure> {
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
-    let locks = settings::connect(&url, "watch").await?;
-    let mut known: BTreeMap<LockName, (LockInfo, String)> = BTreeMap::new();
-    let mut first = true;
-    let mut signals =
-        Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
-    loop {
-        let mut now: BTreeMap<LockName, (LockInfo, String)> = BTreeMap::new();
-        for info in locks.list(prefix.as_ref()).await? {
-            let key = fingerprint(&info);
-            now.insert(info.name.clone(), (info, key));
-        }
-        for (name, (info, key)) in &now {
-            if known.get(name).is_none_or(|(_, before)| before != key) {
-                tell(&args, if first { "state" } else { "changed" }, name, Some(info))?;
-            }
-        }
-        for name in known.keys().filter(|name| !now.contains_key(*name)) {
-            tell(&args, "vacant", name, None)?;
-        }
-        known = now;
-        first = false;
-        tokio::select! {
-            () = tokio::time::sleep(LOOK_EVERY) => {}
-            () = ended(&mut signals) => return Ok(OK),
-        }
-    }
-}
-
-/// Somebody has seen enough.
-async fn ended(signals: &mut Signals) {
-    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-    while !matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {}
-}
-
-/// What must differ for a change to be worth a line: not the ages.
-fn fingerprint(info: &LockInfo) -> String {
-    let holders: Vec<_> = info
-        .holders
-        .iter()
-        .map(|holder| (holder.token, std::mem::discriminant(&holder.state), holder.mode))
-        .collect();
-    format!("{holders:?} {} {:?}", info.waiter_count, info.limit)
-}
-
-fn tell(args: &Ls, event: &str, name: &LockName, info: Option<&LockInfo>) -> Result<(), Failure> {
+    let sessions = settings::connect(&url, "sessions").await?.sessions().await?;
     if args.json {
-        let lock = info.map_or(Value::Null, lock_json);
-        return output::json(&json!({ "event": event, "name": name.as_str(), "lock": lock }));
+        output::json(&sessions.iter().map(session_json).collect())?;
+        return Ok(OK);
     }
-    match info {
-        Some(info) => output::line(summary(info)),
-        None => output::line(format!("{name}  free")),
+    for session in sessions {
+        output::line(session_text(&session))?;
     }
+    Ok(OK)
+}
+
+fn session_json(session: &SessionInfo) -> Value {
+    json!({
+        "id": session.id,
+        "owner": session.owner,
+        "ttl_ms": session.ttl.as_millis() as u64,
+        "left_ms": session.left.as_millis() as u64,
+        "lock_delay_ms": session.lock_delay.as_millis() as u64,
+        "linger_ms": session.linger.as_millis() as u64,
+        "requests": session.requests,
+        "attached": session.attached,
+    })
+}
+
+fn session_text(session: &SessionInfo) -> String {
+    let requests = if session.requests == 1 { "request" } else { "requests" };
+    let mut text = format!(
+        "{}  {}: {} {requests}, ttl {}, {} left",
+        session.id,
+        session.owner,
+        session.requests,
+        human(session.ttl),
+        human(session.left)
+    );
+    if !session.lock_delay.is_zero() {
+        text += &format!(", lock-delay {}", human(session.lock_delay));
+    }
+    if !session.linger.is_zero() {
+        text += &format!(", linger {}", human(session.linger));
+    }
+    if !session.attached {
+        text += ", not connected";
+    }
+    text
 }

@@ -6,6 +6,7 @@ mod fence;
 mod inspect;
 mod operate;
 mod run;
+mod watch;
 
 use std::future::Future;
 
@@ -23,8 +24,10 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Run(args) => block_on(run::run(args)),
         Command::Ls(args) => block_on(inspect::ls(args)),
         Command::Show(args) => block_on(inspect::show(args)),
-        Command::Watch(args) => block_on(inspect::watch(args)),
+        Command::Watch(args) => block_on(watch::watch(args)),
         Command::Break(args) => block_on(operate::break_hold(args)),
+        Command::Sessions(args) => block_on(inspect::sessions(args)),
+        Command::SetLimit(args) => block_on(operate::set_limit(args)),
         Command::CheckToken(args) => block_on(operate::check_token(args)),
         Command::Fence(args) => fence::fence(&args),
         Command::Bench(args) => block_on(bench::bench(args)),

@@ -1,9 +1,9 @@
-//! `break` and `check-token`: what operators do to holds, and ask of tokens.
+//! `break`, `set-limit` and `check-token`: what operators do to locks, and ask of tokens.
 
 use lockkeeper::{BreakOrder, Broken, Token, TokenStatus};
 use serde_json::json;
 
-use crate::args::{Break, CheckToken};
+use crate::args::{Break, CheckToken, SetLimit};
 use crate::exit::{Failure, NO, OK, USAGE};
 use crate::output;
 use crate::settings;
@@ -54,4 +54,22 @@ pub(super) async fn check_token(args: CheckToken) -> Result<u8, Failure> {
         output::line(format!("{says}; live tokens: {}", live.join(", ")))?;
     }
     Ok(if status == TokenStatus::Current { OK } else { NO })
+}
+
+pub(super) async fn set_limit(args: SetLimit) -> Result<u8, Failure> {
+    let name = settings::lock_name(&args.name)?;
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let permits = args.permits.0;
+    settings::connect(&url, "set-limit").await?.set_limit(&name, permits).await?;
+    if args.json {
+        output::json(&json!({ "name": name.as_str(), "limit": permits }))?;
+    } else {
+        output::line(match permits {
+            Some(permits) => format!("{name}: {permits} permits from now on, whatever others ask for"),
+            None => {
+                format!("{name}: no number is stored any more; who takes a permit says how many there are")
+            }
+        })?;
+    }
+    Ok(OK)
 }

@@ -72,6 +72,7 @@ fn watch_tells_the_state_then_changes_and_vacancies() {
     let mut next = || -> Value { serde_json::from_str(&lines.next().unwrap().unwrap()).unwrap() };
     let said = next();
     assert_eq!((&said["event"], &said["name"]), (&json!("state"), &json!("a")));
+    assert_eq!(next()["event"], "synced");
     let _second = place.holder("b", &[]);
     let said = next();
     assert_eq!((&said["event"], &said["name"]), (&json!("changed"), &json!("b")));
@@ -137,4 +138,13 @@ fn the_processes_of_a_bench_hand_over_to_each_other() {
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
     let said: Value = serde_json::from_str(&ended.out).unwrap();
     assert!(said["handoffs_per_s"].as_f64().unwrap() > 0.0, "{said}");
+}
+
+#[test]
+fn what_only_our_own_service_can_answer_is_refused_elsewhere() {
+    let place = Place::new();
+    for line in ["sessions", "set-limit gpu 3"] {
+        place.ran(line).is_one_line(exit::USAGE, &["only our own service", "lockkeeper://"]);
+    }
+    place.ran("set-limit gpu many").is_one_line(exit::USAGE, &["'many'", "`none`"]);
 }

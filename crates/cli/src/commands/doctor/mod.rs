@@ -1,10 +1,10 @@
 //! `doctor`: what a lock service can do, what it promises, and whether it works right now.
 
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+mod directory;
+mod nodes;
+
 use std::time::{Duration, Instant};
 
-use lockkeeper::url::Url;
 use lockkeeper::{Fencing, Promise, Wait};
 use serde_json::{Value, json};
 
@@ -22,8 +22,17 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let locks = settings::connect(&url, "doctor").await?;
     let can = locks.capabilities().clone();
 
+    let nodes = if can.backend == "lockkeeper" { nodes::ask(&url).await } else { Vec::new() };
+    let warnings = nodes::warnings(&nodes);
+
     let began = Instant::now();
-    let guard = locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5))).acquire().await?;
+    let guard =
+        locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5))).acquire().await.inspect_err(|_| {
+            // They may be why.
+            for said in &warnings {
+                output::say(said);
+            }
+        })?;
     let acquired = began.elapsed();
     let token = guard.token_hint();
     let began = Instant::now();
@@ -31,7 +40,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let released = began.elapsed();
 
     let settings = match can.backend {
-        "file" => directory(&url),
+        "file" => directory::said(&url),
         _ => Vec::new(),
     };
     let promise = |promise: &Promise| match promise {
@@ -51,7 +60,8 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
         output::json(&json!({
             "url": url, "backend": can.backend, "excludes": can.reach.to_string(), "abilities": abilities,
             "promises": promises, "acquire_us": acquired.as_micros() as u64, "release_us": released.as_micros() as u64,
-            "token": token.map(lockkeeper::Token::get), "settings": settings,
+            "token": token.map(lockkeeper::Token::get), "settings": settings, "nodes": nodes::json(&nodes),
+            "warnings": warnings,
         }))?;
         return Ok(OK);
     }
@@ -78,50 +88,13 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     for said in settings {
         output::line(format!("here: {said}"))?;
     }
-    Ok(OK)
-}
-
-/// What the place of a lock directory makes of the promises.
-fn directory(url: &str) -> Vec<String> {
-    let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
-    let path = Path::new(&parsed.path);
-    let Ok(metadata) = path.metadata() else {
-        return vec![format!("`{}` can't be looked at", path.display())];
-    };
-    let mode = metadata.permissions().mode() & 0o7777;
-    let who = match mode {
-        _ if mode & 0o002 != 0 => "every user of this host may hold, break and destroy these locks",
-        _ if mode & 0o020 != 0 => "its owner and group may hold, break and destroy these locks",
-        _ => "only its owner may use these locks",
-    };
-    let mut said = vec![format!("mode {mode:04o}, owner {}: {who}", metadata.uid())];
-    if let Some(kind) = filesystem(path) {
-        let spoils = match kind.as_str() {
-            "tmpfs" | "ramfs" => {
-                ": gone after a reboot; tokens then go on above by the wall clock, and a lock that is kept closed opens"
-            }
-            "overlay" => {
-                ": a container's own layer; other containers are not excluded, and it goes with the container"
-            }
-            _ => "",
-        };
-        said.push(format!("filesystem {kind}{spoils}"));
+    for said in nodes::lines(&nodes) {
+        output::line(said)?;
     }
-    said
-}
-
-/// The type of the filesystem that a path is on, as the kernel calls it.
-fn filesystem(path: &Path) -> Option<String> {
-    let path = path.canonicalize().ok()?;
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let mounted = mounts.lines().filter_map(|line| {
-        let (place, kind) = line.split_once(" - ")?;
-        // Spaces and the like are written as octal escapes; such mount points are not looked for.
-        let place = place.split(' ').nth(4)?;
-        path.starts_with(place).then(|| (place.len(), kind.split(' ').next().unwrap_or_default().to_owned()))
-    });
-    // The last of equals is on top.
-    mounted.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
+    for said in warnings {
+        output::line(format!("warning: {said}"))?;
+    }
+    Ok(OK)
 }
 
 fn show(token: Option<lockkeeper::Token>) -> String {

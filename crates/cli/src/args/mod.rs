@@ -1,5 +1,7 @@
 //! What can be typed. Only shapes and texts; what they come to is decided in `settings` and the commands.
 
+mod service;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,6 +11,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
+
+pub use service::{Permits, Sessions, SetLimit};
 
 /// Distributed locks that keep their promise even when a holder stalls.
 #[derive(Parser, Debug)]
@@ -40,6 +44,12 @@ pub enum Command {
         after_help = "Example:\n  lockkeeper break orders/42 --token 17 --reason 'hangs, see ticket 5'"
     )]
     Break(Break),
+    /// List the sessions of our own service: who is alive there
+    #[command(after_help = "Example:\n  lockkeeper sessions --locks lockkeeper://127.0.0.1")]
+    Sessions(Sessions),
+    /// Store how many permits a semaphore has, for everyone
+    #[command(after_help = "Example:\n  lockkeeper set-limit gpu 4 --locks lockkeeper://127.0.0.1")]
+    SetLimit(SetLimit),
     /// Ask what a token is worth now: exit code 0 if it is current, 1 if not
     #[command(after_help = "Example:\n  lockkeeper check-token orders/42 17 && echo it is current")]
     CheckToken(CheckToken),
@@ -73,7 +83,7 @@ pub enum Command {
 /// Which lock service, and how to print.
 #[derive(Args, Debug, Clone)]
 pub struct Service {
-    /// The lock service: `file:///dir`, `memory:`, …; by default a directory of this host
+    /// The lock service: `file:///dir`, `lockkeeper://host:port`, …; by default a directory of this host
     #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL")]
     pub locks: Option<String>,
     /// Don't say on standard error that the default locks exclude on this host only
@@ -278,6 +288,9 @@ pub struct Bench {
     /// Each client in a process of its own
     #[arg(long)]
     pub processes: bool,
+    /// Over how many connections tasks reach `lockkeeper://`; at most one a client
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000), conflicts_with = "processes")]
+    pub connections: u32,
     /// With `memory`: how many locks to hold
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub held: u32,

@@ -1,0 +1,172 @@
+//! The nodes of our own service, each asked by itself: how it is, and what is off.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use lockkeeper::ServiceStatus;
+use lockkeeper::url::{Host, Url};
+use serde_json::{Value, json};
+
+use crate::exit::Failure;
+use crate::settings;
+
+/// A leader applies what is decided within a turn or two: more than this behind is slow, not busy.
+const BEHIND_MAX: u64 = 10_000;
+
+/// One node of the address that was given.
+pub(super) struct Node {
+    address: String,
+    status: Result<ServiceStatus, Failure>,
+}
+
+/// Asks every node of a `lockkeeper://` address.
+pub(super) async fn ask(url: &str) -> Vec<Node> {
+    let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
+    let mut nodes = Vec::with_capacity(parsed.hosts.len());
+    for host in &parsed.hosts {
+        let address = address(host);
+        let status = status(&address).await;
+        nodes.push(Node { address, status });
+    }
+    nodes
+}
+
+async fn status(address: &str) -> Result<ServiceStatus, Failure> {
+    Ok(settings::connect(&format!("lockkeeper://{address}"), "doctor").await?.status().await?)
+}
+
+fn address(host: &Host) -> String {
+    let name = if host.name.contains(':') { format!("[{}]", host.name) } else { host.name.clone() };
+    host.port.map_or(name.clone(), |port| format!("{name}:{port}"))
+}
+
+/// How they are, for programs.
+pub(super) fn json(nodes: &[Node]) -> Value {
+    let one = |node: &Node| match &node.status {
+        Err(failure) => json!({ "address": node.address, "answers": false, "error": failure.message }),
+        Ok(status) => json!({
+            "address": node.address,
+            "answers": true,
+            "version": status.version,
+            "node": status.node,
+            "cluster": status.cluster,
+            "incarnation": status.incarnation,
+            "leads": status.leads,
+            "leader": status.leader,
+            "term": status.term,
+            "applied": status.applied,
+            "committed": status.committed,
+            "snapshot": status.snapshot,
+            "last_token": status.last_token,
+            "sessions": status.sessions,
+            "requests": status.requests,
+            "streams": status.streams,
+            "rules": status.rules,
+        }),
+    };
+    nodes.iter().map(one).collect()
+}
+
+/// How they are, for people.
+pub(super) fn lines(nodes: &[Node]) -> Vec<String> {
+    let one = |node: &Node| {
+        let address = &node.address;
+        let Ok(status) = &node.status else { return format!("{address}: does not answer") };
+        let role = if status.leads { "leads" } else { "follows" };
+        format!(
+            "{address}: node {}, {role} in term {}, version {}, rules {}; log: applied {}, decided {}, snapshot {}; \
+             last token {}, {} sessions, {} requests, {} streams",
+            status.node,
+            status.term,
+            status.version,
+            status.rules,
+            status.applied,
+            status.committed,
+            status.snapshot,
+            status.last_token,
+            status.sessions,
+            status.requests,
+            status.streams,
+        )
+    };
+    nodes.iter().map(one).collect()
+}
+
+/// What is off, and what to do about it.
+pub(super) fn warnings(nodes: &[Node]) -> Vec<String> {
+    let mut said = Vec::new();
+    let mut clusters = BTreeSet::new();
+    for Node { address, status } in nodes {
+        if !is_loopback(address) {
+            said.push(format!(
+                "{address} is reached over a network without encryption, and asks nobody who they are: whoever \
+                 reaches it can hold and break every lock; keep strangers out by other means"
+            ));
+        }
+        let status = match status {
+            Ok(status) => status,
+            Err(failure) => {
+                said.push(failure.message.clone());
+                continue;
+            }
+        };
+        clusters.insert(status.cluster.as_str());
+        if status.leader.is_none() {
+            said.push(format!(
+                "{address} knows no leader: nothing can be acquired or kept alive there; look at its log"
+            ));
+        }
+        let behind = status.committed.saturating_sub(status.applied);
+        if behind > BEHIND_MAX {
+            said.push(format!(
+                "{address} has yet to apply {behind} entries of its log: it is overloaded or has just started"
+            ));
+        }
+        if status.version != env!("CARGO_PKG_VERSION") {
+            let ours = env!("CARGO_PKG_VERSION");
+            said.push(format!("{address} has version {}, this program {ours}", status.version));
+        }
+    }
+    if clusters.len() > 1 {
+        said.push(format!(
+            "these nodes belong to {} clusters, which exclude nobody from each other's locks: correct the address",
+            clusters.len()
+        ));
+    }
+    said
+}
+
+fn is_loopback(address: &str) -> bool {
+    let Ok(url) = format!("lockkeeper://{address}").parse::<Url>() else { return false };
+    url.hosts.iter().all(|host| {
+        host.name == "localhost"
+            || host.name.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_this_machine_is_loopback() {
+        for address in ["localhost:5625", "127.0.0.1", "[::1]:7", "[::ffff:127.0.0.1]:7"] {
+            assert!(is_loopback(address), "{address}");
+        }
+        for address in ["192.0.2.1:5625", "locks.example:5625", "[2001:db8::1]:5625"] {
+            assert!(!is_loopback(address), "{address}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_does_not_answer_is_a_warning_of_its_own() {
+        let nodes = [Node {
+            address: "192.0.2.1:5625".into(),
+            status: Err(Failure::new(69, "no lock service answers")),
+        }];
+        let said = warnings(&nodes);
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(said[0].contains("encryption") && said[1].contains("no lock service answers"), "{said:?}");
+        assert_eq!(json(&nodes)[0]["answers"], false);
+    }
+}
