@@ -19,6 +19,7 @@ enum Note {
     Finish { target: Seq },
     Open { ttl: Duration, linger: Duration },
     Close { known: bool },
+    SetLimit,
 }
 
 impl Replica {
@@ -94,6 +95,7 @@ impl Replica {
             Command::Finish { target, .. } => Note::Finish { target: *target },
             Command::OpenSession(open) => Note::Open { ttl: ms(open.ttl_ms), linger: ms(open.linger_ms) },
             Command::CloseSession { session } => Note::Close { known: self.book.lease(*session).is_some() },
+            Command::SetLimit { .. } => Note::SetLimit,
             _ => Note::Nothing,
         }
     }
@@ -141,7 +143,10 @@ impl Replica {
                 self.tell(stream, v1::ServerItem { session, seq: 0, what: Some(what) });
             }
             Origin::Ask(ask) => {
-                let answer = operator_answer(reply);
+                let answer = match (note, reply) {
+                    (Note::SetLimit, Reply::Done) => Answer::LimitSet,
+                    (_, reply) => operator_answer(reply),
+                };
                 self.outputs.push(Output::Answer(ask, answer));
             }
             Origin::Leader => {}
