@@ -74,12 +74,13 @@ fn start(directory: &Path, listen: &str) -> (Server, SocketAddr) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(server.stdout.take().unwrap()).lines();
+    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
     let server = Server(server);
     let address = lines
-        .map(Result::unwrap)
         .find_map(|line| line.split_once("serving at ").map(|(_, address)| address.parse().unwrap()))
         .expect("the service ended without serving");
+    // It is a test binary, which says from time to time that it still runs, and ends if nobody listens.
+    std::thread::spawn(move || lines.for_each(drop));
     (server, address)
 }
 
