@@ -98,6 +98,8 @@ impl Connection {
     pub(super) fn over(&self) {
         let mut state = self.lock();
         state.gate.over();
+        // They may have paused, and then nothing else wakes them.
+        state.streams.values().for_each(|stream| stream.wake_reader());
         self.settle(state);
     }
 

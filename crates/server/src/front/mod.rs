@@ -11,6 +11,8 @@ mod connection;
 mod gate;
 mod pump;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod watch;
 
 use std::collections::BTreeMap;

@@ -107,7 +107,8 @@ impl Stream {
         let mut silence = Some(Box::pin(tokio::time::sleep(FIRST_FRAME)));
         let ended = poll_fn(|cx| {
             loop {
-                if self.is_over(cx) {
+                // What is unread of a connection that was given up is dropped with it.
+                if self.is_over(cx) || self.connection.kill.is_cancelled() {
                     return Poll::Ready(Ended::Otherwise);
                 }
                 if let Some(silence) = &mut silence
@@ -138,7 +139,8 @@ impl Stream {
             }
         })
         .await;
-        let by_client = matches!(ended, Ended::ByClient);
+        // What this side cuts off may look like a client's end from here.
+        let by_client = matches!(ended, Ended::ByClient) && !self.connection.kill.is_cancelled();
         if let Ended::Protocol(text) = ended {
             observe::stream_refused("protocol");
             tracing::warn!(stream = self.id.0, "a client's stream ends: {text}");

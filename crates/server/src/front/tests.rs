@@ -1,0 +1,328 @@
+//! The front with real sockets and no replica behind it: how streams end, and that no barrier passes before what had
+//! arrived was handed on (P9). Clients speak HTTP/2 by hand, so that each byte is theirs.
+
+use std::future::poll_fn;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use h2::client::SendRequest;
+use h2::{Reason, SendStream};
+use lockkeeper_replica::{Event, Output, StreamId};
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::v1;
+use prost::Message;
+use socket2::SockRef;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, LocalSet};
+
+use super::{About, Acceptor, Front, pump};
+use crate::inbox::{Inbox, Outbox, State};
+
+/// Far longer than anything here takes.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+struct Rig {
+    front: Arc<Front>,
+    outbox: Arc<Outbox>,
+    address: SocketAddr,
+    seen: Vec<Event>,
+}
+
+impl Rig {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let about = About { cluster: String::new(), incarnation: String::new(), clients: Default::default() };
+        let front = Front::new(Arc::new(Inbox::default()), about);
+        let (_, health) = tonic_health::server::health_reporter();
+        let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
+        let outbox = Arc::new(Outbox::default());
+        let (sender, _) = watch::channel(State::Waiting);
+        tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone(), sender));
+        tokio::spawn(acceptor.run());
+        Self { front, outbox, address, seen: Vec::new() }
+    }
+
+    fn drain(&self, number: u64) {
+        self.outbox.put(&mut vec![Output::Drain(number)], State::Waiting);
+    }
+
+    /// Waits until this many events have come in all.
+    async fn events(&mut self, count: usize) -> &[Event] {
+        let arrive = poll_fn(|cx| {
+            let mut events = Vec::new();
+            self.front.inbox.take(&mut events, 0);
+            self.seen.append(&mut events);
+            if self.seen.len() >= count {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        });
+        let arrived = tokio::time::timeout(DEADLINE, arrive).await;
+        assert!(arrived.is_ok(), "{count} events were to come: {:?}", self.seen);
+        &self.seen
+    }
+}
+
+/// A client with one stream.
+struct Client {
+    _requests: SendRequest<Bytes>,
+    stream: SendStream<Bytes>,
+    socket: std::net::TcpStream,
+    connection: AbortHandle,
+}
+
+impl Client {
+    async fn connect(address: SocketAddr) -> Self {
+        let socket = TcpStream::connect(address).await.unwrap();
+        let twin = SockRef::from(&socket).try_clone().unwrap().into();
+        let (requests, connection) = h2::client::handshake(socket).await.unwrap();
+        let connection = tokio::task::spawn_local(connection).abort_handle();
+        let mut requests = requests.ready().await.unwrap();
+        let request = http::Request::post("http://node/lockkeeper.v1.Lockkeeper/Session")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())
+            .unwrap();
+        let (_, stream) = requests.send_request(request, false).unwrap();
+        Self { _requests: requests, stream, socket: twin, connection }
+    }
+
+    fn keep_alive(&mut self, id: u64) {
+        let what = Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id }));
+        self.send(&v1::ClientFrame { items: vec![v1::ClientItem { session: 1, what }] });
+    }
+
+    fn send(&mut self, frame: &v1::ClientFrame) {
+        let mut bytes = BytesMut::new();
+        bytes.put_u8(0);
+        bytes.put_u32(u32::try_from(frame.encoded_len()).unwrap());
+        frame.encode(&mut bytes).unwrap();
+        self.stream.send_data(bytes.freeze(), false).unwrap();
+    }
+}
+
+fn is_keep_alive(event: &Event, wanted: u64) -> bool {
+    matches!(event, Event::Frame(_, requests) if matches!(requests[..], [Request::KeepAlive { id, .. }] if id == wanted))
+}
+
+async fn local<T>(test: impl Future<Output = T>) -> T {
+    LocalSet::new().run_until(test).await
+}
+
+/// Opens a stream, lets the client end it, and tells whether that counted as its doing.
+async fn ended_by(end: impl FnOnce(&mut Client)) -> bool {
+    local(async {
+        let mut rig = Rig::start().await;
+        let mut client = Client::connect(rig.address).await;
+        client.keep_alive(7);
+        assert!(is_keep_alive(&rig.events(2).await[1], 7));
+        end(&mut client);
+        match rig.events(3).await[2] {
+            Event::StreamClosed { stream: StreamId(_), by_client } => by_client,
+            ref other => panic!("the stream was to end: {other:?}"),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_stream_whose_sending_side_its_client_ends_was_closed_by_it() {
+    assert!(ended_by(|client| client.stream.send_data(Bytes::new(), true).unwrap()).await);
+}
+
+#[tokio::test]
+async fn a_stream_that_its_client_resets_was_closed_by_it() {
+    assert!(ended_by(|client| client.stream.send_reset(Reason::CANCEL)).await);
+    assert!(ended_by(|client| client.stream.send_reset(Reason::INTERNAL_ERROR)).await);
+}
+
+#[tokio::test]
+async fn a_connection_at_whose_end_fin_was_read_was_closed_by_its_client() {
+    assert!(ended_by(|client| client.socket.shutdown(std::net::Shutdown::Write).unwrap()).await);
+}
+
+#[tokio::test]
+async fn a_connection_at_whose_end_rst_was_read_was_closed_by_its_client() {
+    let reset = |client: &mut Client| {
+        SockRef::from(&client.socket).set_linger(Some(Duration::ZERO)).unwrap();
+        // The last two descriptors of the socket: closing them with no linger sends RST.
+        client.connection.abort();
+        client.socket = std::net::TcpStream::from(unconnected());
+    };
+    assert!(ended_by(reset).await);
+}
+
+fn unconnected() -> socket2::Socket {
+    socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap()
+}
+
+#[tokio::test]
+async fn a_connection_that_this_side_gives_up_was_not_closed_by_its_client() {
+    local(async {
+        let mut rig = Rig::start().await;
+        let mut client = Client::connect(rig.address).await;
+        client.keep_alive(7);
+        rig.events(2).await;
+        for connection in rig.front.registry().connections.values() {
+            connection.kill.cancel();
+        }
+        let closed = &rig.events(3).await[2];
+        assert!(matches!(closed, Event::StreamClosed { by_client: false, .. }), "{closed:?}");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_barrier_passes_at_once_where_nobody_is_connected() {
+    let mut rig = Rig::start().await;
+    rig.drain(1);
+    assert!(matches!(rig.events(1).await[..], [Event::Drained(1)]));
+    rig.drain(2);
+    assert!(matches!(rig.events(2).await[1], Event::Drained(2)));
+}
+
+/// A client on a thread of its own, for while this one is blocked: connects if it must, says something, and returns once
+/// that has left.
+struct Elsewhere {
+    orders: std::sync::mpsc::Sender<u64>,
+    sent: std::sync::mpsc::Receiver<()>,
+}
+
+impl Elsewhere {
+    fn start(address: SocketAddr) -> Self {
+        let (orders, todo) = std::sync::mpsc::channel::<u64>();
+        let (done, sent) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let mut client = None;
+            while let Ok(id) = todo.recv() {
+                runtime.block_on(local(async {
+                    if client.is_none() {
+                        client = Some(raw(address).await);
+                    }
+                    let (socket, frames) = client.as_mut().unwrap();
+                    let bytes = frames.next(id);
+                    tokio::io::AsyncWriteExt::write_all(socket, &bytes).await.unwrap();
+                }));
+                done.send(()).unwrap();
+            }
+        });
+        Self { orders, sent }
+    }
+
+    fn says(&self, id: u64) {
+        self.orders.send(id).unwrap();
+        self.sent.recv_timeout(DEADLINE).expect("loopback takes it at once");
+    }
+}
+
+/// The bytes of a client's connection, as HTTP/2 has them: first preface, settings and the call, then frames.
+struct Frames {
+    is_first: bool,
+}
+
+async fn raw(address: SocketAddr) -> (TcpStream, Frames) {
+    (TcpStream::connect(address).await.unwrap(), Frames { is_first: true })
+}
+
+impl Frames {
+    fn next(&mut self, id: u64) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        if std::mem::take(&mut self.is_first) {
+            bytes.extend_from_slice(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+            put(&mut bytes, 4, 0, 0, &[]);
+            // HPACK: `:method POST` and `:scheme http` from the static table, the rest as literals without indexing.
+            let mut block = vec![0x83, 0x86];
+            literal(&mut block, &[0x04], "/lockkeeper.v1.Lockkeeper/Session");
+            literal(&mut block, &[0x01], "node");
+            // 31 doesn't fit the prefix of four bits.
+            literal(&mut block, &[0x0f, 31 - 15], "application/grpc");
+            put(&mut bytes, 1, 4, 1, &block);
+        }
+        let what = Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id }));
+        let frame = v1::ClientFrame { items: vec![v1::ClientItem { session: 1, what }] };
+        let mut message = vec![0];
+        message.extend_from_slice(&u32::try_from(frame.encoded_len()).unwrap().to_be_bytes());
+        frame.encode(&mut message).unwrap();
+        put(&mut bytes, 0, 0, 1, &message);
+        bytes
+    }
+}
+
+fn put(bytes: &mut Vec<u8>, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
+    bytes.extend_from_slice(&u32::try_from(payload.len()).unwrap().to_be_bytes()[1..]);
+    bytes.extend_from_slice(&[kind, flags]);
+    bytes.extend_from_slice(&stream.to_be_bytes());
+    bytes.extend_from_slice(payload);
+}
+
+fn literal(block: &mut Vec<u8>, name: &[u8], value: &str) {
+    block.extend_from_slice(name);
+    block.push(u8::try_from(value.len()).unwrap());
+    block.extend_from_slice(value.as_bytes());
+}
+
+/// A stall of the whole process, as SIGSTOP makes it: this thread, which is the runtime's too, does nothing while a
+/// client's sign of life comes to rest in a socket. The runtime has not been told of it when the barrier begins.
+#[tokio::test]
+async fn after_a_stall_no_barrier_passes_before_the_keep_alives_in_the_sockets() {
+    let mut rig = Rig::start().await;
+    let known = Elsewhere::start(rig.address);
+    known.says(1);
+    assert!(is_keep_alive(&rig.events(2).await[1], 1));
+    rig.drain(1);
+    assert!(matches!(rig.events(3).await[2], Event::Drained(1)));
+
+    // Blocked from here …
+    known.says(2);
+    rig.drain(2);
+    // … to here.
+    let events = &rig.events(5).await[3..];
+    assert!(is_keep_alive(&events[0], 2), "{events:?}");
+    assert!(matches!(events[1], Event::Drained(2)), "{events:?}");
+}
+
+#[tokio::test]
+async fn after_a_stall_no_barrier_passes_before_what_whole_connections_in_the_accept_queue_have_said() {
+    let mut rig = Rig::start().await;
+    rig.drain(1);
+    assert!(matches!(rig.events(1).await[..], [Event::Drained(1)]));
+
+    let strangers: Vec<_> = (0..5).map(|_| Elsewhere::start(rig.address)).collect();
+    for (stranger, id) in strangers.iter().zip(10..) {
+        stranger.says(id);
+    }
+    rig.drain(2);
+    let events = &rig.events(12).await[1..];
+    let (last, before) = events.split_last().unwrap();
+    assert!(matches!(last, Event::Drained(2)), "{events:?}");
+    for id in 10..15 {
+        assert!(before.iter().any(|event| is_keep_alive(event, id)), "{id}: {events:?}");
+    }
+}
+
+/// The replica takes nothing, so the front stops reading: what this side has paused holds no barrier up for long.
+#[tokio::test]
+async fn a_connection_that_is_paused_by_this_side_is_given_up_for_a_barrier() {
+    local(async {
+        let mut rig = Rig::start().await;
+        let mut client = Client::connect(rig.address).await;
+        let item = |id| v1::ClientItem {
+            session: 1,
+            what: Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id })),
+        };
+        client.send(&v1::ClientFrame { items: (0..70_000).map(item).collect() });
+        rig.events(2).await;
+        rig.drain(1);
+        let events = &rig.events(4).await[2..];
+        assert!(matches!(events[0], Event::StreamClosed { by_client: false, .. }), "{events:?}");
+        assert!(matches!(events[1], Event::Drained(1)), "{events:?}");
+    })
+    .await;
+}
