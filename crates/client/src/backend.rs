@@ -18,6 +18,7 @@ use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::Clock;
 use crate::watch::Watch;
+use crate::worker::Worker;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
@@ -28,6 +29,12 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// The clock on which its leases are measured.
     fn clock(&self) -> Clock {
         Clock::Boot
+    }
+
+    /// The thread on which it does its I/O, if it has one: sessions are then kept alive there as well, so that each
+    /// hears in time what its stream does.
+    fn worker(&self) -> Option<Worker> {
+        None
     }
 
     /// Carries one session. Does no I/O yet.

@@ -241,8 +241,8 @@ impl Core {
         if let Some(session) = state.sessions.get(&spec) {
             return Ok(session.clone());
         }
-        let worker = match &state.worker {
-            Some(worker) => worker.clone(),
+        let worker = match self.backend.worker().or_else(|| state.worker.clone()) {
+            Some(worker) => worker,
             None => {
                 let started = Worker::start("lockkeeper-lease").map_err(|error| {
                     let what =

@@ -256,11 +256,13 @@ impl Tail {
         entries: Vec<store::Entry>,
     ) -> Self {
         let stored = stored.unwrap_or_default();
-        let mut hard_state = HardState::default();
-        hard_state.term = stored.term;
-        hard_state.vote = stored.vote;
-        // A snapshot holds committed entries only.
-        hard_state.commit = stored.commit.max(snapshot_index);
+        let hard_state = HardState {
+            term: stored.term,
+            vote: stored.vote,
+            // A snapshot holds committed entries only.
+            commit: stored.commit.max(snapshot_index),
+            ..HardState::default()
+        };
         let entries: VecDeque<Entry> = entries.into_iter().map(from_stored).collect();
         let bytes = entries.iter().map(|entry| entry.data.len()).sum();
         let before = Position { index: snapshot_index, term: snapshot_term };

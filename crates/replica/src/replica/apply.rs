@@ -38,7 +38,8 @@ impl Replica {
         while self.in_flight.front().is_some_and(|batch| batch.at.index < committed.at.index) {
             self.in_flight.pop_front();
         }
-        if let Some(batch) = self.in_flight.pop_front_if(|batch| batch.at == committed.at) {
+        let is_own = self.in_flight.front().is_some_and(|batch| batch.at == committed.at);
+        if is_own && let Some(batch) = self.in_flight.pop_front() {
             for proposal in batch.proposals {
                 self.apply(proposal.command, proposal.origin)?;
             }

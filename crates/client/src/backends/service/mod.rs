@@ -10,6 +10,8 @@ pub(crate) mod carrier;
 mod describe;
 mod driver;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod unary;
 
 use std::sync::Arc;
@@ -25,6 +27,7 @@ use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
 use crate::url::Url;
 use crate::watch::{Watch, WatchEvent};
+use crate::worker::Worker;
 use addresses::Addresses;
 use carrier::SessionKey;
 use driver::{Client, random};
@@ -73,6 +76,12 @@ static CAPABILITIES: Capabilities = Capabilities {
 impl Backend for Service {
     fn capabilities(&self) -> &Capabilities {
         &CAPABILITIES
+    }
+
+    /// A stream that this client ends itself is told to its sessions before the service can see it, since both happen on
+    /// one thread (`linger`).
+    fn worker(&self) -> Option<Worker> {
+        Some(self.owner.worker.clone())
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {

@@ -10,6 +10,8 @@
 
 mod carried;
 mod items;
+#[cfg(test)]
+pub(super) mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -29,6 +31,14 @@ pub struct SessionKey(u64);
 /// Names a stream in its carrier; never reused. What an earlier stream still brings is not listened to.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct StreamId(u64);
+
+#[cfg(test)]
+impl StreamId {
+    /// For a stand-in that counts the streams of several clients.
+    pub(super) fn of(number: u64) -> Self {
+        Self(number)
+    }
+}
 
 /// What the carrier wants its driver to do.
 #[must_use]

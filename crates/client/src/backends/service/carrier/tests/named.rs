@@ -1,0 +1,334 @@
+//! One rule each, against a peer whose every word is written down.
+
+use lockkeeper_core::{LockName, Mode, Seq};
+use lockkeeper_wire::v1::client_item;
+
+use super::*;
+use crate::backend::Wanted;
+use crate::error::LossCause;
+
+type Out = Vec<Outcome<u32>>;
+
+/// One session on one stream.
+struct Line {
+    carrier: Carrier<u32>,
+    key: SessionKey,
+    stream: StreamId,
+}
+
+const SECRET: Secret = [7; 16];
+const ID: u64 = 3;
+
+impl Line {
+    fn with(spec: Spec) -> Self {
+        let mut carrier = Carrier::new();
+        let key = carrier.add(spec, "me", SECRET);
+        let mut out = Vec::new();
+        carrier.submit(at(100), key, Call::Open { fresh: true }, 0, &mut out);
+        let stream = carrier.begin_stream(at(100));
+        let mut line = Self { carrier, key, stream };
+        assert!(matches!(line.sent()[..], [client_item::What::Open(_)]));
+        line
+    }
+
+    /// Open and attached at second 100.
+    fn open(spec: Spec) -> Self {
+        let mut line = Self::with(spec);
+        let out = line.hears(100, 0, opened(1));
+        assert!(matches!(out[..], [Outcome::Resolved(0, Ok(Answer::Opened))]), "{out:?}");
+        line
+    }
+
+    fn submit(&mut self, secs: u64, call: Call, handle: u32) -> Out {
+        let mut out = Vec::new();
+        self.carrier.submit(at(secs), self.key, call, handle, &mut out);
+        out
+    }
+
+    fn hears(&mut self, secs: u64, seq: u64, what: What) -> Out {
+        let mut out = Vec::new();
+        let item = v1::ServerItem { session: ID, seq, what: Some(what) };
+        self.carrier.received(at(secs), self.stream, vec![item], &mut out);
+        out
+    }
+
+    fn sent(&mut self) -> Vec<client_item::What> {
+        let items = self.carrier.take_frame(self.stream);
+        items.into_iter().map(|item| item.what.expect("something")).collect()
+    }
+
+    fn wake(&mut self, secs: u64) -> Out {
+        let mut out = Vec::new();
+        self.carrier.wake(at(secs), &mut out);
+        out
+    }
+
+    fn cut(&mut self, secs: u64) -> Out {
+        let mut out = Vec::new();
+        self.carrier.stream_lost(at(secs), self.stream, &mut out);
+        out
+    }
+
+    fn reconnect(&mut self, secs: u64) {
+        self.stream = self.carrier.begin_stream(at(secs));
+    }
+}
+
+fn opened(attach: u64) -> What {
+    What::Opened(v1::Opened { attach, secret_prefix: secret_prefix(&SECRET) })
+}
+
+fn attached(attach: u64) -> What {
+    What::Attached(v1::Attached { attach, revoked: Vec::new() })
+}
+
+fn kept_alive(id: u64) -> What {
+    What::KeptAlive(v1::KeptAlive { id, revoked: Vec::new() })
+}
+
+fn granted(token: u64) -> What {
+    What::Granted(v1::Granted { token, permits: Vec::new() })
+}
+
+fn acquire(seq: u64) -> Call {
+    let names = vec![LockName::parse("a").unwrap()];
+    let want = Wanted {
+        names,
+        mode: Mode::Exclusive,
+        subtree: false,
+        wait: true,
+        keep_closed: Duration::ZERO,
+        meta: Box::default(),
+    };
+    Call::Acquire { seq: Seq(seq), done_through: Seq(0), want: want.into(), wait_left: None }
+}
+
+fn finish(seq: u64, target: u64) -> Call {
+    Call::Finish { seq: Seq(seq), target: Seq(target), done_through: Seq(0) }
+}
+
+fn seqs(sent: &[client_item::What]) -> Vec<u64> {
+    let seq = |what: &client_item::What| match what {
+        client_item::What::Acquire(it) => it.seq,
+        client_item::What::Finish(it) => it.seq,
+        other => panic!("{other:?}"),
+    };
+    sent.iter().map(seq).collect()
+}
+
+#[test]
+fn an_open_whose_answer_is_lost_is_sent_again_with_the_same_secret_and_the_next_attach() {
+    let mut line = Line::with(spec());
+    assert!(line.cut(101).is_empty());
+    line.reconnect(101);
+    let [client_item::What::Open(again)] = &line.sent()[..] else { panic!() };
+    assert_eq!((again.attach, &again.secret[..]), (2, &SECRET[..]));
+    assert!(matches!(line.hears(101, 0, opened(2))[..], [Outcome::Resolved(0, Ok(Answer::Opened))]));
+}
+
+#[test]
+fn after_a_reconnect_the_unresolved_follows_its_attach_in_the_order_of_its_numbers() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(100, acquire(1), 1);
+    let _ = line.submit(100, acquire(2), 2);
+    assert_eq!(seqs(&line.sent()), [1, 2]);
+    let out = line.hears(100, 1, What::Queued(v1::Queued::default()));
+    assert!(matches!(out[..], [Outcome::Push(_, Push::Queued { .. })]));
+    let _ = line.cut(101);
+    let _ = line.submit(101, finish(4, 3), 4);
+    line.reconnect(101);
+    assert!(matches!(line.sent()[..], [client_item::What::Attach(v1::AttachSession { attach: 2, .. })]));
+    assert!(line.hears(101, 0, attached(2)).is_empty());
+    assert_eq!(seqs(&line.sent()), [1, 2, 4]);
+    let out = line.hears(101, 1, granted(9));
+    assert!(matches!(out[..], [Outcome::Resolved(1, Ok(Answer::Granted(_)))]), "{out:?}");
+}
+
+/// A call's belief counts from when it was made: an attach that had left before says nothing of it (P5).
+#[test]
+fn an_attach_answers_the_keep_alives_that_were_made_before_it_and_no_later_one() {
+    let mut line = Line::open(spec());
+    let _ = line.cut(101);
+    let _ = line.submit(101, Call::KeepAlive, 1);
+    line.reconnect(102);
+    let _ = line.sent();
+    let _ = line.submit(103, Call::KeepAlive, 2);
+    let out = line.hears(103, 0, attached(2));
+    assert!(matches!(out[..], [Outcome::Resolved(1, Ok(Answer::KeptAlive))]), "{out:?}");
+    let [client_item::What::KeepAlive(v1::KeepAlive { id })] = line.sent()[..] else { panic!() };
+    let out = line.hears(103, 0, kept_alive(id));
+    assert!(matches!(out[..], [Outcome::Resolved(2, Ok(Answer::KeptAlive))]), "{out:?}");
+}
+
+#[test]
+fn what_an_earlier_stream_still_says_is_not_heard() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(100, Call::KeepAlive, 1);
+    let _ = line.submit(100, acquire(1), 2);
+    let old = line.stream;
+    let _ = line.cut(101);
+    line.reconnect(101);
+    let late =
+        [kept_alive(2), granted(5)].map(|what| v1::ServerItem { session: ID, seq: 1, what: Some(what) });
+    let mut out = Vec::new();
+    line.carrier.received(at(101), old, late.into(), &mut out);
+    assert!(out.is_empty(), "{out:?}");
+}
+
+#[test]
+fn a_silent_service_is_left_after_a_sixth_of_the_ttl() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(104, Call::KeepAlive, 1);
+    assert_eq!(line.carrier.next_wake(), Some(at(102)), "the open's time; then it looks again");
+    assert!(line.wake(102).is_empty());
+    assert_eq!(line.carrier.next_wake(), Some(at(106)));
+    let out = line.wake(106);
+    let [Outcome::EndStream(Ending::Silent), Outcome::Resolved(1, Err(CallError { sent: true }))] = out[..]
+    else {
+        panic!("{out:?}")
+    };
+    assert_eq!(line.carrier.stream(), None);
+}
+
+#[test]
+fn a_command_that_is_not_answered_fails_in_its_time_and_a_queued_one_waits() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(100, acquire(1), 1);
+    let _ = line.hears(100, 1, What::Queued(v1::Queued::default()));
+    let _ = line.submit(101, finish(3, 2), 3);
+    let _ = line.wake(102);
+    let out = line.wake(105);
+    assert!(matches!(out[..], [Outcome::Resolved(3, Err(CallError { sent: true }))]), "{out:?}");
+    assert!(line.wake(10_000).is_empty());
+    let _ = line.cut(10_000);
+    let _ = line.submit(10_000, finish(4, 2), 4);
+    let out = line.wake(10_010);
+    assert!(matches!(out[..], [Outcome::Resolved(4, Err(CallError { sent: false }))]), "{out:?}");
+}
+
+#[test]
+fn who_finishes_an_acquire_waits_for_its_grant_no_more() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(100, acquire(1), 1);
+    let _ = line.hears(100, 1, What::Queued(v1::Queued::default()));
+    let _ = line.submit(100, finish(2, 1), 2);
+    assert!(line.hears(100, 1, granted(5)).is_empty(), "granted while the finish was on its way");
+    let released = What::Finished(v1::Finished { end: v1::End::Released.into() });
+    assert!(matches!(line.hears(100, 2, released)[..], [Outcome::Resolved(2, Ok(Answer::Finished(_)))]));
+}
+
+#[test]
+fn words_that_nobody_asked_for_are_pushed() {
+    let mut line = Line::open(spec());
+    let ended = What::Ended(v1::Finished { end: v1::End::Broken.into() });
+    assert!(matches!(line.hears(100, 5, ended)[..], [Outcome::Push(_, Push::Ended { seq: Seq(5), .. })]));
+    let revoked = What::Revoked(v1::Revoked { token: 3 });
+    assert!(matches!(line.hears(100, 6, revoked)[..], [Outcome::Push(_, Push::Revoked { seq: Seq(6) })]));
+    let _ = line.submit(101, Call::KeepAlive, 1);
+    let out = line.hears(101, 0, What::KeptAlive(v1::KeptAlive { id: 2, revoked: vec![6] }));
+    assert!(
+        matches!(out[..], [Outcome::Push(_, Push::Revoked { .. }), Outcome::Resolved(1, Ok(_))]),
+        "the bad news first: {out:?}"
+    );
+}
+
+#[test]
+fn a_session_that_is_gone_answers_everything_and_is_not_attached_again() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(100, acquire(1), 1);
+    let _ = line.submit(100, Call::KeepAlive, 2);
+    let out = line.hears(100, 0, What::SessionGone(v1::SessionGone {}));
+    let gone = out.iter().filter(|o| matches!(o, Outcome::Resolved(_, Ok(Answer::SessionGone)))).count();
+    let lost = |o: &Outcome<u32>| matches!(o, Outcome::Push(_, Push::Lost(LossCause::SessionEnded)));
+    assert!(gone == 2 && out.iter().any(lost), "{out:?}");
+    assert!(matches!(
+        line.submit(101, Call::KeepAlive, 3)[..],
+        [Outcome::Resolved(3, Ok(Answer::SessionGone))]
+    ));
+    assert!(!line.carrier.wants_stream());
+}
+
+#[test]
+fn a_close_is_answered_by_the_end_of_its_session() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(100, Call::Close, 1);
+    assert!(matches!(line.sent()[..], [client_item::What::Close(_)]));
+    let out = line.hears(100, 0, What::SessionGone(v1::SessionGone {}));
+    assert!(matches!(out[..], [Outcome::Resolved(1, Ok(Answer::Closed))]), "{out:?}");
+}
+
+#[test]
+fn a_refused_open_says_why_and_is_not_repeated() {
+    let mut line = Line::with(spec());
+    let refused =
+        v1::Refused { text: "too many".into(), secret_prefix: secret_prefix(&SECRET), ..Default::default() };
+    let item = v1::ServerItem { session: 0, seq: 0, what: Some(What::Refused(refused)) };
+    let mut out = Vec::new();
+    line.carrier.received(at(100), line.stream, vec![item], &mut out);
+    let [Outcome::Resolved(0, Ok(Answer::Refused(error)))] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(error.message, "too many");
+    assert!(!line.carrier.wants_stream());
+}
+
+#[test]
+fn nonsense_ends_the_stream_and_loses_no_call() {
+    let bad: [(u64, What); 5] = [
+        (1, granted(0)),
+        (1, What::Finished(v1::Finished { end: 77 })),
+        (1, What::Done(v1::Done {})),
+        (0, kept_alive(99)),
+        (0, attached(5)),
+    ];
+    for (seq, what) in bad {
+        let mut line = Line::open(spec());
+        let _ = line.submit(100, acquire(1), 1);
+        let out = line.hears(100, seq, what.clone());
+        assert!(matches!(out[..], [Outcome::EndStream(Ending::Garbage(_))]), "{what:?}: {out:?}");
+        assert_eq!(line.carrier.seen().garbage, 1);
+        line.reconnect(101);
+        let _ = line.hears(101, 0, attached(2));
+        let out = line.hears(101, 1, granted(5));
+        assert!(matches!(out[..], [Outcome::Resolved(1, Ok(_))]), "{out:?}");
+    }
+}
+
+#[test]
+fn a_stream_that_ends_is_told_to_sessions_that_linger_unless_the_service_said_so() {
+    let lingers = Spec { linger: Duration::from_secs(1), ..spec() };
+    let mut line = Line::open(lingers);
+    assert!(matches!(line.cut(105)[..], [Outcome::Push(_, Push::Detached { at: t })] if t == at(105)));
+    let mut line = Line::open(lingers);
+    let end = v1::StreamEnd {
+        reason: StreamEndReason::NotLeader.into(),
+        leader: "b:1".into(),
+        text: String::new(),
+    };
+    let out = line.hears(105, 0, What::StreamEnd(end));
+    let [Outcome::EndStream(Ending::Announced { leader, .. })] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(leader.as_deref(), Some("b:1"));
+}
+
+#[test]
+fn a_frame_is_never_larger_than_the_service_reads() {
+    let mut line = Line::open(spec());
+    let names: Vec<LockName> = (0..64).map(|n| LockName::parse(&format!("{n:0>500}")).unwrap()).collect();
+    for seq in 1..=300 {
+        let Call::Acquire { want, .. } = acquire(seq) else { panic!() };
+        let want = Wanted { names: names.clone(), ..(*want).clone() };
+        let call = Call::Acquire { seq: Seq(seq), done_through: Seq(0), want: want.into(), wait_left: None };
+        let _ = line.submit(100, call, seq as u32);
+    }
+    let (mut sent, mut frames) = (0, 0);
+    while line.carrier.has_items() {
+        let frame = v1::ClientFrame { items: line.carrier.take_frame(line.stream) };
+        assert!(prost_len(&frame) <= lockkeeper_wire::FRAME_BYTES_MAX);
+        sent += frame.items.len();
+        frames += 1;
+    }
+    assert_eq!(sent, 300);
+    assert!(frames > 1, "it was too much for one");
+}
+
+fn prost_len(frame: &v1::ClientFrame) -> usize {
+    prost::Message::encoded_len(frame)
+}
