@@ -19,6 +19,7 @@ enum Note {
     Finish { target: Seq },
     Open { ttl: Duration, linger: Duration },
     Close { known: bool },
+    SetLimit,
 }
 
 impl Replica {
@@ -94,6 +95,7 @@ impl Replica {
             Command::Finish { target, .. } => Note::Finish { target: *target },
             Command::OpenSession(open) => Note::Open { ttl: ms(open.ttl_ms), linger: ms(open.linger_ms) },
             Command::CloseSession { session } => Note::Close { known: self.book.lease(*session).is_some() },
+            Command::SetLimit { .. } => Note::SetLimit,
             _ => Note::Nothing,
         }
     }
@@ -141,7 +143,7 @@ impl Replica {
                 self.tell(stream, v1::ServerItem { session, seq: 0, what: Some(what) });
             }
             Origin::Ask(ask) => {
-                let answer = operator_answer(reply);
+                let answer = operator_answer(&note, reply);
                 self.outputs.push(Output::Answer(ask, answer));
             }
             Origin::Leader => {}
@@ -203,7 +205,7 @@ impl Replica {
     }
 }
 
-fn operator_answer(reply: Reply) -> Answer {
+fn operator_answer(note: &Note, reply: Reply) -> Answer {
     use v1::BreakResult::{Done, NotCurrent, StillClosed};
     let broken = |result: v1::BreakResult, live: Vec<u64>| {
         Answer::Broken(v1::BreakResponse { result: result.into(), live })
@@ -212,6 +214,7 @@ fn operator_answer(reply: Reply) -> Answer {
         Reply::Refused(rejection) => Answer::Refused(answer::refused(&rejection)),
         Reply::NotCurrent { live } => broken(NotCurrent, live.into_iter().map(Token::get).collect()),
         Reply::StillClosed => broken(StillClosed, Vec::new()),
+        _ if matches!(note, Note::SetLimit) => Answer::LimitSet,
         _ => broken(Done, Vec::new()),
     }
 }
