@@ -1,0 +1,159 @@
+//! A node and clients for it. Whatever is waited for has a deadline.
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use lockkeeper_server::{Options, Running, ServeError, run};
+use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
+use lockkeeper_wire::v1::{self, client_item, server_item};
+use tempfile::TempDir;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Streaming;
+use tonic::transport::{Channel, Endpoint};
+
+/// Far longer than anything here takes.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const SECRET: [u8; 16] = [7; 16];
+
+/// A node on a thread of its own.
+pub(crate) struct Server {
+    pub(crate) running: Running,
+    thread: JoinHandle<Result<(), ServeError>>,
+}
+
+impl Server {
+    pub(crate) fn start(data: &Path) -> Self {
+        Self::start_with(Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data) })
+    }
+
+    pub(crate) fn start_with(options: Options) -> Self {
+        let (sender, ready) = mpsc::channel();
+        let thread = std::thread::spawn(move || run(options, move |running| sender.send(running).unwrap()));
+        match ready.recv_timeout(DEADLINE) {
+            Ok(running) => Self { running, thread },
+            Err(_) => panic!("the node did not start: {:?}", thread.join()),
+        }
+    }
+
+    pub(crate) fn stop(self) -> Result<(), ServeError> {
+        self.running.stop();
+        self.ended()
+    }
+
+    pub(crate) fn ended(self) -> Result<(), ServeError> {
+        let (sender, ended) = mpsc::channel();
+        std::thread::spawn(move || sender.send(self.thread.join().unwrap()));
+        ended.recv_timeout(DEADLINE).expect("the node was to end")
+    }
+
+    pub(crate) async fn channel(&self) -> Channel {
+        let url = format!("http://{}", self.running.address());
+        Endpoint::from_shared(url).unwrap().timeout(DEADLINE).connect().await.unwrap()
+    }
+
+    pub(crate) async fn calls(&self) -> LockkeeperClient<Channel> {
+        LockkeeperClient::new(self.channel().await)
+    }
+}
+
+pub(crate) fn directory() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// A client's stream.
+pub(crate) struct Client {
+    frames: UnboundedSender<v1::ClientFrame>,
+    inbound: Streaming<v1::ServerFrame>,
+    items: VecDeque<v1::ServerItem>,
+}
+
+impl Client {
+    pub(crate) async fn connect(server: &Server) -> Self {
+        let (frames, outbound) = unbounded_channel();
+        let url = format!("http://{}", server.running.address());
+        let channel = Endpoint::from_shared(url).unwrap().connect().await.unwrap();
+        let answer = LockkeeperClient::new(channel).session(UnboundedReceiverStream::new(outbound)).await;
+        Self { frames, inbound: answer.unwrap().into_inner(), items: VecDeque::new() }
+    }
+
+    pub(crate) fn send(&self, session: u64, what: client_item::What) {
+        self.send_all(vec![v1::ClientItem { session, what: Some(what) }]);
+    }
+
+    pub(crate) fn send_all(&self, items: Vec<v1::ClientItem>) {
+        self.frames.send(v1::ClientFrame { items }).unwrap();
+    }
+
+    /// The next item; `None` after the stream's end.
+    pub(crate) async fn item(&mut self) -> Option<v1::ServerItem> {
+        while self.items.is_empty() {
+            let frame = tokio::time::timeout(DEADLINE, self.inbound.message()).await.expect("an answer was due");
+            self.items.extend(frame.unwrap()?.items);
+        }
+        self.items.pop_front()
+    }
+
+    pub(crate) async fn what(&mut self) -> server_item::What {
+        self.item().await.expect("the stream is open").what.expect("a known item")
+    }
+
+    pub(crate) async fn stream_end(&mut self) -> v1::StreamEnd {
+        match self.what().await {
+            server_item::What::StreamEnd(end) => {
+                assert!(self.item().await.is_none(), "nothing follows");
+                end
+            }
+            other => panic!("the stream was to end: {other:?}"),
+        }
+    }
+
+    /// Opens a session of 30 s.
+    pub(crate) async fn open(&mut self, secret: [u8; 16], label: &str) -> u64 {
+        let open = v1::OpenSession {
+            secret: secret.to_vec(),
+            ttl_ms: 30_000,
+            label: label.to_owned(),
+            attach: 1,
+            ..v1::OpenSession::default()
+        };
+        self.send(0, client_item::What::Open(open));
+        let item = self.item().await.expect("the stream is open");
+        assert!(matches!(item.what, Some(server_item::What::Opened(_))), "{item:?}");
+        item.session
+    }
+
+    pub(crate) fn acquire(&self, session: u64, seq: u64, name: &str, wait: bool) {
+        self.send(session, client_item::What::Acquire(acquire(seq, name, wait)));
+    }
+
+    /// Acquires what is free.
+    pub(crate) async fn hold(&mut self, session: u64, seq: u64, name: &str) -> u64 {
+        self.acquire(session, seq, name, false);
+        self.granted().await
+    }
+
+    pub(crate) async fn granted(&mut self) -> u64 {
+        match self.what().await {
+            server_item::What::Granted(granted) => granted.token,
+            other => panic!("the lock was to be granted: {other:?}"),
+        }
+    }
+
+    pub(crate) fn finish(&self, session: u64, seq: u64, target: u64) {
+        self.send(session, client_item::What::Finish(v1::Finish { seq, target, done_through: 0 }));
+    }
+}
+
+pub(crate) fn acquire(seq: u64, name: &str, wait: bool) -> v1::Acquire {
+    v1::Acquire {
+        seq,
+        names: vec![name.to_owned()],
+        mode: v1::Mode::Exclusive.into(),
+        wait,
+        ..v1::Acquire::default()
+    }
+}

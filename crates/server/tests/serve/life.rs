@@ -1,0 +1,97 @@
+//! How a node starts, why it doesn't, and how it stops.
+
+use std::net::TcpListener;
+
+use lockkeeper_server::{Options, ServeError, run};
+use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
+
+use crate::harness::{Client, SECRET, Server, directory};
+
+#[tokio::test]
+async fn a_node_that_stops_tells_its_streams_to_go_elsewhere() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut idle = Client::connect(&server).await;
+    let mut client = Client::connect(&server).await;
+    let session = client.open(SECRET, "").await;
+    client.hold(session, 1, "a").await;
+    server.running.stop();
+    for stream in [&mut client, &mut idle] {
+        let end = stream.stream_end().await;
+        assert_eq!(end.reason(), StreamEndReason::Shutdown, "{end:?}");
+    }
+    drop((client, idle));
+    server.ended().unwrap();
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_is_there_after_a_stop_in_the_middle_of_work() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut client = Client::connect(&server).await;
+    let session = client.open(SECRET, "").await;
+    for seq in 1..=100 {
+        client.acquire(session, seq, &format!("a/{seq}"), false);
+    }
+    server.running.stop();
+    let mut granted = Vec::new();
+    loop {
+        match client.what().await {
+            What::Granted(grant) => granted.push(grant.token),
+            What::StreamEnd(_) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    drop(client);
+    server.ended().unwrap();
+    let server = Server::start(data.path());
+    let request = v1::ListRequest { page_size: 1000, ..v1::ListRequest::default() };
+    let list = server.calls().await.list(request).await.unwrap().into_inner();
+    let held: Vec<u64> = list.locks.iter().flat_map(|lock| &lock.holds).map(|hold| hold.token).collect();
+    assert!(granted.iter().all(|token| held.contains(token)), "{granted:?} in {held:?} (P10)");
+    server.stop().unwrap();
+}
+
+#[test]
+fn an_address_that_others_reach_is_refused_before_anything_is_written() {
+    let parent = directory();
+    let data = parent.path().join("data");
+    let options = Options { listen: "0.0.0.0:0".to_owned(), ..Options::new(&data) };
+    let error = run(options, |_| panic!("it must not serve")).unwrap_err();
+    assert!(matches!(error, ServeError::NotLoopback { .. }), "{error}");
+    assert!(!data.exists());
+}
+
+#[test]
+fn a_port_that_is_in_use_is_named_and_founds_nothing() {
+    let parent = directory();
+    let data = parent.path().join("data");
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap();
+    let options = Options { listen: address.to_string(), ..Options::new(&data) };
+    let error = run(options, |_| panic!("it must not serve")).unwrap_err();
+    assert!(matches!(error, ServeError::AddressInUse { .. }), "{error}");
+    assert!(error.to_string().contains(&address.to_string()), "{error}");
+    assert!(!data.exists());
+}
+
+#[test]
+fn two_nodes_do_not_share_a_directory() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };
+    let error = run(options, |_| panic!("it must not serve")).unwrap_err();
+    assert!(error.to_string().contains("in use") && !error.to_string().contains('\n'), "{error}");
+    server.stop().unwrap();
+    Server::start(data.path()).stop().unwrap();
+}
+
+#[test]
+fn a_directory_of_something_else_is_not_taken_for_one_of_a_node() {
+    let data = directory();
+    std::fs::write(data.path().join("founding"), b"something else").unwrap();
+    let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };
+    let error = run(options, |_| panic!("it must not serve")).unwrap_err();
+    assert!(matches!(error, ServeError::Open { .. }), "{error}");
+    assert!(error.to_string().contains(&data.path().display().to_string()), "{error}");
+}

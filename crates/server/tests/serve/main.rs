@@ -1,0 +1,7 @@
+//! A whole node in this process, on a free loopback port, asked by the raw generated client.
+
+mod calls;
+mod harness;
+mod life;
+mod protocol;
+mod sessions;

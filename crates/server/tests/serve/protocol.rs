@@ -1,0 +1,144 @@
+//! Clients that break the protocol, or don't do their part: they lose their stream, and nobody else anything.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use h2::{RecvStream, SendStream};
+use lockkeeper_wire::v1::{self, StreamEndReason, client_item, server_item::What};
+use prost::Message;
+use tokio::net::TcpStream;
+
+use crate::harness::{Client, DEADLINE, SECRET, Server, acquire, directory};
+
+/// A stream whose bytes are ours.
+struct Raw {
+    outbound: SendStream<Bytes>,
+    inbound: RecvStream,
+    read: BytesMut,
+}
+
+impl Raw {
+    async fn connect(server: &Server) -> Self {
+        let socket = TcpStream::connect(server.running.address()).await.unwrap();
+        let (requests, connection) = h2::client::handshake(socket).await.unwrap();
+        tokio::spawn(connection);
+        let request = http::Request::post("http://node/lockkeeper.v1.Lockkeeper/Session")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())
+            .unwrap();
+        let (answer, outbound) = requests.ready().await.unwrap().send_request(request, false).unwrap();
+        let inbound = tokio::time::timeout(DEADLINE, answer).await.unwrap().unwrap().into_body();
+        Self { outbound, inbound, read: BytesMut::new() }
+    }
+
+    fn send(&mut self, message: &[u8]) {
+        let mut bytes = BytesMut::new();
+        bytes.put_u8(0);
+        bytes.put_u32(u32::try_from(message.len()).unwrap());
+        bytes.extend_from_slice(message);
+        self.outbound.send_data(bytes.freeze(), false).unwrap();
+    }
+
+    /// The last item of the stream, all others are skipped.
+    async fn last(&mut self) -> What {
+        let mut last = None;
+        loop {
+            while let Some(length) = self.read.get(1..5) {
+                let end = 5 + u32::from_be_bytes(length.try_into().unwrap()) as usize;
+                if self.read.len() < end {
+                    break;
+                }
+                let message = self.read.split_to(end).split_off(5);
+                last = v1::ServerFrame::decode(message).unwrap().items.pop().or(last);
+            }
+            match tokio::time::timeout(DEADLINE, self.inbound.data()).await.expect("an end was due") {
+                Some(bytes) => {
+                    let bytes = bytes.unwrap();
+                    self.inbound.flow_control().release_capacity(bytes.len()).unwrap();
+                    self.read.extend_from_slice(&bytes);
+                }
+                None => return last.unwrap().what.unwrap(),
+            }
+        }
+    }
+}
+
+fn assert_ended(what: &What, reason: StreamEndReason, text: &str) {
+    match what {
+        What::StreamEnd(end) => {
+            assert_eq!(end.reason(), reason, "{end:?}");
+            assert!(end.text.contains(text), "{end:?}");
+        }
+        other => panic!("the stream was to end: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_frame_end_their_stream_only() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut honest = Client::connect(&server).await;
+    let session = honest.open(SECRET, "").await;
+    let mut stranger = Raw::connect(&server).await;
+    stranger.send(&[0xff; 100]);
+    assert_ended(&stranger.last().await, StreamEndReason::Protocol, "");
+    honest.hold(session, 1, "a").await;
+    server.stop().unwrap();
+}
+
+#[tokio::test]
+async fn an_item_that_breaks_a_bound_ends_its_stream_with_the_reason() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let bad = [
+        (None, "says nothing"),
+        (Some(client_item::What::Acquire(acquire(1, "a//b", false))), "a//b"),
+        (Some(client_item::What::Acquire(acquire(1, "x".repeat(513).as_str(), false))), "512"),
+        (Some(client_item::What::Open(v1::OpenSession::default())), "secret"),
+    ];
+    for (what, text) in bad {
+        let mut client = Client::connect(&server).await;
+        client.send_all(vec![v1::ClientItem { session: 1, what }]);
+        let end = client.stream_end().await;
+        assert_eq!(end.reason(), StreamEndReason::Protocol);
+        assert!(end.text.contains(text), "{end:?}");
+    }
+    server.stop().unwrap();
+}
+
+#[tokio::test]
+async fn a_frame_over_the_limit_ends_its_stream_before_it_is_read() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut client = Raw::connect(&server).await;
+    let mut head = BytesMut::new();
+    head.put_u8(0);
+    head.put_u32(u32::try_from(lockkeeper_wire::FRAME_BYTES_MAX).unwrap() + 1);
+    client.outbound.send_data(head.freeze(), false).unwrap();
+    assert_ended(&client.last().await, StreamEndReason::Protocol, "4194304");
+    server.stop().unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_loses_its_stream_and_nobody_else_waits() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut honest = Client::connect(&server).await;
+    let session = honest.open(SECRET, "").await;
+
+    let mut deaf = Raw::connect(&server).await;
+    let keep_alive = |id| v1::ClientItem {
+        session: 999,
+        what: Some(client_item::What::KeepAlive(v1::KeepAlive { id })),
+    };
+    // Each is answered that there is no such session.
+    for _ in 0..30 {
+        let items = (0..10_000).map(keep_alive).collect();
+        deaf.send(&v1::ClientFrame { items }.encode_to_vec());
+    }
+    for seq in 1..=20 {
+        honest.hold(session, seq, &format!("a/{seq}")).await;
+    }
+    assert_ended(&deaf.last().await, StreamEndReason::TooSlow, "did not read");
+    honest.hold(session, 21, "a/21").await;
+    server.stop().unwrap();
+}

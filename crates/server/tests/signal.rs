@@ -1,0 +1,21 @@
+//! SIGTERM stops a node. Alone in its process, since the signal goes to all of it.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use lockkeeper_server::{Options, run};
+use nix::sys::signal::{Signal, raise};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+
+#[test]
+fn sigterm_stops_a_node_in_good_order() {
+    let data = tempfile::tempdir().unwrap();
+    let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };
+    let (ready, is_ready) = mpsc::channel();
+    let (ended, has_ended) = mpsc::channel();
+    std::thread::spawn(move || ended.send(run(options, move |running| ready.send(running).unwrap())));
+    is_ready.recv_timeout(DEADLINE).expect("the node was to serve");
+    raise(Signal::SIGTERM).unwrap();
+    has_ended.recv_timeout(DEADLINE).expect("the node was to stop").unwrap();
+}
