@@ -128,6 +128,15 @@ fn a_killed_node_keeps_holds_and_queue_and_goes_on_counting() {
 }
 
 #[test]
+fn a_killed_holder_frees_its_lock_when_its_ttl_is_over() {
+    let (place, _node) = Place::new().served();
+    let holder = place.holder("x", &["--ttl", "1s"]);
+    holder.signal(Signal::SIGKILL);
+    let next = place.ran("run --wait 30s x -- true");
+    assert_eq!((next.code, next.err.as_str()), (0, ""));
+}
+
+#[test]
 fn after_a_deleted_data_directory_tokens_are_higher() {
     let (place, node) = Place::new().served();
     let token = || {

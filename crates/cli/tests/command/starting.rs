@@ -203,3 +203,12 @@ fn a_server_of_another_kind_is_no_lock_service() {
         assert!(!place.path("it-ran").exists());
     }
 }
+
+#[test]
+fn a_server_that_never_answers_is_given_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let place = Place::new().over(&format!("lockkeeper://{address}"));
+    // The system accepts for it; nobody reads.
+    place.ran("ls").is_one_line(exit::UNAVAILABLE, &[&address, "no answer within"]);
+}
