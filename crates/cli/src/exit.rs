@@ -12,21 +12,23 @@ pub const OK: u8 = 0;
 pub const NO: u8 = 1;
 /// Wrong arguments, names, URLs or option values.
 pub const USAGE: u8 = 64;
-/// A lock service is out of reach or did not answer.
+/// A lock service is out of reach or did not answer; or ours can't listen where it should.
 pub const UNAVAILABLE: u8 = 69;
 /// A bug of ours.
 pub const INTERNAL: u8 = 70;
-/// A lock directory, a status file or a manual page can't be created.
+/// A lock directory, a data directory, a status file or a manual page can't be created.
 pub const CANNOT_CREATE: u8 = 73;
 /// Reading or writing failed, the disk is full for example; or what is stored is damaged or newer than this program.
 pub const IO: u8 = 74;
-/// `run`: the lock was not free, or not in time (`--busy-exit` changes it).
+/// `run`: the lock was not free, or not in time (`--busy-exit` changes it). `serve`: another process has the address or
+/// the data directory.
 pub const BUSY: u8 = 75;
 /// `run`: the lock was lost while the command ran (`--lost-exit` changes it).
 pub const LOST: u8 = 76;
 /// Not permitted: by the mode of a file or directory, or by a read-only filesystem.
 pub const PERMISSION: u8 = 77;
-/// No place to keep locks is configured and none can be found.
+/// No place to keep locks is configured and none can be found. `serve`: new data need a first token, and the clock can't
+/// give one.
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
 pub const STALE: u8 = 79;

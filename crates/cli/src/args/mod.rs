@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
-pub use service::{Permits, Sessions, SetLimit};
+pub use service::{LogFormat, Permits, Serve, Sessions, SetLimit};
 
 /// Distributed locks that keep their promise even when a holder stalls.
 #[derive(Parser, Debug)]
@@ -28,6 +28,8 @@ pub struct Cli {
 pub enum Command {
     /// Run a command under a lock, and end it before the lock can be another's
     Run(Run),
+    /// Serve locks to other processes and machines: a node of our own service
+    Serve(Serve),
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),

@@ -1,10 +1,64 @@
 //! What can be typed for our own service: to run a node, and what only it answers.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::Service;
+
+/// `serve`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lockkeeper serve --data /var/lib/lockkeeper-serve
+  lockkeeper serve --data ./data --listen 127.0.0.1:0 --json     # any free port, said on standard output
+  lockkeeper run --locks lockkeeper://127.0.0.1 orders/42 -- echo it works
+
+It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operate.md how to run it.")]
+pub struct Serve {
+    /// Where it keeps its data; made if it isn't there. One process at a time
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// Where it listens; port 0 takes any free one
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:5625")]
+    pub listen: String,
+    /// What clients are told to connect to, where that is not --listen
+    #[arg(long, value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+    /// Listen where other machines can reach it, though nothing is encrypted and nobody is asked who they are
+    #[arg(long)]
+    pub insecure: bool,
+    /// For an empty data directory: the first token is above this one
+    #[arg(long, value_name = "TOKEN")]
+    pub tokens_above: Option<u64>,
+    /// Most connections at a time
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = connections)]
+    pub max_connections: usize,
+    /// How the log on standard error is written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
+    pub log: LogFormat,
+    /// What is logged: error, warn, info, debug, trace; or by part, as in `info,lockkeeper_server=debug`
+    #[arg(long, value_name = "LEVEL", env = "LOCKKEEPER_LOG", default_value = "info")]
+    pub log_level: String,
+    /// Print the line on standard output as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How a log is written.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+fn connections(typed: &str) -> Result<usize, String> {
+    let number = typed.parse().ok().filter(|number| (1..=1_000_000).contains(number));
+    number.ok_or_else(|| "give a number from 1 to 1000000".to_owned())
+}
 
 /// `sessions`.
 #[derive(Args, Debug)]

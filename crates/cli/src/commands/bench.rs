@@ -16,7 +16,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use serde_json::{Value, json};
 
 use crate::args::{Bench, Workload};
-use crate::exit::{Failure, INTERNAL, OK};
+use crate::exit::{Failure, INTERNAL, OK, UNAVAILABLE};
 use crate::output;
 use crate::settings;
 
@@ -124,7 +124,7 @@ async fn client(
             tokio::task::yield_now().await;
         }
         let releasing = now();
-        guard.release().await.map_err(|error| Failure::new(INTERNAL, error.to_string()))?;
+        guard.release().await.map_err(|error| Failure::new(UNAVAILABLE, error.to_string()))?;
         pairs.push(Pair { token, asked, granted, releasing, released: now() });
         // A client that answers at once would never let the others of this thread have their turn.
         tokio::task::yield_now().await;

@@ -6,6 +6,7 @@ mod fence;
 mod inspect;
 mod operate;
 mod run;
+mod serve;
 mod watch;
 
 use std::future::Future;
@@ -22,6 +23,7 @@ use crate::exit::{Failure, INTERNAL, OK};
 pub fn run(cli: Cli) -> Result<u8, Failure> {
     match cli.command {
         Command::Run(args) => block_on(run::run(args)),
+        Command::Serve(args) => serve::serve(args),
         Command::Ls(args) => block_on(inspect::ls(args)),
         Command::Show(args) => block_on(inspect::show(args)),
         Command::Watch(args) => block_on(watch::watch(args)),

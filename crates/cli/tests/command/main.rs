@@ -3,7 +3,11 @@
 mod bad_input;
 mod documents;
 mod fencing;
+mod node;
 mod operators;
+mod pages;
 mod running;
+mod serving;
+mod starting;
 mod support;
 mod waiting;

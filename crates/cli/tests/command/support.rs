@@ -9,16 +9,23 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// Far longer than anything here takes, also on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A directory that is gone after the test.
 pub(crate) struct Place {
     directory: tempfile::TempDir,
+    /// Where the locks are, if not in a directory of this place.
+    locks: Option<String>,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap() }
+        Self { directory: tempfile::tempdir().unwrap(), locks: None }
+    }
+
+    /// The same place, with its locks at another lock service.
+    pub(crate) fn over(self, url: &str) -> Self {
+        Self { locks: Some(url.to_owned()), ..self }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -26,7 +33,7 @@ impl Place {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("file://{}", self.path("locks").display())
+        self.locks.clone().unwrap_or_else(|| format!("file://{}", self.path("locks").display()))
     }
 
     /// The program, with the locks of this place.

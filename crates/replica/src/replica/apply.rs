@@ -143,10 +143,7 @@ impl Replica {
                 self.tell(stream, v1::ServerItem { session, seq: 0, what: Some(what) });
             }
             Origin::Ask(ask) => {
-                let answer = match (note, reply) {
-                    (Note::SetLimit, Reply::Done) => Answer::LimitSet,
-                    (_, reply) => operator_answer(reply),
-                };
+                let answer = operator_answer(&note, reply);
                 self.outputs.push(Output::Answer(ask, answer));
             }
             Origin::Leader => {}
@@ -208,7 +205,7 @@ impl Replica {
     }
 }
 
-fn operator_answer(reply: Reply) -> Answer {
+fn operator_answer(note: &Note, reply: Reply) -> Answer {
     use v1::BreakResult::{Done, NotCurrent, StillClosed};
     let broken = |result: v1::BreakResult, live: Vec<u64>| {
         Answer::Broken(v1::BreakResponse { result: result.into(), live })
@@ -217,6 +214,7 @@ fn operator_answer(reply: Reply) -> Answer {
         Reply::Refused(rejection) => Answer::Refused(answer::refused(&rejection)),
         Reply::NotCurrent { live } => broken(NotCurrent, live.into_iter().map(Token::get).collect()),
         Reply::StillClosed => broken(StillClosed, Vec::new()),
+        _ if matches!(note, Note::SetLimit) => Answer::LimitSet,
         _ => broken(Done, Vec::new()),
     }
 }

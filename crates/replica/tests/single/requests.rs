@@ -141,6 +141,22 @@ fn operators_see_and_break() {
 }
 
 #[test]
+fn a_number_of_permits_is_stored_or_refused() {
+    let mut node = Node::new();
+    let set = |limit| Question::SetLimit { name: "gpu".parse().unwrap(), limit };
+    assert_eq!(node.ask(set(Some(2))), Answer::LimitSet);
+    let Answer::Described(v1::DescribeResponse { lock: Some(lock) }) =
+        node.ask(Question::Describe { name: "gpu".parse().unwrap(), waiters_max: 0 })
+    else {
+        panic!("not described")
+    };
+    assert_eq!(lock.permits, Some(2));
+    assert!(matches!(node.ask(set(Some(0))), Answer::Refused(_)));
+    assert_eq!(node.ask(set(None)), Answer::LimitSet);
+    assert_eq!(node.ask(set(None)), Answer::LimitSet, "also where nothing is stored");
+}
+
+#[test]
 fn a_shutdown_tells_every_stream_and_loses_nothing() {
     let mut node = Node::new();
     let stream = node.stream(1);

@@ -15,6 +15,8 @@ use crate::settings;
 
 /// The lock that is taken and given back to see that it works.
 const PROBE: &str = "lockkeeper-doctor/probe";
+/// Closing the session is a courtesy: it ends by itself.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let given = args.url.as_deref().or(args.service.locks.as_deref());
@@ -38,6 +40,8 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let began = Instant::now();
     guard.release().await.map_err(|error| Failure::new(crate::exit::UNAVAILABLE, error.to_string()))?;
     let released = began.elapsed();
+    // Else its session would stay until its ttl is over.
+    let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
 
     let settings = match can.backend {
         "file" => directory::said(&url),

@@ -1,0 +1,97 @@
+//! `serve`: a node of our own service as a process. Says where it listens, logs, ends with a documented code.
+
+use std::io::Write;
+use std::path::Path;
+
+use lockkeeper_server::disk::DirectoryError;
+use lockkeeper_server::{Options, Running, ServeError};
+use serde_json::json;
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::args::{LogFormat, Serve};
+use crate::exit::{
+    BUSY, CANNOT_CREATE, CONFIG, Failure, INTERNAL, IO, OK, UNAVAILABLE, USAGE, chain, code_below,
+};
+use crate::output;
+
+pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
+    log(&args)?;
+    let data = std::path::absolute(&args.data).unwrap_or_else(|_| args.data.clone());
+    let advertise = args.advertise.clone();
+    let json = args.json;
+    let options = Options {
+        listen: args.listen,
+        advertise: args.advertise,
+        insecure: args.insecure,
+        tokens_above: args.tokens_above,
+        connections_max: args.max_connections,
+        ..Options::new(&data)
+    };
+    lockkeeper_server::run(options, move |running| ready(&running, advertise.as_deref(), &data, json))
+        .map_err(failure)?;
+    Ok(OK)
+}
+
+/// One line, for people or for a program that started us. That nobody reads it is no reason not to serve.
+fn ready(running: &Running, advertise: Option<&str>, data: &Path, json: bool) {
+    let listening = running.address().to_string();
+    let locks = format!("lockkeeper://{}", advertise.unwrap_or(&listening));
+    let line = if json {
+        let data = data.to_string_lossy();
+        json!({ "locks": locks, "listening": listening, "data": data, "pid": std::process::id() }).to_string()
+    } else {
+        format!("serving {locks}, data in {}", data.display())
+    };
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = writeln!(out, "{line}").and_then(|()| out.flush()) {
+        output::say(format_args!(
+            "standard output can't be written ({error}); it serves all the same: {line}"
+        ));
+    }
+}
+
+/// The log goes to standard error.
+fn log(args: &Serve) -> Result<(), Failure> {
+    let level = level(&args.log_level)?;
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match args.log {
+        LogFormat::Text => lines.with_ansi(false).boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    tracing_subscriber::registry()
+        .with(lines.with_filter(level))
+        .try_init()
+        .map_err(|error| Failure::new(INTERNAL, format!("the log can't be started: {error}")))
+}
+
+/// What is logged. A bare word must be a level: it would be taken for a part of the program otherwise, and silence it.
+fn level(typed: &str) -> Result<Targets, Failure> {
+    let typed = if typed.is_empty() { "info" } else { typed };
+    let is_known = typed.split(',').all(|part| part.contains('=') || part.parse::<LevelFilter>().is_ok());
+    typed.parse().ok().filter(|_| is_known).ok_or_else(|| {
+        let text = format!(
+            "`{typed}` is no level of logging; write error, warn, info, debug or trace, or \
+             `info,lockkeeper_server=debug`, in --log-level or LOCKKEEPER_LOG"
+        );
+        Failure::new(USAGE, text)
+    })
+}
+
+/// Why it can't serve, with the code by which scripts and service managers tell what helps.
+fn failure(error: ServeError) -> Failure {
+    use ServeError as E;
+    let code = match &error {
+        E::Address { .. } | E::NotLoopback { .. } | E::Wildcard { .. } | E::TokensAbove { .. } => USAGE,
+        E::AddressInUse { .. } | E::Directory(DirectoryError::InUse { .. }) => BUSY,
+        E::Listen { .. } => code_below(&error).unwrap_or(UNAVAILABLE),
+        E::Directory(_) => code_below(&error).unwrap_or(CANNOT_CREATE),
+        E::ClockBehind => CONFIG,
+        E::Stopped(_) | E::System { .. } | E::Panicked { .. } => INTERNAL,
+        // What is stored can't be used, or not be written.
+        _ => code_below(&error).unwrap_or(IO),
+    };
+    Failure::new(code, chain(&error))
+}

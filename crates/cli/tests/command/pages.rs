@@ -1,0 +1,89 @@
+//! What the README and the pages of the service tell users to type.
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use lockkeeper_cli::args;
+use serde_json::Value;
+
+use crate::support::{CommandExt, Place};
+
+const README: &str = include_str!("../../../../README.md");
+const SERVICE: &str = include_str!("../../../../docs/service.md");
+const OPERATE: &str = include_str!("../../../../docs/operate.md");
+
+/// The shell scripts of a page, from a heading on.
+fn scripts<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
+    let begin = page.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no `{heading}`"));
+    let rest = &page[begin..];
+    let blocks = rest.split("```sh\n").skip(1);
+    blocks.map(|block| &block[..block.find("```").unwrap()]).collect()
+}
+
+/// The arguments of the lines that are nothing but a call of ours.
+fn calls(script: &str) -> Vec<Vec<OsString>> {
+    let lines = script.lines().map(|line| line.split(" #").next().unwrap().trim());
+    let ours =
+        lines.filter(|line| line.starts_with("lockkeeper ") && !line.contains(['\'', '"', '\\', '|', ';']));
+    ours.map(|line| line.trim_end_matches(" &").split_whitespace().map(OsString::from).collect()).collect()
+}
+
+#[test]
+fn the_readmes_service_does_what_it_says() {
+    let [serve, client, ..] = scripts(README, "## Serve locks to other machines")[..] else {
+        panic!("two terminals are told of")
+    };
+    let [call] = &calls(serve)[..] else { panic!("one call: {serve}") };
+    assert_eq!(call[1..4], ["serve", "--data", "./locks"].map(OsString::from));
+
+    let place = Place::new();
+    let node = place.serve("127.0.0.1:0");
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    let path = std::env::join_paths(
+        [program.parent().unwrap().to_owned()]
+            .into_iter()
+            .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
+    assert!(client.contains("lockkeeper://127.0.0.1\n"), "{client}");
+    // The default port may be somebody's.
+    let client = client.replace("lockkeeper://127.0.0.1\n", &format!("{}\n", node.url()));
+    let ended = Command::new("sh")
+        .args(["-ec", &client])
+        .env("PATH", path.unwrap())
+        .env_remove("LOCKKEEPER_URL")
+        .current_dir(place.path(""))
+        .ended();
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{ended:?}");
+    let first = ended.out.lines().next().unwrap();
+    let token = first.strip_prefix("token ").unwrap();
+    assert!(ended.out.contains(&format!("token {token}, exclusive, held by")), "{ended:?}");
+    assert!(ended.out.contains("1 request, ttl 30s"), "{ended:?}");
+    assert!(ended.out.contains("leads in term"), "{ended:?}");
+}
+
+#[test]
+fn every_call_on_the_pages_of_the_service_is_one() {
+    let mut count = 0;
+    for (page, heading) in [(SERVICE, "## Quick start"), (OPERATE, "## Install")] {
+        for words in scripts(page, heading).into_iter().flat_map(calls) {
+            count += 1;
+            if let Err(failure) = args::parse(words.clone()) {
+                panic!("{words:?}: {failure:?}");
+            }
+        }
+    }
+    assert!(count >= 9, "only {count} calls were found: the search itself is broken");
+}
+
+#[test]
+fn the_units_and_the_images_call_of_serve_is_one() {
+    let unit = include_str!("../../../../packaging/systemd/lockkeeper.service");
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/")).unwrap();
+    let words = start.replace(" $LOCKKEEPER_SERVE", "");
+    args::parse(words.split_whitespace().map(OsString::from)).unwrap();
+
+    let file = include_str!("../../../../packaging/Containerfile");
+    let command = file.lines().find_map(|line| line.strip_prefix("CMD ")).unwrap();
+    let words: Vec<String> = serde_json::from_str::<Value>(command).and_then(serde_json::from_value).unwrap();
+    args::parse(std::iter::once("lockkeeper".to_owned()).chain(words).map(OsString::from)).unwrap();
+}

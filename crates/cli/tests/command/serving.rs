@@ -1,0 +1,205 @@
+//! The commands over our own service, and what a restart leaves of holds and tokens.
+
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::support::{CommandExt, Place, wait_until};
+
+/// The events of `watch --json`, as they come. The watcher is killed at the end of the test.
+struct Watching {
+    child: std::process::Child,
+    lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Watching {
+    fn start(place: &Place) -> Self {
+        let mut child = place
+            .lockkeeper(["watch", "--json"])
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(place.path("watch.log")).unwrap())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// Reads on to the next event of this kind.
+    fn until(&mut self, event: &str) -> Value {
+        loop {
+            let line = self.lines.next().expect("it ended").unwrap();
+            let said: Value = serde_json::from_str(&line).unwrap();
+            if said["event"] == event {
+                return said;
+            }
+        }
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn who_holds_who_waits_and_who_is_alive() {
+    let (place, _node) = Place::new().served();
+    assert_eq!(place.ran("ls").out, "");
+    assert_eq!(place.ran("sessions --json").out, "[]\n");
+    let holder = place.holder("orders/42", &["--meta", "ticket=5"]);
+    let waiter = place.lockkeeper(["run", "--ttl", "10s", "orders/42", "--", "true"]).started();
+    place.wait_for_waiters("orders/42", 1);
+    let held = &place.shown("orders/42")["holders"][0];
+    assert_eq!((&held["token"], &held["meta"]), (&json!(holder.token), &json!({ "ticket": "5" })));
+    assert!(held["held_for_ms"].is_u64() && held["owner"].as_str().unwrap().contains("sleep 600"), "{held}");
+    let text = place.ran("show orders/42").out;
+    for words in ["orders/42", &holder.token.to_string(), "ticket=5", "1. in the queue"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    let sessions: Value = serde_json::from_str(&place.ran("sessions --json").out).unwrap();
+    let of = |ttl: u64| {
+        let found = sessions.as_array().unwrap().iter().find(|session| session["ttl_ms"] == ttl);
+        found.unwrap_or_else(|| panic!("no session with a ttl of {ttl} ms: {sessions}"))
+    };
+    assert_eq!((&of(30_000)["requests"], &of(30_000)["attached"]), (&json!(1), &json!(true)));
+    assert!(of(10_000)["left_ms"].as_u64().unwrap() <= 10_000, "{sessions}");
+    assert!(place.ran("sessions").out.contains("1 request, ttl 30s"), "{}", place.ran("sessions").out);
+    let check = |token: u64| place.ran(&format!("check-token orders/42 {token}"));
+    assert_eq!((check(holder.token).code, check(holder.token).out.as_str()), (0, "current\n"));
+    assert_eq!(check(holder.token - 1).code, i32::from(exit::NO));
+    assert_eq!(check(holder.token + 1).out, "never issued\n");
+
+    let ended = place.ran(&format!("break orders/42 --token {} --reason test", holder.token));
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    holder.ended().is_one_line(exit::LOST, &["`orders/42`", "an operator broke it"]);
+    let ended = waiter.ended();
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    wait_until("all is free", || place.ran("ls").out.is_empty());
+}
+
+#[test]
+fn watch_tells_the_state_then_changes_and_vacancies_and_outlives_a_restart() {
+    let (place, node) = Place::new().served();
+    let first = place.holder("a", &[]);
+    let mut watching = Watching::start(&place);
+    let state = watching.until("state");
+    assert_eq!((&state["name"], &state["lock"]["holders"][0]["token"]), (&json!("a"), &json!(first.token)));
+    watching.until("synced");
+    let second = place.holder("b", &[]);
+    assert_eq!(watching.until("changed")["name"], "b");
+    second.signal(Signal::SIGTERM);
+    let vacant = watching.until("vacant");
+    assert_eq!((&vacant["name"], &vacant["lock"]), (&json!("b"), &Value::Null));
+
+    let listening = node.listening();
+    node.kill();
+    watching.until("interrupted");
+    let _node = place.serve(&listening);
+    watching.until("synced");
+    first.signal(Signal::SIGTERM);
+    assert_eq!(watching.until("vacant")["name"], "a");
+    let said = std::fs::read_to_string(place.path("watch.log")).unwrap();
+    assert!(said.contains("interrupted") && said.contains("watching again"), "{said}");
+}
+
+#[test]
+fn a_killed_node_keeps_holds_and_queue_and_goes_on_counting() {
+    let (place, node) = Place::new().served();
+    let holder = place.holder("x", &[]);
+    let script = "echo $LOCKKEEPER_TOKEN";
+    let waiter = place.lockkeeper(["run", "x", "--", "sh", "-c", script]).started();
+    place.wait_for_waiters("x", 1);
+    let listening = node.listening();
+    node.kill();
+    let _node = place.serve(&listening);
+    let shown = place.shown("x");
+    assert_eq!((&shown["holders"][0]["token"], &shown["waiter_count"]), (&json!(holder.token), &json!(1)));
+    assert_eq!(place.ran("run --try x -- true").code, i32::from(exit::BUSY));
+    holder.signal(Signal::SIGTERM);
+    assert_eq!(holder.ended().code, 143);
+    let ended = waiter.ended();
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.out.trim().parse::<u64>().unwrap() > shown["holders"][0]["token"].as_u64().unwrap());
+}
+
+#[test]
+fn a_killed_holder_frees_its_lock_when_its_ttl_is_over() {
+    let (place, _node) = Place::new().served();
+    let holder = place.holder("x", &["--ttl", "1s"]);
+    holder.signal(Signal::SIGKILL);
+    let next = place.ran("run --wait 30s x -- true");
+    assert_eq!((next.code, next.err.as_str()), (0, ""));
+}
+
+#[test]
+fn after_a_deleted_data_directory_tokens_are_higher() {
+    let (place, node) = Place::new().served();
+    let token = || {
+        let ended = place.lockkeeper(["run", "x", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).ended();
+        assert_eq!(ended.code, 0, "{ended:?}");
+        ended.out.trim().parse::<u64>().unwrap()
+    };
+    let before = token();
+    let listening = node.listening();
+    assert_eq!(node.stopped(Signal::SIGTERM).code, 0);
+    std::fs::remove_dir_all(place.path("data")).unwrap();
+    let _node = place.serve(&listening);
+    assert!(token() > before);
+}
+
+#[test]
+fn a_stored_number_of_permits_goes_for_everyone() {
+    let (place, _node) = Place::new().served();
+    assert_eq!(place.ran("set-limit gpu 1 --json").out, "{\"limit\":1,\"name\":\"gpu\"}\n");
+    let _first = place.holder("gpu", &["--permit=3"]);
+    assert_eq!(place.ran("run --try --permit=3 gpu -- true").code, i32::from(exit::BUSY));
+    assert_eq!(place.shown("gpu")["limit"], 1);
+    assert_eq!(place.ran("set-limit gpu 2").code, 0);
+    assert_eq!(place.ran("run --try --permit gpu -- true").code, 0);
+    place.ran("set-limit gpu 0").is_one_line(exit::USAGE, &["0", "65536"]);
+    assert_eq!(place.ran("set-limit gpu none").code, 0);
+}
+
+#[test]
+fn doctor_says_how_the_node_is_and_what_is_off() {
+    let (place, node) = Place::new().served();
+    let ended = place.ran("doctor --json");
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    let said: Value = serde_json::from_str(&ended.out).unwrap();
+    let here = &said["nodes"][0];
+    assert_eq!((&here["leads"], &here["answers"]), (&json!(true), &json!(true)), "{said}");
+    assert_eq!(here["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(said["warnings"], json!([]));
+    for words in ["leads in term", "last token", "sessions"] {
+        assert!(place.ran("doctor").out.contains(words), "no {words:?}");
+    }
+    assert_eq!(place.ran("sessions --json").out, "[]\n", "its own session is closed");
+    // A second node of the address that is not there.
+    let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let ended = place.ran(&format!("doctor {},{gone}", node.url()));
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let warning = ended.out.lines().find(|line| line.starts_with("warning: ")).unwrap();
+    assert!(warning.contains(&gone.to_string()), "{warning}");
+}
+
+#[test]
+fn a_bench_shows_what_the_service_takes() {
+    let (place, _node) = Place::new().served();
+    for workload in ["uncontended", "handoff", "keepalive"] {
+        let ended = place.ran(&format!("bench --workload {workload} --clients 8 --seconds 1 --json"));
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{workload}");
+        let said: Value = serde_json::from_str(&ended.out).unwrap();
+        assert_eq!((&said["clients"], &said["connections"]), (&json!(8), &json!(4)));
+        match workload {
+            "uncontended" => assert!(said["pairs_per_s"].as_f64().unwrap() > 0.0, "{said}"),
+            "handoff" => assert!(said["handoff_us"]["p50"].as_f64().unwrap() > 0.0, "{said}"),
+            _ => assert_eq!(said["pairs_per_s"], Value::Null),
+        }
+    }
+    assert_eq!(place.ran("ls").out, "", "nothing is left");
+}

@@ -1,0 +1,214 @@
+//! `serve`: how it starts, refuses to start, and stops; and what clients meet where nobody serves.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{CommandExt, Ended, Place};
+
+/// It refused to start: this code, nothing on standard output, one line for people that has all these words.
+#[track_caller]
+fn is_refused(ended: &Ended, code: u8, words: &[&str]) {
+    assert_eq!((ended.code, ended.out.as_str()), (i32::from(code), ""), "{ended:?}");
+    let said: Vec<&str> = ended.err.lines().filter(|line| line.starts_with("lockkeeper: ")).collect();
+    let [line] = said[..] else { panic!("not one line: {ended:?}") };
+    for word in words {
+        assert!(line.contains(word), "no {word:?} in {line}");
+    }
+}
+
+#[test]
+fn it_says_in_one_line_where_it_listens_and_where_its_data_are() {
+    let place = Place::new();
+    let node = place.serve("127.0.0.1:0");
+    let listening = node.listening();
+    assert!(listening.starts_with("127.0.0.1:") && !listening.ends_with(":0"), "{listening}");
+    assert_eq!(node.said["locks"], format!("lockkeeper://{listening}"));
+    assert_eq!(std::path::Path::new(node.said["data"].as_str().unwrap()), place.path("data"));
+    let ended = node.stopped(Signal::SIGTERM);
+    assert_eq!((ended.code, ended.out.as_str()), (0, ""), "{ended:?}");
+}
+
+#[test]
+fn without_json_the_line_is_for_people_and_an_interrupt_ends_it_in_order() {
+    let place = Place::new();
+    let mut serving = place.bare(["serve", "--data", "data", "--listen", "127.0.0.1:0"]).started();
+    let mut line = String::new();
+    let out = serving.child_mut().stdout.as_mut().unwrap();
+    // To the end of the line; what comes later is read at the end.
+    for byte in out.bytes().map(Result::unwrap) {
+        if byte == b'\n' {
+            break;
+        }
+        line.push(char::from(byte));
+    }
+    let data = place.path("data");
+    assert!(line.starts_with("serving lockkeeper://127.0.0.1:"), "{line}");
+    assert!(line.ends_with(&format!(", data in {}", data.display())), "{line}");
+    serving.signal(Signal::SIGINT);
+    let ended = serving.ended();
+    assert_eq!((ended.code, ended.out.as_str()), (0, ""), "{ended:?}");
+}
+
+#[test]
+fn a_stop_does_not_wait_for_clients_to_leave() {
+    let (place, node) = Place::new().served();
+    let holder = place.holder("x", &[]);
+    let waiter = place.lockkeeper(["run", "x", "--", "true"]).started();
+    let watcher = place.lockkeeper(["watch", "--json"]).started();
+    place.wait_for_waiters("x", 1);
+    assert_eq!(node.stopped(Signal::SIGTERM).code, 0);
+    for client in [holder, waiter, watcher] {
+        client.signal(Signal::SIGKILL);
+    }
+}
+
+#[test]
+fn one_data_directory_has_one_node() {
+    let place = Place::new();
+    let _node = place.serve("127.0.0.1:0");
+    let second = place.ran("serve --data data --listen 127.0.0.1:0");
+    is_refused(&second, exit::BUSY, &["data directory", "in use by another process", "data"]);
+}
+
+#[test]
+fn a_port_in_use_is_named_and_founds_nothing() {
+    let place = Place::new();
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let ended = place.ran(&format!("serve --data data --listen {address}"));
+    is_refused(&ended, exit::BUSY, &[&address, "in use", "--listen"]);
+    assert!(!place.path("data").exists(), "nothing was made");
+}
+
+#[test]
+fn other_machines_are_served_only_if_it_is_said() {
+    let place = Place::new();
+    for address in ["0.0.0.0:0", "192.0.2.1:5625", "[::]:0"] {
+        let ended = place.ran(&format!("serve --data data --listen {address}"));
+        is_refused(&ended, exit::USAGE, &[address, "--insecure", "authentication"]);
+    }
+    let ended = place.ran("serve --data data --listen 0.0.0.0:0 --insecure");
+    is_refused(&ended, exit::USAGE, &["0.0.0.0:0", "--advertise"]);
+    assert!(!place.path("data").exists(), "nothing was made");
+}
+
+#[test]
+fn wrong_options_of_serve() {
+    let place = Place::new();
+    place.ran("serve").is_one_line(exit::USAGE, &["--data"]);
+    for (options, words) in [
+        ("--listen 5625", &["`5625`", "HOST:PORT"][..]),
+        ("--listen 127.0.0.1:99999", &["`127.0.0.1:99999`", "HOST:PORT"]),
+        ("--listen 127.0.0.1:0 --tokens-above 9007199254740993", &["9007199254740993", "--tokens-above"]),
+        ("--log-level loud", &["`loud`", "LOCKKEEPER_LOG", "debug"]),
+        ("--max-connections 0", &["'0'", "1 to 1000000"]),
+        ("--log yaml", &["'yaml'", "json"]),
+    ] {
+        let ended = place.ran(&format!("serve --data data {options}"));
+        is_refused(&ended, exit::USAGE, words);
+    }
+}
+
+#[test]
+fn a_data_directory_that_can_not_be() {
+    let place = Place::new();
+    std::fs::write(place.path("file"), "").unwrap();
+    let ended = place.ran("serve --data file/data --listen 127.0.0.1:0");
+    is_refused(&ended, exit::CANNOT_CREATE, &["file/data"]);
+    let ended = place.ran("serve --data /sys/lockkeeper --listen 127.0.0.1:0");
+    is_refused(&ended, exit::PERMISSION, &["/sys/lockkeeper"]);
+}
+
+/// The founding record of a node that ran, with `change` in its header. The checksum fits again.
+fn with_header(change: impl Fn(&mut [u8])) -> Place {
+    let place = Place::new();
+    assert_eq!(place.serve("127.0.0.1:0").stopped(Signal::SIGTERM).code, 0);
+    let path = place.path("data/founding");
+    let mut bytes = std::fs::read(&path).unwrap();
+    change(&mut bytes);
+    let checksum = crc32fast::hash(&bytes[..508]);
+    bytes[508..512].copy_from_slice(&checksum.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    place
+}
+
+#[test]
+fn data_of_a_newer_version_are_refused_and_not_touched() {
+    let place = with_header(|bytes| bytes[12..16].copy_from_slice(&99_u32.to_le_bytes()));
+    let before = std::fs::read(place.path("data/founding")).unwrap();
+    let ended = place.ran("serve --data data --listen 127.0.0.1:0");
+    is_refused(&ended, exit::IO, &["founding", "99", "newer", "nothing was changed"]);
+    assert_eq!(std::fs::read(place.path("data/founding")).unwrap(), before);
+}
+
+#[test]
+fn damaged_data_are_refused_with_their_place() {
+    let place = with_header(|_| {});
+    let path = place.path("data/founding");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[40] ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    let ended = place.ran("serve --data data --listen 127.0.0.1:0");
+    is_refused(&ended, exit::IO, &["founding", "damaged at byte", "checksum"]);
+}
+
+#[test]
+fn the_log_can_be_read_by_programs() {
+    let place = Place::new();
+    let words =
+        ["serve", "--data", "data", "--listen", "127.0.0.1:0", "--log", "json", "--log-level", "debug"];
+    let mut serving = place.bare(words).started();
+    let mut first = [0];
+    serving.child_mut().stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    serving.signal(Signal::SIGTERM);
+    let ended = serving.ended();
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.err.lines().count() > 0, "something is logged");
+    for line in ended.err.lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        assert!(event["level"].is_string() && event["message"].is_string(), "{line}");
+    }
+}
+
+#[test]
+fn where_nobody_serves_every_command_says_so() {
+    // A port that was free a moment ago, and nobody listens on.
+    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let place = Place::new().over(&format!("lockkeeper://{address}"));
+    for line in ["run x -- true", "ls", "show x", "watch", "sessions", "doctor", "check-token x 7", "bench"] {
+        let ended = place.ran(line);
+        ended.is_one_line(exit::UNAVAILABLE, &[&address, "lockkeeper serve", "LOCKKEEPER_URL"]);
+    }
+}
+
+#[test]
+fn a_server_of_another_kind_is_no_lock_service() {
+    for answer in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"\0\xff\x17garbage\n", b""] {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = other.local_addr().unwrap().to_string();
+        std::thread::spawn(move || {
+            for mut stream in other.incoming().map_while(Result::ok) {
+                // Whoever connects reads this, then the end.
+                let _ = stream.write_all(answer);
+            }
+        });
+        let place = Place::new().over(&format!("lockkeeper://{address}"));
+        for line in ["ls", "run x -- touch it-ran"] {
+            place.ran(line).is_one_line(exit::UNAVAILABLE, &[&address]);
+        }
+        assert!(!place.path("it-ran").exists());
+    }
+}
+
+#[test]
+fn a_server_that_never_answers_is_given_up() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let place = Place::new().over(&format!("lockkeeper://{address}"));
+    // The system accepts for it; nobody reads.
+    place.ran("ls").is_one_line(exit::UNAVAILABLE, &[&address, "no answer within"]);
+}
