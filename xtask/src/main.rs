@@ -4,16 +4,18 @@
 //! of it. May not hold any knowledge about locks: what a test proves stands in that test.
 //!
 //! Reading order: [`parts`] (what `verify` and `fix` run), [`testing`] (what `test` runs), [`tally`] (how tests are
-//! counted), [`needs`] (which programs all this takes, and how they get here), [`process`].
+//! counted), [`needs`] (which programs all this takes, and how they get here), [`sim`], [`process`].
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
 mod needs;
 mod parts;
 mod process;
+mod sim;
 mod tally;
 mod testing;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -43,6 +45,13 @@ enum Task {
     Fix,
     /// Run every test; first install what the tests need
     Test(Selection),
+    /// Run the simulator: a whole small world by seed (`cargo xtask sim --help` tells its options)
+    #[command(disable_help_flag = true)]
+    Sim {
+        /// For the simulator
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Install the cargo tools that `verify` needs and that are missing
     Tools,
 }
@@ -52,6 +61,7 @@ fn main() -> ExitCode {
         Task::Verify { parts } => parts::verify(&parts),
         Task::Fix => parts::fix(),
         Task::Test(selection) => testing::run(&selection),
+        Task::Sim { args } => sim::run(&args),
         Task::Tools => needs::install_cargo_tools(),
     });
     match outcome {
