@@ -22,6 +22,8 @@ use crate::services::{self, Place};
 
 /// No measurement takes as long on a machine that can be measured on; a system that hangs is given up.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
+/// The first turn of each system is thrown away: a server in Java is several times faster once it has been compiled.
+const WARM_UP: &str = "warm-up";
 /// Sockets, of which a session of ZooKeeper takes one at each end.
 const DESCRIPTORS: u64 = 8192;
 
@@ -59,17 +61,21 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
     let subjects: Vec<Subject> =
         systems.iter().map(|system| subject(*system, choice)).collect::<Outcome<_>>()?;
     let workloads: Vec<Workload> = of(&choice.workloads);
+    let chosen = |of: &[Workload]| -> Vec<Workload> {
+        of.iter().copied().filter(|workload| workloads.contains(workload)).collect()
+    };
     let mut report = Report::new(systems, &workloads);
     let mut failed: BTreeMap<System, String> = BTreeMap::new();
     report.fdatasync(disk::fdatasync_p50_us(&folder)?);
 
     let mut turn = |report: &mut Report, what: &str, workload: Workload, subject: &Subject| {
-        if failed.contains_key(&subject.system) || !workloads.contains(&workload) {
+        if failed.contains_key(&subject.system) {
             return;
         }
         let system = name(subject.system);
         eprintln!("{what}: {system}, {}", name(workload));
         match runtime.block_on(one(choice, workload, subject)) {
+            Ok(Some(_)) if what == WARM_UP => {}
             Ok(Some(measured)) => report.add(subject.system, measured),
             Ok(None) => report.note(format!("{system}: {} can't be measured yet", name(workload))),
             Err(error) => {
@@ -78,14 +84,17 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
             }
         }
     };
+    for subject in &subjects {
+        turn(&mut report, WARM_UP, Workload::Pairs, subject);
+    }
     for round in 1..=choice.rounds {
         for subject in &subjects {
-            for workload in [Workload::Single, Workload::Pairs, Workload::Handover] {
+            for workload in chosen(&[Workload::Single, Workload::Pairs, Workload::Handover]) {
                 turn(&mut report, &format!("round {round} of {}", choice.rounds), workload, subject);
             }
         }
     }
-    for workload in [Workload::Keepalive, Workload::Memory] {
+    for workload in chosen(&[Workload::Keepalive, Workload::Memory]) {
         for subject in &subjects {
             turn(&mut report, "once", workload, subject);
         }

@@ -1,10 +1,14 @@
-//! etcd: a lease a client, and the lock call of its API, which lays keys out as `concurrency.Mutex` does.
+//! etcd: a lease a client, and the transaction and keys of `concurrency.Mutex`, written with the crate's calls.
 //!
-//! A lease a client and not a connection: two requests for one lock under one lease would be the same key.
+//! The crate's own lock call leaves all that to the server, which opens a session of its own for each call. A lease a
+//! client and not a connection: two requests for one lock under one lease would be the same key.
 
 use std::time::Duration;
 
-use etcd_client::{Client, LockOptions};
+use etcd_client::{
+    Client, Compare, CompareOp, EventType, GetOptions, KeyValue, KvClient, PutOptions, SortOrder, SortTarget,
+    Txn, TxnOp, TxnOpResponse, WatchOptions,
+};
 use tokio::task::JoinSet;
 
 use super::{CONNECTIONS, KEEPALIVE_TTL, KeptAlive, Peer, Setup, TTL, failed, renewals, watch_cpu};
@@ -19,7 +23,7 @@ pub(crate) struct Etcd {
 
 pub(crate) struct Held {
     client: usize,
-    key: Vec<u8>,
+    key: String,
 }
 
 impl Peer for Etcd {
@@ -35,14 +39,14 @@ impl Peer for Etcd {
     }
 
     async fn acquire(&self, client: usize, name: &str) -> Outcome<Held> {
-        let options = LockOptions::new().with_lease(self.leases[client]);
-        let answer = self.connection(client).lock_client().lock(name, Some(options)).await;
-        let answer = answer.map_err(failed("etcd", "acquire"))?;
-        Ok(Held { client, key: answer.key().to_vec() })
+        let lease = self.leases[client];
+        let connection = self.connection(client);
+        let key = acquire(connection, lease, name).await.map_err(failed("etcd", "acquire"))?;
+        Ok(Held { client, key })
     }
 
     async fn release(&self, held: Held) -> Outcome {
-        let answer = self.connection(held.client).lock_client().unlock(held.key).await;
+        let answer = self.connection(held.client).kv_client().delete(held.key, None).await;
         answer.map(|_| ()).map_err(failed("etcd", "release"))
     }
 
@@ -96,6 +100,67 @@ impl Etcd {
         revoke_leases(&peer.connections, &leases).await?;
         peer.close().await?;
         Ok(kept)
+    }
+}
+
+/// Creates the key of `lease` below `name`, and waits until no older one is left there. Returns the key.
+async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, etcd_client::Error> {
+    let folder = format!("{name}/");
+    let key = format!("{folder}{lease:x}");
+    let mut kv = connection.kv_client();
+    let put = TxnOp::put(key.as_str(), "", Some(PutOptions::new().with_lease(lease)));
+    let owner = TxnOp::get(folder.as_str(), Some(by_creation(SortOrder::Ascend)));
+    let absent = Compare::create_revision(key.as_str(), CompareOp::Equal, 0);
+    let again = TxnOp::get(key.as_str(), None);
+    let create = Txn::new().when([absent]).and_then([put, owner.clone()]).or_else([again, owner]);
+    let answer = kv.txn(create).await?;
+
+    let found: Vec<Option<KeyValue>> = answer.op_responses().into_iter().map(first).collect();
+    let created = match &found[..] {
+        [Some(own), _] => own.create_revision(),
+        _ => answer.header().map_or(0, etcd_client::ResponseHeader::revision),
+    };
+    // Before there was any, ours is the oldest.
+    let oldest = found.last().and_then(Option::as_ref).map_or(created, KeyValue::create_revision);
+    if oldest != created {
+        while let Some(before) = predecessor(&mut kv, &folder, created).await? {
+            wait_for_deletion(connection, &before).await?;
+        }
+    }
+    Ok(key)
+}
+
+/// The one key of a folder that was created first or last.
+fn by_creation(order: SortOrder) -> GetOptions {
+    GetOptions::new().with_prefix().with_sort(SortTarget::Create, order).with_limit(1)
+}
+
+/// The youngest key that is older than `created`.
+async fn predecessor(
+    kv: &mut KvClient,
+    folder: &str,
+    created: i64,
+) -> Result<Option<KeyValue>, etcd_client::Error> {
+    let older = by_creation(SortOrder::Descend).with_max_create_revision(created - 1);
+    Ok(kv.get(folder, Some(older)).await?.take_kvs().into_iter().next())
+}
+
+async fn wait_for_deletion(connection: &Client, key: &KeyValue) -> Result<(), etcd_client::Error> {
+    // From the moment in which it was seen to exist, so that a deletion meanwhile is told too.
+    let options = WatchOptions::new().with_start_revision(key.mod_revision() + 1);
+    let mut changes = connection.watch_client().watch(key.key(), Some(options)).await?;
+    while let Some(change) = changes.message().await? {
+        if change.events().iter().any(|event| event.event_type() == EventType::Delete) {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn first(answer: TxnOpResponse) -> Option<KeyValue> {
+    match answer {
+        TxnOpResponse::Get(mut found) => found.take_kvs().into_iter().next(),
+        _ => None,
     }
 }
 

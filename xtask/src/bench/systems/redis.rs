@@ -28,8 +28,8 @@ const EXTEND: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis
 
 /// A message can be lost, so a waiter also looks by itself.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Far beyond what a whole server needs for an answer here.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
+/// More than all clients of a workload together ask at once: none waits for room in a queue.
+const QUEUED_MAX: usize = 4096;
 
 pub(crate) struct Redis {
     connections: Vec<Connection>,
@@ -145,12 +145,12 @@ impl Connection {
     async fn open(at: &str) -> Outcome<Self> {
         let channels = Arc::new(Channels::default());
         let told = channels.clone();
-        let config = AsyncConnectionConfig::new().set_response_timeout(Some(ANSWERS_WITHIN)).set_push_sender(
-            move |push: PushInfo| {
-                told.tell(&push);
-                Ok::<(), redis::aio::SendError>(())
-            },
-        );
+        // The plan has a limit for all systems; one for each command would cost a timer a command.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let config = config.set_pipeline_buffer_size(QUEUED_MAX).set_push_sender(move |push: PushInfo| {
+            told.tell(&push);
+            Ok::<(), redis::aio::SendError>(())
+        });
         // Messages of channels come on the same connection as answers only in this version of the protocol.
         let client =
             Client::open(format!("redis://{at}/?protocol=resp3")).map_err(failed("Redis", "read its URL"))?;
