@@ -118,7 +118,7 @@ impl Report {
         let Some(value) = self.median(&figure.id, system) else { return "–".to_owned() };
         let ours = self.median(&figure.id, System::Ours).filter(|_| system != System::Ours);
         match ours.and_then(|ours| ratio(ours, value)) {
-            Some(ratio) => format!("{} ({ratio:.2})", short(value)),
+            Some(ratio) => format!("{} ({})", short(value), short(ratio)),
             None => short(value),
         }
     }

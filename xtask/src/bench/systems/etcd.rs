@@ -11,7 +11,7 @@ use etcd_client::{
 };
 use tokio::task::JoinSet;
 
-use super::{CONNECTIONS, KEEPALIVE_TTL, KeptAlive, Peer, Setup, TTL, failed, renewals, watch_cpu};
+use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, TTL, failed, many, renewals, watch_cpu};
 use crate::Outcome;
 use crate::bench::server::Server;
 
@@ -66,7 +66,7 @@ impl Etcd {
         server: Server,
         sessions: usize,
         duration: Duration,
-    ) -> Outcome<KeptAlive> {
+    ) -> Outcome<f64> {
         let peer = Self::connect(Setup { at, clients: CONNECTIONS, contended: false }).await?;
         let leases = grant_leases(&peer.connections, sessions, KEEPALIVE_TTL).await?;
         let mut renewing = JoinSet::new();
@@ -93,7 +93,7 @@ impl Etcd {
             });
         }
         let kept = tokio::select! {
-            kept = watch_cpu(server, sessions, duration) => kept?,
+            kept = watch_cpu(server, duration) => kept?,
             Some(ended) = renewing.join_next() => return Err(ended.unwrap_or_else(|error| error.to_string())),
         };
         renewing.shutdown().await;
@@ -123,8 +123,8 @@ async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, 
     // Before there was any, ours is the oldest.
     let oldest = found.last().and_then(Option::as_ref).map_or(created, KeyValue::create_revision);
     if oldest != created {
-        while let Some(before) = predecessor(&mut kv, &folder, created).await? {
-            wait_for_deletion(connection, &before).await?;
+        while let Some((before, seen)) = predecessor(&mut kv, &folder, created).await? {
+            wait_for_deletion(connection, &before, seen).await?;
         }
     }
     Ok(key)
@@ -135,19 +135,23 @@ fn by_creation(order: SortOrder) -> GetOptions {
     GetOptions::new().with_prefix().with_sort(SortTarget::Create, order).with_limit(1)
 }
 
-/// The youngest key that is older than `created`.
+/// The youngest key that is older than `created`, and the revision at which it was seen.
 async fn predecessor(
     kv: &mut KvClient,
     folder: &str,
     created: i64,
-) -> Result<Option<KeyValue>, etcd_client::Error> {
+) -> Result<Option<(KeyValue, i64)>, etcd_client::Error> {
     let older = by_creation(SortOrder::Descend).with_max_create_revision(created - 1);
-    Ok(kv.get(folder, Some(older)).await?.take_kvs().into_iter().next())
+    let mut found = kv.get(folder, Some(older)).await?;
+    let seen = found.header().map_or(0, etcd_client::ResponseHeader::revision);
+    Ok(found.take_kvs().into_iter().next().map(|key| (key, seen)))
 }
 
-async fn wait_for_deletion(connection: &Client, key: &KeyValue) -> Result<(), etcd_client::Error> {
-    // From the moment in which it was seen to exist, so that a deletion meanwhile is told too.
-    let options = WatchOptions::new().with_start_revision(key.mod_revision() + 1);
+/// Waits until `key`, which was there at revision `seen`, is deleted.
+async fn wait_for_deletion(connection: &Client, key: &KeyValue, seen: i64) -> Result<(), etcd_client::Error> {
+    // From the next revision on, so that a deletion meanwhile is told too. Not from an earlier one: a watch that begins
+    // in the past is served by a loop that runs ten times a second, and Go's client does begin there.
+    let options = WatchOptions::new().with_start_revision(seen + 1);
     let mut changes = connection.watch_client().watch(key.key(), Some(options)).await?;
     while let Some(change) = changes.message().await? {
         if change.events().iter().any(|event| event.event_type() == EventType::Delete) {
@@ -164,31 +168,23 @@ fn first(answer: TxnOpResponse) -> Option<KeyValue> {
     }
 }
 
-/// Grants `count` leases, many at a time: one after the other, each waits for a sync of its own.
 async fn grant_leases(connections: &[Client], count: usize, ttl: Duration) -> Outcome<Vec<i64>> {
-    let mut granting = JoinSet::new();
-    for number in 0..count {
+    let seconds = ttl.as_secs() as i64;
+    many(count, |number| {
         let mut client = connections[number % connections.len()].lease_client();
-        let seconds = ttl.as_secs() as i64;
-        granting.spawn(async move { client.grant(seconds, None).await.map(|answer| answer.id()) });
-    }
-    let mut leases = Vec::with_capacity(count);
-    while let Some(granted) = granting.join_next().await {
-        let granted = granted.map_err(|error| error.to_string())?;
-        leases.push(granted.map_err(failed("etcd", "grant a lease"))?);
-    }
-    Ok(leases)
+        async move {
+            let answer = client.grant(seconds, None).await;
+            answer.map(|answer| answer.id()).map_err(failed("etcd", "grant a lease"))
+        }
+    })
+    .await
 }
 
 async fn revoke_leases(connections: &[Client], leases: &[i64]) -> Outcome {
-    let mut revoking = JoinSet::new();
-    for (number, lease) in leases.iter().enumerate() {
+    let revoked = many(leases.len(), |number| {
         let mut client = connections[number % connections.len()].lease_client();
-        let lease = *lease;
-        revoking.spawn(async move { client.revoke(lease).await.map(|_| ()) });
-    }
-    while let Some(revoked) = revoking.join_next().await {
-        revoked.map_err(|error| error.to_string())?.map_err(failed("etcd", "revoke a lease"))?;
-    }
-    Ok(())
+        let lease = leases[number];
+        async move { client.revoke(lease).await.map(|_| ()).map_err(failed("etcd", "revoke a lease")) }
+    });
+    revoked.await.map(|_| ())
 }

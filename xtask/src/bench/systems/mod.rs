@@ -17,6 +17,8 @@ pub(crate) use ours::{Ours, SERVICE as SERVICE_OF_OURS};
 pub(crate) use redis::Redis;
 pub(crate) use zookeeper::Zookeeper;
 
+use tokio::task::JoinSet;
+
 use crate::Outcome;
 use crate::bench::server::Server;
 
@@ -59,23 +61,14 @@ pub(crate) trait Peer: Sized + Send + Sync + 'static {
     fn close(self) -> impl Future<Output = Outcome> + Send;
 }
 
-/// CPU that a server used while sessions were kept alive.
-pub(crate) struct KeptAlive {
-    /// How many sessions there were.
-    pub(crate) sessions: usize,
-    /// What they cost, as parts of one core.
-    pub(crate) cores: f64,
-}
-
-/// Watches the CPU of `server` for `duration`, while tasks that run already keep `sessions` alive.
-async fn watch_cpu(server: Server, sessions: usize, duration: Duration) -> Outcome<KeptAlive> {
+/// Watches the CPU of `server` for `duration`, while tasks that run already keep sessions alive. Parts of one core.
+async fn watch_cpu(server: Server, duration: Duration) -> Outcome<f64> {
     // The first renewals come within a third of the ttl; the start is none of ours.
     tokio::time::sleep(KEEPALIVE_TTL / 3).await;
     let before = server.cpu_seconds()?;
     let began = std::time::Instant::now();
     tokio::time::sleep(duration).await;
-    let cores = (server.cpu_seconds()? - before) / began.elapsed().as_secs_f64();
-    Ok(KeptAlive { sessions, cores })
+    Ok((server.cpu_seconds()? - before) / began.elapsed().as_secs_f64())
 }
 
 /// When session `number` of `sessions` is renewed first, and then every third of the ttl: evenly spread, as sessions
@@ -84,6 +77,29 @@ fn renewals(number: usize, sessions: usize) -> tokio::time::Interval {
     let every = KEEPALIVE_TTL / 3;
     let offset = every.mul_f64(number as f64 / sessions as f64);
     tokio::time::interval_at(tokio::time::Instant::now() + offset, every)
+}
+
+/// Does `make` for each number below `count`, some at a time: one after the other, each waits for a sync of its own;
+/// all at once, and a server refuses some.
+async fn many<T: Send + 'static, F>(count: usize, make: impl Fn(usize) -> F) -> Outcome<Vec<T>>
+where
+    F: Future<Output = Outcome<T>> + Send + 'static,
+{
+    const AT_ONCE: usize = 256;
+    let mut running = JoinSet::new();
+    let mut made = Vec::with_capacity(count);
+    for number in 0..count {
+        if running.len() == AT_ONCE {
+            made.extend(
+                running.join_next().await.transpose().map_err(|error| error.to_string())?.transpose()?,
+            );
+        }
+        running.spawn(make(number));
+    }
+    while let Some(ended) = running.join_next().await {
+        made.push(ended.map_err(|error| error.to_string())??);
+    }
+    Ok(made)
 }
 
 /// The text of an error of `system`: what it was about to do, and why that failed.

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{CONNECTIONS, KEEPALIVE_TTL, KeptAlive, Peer, Setup, TTL, failed, renewals, watch_cpu};
+use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, TTL, failed, renewals, watch_cpu};
 use crate::Outcome;
 use crate::bench::server::Server;
 
@@ -109,7 +109,7 @@ impl Redis {
         server: Server,
         sessions: usize,
         duration: Duration,
-    ) -> Outcome<KeptAlive> {
+    ) -> Outcome<f64> {
         let peer = Arc::new(Self::connect(Setup { at, clients: CONNECTIONS, contended: false }).await?);
         let mut renewing = JoinSet::new();
         for number in 0..sessions {
@@ -132,7 +132,7 @@ impl Redis {
             });
         }
         let kept = tokio::select! {
-            kept = watch_cpu(server, sessions, duration) => kept?,
+            kept = watch_cpu(server, duration) => kept?,
             Some(ended) = renewing.join_next() => return Err(ended.unwrap_or_else(|error| error.to_string())),
         };
         renewing.shutdown().await;

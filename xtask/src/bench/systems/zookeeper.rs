@@ -4,12 +4,10 @@ use std::time::Duration;
 
 use zookeeper_client::{Acls, Client, CreateMode, LockOptions, LockPrefix};
 
-use super::{CONNECTIONS, KEEPALIVE_TTL, KeptAlive, Peer, Setup, failed, watch_cpu};
+use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, failed, many, watch_cpu};
 use crate::Outcome;
 use crate::bench::server::Server;
 
-/// A session is a connection here; more than so many would measure this process and its descriptors.
-const SESSIONS_MAX: usize = 1_000;
 /// Longer than any pause of a busy machine; the server allows 20 of its ticks.
 const SESSION_TIMEOUT: Duration = Duration::from_secs(40);
 
@@ -60,26 +58,27 @@ impl Zookeeper {
         &self.connections[client % self.connections.len()]
     }
 
-    /// As many sessions as there may be, kept alive by the crate itself.
+    /// `count` sessions, each a connection of its own, kept alive by the crate itself.
     pub(crate) async fn keep_alive(
         at: &str,
         server: Server,
-        wanted: usize,
+        count: usize,
         duration: Duration,
-    ) -> Outcome<KeptAlive> {
-        let count = wanted.min(SESSIONS_MAX);
+    ) -> Outcome<f64> {
         let sessions = sessions(at, count, KEEPALIVE_TTL).await?;
-        let kept = watch_cpu(server, count, duration).await?;
+        let cores = watch_cpu(server, duration).await?;
         drop(sessions);
-        Ok(kept)
+        Ok(cores)
     }
 }
 
 async fn sessions(at: &str, count: usize, ttl: Duration) -> Outcome<Vec<Client>> {
-    let mut sessions = Vec::with_capacity(count);
-    for _ in 0..count {
-        let session = Client::connector().with_session_timeout(ttl).connect(at).await;
-        sessions.push(session.map_err(failed("ZooKeeper", "connect"))?);
-    }
-    Ok(sessions)
+    many(count, |_| {
+        let at = at.to_owned();
+        async move {
+            let session = Client::connector().with_session_timeout(ttl).connect(&at).await;
+            session.map_err(failed("ZooKeeper", "connect"))
+        }
+    })
+    .await
 }
