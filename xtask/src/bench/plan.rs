@@ -72,7 +72,9 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
         }
         let system = name(subject.system);
         eprintln!("{what}: {system}, {}", name(workload));
-        match runtime.block_on(one(choice, workload, subject)) {
+        // What a server has grown to before would hide by how much it grows now.
+        let fresh = if workload == Workload::Memory { restart(subject.system, choice) } else { Ok(()) };
+        match fresh.and_then(|()| runtime.block_on(one(choice, workload, subject))) {
             Ok(Some(_)) if what == WARM_UP => {}
             Ok(Some(measured)) => report.add(subject.system, measured),
             Ok(None) => report.note(format!("{system}: {} can't be measured yet", name(workload))),
@@ -94,11 +96,6 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
     }
     for workload in chosen(&[Workload::Keepalive, Workload::Memory]) {
         for subject in &subjects {
-            // What a server has grown to before would hide by how much it grows now.
-            if let (Workload::Memory, Some(service)) = (workload, service(subject.system, choice)) {
-                services::down(&[service])?;
-                services::up(&[service])?;
-            }
             turn(&mut report, "once", workload, subject);
         }
     }
@@ -165,6 +162,12 @@ fn subject(system: System, choice: &Bench) -> Outcome<Subject> {
     let host = format!("127.0.0.1:{}", service.port);
     let at = if system == System::Ours { format!("lockkeeper://{host}") } else { host };
     Ok(Subject { system, at, place: Some(services::place_of(service)?) })
+}
+
+fn restart(system: System, choice: &Bench) -> Outcome {
+    let services: Vec<&Service> = service(system, choice).into_iter().collect();
+    services::down(&services)?;
+    services::up(&services)
 }
 
 /// The service that has to be started for `system`; `None` for ours if it runs elsewhere.

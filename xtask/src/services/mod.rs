@@ -235,7 +235,7 @@ fn stop(place: &Place) -> Outcome<bool> {
         let _ = kill(target, signal);
         let until = Instant::now() + ENDS_WITHIN;
         while Instant::now() < until {
-            if place.pid().is_none() {
+            if pidfile::has_ended(pid) {
                 let file = place.pid_file();
                 fs::remove_file(&file)
                     .map_err(|error| format!("cannot remove {}: {error}", file.display()))?;

@@ -30,6 +30,16 @@ pub(crate) fn is_ours(pid: u32, folder: &Path) -> bool {
     is_marked || contains(&read("cmdline"), folder)
 }
 
+/// Whether process `pid` has ended, all its threads included: also if nobody has waited for it yet. Not the same as not
+/// being ours: a process loses its environment first, then its first thread, and its sockets with its last.
+pub(crate) fn has_ended(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
+    // The state comes after the program's name, which may hold anything.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads <= 1 && state.is_none_or(|state| matches!(state, 'Z' | 'X'))
+}
+
 /// Whether `folder` occurs in `text` as a whole path or as the beginning of one: not `…/redis-2` for `…/redis`.
 fn contains(text: &[u8], folder: &[u8]) -> bool {
     let ends_there =
@@ -84,7 +94,7 @@ mod tests {
     fn a_process_is_ours_by_its_mark_or_by_its_arguments_and_a_stranger_is_not() {
         let folder = Path::new("/var/services/redis");
         let marked = Sleeper::start(|command| command.env(MARK, folder));
-        assert!(is_ours(marked.pid(), folder));
+        assert!(is_ours(marked.pid(), folder) && !has_ended(marked.pid()));
         assert!(!is_ours(marked.pid(), Path::new("/var/services/red")));
         let named = Sleeper::start(|command| command.args(["--dir", "/var/services/redis/data"]));
         assert!(is_ours(named.pid(), folder));
@@ -99,10 +109,10 @@ mod tests {
         let pid = sleeper.pid();
         sleeper.0.kill().unwrap();
         let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while is_ours(pid, folder) && std::time::Instant::now() < until {
+        while !has_ended(pid) && std::time::Instant::now() < until {
             std::thread::yield_now();
         }
-        assert!(!is_ours(pid, folder));
+        assert!(has_ended(pid) && !is_ours(pid, folder));
         assert!(sleeper.0.wait().is_ok());
     }
 }
