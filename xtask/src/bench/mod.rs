@@ -33,7 +33,6 @@ use crate::Outcome;
 
 /// What to measure, how long, and where to put it.
 #[derive(Args)]
-#[cfg_attr(not(feature = "peers"), expect(dead_code, reason = "without the clients they are only passed on"))]
 pub(crate) struct Bench {
     /// Only these systems, separated by commas [default: all]
     #[arg(long, value_enum, value_delimiter = ',')]
@@ -60,7 +59,6 @@ pub(crate) struct Bench {
 
 /// A lock service, and how it is set up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, ValueEnum)]
-#[cfg_attr(not(any(test, feature = "peers")), expect(dead_code, reason = "without the clients only parsed"))]
 pub(crate) enum System {
     /// `lockkeeper serve`, one node
     Ours,
@@ -76,7 +74,6 @@ pub(crate) enum System {
 
 /// One kind of use.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, ValueEnum)]
-#[cfg_attr(not(any(test, feature = "peers")), expect(dead_code, reason = "without the clients only parsed"))]
 pub(crate) enum Workload {
     /// One client, a free lock
     Single,

@@ -52,6 +52,7 @@ fn contains(text: &[u8], folder: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use std::process::{Child, Command, Stdio};
+    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -62,11 +63,23 @@ mod tests {
         fn start(change: impl FnOnce(&mut Command) -> &mut Command) -> Self {
             let mut command = Command::new("sh");
             command.args(["-c", "read _"]).stdin(Stdio::piped()).env_remove(MARK);
-            Self(change(&mut command).spawn().unwrap())
+            let sleeper = Self(change(&mut command).spawn().unwrap());
+            // It is there before its arguments are; its environment comes last.
+            let environment = format!("/proc/{}/environ", sleeper.pid());
+            wait_until(|| fs::read(&environment).is_ok_and(|bytes| !bytes.is_empty()));
+            sleeper
         }
 
         fn pid(&self) -> u32 {
             self.0.id()
+        }
+    }
+
+    fn wait_until(holds: impl Fn() -> bool) {
+        let until = Instant::now() + Duration::from_secs(10);
+        while !holds() {
+            assert!(Instant::now() < until, "waited for 10 s");
+            std::thread::yield_now();
         }
     }
 
@@ -108,11 +121,8 @@ mod tests {
         let mut sleeper = Sleeper::start(|command| command.env(MARK, folder));
         let pid = sleeper.pid();
         sleeper.0.kill().unwrap();
-        let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
-        while !has_ended(pid) && std::time::Instant::now() < until {
-            std::thread::yield_now();
-        }
-        assert!(has_ended(pid) && !is_ours(pid, folder));
+        wait_until(|| has_ended(pid));
+        assert!(!is_ours(pid, folder));
         assert!(sleeper.0.wait().is_ok());
     }
 }
