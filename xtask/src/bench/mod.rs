@@ -18,7 +18,7 @@ mod maths;
 mod plan;
 #[cfg(feature = "peers")]
 mod report;
-#[cfg(feature = "peers")]
+#[cfg(any(test, feature = "peers"))]
 mod server;
 #[cfg(feature = "peers")]
 mod systems;

@@ -4,6 +4,7 @@
 //! slow minute of the machine hits all), and for a bounded time.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -39,8 +40,6 @@ pub(super) fn run(choice: &Bench) -> Outcome {
     allow_descriptors()?;
     let systems: Vec<System> = of(&choice.only);
     let services: Vec<&Service> = systems.iter().filter_map(|system| service(*system, choice)).collect();
-    services::down(&services)?;
-    services::up(&services)?;
     let measured = measure(choice, &systems);
     let stopped = services::down(&services);
     let report = measured?;
@@ -56,6 +55,7 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start tokio: {error}"))?;
     let folder = services::root()?;
+    fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
     let subjects: Vec<Subject> =
         systems.iter().map(|system| subject(*system, choice)).collect::<Outcome<_>>()?;
     let workloads: Vec<Workload> = of(&choice.workloads);
@@ -63,7 +63,14 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
         of.iter().copied().filter(|workload| workloads.contains(workload)).collect()
     };
     let mut report = Report::new(systems, &workloads);
+    // One that can't be measured doesn't keep the others from it.
     let mut failed: BTreeMap<System, String> = BTreeMap::new();
+    for system in systems {
+        if let Err(error) = restart(*system, choice) {
+            eprintln!("xtask: {}: {error}", name(*system));
+            failed.insert(*system, error);
+        }
+    }
     report.fdatasync(disk::fdatasync_p50_us(&folder)?);
 
     let mut turn = |report: &mut Report, what: &str, workload: Workload, subject: &Subject| {
@@ -77,7 +84,13 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
         match fresh.and_then(|()| runtime.block_on(one(choice, workload, subject))) {
             Ok(Some(_)) if what == WARM_UP => {}
             Ok(Some(measured)) => report.add(subject.system, measured),
-            Ok(None) => report.note(format!("{system}: {} can't be measured yet", name(workload))),
+            Ok(None) => {
+                let why = match subject.place {
+                    Some(_) => "there is no client for it",
+                    None => "it runs elsewhere, and its process is not known",
+                };
+                report.note(format!("{system}: {} was left out: {why}", name(workload)));
+            }
             Err(error) => {
                 eprintln!("xtask: {system}: {error}");
                 failed.insert(subject.system, error);
@@ -164,6 +177,7 @@ fn subject(system: System, choice: &Bench) -> Outcome<Subject> {
     Ok(Subject { system, at, place: Some(services::place_of(service)?) })
 }
 
+/// Starts the server of `system` with nothing in it, unless it runs elsewhere.
 fn restart(system: System, choice: &Bench) -> Outcome {
     let services: Vec<&Service> = service(system, choice).into_iter().collect();
     services::down(&services)?;
