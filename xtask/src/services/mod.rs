@@ -33,10 +33,16 @@ const READY_WITHIN: Duration = Duration::from_secs(30);
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What every service needs: the program that gives it a process group and session of its own, so that an interrupt
-/// on our terminal doesn't reach it.
-const SETSID: Need =
-    Need { program: "setsid", package: "util-linux", used_by: "the services, which outlive the terminal" };
+/// What every service needs.
+const DETACHING: &[Need] = &[
+    Need { program: "setsid", package: "util-linux", used_by: "the services, which outlive the terminal" },
+    Need { program: "bash", package: "bash", used_by: "the services, which keep no descriptors of ours" },
+];
+
+/// Closes every descriptor but the usual three, then becomes the program: a lock or a pipe of whoever called us must not
+/// stay open for as long as the service runs.
+const CLOSE_AND_BECOME: &str = r#"for fd in /proc/self/fd/*; do fd=${fd##*/}; ((fd > 2)) && eval "exec $fd>&-"; done
+exec "$@""#;
 
 /// What to do with the services of others.
 #[derive(Subcommand)]
@@ -97,7 +103,7 @@ impl Place {
 /// Installs what `services` need, starts those that don't run, and waits until all are ready.
 pub(crate) fn up(services: &[&Service]) -> Outcome {
     let needs: Vec<Need> =
-        services.iter().flat_map(|service| service.needs).copied().chain([SETSID]).collect();
+        services.iter().flat_map(|service| service.needs).chain(DETACHING).copied().collect();
     needs::install(&needs, "the services need")?;
     let root = root()?;
     let _turn = turn(&root)?;
@@ -192,9 +198,10 @@ fn start(service: &Service, root: &Path) -> Outcome<bool> {
     let log = File::create(place.log()).map_err(|error| failed("make its log", error))?;
     let log_too = log.try_clone().map_err(|error| failed("open its log", error))?;
     let plain = (service.command)(&place);
-    // setsid becomes the program that it starts, with the same pid, unless it leads a process group: ours never does.
-    let mut command = Command::new(SETSID.program);
-    command.arg(plain.get_program()).args(plain.get_args());
+    // A session of its own, so that an interrupt on our terminal doesn't reach it. setsid becomes the program that it
+    // starts, with the same pid, unless it leads a process group: ours never does.
+    let mut command = Command::new("setsid");
+    command.args(["bash", "-c", CLOSE_AND_BECOME, "bash"]).arg(plain.get_program()).args(plain.get_args());
     command.envs(plain.get_envs().filter_map(|(key, value)| Some((key, value?))));
     command.env(pidfile::MARK, &place.folder).current_dir(&place.folder);
     command.stdin(Stdio::null()).stdout(log).stderr(log_too);
@@ -344,17 +351,26 @@ mod tests {
                 command.arg("1000");
                 command
             },
-            ready: |place| place.pid().map(|_| ()).ok_or("not yet".to_owned()),
+            ready: |place| {
+                let pid = place.pid().ok_or("not yet")?;
+                let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                if line.starts_with("sleep") { Ok(()) } else { Err(format!("is still {line:?}")) }
+            },
             prepare: |_| Ok(()),
             port: 9,
             ..SERVICES[0]
         };
         let place = place(&service, root.path());
+        // As a lock of the shell that called us is inherited: without the flag that closes it when a program starts.
+        let inherited = nix::unistd::dup(std::io::stdin()).unwrap();
         assert_eq!(place.pid(), None);
         assert_eq!(start(&service, root.path()), Ok(true));
         let pid = place.pid();
         assert!(pid.is_some());
         assert_eq!(start(&service, root.path()), Ok(false));
+        let open = fs::read_dir(format!("/proc/{}/fd", pid.unwrap())).unwrap().count();
+        assert_eq!(open, 3, "a service has inherited a descriptor");
+        drop(inherited);
         assert_eq!(place.pid(), pid);
         assert_eq!(stop(&place), Ok(true));
         assert_eq!(place.pid(), None);
