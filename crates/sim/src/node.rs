@@ -87,6 +87,7 @@ impl Node {
             seed: self.seed,
             tokens_above: TOKENS_ABOVE,
             tick: TICK,
+            snapshot_after: u64::MAX,
             mutant: match core.mutant {
                 Some(Place::Replica(mutant)) => Some(mutant),
                 _ => None,
