@@ -1,7 +1,7 @@
-//! What the checks and the tests need besides cargo, and how it is installed.
+//! What the checks, the tests, the services and the bench need besides cargo, and how it is installed.
 //!
-//! Responsible for two small tables, and for saying in one line what is missing where it may not install it itself.
-//! May not start a service: that is the task of the tests that use one.
+//! Responsible for the tables of what checks and tests need (a service's needs stand in its own entry), and for saying
+//! in one line what is missing where it may not install it itself. May not start a service: see [`crate::services`].
 
 use std::env;
 use std::path::PathBuf;
@@ -24,11 +24,13 @@ pub(crate) const DENY: CargoTool = CargoTool { name: "deny", version: "0.20.2" }
 /// Every cargo tool that `verify` needs.
 const CARGO_TOOLS: &[CargoTool] = &[DENY];
 
-/// A program that some test runs, and the Debian package that brings it.
-struct Need {
-    program: &'static str,
-    package: &'static str,
-    used_by: &'static str,
+/// A file that something of ours uses, and the Debian package that brings it.
+#[derive(Clone, Copy)]
+pub(crate) struct Need {
+    /// A program's name, looked for in PATH; or an absolute path, for what is no program.
+    pub(crate) program: &'static str,
+    pub(crate) package: &'static str,
+    pub(crate) used_by: &'static str,
 }
 
 /// Every program that the tests need. A test that needs another one adds a line here, so that `cargo xtask test`
@@ -64,9 +66,16 @@ pub(crate) fn install_cargo_tools() -> Outcome {
     Ok(())
 }
 
-/// Installs the missing ones of [`TEST_NEEDS`] by apt-get where we are root, else names them in one line.
+/// Installs the missing ones of [`TEST_NEEDS`].
 pub(crate) fn install_test_needs() -> Outcome {
-    let missing = missing_needs();
+    install(TEST_NEEDS, "the tests need")
+}
+
+/// Installs the missing ones of `needs` by apt-get where we are root, else names them in one line.
+///
+/// `who_needs` begins the error's text: `the tests need`.
+pub(crate) fn install(needs: &[Need], who_needs: &str) -> Outcome {
+    let missing = missing(needs);
     if missing.is_empty() {
         return Ok(());
     }
@@ -78,23 +87,25 @@ pub(crate) fn install_test_needs() -> Outcome {
     }
     let by_hand = format!("apt-get install {}", packages.join(" "));
     if !is_root() {
-        return Err(format!("the tests need more programs; as root: `{by_hand}`"));
+        return Err(format!("{who_needs} more programs; as root: `{by_hand}`"));
     }
     if find_program("apt-get").is_none() {
         return Err(format!(
-            "the tests need more programs, and there is no apt-get here; on Debian: `{by_hand}`"
+            "{who_needs} more programs, and there is no apt-get here; on Debian: `{by_hand}`"
         ));
     }
     // A fresh machine has no package lists; an old one may have lists that name what is gone from the mirror.
     run(Command::new("apt-get").args(["update", "--quiet"]))?;
     run(Command::new("apt-get")
         .env("DEBIAN_FRONTEND", "noninteractive")
+        // Another apt-get may be at work: two minutes are enough for it to finish.
+        .args(["-o", "DPkg::Lock::Timeout=120"])
         .args(["install", "--quiet", "--yes", "--no-install-recommends"])
         .args(&packages))?;
-    match missing_needs().first() {
+    match self::missing(needs).first() {
         None => Ok(()),
         Some(need) => Err(format!(
-            "package {} is installed, yet `{}` is not in PATH ({})",
+            "package {} is installed, yet `{}` is not there (PATH: {})",
             need.package,
             need.program,
             env::var("PATH").unwrap_or_default()
@@ -102,11 +113,12 @@ pub(crate) fn install_test_needs() -> Outcome {
     }
 }
 
-fn missing_needs() -> Vec<&'static Need> {
-    TEST_NEEDS.iter().filter(|need| find_program(need.program).is_none()).collect()
+fn missing(needs: &[Need]) -> Vec<Need> {
+    needs.iter().filter(|need| find_program(need.program).is_none()).copied().collect()
 }
 
-/// Where `program` is, by PATH and the two folders of system programs that ordinary users often lack in it.
+/// Where `program` is, by PATH and the two folders of system programs that ordinary users often lack in it. An
+/// absolute path is itself, wherever it is looked for.
 fn find_program(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -128,6 +140,12 @@ mod tests {
     fn a_program_is_found_by_path_and_one_that_does_not_exist_is_not() {
         assert!(find_program("sh").is_some());
         assert_eq!(find_program("no-such-program-anywhere"), None);
+    }
+
+    #[test]
+    fn an_absolute_path_is_found_only_if_it_exists() {
+        assert_eq!(find_program("/bin/sh"), Some("/bin/sh".into()));
+        assert_eq!(find_program("/usr/share/no-such-file.jar"), None);
     }
 
     #[test]

@@ -17,3 +17,8 @@ pub(crate) fn lost(backend: &'static str, cause: LossCause) {
     metrics::counter!("lockkeeper_lost_total", "backend" => backend, "cause" => cause.as_str()).increment(1);
     tracing::warn!(backend, cause = cause.as_str(), "a lock was lost: {cause}");
 }
+
+#[cfg(feature = "service")]
+pub(crate) fn stream_ended(cause: &'static str) {
+    metrics::counter!("lockkeeper_stream_ends_total", "cause" => cause).increment(1);
+}

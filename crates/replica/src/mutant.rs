@@ -12,6 +12,18 @@ pub enum Mutant {
     OlderAttachAccepted,
     /// A broken hold is opened at once, before its holder has given up.
     BreakOpensAtOnce,
-    /// A wait limit that passed is proposed though the request was granted meanwhile.
+    /// A wait limit ends its request by a `Finish`, and nobody looks whether it was granted meanwhile (trace F1).
     TimeOutUnchecked,
+    /// The lease clock counts time in which the leader did not run.
+    LeaseCountsStalls,
+    /// A new leader gives the sessions that it finds no ttl.
+    ZeroPointForgotten,
+    /// A closed stream cuts a deadline below the one that a new leader gave.
+    LingerBelowFloor,
+    /// An acquire that is repeated runs anew, under another number.
+    DedupForgotten,
+    /// What came later goes into the log first.
+    WrongQueueOrder,
+    /// A `Finish` ends the latest hold of its session, not the one that it names.
+    FinishEndsAny,
 }

@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p lockkeeper-server --example load -- http://127.0.0.1:5625 CLIENTS CONNECTIONS SECONDS DIRECTORY`
 
+#![allow(clippy::print_stdout, reason = "its result")]
+
 use std::error::Error;
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

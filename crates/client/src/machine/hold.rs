@@ -113,9 +113,10 @@ impl Machine {
     }
 
     /// Sends what is new, and again what was not answered, as far as the session can be believed in.
-    pub(super) fn send_acquires(&mut self, now: BootInstant, out: &mut Vec<Output>) {
+    pub(super) fn send_acquires(&mut self, now: BootInstant, due: bool, out: &mut Vec<Output>) {
         let mut ready = Vec::new();
-        for &key in &self.pending {
+        // What was sent before is looked at when something is due, and not before.
+        for &key in if due { &self.pending } else { &self.unsent } {
             let Some(request) = self.requests.get(&key) else { continue };
             match request.stage {
                 Stage::Unsent if self.believes(now, request.want.min_validity) => ready.push((None, key)),
@@ -137,18 +138,22 @@ impl Machine {
                 _ => (0, false),
             };
             request.stage = Stage::Sent { seq, again: None, tries, doubt };
+            self.unsent.remove(&key);
             let wait_left = request.want.wait_until.map(|until| until - now);
             self.call(now, What::Acquire { key, seq, done_through, wait_left }, By::Caller(key), out);
         }
     }
 
     /// Sends every end that is due. The first try of one whose caller waits goes on the caller's task.
-    pub(super) fn send_finishes(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        let due = |finishing: &Finishing| !finishing.under_way && finishing.again.is_none_or(|at| now >= at);
-        let due: Vec<Seq> =
-            self.finishing.iter().filter(|(_, finishing)| due(finishing)).map(|(&seq, _)| seq).collect();
+    pub(super) fn send_finishes(&mut self, now: BootInstant, due: bool, out: &mut Vec<Output>) {
+        let mut ready = std::mem::take(&mut self.unfinished);
+        if due {
+            let due =
+                |finishing: &Finishing| !finishing.under_way && finishing.again.is_some_and(|at| now >= at);
+            ready.extend(self.finishing.iter().filter(|(_, finishing)| due(finishing)).map(|(&seq, _)| seq));
+        }
         let done_through = self.done_through();
-        for seq in due {
+        for seq in ready {
             let Some(finishing) = self.finishing.get_mut(&seq) else { continue };
             finishing.under_way = true;
             finishing.again = None;
@@ -180,11 +185,13 @@ impl Machine {
                     }
                     Stage::Unsent | Stage::Held(_) => {}
                 }
+                self.index(key);
             }
             What::Finish { seq, .. } => {
                 let Some(finishing) = self.finishing.get_mut(&seq) else { return };
                 finishing.under_way = false;
-                finishing.again = Some(now + pause(finishing.tries));
+                let again = Some(now + pause(finishing.tries));
+                finishing.again = again;
                 finishing.tries += 1;
                 if let Some((key, outcome)) = finishing.waiting.take() {
                     out.push(match outcome {
@@ -192,6 +199,7 @@ impl Machine {
                         Outcome::TimedOut => Output::NotAcquired { key, why: NotAcquired::Ambiguous },
                     });
                 }
+                self.look_by(again);
             }
         }
     }

@@ -81,12 +81,18 @@ pub struct Machine {
     requests: BTreeMap<Key, Request>,
     /// Requests that are no holds yet: all that has to be looked at whenever something happens.
     pending: BTreeSet<Key>,
+    /// Those of them that are to be sent as soon as the session can be believed in.
+    unsent: BTreeSet<Key>,
+    /// Nothing that is pending, and no `Finish`, is due before: only then are all of them looked at. May be early.
+    look_at: Option<BootInstant>,
     /// When holds end by themselves (`max_hold`, a grace), the next one first; and the same by key.
     ends: BTreeSet<(BootInstant, Key)>,
     ends_of: BTreeMap<Key, BootInstant>,
     by_seq: BTreeMap<Seq, Key>,
     /// Ends that are on their way, by the seq of their `Finish`.
     finishing: BTreeMap<Seq, Finishing>,
+    /// Those of them that are to be sent now.
+    unfinished: BTreeSet<Seq>,
     calls: BTreeMap<CallId, Sent>,
     stopping: bool,
 }
@@ -129,10 +135,13 @@ impl Machine {
             unanswered: BTreeSet::new(),
             requests: BTreeMap::new(),
             pending: BTreeSet::new(),
+            unsent: BTreeSet::new(),
+            look_at: None,
             ends: BTreeSet::new(),
             ends_of: BTreeMap::new(),
             by_seq: BTreeMap::new(),
             finishing: BTreeMap::new(),
+            unfinished: BTreeSet::new(),
             calls: BTreeMap::new(),
             stopping: false,
         }
@@ -162,28 +171,44 @@ impl Machine {
 
     /// When to be woken next.
     pub fn next_wake(&self) -> Option<BootInstant> {
-        let pending = self.pending.iter().filter_map(|key| self.requests.get(key));
-        let pending = pending.filter_map(|request| request.next_wake(self.spec.patience()));
-        let finishing = self.finishing.values().filter_map(|finishing| finishing.again);
         let ends = self.ends.first().map(|&(at, _)| at);
         let has_holds = self.requests.len() > self.pending.len();
         let belief = self.belief.filter(|_| has_holds || self.stopping);
         let link = self.link.next_wake(self.renews());
-        pending.chain(finishing).chain(ends).chain(belief).chain(link).min()
+        self.look_at.into_iter().chain(ends).chain(belief).chain(link).min()
+    }
+
+    /// When anything that is pending, or any `Finish`, is due next.
+    fn next_due(&self) -> Option<BootInstant> {
+        let pending = self.pending.iter().filter_map(|key| self.requests.get(key));
+        let pending = pending.filter_map(|request| request.next_wake(self.spec.patience()));
+        pending.chain(self.finishing.values().filter_map(|finishing| finishing.again)).min()
+    }
+
+    fn look_by(&mut self, at: Option<BootInstant>) {
+        self.look_at = self.look_at.into_iter().chain(at).min();
     }
 
     /// Keeps the indexes true after a request has changed or gone: a session may have a million holds, and no event
     /// may cost as much as looking at all of them.
     fn index(&mut self, key: Key) {
-        let (pending, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
-            None => (false, None),
-            Some(Stage::Held(hold)) => (false, hold.ends_at),
-            Some(_) => (true, None),
+        let (pending, unsent, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
+            None => (false, false, None),
+            Some(Stage::Held(hold)) => (false, false, hold.ends_at),
+            Some(Stage::Unsent) => (true, true, None),
+            Some(_) => (true, false, None),
         };
         if pending {
             self.pending.insert(key);
+            let due = self.requests.get(&key).and_then(|request| request.next_wake(self.spec.patience()));
+            self.look_by(due);
         } else {
             self.pending.remove(&key);
+        }
+        if unsent {
+            self.unsent.insert(key);
+        } else {
+            self.unsent.remove(&key);
         }
         let before = match ends_at {
             Some(at) => self.ends_of.insert(key, at),
@@ -242,7 +267,10 @@ impl Machine {
 
     /// Sends whatever can be sent now, and tells whoever has waited long enough.
     fn progress(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        self.give_up_waits(now, out);
+        let due = self.look_at.is_some_and(|at| now >= at);
+        if due {
+            self.give_up_waits(now, out);
+        }
         if self.stopping && self.belief.is_some_and(|until| now >= until) {
             // Who leaves need not go on saying goodbye to a service that has been silent for a whole ttl: the session
             // ends there by itself.
@@ -250,8 +278,11 @@ impl Machine {
         }
         if let Link::Live { .. } = self.link {
             // New numbers are given when an acquire leaves and when an end begins: ends first keeps them in order (R5).
-            self.send_finishes(now, out);
-            self.send_acquires(now, out);
+            self.send_finishes(now, due, out);
+            self.send_acquires(now, due, out);
+        }
+        if due {
+            self.look_at = self.next_due();
         }
         self.tend_link(now, out);
         if self.stopping && self.is_idle() {
@@ -307,24 +338,31 @@ impl Machine {
         self.by_seq.remove(&target);
         let seq = self.new_seq();
         self.finishing.insert(seq, Finishing { target, waiting, under_way: false, again: None, tries: 0 });
+        self.unfinished.insert(seq);
     }
 
     fn abandon(&mut self, key: Key) {
-        // A caller that waits for the outcome of a Finish is gone: the Finish itself goes on, sent by the worker.
-        for (&seq, finishing) in &mut self.finishing {
-            if finishing.waiting.is_some_and(|(waiting, _)| waiting == key) {
-                finishing.waiting = None;
-                finishing.under_way = false;
-                self.calls.retain(|_, sent| !matches!(sent.what, What::Finish { seq: s, .. } if s == seq));
-            }
-        }
-        let Some(request) = self.remove(key) else { return };
+        let Some(request) = self.remove(key) else { return self.abandon_finish(key) };
         match request.stage {
             Stage::Unsent => {}
             Stage::Held(hold) => self.finish(hold.seq, None),
             Stage::Sent { seq, .. } | Stage::Queued { seq } => {
                 self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { key: k, .. } if k == key));
                 self.finish(seq, None);
+            }
+        }
+    }
+
+    /// A caller that waits for the outcome of a Finish is gone: the Finish itself goes on, sent by the worker.
+    fn abandon_finish(&mut self, key: Key) {
+        for (&seq, finishing) in &mut self.finishing {
+            if finishing.waiting.is_some_and(|(waiting, _)| waiting == key) {
+                finishing.waiting = None;
+                finishing.under_way = false;
+                if finishing.again.is_none() {
+                    self.unfinished.insert(seq);
+                }
+                self.calls.retain(|_, sent| !matches!(sent.what, What::Finish { seq: s, .. } if s == seq));
             }
         }
     }
@@ -369,6 +407,7 @@ impl Machine {
             }
             What::Finish { seq, .. } => {
                 self.unanswered.remove(&seq);
+                self.unfinished.remove(&seq);
                 if let Some(finishing) = self.finishing.remove(&seq) {
                     // Whatever the acquire's answer was, this one stands for it (R4).
                     self.unanswered.remove(&finishing.target);
@@ -420,6 +459,7 @@ impl Machine {
             // Broken before we knew of the grant, or dead by a gap: ask anew.
             Answer::Finished(_) | Answer::Revoked => {
                 request.restart(now);
+                self.index(key);
                 self.finish(seq, None);
             }
             Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
@@ -441,6 +481,7 @@ impl Machine {
                 if let Stage::Sent { seq, again: None, .. } = request.stage {
                     request.stage = Stage::Queued { seq };
                     request.since = now;
+                    // It is due no earlier than before: `look_at` stands.
                 }
                 // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
                 self.unanswered.remove(&seq);
@@ -503,6 +544,7 @@ impl Machine {
         self.by_seq.clear();
         self.unanswered.clear();
         self.next_seq = 1;
+        self.unfinished.clear();
         for finishing in std::mem::take(&mut self.finishing).into_values() {
             finishing.tell(Answer::SessionGone, out);
         }
@@ -515,6 +557,8 @@ impl Machine {
             true
         });
         self.pending = self.requests.keys().copied().collect();
+        self.unsent = self.pending.clone();
+        self.look_at = self.next_due();
         self.ends.clear();
         self.ends_of.clear();
         out.push(Output::Belief(None));

@@ -6,6 +6,7 @@
 mod abilities;
 mod page;
 mod promises;
+mod proxy;
 mod subject;
 mod subjects;
 
@@ -35,5 +36,6 @@ macro_rules! contracts {
 
 contracts! {
     file => subjects::file::File::new();
+    lockkeeper => subjects::service::Service::new();
     memory => subjects::memory::Memory::new();
 }

@@ -9,6 +9,7 @@ use super::{Origin, Proposal, Replica};
 use crate::book::Book;
 use crate::event::{Answer, Output};
 use crate::lease::LeaseClock;
+use crate::mutant::Mutant;
 use crate::since::Since;
 
 /// How far this node leads.
@@ -83,7 +84,13 @@ impl Replica {
         self.since = Since::default();
         for session in self.table.sessions() {
             let (ttl, linger) = (ms(session.ttl_ms), ms(session.linger_ms));
-            self.book.opened(session.id, ttl, linger, Duration::ZERO, true);
+            let found = !self.is(Mutant::LingerBelowFloor);
+            if self.is(Mutant::ZeroPointForgotten) {
+                self.book.opened(session.id, ttl, Duration::ZERO, Duration::ZERO, false);
+                self.book.cut(session.id, Duration::ZERO);
+                continue;
+            }
+            self.book.opened(session.id, ttl, linger, Duration::ZERO, found);
         }
         for pending in self.table.pending() {
             match pending {

@@ -174,7 +174,8 @@ impl Replica {
     /// Begins a turn. `now` is a clock that counts suspend (`CLOCK_BOOTTIME`), from any origin.
     pub fn begin(&mut self, now: Duration) {
         self.now = self.now.max(now);
-        self.clock.turn(now, self.book.step_max());
+        let counts_stalls = self.is(Mutant::LeaseCountsStalls);
+        self.clock.turn(now, if counts_stalls { Duration::MAX } else { self.book.step_max() });
         if now >= self.next_tick {
             // One, however long ago the last was: a stall must not depose a leader.
             self.engine.tick();

@@ -104,7 +104,30 @@ impl Replica {
         if let Command::CloseSession { .. } = command {
             lease.ending = true;
         }
-        self.queue.push_back(Proposal { command, origin: Origin::Session { stream, session, seq } });
+        let command = self.mutated(command);
+        let proposal = Proposal { command, origin: Origin::Session { stream, session, seq } };
+        if self.is(Mutant::WrongQueueOrder) {
+            return self.queue.push_front(proposal);
+        }
+        self.queue.push_back(proposal);
+    }
+
+    /// The command itself, unless a mutant is at work.
+    fn mutated(&self, mut command: Command) -> Command {
+        let is_live = |session: SessionId, seq: u64| self.table.request(session, Seq(seq)).is_some();
+        match &mut command {
+            Command::Acquire(it)
+                if self.is(Mutant::DedupForgotten) && is_live(it.session, it.seq.0) =>
+            {
+                it.seq = Seq(it.seq.0 + 1);
+            }
+            Command::Finish { session, target, .. } if self.is(Mutant::FinishEndsAny) => {
+                let later = (target.0..target.0 + 16).rev().find(|&seq| is_live(*session, seq));
+                *target = later.map_or(*target, Seq);
+            }
+            _ => {}
+        }
+        command
     }
 
     fn keep_alive(&mut self, stream: StreamId, session: SessionId, id: u64) {

@@ -4,10 +4,10 @@ use lockkeeper_wire::v1::{self, server_item::What, watch_response};
 use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
-use tonic_reflection::pb::v1::ServerReflectionRequest;
 
 use crate::harness::{Client, DEADLINE, SECRET, Server, directory};
 
@@ -25,8 +25,12 @@ async fn tools_see_who_holds_and_end_a_hold() {
     assert_eq!((lock.holds[0].session, lock.holds[0].token), (session, token));
     let list = calls.list(v1::ListRequest::default()).await.unwrap().into_inner();
     assert_eq!((list.locks[0].name.as_str(), list.next_after.as_str()), ("orders/42", ""));
-    let sessions = calls.list_sessions(v1::ListSessionsRequest::default()).await.unwrap().into_inner().sessions;
-    assert_eq!((sessions[0].label.as_str(), sessions[0].attached, sessions[0].ttl_ms), ("worker 1", true, 30_000));
+    let sessions =
+        calls.list_sessions(v1::ListSessionsRequest::default()).await.unwrap().into_inner().sessions;
+    assert_eq!(
+        (sessions[0].label.as_str(), sessions[0].attached, sessions[0].ttl_ms),
+        ("worker 1", true, 30_000)
+    );
 
     let check = |token| v1::CheckTokenRequest { name: "orders/42".to_owned(), token };
     let status = calls.check_token(check(token)).await.unwrap().into_inner();
@@ -55,7 +59,7 @@ async fn tools_see_who_holds_and_end_a_hold() {
     assert_eq!((status.role(), status.node, status.leader, status.sessions), (v1::Role::Leader, 1, 1, 1));
     assert_eq!((status.cluster.len(), status.incarnation.len()), (32, 32), "{status:?}");
     assert_eq!(status.version, env!("CARGO_PKG_VERSION"));
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -89,7 +93,7 @@ async fn a_question_that_makes_no_sense_is_refused_with_the_value_and_the_limit(
             assert!(said.contains(text), "{text}: {said}");
         }
     }
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -119,7 +123,7 @@ async fn a_watch_tells_the_state_then_every_change_and_the_nodes_stop() {
     );
     server.running.stop();
     assert_eq!(next().await.unwrap_err().code(), Code::Unavailable);
-    server.ended().unwrap();
+    server.ended().await.unwrap();
 }
 
 #[tokio::test]
@@ -146,5 +150,5 @@ async fn health_and_the_interface_itself_can_be_asked_for() {
         }
         other => panic!("{other:?}"),
     }
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }

@@ -39,15 +39,15 @@ impl Server {
         }
     }
 
-    pub(crate) fn stop(self) -> Result<(), ServeError> {
+    pub(crate) async fn stop(self) -> Result<(), ServeError> {
         self.running.stop();
-        self.ended()
+        self.ended().await
     }
 
-    pub(crate) fn ended(self) -> Result<(), ServeError> {
-        let (sender, ended) = mpsc::channel();
-        std::thread::spawn(move || sender.send(self.thread.join().unwrap()));
-        ended.recv_timeout(DEADLINE).expect("the node was to end")
+    /// Not blocking: clients on this thread have to hear that their connections end.
+    pub(crate) async fn ended(self) -> Result<(), ServeError> {
+        let ended = tokio::task::spawn_blocking(|| self.thread.join().unwrap());
+        tokio::time::timeout(DEADLINE, ended).await.expect("the node was to end").unwrap()
     }
 
     pub(crate) async fn channel(&self) -> Channel {
@@ -91,7 +91,8 @@ impl Client {
     /// The next item; `None` after the stream's end.
     pub(crate) async fn item(&mut self) -> Option<v1::ServerItem> {
         while self.items.is_empty() {
-            let frame = tokio::time::timeout(DEADLINE, self.inbound.message()).await.expect("an answer was due");
+            let frame =
+                tokio::time::timeout(DEADLINE, self.inbound.message()).await.expect("an answer was due");
             self.items.extend(frame.unwrap()?.items);
         }
         self.items.pop_front()

@@ -21,7 +21,7 @@ async fn a_node_that_stops_tells_its_streams_to_go_elsewhere() {
         assert_eq!(end.reason(), StreamEndReason::Shutdown, "{end:?}");
     }
     drop((client, idle));
-    server.ended().unwrap();
+    server.ended().await.unwrap();
 }
 
 #[tokio::test]
@@ -43,13 +43,13 @@ async fn what_was_acknowledged_is_there_after_a_stop_in_the_middle_of_work() {
         }
     }
     drop(client);
-    server.ended().unwrap();
+    server.ended().await.unwrap();
     let server = Server::start(data.path());
     let request = v1::ListRequest { page_size: 1000, ..v1::ListRequest::default() };
     let list = server.calls().await.list(request).await.unwrap().into_inner();
     let held: Vec<u64> = list.locks.iter().flat_map(|lock| &lock.holds).map(|hold| hold.token).collect();
     assert!(granted.iter().all(|token| held.contains(token)), "{granted:?} in {held:?} (P10)");
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[test]
@@ -75,15 +75,21 @@ fn a_port_that_is_in_use_is_named_and_founds_nothing() {
     assert!(!data.exists());
 }
 
-#[test]
-fn two_nodes_do_not_share_a_directory() {
+/// Why a node doesn't serve; asked on a thread without a runtime.
+async fn not_served(options: Options) -> ServeError {
+    let run = || run(options, |_| panic!("it must not serve")).unwrap_err();
+    tokio::task::spawn_blocking(|| std::thread::spawn(run).join().unwrap()).await.unwrap()
+}
+
+#[tokio::test]
+async fn two_nodes_do_not_share_a_directory() {
     let data = directory();
     let server = Server::start(data.path());
     let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };
-    let error = run(options, |_| panic!("it must not serve")).unwrap_err();
+    let error = not_served(options).await;
     assert!(error.to_string().contains("in use") && !error.to_string().contains('\n'), "{error}");
-    server.stop().unwrap();
-    Server::start(data.path()).stop().unwrap();
+    server.stop().await.unwrap();
+    Server::start(data.path()).stop().await.unwrap();
 }
 
 #[test]

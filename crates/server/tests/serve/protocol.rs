@@ -82,7 +82,7 @@ async fn bytes_that_are_no_frame_end_their_stream_only() {
     stranger.send(&[0xff; 100]);
     assert_ended(&stranger.last().await, StreamEndReason::Protocol, "");
     honest.hold(session, 1, "a").await;
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn an_item_that_breaks_a_bound_ends_its_stream_with_the_reason() {
         assert_eq!(end.reason(), StreamEndReason::Protocol);
         assert!(end.text.contains(text), "{end:?}");
     }
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -115,7 +115,7 @@ async fn a_frame_over_the_limit_ends_its_stream_before_it_is_read() {
     head.put_u32(u32::try_from(lockkeeper_wire::FRAME_BYTES_MAX).unwrap() + 1);
     client.outbound.send_data(head.freeze(), false).unwrap();
     assert_ended(&client.last().await, StreamEndReason::Protocol, "4194304");
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -126,10 +126,8 @@ async fn a_client_that_never_reads_loses_its_stream_and_nobody_else_waits() {
     let session = honest.open(SECRET, "").await;
 
     let mut deaf = Raw::connect(&server).await;
-    let keep_alive = |id| v1::ClientItem {
-        session: 999,
-        what: Some(client_item::What::KeepAlive(v1::KeepAlive { id })),
-    };
+    let keep_alive =
+        |id| v1::ClientItem { session: 999, what: Some(client_item::What::KeepAlive(v1::KeepAlive { id })) };
     // Each is answered that there is no such session.
     for _ in 0..30 {
         let items = (0..10_000).map(keep_alive).collect();
@@ -140,5 +138,5 @@ async fn a_client_that_never_reads_loses_its_stream_and_nobody_else_waits() {
     }
     assert_ended(&deaf.last().await, StreamEndReason::TooSlow, "did not read");
     honest.hold(session, 21, "a/21").await;
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }

@@ -24,7 +24,7 @@ async fn a_lock_is_granted_queued_handed_over_and_finished() {
     let finished = alice.what().await;
     assert!(matches!(&finished, What::Finished(it) if it.end() == v1::End::Released), "{finished:?}");
     assert!(bob.granted().await > token, "tokens rise (P2)");
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn a_keep_alive_is_acknowledged_with_its_own_number() {
     let session = client.open(SECRET, "").await;
     client.send(session, client_item::What::KeepAlive(v1::KeepAlive { id: 77 }));
     assert!(matches!(client.what().await, What::KeptAlive(v1::KeptAlive { id: 77, .. })));
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -45,7 +45,7 @@ async fn a_restart_keeps_holds_and_tokens_and_needs_the_secret() {
     let mut client = Client::connect(&server).await;
     let session = client.open(SECRET, "survivor").await;
     let token = client.hold(session, 1, "a").await;
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 
     let server = Server::start(data.path());
     let describe = v1::DescribeRequest { name: "a".to_owned(), waiters_max: 0 };
@@ -66,7 +66,7 @@ async fn a_restart_keeps_holds_and_tokens_and_needs_the_secret() {
     client.send(session, attach(SECRET));
     assert!(matches!(client.what().await, What::Attached(v1::Attached { attach: 2, .. })));
     assert!(client.hold(session, 3, "b").await > token, "tokens rise (P2)");
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn after_its_data_were_wiped_a_node_grants_higher_tokens() {
         let token = client.hold(session, 1, "a").await;
         assert!(token > last, "{token} follows {last} (T1)");
         last = token;
-        server.stop().unwrap();
+        server.stop().await.unwrap();
     }
 }
 
@@ -89,7 +89,8 @@ async fn a_silent_session_ends_and_its_lock_goes_to_the_next() {
     let data = directory();
     let server = Server::start(data.path());
     let (mut silent, mut next) = (Client::connect(&server).await, Client::connect(&server).await);
-    let open = v1::OpenSession { secret: vec![1; 16], ttl_ms: 1_000, attach: 1, ..v1::OpenSession::default() };
+    let open =
+        v1::OpenSession { secret: vec![1; 16], ttl_ms: 1_000, attach: 1, ..v1::OpenSession::default() };
     silent.send(0, client_item::What::Open(open));
     let session = silent.item().await.unwrap().session;
     let token = silent.hold(session, 1, "a").await;
@@ -100,5 +101,5 @@ async fn a_silent_session_ends_and_its_lock_goes_to_the_next() {
     // The stream of the silent one is open, and its connection is alive: only its keep-alives are missing.
     assert!(next.granted().await > token);
     assert!(matches!(silent.what().await, What::SessionGone(_)));
-    server.stop().unwrap();
+    server.stop().await.unwrap();
 }

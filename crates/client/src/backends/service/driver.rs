@@ -11,6 +11,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::addresses::{Address, Addresses};
 use super::carrier::Ending;
 use super::shared::{Cut, Outgoing, Shared};
+use crate::observe;
 
 pub(super) type Client = LockkeeperClient<Channel>;
 
@@ -52,10 +53,12 @@ pub(super) async fn drive(shared: Arc<Shared>, mut addresses: Addresses) {
         match over {
             Over::Leaving => return,
             Over::Lost { why, worked } => {
+                observe::stream_ended("lost");
                 tracing::debug!(%address, "lockkeeper: the stream is lost: {why}");
                 count(&mut addresses, worked);
             }
             Over::Ended { ending, worked } => {
+                observe::stream_ended(word(&ending));
                 tracing::debug!(%address, "lockkeeper: the stream is over: {ending:?}");
                 count(&mut addresses, worked);
                 if let Ending::Announced { reason, text, leader } = ending {
@@ -75,6 +78,20 @@ pub(super) async fn drive(shared: Arc<Shared>, mut addresses: Addresses) {
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
+    }
+}
+
+/// One word for metrics.
+fn word(ending: &Ending) -> &'static str {
+    match ending {
+        Ending::Silent => "silent",
+        Ending::Garbage(_) => "garbage",
+        Ending::Announced { reason, .. } => match reason {
+            StreamEndReason::Shutdown => "shutdown",
+            StreamEndReason::Protocol => "protocol",
+            StreamEndReason::TooSlow => "too-slow",
+            StreamEndReason::NotLeader | StreamEndReason::Unspecified => "not-leader",
+        },
     }
 }
 

@@ -70,7 +70,23 @@ static CAPABILITIES: Capabilities = Capabilities {
     inspect: true,
     break_hold: true,
     break_now: true,
-    promises: [Promise::Kept; 12],
+    promises: [
+        Promise::Kept,
+        Promise::KeptIf(
+            "the table grants fewer than 10^6 times a second over its life and the wall clock is not set back \
+             before its data are wiped",
+        ),
+        Promise::KeptIf("the resource has a fence"),
+        Promise::Kept,
+        Promise::KeptIf("`linger` is off, or nothing between client and service closes their streams"),
+        Promise::Kept,
+        Promise::Kept,
+        Promise::Kept,
+        Promise::Kept,
+        Promise::KeptIf("the disks keep what fdatasync wrote"),
+        Promise::Kept,
+        Promise::Kept,
+    ],
 };
 
 impl Backend for Service {

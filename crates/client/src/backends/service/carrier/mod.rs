@@ -170,9 +170,8 @@ impl<H> Carrier<H> {
         let Some(session) = self.sessions.get_mut(&key) else {
             return out.push(Outcome::Resolved(handle, Ok(Answer::SessionGone)));
         };
-        if let Some(look_at) = session.submit(now, call, handle, &mut self.outbox, out) {
-            self.look_by(look_at);
-        }
+        let look_at = session.submit(now, call, handle, &mut self.outbox, out);
+        self.look_by(look_at);
     }
 
     /// A stream begins: every session that is wanted is opened or attached on it.
@@ -186,7 +185,7 @@ impl<H> Carrier<H> {
         for session in self.sessions.values_mut() {
             look_at = earlier(look_at, session.begin_stream(now, &mut self.outbox));
         }
-        look_at.map(|at| self.look_by(at));
+        self.look_by(look_at);
         stream
     }
 
@@ -293,8 +292,8 @@ impl<H> Carrier<H> {
         self.outbox.seen
     }
 
-    fn look_by(&mut self, at: BootInstant) {
-        self.look_at = earlier(self.look_at, Some(at));
+    fn look_by(&mut self, at: Option<BootInstant>) {
+        self.look_at = earlier(self.look_at, at);
     }
 
     fn end_stream(&mut self, now: BootInstant, may_linger: bool, out: &mut Vec<Outcome<H>>) {
@@ -343,7 +342,7 @@ impl<H> Carrier<H> {
                 if session.is_over() {
                     self.by_id.remove(&id);
                 }
-                look_at.map(|at| self.look_by(at));
+                self.look_by(look_at);
             }
         }
         Ok(None)
@@ -363,7 +362,7 @@ impl<H> Carrier<H> {
         let Some(session) = self.sessions.get_mut(&key) else { return Ok(()) };
         self.by_id.insert(id, key);
         let look_at = session.opened(now, id, opened.attach, &mut self.outbox, out)?;
-        look_at.map(|at| self.look_by(at));
+        self.look_by(look_at);
         Ok(())
     }
 

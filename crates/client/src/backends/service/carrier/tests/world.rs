@@ -208,7 +208,7 @@ impl World {
             18 => self.pass(u64::from(number) * 8),
             19 => self.peer.break_it(NAMES[usize::from(number) % NAMES.len()]),
             20 => self.announce(who),
-            _ => self.clients[who].reachable = number % 4 != 0,
+            _ => self.clients[who].reachable = !number.is_multiple_of(4),
         }
     }
 
@@ -225,7 +225,7 @@ impl World {
             meta: Box::default(),
         };
         self.clients[who].wanted.insert(key, (name, Arc::new(wanted)));
-        let wait_until = (number % 3 == 0).then(|| self.clock(who) + Duration::from_secs(5));
+        let wait_until = number.is_multiple_of(3).then(|| self.clock(who) + Duration::from_secs(5));
         let grace = Duration::from_secs(2);
         let want = Want { wait_until, min_validity: Duration::ZERO, max_hold: None, grace };
         self.feed(who, Event::Acquire { key, want });
@@ -323,7 +323,7 @@ impl World {
     /// The machine hears the next push, or one of the answers.
     fn hear(&mut self, who: usize, which: usize) {
         let client = &mut self.clients[who];
-        if (which % 2 == 0 || client.answers.is_empty())
+        if (which.is_multiple_of(2) || client.answers.is_empty())
             && let Some((session, push)) = client.pushes.pop_front()
         {
             if session == client.session {

@@ -1,0 +1,103 @@
+//! What lies between a client and the service: a proxy that can lose what passes through it.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Faults of all proxies of a service.
+#[derive(Clone, Default)]
+pub(crate) struct Faults(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    cut_off: BTreeSet<String>,
+    lose_answers: u32,
+    lose_calls: u32,
+    /// Every connection with the label of its client.
+    open: Vec<(String, TcpStream)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Up,
+    Down,
+}
+
+impl Faults {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    /// Nothing of this client passes any more, and its connections are closed.
+    pub(crate) fn cut_off(&self, label: &str) {
+        let mut state = self.state();
+        state.cut_off.insert(label.to_owned());
+        state.open.iter().filter(|(of, _)| of == label).for_each(|(_, stream)| close(stream));
+    }
+
+    /// The next `count` pieces that come from the service are lost, each with its connection.
+    pub(crate) fn lose_answers(&self, count: u32) {
+        self.state().lose_answers = count;
+    }
+
+    /// The next `count` pieces that go to the service are lost, each with its connection.
+    pub(crate) fn lose_calls(&self, count: u32) {
+        self.state().lose_calls = count;
+    }
+
+    fn loses(&self, label: &str, way: Way) -> bool {
+        let mut state = self.state();
+        if state.cut_off.contains(label) {
+            return true;
+        }
+        let count = match way {
+            Way::Up => &mut state.lose_calls,
+            Way::Down => &mut state.lose_answers,
+        };
+        let loses = *count > 0;
+        *count = count.saturating_sub(1);
+        loses
+    }
+
+    /// A proxy to the service for one client; where it listens.
+    pub(crate) fn proxy(&self, label: &str, service: SocketAddr) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (faults, label) = (self.clone(), label.to_owned());
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let Ok(server) = TcpStream::connect(service) else { continue };
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
+                let mut state = faults.state();
+                state.open.push((label.clone(), client.try_clone().unwrap()));
+                state.open.push((label.clone(), server.try_clone().unwrap()));
+                drop(state);
+                let (client_too, server_too) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                faults.pass(&label, Way::Up, client, server);
+                faults.pass(&label, Way::Down, server_too, client_too);
+            }
+        });
+        address
+    }
+
+    fn pass(&self, label: &str, way: Way, mut from: TcpStream, mut to: TcpStream) {
+        let (faults, label) = (self.clone(), label.to_owned());
+        std::thread::spawn(move || {
+            let mut piece = [0; 64 << 10];
+            while let Ok(read @ 1..) = from.read(&mut piece) {
+                if faults.loses(&label, way) || to.write_all(&piece[..read]).is_err() {
+                    break;
+                }
+            }
+            close(&from);
+            close(&to);
+        });
+    }
+}
+
+fn close(stream: &TcpStream) {
+    // It may be closed already.
+    let _ = stream.shutdown(Shutdown::Both);
+}

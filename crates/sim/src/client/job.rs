@@ -1,0 +1,271 @@
+//! What callers do: want a lock, work under it, stop or go on too long, release it or just drop it, or never come back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper::simulation::{Event, Granted, Key, NotAcquired, Releasing, Want, Wanted};
+use lockkeeper_core::{LockName, Mode};
+use lockkeeper_fence::Section;
+
+use super::Client;
+use crate::clock::{MS, Nanos};
+use crate::core::{Core, Happening};
+use crate::mutants::Place;
+use crate::resource::{Resources, Seen};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum State {
+    Waiting,
+    Held,
+    Releasing,
+    Over,
+}
+
+/// One caller's attempt.
+pub(crate) struct Job {
+    pub(crate) session: usize,
+    pub(crate) key: Key,
+    pub(crate) state: State,
+    pub(crate) is_lost: bool,
+    pub(crate) token: Option<u64>,
+    wanted: Arc<Wanted>,
+    section: Option<(String, Section)>,
+    seen: Option<Seen>,
+    stage: Stage,
+    /// It looks at its guard before it writes; who doesn't needs the fence.
+    is_careful: bool,
+    /// It was dropped: nothing may be told to it any more.
+    is_dropped: bool,
+    step_max: Nanos,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Enter,
+    Write,
+    End,
+}
+
+impl Client {
+    /// A caller with a wish of its own.
+    pub(crate) fn begin_job(&mut self, core: &mut Core) {
+        let scenario = core.scenario.clone();
+        let dice = &mut core.dice;
+        let mode = match dice.below(100) {
+            roll if roll < scenario.shared => Mode::Shared,
+            roll if roll < scenario.shared + scenario.permits => {
+                let of = dice.chance(90).then_some(scenario.permit_limit);
+                Mode::Permit { of }
+            }
+            _ => Mode::Exclusive,
+        };
+        let several = dice.chance(20);
+        let mut names = vec![dice.pick(&scenario.names)];
+        if several {
+            names.push(dice.pick(&scenario.names));
+        }
+        let subtree = !matches!(mode, Mode::Permit { .. }) && dice.chance(scenario.subtree);
+        let ttl = scenario.ttl_max;
+        let keep_closed = if dice.chance(10) { dice.spread(MS, ttl) } else { 0 };
+        let wanted = Wanted {
+            names,
+            mode,
+            subtree,
+            wait: dice.chance(85),
+            keep_closed: Duration::from_millis(keep_closed / MS),
+            meta: Box::default(),
+        };
+        self.want(core, wanted);
+    }
+
+    /// A caller that wants one name alone, and waits for ever: the fresh client of the end.
+    pub(crate) fn begin_probe(&mut self, core: &mut Core, name: LockName) {
+        let wanted = Wanted {
+            names: vec![name],
+            mode: Mode::Exclusive,
+            subtree: true,
+            wait: true,
+            keep_closed: Duration::ZERO,
+            meta: Box::default(),
+        };
+        self.want(core, wanted);
+    }
+
+    fn want(&mut self, core: &mut Core, wanted: Wanted) {
+        let ttl = core.scenario.ttl_max;
+        let now = self.clock.instant(core.now);
+        let stormy = core.is_stormy;
+        let dice = &mut core.dice;
+        let session = if dice.chance(75) { 0 } else { self.sessions.len() - 1 };
+        let nanos = Duration::from_nanos;
+        let want = Want {
+            wait_until: (stormy && dice.chance(50)).then(|| now + nanos(dice.spread(MS, 4 * ttl))),
+            min_validity: nanos(if stormy && dice.chance(20) { dice.within(0, ttl / 4) } else { 0 }),
+            max_hold: (stormy && dice.chance(20)).then(|| nanos(dice.spread(10 * MS, 2 * ttl))),
+            grace: nanos(dice.within(0, ttl / 4)),
+        };
+        let key = Key(self.next_key);
+        self.next_key += 1;
+        let wanted = Arc::new(wanted);
+        let job = Job {
+            session,
+            key,
+            state: State::Waiting,
+            is_lost: false,
+            token: None,
+            wanted: wanted.clone(),
+            section: None,
+            seen: None,
+            stage: Stage::Enter,
+            is_careful: dice.chance(50),
+            is_dropped: false,
+            step_max: if stormy { dice.spread(MS, ttl) } else { 10 * MS },
+        };
+        let is_dropped = stormy && dice.chance(core.scenario.drops);
+        core.note(format_args!("client {} wants {key:?} {wanted:?}", self.index));
+        self.jobs.insert(key.0, job);
+        self.sessions[session].wanted.insert(key, wanted);
+        if is_dropped {
+            // Its future is dropped, whatever has become of it by then.
+            let pause = core.dice.spread(MS, 2 * ttl);
+            self.step_after(core, pause, key);
+        }
+        self.feed(core, session, Event::Acquire { key, want });
+    }
+
+    fn step_after(&self, core: &mut Core, pause: Nanos, key: Key) {
+        core.after(pause, Happening::JobStep { client: self.index, life: self.life, key: key.0 });
+    }
+
+    pub(super) fn granted(&mut self, core: &mut Core, key: Key, grant: Granted) {
+        let Some(job) = self.jobs.get_mut(&key.0) else { return };
+        let Some(token) = grant.token else { return core.broken("P2", "a grant without a token") };
+        if job.state != State::Waiting {
+            if !(job.is_dropped && core.is(Place::DropForgotten)) {
+                let what = format!("client {} {key:?} is granted while {:?}", self.index, job.state);
+                core.broken("P7", &what);
+            }
+            return;
+        }
+        job.state = State::Held;
+        job.token = Some(token.get());
+        let name = core.dice.pick(&job.wanted.names).to_string();
+        let section = match (job.wanted.mode, grant.permits.first()) {
+            (Mode::Shared, _) => Ok(Section::shared(token)),
+            (Mode::Exclusive, _) => Ok(Section::exclusive(token)),
+            (Mode::Permit { .. }, Some(permit)) => {
+                // Slots are per name: the first in byte order.
+                let first = job.wanted.names.iter().min().map(ToString::to_string).unwrap_or_default();
+                job.section = Section::permit(permit.slot, token).ok().map(|section| (first, section));
+                let pause = core.dice.spread(MS, job.step_max);
+                return self.step_after(core, pause, key);
+            }
+            (Mode::Permit { .. }, None) => return core.broken("P8", "a permit without a slot"),
+        };
+        let section: Result<Section, ()> = section;
+        job.section = section.ok().map(|section| (name, section));
+        let pause = core.dice.spread(MS, job.step_max);
+        self.step_after(core, pause, key);
+    }
+
+    pub(super) fn not_acquired(&mut self, core: &mut Core, key: Key, why: &NotAcquired) {
+        let Some(job) = self.jobs.get_mut(&key.0) else { return };
+        if let NotAcquired::Ambiguous = why {
+            core.oracle.seen.ambiguous += 1;
+        }
+        if job.state != State::Waiting {
+            let what = format!("client {} {key:?} is told {why:?} while {:?}", self.index, job.state);
+            return core.broken("P7", &what);
+        }
+        self.over(core, key);
+    }
+
+    pub(super) fn released(&mut self, core: &mut Core, key: Key, how: Releasing) {
+        let Some(job) = self.jobs.get_mut(&key.0) else { return };
+        if job.state != State::Releasing {
+            let what = format!("client {} {key:?} is told {how:?} while {:?}", self.index, job.state);
+            return core.broken("P7", &what);
+        }
+        self.over(core, key);
+    }
+
+    fn over(&mut self, core: &mut Core, key: Key) {
+        let Some(job) = self.jobs.get_mut(&key.0) else { return };
+        job.state = State::Over;
+        self.sessions[job.session].wanted.remove(&key);
+        if core.is_stormy {
+            let pause = core.dice.spread(MS, core.scenario.idle_max);
+            core.after(pause, Happening::NextJob { client: self.index, life: self.life });
+        }
+    }
+
+    /// A job goes on, if it can.
+    pub(crate) fn step(&mut self, core: &mut Core, resources: &mut Resources, key: u64) {
+        let Some(job) = self.jobs.get(&key) else { return };
+        let key = job.key;
+        match job.state {
+            State::Over => {}
+            // Whoever is stepped here was to be dropped.
+            State::Waiting => self.drop_job(core, key),
+            State::Releasing => {
+                if core.is_stormy && core.dice.chance(20) {
+                    self.drop_job(core, key);
+                }
+            }
+            State::Held => self.work(core, resources, key),
+        }
+    }
+
+    fn drop_job(&mut self, core: &mut Core, key: Key) {
+        let Some(job) = self.jobs.get_mut(&key.0) else { return };
+        job.is_dropped = true;
+        let session = job.session;
+        let forgets = core.is(Place::DropForgotten) && job.state == State::Waiting;
+        core.note(format_args!("client {} drops {key:?}", self.index));
+        self.over(core, key);
+        if !forgets {
+            self.feed(core, session, Event::Abandon { key });
+        }
+    }
+
+    fn work(&mut self, core: &mut Core, resources: &mut Resources, key: Key) {
+        let Some(job) = self.jobs.get(&key.0) else { return };
+        let stops = job.is_careful && !self.says_held(core, job);
+        let Some(job) = self.jobs.get_mut(&key.0) else { return };
+        let Some((name, section)) = job.section.clone() else { return };
+        let writes = section.mode() != lockkeeper_fence::ModeKind::Shared;
+        let stage = if stops { Stage::End } else { job.stage };
+        match stage {
+            Stage::Enter => {
+                job.seen = resources.enter(&name, section);
+                job.stage = if job.seen.is_some() && writes { Stage::Write } else { Stage::End };
+            }
+            Stage::Write => {
+                job.stage = Stage::End;
+                if let Some(seen) = &job.seen {
+                    match resources.write(&name, section, seen) {
+                        Ok(written) => {
+                            core.note(format_args!("client {} {key:?} wrote {name}: {written}", self.index))
+                        }
+                        Err(what) => core.broken("P3", &format!("client {} {key:?}: {what}", self.index)),
+                    }
+                }
+            }
+            Stage::End => return self.end_job(core, key),
+        }
+        let pause = core.dice.spread(MS, job.step_max);
+        self.step_after(core, pause, key);
+    }
+
+    fn end_job(&mut self, core: &mut Core, key: Key) {
+        if core.dice.chance(30) {
+            return self.drop_job(core, key);
+        }
+        let Some(job) = self.jobs.get_mut(&key.0) else { return };
+        job.state = State::Releasing;
+        let session = job.session;
+        let pause = core.dice.spread(MS, 100 * MS);
+        self.step_after(core, pause, key);
+        self.feed(core, session, Event::Release { key });
+    }
+}

@@ -1,0 +1,365 @@
+//! A client: the production machine for each of its sessions, the production carrier for its one connection, and callers
+//! who want locks. Only what is around them is simulated: tasks, timers and the socket.
+
+mod job;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use lockkeeper::BootInstant;
+use lockkeeper::LossCause;
+use lockkeeper::simulation::{
+    Call, CallId, Carrier, Event, Key, Machine, Outcome, Output, Push, SessionKey, Spec, StreamId as Carried,
+    Wanted, What,
+};
+use lockkeeper_core::Seq;
+use lockkeeper_replica::StreamId;
+
+use crate::clock::{Clock, MS, Nanos};
+use crate::core::{Core, Happening};
+use crate::mutants::Place;
+use crate::net::Down;
+pub(crate) use job::{Job, State};
+
+/// What the carrier finds a call's machine by.
+type Handle = (usize, CallId);
+
+pub(crate) struct Client {
+    pub(crate) index: usize,
+    /// Counts its starts; what was meant for an earlier one is not heard.
+    pub(crate) life: u64,
+    pub(crate) clock: Clock,
+    /// Nothing of it runs before.
+    pub(crate) paused_until: Nanos,
+    pub(crate) is_alive: bool,
+    pub(crate) sessions: Vec<Session>,
+    carrier: Carrier<Handle>,
+    stream: Option<(Carried, StreamId)>,
+    is_connecting: bool,
+    tries: u32,
+    wake_at: Option<Nanos>,
+    /// Arrived while it was paused.
+    socket: VecDeque<(StreamId, Down)>,
+    pub(crate) jobs: BTreeMap<u64, Job>,
+    next_key: u64,
+}
+
+pub(crate) struct Session {
+    pub(crate) machine: Machine,
+    carried: SessionKey,
+    spec: Spec,
+    is_opened: bool,
+    /// Until when its guards may say that they hold.
+    belief: Option<BootInstant>,
+    wanted: BTreeMap<Key, Arc<Wanted>>,
+    /// For the mutant that renumbers.
+    sent: BTreeMap<Seq, u64>,
+}
+
+impl Client {
+    pub(crate) fn new(core: &mut Core, index: usize, life: u64) -> Self {
+        let drift = core.scenario.drift;
+        let ppm = core.dice.within(0, 2 * drift as u64) as i64 - drift;
+        let ppm = if core.is(Place::DriftBeyondMargin) { -50_000 } else { ppm };
+        let origin = core.dice.within(1_000 * MS, 1_000_000_000 * MS);
+        let mut carrier = Carrier::new();
+        let sessions = core.scenario.specs.clone().into_iter();
+        let sessions = sessions.map(|spec| Session {
+            machine: Machine::new(spec),
+            carried: carrier.add(spec, &format!("client {index}"), core.dice.secret()),
+            spec,
+            is_opened: false,
+            belief: None,
+            wanted: BTreeMap::new(),
+            sent: BTreeMap::new(),
+        });
+        let sessions = sessions.collect();
+        Self {
+            index,
+            life,
+            clock: Clock::new(origin, ppm),
+            paused_until: 0,
+            is_alive: true,
+            sessions,
+            carrier,
+            stream: None,
+            is_connecting: false,
+            tries: 0,
+            wake_at: None,
+            socket: VecDeque::new(),
+            jobs: BTreeMap::new(),
+            next_key: 1,
+        }
+    }
+
+    /// Nothing of it runs until then.
+    pub(crate) fn pause(&mut self, core: &mut Core, until: Nanos) {
+        self.paused_until = self.paused_until.max(until);
+        let until = self.paused_until;
+        self.wake_at = Some(until);
+        core.at(until, Happening::ClientWakes { client: self.index, life: self.life });
+    }
+
+    /// It runs again.
+    pub(crate) fn resume(&mut self, core: &mut Core) {
+        self.paused_until = 0;
+        self.wake_at = None;
+        self.wakes(core);
+    }
+
+    pub(crate) fn is_paused(&self, core: &Core) -> bool {
+        core.now < self.paused_until
+    }
+
+    /// The stream as the node knows it.
+    pub(crate) fn stream(&self) -> Option<StreamId> {
+        self.stream.map(|(_, stream)| stream)
+    }
+
+    /// Something for one of its machines, and all that comes of it.
+    pub(crate) fn feed(&mut self, core: &mut Core, session: usize, event: Event) {
+        self.run(core, VecDeque::from([(session, event)]));
+    }
+
+    fn run(&mut self, core: &mut Core, mut events: VecDeque<(usize, Event)>) {
+        let mut outputs = Vec::new();
+        while let Some((session, event)) = events.pop_front() {
+            core.note(format_args!("client {} machine {session} <- {event:?}", self.index));
+            let now = self.clock.instant(core.now);
+            self.sessions[session].machine.handle(now, event, &mut outputs);
+            for output in outputs.drain(..) {
+                self.perform(core, session, output, &mut events);
+            }
+        }
+        self.flush(core);
+    }
+
+    fn perform(
+        &mut self,
+        core: &mut Core,
+        index: usize,
+        output: Output,
+        events: &mut VecDeque<(usize, Event)>,
+    ) {
+        let now = self.clock.instant(core.now);
+        let session = &mut self.sessions[index];
+        match output {
+            Output::Call { call, what, .. } => {
+                if what == (What::Open { fresh: true }) && std::mem::replace(&mut session.is_opened, true) {
+                    self.carrier.remove(session.carried);
+                    let label = format!("client {}", self.index);
+                    session.carried = self.carrier.add(session.spec, &label, core.dice.secret());
+                    session.sent.clear();
+                }
+                let Some(what) = session.call(what, core.is(Place::RetryRenumbered)) else { return };
+                let mut outcomes = Vec::new();
+                self.carrier.submit(now, session.carried, what, (index, call), &mut outcomes);
+                self.outcomes(core, outcomes, events);
+            }
+            Output::Belief(until) => {
+                let from_receipt = core.is(Place::DeadlineFromReceipt);
+                let late = session.spec.ttl.filter(|_| from_receipt).map(|ttl| now + ttl * 99 / 100);
+                session.belief = until.map(|until| late.unwrap_or(until));
+            }
+            Output::Queued { .. } => {}
+            Output::Granted { key, grant } => self.granted(core, key, grant),
+            Output::NotAcquired { key, why } => self.not_acquired(core, key, &why),
+            Output::Released { key, how } => self.released(core, key, how),
+            Output::Lost { key, cause } => {
+                core.oracle.seen.lost += 1;
+                let ignored = core.is(Place::LossIgnored)
+                    || (core.is(Place::DeadlineFromReceipt) && cause == LossCause::Expired);
+                if let Some(job) = self.jobs.get_mut(&key.0)
+                    && !ignored
+                {
+                    job.is_lost = true;
+                }
+            }
+        }
+    }
+
+    fn outcomes(
+        &mut self,
+        core: &mut Core,
+        outcomes: Vec<Outcome<Handle>>,
+        events: &mut VecDeque<(usize, Event)>,
+    ) {
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Resolved((session, call), Ok(answer)) => {
+                    events.push_back((session, Event::Answered { call, answer }));
+                }
+                Outcome::Resolved((session, call), Err(error)) => {
+                    events.push_back((session, Event::Failed { call, sent: error.sent }));
+                }
+                Outcome::Push(_, Push::Detached { .. }) if core.is(Place::DetachUnheard) => {}
+                Outcome::Push(key, push) => self.pushed(key, push, events),
+                Outcome::EndStream(ending) => {
+                    core.note(format_args!("client {} ends its stream: {ending:?}", self.index));
+                    if let Some((_, stream)) = self.stream.take() {
+                        core.hang_up(stream);
+                    }
+                }
+            }
+        }
+    }
+
+    fn pushed(&self, key: SessionKey, push: Push, events: &mut VecDeque<(usize, Event)>) {
+        if let Some(session) = self.sessions.iter().position(|session| session.carried == key) {
+            events.push_back((session, Event::Pushed(push)));
+        }
+    }
+
+    /// A packet arrives.
+    pub(crate) fn arrives(&mut self, core: &mut Core, stream: StreamId, packet: Down) {
+        self.socket.push_back((stream, packet));
+        if !self.is_paused(core) {
+            self.read(core);
+        }
+    }
+
+    fn read(&mut self, core: &mut Core) {
+        while let Some((stream, packet)) = self.socket.pop_front() {
+            if let Some(line) = core.net.lines.get_mut(&stream)
+                && matches!(packet, Down::Closed)
+            {
+                line.is_over = true;
+            }
+            let Some((carried, _)) = self.stream.filter(|&(_, present)| present == stream) else { continue };
+            let now = self.clock.instant(core.now);
+            let (mut outcomes, mut events) = (Vec::new(), VecDeque::new());
+            match packet {
+                Down::Items(items) => {
+                    self.tries = 0;
+                    self.carrier.received(now, carried, items, &mut outcomes);
+                }
+                Down::End(end) => {
+                    let what = Some(lockkeeper_wire::v1::server_item::What::StreamEnd(end));
+                    let item = lockkeeper_wire::v1::ServerItem { session: 0, seq: 0, what };
+                    self.carrier.received(now, carried, vec![item], &mut outcomes);
+                }
+                Down::Closed => {
+                    self.stream = None;
+                    self.carrier.stream_lost(now, carried, &mut outcomes);
+                }
+            }
+            self.outcomes(core, outcomes, &mut events);
+            self.run(core, events);
+        }
+    }
+
+    /// Its timers, after whatever arrived meanwhile, or before: a machine has no order for that.
+    pub(crate) fn wakes(&mut self, core: &mut Core) {
+        // One that was planned and then moved says nothing.
+        if self.is_paused(core) || self.wake_at.is_some_and(|planned| planned > core.now) {
+            return;
+        }
+        self.wake_at = None;
+        if core.dice.chance(50) {
+            self.read(core);
+        }
+        let now = self.clock.instant(core.now);
+        let (mut outcomes, mut events) = (Vec::new(), VecDeque::new());
+        self.carrier.wake(now, &mut outcomes);
+        self.outcomes(core, outcomes, &mut events);
+        for (session, it) in self.sessions.iter().enumerate() {
+            if it.machine.next_wake().is_some_and(|at| at <= now) {
+                events.push_back((session, Event::Wake));
+            }
+        }
+        self.run(core, events);
+        self.read(core);
+    }
+
+    pub(crate) fn connects(&mut self, core: &mut Core) {
+        self.is_connecting = false;
+        if self.stream.is_none() && self.carrier.wants_stream() {
+            let carried = self.carrier.begin_stream(self.clock.instant(core.now));
+            self.stream = Some((carried, core.open_line(self.index, self.life, false)));
+        }
+        self.flush(core);
+    }
+
+    /// Sends what is to be sent, and sees to it that it is woken.
+    fn flush(&mut self, core: &mut Core) {
+        if let Some((carried, stream)) = self.stream {
+            loop {
+                let frame = self.carrier.take_frame(carried);
+                if frame.is_empty() {
+                    break;
+                }
+                core.send_up(stream, crate::net::Up::Frame(frame));
+            }
+        } else if self.carrier.wants_stream() && !self.is_connecting {
+            self.is_connecting = true;
+            let limit = self.carrier.least_ttl().map_or(1_000 * MS, |ttl| ttl.as_nanos() as Nanos / 12);
+            let pause = if self.tries == 0 { 0 } else { ((20 * MS) << self.tries.min(10)).min(limit) };
+            self.tries += 1;
+            let connecting = core.dice.spread(50_000, 2 * MS);
+            core.after(pause + connecting, Happening::ClientConnects { client: self.index, life: self.life });
+        }
+        let machines = self.sessions.iter().filter_map(|session| session.machine.next_wake());
+        let wake = machines.chain(self.carrier.next_wake()).min();
+        if let Some(wake) = wake.filter(|wake| *wake < BootInstant::MAX) {
+            let at = self.clock.when(wake.as_nanos()).max(core.now + 1).max(self.paused_until);
+            if self.wake_at.is_none_or(|planned| at < planned || planned <= core.now) {
+                self.wake_at = Some(at);
+                core.at(at, Happening::ClientWakes { client: self.index, life: self.life });
+            }
+        }
+    }
+
+    /// The process is gone. Its streams close, if its system still runs.
+    pub(crate) fn dies(&mut self, core: &mut Core, says_so: bool) {
+        self.is_alive = false;
+        if let Some((_, stream)) = self.stream.take() {
+            if says_so {
+                core.hang_up(stream);
+            } else if let Some(line) = core.net.lines.get_mut(&stream) {
+                line.is_over = true;
+            }
+        }
+    }
+
+    /// Whether the guard of a job says "held" now (P5).
+    pub(crate) fn says_held(&self, core: &Core, job: &Job) -> bool {
+        let now = self.clock.instant(core.now);
+        job.state == State::Held
+            && !job.is_lost
+            && self.sessions[job.session].belief.is_some_and(|until| now < until)
+    }
+
+    /// Whether nobody wants anything any more, and nothing is on its way.
+    pub(crate) fn is_idle(&self) -> bool {
+        !self.is_alive
+            || (self.jobs.values().all(|job| job.state == State::Over)
+                && self.sessions.iter().all(|session| session.machine.is_idle()))
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        !self.is_alive || self.sessions.iter().all(|session| session.machine.is_closed())
+    }
+
+    pub(crate) fn shut_down(&mut self, core: &mut Core) {
+        for session in 0..self.sessions.len() {
+            self.feed(core, session, Event::Shutdown);
+        }
+    }
+}
+
+impl Session {
+    fn call(&mut self, what: What, renumbers: bool) -> Option<Call> {
+        Some(match what {
+            What::Open { fresh } => Call::Open { fresh },
+            What::KeepAlive => Call::KeepAlive,
+            What::Acquire { key, seq, done_through, wait_left } => {
+                let tries = self.sent.entry(seq).or_default();
+                let seq = if renumbers { Seq(seq.0 + *tries) } else { seq };
+                *tries += 1;
+                Call::Acquire { seq, done_through, want: self.wanted.get(&key)?.clone(), wait_left }
+            }
+            What::Finish { seq, target, done_through } => Call::Finish { seq, target, done_through },
+            What::Close => Call::Close,
+        })
+    }
+}

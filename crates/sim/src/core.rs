@@ -1,0 +1,118 @@
+//! What every part of the world shares: the time, what is going to happen, chance, the network and the oracle.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_replica::StreamId;
+
+use crate::clock::Nanos;
+use crate::dice::Dice;
+use crate::mutants::Place;
+use crate::net::{Down, Net, Up};
+use crate::oracle::Oracle;
+use crate::scenario::{Fault, Scenario};
+use crate::trace::Trace;
+
+/// Something that is going to happen.
+#[derive(Clone, Debug)]
+pub(crate) enum Happening {
+    /// A packet arrives in the node's sockets.
+    ToNode(StreamId, Up),
+    /// A packet arrives at a client.
+    ToClient(StreamId, Down),
+    /// The node's loop runs.
+    NodeTurn { run: u64 },
+    /// The node reads a socket.
+    NodeReads { run: u64, stream: StreamId },
+    /// The node's disk has done a write.
+    NodeWrote { run: u64 },
+    /// The node starts.
+    NodeStarts,
+    /// A client's timers are due, or its pause is over.
+    ClientWakes { client: usize, life: u64 },
+    /// A client opens a stream.
+    ClientConnects { client: usize, life: u64 },
+    /// A job of a client goes on.
+    JobStep { client: usize, life: u64, key: u64 },
+    /// A client may begin another job.
+    NextJob { client: usize, life: u64 },
+    /// The client by hand does something.
+    HandActs,
+    /// A crashed client begins anew.
+    ClientStarts { client: usize },
+    /// Something goes wrong.
+    Faults,
+    /// From now on nothing does, and everything must come to an end.
+    FaultsEnd,
+    /// The world looks whether everything did.
+    Settled,
+}
+
+pub(crate) struct Core {
+    pub(crate) now: Nanos,
+    /// By time, then by a number that the dice give: what happens at one moment has no order of its own.
+    queue: BTreeMap<(Nanos, u64, u64), Happening>,
+    scheduled: u64,
+    pub(crate) dice: Dice,
+    pub(crate) trace: Trace,
+    pub(crate) scenario: Scenario,
+    pub(crate) mutant: Option<Place>,
+    pub(crate) net: Net,
+    pub(crate) oracle: Oracle,
+    /// Whether faults still happen.
+    pub(crate) is_stormy: bool,
+}
+
+impl Core {
+    pub(crate) fn new(seed: u64, mutant: Option<Place>, keep_trace: bool) -> Self {
+        let mut dice = Dice::new(seed);
+        let scenario = Scenario::roll(&mut dice);
+        let mut trace = Trace::new(keep_trace);
+        trace.note(0, format_args!("{scenario:?}"));
+        Self {
+            now: 0,
+            queue: BTreeMap::new(),
+            scheduled: 0,
+            net: Net::new(scenario.clients),
+            dice,
+            trace,
+            scenario,
+            mutant,
+            oracle: Oracle::new(),
+            is_stormy: true,
+        }
+    }
+
+    pub(crate) fn at(&mut self, at: Nanos, happening: Happening) {
+        self.scheduled += 1;
+        let tie = self.dice.u64();
+        self.queue.insert((at.max(self.now), tie, self.scheduled), happening);
+    }
+
+    pub(crate) fn after(&mut self, pause: Nanos, happening: Happening) {
+        self.at(self.now.saturating_add(pause), happening);
+    }
+
+    pub(crate) fn next(&mut self) -> Option<Happening> {
+        let ((at, ..), happening) = self.queue.pop_first()?;
+        self.now = at;
+        Some(happening)
+    }
+
+    pub(crate) fn is(&self, place: Place) -> bool {
+        self.mutant == Some(place)
+    }
+
+    pub(crate) fn has(&self, fault: Fault) -> bool {
+        self.is_stormy && self.scenario.faults.contains(&fault)
+    }
+
+    pub(crate) fn note(&mut self, what: std::fmt::Arguments<'_>) {
+        self.trace.note(self.now, what);
+    }
+
+    /// A promise is broken.
+    pub(crate) fn broken(&mut self, promise: &str, what: &str) {
+        self.trace.note(self.now, format_args!("BROKEN {promise}: {what}"));
+        self.oracle.fail(self.now, promise, what);
+    }
+}

@@ -1,0 +1,50 @@
+//! The one source of chance in a run: everything that is not decided by a rule is decided here, by the seed.
+
+use crate::clock::Nanos;
+
+/// One generator from the seed; its numbers depend on nothing but the seed and how often it was asked.
+#[derive(Debug)]
+pub(crate) struct Dice(fastrand::Rng);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(fastrand::Rng::with_seed(seed))
+    }
+
+    /// A number below `n`; 0 for 0.
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
+        if n == 0 { 0 } else { self.0.u64(..n) }
+    }
+
+    pub(crate) fn within(&mut self, low: u64, high: u64) -> u64 {
+        self.0.u64(low..=high.max(low))
+    }
+
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
+        self.below(100) < percent
+    }
+
+    /// One of several; there must be one.
+    pub(crate) fn pick<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize].clone()
+    }
+
+    /// A time between two, each order of magnitude about as likely as the next: short ones find races, long ones
+    /// find deadlines.
+    pub(crate) fn spread(&mut self, low: Nanos, high: Nanos) -> Nanos {
+        let low = low.max(1);
+        let octaves = u64::from((high / low).max(1).ilog2());
+        let octave = self.below(octaves + 1);
+        self.within(low << octave, low << (octave + 1)).min(high.max(low))
+    }
+
+    pub(crate) fn secret(&mut self) -> [u8; 16] {
+        let mut secret = [0; 16];
+        self.0.fill(&mut secret);
+        secret
+    }
+
+    pub(crate) fn u64(&mut self) -> u64 {
+        self.0.u64(..)
+    }
+}

@@ -1,0 +1,263 @@
+//! A client by hand, on frames alone: it repeats what it has said, out of turn, and uses what the library does not offer
+//! yet (values, downgrades). It believes in nothing, so only the table and what is told are held against it.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId};
+use lockkeeper_replica::StreamId;
+use lockkeeper_wire::request::{Open, Request, Secret};
+use lockkeeper_wire::v1::{self, server_item::What};
+
+use crate::clock::{MS, Nanos};
+use crate::core::{Core, Happening};
+use crate::net::{Down, Up};
+
+/// Commands that it remembers, to repeat them.
+const MEMORY: usize = 8;
+
+pub(crate) struct Hand {
+    index: usize,
+    ttl: Nanos,
+    secret: Secret,
+    session: Option<u64>,
+    attach: u64,
+    stream: Option<StreamId>,
+    is_attached: bool,
+    alive_at: Nanos,
+    heard_at: Nanos,
+    next_seq: u64,
+    /// Sent, and not answered: sent again on the next stream, in order (R5).
+    unanswered: BTreeMap<u64, Command>,
+    said: Vec<Command>,
+    /// The request that it lives for, and whether it is granted.
+    request: Option<(u64, bool)>,
+    is_leaving: bool,
+    is_over: bool,
+}
+
+impl Hand {
+    pub(crate) fn new(core: &mut Core) -> Self {
+        Self {
+            index: core.scenario.clients + 1,
+            ttl: core.dice.within(1, 4) * 1_000 * MS,
+            secret: core.dice.secret(),
+            session: None,
+            attach: 0,
+            stream: None,
+            is_attached: false,
+            alive_at: 0,
+            heard_at: 0,
+            next_seq: 1,
+            unanswered: BTreeMap::new(),
+            said: Vec::new(),
+            request: None,
+            is_leaving: false,
+            is_over: false,
+        }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    pub(crate) fn acts(&mut self, core: &mut Core) {
+        self.is_over |= !core.is_stormy && self.session.is_none() && self.attach == 0;
+        if self.is_over {
+            return;
+        }
+        match self.stream {
+            None => self.connect(core),
+            // No answer to an attach: it was lost, or another stream has a higher number.
+            Some(_) if !self.is_attached && core.now > self.alive_at + self.ttl / 4 => self.hang_up(core),
+            Some(_) if !self.is_attached => {}
+            Some(_) if core.now > self.heard_at + self.ttl => self.hang_up(core),
+            Some(stream) => self.act(core, stream),
+        }
+        let pause = core.dice.spread(5 * MS, self.ttl / 6);
+        core.after(pause, Happening::HandActs);
+    }
+
+    fn connect(&mut self, core: &mut Core) {
+        let stream = core.open_line(self.index, 1, false);
+        self.stream = Some(stream);
+        self.attach += 1;
+        self.alive_at = core.now;
+        let request = match self.session {
+            Some(session) => {
+                let session = SessionId(session);
+                Request::Attach { session, secret: self.secret, attach: self.attach }
+            }
+            None => Request::Open(self.open()),
+        };
+        core.send_up(stream, Up::Frame(vec![request.into()]));
+    }
+
+    fn open(&self) -> Open {
+        Open {
+            secret: self.secret,
+            ttl_ms: self.ttl / MS,
+            lock_delay_ms: 0,
+            linger_ms: 0,
+            label: "by hand".into(),
+            attach: self.attach,
+        }
+    }
+
+    fn hang_up(&mut self, core: &mut Core) {
+        self.is_attached = false;
+        if let Some(stream) = self.stream.take() {
+            core.hang_up(stream);
+        }
+    }
+
+    fn act(&mut self, core: &mut Core, stream: StreamId) {
+        let Some(session) = self.session.map(SessionId) else { return };
+        let mut frame: Vec<v1::ClientItem> = Vec::new();
+        if core.now > self.alive_at + self.ttl / 4 {
+            self.alive_at = core.now;
+            frame.push(Request::KeepAlive { session, id: core.now }.into());
+        }
+        let roll = core.dice.below(100);
+        let command = match self.request {
+            _ if self.is_leaving => None,
+            None if core.is_stormy && roll < 50 => {
+                let acquire = self.acquire(core, session);
+                self.request = Some((acquire.seq.0, false));
+                Some(Command::Acquire(acquire))
+            }
+            None => None,
+            Some((target, is_granted)) => {
+                let (seq, target) = (Seq(self.next_seq), Seq(target));
+                let done_through = self.done_through();
+                match roll {
+                    0..15 if is_granted => {
+                        let value = vec![roll as u8].into();
+                        Some(Command::SetValue { session, seq, target, value, done_through })
+                    }
+                    15..35 if is_granted => Some(Command::Downgrade { session, seq, target, done_through }),
+                    _ if roll < if is_granted { 60 } else { 10 } || !core.is_stormy => {
+                        self.request = None;
+                        Some(Command::Finish { session, seq, target, done_through })
+                    }
+                    _ => None,
+                }
+            }
+        };
+        frame.extend(command.map(|command| self.say(session, command)));
+        if core.is_stormy && core.dice.chance(15) && !self.said.is_empty() {
+            // Said already, answered or not: it must change nothing (P7).
+            let again = core.dice.pick(&self.said);
+            frame.push(item(session, again));
+        }
+        if core.is_stormy && core.dice.chance(5) {
+            frame.push(Request::Attach { session, secret: self.secret, attach: self.attach }.into());
+        }
+        if core.is_stormy && core.dice.chance(5) {
+            frame.push(Request::Open(self.open()).into());
+        }
+        if !core.is_stormy && self.request.is_none() && self.unanswered.is_empty() && !self.is_leaving {
+            self.is_leaving = true;
+            frame.push(item(session, Command::CloseSession { session }));
+        }
+        if !frame.is_empty() {
+            core.send_up(stream, Up::Frame(frame));
+        }
+    }
+
+    /// Numbers it, and remembers it until it is answered.
+    fn say(&mut self, session: SessionId, command: Command) -> v1::ClientItem {
+        self.unanswered.insert(self.next_seq, command.clone());
+        self.next_seq += 1;
+        self.said.push(command.clone());
+        if self.said.len() > MEMORY {
+            self.said.remove(0);
+        }
+        item(session, command)
+    }
+
+    fn done_through(&self) -> Seq {
+        let first = self.unanswered.first_key_value().map_or(self.next_seq, |(&seq, _)| seq);
+        Seq(first - 1)
+    }
+
+    fn acquire(&self, core: &mut Core, session: SessionId) -> Acquire {
+        let name: LockName = core.dice.pick(&core.scenario.names.clone());
+        let mode = if core.dice.chance(75) { Mode::Exclusive } else { Mode::Shared };
+        let at_most_ms = core.dice.chance(50).then(|| core.dice.within(1, 2 * self.ttl / MS));
+        Acquire {
+            session,
+            seq: Seq(self.next_seq),
+            done_through: self.done_through(),
+            names: vec![name],
+            mode,
+            subtree: core.dice.chance(20),
+            if_busy: if core.dice.chance(80) { IfBusy::Wait { at_most_ms } } else { IfBusy::Fail },
+            keep_closed_ms: 0,
+            value: Box::default(),
+            meta: Box::default(),
+        }
+    }
+
+    pub(crate) fn arrives(&mut self, core: &mut Core, stream: StreamId, packet: Down) {
+        if self.stream != Some(stream) {
+            return;
+        }
+        self.heard_at = core.now;
+        match packet {
+            Down::Closed | Down::End(_) => self.hang_up(core),
+            Down::Items(items) => items.into_iter().for_each(|item| self.hears(core, stream, item)),
+        }
+    }
+
+    fn hears(&mut self, core: &mut Core, stream: StreamId, item: v1::ServerItem) {
+        let Some(what) = item.what else { return };
+        match what {
+            What::Opened(_) | What::Attached(_) => {
+                self.session = Some(item.session);
+                if std::mem::replace(&mut self.is_attached, true) {
+                    return;
+                }
+                let session = SessionId(item.session);
+                let again = self.unanswered.values().map(|command| self::item(session, command.clone()));
+                let again: Vec<v1::ClientItem> = again.collect();
+                // The close is sent again by whoever leaves.
+                self.is_leaving = false;
+                if !again.is_empty() {
+                    core.send_up(stream, Up::Frame(again));
+                }
+            }
+            What::SessionGone(_) if self.session == Some(item.session) => {
+                self.hang_up(core);
+                let is_over = !core.is_stormy;
+                *self = Self { is_over, ..Self::new(core) };
+            }
+            What::Granted(_) => {
+                self.unanswered.remove(&item.seq);
+                if let Some((seq, is_granted)) = &mut self.request {
+                    *is_granted |= *seq == item.seq;
+                }
+            }
+            What::Queued(_) => drop(self.unanswered.remove(&item.seq)),
+            What::Busy(_) | What::Finished(_) | What::Ended(_) | What::Revoked(_) | What::Refused(_)
+                if item.seq != 0 =>
+            {
+                self.unanswered.remove(&item.seq);
+                let is_own = self.request.is_some_and(|(seq, _)| seq == item.seq);
+                let Some(session) = self.session.map(SessionId).filter(|_| is_own) else { return };
+                // However it ended, it says that it knows (R3).
+                self.request = None;
+                let (seq, target) = (Seq(self.next_seq), Seq(item.seq));
+                let done_through = self.done_through();
+                let finish = self.say(session, Command::Finish { session, seq, target, done_through });
+                core.send_up(stream, Up::Frame(vec![finish]));
+            }
+            What::Done(_) => drop(self.unanswered.remove(&item.seq)),
+            _ => {}
+        }
+    }
+}
+
+fn item(session: SessionId, command: Command) -> v1::ClientItem {
+    let seq = Seq(0);
+    Request::Command { session, seq, command }.into()
+}

@@ -1,0 +1,115 @@
+//! `lockkeeper-sim`: runs seeds, and tells of the first promise that is broken, with the one line that replays it.
+
+#![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use lockkeeper_sim::mutants::{self, Mutant};
+use lockkeeper_sim::{Report, Seen, run};
+
+/// A whole small world under virtual time, by seed.
+#[derive(Parser)]
+#[command(name = "cargo xtask sim")]
+struct Args {
+    /// How many seeds, one after the other
+    #[arg(long, default_value_t = 500)]
+    seeds: u64,
+    /// Only this seed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// The first seed
+    #[arg(long, default_value_t = 0)]
+    from: u64,
+    /// Leave a rule out, and see whether it is found; `all` for each of them
+    #[arg(long)]
+    mutant: Option<String>,
+    /// Print everything that happens
+    #[arg(long)]
+    trace: bool,
+}
+
+#[expect(clippy::disallowed_types, reason = "how fast it was, for people; no run sees it")]
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.mutant.as_deref() == Some("all") {
+        let found = mutants::ALL.iter().filter(|mutant| hunt(mutant, &args)).count();
+        println!("{found} of {} mutants found", mutants::ALL.len());
+        return if found == mutants::ALL.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    let mutant = match &args.mutant {
+        None => None,
+        Some(name) => match mutants::find(name) {
+            Some(mutant) => Some(mutant),
+            None => {
+                let names: Vec<&str> = mutants::ALL.iter().map(|mutant| mutant.name).collect();
+                eprintln!("there is no mutant `{name}`; there are: {}", names.join(", "));
+                return ExitCode::FAILURE;
+            }
+        },
+    };
+    let seeds = match args.seed {
+        Some(seed) => seed..seed + 1,
+        None => args.from..args.from + args.seeds,
+    };
+    let begun = std::time::Instant::now();
+    let (mut seen, mut virtual_nanos, mut events, mut failures) = (Seen::default(), 0, 0, 0);
+    for seed in seeds.clone() {
+        let report = run(seed, mutant, args.trace);
+        report.lines.iter().for_each(|line| println!("{line}"));
+        seen.add(report.seen);
+        virtual_nanos += report.virtual_nanos;
+        events += report.events;
+        if args.seed.is_some() {
+            println!("seed {seed}: {} events, trace {:016x}", report.events, report.hash);
+        }
+        if report.failure.is_some() {
+            failures += 1;
+            println!("{}", told(&report, mutant));
+        }
+    }
+    let (took, virtual_time) = (begun.elapsed(), Duration::from_nanos(virtual_nanos));
+    println!(
+        "{} seeds, {failures} failed; {events} events, {:.0} s of virtual time in {:.1} s ({:.0} times real time)",
+        seeds.end - seeds.start,
+        virtual_time.as_secs_f64(),
+        took.as_secs_f64(),
+        virtual_time.as_secs_f64() / took.as_secs_f64().max(1e-9)
+    );
+    println!("{seen:?}");
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Whether a mutant is found, and how soon.
+fn hunt(mutant: &Mutant, args: &Args) -> bool {
+    for seed in args.from..args.from + args.seeds {
+        let report = run(seed, Some(*mutant), false);
+        if let Some(failure) = &report.failure {
+            println!(
+                "{:<24} {:>4} seeds  {} ({})",
+                mutant.name,
+                seed - args.from + 1,
+                failure.promise,
+                failure.what
+            );
+            return true;
+        }
+    }
+    println!("{:<24} not found in {} seeds", mutant.name, args.seeds);
+    false
+}
+
+/// What broke, and how to see it again.
+fn told(report: &Report, mutant: Option<Mutant>) -> String {
+    let Some(failure) = &report.failure else { return String::new() };
+    let mutant = mutant.map(|mutant| format!(" --mutant {}", mutant.name)).unwrap_or_default();
+    format!(
+        "seed {}: {} is broken at {:.6} s: {}\n  replay: cargo xtask sim --seed {}{mutant} --trace",
+        report.seed,
+        failure.promise,
+        failure.at as f64 / 1e9,
+        failure.what,
+        report.seed
+    )
+}

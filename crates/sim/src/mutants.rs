@@ -1,0 +1,179 @@
+//! Every fault that is built in on purpose, and the promise whose check must find it. All are run-time switches.
+//!
+//! Those of the replica are switched in the production code (`lockkeeper_replica::mutant`); the others are wrong drivers:
+//! a node that answers too early, a client that stamps too late, a resource that does not check.
+//!
+//! `Mutant::KeepAliveAfterEnd` of the replica is not among them: a node that is alone handles nothing between the proposal
+//! of a session's end and its commit, so leaving that rule out changes nothing here. It takes a cluster of several.
+
+use lockkeeper_replica::mutant::Mutant as OfReplica;
+
+/// Where the rule is left out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// In the replica.
+    Replica(OfReplica),
+    /// `Write::synced` is called, and nothing was synced.
+    SyncSkipped,
+    /// What depends on a write leaves before the write is durable.
+    ReplyBeforeSync,
+    /// The guard's deadline counts from when the acknowledgement came, not from when the keep-alive left.
+    DeadlineFromReceipt,
+    /// A client's clock is slower than the margin of P5 allows for.
+    DriftBeyondMargin,
+    /// A session with `linger` is believed in for its whole ttl after its stream has ended.
+    DetachUnheard,
+    /// A command that is sent again gets a new number.
+    RetryRenumbered,
+    /// A guard goes on believing after its loss was signalled.
+    LossIgnored,
+    /// A dropped future tells nobody.
+    DropForgotten,
+    /// The resource does not check tokens.
+    NoFence,
+    /// The resource checks writes only; sections do not enter.
+    FenceWithoutEnter,
+}
+
+/// One built-in fault.
+#[derive(Clone, Copy, Debug)]
+pub struct Mutant {
+    /// As `--mutant` takes it.
+    pub name: &'static str,
+    /// Where it is.
+    pub place: Place,
+    /// What is left out.
+    pub what: &'static str,
+    /// The promises that may catch it: the number with which a finding begins.
+    pub caught_by: &'static [&'static str],
+}
+
+/// All of them.
+pub const ALL: &[Mutant] = &[
+    Mutant {
+        name: "expiry-without-drain",
+        place: Place::Replica(OfReplica::ExpiryWithoutDrain),
+        what: "a silent session ends though its keep-alives wait in a socket",
+        caught_by: &["P9"],
+    },
+    Mutant {
+        name: "older-attach-accepted",
+        place: Place::Replica(OfReplica::OlderAttachAccepted),
+        what: "a delayed attach takes the session over from a later one",
+        caught_by: &["P5", "P7", "P9"],
+    },
+    Mutant {
+        name: "break-opens-at-once",
+        place: Place::Replica(OfReplica::BreakOpensAtOnce),
+        what: "a broken hold opens before its holder has had its ttl to stop",
+        caught_by: &["P4", "P5"],
+    },
+    Mutant {
+        name: "time-out-unchecked",
+        place: Place::Replica(OfReplica::TimeOutUnchecked),
+        what: "a wait limit ends the request by a finish, also when it was granted meanwhile (trace F1)",
+        caught_by: &["P4"],
+    },
+    Mutant {
+        name: "lease-counts-stalls",
+        place: Place::Replica(OfReplica::LeaseCountsStalls),
+        what: "time in which the node did not run counts against its sessions",
+        caught_by: &["P9"],
+    },
+    Mutant {
+        name: "zero-point-forgotten",
+        place: Place::Replica(OfReplica::ZeroPointForgotten),
+        what: "a new leader gives its sessions no full ttl",
+        caught_by: &["P5", "P9"],
+    },
+    Mutant {
+        name: "linger-below-floor",
+        place: Place::Replica(OfReplica::LingerBelowFloor),
+        what: "a closed stream cuts a deadline below the one that a new leader gave",
+        caught_by: &["P9"],
+    },
+    Mutant {
+        name: "dedup-forgotten",
+        place: Place::Replica(OfReplica::DedupForgotten),
+        what: "an acquire that is repeated runs anew",
+        caught_by: &["P2", "P7"],
+    },
+    Mutant {
+        name: "wrong-queue-order",
+        place: Place::Replica(OfReplica::WrongQueueOrder),
+        what: "what came later goes into the log first",
+        caught_by: &["P7", "P8"],
+    },
+    Mutant {
+        name: "finish-ends-any",
+        place: Place::Replica(OfReplica::FinishEndsAny),
+        what: "a finish ends the session's latest hold, not the one that it names",
+        caught_by: &["P4", "P7"],
+    },
+    Mutant {
+        name: "sync-skipped",
+        place: Place::SyncSkipped,
+        what: "a write is called synced and was not",
+        caught_by: &["P10"],
+    },
+    Mutant {
+        name: "reply-before-sync",
+        place: Place::ReplyBeforeSync,
+        what: "an answer leaves before what it says is durable",
+        caught_by: &["P10"],
+    },
+    Mutant {
+        name: "deadline-from-receipt",
+        place: Place::DeadlineFromReceipt,
+        what: "the deadline counts from the acknowledgement's arrival",
+        caught_by: &["P4", "P5"],
+    },
+    Mutant {
+        name: "drift-beyond-margin",
+        place: Place::DriftBeyondMargin,
+        what: "clients' clocks are 5 % slow, the margin is 1 %",
+        caught_by: &["P5"],
+    },
+    Mutant {
+        name: "detach-unheard",
+        place: Place::DetachUnheard,
+        what: "the end of its stream does not shorten a client's belief (linger)",
+        caught_by: &["P5"],
+    },
+    Mutant {
+        name: "retry-renumbered",
+        place: Place::RetryRenumbered,
+        what: "a command that is sent again gets a new number",
+        caught_by: &["P4", "P7"],
+    },
+    Mutant {
+        name: "loss-ignored",
+        place: Place::LossIgnored,
+        what: "a guard says held after its loss was signalled",
+        caught_by: &["P4", "P5"],
+    },
+    Mutant {
+        name: "drop-forgotten",
+        place: Place::DropForgotten,
+        what: "a dropped future leaves its request behind",
+        caught_by: &["P7"],
+    },
+    Mutant {
+        name: "no-fence",
+        place: Place::NoFence,
+        what: "the resource takes any token",
+        caught_by: &["P3"],
+    },
+    Mutant {
+        name: "fence-without-enter",
+        place: Place::FenceWithoutEnter,
+        what: "only writes are checked: what was read before may be stale",
+        caught_by: &["P3"],
+    },
+];
+
+/// The one with this name.
+#[must_use]
+pub fn find(name: &str) -> Option<Mutant> {
+    ALL.iter().find(|mutant| mutant.name == name).copied()
+}

@@ -1,0 +1,226 @@
+//! Who may be called silent (P9): when signs of life arrived and when they were handed over, in true time and on a lease
+//! clock of the oracle's own.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use lockkeeper_core::SessionId;
+use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::v1::{self, client_item, server_item};
+
+use super::table::History;
+use super::told::Verdict;
+use crate::clock::Nanos;
+use crate::net::Up;
+
+#[derive(Default)]
+pub(crate) struct Silence {
+    last_turn: Option<Duration>,
+    reading: Duration,
+    /// This run's zero point, and when it was.
+    zero: Option<Duration>,
+    /// The sessions of this run, as they arrived and as they were handed over.
+    arrived: BTreeMap<u64, Arrived>,
+    handed: BTreeMap<u64, Handed>,
+    /// When all input of before was asked for.
+    barrier: Option<Nanos>,
+    /// Sessions whose stream was closed by something between, seen by the service first, and which were not attached
+    /// since: the one exception to P5.
+    pub(crate) excused: BTreeSet<u64>,
+}
+
+/// As the sockets saw it.
+#[derive(Clone, Copy)]
+struct Arrived {
+    attach: u64,
+    stream: StreamId,
+    /// Two streams claim it with the same number: which one counts is decided by who is read first.
+    is_ambiguous: bool,
+    sign: Option<Nanos>,
+    is_closed: bool,
+}
+
+/// As the replica saw it.
+#[derive(Clone, Copy)]
+struct Handed {
+    attach: u64,
+    stream: Option<StreamId>,
+    sign: Duration,
+    /// Its client closed the stream, at this reading.
+    closed: Option<Duration>,
+}
+
+impl Silence {
+    /// A run knows nothing of the one before.
+    pub(crate) fn node_started(&mut self) {
+        self.last_turn = None;
+        self.zero = None;
+        self.arrived.clear();
+        self.handed.clear();
+        self.barrier = None;
+    }
+
+    pub(crate) fn turn(&mut self, local: Duration, step: Duration) {
+        let last = self.last_turn.replace(local).unwrap_or(local);
+        self.reading += local.saturating_sub(last).min(step);
+    }
+
+    pub(crate) fn reading(&self) -> Duration {
+        self.reading
+    }
+
+    /// The reading at the zero point of this run.
+    pub(crate) fn zero(&self) -> Duration {
+        self.zero.unwrap_or(self.reading)
+    }
+
+    pub(crate) fn ready(&mut self, _now: Nanos) {
+        self.zero.get_or_insert(self.reading);
+    }
+
+    pub(crate) fn barrier(&mut self, now: Nanos) {
+        self.barrier = Some(now);
+    }
+
+    /// A packet is readable in a socket from now on.
+    pub(crate) fn arrived(&mut self, now: Nanos, stream: StreamId, packet: &Up) {
+        match packet {
+            Up::Open => {}
+            Up::Closed => {
+                let of_it = self.arrived.values_mut().filter(|it| it.stream == stream);
+                of_it.for_each(|it| it.is_closed = true);
+            }
+            Up::Frame(items) => {
+                for item in items {
+                    match &item.what {
+                        Some(client_item::What::Attach(attach)) => {
+                            self.claimed(item.session, attach.attach, stream, Some(now));
+                        }
+                        Some(client_item::What::KeepAlive(_)) => {
+                            if let Some(it) = self.arrived.get_mut(&item.session)
+                                && it.stream == stream
+                            {
+                                it.sign = Some(now);
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    fn claimed(&mut self, session: u64, attach: u64, stream: StreamId, sign: Option<Nanos>) {
+        let fresh = Arrived { attach, stream, is_ambiguous: false, sign, is_closed: false };
+        match self.arrived.get_mut(&session) {
+            Some(known) if attach == known.attach && stream == known.stream => {
+                known.sign = sign.or(known.sign);
+            }
+            Some(known) if attach == known.attach => known.is_ambiguous = true,
+            Some(known) if attach < known.attach => {}
+            _ => drop(self.arrived.insert(session, fresh)),
+        }
+    }
+
+    /// The replica is given something.
+    pub(crate) fn handed_over(&mut self, event: &Event) {
+        let reading = self.reading;
+        match event {
+            Event::StreamClosed { stream, by_client: true } => {
+                for it in self.handed.values_mut().filter(|it| it.stream == Some(*stream)) {
+                    it.stream = None;
+                    it.closed = Some(reading);
+                }
+            }
+            Event::Frame(stream, requests) => {
+                for request in requests {
+                    match request {
+                        Request::Attach { session, attach, .. } => self.claims(session.0, *attach, *stream),
+                        Request::KeepAlive { session, .. } => {
+                            if let Some(it) = self.handed.get_mut(&session.0)
+                                && it.stream == Some(*stream)
+                            {
+                                it.sign = reading;
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn claims(&mut self, session: u64, attach: u64, stream: StreamId) {
+        let sign = self.reading;
+        let known = self.handed.get(&session);
+        let again = known.is_some_and(|it| it.attach == attach && it.stream == Some(stream));
+        if known.is_none_or(|it| attach > it.attach) || again {
+            let it = Handed { attach, stream: Some(stream), sign, closed: None };
+            self.handed.insert(session, it);
+            // From here on it has its full ttl again.
+            self.excused.remove(&session);
+        }
+    }
+
+    /// An open is a claim too, known by its answer.
+    pub(crate) fn told(&mut self, stream: StreamId, item: &v1::ServerItem) {
+        if let Some(server_item::What::Opened(opened)) = &item.what {
+            self.claimed(item.session, opened.attach, stream, None);
+            self.claims(item.session, opened.attach, stream);
+        }
+    }
+
+    /// The sessions that a stream carries, as far as the sockets know.
+    pub(crate) fn carried_by(&self, stream: StreamId) -> Vec<u64> {
+        self.arrived.iter().filter(|(_, it)| it.stream == stream).map(|(&session, _)| session).collect()
+    }
+
+    /// P9: a session that is to expire was silent for its ttl, in time in which the node ran; what had arrived before the
+    /// last barrier counts, read or not; and a new leader has given it its full ttl.
+    pub(crate) fn may_expire(&self, now: Nanos, session: SessionId, history: &History) -> Verdict {
+        let Some(info) = history.table().session(session) else { return Ok(()) };
+        let ttl = Duration::from_millis(info.ttl_ms);
+        let linger = Duration::from_millis(info.linger_ms);
+        let most = |duration: Duration| duration * 99 / 100;
+        let lingers = !linger.is_zero();
+
+        let handed = self.handed.get(&session.0);
+        let zero = self.zero();
+        let floor = zero + most(ttl);
+        let silent_from = handed.map_or(zero, |it| it.sign.max(zero));
+        let mut due = silent_from + most(ttl);
+        if let Some(closed) = handed.and_then(|it| it.closed).filter(|_| lingers) {
+            let opened_before = history.opened_before(session);
+            let cut = closed + most(linger);
+            due = due.min(if opened_before { cut.max(floor) } else { cut });
+        }
+        if self.reading + Duration::from_millis(1) < due {
+            return Err((
+                "P9",
+                format!(
+                    "{session} expires {:?} after its last sign of life, ttl {ttl:?}, linger {linger:?}, \
+                     not counting time in which the node did not run; zero point {:?} ago",
+                    self.reading.saturating_sub(silent_from),
+                    self.reading.saturating_sub(zero)
+                ),
+            ));
+        }
+        let Some(it) = self.arrived.get(&session.0).filter(|it| !it.is_ambiguous) else { return Ok(()) };
+        let (Some(sign), Some(barrier)) = (it.sign, self.barrier) else { return Ok(()) };
+        let cut = lingers && it.is_closed;
+        if sign <= barrier && !cut && now < sign + most(ttl).as_nanos() as Nanos {
+            return Err((
+                "P9",
+                format!(
+                    "{session} expires {:?} after a sign of life of it had arrived, ttl {ttl:?}; it arrived before \
+                     the last barrier, {:?} ago",
+                    Duration::from_nanos(now - sign),
+                    Duration::from_nanos(now - barrier)
+                ),
+            ));
+        }
+        Ok(())
+    }
+}

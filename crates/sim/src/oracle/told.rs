@@ -1,0 +1,64 @@
+//! What clients hear, against what is so: a grant is of the table's making and durable, and an end is final.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_wire::v1::{self, server_item::What};
+
+use super::table::History;
+
+pub(crate) type Verdict = Result<(), (&'static str, String)>;
+
+#[derive(Default)]
+pub(crate) struct Told {
+    /// How a request ended, as it was told first: by session and seq.
+    ends: BTreeMap<(u64, u64), String>,
+    tokens: BTreeMap<(u64, u64), u64>,
+}
+
+impl Told {
+    pub(crate) fn item(&mut self, item: &v1::ServerItem, history: &History) -> Verdict {
+        let request = (item.session, item.seq);
+        match &item.what {
+            Some(What::Granted(granted)) => self.granted(request, granted.token, history),
+            Some(What::Busy(_)) => self.ended(request, "busy".to_owned()),
+            Some(What::Ended(finished)) => self.ended(request, format!("{:?}", finished.end())),
+            // Of a finish (told under its own number), or of a repeated acquire.
+            Some(What::Finished(finished)) if finished.end() != v1::End::Gone => {
+                self.ended(request, format!("{:?}", finished.end()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn granted(&mut self, request: (u64, u64), token: u64, history: &History) -> Verdict {
+        let Some(hold) = history.hold(token) else {
+            return Err(("P1", format!("{request:?} is told token {token}, which was never granted")));
+        };
+        if (hold.session.0, hold.seq.0) != request {
+            return Err((
+                "P2",
+                format!("{request:?} is told token {token}, which {}/{} has", hold.session, hold.seq),
+            ));
+        }
+        if !history.is_durable(hold.index) {
+            return Err(("P10", format!("token {token} is told before entry {} is durable", hold.index)));
+        }
+        if let Some(end) = self.ends.get(&request) {
+            return Err(("P7", format!("{request:?} is told token {token} after its end: {end}")));
+        }
+        match *self.tokens.entry(request).or_insert(token) {
+            first if first == token => Ok(()),
+            first => Err(("P7", format!("{request:?} was told token {first}, then {token}"))),
+        }
+    }
+
+    fn ended(&mut self, request: (u64, u64), end: String) -> Verdict {
+        let first = self.ends.entry(request).or_insert_with(|| end.clone());
+        // A finish that asks again after what it ended is known only as what it is: not there any more.
+        if *first == end {
+            Ok(())
+        } else {
+            Err(("P7", format!("{request:?} ended as {first}, then as {end}")))
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! What kind of world a seed makes: who takes part, what they want, and which faults there are. Each seed leaves some
+//! kinds of faults out, so that no kind hides behind another.
+
+use std::time::Duration;
+
+use lockkeeper::simulation::Spec;
+use lockkeeper_core::LockName;
+
+use crate::clock::{DRIFT_PPM_MAX, MS, Nanos, SECOND};
+use crate::dice::Dice;
+
+/// A kind of fault.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Fault {
+    NodeCrash,
+    NodeStall,
+    /// The loop runs, but no socket is read.
+    ReadStall,
+    FailedSync,
+    SlowDisk,
+    StreamBreak,
+    /// All that a client and the node send each other is held back for a while.
+    Delay,
+    ClientPause,
+    ClientCrash,
+    ClockDrift,
+    Operator,
+    /// What was sent on a stream arrives again, later, on another.
+    Ghost,
+}
+
+const FAULTS: [Fault; 12] = [
+    Fault::NodeCrash,
+    Fault::NodeStall,
+    Fault::ReadStall,
+    Fault::FailedSync,
+    Fault::SlowDisk,
+    Fault::StreamBreak,
+    Fault::Delay,
+    Fault::ClientPause,
+    Fault::ClientCrash,
+    Fault::ClockDrift,
+    Fault::Operator,
+    Fault::Ghost,
+];
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) clients: usize,
+    /// What a client's sessions are opened with: one or two a client.
+    pub(crate) specs: Vec<Spec>,
+    pub(crate) ttl_max: Nanos,
+    pub(crate) names: Vec<LockName>,
+    /// When the faults stop.
+    pub(crate) safety: Nanos,
+    pub(crate) faults: Vec<Fault>,
+    /// The mean time between two faults.
+    pub(crate) fault_every: Nanos,
+    pub(crate) drift: i64,
+    pub(crate) latency: (Nanos, Nanos),
+    /// Pauses between a caller's jobs.
+    pub(crate) idle_max: Nanos,
+    /// Of jobs, in percent.
+    pub(crate) shared: u64,
+    pub(crate) permits: u64,
+    pub(crate) subtree: u64,
+    pub(crate) drops: u64,
+    pub(crate) permit_limit: u32,
+    pub(crate) concurrency: u64,
+    /// Whether a client that knows no rule takes part.
+    pub(crate) has_hand: bool,
+}
+
+impl Scenario {
+    pub(crate) fn roll(dice: &mut Dice) -> Self {
+        let ttl = dice.pick(&[1_000, 1_000, 1_500, 3_000, 9_000]) * MS;
+        let lingers = dice.chance(40);
+        let lock_delay = if dice.chance(25) { dice.spread(20 * MS, ttl) } else { 0 };
+        let spec = |ttl: Nanos, linger: Nanos, lock_delay: Nanos| Spec {
+            ttl: Some(Duration::from_millis(ttl / MS)),
+            lock_delay: Duration::from_millis(lock_delay / MS),
+            linger: Duration::from_millis(linger / MS),
+            renew: true,
+        };
+        let linger = if lingers { dice.spread(50 * MS, ttl) } else { 0 };
+        let mut specs = vec![spec(ttl, linger, lock_delay)];
+        let second = ttl * dice.within(1, 3);
+        if dice.chance(40) {
+            specs.push(spec(second, 0, 0));
+        }
+        let ttl_max = if specs.len() > 1 { second } else { ttl };
+        let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| dice.chance(45)).collect();
+        if dice.chance(8) {
+            faults.clear();
+        }
+        let names = ["a", "a/b", "a/b/c", "d"];
+        let count = dice.within(1, names.len() as u64) as usize;
+        let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
+        Self {
+            clients: dice.within(2, 5) as usize,
+            specs,
+            ttl_max,
+            names,
+            safety: ttl * dice.within(8, 20) + 5 * SECOND,
+            faults,
+            fault_every: dice.spread(ttl / 8, 4 * ttl),
+            drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),
+            latency: (dice.spread(20_000, MS), dice.spread(MS, 30 * MS)),
+            idle_max: dice.spread(5 * MS, ttl),
+            shared: dice.pick(&[0, 0, 20, 50]),
+            permits: dice.pick(&[0, 0, 0, 30, 100]),
+            subtree: dice.pick(&[0, 0, 25]),
+            drops: dice.pick(&[0, 10, 40]),
+            permit_limit: dice.within(1, 3) as u32,
+            concurrency: dice.within(1, 3),
+            has_hand: dice.chance(50),
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Each built-in fault must be found, by the promise that it breaks. A check that finds none of these proves nothing.
+
+use lockkeeper_sim::{mutants, run};
+
+/// So many seeds find each of them.
+const SEEDS: u64 = 200;
+
+fn hunt(half: usize) {
+    let mut missed = Vec::new();
+    for mutant in mutants::ALL.iter().skip(half).step_by(2) {
+        let found = (0..SEEDS).find_map(|seed| Some((seed, run(seed, Some(*mutant), false).failure?)));
+        match found {
+            None => missed.push(format!("{}: not found in {SEEDS} seeds", mutant.name)),
+            Some((seed, failure)) if !mutant.caught_by.contains(&failure.promise.as_str()) => {
+                missed.push(format!(
+                    "{}: found as {}, not as {:?}: {}\n  replay: cargo xtask sim --seed {seed} --mutant {} --trace",
+                    mutant.name, failure.promise, mutant.caught_by, failure.what, mutant.name
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[test]
+fn every_other_mutant_is_found_from_the_first_on() {
+    hunt(0);
+}
+
+#[test]
+fn every_other_mutant_is_found_from_the_second_on() {
+    hunt(1);
+}
+
+#[test]
+fn mutants_have_names_of_their_own() {
+    let mut names: Vec<&str> = mutants::ALL.iter().map(|mutant| mutant.name).collect();
+    names.sort_unstable();
+    names.dedup();
+    assert_eq!(names.len(), mutants::ALL.len());
+}

@@ -1,0 +1,49 @@
+//! Seeds that must hold every promise, in parts so that they run side by side. A failure prints the line that replays it.
+
+use lockkeeper_sim::{Seen, run};
+
+/// Of each part; a longer run is `cargo xtask sim --seeds 5000`.
+const SEEDS: u64 = 250;
+
+fn part(number: u64) -> Seen {
+    let mut seen = Seen::default();
+    let mut broken = Vec::new();
+    for seed in number * SEEDS..(number + 1) * SEEDS {
+        let report = run(seed, None, false);
+        seen.add(report.seen);
+        if let Some(failure) = report.failure {
+            broken.push(format!(
+                "{} at {} ns: {}\n  replay: cargo xtask sim --seed {seed} --trace",
+                failure.promise, failure.at, failure.what
+            ));
+        }
+    }
+    assert!(broken.is_empty(), "{} of {SEEDS} seeds failed:\n{}", broken.len(), broken.join("\n"));
+    // Promises that were never put to the test are not kept by it.
+    assert!(
+        seen.grants > SEEDS && seen.expired > SEEDS && seen.starts > 2 * SEEDS && seen.lost > SEEDS,
+        "too little happened: {seen:?}"
+    );
+    assert!(seen.fenced > 0, "no stale section met the fence: was it needed? {seen:?}");
+    seen
+}
+
+#[test]
+fn every_promise_holds_in_the_first_part_of_the_seeds() {
+    part(0);
+}
+
+#[test]
+fn every_promise_holds_in_the_second_part_of_the_seeds() {
+    part(1);
+}
+
+#[test]
+fn every_promise_holds_in_the_third_part_of_the_seeds() {
+    part(2);
+}
+
+#[test]
+fn every_promise_holds_in_the_fourth_part_of_the_seeds() {
+    part(3);
+}

@@ -1,0 +1,148 @@
+//! What we want to reach, and how far we are from it.
+//!
+//! Responsible for the bars of one node. A bar counts as a ratio to a system that was measured in the same run, since
+//! absolute figures are of the day and of the machine; only memory, which depends on neither, has an absolute one.
+
+use std::fmt;
+
+use crate::bench::System;
+use crate::bench::maths::ratio;
+
+/// What a bar compares with.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Than {
+    /// So many times what this system has in the same run.
+    Peer(System, f64),
+    /// So many times another figure of ours in the same run, by its id.
+    Own(&'static str, f64),
+    /// This figure, on any machine.
+    Figure(f64),
+}
+
+/// One bar.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bar {
+    /// The id of the figure that has to reach it.
+    pub(crate) id: &'static str,
+    pub(crate) than: Than,
+    pub(crate) better: Better,
+}
+
+/// Which figures are good ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Better {
+    Lower,
+    Higher,
+}
+
+/// A bar that is missed by no more than this counts as met: two runs differ by as much.
+const TOLERANCE: f64 = 0.10;
+
+/// The bars, with the figures that the ratios come from: what was wanted beside what the peer had, on one day.
+pub(crate) const BARS: &[Bar] = &[
+    // 220 µs beside 145 µs.
+    bar("single.acquire.p50", Than::Peer(System::RedisFsync, 220.0 / 145.0), Better::Lower),
+    // As many as Redis that syncs too.
+    bar("pairs.64.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
+    bar("pairs.256.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
+    // 0.25 ms beside 0.44 ms, and flat: no more than a quarter slower with 256 waiters than with 2.
+    bar("handover.once.2.p50", Than::Peer(System::Zookeeper, 0.25 / 0.44), Better::Lower),
+    bar("handover.once.256.p50", Than::Own("handover.once.2.p50", 1.25), Better::Lower),
+    bar("handover.again.2.p50", Than::Peer(System::Zookeeper, 0.25 / 0.44), Better::Lower),
+    bar("handover.again.256.p50", Than::Own("handover.again.2.p50", 1.25), Better::Lower),
+    // 10 % of a core beside 42 %.
+    bar("keepalive.cpu", Than::Peer(System::Etcd, 10.0 / 42.0), Better::Lower),
+    bar("memory.bytes", Than::Figure(300.0), Better::Lower),
+];
+
+const fn bar(id: &'static str, than: Than, better: Better) -> Bar {
+    Bar { id, than, better }
+}
+
+impl Better {
+    /// Between a figure and its bar.
+    pub(crate) fn sign(self) -> char {
+        match self {
+            Better::Lower => '≤',
+            Better::Higher => '≥',
+        }
+    }
+}
+
+/// How a figure stands to its bar.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) enum Verdict {
+    /// Reached, or missed by no more than the tolerance.
+    Met,
+    /// Missed by so many parts of the bar.
+    MissedBy(f64),
+}
+
+impl Bar {
+    /// The figure to reach, when what it compares with came to `than`.
+    pub(crate) fn wanted(&self, than: f64) -> f64 {
+        match self.than {
+            Than::Peer(_, factor) | Than::Own(_, factor) => factor * than,
+            Than::Figure(figure) => figure,
+        }
+    }
+
+    /// How `ours` stands to `wanted`; `None` if one of them is no figure above zero.
+    pub(crate) fn verdict(&self, ours: f64, wanted: f64) -> Option<Verdict> {
+        let by = match self.better {
+            Better::Lower => ratio(ours, wanted)? - 1.0,
+            Better::Higher => 1.0 - ratio(ours, wanted)?,
+        };
+        Some(if by <= TOLERANCE { Verdict::Met } else { Verdict::MissedBy(by) })
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Met => f.write_str("met"),
+            Verdict::MissedBy(by) => write!(f, "missed by {:.0} %", by * 100.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn any(better: Better) -> Bar {
+        bar("any", Than::Peer(System::Etcd, 0.5), better)
+    }
+
+    #[test]
+    fn a_bar_is_a_multiple_of_what_the_peer_has_today() {
+        assert_eq!(any(Better::Lower).wanted(300.0), 150.0);
+        assert_eq!(bar("memory", Than::Figure(300.0), Better::Lower).wanted(9e9), 300.0);
+    }
+
+    #[test]
+    fn a_tenth_below_the_bar_is_met_and_more_is_missed_by_so_much() {
+        let slower = any(Better::Lower);
+        assert_eq!(slower.verdict(90.0, 100.0), Some(Verdict::Met));
+        assert_eq!(slower.verdict(109.0, 100.0), Some(Verdict::Met));
+        assert_eq!(slower.verdict(125.0, 100.0), Some(Verdict::MissedBy(0.25)));
+        let fewer = any(Better::Higher);
+        assert_eq!(fewer.verdict(110.0, 100.0), Some(Verdict::Met));
+        assert_eq!(fewer.verdict(91.0, 100.0), Some(Verdict::Met));
+        assert_eq!(fewer.verdict(75.0, 100.0), Some(Verdict::MissedBy(0.25)));
+        assert_eq!(fewer.verdict(75.0, 0.0), None);
+        assert_eq!((slower.better.sign(), fewer.better.sign()), ('≤', '≥'));
+        assert_eq!(Verdict::MissedBy(0.25).to_string(), "missed by 25 %");
+    }
+
+    #[test]
+    fn each_figure_has_one_bar_at_most_and_none_is_below_nothing() {
+        for (index, bar) in BARS.iter().enumerate() {
+            assert!(BARS[..index].iter().all(|other| other.id != bar.id), "{} has two bars", bar.id);
+            assert!(bar.wanted(1.0) > 0.0, "{bar:?}");
+            if let Than::Own(id, _) = bar.than {
+                assert!(BARS.iter().any(|other| other.id == id), "{id} is a figure of no bar");
+            }
+        }
+    }
+}

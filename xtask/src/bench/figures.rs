@@ -1,0 +1,78 @@
+//! Which figures there are.
+//!
+//! Responsible for their ids, their words and their order in the report. What brings them about stands in `workloads`.
+
+use crate::bench::Workload;
+
+/// How many clients `pairs` has, run by run.
+pub(crate) const PAIRS_CLIENTS: [usize; 2] = [64, 256];
+/// How many wait in `handover`, run by run.
+pub(crate) const WAITERS: [usize; 4] = [2, 16, 64, 256];
+
+/// One line of the report.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Figure {
+    /// Its name in the JSON file and in the bars.
+    pub(crate) id: String,
+    /// What it is, for people.
+    pub(crate) what: String,
+    pub(crate) unit: &'static str,
+    pub(crate) workload: Workload,
+}
+
+/// Every figure, in the order of the report.
+pub(crate) fn all() -> Vec<Figure> {
+    let mut all = Vec::new();
+    let mut add = |workload, id: &str, what: &str, unit| {
+        all.push(Figure { id: id.to_owned(), what: what.to_owned(), unit, workload });
+    };
+    add(Workload::Single, "single.acquire.p50", "1 client: acquire, p50", "µs");
+    add(Workload::Single, "single.acquire.p99", "1 client: acquire, p99", "µs");
+    for clients in PAIRS_CLIENTS {
+        let id = |what: &str| format!("pairs.{clients}.{what}");
+        add(Workload::Pairs, &id("rate"), &format!("{clients} clients: pairs"), "1/s");
+        add(Workload::Pairs, &id("acquire.p50"), &format!("{clients} clients: acquire, p50"), "µs");
+        add(Workload::Pairs, &id("acquire.p99"), &format!("{clients} clients: acquire, p99"), "µs");
+    }
+    for (variant, words) in [("once", "each waits once"), ("again", "holders queue again")] {
+        for waiters in WAITERS {
+            let id = |what: &str| format!("handover.{variant}.{waiters}.{what}");
+            let what = |what: &str| format!("hand-over, {waiters} waiters, {words}: {what}");
+            add(Workload::Handover, &id("p50"), &what("p50"), "µs");
+            add(Workload::Handover, &id("p99"), &what("p99"), "µs");
+            if variant == "again" {
+                add(Workload::Handover, &id("rate"), &what("to waiters"), "1/s");
+            }
+        }
+    }
+    add(Workload::Keepalive, "keepalive.cpu", "10,000 sessions kept alive: server", "% of a core");
+    add(Workload::Memory, "memory.bytes", "100,000 held locks: server's memory a lock", "bytes");
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::ValueEnum;
+
+    use super::*;
+    use crate::bench::bars::BARS;
+
+    #[test]
+    fn every_bar_is_one_of_a_figure_that_exists() {
+        let all = all();
+        for bar in BARS {
+            assert!(all.iter().any(|figure| figure.id == bar.id), "no figure has the id {}", bar.id);
+        }
+    }
+
+    #[test]
+    fn every_workload_has_figures_and_no_id_is_there_twice() {
+        let all = all();
+        for workload in Workload::value_variants() {
+            assert!(all.iter().any(|figure| figure.workload == *workload), "{workload:?} has no figure");
+        }
+        for (index, figure) in all.iter().enumerate() {
+            assert!(all[..index].iter().all(|other| other.id != figure.id), "{} is there twice", figure.id);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! The report of a run: a table for people, JSON for everything else.
+//!
+//! Responsible for medians, ratios and bars side by side. May not fail a run because a bar is missed.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use comfy_table::{Table, presets};
+use serde_json::{Map, json};
+
+use crate::Outcome;
+use crate::bench::bars::{BARS, Than};
+use crate::bench::figures::{self, Figure};
+use crate::bench::maths::{median, ratio};
+use crate::bench::workloads::Measured;
+use crate::bench::{System, Workload, name};
+
+/// What was measured.
+pub(crate) struct Report {
+    systems: Vec<System>,
+    figures: Vec<Figure>,
+    /// By figure and system: one value a round.
+    values: BTreeMap<(String, System), Vec<f64>>,
+    fdatasync_us: Vec<f64>,
+    notes: Vec<String>,
+    failed: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn new(systems: &[System], workloads: &[Workload]) -> Self {
+        let figures = figures::all().into_iter().filter(|figure| workloads.contains(&figure.workload));
+        Self {
+            systems: systems.to_vec(),
+            figures: figures.collect(),
+            values: BTreeMap::new(),
+            fdatasync_us: Vec::new(),
+            notes: Vec::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, system: System, measured: Measured) {
+        for (id, value) in measured {
+            self.values.entry((id, system)).or_default().push(value);
+        }
+    }
+
+    /// The disk, before or after.
+    pub(crate) fn fdatasync(&mut self, p50_us: f64) {
+        self.fdatasync_us.push(p50_us);
+    }
+
+    pub(crate) fn note(&mut self, note: String) {
+        if !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    pub(crate) fn fail(&mut self, system: System, error: String) {
+        self.failed.push(format!("{}: {error}", name(system)));
+    }
+
+    /// An error that names every system that could not be measured to the end.
+    pub(crate) fn failures(&self) -> Outcome {
+        if self.failed.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("not all was measured: {}", self.failed.join("; ")))
+        }
+    }
+
+    /// Prints the table, which is Markdown, and what belongs to it.
+    pub(crate) fn print(&self) {
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_MARKDOWN);
+        let peers = self.systems.iter().copied();
+        let heads = ["what".to_owned(), "unit".to_owned()].into_iter().chain(peers.clone().map(name));
+        table.set_header(heads.chain(["bar".to_owned()]));
+        for figure in &self.figures {
+            let cells = peers.clone().map(|system| self.cell(figure, system));
+            let row = [figure.what.clone(), figure.unit.to_owned()].into_iter().chain(cells);
+            table.add_row(row.chain([self.bar(figure).unwrap_or_default()]));
+        }
+        println!("{table}");
+        println!("\nMedians of the rounds. In brackets: ours divided by that system's.");
+        let disk: Vec<String> = self.fdatasync_us.iter().map(|p50| format!("{} µs", short(*p50))).collect();
+        println!("fdatasync of 128 bytes, p50, before and after: {}", disk.join(", "));
+        self.notes.iter().for_each(|note| println!("{note}"));
+    }
+
+    /// Writes every value of every round.
+    pub(crate) fn write_json(&self, file: &Path) -> Outcome {
+        let mut figures = Map::new();
+        for figure in &self.figures {
+            let mut systems = Map::new();
+            for system in &self.systems {
+                let Some(rounds) = self.values.get(&(figure.id.clone(), *system)) else { continue };
+                systems.insert(
+                    name(*system),
+                    json!({ "median": self.median(&figure.id, *system), "rounds": rounds }),
+                );
+            }
+            let value = json!({ "what": figure.what, "unit": figure.unit, "systems": systems, "bar": self.bar(figure) });
+            figures.insert(figure.id.clone(), value);
+        }
+        let value = json!({
+            "fdatasync_p50_us": self.fdatasync_us,
+            "figures": figures,
+            "notes": self.notes,
+            "failed": self.failed,
+        });
+        let text = format!("{:#}\n", value);
+        fs::write(file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
+    }
+
+    fn cell(&self, figure: &Figure, system: System) -> String {
+        let Some(value) = self.median(&figure.id, system) else { return "–".to_owned() };
+        let ours = self.median(&figure.id, System::Ours).filter(|_| system != System::Ours);
+        match ours.and_then(|ours| ratio(ours, value)) {
+            Some(ratio) => format!("{} ({})", short(value), short(ratio)),
+            None => short(value),
+        }
+    }
+
+    /// What is wanted of ours and how that stands; `None` without a bar, or without what it compares with.
+    fn bar(&self, figure: &Figure) -> Option<String> {
+        let bar = BARS.iter().find(|bar| bar.id == figure.id)?;
+        let (than, words) = match bar.than {
+            Than::Peer(system, factor) => {
+                (self.median(bar.id, system)?, format!("{factor:.2} × {}", name(system)))
+            }
+            Than::Own(id, factor) => {
+                (self.median(id, System::Ours)?, format!("{factor:.2} × that of 2 waiters"))
+            }
+            Than::Figure(_) => (0.0, "fixed".to_owned()),
+        };
+        let wanted = bar.wanted(than);
+        let sign = bar.better.sign();
+        let verdict = bar.verdict(self.median(bar.id, System::Ours)?, wanted)?;
+        Some(format!("{sign} {} ({words}): {verdict}", short(wanted)))
+    }
+
+    fn median(&self, id: &str, system: System) -> Option<f64> {
+        median(self.values.get(&(id.to_owned(), system))?)
+    }
+}
+
+/// Three digits that count, or all before the point.
+fn short(value: f64) -> String {
+    let decimals = if value.abs() >= 100.0 {
+        0
+    } else if value.abs() >= 10.0 {
+        1
+    } else {
+        2
+    };
+    format!("{value:.decimals$}")
+}

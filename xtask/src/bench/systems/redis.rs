@@ -1,0 +1,209 @@
+//! Redis: `SET NX PX` with a random value; released by a script that compares the value and deletes.
+//!
+//! Waiting as Redisson does it: the releasing script also publishes; each connection subscribes to the channel of a
+//! lock that it found taken, and a message wakes *one* of its waiters, which tries again. Without waiters to expect
+//! the release doesn't publish, which is all that many clients do.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, ExistenceCheck, PushInfo, PushKind, Script, SetExpiry, SetOptions, Value,
+};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, TTL, failed, renewals, watch_cpu};
+use crate::Outcome;
+use crate::bench::server::Server;
+
+const RELEASE: &str =
+    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
+const RELEASE_AND_TELL: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then \
+     redis.call('del', KEYS[1]) redis.call('publish', KEYS[1] .. ':free', '') return 1 end return 0";
+const EXTEND: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0";
+
+/// A message can be lost, so a waiter also looks by itself.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// More than all clients of a workload together ask at once: none waits for room in a queue.
+const QUEUED_MAX: usize = 4096;
+
+pub(crate) struct Redis {
+    connections: Vec<Connection>,
+    release: Script,
+}
+
+/// A connection and who waits on it.
+struct Connection {
+    redis: MultiplexedConnection,
+    /// One at a time, so that nobody waits for a channel that is not subscribed to yet.
+    subscribing: tokio::sync::Mutex<()>,
+    channels: Arc<Channels>,
+}
+
+/// Whom to wake for a message of a channel.
+#[derive(Default)]
+struct Channels(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
+
+pub(crate) struct Held {
+    client: usize,
+    name: String,
+    value: String,
+}
+
+impl Peer for Redis {
+    type Held = Held;
+
+    async fn connect(setup: Setup<'_>) -> Outcome<Self> {
+        let mut connections = Vec::new();
+        for _ in 0..CONNECTIONS.min(setup.clients) {
+            connections.push(Connection::open(setup.at).await?);
+        }
+        let release = Script::new(if setup.contended { RELEASE_AND_TELL } else { RELEASE });
+        Ok(Self { connections, release })
+    }
+
+    async fn acquire(&self, client: usize, name: &str) -> Outcome<Held> {
+        let connection = self.connection(client);
+        let held = Held { client, name: name.to_owned(), value: random_value()? };
+        if connection.try_acquire(&held).await? {
+            return Ok(held);
+        }
+        let freed = connection.subscribe(name).await?;
+        // A message that finds nobody waiting is kept for the next who does, so none is missed between look and wait.
+        while !connection.try_acquire(&held).await? {
+            let _ = timeout(LOOK_EVERY, freed.notified()).await;
+        }
+        Ok(held)
+    }
+
+    async fn release(&self, held: Held) -> Outcome {
+        let mut redis = self.connection(held.client).redis.clone();
+        let freed: u32 = self
+            .release
+            .key(&held.name)
+            .arg(&held.value)
+            .invoke_async(&mut redis)
+            .await
+            .map_err(failed("Redis", "release"))?;
+        if freed == 1 { Ok(()) } else { Err(format!("Redis has lost the lock {}", held.name)) }
+    }
+
+    async fn close(self) -> Outcome {
+        let mut redis = self.connection(0).redis.clone();
+        redis::cmd("FLUSHALL").query_async(&mut redis).await.map_err(failed("Redis", "forget all locks"))
+    }
+}
+
+impl Redis {
+    fn connection(&self, client: usize) -> &Connection {
+        &self.connections[client % self.connections.len()]
+    }
+
+    /// `sessions` held locks, each extended by its own script call: Redis has no sessions but these.
+    pub(crate) async fn keep_alive(
+        at: &str,
+        server: Server,
+        sessions: usize,
+        duration: Duration,
+    ) -> Outcome<f64> {
+        let peer = Arc::new(Self::connect(Setup { at, clients: CONNECTIONS, contended: false }).await?);
+        let mut renewing = JoinSet::new();
+        for number in 0..sessions {
+            let held = peer.acquire(number, &format!("lockkeeper-bench/session/{number}")).await?;
+            let mut redis = peer.connection(number).redis.clone();
+            let mut due = renewals(number, sessions);
+            renewing.spawn(async move {
+                let extend = Script::new(EXTEND);
+                loop {
+                    due.tick().await;
+                    let mut call = extend.key(&held.name);
+                    call.arg(&held.value).arg(KEEPALIVE_TTL.as_millis() as u64);
+                    let extended: Result<u32, _> = call.invoke_async(&mut redis).await;
+                    match extended {
+                        Ok(1) => {}
+                        Ok(_) => return format!("Redis let the lock {} expire", held.name),
+                        Err(error) => return failed("Redis", "extend a lock")(error),
+                    }
+                }
+            });
+        }
+        let kept = tokio::select! {
+            kept = watch_cpu(server, duration) => kept?,
+            Some(ended) = renewing.join_next() => return Err(ended.unwrap_or_else(|error| error.to_string())),
+        };
+        renewing.shutdown().await;
+        Arc::into_inner(peer).ok_or("a task of keepalive did not end")?.close().await?;
+        Ok(kept)
+    }
+}
+
+impl Connection {
+    async fn open(at: &str) -> Outcome<Self> {
+        let channels = Arc::new(Channels::default());
+        let told = channels.clone();
+        // The plan has a limit for all systems; one for each command would cost a timer a command.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let config = config.set_pipeline_buffer_size(QUEUED_MAX).set_push_sender(move |push: PushInfo| {
+            told.tell(&push);
+            Ok::<(), redis::aio::SendError>(())
+        });
+        // Messages of channels come on the same connection as answers only in this version of the protocol.
+        let client =
+            Client::open(format!("redis://{at}/?protocol=resp3")).map_err(failed("Redis", "read its URL"))?;
+        let redis = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .map_err(failed("Redis", "connect"))?;
+        Ok(Self { redis, subscribing: tokio::sync::Mutex::default(), channels })
+    }
+
+    async fn try_acquire(&self, held: &Held) -> Outcome<bool> {
+        let options = SetOptions::default()
+            .conditional_set(ExistenceCheck::NX)
+            .with_expiration(SetExpiry::PX(TTL.as_millis() as u64));
+        let mut redis = self.redis.clone();
+        let set: Option<String> = redis::cmd("SET")
+            .arg(&held.name)
+            .arg(&held.value)
+            .arg(options)
+            .query_async(&mut redis)
+            .await
+            .map_err(failed("Redis", "acquire"))?;
+        Ok(set.is_some())
+    }
+
+    /// Whom a message about lock `name` wakes.
+    async fn subscribe(&self, name: &str) -> Outcome<Arc<Notify>> {
+        let channel = format!("{name}:free");
+        let _turn = self.subscribing.lock().await;
+        if let Some(freed) = self.channels.lock().get(channel.as_bytes()) {
+            return Ok(freed.clone());
+        }
+        self.redis.clone().subscribe(&channel).await.map_err(failed("Redis", "subscribe"))?;
+        Ok(self.channels.lock().entry(channel.into_bytes()).or_default().clone())
+    }
+}
+
+impl Channels {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Arc<Notify>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, push: &PushInfo) {
+        if let (PushKind::Message, Some(Value::BulkString(channel))) = (&push.kind, push.data.first())
+            && let Some(freed) = self.lock().get(channel)
+        {
+            freed.notify_one();
+        }
+    }
+}
+
+fn random_value() -> Outcome<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| format!("the system gives no random bytes: {error}"))?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}

@@ -1,0 +1,84 @@
+//! ZooKeeper: an ephemeral sequential node with Curator's names, and a watch on the one before it.
+
+use std::time::Duration;
+
+use zookeeper_client::{Acls, Client, CreateMode, LockOptions, LockPrefix};
+
+use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, failed, many, watch_cpu};
+use crate::Outcome;
+use crate::bench::server::Server;
+
+/// Longer than any pause of a busy machine; the server allows 20 of its ticks.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(40);
+
+pub(crate) struct Zookeeper {
+    connections: Vec<Client>,
+}
+
+pub(crate) struct Held {
+    client: usize,
+    path: String,
+}
+
+impl Peer for Zookeeper {
+    type Held = Held;
+
+    async fn connect(setup: Setup<'_>) -> Outcome<Self> {
+        let connections = sessions(setup.at, CONNECTIONS.min(setup.clients), SESSION_TIMEOUT).await?;
+        Ok(Self { connections })
+    }
+
+    async fn acquire(&self, client: usize, name: &str) -> Outcome<Held> {
+        let folder = format!("/{name}");
+        let prefix = LockPrefix::new_curator(&folder, "lock-").map_err(failed("ZooKeeper", "name a lock"))?;
+        let parents = CreateMode::Persistent.with_acls(Acls::anyone_all());
+        let options = LockOptions::new(Acls::anyone_all()).with_ancestor_options(parents);
+        let options = options.map_err(failed("ZooKeeper", "name a lock"))?;
+        let lock = self.connection(client).lock(prefix, b"", options).await;
+        let lock = lock.map_err(failed("ZooKeeper", "acquire"))?;
+        let path = lock.lock_path().to_owned();
+        // Its drop would delete the node without telling when that is done: `release` deletes it, and waits.
+        std::mem::forget(lock);
+        Ok(Held { client, path })
+    }
+
+    async fn release(&self, held: Held) -> Outcome {
+        self.connection(held.client).delete(&held.path, None).await.map_err(failed("ZooKeeper", "release"))
+    }
+
+    async fn close(self) -> Outcome {
+        // A session ends when the last handle to it is gone.
+        drop(self.connections);
+        Ok(())
+    }
+}
+
+impl Zookeeper {
+    fn connection(&self, client: usize) -> &Client {
+        &self.connections[client % self.connections.len()]
+    }
+
+    /// `count` sessions, each a connection of its own, kept alive by the crate itself.
+    pub(crate) async fn keep_alive(
+        at: &str,
+        server: Server,
+        count: usize,
+        duration: Duration,
+    ) -> Outcome<f64> {
+        let sessions = sessions(at, count, KEEPALIVE_TTL).await?;
+        let cores = watch_cpu(server, duration).await?;
+        drop(sessions);
+        Ok(cores)
+    }
+}
+
+async fn sessions(at: &str, count: usize, ttl: Duration) -> Outcome<Vec<Client>> {
+    many(count, |_| {
+        let at = at.to_owned();
+        async move {
+            let session = Client::connector().with_session_timeout(ttl).connect(&at).await;
+            session.map_err(failed("ZooKeeper", "connect"))
+        }
+    })
+    .await
+}

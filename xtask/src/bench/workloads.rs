@@ -1,0 +1,276 @@
+//! What is measured, and how: the same for every system.
+//!
+//! Responsible for the clients (tasks of this process), the clock (this process's own), and for noticing if two of
+//! them ever hold one lock at once: a lock service that is fast because it doesn't exclude has no figures.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use crate::Outcome;
+use crate::bench::figures::{PAIRS_CLIENTS, WAITERS};
+use crate::bench::maths::percentile;
+use crate::bench::server::Server;
+use crate::bench::systems::{Peer, Setup};
+
+/// How many locks `memory` holds.
+const HELD: usize = 100_000;
+/// How many clients take them: as many as keep a durable server busy.
+const HOLDERS: usize = 64;
+/// How many locks the one client of `single` uses in rotation.
+const SINGLE_NAMES: usize = 16;
+/// Left out at the beginning of each measurement.
+const WARM_UP: Duration = Duration::from_millis(200);
+
+/// Figures by their ids.
+pub(crate) type Measured = Vec<(String, f64)>;
+
+/// One client takes and gives back free locks, 16 names in rotation.
+pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
+    let peer = P::connect(Setup { at, clients: 1, contended: false }).await?;
+    let names: Vec<String> =
+        (0..SINGLE_NAMES).map(|number| format!("lockkeeper-bench/single/{number}")).collect();
+    // A task like all others: the thread that waits for it takes part in nothing.
+    let client = tokio::spawn(async move {
+        let from = Instant::now() + WARM_UP;
+        let mut acquires = Vec::new();
+        for name in names.iter().cycle() {
+            let asked = Instant::now();
+            if asked >= from + duration {
+                break;
+            }
+            let held = peer.acquire(0, name).await?;
+            let took = asked.elapsed();
+            peer.release(held).await?;
+            if asked >= from {
+                acquires.push(nanos(took));
+            }
+        }
+        peer.close().await?;
+        Outcome::Ok(acquires)
+    });
+    let mut acquires = client.await.map_err(|error| error.to_string())??;
+    Ok(vec![
+        ("single.acquire.p50".to_owned(), micros(&mut acquires, 50)?),
+        ("single.acquire.p99".to_owned(), micros(&mut acquires, 99)?),
+    ])
+}
+
+/// Many clients, each with a lock of its own that it takes and gives back.
+pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
+    let mut measured = Measured::new();
+    for clients in PAIRS_CLIENTS {
+        let peer = Arc::new(P::connect(Setup { at, clients, contended: false }).await?);
+        let from = Instant::now() + WARM_UP;
+        let until = from + duration;
+        let mut running = JoinSet::new();
+        for client in 0..clients {
+            let peer = peer.clone();
+            running.spawn(async move {
+                let name = format!("lockkeeper-bench/pairs/{client}");
+                let mut acquires = Vec::new();
+                loop {
+                    let asked = Instant::now();
+                    if asked >= until {
+                        return Outcome::Ok(acquires);
+                    }
+                    let held = peer.acquire(client, &name).await?;
+                    let took = asked.elapsed();
+                    peer.release(held).await?;
+                    if asked >= from && Instant::now() <= until {
+                        acquires.push(nanos(took));
+                    }
+                }
+            });
+        }
+        let mut acquires = Vec::new();
+        while let Some(ended) = running.join_next().await {
+            acquires.extend(ended.map_err(|error| error.to_string())??);
+        }
+        close(peer).await?;
+        let id = |what: &str| format!("pairs.{clients}.{what}");
+        measured.push((id("rate"), acquires.len() as f64 / duration.as_secs_f64()));
+        measured.push((id("acquire.p50"), micros(&mut acquires, 50)?));
+        measured.push((id("acquire.p99"), micros(&mut acquires, 99)?));
+    }
+    Ok(measured)
+}
+
+/// One lock goes from holder to waiter; timed from the holder's call of release to the end of the next one's acquire,
+/// for those who had asked before that call.
+pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
+    let mut measured = Measured::new();
+    for waiters in WAITERS {
+        let peer = Arc::new(P::connect(Setup { at, clients: waiters + 1, contended: true }).await?);
+        let began = Instant::now();
+        let mut times = Vec::new();
+        while began.elapsed() < duration {
+            times.extend(each_waits_once(&peer, waiters).await?);
+        }
+        let id = |what: &str| format!("handover.once.{waiters}.{what}");
+        measured.push((id("p50"), micros(&mut times, 50)?));
+        measured.push((id("p99"), micros(&mut times, 99)?));
+
+        let mut times = holders_queue_again(&peer, waiters, duration).await?;
+        let id = |what: &str| format!("handover.again.{waiters}.{what}");
+        measured.push((id("p50"), micros(&mut times, 50)?));
+        measured.push((id("p99"), micros(&mut times, 99)?));
+        measured.push((id("rate"), times.len() as f64 / duration.as_secs_f64()));
+        close(peer).await?;
+    }
+    Ok(measured)
+}
+
+/// The contended lock, as its clients see it.
+struct Stage {
+    since: Instant,
+    /// When the last holder called release, in nanoseconds after `since`; 0 before the first.
+    released: AtomicU64,
+    is_held: AtomicBool,
+    asking: AtomicUsize,
+    stop: AtomicBool,
+}
+
+const CONTENDED: &str = "lockkeeper-bench/contended";
+
+impl Stage {
+    fn new() -> Self {
+        Self {
+            since: Instant::now(),
+            released: AtomicU64::new(0),
+            is_held: AtomicBool::new(false),
+            asking: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        nanos(self.since.elapsed())
+    }
+
+    /// Acquires; also says how long the hand-over took, if it was one.
+    async fn acquire<P: Peer>(&self, peer: &P, client: usize) -> Outcome<(P::Held, Option<u64>)> {
+        let asked = self.now();
+        self.asking.fetch_add(1, Ordering::SeqCst);
+        let held = peer.acquire(client, CONTENDED).await?;
+        let granted = self.now();
+        if self.is_held.swap(true, Ordering::SeqCst) {
+            return Err("two clients held one lock at once: this run has no figures".to_owned());
+        }
+        let released = self.released.load(Ordering::SeqCst);
+        Ok((held, (asked < released).then(|| granted.saturating_sub(released))))
+    }
+
+    async fn release<P: Peer>(&self, peer: &P, held: P::Held) -> Outcome {
+        self.is_held.store(false, Ordering::SeqCst);
+        self.released.store(self.now(), Ordering::SeqCst);
+        peer.release(held).await
+    }
+}
+
+/// A holder lets `waiters` queue up, then each has the lock once.
+async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> Outcome<Vec<u64>> {
+    let stage = Arc::new(Stage::new());
+    let (held, _) = stage.acquire(peer.as_ref(), waiters).await?;
+    let mut waiting = JoinSet::new();
+    for client in 0..waiters {
+        let (peer, stage) = (peer.clone(), stage.clone());
+        waiting.spawn(async move {
+            let (held, took) = stage.acquire(peer.as_ref(), client).await?;
+            stage.release(peer.as_ref(), held).await?;
+            Outcome::Ok(took)
+        });
+    }
+    while stage.asking.load(Ordering::SeqCst) <= waiters {
+        sleep(Duration::from_millis(1)).await;
+    }
+    // All have asked; none of these systems needs longer until it knows of them. One that comes late is still counted
+    // from the release on.
+    sleep(Duration::from_millis(20) + Duration::from_micros(200) * waiters as u32).await;
+    stage.release(peer.as_ref(), held).await?;
+    let mut times = Vec::new();
+    while let Some(ended) = waiting.join_next().await {
+        times.extend(ended.map_err(|error| error.to_string())??);
+    }
+    Ok(times)
+}
+
+/// One more client than `waiters`, each of which asks again as soon as it has released.
+async fn holders_queue_again<P: Peer>(
+    peer: &Arc<P>,
+    waiters: usize,
+    duration: Duration,
+) -> Outcome<Vec<u64>> {
+    let stage = Arc::new(Stage::new());
+    let mut running = JoinSet::new();
+    for client in 0..=waiters {
+        let (peer, stage) = (peer.clone(), stage.clone());
+        running.spawn(async move {
+            let mut times = Vec::new();
+            while !stage.stop.load(Ordering::Relaxed) {
+                let (held, took) = stage.acquire(peer.as_ref(), client).await?;
+                stage.release(peer.as_ref(), held).await?;
+                times.extend(took.filter(|_| !stage.stop.load(Ordering::Relaxed)));
+            }
+            Outcome::Ok(times)
+        });
+    }
+    sleep(duration).await;
+    stage.stop.store(true, Ordering::Relaxed);
+    let mut times = Vec::new();
+    while let Some(ended) = running.join_next().await {
+        times.extend(ended.map_err(|error| error.to_string())??);
+    }
+    Ok(times)
+}
+
+/// By how much the server grows with 100,000 locks of 32 bytes of name that are held at once.
+pub(crate) async fn memory<P: Peer>(at: &str, server: Server) -> Outcome<Measured> {
+    let peer = Arc::new(P::connect(Setup { at, clients: HOLDERS, contended: false }).await?);
+    let warm = hold(&peer, "warm", HOLDERS).await?;
+    let before = server.resident_bytes()?;
+    let held = hold(&peer, "memory", HELD).await?;
+    let grown = server.resident_bytes()?.saturating_sub(before);
+    drop((warm, held));
+    close(peer).await?;
+    Ok(vec![("memory.bytes".to_owned(), grown as f64 / HELD as f64)])
+}
+
+async fn hold<P: Peer>(peer: &Arc<P>, what: &'static str, count: usize) -> Outcome<Vec<P::Held>> {
+    let mut holding = JoinSet::new();
+    for client in 0..HOLDERS {
+        let peer = peer.clone();
+        holding.spawn(async move {
+            let mut held = Vec::new();
+            for number in (client..count).step_by(HOLDERS) {
+                // 32 bytes, whatever it is.
+                let name = format!("lockkeeper-bench/{what:0>6}/{number:08}");
+                held.push(peer.acquire(client, &name).await?);
+            }
+            Outcome::Ok(held)
+        });
+    }
+    let mut held = Vec::with_capacity(count);
+    while let Some(ended) = holding.join_next().await {
+        held.extend(ended.map_err(|error| error.to_string())??);
+    }
+    Ok(held)
+}
+
+async fn close<P: Peer>(peer: Arc<P>) -> Outcome {
+    Arc::into_inner(peer).ok_or("a client of the workload did not end")?.close().await
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// A percentile of nanoseconds, in microseconds.
+fn micros(nanos: &mut [u64], percent: usize) -> Outcome<f64> {
+    nanos.sort_unstable();
+    let value = percentile(nanos, percent).ok_or("nothing was measured: not one came to its end in time")?;
+    Ok(value as f64 / 1e3)
+}

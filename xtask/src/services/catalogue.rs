@@ -1,0 +1,208 @@
+//! Which services there are: one entry each, with everything that tells them apart.
+//!
+//! Responsible for ports, packages, and how each program is started; this is the only place that knows them. A further
+//! service is one more entry. May not run anything by itself: the functions here only describe.
+//!
+//! Ports lie outside the range that systems hand out by themselves, and none is the default port of any of these
+//! programs: Debian starts some of them when their package is installed, and that one does not matter to us.
+
+use std::fs;
+use std::process::Command;
+
+use crate::Outcome;
+use crate::needs::Need;
+use crate::services::{Place, probe};
+
+/// One service: a process on 127.0.0.1.
+#[derive(Clone, Copy)]
+pub(crate) struct Service {
+    /// What one types, and the name of its folder.
+    pub(crate) name: &'static str,
+    /// What one types for all of a kind.
+    pub(crate) family: &'static str,
+    /// Where it listens. The one above it is its own too, for what it needs besides.
+    pub(crate) port: u16,
+    /// The Debian packages that bring it.
+    pub(crate) needs: &'static [Need],
+    /// Tells the version on stdout, whether the service runs or not.
+    pub(crate) version: fn(&Place) -> Command,
+    /// Makes what must lie in its folder before it starts.
+    pub(crate) prepare: fn(&Place) -> Outcome,
+    /// Starts it, in the foreground and as one process: its pid is the one that is stopped and measured.
+    pub(crate) command: fn(&Place) -> Command,
+    /// An error that says why not, unless the service answers as a whole one does.
+    pub(crate) ready: fn(&Place) -> Result<(), String>,
+}
+
+const REDIS_SERVER: Need =
+    Need { program: "redis-server", package: "redis-server", used_by: "the services redis-*" };
+const ZOOKEEPER_JAR: &str = "/usr/share/java/zookeeper.jar";
+
+/// Redis that has synced each write to disk before it answers: the durable one.
+pub(crate) const REDIS_FSYNC: Service = Service {
+    name: "redis-fsync",
+    family: "redis",
+    port: 16390,
+    needs: &[REDIS_SERVER],
+    version: redis_version,
+    prepare: nothing,
+    command: |place| redis(place, &["--save", "", "--appendonly", "yes", "--appendfsync", "always"]),
+    ready: redis_ready,
+};
+
+/// Redis that stores nothing.
+pub(crate) const REDIS_NOFSYNC: Service = Service {
+    name: "redis-nofsync",
+    port: 16400,
+    command: |place| redis(place, &["--save", "", "--appendonly", "no"]),
+    ..REDIS_FSYNC
+};
+
+/// One node of etcd, with its defaults: it syncs each entry.
+pub(crate) const ETCD: Service = Service {
+    name: "etcd",
+    family: "etcd",
+    port: 16410,
+    needs: &[Need { program: "etcd", package: "etcd-server", used_by: "the service etcd" }],
+    version: |_| command("etcd", &["--version"]),
+    prepare: nothing,
+    command: |place| {
+        let url = format!("http://127.0.0.1:{}", place.port);
+        let peers = format!("http://127.0.0.1:{}", place.port + 1);
+        let mut command = Command::new("etcd");
+        command.arg("--data-dir").arg(place.data());
+        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
+        command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+        command.args(["--initial-cluster", &format!("default={peers}")]);
+        command
+    },
+    ready: |place| probe::ask(place.port, "GET /health HTTP/1.0\r\n\r\n", "\"health\":\"true\""),
+};
+
+/// One node of ZooKeeper, with its defaults: it syncs each transaction.
+pub(crate) const ZOOKEEPER: Service = Service {
+    name: "zookeeper",
+    family: "zookeeper",
+    port: 16420,
+    needs: &[
+        Need { program: "java", package: "default-jre-headless", used_by: "the service zookeeper" },
+        Need { program: ZOOKEEPER_JAR, package: "zookeeper", used_by: "the service zookeeper" },
+    ],
+    version: |_| command("dpkg-query", &["--show", "--showformat=${Version}", "zookeeper"]),
+    prepare: |place| {
+        let settings = format!(
+            "tickTime=2000\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
+             admin.enableServer=false\n4lw.commands.whitelist=*\n",
+            place.data().display(),
+            place.port
+        );
+        let file = place.folder.join("zoo.cfg");
+        fs::write(&file, settings).map_err(|error| format!("cannot write {}: {error}", file.display()))
+    },
+    command: |place| {
+        // The packaged script forks and keeps its pid elsewhere, so Java is started without it. The heap is large
+        // enough for the 100,000 locks of the bench.
+        let mut command = Command::new("java");
+        command.args(["-Xmx1g", "-cp", "/etc/zookeeper/conf:/usr/share/java/*"]);
+        command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(place.folder.join("zoo.cfg"));
+        command
+    },
+    ready: |place| probe::ask(place.port, "srvr", "Mode: standalone"),
+};
+
+/// All of them, in the order in which they are shown.
+pub(crate) const SERVICES: &[Service] = &[REDIS_FSYNC, REDIS_NOFSYNC, ETCD, ZOOKEEPER];
+
+fn nothing(_: &Place) -> Outcome {
+    Ok(())
+}
+
+fn command(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args);
+    command
+}
+
+fn redis(place: &Place, durability: &[&str]) -> Command {
+    let mut command = command("redis-server", &["--port", &place.port.to_string(), "--bind", "127.0.0.1"]);
+    command.arg("--dir").arg(place.data()).args(durability);
+    // A title would overwrite the command line, which says whose process it is.
+    command.args(["--set-proc-title", "no"]);
+    command
+}
+
+fn redis_version(_: &Place) -> Command {
+    command("redis-server", &["--version"])
+}
+
+fn redis_ready(place: &Place) -> Result<(), String> {
+    probe::ask(place.port, "PING\r\n", "+PONG")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    use super::*;
+
+    /// Ports on which these programs listen when Debian starts them.
+    const DEFAULT_PORTS: [u16; 6] = [6379, 2379, 2380, 2181, 2888, 3888];
+    /// Where Linux begins to hand out ports by itself.
+    const EPHEMERAL_FROM: u16 = 32768;
+
+    fn nowhere() -> Place {
+        Place { folder: "/nowhere".into(), port: 1 }
+    }
+
+    #[test]
+    fn each_service_has_a_name_a_port_and_needs_of_its_own() {
+        let names: BTreeSet<&str> = SERVICES.iter().map(|service| service.name).collect();
+        assert_eq!(names.len(), SERVICES.len(), "two services have one name");
+        // The port above a service's is its own too.
+        let ports: BTreeSet<u16> =
+            SERVICES.iter().flat_map(|service| [service.port, service.port + 1]).collect();
+        assert_eq!(ports.len(), 2 * SERVICES.len(), "two services share a port");
+        for service in SERVICES {
+            let Service { name, family, port, needs, .. } = service;
+            assert!(!name.is_empty() && name.starts_with(family), "{name}, {family}");
+            assert!(!DEFAULT_PORTS.contains(port) && (1024..EPHEMERAL_FROM).contains(port), "{name}: {port}");
+            assert!(!needs.is_empty(), "{name} comes from nowhere");
+            for Need { program, package, used_by } in *needs {
+                assert!(
+                    !program.is_empty() && !package.is_empty() && !used_by.is_empty(),
+                    "{name}: {program}"
+                );
+            }
+            assert!(!(service.version)(&nowhere()).get_program().is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_service_keeps_to_its_folder_and_says_on_its_command_line_whose_it_is() {
+        for service in SERVICES {
+            let root = tempfile::tempdir().unwrap();
+            let place = Place { folder: root.path().join(service.name), port: service.port };
+            fs::create_dir_all(place.data()).unwrap();
+            (service.prepare)(&place).unwrap();
+            let command = (service.command)(&place);
+            let args: Vec<&Path> = command.get_args().map(Path::new).collect();
+            assert!(args.iter().any(|arg| arg.starts_with(&place.folder)), "{}: {args:?}", service.name);
+            let told = fs::read_to_string(place.folder.join("zoo.cfg")).unwrap_or_default();
+            let told = format!("{args:?}\n{told}");
+            assert!(told.contains(&place.port.to_string()), "{} has no port: {told}", service.name);
+            assert!(told.contains("127.0.0.1"), "{} does not keep to loopback: {told}", service.name);
+        }
+    }
+
+    #[test]
+    fn nobody_is_ready_before_it_was_started() {
+        for service in SERVICES {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = listener.local_addr().unwrap().port();
+            drop(listener);
+            let place = Place { port, ..nowhere() };
+            assert!((service.ready)(&place).is_err(), "{}", service.name);
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! Lock services of others, for tests and benchmarks: installed, started on loopback, stopped again.
+//!
+//! Responsible for the life of each: one process, a folder below `target/services`, a port of its own. Which there are,
+//! and how each is started, stands in [`catalogue`]; whose a process is, in [`pidfile`]; whether it answers, in
+//! [`probe`]. May not keep anything between two starts: a service always begins with an empty folder.
+
+pub(crate) mod catalogue;
+mod pidfile;
+pub(crate) mod probe;
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use cargo_metadata::MetadataCommand;
+use clap::Subcommand;
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::Outcome;
+use crate::needs::{self, Need};
+use crate::process::not_started;
+use crate::services::catalogue::{SERVICES, Service};
+
+/// How long a service may take until it answers. The slowest, a Java one, needs about a second on a quiet machine.
+const READY_WITHIN: Duration = Duration::from_secs(30);
+/// How long a service may take to end by itself when it is asked to; then it is killed.
+const ENDS_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What every service needs.
+const DETACHING: &[Need] = &[
+    Need { program: "setsid", package: "util-linux", used_by: "the services, which outlive the terminal" },
+    Need { program: "bash", package: "bash", used_by: "the services, which keep no descriptors of ours" },
+];
+
+/// Closes every descriptor but the usual three, then becomes the program: a lock or a pipe of whoever called us must not
+/// stay open for as long as the service runs.
+const CLOSE_AND_BECOME: &str = r#"for fd in /proc/self/fd/*; do fd=${fd##*/}; ((fd > 2)) && eval "exec $fd>&-"; done
+exec "$@""#;
+
+/// What to do with the services of others.
+#[derive(Subcommand)]
+pub(crate) enum Services {
+    /// Install what is missing, start, and wait until all are ready; leaves alone what runs already
+    Up {
+        /// Which, by name or family: `redis-fsync`, `redis`, `etcd`, … [default: all]
+        names: Vec<String>,
+    },
+    /// Stop
+    Down {
+        /// Which, by name or family [default: all]
+        names: Vec<String>,
+    },
+    /// Show version, port, pid, and whether each is ready
+    Status {
+        /// Which, by name or family [default: all]
+        names: Vec<String>,
+    },
+}
+
+/// Runs `cargo xtask services …`.
+pub(crate) fn run(task: &Services) -> Outcome {
+    match task {
+        Services::Up { names } => up(&select(names)?),
+        Services::Down { names } => down(&select(names)?),
+        Services::Status { names } => status(&select(names)?),
+    }
+}
+
+/// Where one service lives.
+pub(crate) struct Place {
+    /// Its own folder; absolute, so that it tells our process from others by its command line.
+    pub(crate) folder: PathBuf,
+    pub(crate) port: u16,
+}
+
+impl Place {
+    /// Everything that the service stores. Emptied before each start.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("log")
+    }
+
+    fn pid_file(&self) -> PathBuf {
+        self.folder.join("pid")
+    }
+
+    /// The pid of the service, if it runs and is ours.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        pidfile::read(&self.pid_file()).filter(|pid| pidfile::is_ours(*pid, &self.folder))
+    }
+}
+
+/// Installs what `services` need, starts those that don't run, and waits until all are ready.
+pub(crate) fn up(services: &[&Service]) -> Outcome {
+    let needs: Vec<Need> =
+        services.iter().flat_map(|service| service.needs).chain(DETACHING).copied().collect();
+    needs::install(&needs, "the services need")?;
+    let root = root()?;
+    let _turn = turn(&root)?;
+    for service in services {
+        let started = start(service, &root)?;
+        let pid = place(service, &root).pid().map_or("-".to_owned(), |pid| pid.to_string());
+        let what = if started { "started" } else { "runs already" };
+        println!("{}: {what}, pid {pid}, 127.0.0.1:{}", service.name, service.port);
+    }
+    Ok(())
+}
+
+/// Stops those of `services` that run.
+pub(crate) fn down(services: &[&Service]) -> Outcome {
+    let root = root()?;
+    let _turn = turn(&root)?;
+    for service in services {
+        let stopped = stop(&place(service, &root))?;
+        println!("{}: {}", service.name, if stopped { "stopped" } else { "did not run" });
+    }
+    Ok(())
+}
+
+fn status(services: &[&Service]) -> Outcome {
+    let root = root()?;
+    println!("{:<14} {:<10} {:>6} {:>8}  state", "name", "version", "port", "pid");
+    for service in services {
+        let place = place(service, &root);
+        let pid = place.pid();
+        let state = match pid {
+            None => "does not run".to_owned(),
+            Some(_) => {
+                (service.ready)(&place).err().map_or("ready".to_owned(), |why| format!("not ready: {why}"))
+            }
+        };
+        let pid = pid.map_or("-".to_owned(), |pid| pid.to_string());
+        let version = version(service, &place).unwrap_or_else(|| "-".to_owned());
+        println!("{:<14} {version:<10} {:>6} {pid:>8}  {state}", service.name, service.port);
+    }
+    Ok(())
+}
+
+/// Where `service` lives, whether it runs or not.
+#[cfg(feature = "peers")]
+pub(crate) fn place_of(service: &Service) -> Outcome<Place> {
+    Ok(place(service, &root()?))
+}
+
+/// The version that the service's own program tells; `None` if it isn't installed.
+fn version(service: &Service, place: &Place) -> Option<String> {
+    let output = (service.version)(place).stdin(Stdio::null()).output().ok()?;
+    find_version(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Those whose name or family is in `names`, each once, in the catalogue's order; all for no names.
+fn select(names: &[String]) -> Outcome<Vec<&'static Service>> {
+    let is_meant = |service: &Service, name: &str| name == service.name || name == service.family;
+    for name in names {
+        if !SERVICES.iter().any(|service| is_meant(service, name)) {
+            let known: BTreeSet<&str> =
+                SERVICES.iter().flat_map(|service| [service.name, service.family]).collect();
+            let known: Vec<&str> = known.into_iter().collect();
+            return Err(format!("there is no service `{name}`; there are: {}", known.join(", ")));
+        }
+    }
+    let wanted = |service: &&Service| names.is_empty() || names.iter().any(|name| is_meant(service, name));
+    Ok(SERVICES.iter().filter(wanted).collect())
+}
+
+/// Starts `service` unless it runs; says whether it had to.
+fn start(service: &Service, root: &Path) -> Outcome<bool> {
+    let place = place(service, root);
+    let name = service.name;
+    if place.pid().is_some() {
+        wait_until_ready(service, &place, || place.pid().is_none())?;
+        return Ok(false);
+    }
+    if TcpStream::connect(("127.0.0.1", place.port)).is_ok() {
+        return Err(format!(
+            "{name}: port {} is taken by a process that `{}` does not name; stop that one first",
+            place.port,
+            place.pid_file().display()
+        ));
+    }
+    let failed = |what: &str, error: std::io::Error| format!("{name}: cannot {what}: {error}");
+    if place.folder.exists() {
+        fs::remove_dir_all(&place.folder).map_err(|error| failed("empty its folder", error))?;
+    }
+    fs::create_dir_all(place.data()).map_err(|error| failed("make its folder", error))?;
+    (service.prepare)(&place).map_err(|error| format!("{name}: {error}"))?;
+
+    let log = File::create(place.log()).map_err(|error| failed("make its log", error))?;
+    let log_too = log.try_clone().map_err(|error| failed("open its log", error))?;
+    let plain = (service.command)(&place);
+    // A session of its own, so that an interrupt on our terminal doesn't reach it. setsid becomes the program that it
+    // starts, with the same pid, unless it leads a process group: ours never does.
+    let mut command = Command::new("setsid");
+    command.args(["bash", "-c", CLOSE_AND_BECOME, "bash"]).arg(plain.get_program()).args(plain.get_args());
+    command.envs(plain.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    command.env(pidfile::MARK, &place.folder).current_dir(&place.folder);
+    command.stdin(Stdio::null()).stdout(log).stderr(log_too);
+    let mut child = command.spawn().map_err(|error| not_started(&command, &error))?;
+    pidfile::write(&place.pid_file(), child.id()).map_err(|error| failed("write its pid file", error))?;
+    // Not by its environment: while setsid becomes the service there is none to see.
+    wait_until_ready(service, &place, || !matches!(child.try_wait(), Ok(None)))?;
+    Ok(true)
+}
+
+fn wait_until_ready(service: &Service, place: &Place, mut has_ended: impl FnMut() -> bool) -> Outcome {
+    let name = service.name;
+    let until = Instant::now() + READY_WITHIN;
+    loop {
+        if has_ended() {
+            return Err(format!("{name} ended before it was ready; {}", end_of(&place.log())));
+        }
+        match (service.ready)(place) {
+            Ok(()) => return Ok(()),
+            Err(why) if Instant::now() >= until => {
+                let seconds = READY_WITHIN.as_secs();
+                return Err(format!(
+                    "{name} is not ready after {seconds} s: {why}; {}",
+                    end_of(&place.log())
+                ));
+            }
+            Err(_) => sleep(LOOK_EVERY),
+        }
+    }
+}
+
+/// Stops what runs at `place`; says whether anything did.
+fn stop(place: &Place) -> Outcome<bool> {
+    let Some(pid) = place.pid() else { return Ok(false) };
+    let target = Pid::from_raw(i32::try_from(pid).map_err(|_| format!("pid {pid} is no pid"))?);
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        // It may end between the look and the signal: then there is nobody left to tell.
+        let _ = kill(target, signal);
+        let until = Instant::now() + ENDS_WITHIN;
+        while Instant::now() < until {
+            if pidfile::has_ended(pid) {
+                let file = place.pid_file();
+                fs::remove_file(&file)
+                    .map_err(|error| format!("cannot remove {}: {error}", file.display()))?;
+                return Ok(true);
+            }
+            sleep(LOOK_EVERY);
+        }
+    }
+    Err(format!("process {pid} did not end, not even by SIGKILL: look at it with `ps -o stat,wchan {pid}`"))
+}
+
+/// The folder of all services: beside what cargo builds, so that `cargo clean` removes it too.
+pub(crate) fn root() -> Outcome<PathBuf> {
+    let metadata = MetadataCommand::new()
+        .no_deps()
+        .exec()
+        .map_err(|error| format!("cannot ask cargo for the target folder: {error}"))?;
+    Ok(metadata.target_directory.into_std_path_buf().join("services"))
+}
+
+fn place(service: &Service, root: &Path) -> Place {
+    Place { folder: root.join(service.name), port: service.port }
+}
+
+/// Waits until no other xtask starts or stops services, and keeps others from it until dropped.
+fn turn(root: &Path) -> Outcome<Flock<File>> {
+    let path = root.join("lock");
+    let file = fs::create_dir_all(root).and_then(|()| File::create(&path));
+    let file = file.map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, error)| format!("cannot lock {}: {error}", path.display()))
+}
+
+/// The last lines of a log, for the error of a service that doesn't come up.
+fn end_of(log: &Path) -> String {
+    const LINES: usize = 8;
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.is_empty() {
+        return format!("its log {} is empty", log.display());
+    }
+    format!("the end of {}:\n{}", log.display(), lines[lines.len().saturating_sub(LINES)..].join("\n"))
+}
+
+/// The first thing in `text` that looks like `1.2` or `1.2.3`.
+fn find_version(text: &str) -> Option<String> {
+    let numbers = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|part| part.trim_matches('.'));
+    numbers.filter(|number| number.contains('.')).map(str::to_owned).next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_found_in_what_programs_print() {
+        for (text, version) in [
+            ("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0", "7.0.15"),
+            ("etcd Version: 3.4.23\nGit SHA: Not provided", "3.4.23"),
+            ("3.8.0-11+deb12u2", "3.8.0"),
+        ] {
+            assert_eq!(find_version(text).as_deref(), Some(version), "{text}");
+        }
+        assert_eq!(find_version("command not found: 127"), None);
+    }
+
+    #[test]
+    fn a_family_stands_for_all_its_members_and_a_wrong_name_is_an_error_that_lists_the_right_ones() {
+        let names = |typed: &[&str]| -> Outcome<Vec<&str>> {
+            let typed: Vec<String> = typed.iter().map(|name| (*name).to_owned()).collect();
+            Ok(select(&typed)?.into_iter().map(|service| service.name).collect())
+        };
+        assert_eq!(names(&["redis"]), Ok(vec!["redis-fsync", "redis-nofsync"]));
+        assert_eq!(names(&["etcd", "redis-fsync", "redis-fsync"]), Ok(vec!["redis-fsync", "etcd"]));
+        assert_eq!(names(&[]).map(|names| names.len()), Ok(SERVICES.len()));
+        let error = names(&["etcd", "consul"]).unwrap_err();
+        assert!(error.contains("`consul`") && error.contains("zookeeper"), "{error}");
+    }
+
+    #[test]
+    fn a_service_that_ends_at_once_is_an_error_with_the_end_of_its_log() {
+        let root = tempfile::tempdir().unwrap();
+        let service = Service {
+            command: |_| {
+                let mut command = Command::new("sh");
+                command.args(["-c", "echo no licence found >&2; exit 3"]);
+                command
+            },
+            ready: |_| Err("nobody listens".to_owned()),
+            prepare: |_| Ok(()),
+            port: 9,
+            ..SERVICES[0]
+        };
+        let error = start(&service, root.path()).unwrap_err();
+        assert!(error.contains("ended before it was ready"), "{error}");
+        assert!(error.contains("no licence found"), "{error}");
+    }
+
+    #[test]
+    fn a_service_is_started_once_and_stopped_by_its_pid() {
+        let root = tempfile::tempdir().unwrap();
+        let service = Service {
+            command: |_| {
+                let mut command = Command::new("sleep");
+                command.arg("1000");
+                command
+            },
+            ready: |place| {
+                let pid = place.pid().ok_or("not yet")?;
+                let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                if line.starts_with("sleep") { Ok(()) } else { Err(format!("is still {line:?}")) }
+            },
+            prepare: |_| Ok(()),
+            port: 9,
+            ..SERVICES[0]
+        };
+        let place = place(&service, root.path());
+        // As a lock of the shell that called us is inherited: without the flag that closes it when a program starts.
+        let inherited = nix::unistd::dup(std::io::stdin()).unwrap();
+        assert_eq!(place.pid(), None);
+        assert_eq!(start(&service, root.path()), Ok(true));
+        let pid = place.pid();
+        assert!(pid.is_some());
+        assert_eq!(start(&service, root.path()), Ok(false));
+        let open = fs::read_dir(format!("/proc/{}/fd", pid.unwrap())).unwrap().count();
+        assert_eq!(open, 3, "a service has inherited a descriptor");
+        drop(inherited);
+        assert_eq!(place.pid(), pid);
+        assert_eq!(stop(&place), Ok(true));
+        assert_eq!(place.pid(), None);
+        assert_eq!(stop(&place), Ok(false));
+    }
+}

@@ -1,0 +1,75 @@
+//! Whether a service answers.
+//!
+//! Responsible for one question and one answer over TCP on loopback. May not know any service: what to ask and what to
+//! expect stands in the catalogue.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// On loopback a service that is there answers within a millisecond; a busy machine may take its time.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Sends `question` to 127.0.0.1:`port` and reads until `wanted` has come. With nothing wanted, a port that takes
+/// connections is enough.
+///
+/// # Errors
+/// Nobody listens, or says something else, or nothing.
+pub(crate) fn ask(port: u16, question: &str, wanted: &str) -> Result<(), String> {
+    let address = SocketAddr::from(([127, 0, 0, 1], port));
+    let mut stream = TcpStream::connect_timeout(&address, ANSWERS_WITHIN)
+        .map_err(|error| format!("port {port} does not answer: {error}"))?;
+    let limited = stream.set_read_timeout(Some(ANSWERS_WITHIN));
+    let asked = limited.and_then(|()| stream.write_all(question.as_bytes()));
+    asked.map_err(|error| format!("port {port} does not take a question: {error}"))?;
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let mut answer = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        match stream.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(read) => answer.extend_from_slice(&chunk[..read]),
+            Err(error) => return Err(format!("port {port} gives no answer: {error}")),
+        }
+        if String::from_utf8_lossy(&answer).contains(wanted) {
+            return Ok(());
+        }
+    }
+    let answer = String::from_utf8_lossy(&answer);
+    Err(format!("port {port} answered {:?}, without {wanted:?}", answer.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// Answers one connection with `answer` in two pieces, after it has read a question of `length` bytes.
+    fn answering(length: usize, answer: [&'static str; 2]) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.read_exact(&mut vec![0; length]).unwrap();
+            answer.iter().for_each(|piece| stream.write_all(piece.as_bytes()).unwrap());
+        });
+        port
+    }
+
+    #[test]
+    fn the_wanted_words_make_a_service_ready_and_other_words_are_quoted() {
+        assert_eq!(ask(answering(4, ["im", "ok"]), "ruok", "imok"), Ok(()));
+        let why = ask(answering(4, ["not ", "serving"]), "ruok", "imok").unwrap_err();
+        assert!(why.contains("not serving") && why.contains("imok"), "{why}");
+    }
+
+    #[test]
+    fn a_port_on_which_nobody_listens_is_named() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let why = ask(free, "ruok", "imok").unwrap_err();
+        assert!(why.contains(&free.to_string()), "{why}");
+    }
+}

@@ -1,0 +1,16 @@
+//! Running the simulator.
+//!
+//! Responsible for building it as its tests are built: a seed that they print runs the same code here, and nothing has to
+//! be compiled twice.
+
+use std::ffi::OsString;
+
+use crate::Outcome;
+use crate::process::{cargo, run as run_shown};
+
+/// Builds the simulator and runs it with these arguments.
+pub(crate) fn run(args: &[OsString]) -> Outcome {
+    let mut cargo = cargo();
+    cargo.args(["run", "--quiet", "--profile", "test", "--package", "lockkeeper-sim", "--"]).args(args);
+    run_shown(&mut cargo)
+}
