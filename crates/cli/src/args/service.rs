@@ -12,7 +12,7 @@ use super::Service;
 #[command(after_help = "\
 Examples:
   lockkeeper serve --data /var/lib/lockkeeper-serve
-  lockkeeper serve --data ./data --listen 127.0.0.1:0 --json     # any free port, said on standard output
+  lockkeeper serve --data ./data --listen 127.0.0.1:0 --json     # any free port
   lockkeeper run --locks lockkeeper://127.0.0.1 orders/42 -- echo it works
 
 It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operate.md how to run it.")]

@@ -146,13 +146,19 @@ fn a_lease_is_renewed_while_the_command_runs() {
 fn the_lock_stays_held_until_the_last_descendant_has_ended() {
     let place = Place::new();
     let script = "(while [ ! -e stop ]; do sleep 0.05; done) > /dev/null 2>&1 & exit 4";
-    let running = place.lockkeeper(["run", "x", "--", "sh", "-c", script]).started();
+    let told = place.path("told");
+    let mut command = place.lockkeeper(["run", "x", "--", "sh", "-c", script]);
+    let mut running = command.stderr(std::fs::File::create(&told).unwrap()).spawn().unwrap();
     // The shell itself ends at once; what it left keeps the lock.
-    wait_until("it is held", || !place.shown("x")["holders"].as_array().unwrap().is_empty());
+    wait_until("it says so", || std::fs::read_to_string(&told).unwrap().ends_with('\n'));
     assert_eq!(place.ran("run --try x -- true").code, i32::from(exit::BUSY));
     std::fs::write(place.path("stop"), "").unwrap();
-    let ended = running.ended();
-    ended.is_one_line(4, &["but left ", " running", "`x` is held until"]);
+    assert_eq!(running.wait().unwrap().code(), Some(4));
+    let said = std::fs::read_to_string(&told).unwrap();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    for words in ["but left ", " running", "`x` is held until"] {
+        assert!(said.contains(words), "no {words:?} in {said}");
+    }
     assert_eq!(place.ran("run --try x -- true").code, 0);
 }
 

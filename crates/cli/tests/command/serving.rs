@@ -99,10 +99,15 @@ fn watch_tells_the_state_then_changes_and_vacancies_and_outlives_a_restart() {
     let listening = node.listening();
     node.kill();
     watching.until("interrupted");
-    let _node = place.serve(&listening);
+    let node = place.serve(&listening);
     watching.until("synced");
-    first.signal(Signal::SIGTERM);
+    // What is gone when it comes back is told too.
+    node.kill();
+    std::fs::remove_dir_all(place.path("data")).unwrap();
+    let _node = place.serve(&listening);
+    watching.until("interrupted");
     assert_eq!(watching.until("vacant")["name"], "a");
+    watching.until("synced");
     let said = std::fs::read_to_string(place.path("watch.log")).unwrap();
     assert!(said.contains("interrupted") && said.contains("watching again"), "{said}");
 }
