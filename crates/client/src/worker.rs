@@ -1,9 +1,10 @@
 //! The thread that keeps sessions alive, with a runtime of its own: a starved or blocked user runtime must not lose
 //! locks (Redisson #2665, madelson #190).
 
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
 use crate::backend::BoxFuture;
@@ -11,6 +12,26 @@ use crate::backend::BoxFuture;
 /// Hands futures to the thread. It ends once every handle is gone and every future has ended.
 #[derive(Clone)]
 pub(crate) struct Worker(UnboundedSender<BoxFuture<()>>);
+
+/// One thread for all who share it, for as long as any of them lives.
+pub(crate) struct Shared(Mutex<Option<WeakUnboundedSender<BoxFuture<()>>>>);
+
+impl Shared {
+    pub(crate) const fn new() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    /// The thread that runs already, or a new one.
+    pub(crate) fn get(&self, name: &str) -> std::io::Result<Worker> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(jobs) = shared.as_ref().and_then(WeakUnboundedSender::upgrade) {
+            return Ok(Worker(jobs));
+        }
+        let worker = Worker::start(name)?;
+        *shared = Some(worker.0.downgrade());
+        Ok(worker)
+    }
+}
 
 impl Worker {
     /// Starts the thread.

@@ -105,7 +105,7 @@ fn count(addresses: &mut Addresses, worked: bool) {
 /// One stream, from its opening to its end.
 async fn carry(shared: &Arc<Shared>, mut client: Client) -> Over {
     let stream = shared.begin_stream();
-    let outgoing = Outgoing { shared: shared.clone(), stream };
+    let outgoing = Outgoing { shared: shared.clone(), stream, waited: false };
     // The first frame leaves with the request: nobody waits for the service's headers before it attaches.
     let opened = tokio::select! {
         opened = client.session(outgoing) => opened,

@@ -19,7 +19,7 @@ use crate::backend::{BoxFuture, Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::{Alarm, Clock};
-use crate::worker::Worker;
+use crate::worker::{self, Worker};
 
 type Handle = oneshot::Sender<Result<Answer, CallError>>;
 
@@ -227,6 +227,10 @@ impl Shared {
     }
 }
 
+/// All streams of a process are carried by one thread: what it wakes has time to answer before it comes round again, so
+/// that one frame takes it all. Two such threads would wake each other for single items.
+static IO: worker::Shared = worker::Shared::new();
+
 /// Whoever uses the service. When the last one is gone, stream and thread end.
 pub(super) struct Owner {
     pub(super) shared: Arc<Shared>,
@@ -235,7 +239,7 @@ pub(super) struct Owner {
 
 impl Owner {
     pub(super) fn start() -> Result<Self, BackendError> {
-        let worker = Worker::start("lockkeeper-service").map_err(|error| {
+        let worker = IO.get("lockkeeper-service").map_err(|error| {
             let what =
                 "the thread that talks to the lock service could not be started; raise the limit on threads";
             BackendError::caused(BackendErrorKind::Operator, what, error)
@@ -256,13 +260,23 @@ impl Drop for Owner {
 pub(super) struct Outgoing {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: StreamId,
+    /// Whether it has let everybody else have a turn since there was something to send.
+    pub(super) waited: bool,
 }
 
 impl Stream for Outgoing {
     type Item = v1::ClientFrame;
 
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<v1::ClientFrame>> {
-        let mut state = self.shared.state();
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<v1::ClientFrame>> {
+        let shared = self.shared.clone();
+        let mut state = shared.state();
+        if state.carrier.has_items() && !self.waited {
+            // Whoever is ready to answer or to ask goes first: one frame for many is cheaper than many, on both sides.
+            self.waited = true;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        self.waited = false;
         let items = state.carrier.take_frame(self.stream);
         if !items.is_empty() {
             return Poll::Ready(Some(v1::ClientFrame { items }));
