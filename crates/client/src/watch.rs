@@ -25,6 +25,7 @@ pub struct Watch {
 }
 
 impl Watch {
+    #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "only our own service can watch"))]
     pub(crate) fn new(events: Receiver<Result<WatchEvent, BackendError>>) -> Self {
         Self { events }
     }

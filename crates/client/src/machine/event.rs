@@ -73,6 +73,7 @@ pub enum Push {
     },
     /// The stream that carried the session ended at `at`, without a word of the service. With `linger`, the session
     /// is believed in for no longer than that from then on, until a later attach is acknowledged.
+    #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "only streams end"))]
     Detached {
         at: BootInstant,
     },
