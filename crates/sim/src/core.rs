@@ -25,6 +25,8 @@ pub(crate) enum Happening {
     NodeReads { run: u64, stream: StreamId },
     /// The node's disk has done a write.
     NodeWrote { run: u64 },
+    /// A step of a snapshot is done.
+    NodeStored { run: u64 },
     /// The node starts.
     NodeStarts,
     /// A client's timers are due, or its pause is over.

@@ -4,9 +4,10 @@
 //! The node is the production replica on the production log, the clients are the production machine and carrier; the
 //! disk, the network, the clocks and chance are simulated. A seed decides everything, so a run repeats byte for byte.
 //!
-//! Reading order: [`world`](run) (what happens), `node.rs`, `client/mod.rs` and `client/job.rs` (who takes part),
+//! Reading order: [`world`](run) (what happens), `node.rs` and `chores.rs`, `client/mod.rs` and `client/job.rs` (who takes part),
 //! `hand.rs`, `net.rs`, `scenario.rs`, `oracle/mod.rs` (what must be true), [`mutants`] (what must be found).
 
+mod chores;
 mod client;
 mod clock;
 mod core;

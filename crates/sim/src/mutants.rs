@@ -78,7 +78,7 @@ pub const ALL: &[Mutant] = &[
         name: "lease-counts-stalls",
         place: Place::Replica(OfReplica::LeaseCountsStalls),
         what: "time in which the node did not run counts against its sessions",
-        caught_by: &["P9"],
+        caught_by: &["P4", "P9"],
     },
     Mutant {
         name: "zero-point-forgotten",
@@ -96,7 +96,7 @@ pub const ALL: &[Mutant] = &[
         name: "dedup-forgotten",
         place: Place::Replica(OfReplica::DedupForgotten),
         what: "an acquire that is repeated runs anew",
-        caught_by: &["P2", "P7"],
+        caught_by: &["P2", "P7", "P8"],
     },
     Mutant {
         name: "wrong-queue-order",

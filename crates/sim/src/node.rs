@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use lockkeeper_core::Table;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
 use lockkeeper_replica::storage::{self, Existing, Log, Opened, Options};
 use lockkeeper_replica::{AskId, Config, Event, Output, Question, Recovered, Replica, StreamId, Write};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::store::{Founding, Record};
 
+use crate::chores::{Chores, Done, read_table};
 use crate::clock::{Clock, MS, Nanos, SECOND};
 use crate::core::{Core, Happening};
 use crate::mutants::Place;
@@ -41,6 +41,7 @@ pub(crate) struct Node {
 struct Process {
     replica: Replica,
     log: Log<MemoryDisk>,
+    chores: Chores,
     /// Arrived, and not yet read.
     sockets: BTreeMap<StreamId, VecDeque<Up>>,
     /// Streams whose socket is to be read already.
@@ -87,7 +88,7 @@ impl Node {
             seed: self.seed,
             tokens_above: TOKENS_ABOVE,
             tick: TICK,
-            snapshot_after: u64::MAX,
+            snapshot_after: core.scenario.snapshot_after,
             mutant: match core.mutant {
                 Some(Place::Replica(mutant)) => Some(mutant),
                 _ => None,
@@ -111,13 +112,20 @@ impl Node {
             }
             Err(error) => return core.broken("P10", &format!("the node refuses its own disk: {error}")),
         };
-        let Existing { hard_state, entries, log, leftovers, .. } = existing;
-        drop(leftovers);
-        core.oracle.recovered(core.now, &entries);
+        let Existing { hard_state, entries, log, leftovers, snapshot, snapshots, .. } = existing;
+        let at = snapshot.as_ref().map_or((0, 0), |it| (it.head().index, it.head().term));
+        let table = match read_table(snapshot) {
+            Ok(table) => table,
+            Err(why) => return core.broken("P10", &format!("the snapshot of entry {}: {why}", at.0)),
+        };
+        if let Err(error) = leftovers.run(&self.disk) {
+            core.note(format_args!("old files stay: {error}"));
+        }
+        core.oracle.recovered(core.now, at.0, &table, &entries);
         let recovered = Recovered {
-            table: Table::new(0),
-            snapshot_index: 0,
-            snapshot_term: 0,
+            table,
+            snapshot_index: at.0,
+            snapshot_term: at.1,
             hard_state: Some(hard_state),
             entries,
         };
@@ -129,6 +137,7 @@ impl Node {
         self.process = Some(Process {
             replica,
             log,
+            chores: Chores::new(snapshots),
             sockets: BTreeMap::new(),
             reading: BTreeSet::new(),
             inbox: VecDeque::new(),
@@ -320,6 +329,24 @@ impl Node {
         }
     }
 
+    /// A step of a snapshot has been given time enough.
+    pub(crate) fn stored(&mut self, core: &mut Core, run: u64) {
+        let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
+        if core.now < process.stopped_until {
+            return core.at(process.stopped_until, Happening::NodeStored { run });
+        }
+        match process.chores.step(&self.disk) {
+            None => {}
+            Some(Done::Step) => process.inbox.push_back(Event::SnapshotStepDone),
+            Some(Done::Failed) => process.inbox.push_back(Event::SnapshotFailed),
+            Some(Done::Stop(error)) => {
+                core.note(format_args!("node aborts: {error}"));
+                return self.crash(core, true);
+            }
+        }
+        self.turn_soon(core, core.now);
+    }
+
     fn go_on_after(&mut self, core: &mut Core, write: Write) {
         let Some(process) = &mut self.process else { return };
         if let Err(error) = process.replica.persisted(write.synced()) {
@@ -383,8 +410,17 @@ impl Node {
                     process.barriers.push(Barrier { number, waits: waits.collect() });
                     process.pass_barriers();
                 }
-                // The replica asks for neither yet.
-                Output::Snapshot(_) | Output::Compact(_) => {}
+                Output::Snapshot(step) => {
+                    process.chores.todo = Some(step);
+                    let pause = core.dice.spread(50_000, 20 * MS);
+                    core.after(pause, Happening::NodeStored { run: self.run });
+                }
+                Output::Compact(index) => {
+                    core.note(format_args!("node compacts its log up to {index}"));
+                    if let Err(error) = process.log.compact(index).run(&self.disk) {
+                        core.note(format_args!("old files stay: {error}"));
+                    }
+                }
             }
         }
         let wake = self.clock.when(process.replica.next_wake().as_nanos() as Nanos);

@@ -56,6 +56,8 @@ pub(crate) struct Scenario {
     pub(crate) faults: Vec<Fault>,
     /// The mean time between two faults.
     pub(crate) fault_every: Nanos,
+    /// Bytes of log after which the node takes a snapshot.
+    pub(crate) snapshot_after: u64,
     pub(crate) drift: i64,
     pub(crate) latency: (Nanos, Nanos),
     /// Pauses between a caller's jobs.
@@ -104,6 +106,7 @@ impl Scenario {
             safety: ttl * dice.within(8, 20) + 5 * SECOND,
             faults,
             fault_every: dice.spread(ttl / 8, 4 * ttl),
+            snapshot_after: dice.pick(&[500, 5_000, 50_000, u64::MAX]),
             drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),
             latency: (dice.spread(20_000, MS), dice.spread(MS, 30 * MS)),
             idle_max: dice.spread(5 * MS, ttl),

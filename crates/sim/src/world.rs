@@ -161,6 +161,7 @@ impl World {
             Happening::NodeTurn { run } => self.node.turn(core, run),
             Happening::NodeReads { run, stream } => self.node.reads(core, run, stream),
             Happening::NodeWrote { run } => self.node.wrote(core, run),
+            Happening::NodeStored { run } => self.node.stored(core, run),
             Happening::NodeStarts => {
                 if !self.node.is_up() {
                     self.node.start(core);

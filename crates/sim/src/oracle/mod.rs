@@ -10,7 +10,7 @@ mod told;
 
 use std::time::Duration;
 
-use lockkeeper_core::Command;
+use lockkeeper_core::{Command, Table};
 use lockkeeper_replica::{Event, Replica, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::{store, v1};
@@ -99,10 +99,10 @@ impl Oracle {
         }
     }
 
-    /// What a start of the node found in its log.
-    pub(crate) fn recovered(&mut self, now: Nanos, entries: &[store::Entry]) {
+    /// What a start of the node found: a snapshot, and the log behind it.
+    pub(crate) fn recovered(&mut self, now: Nanos, at: u64, table: &Table, entries: &[store::Entry]) {
         self.seen.starts += 1;
-        let verdict = self.history.recovered(entries);
+        let verdict = self.history.recovered(at, table, entries);
         self.judge(now, verdict);
     }
 

@@ -111,13 +111,16 @@ impl History {
         self.entries.get(&index).map(|entry| format!("{:?}", entry.commands)).unwrap_or_default()
     }
 
-    /// P10: what was applied is in the log that a start finds, as it was.
-    pub(crate) fn recovered(&mut self, found: &[store::Entry]) -> Verdict {
+    /// P10: what was applied is in the snapshot, or in the log behind it, as it was.
+    pub(crate) fn recovered(&mut self, at: u64, table: &Table, found: &[store::Entry]) -> Verdict {
         self.handed.clear();
         self.logged = (0, None);
-        self.compared = 0;
+        self.compared = at;
         self.found = None;
-        for (index, known) in self.entries.range(..=self.applied) {
+        if self.digests.get(&at) != Some(&table.snapshot().digest()) {
+            return Err(("P10", format!("the snapshot of entry {at} is not the table that was there")));
+        }
+        for (index, known) in self.entries.range(..=self.applied).filter(|(index, _)| **index > at) {
             let same = found.iter().find(|entry| entry.index == *index);
             if same.is_none_or(|entry| entry.term != known.term || entry.data != known.data) {
                 return Err((
@@ -130,7 +133,7 @@ impl History {
                 ));
             }
         }
-        self.durable = found.last().map_or(0, |entry| entry.index);
+        self.durable = found.last().map_or(at, |entry| entry.index);
         let applied = self.applied;
         found.iter().filter(|entry| entry.index > applied).try_for_each(|entry| self.keep(entry))
     }

@@ -1,0 +1,82 @@
+//! Storing snapshots beside the loop, one step at a time, and reading the newest one back.
+
+use std::io;
+
+use lockkeeper_core::{Restorer, Table};
+use lockkeeper_replica::SnapshotStep;
+use lockkeeper_replica::disk::memory::MemoryDisk;
+use lockkeeper_replica::storage::{PIECE_BYTES_MAX, SnapshotReader, SnapshotWriter, Snapshots};
+use lockkeeper_wire::store::SnapshotTail;
+
+/// The snapshot that is being written, and the step that is to be done next.
+pub(crate) struct Chores {
+    snapshots: Snapshots<MemoryDisk>,
+    open: Option<(SnapshotWriter<MemoryDisk>, u64)>,
+    pub(crate) todo: Option<SnapshotStep>,
+}
+
+/// What came of a step.
+pub(crate) enum Done {
+    Step,
+    /// It is given up; another one follows.
+    Failed,
+    /// What the disk holds is unknown: the process must end (P10).
+    Stop(io::Error),
+}
+
+impl Chores {
+    pub(crate) fn new(snapshots: Snapshots<MemoryDisk>) -> Self {
+        Self { snapshots, open: None, todo: None }
+    }
+
+    /// Does what is to be done; `None` if nothing is.
+    pub(crate) fn step(&mut self, disk: &MemoryDisk) -> Option<Done> {
+        let step = self.todo.take()?;
+        let ends = matches!(step, SnapshotStep::Finish(_));
+        Some(match self.carry_out(step, disk) {
+            Ok(()) => Done::Step,
+            Err(error) if ends => Done::Stop(error),
+            Err(_) => {
+                // What is left of it goes at the next start.
+                self.open = None;
+                Done::Failed
+            }
+        })
+    }
+
+    fn carry_out(&mut self, step: SnapshotStep, disk: &MemoryDisk) -> io::Result<()> {
+        let begun = || io::Error::other("no snapshot was begun");
+        match step {
+            SnapshotStep::Begin(head) => {
+                self.open = Some((self.snapshots.begin(&head)?, 0));
+                Ok(())
+            }
+            SnapshotStep::Piece(piece) => {
+                let (writer, pieces) = self.open.as_mut().ok_or_else(begun)?;
+                for part in piece.chunks(PIECE_BYTES_MAX) {
+                    writer.piece(part)?;
+                    *pieces += 1;
+                }
+                Ok(())
+            }
+            SnapshotStep::Finish(tail) => {
+                let (writer, pieces) = self.open.take().ok_or_else(begun)?;
+                writer.finish(&SnapshotTail { pieces, ..tail })?.run(disk)
+            }
+        }
+    }
+}
+
+/// The table of the newest snapshot.
+pub(crate) fn read_table(snapshot: Option<SnapshotReader<MemoryDisk>>) -> Result<Table, String> {
+    let Some(mut snapshot) = snapshot else { return Ok(Table::new(0)) };
+    let mut restorer = Restorer::new(0);
+    while let Some(piece) = snapshot.next_piece().map_err(|error| error.to_string())? {
+        restorer.push(&piece).map_err(|error| error.to_string())?;
+    }
+    let digest = restorer.digest().map(|digest| digest.to_le_bytes().to_vec());
+    if digest != snapshot.tail().map(|tail| tail.digest.clone()) {
+        return Err("the snapshot's digest is another than the one it was written with".to_owned());
+    }
+    restorer.finish().map_err(|error| error.to_string())
+}
