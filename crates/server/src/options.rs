@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::error::ServeError;
 
-/// Most connections at a time unless told otherwise, if the limit on open files allows it: each takes some 20 KiB.
-pub const CONNECTIONS_MAX: usize = 20_000;
+/// Most connections at a time unless told otherwise, if the limit on open files allows it: each takes some 32 KiB with a session.
+pub const CONNECTIONS_MAX: usize = 16_384;
 
 /// What a node is started with.
 #[derive(Clone, PartialEq, Eq, Debug)]

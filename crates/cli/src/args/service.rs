@@ -33,7 +33,7 @@ pub struct Serve {
     #[arg(long, value_name = "TOKEN")]
     pub tokens_above: Option<u64>,
     /// Most connections at a time
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = connections)]
+    #[arg(long, value_name = "N", default_value_t = lockkeeper_server::CONNECTIONS_MAX, value_parser = connections)]
     pub max_connections: usize,
     /// How the log on standard error is written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
