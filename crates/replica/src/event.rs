@@ -57,8 +57,8 @@ pub enum Question {
         prefix: Option<LockName>,
         /// At most so many.
         max: usize,
-        /// Begin after this one.
-        after: Option<LockName>,
+        /// Where the last page ended; 0 begins.
+        after: u64,
     },
     /// The live sessions.
     Sessions {

@@ -175,6 +175,23 @@ impl Table {
         names
     }
 
+    /// A part of [`Table::names_in_use`], in no order, at a cost that does not grow with the table: looks at `places`
+    /// places of memory, from `cursor` on (0 begins), and says where the next part begins. A name that is in use from the
+    /// first part to the last is in exactly one of them.
+    #[must_use]
+    pub fn names_in_part(
+        &self,
+        prefix: Option<&LockName>,
+        cursor: u64,
+        places: usize,
+    ) -> (Vec<LockName>, Option<u64>) {
+        let from = usize::try_from(cursor).unwrap_or(usize::MAX);
+        let (nodes, next) = self.names.part(from, places);
+        let asked = |name: &str| prefix.is_none_or(|prefix| prefix.as_str() == name || prefix.is_above(name));
+        let used = nodes.filter(|node| !matches!(node.here, Here::Idle) && asked(&node.name));
+        (used.map(|node| LockName::trusted(&node.name)).collect(), next.map(|next| next as u64))
+    }
+
     /// Who holds and who waits, with at most `waiters_max` waiters named.
     #[must_use]
     pub fn describe(&self, name: &LockName, waiters_max: usize) -> Description {

@@ -230,6 +230,14 @@ impl Names {
         }
     }
 
+    /// The nodes in the next `count` places of memory from place `from` on, and the place after them, if there is one. A
+    /// node keeps its place as long as it lives.
+    pub(super) fn part(&self, from: usize, count: usize) -> (impl Iterator<Item = &Node>, Option<usize>) {
+        let end = from.saturating_add(count).min(self.nodes.capacity());
+        let nodes = (from..end).filter_map(|place| self.nodes.get(place));
+        (nodes, (end < self.nodes.capacity()).then_some(end))
+    }
+
     /// All nodes, in the order in which they lie in memory: only for sums, sorting and checks.
     pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, &Node)> {
         self.nodes.iter().map(|(id, node)| (id as NodeId, node))

@@ -239,6 +239,7 @@ impl Replica {
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.answer_confirmed();
         self.tell_watchers();
+        self.tell_states();
         self.snapshot_step();
         self.flush_streams();
         std::mem::take(&mut self.outputs)
@@ -249,7 +250,10 @@ impl Replica {
     pub fn next_wake(&self) -> Duration {
         let due = self.book.sleep_max(self.clock.now()).filter(|_| self.lead.is_ready());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
-        let at_once = !self.queue.is_empty() || self.expiry.is_decided() || self.snapshots.is_due();
+        let at_once = !self.queue.is_empty()
+            || self.expiry.is_decided()
+            || self.snapshots.is_due()
+            || self.has_unsynced_watcher();
         if at_once { self.now } else { due }
     }
 

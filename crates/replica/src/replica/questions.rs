@@ -10,6 +10,8 @@ use super::rounds::Asked;
 use super::{Lead, Origin, Proposal, Replica};
 use crate::event::{Answer, AskId, Output, Question};
 
+/// At most so many places of the table are looked at for one page of a list: some hundred microseconds.
+const PLACES_PER_PAGE: usize = 1 << 14;
 /// Waiters named in a list of locks.
 const WAITERS_LISTED: usize = 10;
 
@@ -33,7 +35,7 @@ impl Replica {
                 let lock = Some(self.lock(&name, waiters_max));
                 Answer::Described(v1::DescribeResponse { lock })
             }
-            Question::List { prefix, max, after } => Answer::Listed(self.list(prefix, max, after.as_ref())),
+            Question::List { prefix, max, after } => Answer::Listed(self.list(prefix.as_ref(), max, after)),
             Question::Sessions { max, after } => Answer::Sessions(self.list_sessions(max, after)),
             Question::CheckToken { name, token } => Answer::Checked(self.check_token(&name, token)),
             Question::Watch { prefix } => return self.watch(ask, prefix),
@@ -68,14 +70,21 @@ impl Replica {
         }
     }
 
-    fn list(&self, prefix: Option<LockName>, max: usize, after: Option<&LockName>) -> v1::ListResponse {
-        let names = self.table.names_in_use(prefix.as_ref());
-        let first = after.map_or(0, |after| names.partition_point(|name| name <= after));
-        let page: Vec<_> = names[first..].iter().take(max).collect();
-        let more = names.len() - first > page.len();
-        let next_after = page.last().filter(|_| more).map(|name| name.to_string()).unwrap_or_default();
-        let locks = page.into_iter().map(|name| self.lock(name, WAITERS_LISTED)).collect();
-        v1::ListResponse { locks, next_after }
+    /// Bounded work a page, whatever the size of the table: others wait meanwhile.
+    fn list(&self, prefix: Option<&LockName>, max: usize, after: u64) -> v1::ListResponse {
+        let (mut names, mut cursor, mut looked) = (Vec::new(), Some(after), 0);
+        while let Some(from) = cursor
+            && names.len() < max
+            && looked < PLACES_PER_PAGE
+        {
+            let places = max - names.len();
+            let (part, next) = self.table.names_in_part(prefix, from, places);
+            names.extend(part);
+            looked += places;
+            cursor = next;
+        }
+        let locks = names.iter().map(|name| self.lock(name, WAITERS_LISTED)).collect();
+        v1::ListResponse { locks, next_after: cursor.unwrap_or(0) }
     }
 
     fn list_sessions(&self, max: usize, after: u64) -> v1::ListSessionsResponse {

@@ -116,9 +116,7 @@ impl Replica {
     fn mutated(&self, mut command: Command) -> Command {
         let is_live = |session: SessionId, seq: u64| self.table.request(session, Seq(seq)).is_some();
         match &mut command {
-            Command::Acquire(it)
-                if self.is(Mutant::DedupForgotten) && is_live(it.session, it.seq.0) =>
-            {
+            Command::Acquire(it) if self.is(Mutant::DedupForgotten) && is_live(it.session, it.seq.0) => {
                 it.seq = Seq(it.seq.0 + 1);
             }
             Command::Finish { session, target, .. } if self.is(Mutant::FinishEndsAny) => {

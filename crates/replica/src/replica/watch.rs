@@ -1,4 +1,4 @@
-//! Watchers: the state of some locks first, then every change of them, grouped by turn.
+//! Watchers: the state of some locks first, a part of it each turn, and every change of them, grouped by turn.
 
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1::{self, watch_response::What};
@@ -6,6 +6,8 @@ use lockkeeper_wire::v1::{self, watch_response::What};
 use super::Replica;
 use crate::event::{Answer, AskId, Output};
 
+/// Places of the table looked at for one part of a watcher's state: some milliseconds at most.
+const PLACES_PER_TURN: usize = 4096;
 /// Waiters named in what a watcher is told.
 const WAITERS_WATCHED: usize = 10;
 
@@ -13,6 +15,8 @@ const WAITERS_WATCHED: usize = 10;
 pub(super) struct Watcher {
     ask: AskId,
     prefix: Option<LockName>,
+    /// Where its state goes on; `None` once it has all of it.
+    state_from: Option<u64>,
 }
 
 impl Watcher {
@@ -26,15 +30,30 @@ impl Watcher {
 
 impl Replica {
     pub(super) fn watch(&mut self, ask: AskId, prefix: Option<LockName>) {
-        let watcher = Watcher { ask, prefix };
-        // Other watchers are told what has changed so far, before this one's state includes it.
-        self.tell_watchers();
-        let names = self.table.names_in_use(watcher.prefix.as_ref());
-        let state = names.iter().map(|name| What::State(self.lock(name, WAITERS_WATCHED)));
-        let told = state.chain([What::Synced(v1::WatchSynced {})]).map(response).collect();
-        self.outputs.push(Output::Answer(ask, Answer::Watched(told)));
-        self.watchers.push(watcher);
+        self.watchers.push(Watcher { ask, prefix, state_from: Some(0) });
         self.table.watch(true);
+    }
+
+    /// Whether some watcher hasn't got all of its state yet.
+    pub(super) fn has_unsynced_watcher(&self) -> bool {
+        self.watchers.iter().any(|watcher| watcher.state_from.is_some())
+    }
+
+    /// The next part of the state for each who waits for it. What it says is as new as any change told before.
+    pub(super) fn tell_states(&mut self) {
+        let mut watchers = std::mem::take(&mut self.watchers);
+        for watcher in &mut watchers {
+            let Some(from) = watcher.state_from else { continue };
+            let (names, next) = self.table.names_in_part(watcher.prefix.as_ref(), from, PLACES_PER_TURN);
+            let state = names.iter().map(|name| What::State(self.lock(name, WAITERS_WATCHED)));
+            let synced = next.is_none().then_some(What::Synced(v1::WatchSynced {}));
+            let told: Vec<v1::WatchResponse> = state.chain(synced).map(response).collect();
+            watcher.state_from = next;
+            if !told.is_empty() {
+                self.outputs.push(Output::Answer(watcher.ask, Answer::Watched(told)));
+            }
+        }
+        self.watchers = watchers;
     }
 
     /// Whoever asked is gone.

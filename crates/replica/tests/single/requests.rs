@@ -157,6 +157,34 @@ fn a_number_of_permits_is_stored_or_refused() {
 }
 
 #[test]
+fn a_list_has_every_lock_once_page_by_page_while_others_come_and_go() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 10_000, 0);
+    for seq in 1..=200 {
+        node.send(stream, vec![acquire(session, seq, &format!("kept/{seq}"), true)]);
+    }
+    let (mut seen, mut after, mut seq) = (Vec::new(), 0, 200);
+    loop {
+        let question = Question::List { prefix: Some("kept".parse().unwrap()), max: 7, after };
+        let Answer::Listed(page) = node.ask(question) else { panic!("no page") };
+        assert!(page.locks.len() <= 7);
+        seen.extend(page.locks.into_iter().map(|lock| lock.name));
+        seq += 2;
+        let passing = format!("kept/passing/{seq}");
+        node.send(stream, vec![acquire(session, seq - 1, &passing, true), finish(session, seq, seq - 1)]);
+        match page.next_after {
+            0 => break,
+            next => after = next,
+        }
+    }
+    seen.sort_unstable();
+    let mut wanted: Vec<String> = (1..=200).map(|seq| format!("kept/{seq}")).collect();
+    wanted.sort_unstable();
+    assert_eq!(seen, wanted);
+}
+
+#[test]
 fn a_shutdown_tells_every_stream_and_loses_nothing() {
     let mut node = Node::new();
     let stream = node.stream(1);

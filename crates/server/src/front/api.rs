@@ -85,7 +85,7 @@ impl Lockkeeper for Api {
         let question = Question::List {
             prefix: optional_name("prefix", &asked.prefix)?,
             max: page("page_size", asked.page_size)?,
-            after: optional_name("after", &asked.after)?,
+            after: asked.after,
         };
         match self.0.ask(&metadata, question).await? {
             Answer::Listed(response) => Ok(Response::new(response)),

@@ -24,7 +24,7 @@ async fn tools_see_who_holds_and_end_a_hold() {
     let lock = calls.describe(describe).await.unwrap().into_inner().lock.unwrap();
     assert_eq!((lock.holds[0].session, lock.holds[0].token), (session, token));
     let list = calls.list(v1::ListRequest::default()).await.unwrap().into_inner();
-    assert_eq!((list.locks[0].name.as_str(), list.next_after.as_str()), ("orders/42", ""));
+    assert_eq!((list.locks[0].name.as_str(), list.next_after), ("orders/42", 0));
     let sessions =
         calls.list_sessions(v1::ListSessionsRequest::default()).await.unwrap().into_inner().sessions;
     assert_eq!(

@@ -127,7 +127,7 @@ impl Backend for Service {
         let asker = self.asker.clone();
         let prefix = prefix.map(|prefix| prefix.as_str().to_owned()).unwrap_or_default();
         Box::pin(async move {
-            let (mut locks, mut after) = (Vec::new(), String::new());
+            let (mut locks, mut after) = (Vec::new(), 0);
             loop {
                 let asked = v1::ListRequest { prefix: prefix.clone(), page_size: PAGE, after };
                 let page = asker.ask(Asking::Again, move |mut client: Client| {
@@ -138,7 +138,9 @@ impl Backend for Service {
                 for lock in page.locks {
                     locks.push(describe::lock(lock)?);
                 }
-                if page.next_after.is_empty() {
+                if page.next_after == 0 {
+                    // The service gives them in the order of its memory.
+                    locks.sort_unstable_by(|a: &LockInfo, b| a.name.cmp(&b.name));
                     return Ok(locks);
                 }
                 after = page.next_after;
