@@ -3,7 +3,8 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
 use lockkeeper_replica::SnapshotStep;
 use lockkeeper_replica::disk::Disk;
@@ -12,6 +13,9 @@ use lockkeeper_wire::store::SnapshotTail;
 
 use crate::inbox::Inbox;
 use crate::node::{fail_stop, is_full};
+
+/// How often it is looked whether the data directory is still there: what is acknowledged after it was deleted is lost.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Something to do, in the order in which it is given.
 pub(crate) enum Chore {
@@ -35,11 +39,15 @@ pub(crate) enum Done<D: Disk> {
     NoSpare,
     /// The disk is full at a point from which there is no way on.
     Full(io::Error),
+    /// The data directory is not there any more; the thread has ended.
+    Gone,
 }
 
 /// What the thread works with.
 pub(crate) struct Chores<D: Disk> {
     pub(crate) disk: D,
+    /// Whether what this node owns is still what its path leads to.
+    pub(crate) is_in_place: Box<dyn Fn() -> bool + Send>,
     pub(crate) snapshots: Snapshots<D>,
     pub(crate) spares: SpareMaker<D>,
     pub(crate) todo: Receiver<Chore>,
@@ -71,10 +79,25 @@ impl<D: Disk> Open<D> {
 }
 
 impl<D: Disk> Chores<D> {
-    /// Runs until nobody gives chores any more.
+    /// Runs until nobody gives chores any more, or the data directory is gone.
     pub(crate) fn run(self) {
         let mut writer = None;
-        while let Ok(chore) = self.todo.recv() {
+        let mut look = Instant::now() + LOOK_EVERY;
+        loop {
+            let chore = match self.todo.recv_timeout(look.saturating_duration_since(Instant::now())) {
+                Ok(chore) => Some(chore),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if Instant::now() >= look {
+                if !(self.is_in_place)() {
+                    // Fails only while the process ends.
+                    let _ = self.done.send(Done::Gone);
+                    return self.inbox.ring();
+                }
+                look = Instant::now() + LOOK_EVERY;
+            }
+            let Some(chore) = chore else { continue };
             let done = match chore {
                 Chore::Remove(removal) => {
                     self.remove(removal);

@@ -143,6 +143,7 @@ impl<D: Disk> Node<D> {
                 Done::Full(source) => {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
                 }
+                Done::Gone => return Err(ServeError::DirectoryGone { directory: self.directory.clone() }),
             }
         }
         Ok(())
