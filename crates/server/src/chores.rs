@@ -13,6 +13,7 @@ use lockkeeper_wire::store::SnapshotTail;
 
 use crate::inbox::Inbox;
 use crate::node::{fail_stop, is_full};
+use crate::observe;
 
 /// How often it is looked whether the data directory is still there: what is acknowledged after it was deleted is lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -62,6 +63,7 @@ struct Open<D: Disk> {
     writer: SnapshotWriter<D>,
     /// As the file has them: large ones of the replica are cut.
     pieces: u64,
+    begun: Instant,
 }
 
 impl<D: Disk> Open<D> {
@@ -124,7 +126,9 @@ impl<D: Disk> Chores<D> {
             (SnapshotStep::Begin(head), before) => {
                 // One that was given up by the replica; the next start removes what is left, if this can't.
                 drop(before.map(|before| before.writer.abandon()));
-                self.snapshots.begin(&head).map(|writer| Some(Open { writer, pieces: 0 }))
+                self.snapshots
+                    .begin(&head)
+                    .map(|writer| Some(Open { writer, pieces: 0, begun: Instant::now() }))
             }
             (SnapshotStep::Piece(piece), Some(mut open)) => match open.write(&piece) {
                 Ok(()) => Ok(Some(open)),
@@ -134,15 +138,19 @@ impl<D: Disk> Chores<D> {
                     Err(error)
                 }
             },
-            (SnapshotStep::Finish(tail), Some(open)) => match open.finish(tail) {
-                Ok(older) => {
-                    self.remove(older);
-                    Ok(None)
+            (SnapshotStep::Finish(tail), Some(open)) => {
+                let (begun, bytes) = (open.begun, tail.bytes);
+                match open.finish(tail) {
+                    Ok(older) => {
+                        observe::snapshot(begun.elapsed(), bytes);
+                        self.remove(older);
+                        Ok(None)
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(error),
+                    Err(error) if is_full(&error) => return Done::Full(error),
+                    Err(error) => fail_stop(&self.directory, "a snapshot", &error),
                 }
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(error),
-                Err(error) if is_full(&error) => return Done::Full(error),
-                Err(error) => fail_stop(&self.directory, "a snapshot", &error),
-            },
+            }
             (SnapshotStep::Piece(_) | SnapshotStep::Finish(_), None) => {
                 Err(io::Error::other("no snapshot was begun"))
             }

@@ -115,9 +115,15 @@ impl<D: Disk> Node<D> {
     }
 
     fn hand_over(&mut self, outputs: &mut Vec<Output>) {
-        for output in self.replica.take_outputs() {
+        let begun = Instant::now();
+        let taken = self.replica.take_outputs();
+        let took = begun.elapsed();
+        for output in taken {
             match output {
-                Output::Snapshot(step) => self.chore(Chore::Step(step)),
+                Output::Snapshot(step) => {
+                    observe::snapshot_step(took);
+                    self.chore(Chore::Step(step));
+                }
                 Output::Compact(through) => {
                     let removal = self.log.compact(through);
                     self.chore(Chore::Remove(removal));

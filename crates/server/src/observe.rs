@@ -13,6 +13,17 @@ pub(crate) fn turn(requests: usize) {
     metrics::histogram!("lockkeeper_turn_requests").record(requests as f64);
 }
 
+/// The replica's thread was at a step of a snapshot for so long.
+pub(crate) fn snapshot_step(took: Duration) {
+    metrics::histogram!("lockkeeper_snapshot_step_seconds").record(took.as_secs_f64());
+}
+
+/// A snapshot is whole and durable.
+pub(crate) fn snapshot(took: Duration, bytes: u64) {
+    metrics::histogram!("lockkeeper_snapshot_seconds").record(took.as_secs_f64());
+    metrics::histogram!("lockkeeper_snapshot_bytes").record(bytes as f64);
+}
+
 /// So many are open.
 pub(crate) fn streams(open: usize) {
     metrics::gauge!("lockkeeper_streams").set(open as f64);

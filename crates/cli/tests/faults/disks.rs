@@ -177,26 +177,24 @@ async fn on_a_slow_disk_no_session_is_lost() {
     let mut server = Server::new("--segment-bytes 1048576");
     let shim = Shim::before(&mut server);
     server.start();
-    let locks = server.client("one").await;
+    let (locks, worker) = (server.client("one").await, server.client("worker").await);
     let mut held = Vec::new();
-    for (number, ttl) in [1, 2].into_iter().enumerate() {
-        let lock = locks.mutex(format!("kept/{number}")).ttl(Duration::from_secs(ttl));
+    for seconds in [2, 3] {
+        let lock = locks.mutex(format!("kept/{seconds}")).ttl(Duration::from_secs(seconds));
         held.push(lock.acquire().await.unwrap());
     }
+    let turn = worker.mutex("turn").ttl(LONG);
+    drop(within("it is granted", turn.acquire()).await.unwrap());
     let sessions = async || {
-        answer("the service answers", async || locks.sessions().await.ok())
-            .await
-            .iter()
-            .map(|session| session.id)
-            .collect::<Vec<_>>()
+        let listed = answer("the service answers", async || locks.sessions().await.ok()).await;
+        listed.iter().map(|session| session.id).collect::<Vec<_>>()
     };
     let before = (sessions().await, shim.get(Number::Syncs));
-    assert_eq!(before.0.len(), 2);
+    assert_eq!(before.0.len(), 3);
     shim.set(Number::DelayMs, DELAY_MS);
     // Each turn waits for two syncs: longer than the longest ttl in all.
     for _ in 0..6 {
-        let lock = locks.mutex("turn").ttl(Duration::from_secs(1));
-        let guard = within("it is granted", lock.acquire()).await.unwrap();
+        let guard = within("it is granted", turn.acquire()).await.unwrap();
         within("it is given back", guard.release()).await.unwrap();
     }
     assert!(shim.get(Number::Syncs) >= before.1 + 12, "the delay bit");
