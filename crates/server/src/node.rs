@@ -73,6 +73,7 @@ impl<D: Disk> Node<D> {
                 }
                 backlog.extend(arrived.drain(..));
             }
+            let begun = Instant::now();
             self.finish_chores(&mut spare)?;
             let mut requests = 0;
             while requests < TURN_REQUESTS_MAX
@@ -82,14 +83,14 @@ impl<D: Disk> Node<D> {
                 self.replica.handle(event);
             }
             handled += requests;
-            if requests > 0 {
-                observe::turn(requests);
-            }
             while let Some(write) = self.replica.advance()? {
                 self.append(write.record())?;
                 self.replica.persisted(write.synced())?;
             }
             self.hand_over(&mut outputs);
+            if requests > 0 {
+                observe::turn(requests, begun.elapsed());
+            }
             self.want_spare(&mut spare);
             if backlog.is_empty() {
                 self.sleep();
