@@ -36,6 +36,8 @@ pub(crate) struct Need {
 /// Every program that the tests need. A test that needs another one adds a line here, so that `cargo xtask test`
 /// passes on a machine that has nothing but Rust.
 const TEST_NEEDS: &[Need] = &[
+    Need { program: "cc", package: "gcc", used_by: "the tests of failing disks, which compile a shim" },
+    Need { program: "/usr/include/dlfcn.h", package: "libc6-dev", used_by: "the same" },
     Need { program: "bash", package: "bash", used_by: "the tests of the command, which run shell scripts" },
     Need { program: "flock", package: "util-linux", used_by: "the comparison with a bare flock" },
     Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },

@@ -3,7 +3,8 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
 
 use lockkeeper_replica::SnapshotStep;
 use lockkeeper_replica::disk::Disk;
@@ -12,6 +13,10 @@ use lockkeeper_wire::store::SnapshotTail;
 
 use crate::inbox::Inbox;
 use crate::node::{fail_stop, is_full};
+use crate::observe;
+
+/// How often it is looked whether the data directory is still there: what is acknowledged after it was deleted is lost.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// Something to do, in the order in which it is given.
 pub(crate) enum Chore {
@@ -35,11 +40,15 @@ pub(crate) enum Done<D: Disk> {
     NoSpare,
     /// The disk is full at a point from which there is no way on.
     Full(io::Error),
+    /// The data directory is not there any more; the thread has ended.
+    Gone,
 }
 
 /// What the thread works with.
 pub(crate) struct Chores<D: Disk> {
     pub(crate) disk: D,
+    /// Whether what this node owns is still what its path leads to.
+    pub(crate) is_in_place: Box<dyn Fn() -> bool + Send>,
     pub(crate) snapshots: Snapshots<D>,
     pub(crate) spares: SpareMaker<D>,
     pub(crate) todo: Receiver<Chore>,
@@ -54,6 +63,7 @@ struct Open<D: Disk> {
     writer: SnapshotWriter<D>,
     /// As the file has them: large ones of the replica are cut.
     pieces: u64,
+    begun: Instant,
 }
 
 impl<D: Disk> Open<D> {
@@ -71,10 +81,25 @@ impl<D: Disk> Open<D> {
 }
 
 impl<D: Disk> Chores<D> {
-    /// Runs until nobody gives chores any more.
+    /// Runs until nobody gives chores any more, or the data directory is gone.
     pub(crate) fn run(self) {
         let mut writer = None;
-        while let Ok(chore) = self.todo.recv() {
+        let mut look = Instant::now() + LOOK_EVERY;
+        loop {
+            let chore = match self.todo.recv_timeout(look.saturating_duration_since(Instant::now())) {
+                Ok(chore) => Some(chore),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if Instant::now() >= look {
+                if !(self.is_in_place)() {
+                    // Fails only while the process ends.
+                    let _ = self.done.send(Done::Gone);
+                    return self.inbox.ring();
+                }
+                look = Instant::now() + LOOK_EVERY;
+            }
+            let Some(chore) = chore else { continue };
             let done = match chore {
                 Chore::Remove(removal) => {
                     self.remove(removal);
@@ -101,7 +126,9 @@ impl<D: Disk> Chores<D> {
             (SnapshotStep::Begin(head), before) => {
                 // One that was given up by the replica; the next start removes what is left, if this can't.
                 drop(before.map(|before| before.writer.abandon()));
-                self.snapshots.begin(&head).map(|writer| Some(Open { writer, pieces: 0 }))
+                self.snapshots
+                    .begin(&head)
+                    .map(|writer| Some(Open { writer, pieces: 0, begun: Instant::now() }))
             }
             (SnapshotStep::Piece(piece), Some(mut open)) => match open.write(&piece) {
                 Ok(()) => Ok(Some(open)),
@@ -111,15 +138,19 @@ impl<D: Disk> Chores<D> {
                     Err(error)
                 }
             },
-            (SnapshotStep::Finish(tail), Some(open)) => match open.finish(tail) {
-                Ok(older) => {
-                    self.remove(older);
-                    Ok(None)
+            (SnapshotStep::Finish(tail), Some(open)) => {
+                let (begun, bytes) = (open.begun, tail.bytes);
+                match open.finish(tail) {
+                    Ok(older) => {
+                        observe::snapshot(begun.elapsed(), bytes);
+                        self.remove(older);
+                        Ok(None)
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(error),
+                    Err(error) if is_full(&error) => return Done::Full(error),
+                    Err(error) => fail_stop(&self.directory, "a snapshot", &error),
                 }
-                Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(error),
-                Err(error) if is_full(&error) => return Done::Full(error),
-                Err(error) => fail_stop(&self.directory, "a snapshot", &error),
-            },
+            }
             (SnapshotStep::Piece(_) | SnapshotStep::Finish(_), None) => {
                 Err(io::Error::other("no snapshot was begun"))
             }

@@ -11,6 +11,7 @@ use lockkeeper_replica::storage::{self, Existing, Log, OpenError, Opened, Snapsh
 use lockkeeper_wire::store::{Founding, Member};
 
 use crate::error::ServeError;
+use crate::options::Options;
 
 /// 2026-01-01T00:00:00Z in seconds of Unix time: from here on the tokens of new tables are counted (T1).
 const TOKENS_EPOCH_SECONDS: u64 = 1_767_225_600;
@@ -31,16 +32,16 @@ pub(crate) struct Data<D: Disk> {
 /// The directory can't be read or written, is damaged or of a newer version; no first token can be told.
 pub(crate) fn open<D: Disk>(
     disk: &D,
-    directory: &Path,
+    told: &Options,
     client_address: &str,
-    tokens_above: Option<u64>,
 ) -> Result<Data<D>, ServeError> {
+    let directory = told.data.as_path();
     let failed = |source: OpenError| ServeError::Open { directory: directory.to_owned(), source };
-    let options = storage::Options::default();
+    let options = storage::Options { segment_bytes: told.segment_bytes };
     let existing = match storage::open(disk, options).map_err(failed)? {
         Opened::Existing(existing) => existing,
         Opened::Empty => {
-            let founding = found(client_address, tokens_above, SystemTime::now())?;
+            let founding = found(client_address, told.tokens_above, SystemTime::now())?;
             storage::found(disk, options, &founding).map_err(failed)?
         }
     };

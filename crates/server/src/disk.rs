@@ -5,7 +5,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ struct Inner {
     /// The directory itself, to make names durable.
     directory: File,
     /// Held for as long as the directory is.
-    _owner: Flock<File>,
+    owner: Flock<File>,
 }
 
 impl DataDirectory {
@@ -106,13 +106,26 @@ impl DataDirectory {
             .set_len(0)
             .and_then(|()| writeln!(owner, "{}", std::process::id()))
             .map_err(io_error("write", &lock))?;
-        Ok(Self { inner: Arc::new(Inner { path, directory, _owner: owner }) })
+        Ok(Self { inner: Arc::new(Inner { path, directory, owner }) })
     }
 
     /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
+    }
+
+    /// Whether its path still leads to the lock file that this process holds: not if the directory was deleted, moved or
+    /// replaced, after which another process could own what is there now. A path that can't be looked at says nothing.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        match (fs::metadata(self.file(LOCK)), self.inner.owner.metadata()) {
+            (Ok(there), Ok(owned)) => (there.dev(), there.ino()) == (owned.dev(), owned.ino()),
+            (Err(error), _) => {
+                !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+            }
+            (Ok(_), Err(_)) => true,
+        }
     }
 
     fn file(&self, name: &str) -> PathBuf {

@@ -108,6 +108,16 @@ pub enum ServeError {
         /// What the system said.
         source: io::Error,
     },
+    /// The data directory is not what it was any more.
+    #[error(
+        "the data directory `{directory}` was deleted, moved or replaced while this node ran: nothing that it \
+         acknowledged from now on would be found again, so it stops. Put the directory back and start again; or start \
+         with an empty one, whose tokens are above the old ones"
+    )]
+    DirectoryGone {
+        /// The data directory.
+        directory: String,
+    },
     /// The replica must not go on.
     #[error("this node must stop: {0}")]
     Stopped(#[from] Fatal),

@@ -73,6 +73,7 @@ impl<D: Disk> Node<D> {
                 }
                 backlog.extend(arrived.drain(..));
             }
+            let begun = Instant::now();
             self.finish_chores(&mut spare)?;
             let mut requests = 0;
             while requests < TURN_REQUESTS_MAX
@@ -82,14 +83,14 @@ impl<D: Disk> Node<D> {
                 self.replica.handle(event);
             }
             handled += requests;
-            if requests > 0 {
-                observe::turn(requests);
-            }
             while let Some(write) = self.replica.advance()? {
                 self.append(write.record())?;
                 self.replica.persisted(write.synced())?;
             }
             self.hand_over(&mut outputs);
+            if requests > 0 {
+                observe::turn(requests, begun.elapsed());
+            }
             self.want_spare(&mut spare);
             if backlog.is_empty() {
                 self.sleep();
@@ -115,9 +116,15 @@ impl<D: Disk> Node<D> {
     }
 
     fn hand_over(&mut self, outputs: &mut Vec<Output>) {
-        for output in self.replica.take_outputs() {
+        let begun = Instant::now();
+        let taken = self.replica.take_outputs();
+        let took = begun.elapsed();
+        for output in taken {
             match output {
-                Output::Snapshot(step) => self.chore(Chore::Step(step)),
+                Output::Snapshot(step) => {
+                    observe::snapshot_step(took);
+                    self.chore(Chore::Step(step));
+                }
                 Output::Compact(through) => {
                     let removal = self.log.compact(through);
                     self.chore(Chore::Remove(removal));
@@ -143,6 +150,7 @@ impl<D: Disk> Node<D> {
                 Done::Full(source) => {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
                 }
+                Done::Gone => return Err(ServeError::DirectoryGone { directory: self.directory.clone() }),
             }
         }
         Ok(())

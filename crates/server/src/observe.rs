@@ -7,10 +7,22 @@ pub(crate) fn synced(took: Duration) {
     metrics::histogram!("lockkeeper_log_sync_seconds").record(took.as_secs_f64());
 }
 
-/// A turn handled this many requests.
-pub(crate) fn turn(requests: usize) {
+/// A turn handled this many requests, and took so long, the log's sync included.
+pub(crate) fn turn(requests: usize, took: Duration) {
+    metrics::histogram!("lockkeeper_turn_seconds").record(took.as_secs_f64());
     metrics::counter!("lockkeeper_requests_total").increment(requests as u64);
     metrics::histogram!("lockkeeper_turn_requests").record(requests as f64);
+}
+
+/// The replica's thread was at a step of a snapshot for so long.
+pub(crate) fn snapshot_step(took: Duration) {
+    metrics::histogram!("lockkeeper_snapshot_step_seconds").record(took.as_secs_f64());
+}
+
+/// A snapshot is whole and durable.
+pub(crate) fn snapshot(took: Duration, bytes: u64) {
+    metrics::histogram!("lockkeeper_snapshot_seconds").record(took.as_secs_f64());
+    metrics::histogram!("lockkeeper_snapshot_bytes").record(bytes as f64);
 }
 
 /// So many are open.

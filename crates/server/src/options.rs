@@ -8,6 +8,10 @@ use crate::error::ServeError;
 /// Most connections at a time unless told otherwise, if the limit on open files allows it: each takes some 32 KiB with a session.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
+/// The log grows by this much, in bytes, before a snapshot lets it be cut, unless told otherwise: a start replays it in
+/// about a second.
+pub const SNAPSHOT_AFTER: u64 = 64 << 20;
+
 /// What a node is started with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
@@ -23,6 +27,10 @@ pub struct Options {
     pub tokens_above: Option<u64>,
     /// Most connections at a time.
     pub connections_max: usize,
+    /// A snapshot is taken after so many bytes of log. Only tests need another value than [`SNAPSHOT_AFTER`].
+    pub snapshot_after: u64,
+    /// New segments of the log have this many bytes. Only tests need another value than the storage's own.
+    pub segment_bytes: u64,
 }
 
 impl Options {
@@ -36,6 +44,8 @@ impl Options {
             insecure: false,
             tokens_above: None,
             connections_max: CONNECTIONS_MAX,
+            snapshot_after: SNAPSHOT_AFTER,
+            segment_bytes: lockkeeper_replica::storage::Options::default().segment_bytes,
         }
     }
 

@@ -28,8 +28,6 @@ use crate::options::Options;
 
 /// The consensus' unit of time. A node alone elects itself at once, and needs it for nothing else.
 const TICK: Duration = Duration::from_millis(50);
-/// The log grows by this much, in bytes, before a snapshot lets it be cut: a start replays it in about a second.
-const SNAPSHOT_AFTER: u64 = 64 << 20;
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 /// Clients have this long to read what is left for them when the node stops.
@@ -144,14 +142,16 @@ struct Started {
 impl Started {
     fn start(options: &Options, advertised: &str) -> Result<Self, ServeError> {
         let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
-        let data = data::open(&disk, &options.data, advertised, options.tokens_above)?;
+        let data = data::open(&disk, options, advertised)?;
         let about = about(&data.founding, advertised);
         let directory = options.data.display().to_string();
-        let replica = Replica::start(config(&data.founding, &about), data.recovered, clock::now())?;
+        let replica = Replica::start(config(&data.founding, &about, options.snapshot_after), data.recovered, clock::now())?;
         let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
         let (chores, todo) = mpsc::channel();
         let (finished, done) = mpsc::channel();
+        let owned = disk.clone();
         let worker = Chores {
+            is_in_place: Box::new(move || owned.is_in_place()),
             disk,
             snapshots: data.snapshots,
             spares: data.log.spare_maker(),
@@ -201,7 +201,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn config(founding: &Founding, about: &About) -> Config {
+fn config(founding: &Founding, about: &About, snapshot_after: u64) -> Config {
     let seed = founding.incarnation.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
     Config {
         node: founding.node,
@@ -210,7 +210,7 @@ fn config(founding: &Founding, about: &About) -> Config {
         seed,
         tokens_above: founding.tokens_above,
         tick: TICK,
-        snapshot_after: SNAPSHOT_AFTER,
+        snapshot_after,
         mutant: None,
     }
 }

@@ -35,6 +35,12 @@ pub struct Serve {
     /// Most connections at a time
     #[arg(long, value_name = "N", default_value_t = lockkeeper_server::CONNECTIONS_MAX, value_parser = connections)]
     pub max_connections: usize,
+    /// For tests: take a snapshot after so many bytes of log
+    #[arg(long, value_name = "BYTES", hide = true)]
+    pub snapshot_after: Option<u64>,
+    /// For tests: make new parts of the log with so many bytes
+    #[arg(long, value_name = "BYTES", hide = true)]
+    pub segment_bytes: Option<u64>,
     /// How the log on standard error is written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
     pub log: LogFormat,

@@ -22,13 +22,16 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     let data = std::path::absolute(&args.data).unwrap_or_else(|_| args.data.clone());
     let advertise = args.advertise.clone();
     let json = args.json;
+    let usual = Options::new(&data);
     let options = Options {
+        snapshot_after: args.snapshot_after.unwrap_or(usual.snapshot_after),
+        segment_bytes: args.segment_bytes.unwrap_or(usual.segment_bytes),
         listen: args.listen,
         advertise: args.advertise,
         insecure: args.insecure,
         tokens_above: args.tokens_above,
         connections_max: args.max_connections,
-        ..Options::new(&data)
+        ..usual
     };
     lockkeeper_server::run(options, move |running| ready(&running, advertise.as_deref(), &data, json))
         .map_err(failure)?;

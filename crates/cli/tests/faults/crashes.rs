@@ -1,0 +1,62 @@
+//! A node that is killed again and again under load loses nothing that it acknowledged (P10), and nobody notices but by
+//! waiting (P7).
+
+use lockkeeper::{LockName, Wait};
+
+use crate::load::Load;
+use crate::server::{LONG, Server, answer, within};
+
+const KILLS: u64 = 12;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_killed_under_load_keeps_every_hold_and_every_turn() {
+    let mut server = Server::started("");
+    let (one, two) = (server.client("one").await, server.client("two").await);
+    // Held and waited for over all of it.
+    let kept = one.mutex("kept").ttl(LONG).acquire().await.unwrap();
+    let token = kept.token();
+    let waiter = tokio::spawn({
+        let lock = two.mutex("kept").ttl(LONG);
+        async move { lock.acquire().await }
+    });
+    let name: LockName = "kept".parse().unwrap();
+    let watcher = server.client("watcher").await;
+    let waiters = async || {
+        let info = watcher.inspect(&name).await.ok()?;
+        let holders: Vec<_> = info.holders.iter().map(|holder| holder.token).collect();
+        (info.waiter_count == 1).then_some(holders)
+    };
+    answer("the waiter is in the queue", waiters).await;
+
+    let load = Load::start(vec![one.clone(), two.clone()], 2, 5);
+    for kill in 0..KILLS {
+        // Another point of the load each time.
+        load.goes_on(20 + kill * 7);
+        server.kill();
+        server.start();
+        let holders = answer("the waiter is in the queue still", waiters).await;
+        assert_eq!(holders, [Some(token)], "after kill {kill}");
+        assert_eq!(kept.loss(), None, "after kill {kill}");
+    }
+    load.goes_on(20);
+    within("the service confirms the hold", kept.verify()).await.unwrap();
+    within("the hold is given back", kept.release()).await.unwrap();
+    let next = within("the waiter has its turn", waiter).await.unwrap().unwrap();
+    assert!(next.token() > token);
+    let free = one.mutex("kept").ttl(LONG).wait(Wait::No).acquire().await;
+    assert!(free.is_err(), "the waiter's hold excludes");
+    within("the hold is given back", next.release()).await.unwrap();
+
+    let done = load.checked().await;
+    assert!(
+        done.granted > 20 * KILLS && done.dropped > 0,
+        "{} granted, {} dropped",
+        done.granted,
+        done.dropped
+    );
+    answer("nothing is left", async || {
+        let status = watcher.status().await.ok()?;
+        ((status.sessions, status.requests) == (0, 0)).then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,14 @@
+//! Real processes and real faults: nodes that are killed, stopped, and robbed of their disk, under load of the library.
+//!
+//! Each test has a node, a port and a directory of its own, and ends what it started by process id. The tests of disks
+//! need root (a mount) and a C compiler (a shim before `fdatasync`); where one is missing they fail and say so.
+#![cfg(target_os = "linux")]
+
+mod crashes;
+mod directory;
+mod disks;
+mod load;
+mod server;
+mod shim;
+mod snapshots;
+mod stalls;

@@ -1,0 +1,184 @@
+//! A real `serve` process on a port that it keeps over restarts, and waiting with a deadline.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{Fenced, Locks};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+/// Far longer than anything here takes, also on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// For holds that must outlive everything that is done to the service.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+/// A node with its place on disk; killed when dropped.
+pub(crate) struct Server {
+    place: tempfile::TempDir,
+    /// Where its data are.
+    pub(crate) data: PathBuf,
+    listen: String,
+    options: Vec<String>,
+    environment: Vec<(String, String)>,
+    child: Option<Child>,
+}
+
+impl Server {
+    /// One that was not started yet, with options for `serve` that have no spaces in them.
+    pub(crate) fn new(options: &str) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        Self {
+            data: place.path().join("data"),
+            place,
+            listen: "127.0.0.1:0".to_owned(),
+            options: options.split_whitespace().map(str::to_owned).collect(),
+            environment: Vec::new(),
+            child: None,
+        }
+    }
+
+    /// One that serves.
+    pub(crate) fn started(options: &str) -> Self {
+        let mut server = Self::new(options);
+        server.start();
+        server
+    }
+
+    /// The next starts have this environment beside their own, and no other.
+    pub(crate) fn environment(&mut self, variables: &[(&str, &Path)]) {
+        let pair = |(name, value): &(&str, &Path)| ((*name).to_owned(), value.display().to_string());
+        self.environment = variables.iter().map(pair).collect();
+    }
+
+    /// A path beside its data.
+    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+        self.place.path().join(name)
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("LOCKKEEPER_") {
+                command.env_remove(name);
+            }
+        }
+        let log = File::options().create(true).append(true).open(self.beside("log")).unwrap();
+        command
+            .arg("serve")
+            .arg("--data")
+            .arg(&self.data)
+            .args(["--listen", &self.listen, "--json"])
+            .args(&self.options)
+            .envs(self.environment.iter().cloned())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(log);
+        command
+    }
+
+    /// Starts it and waits until it serves, from the second time on at the port of the first.
+    pub(crate) fn start(&mut self) {
+        assert!(self.child.is_none(), "it runs already");
+        let mut child = self.command().spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        self.child = Some(child);
+        let (tell, lines) = mpsc::channel();
+        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let Ok(line) = lines.recv_timeout(PATIENCE) else { panic!("it did not serve: {}", self.log()) };
+        let said: Value = serde_json::from_str(&line).unwrap();
+        said["listening"].as_str().unwrap().clone_into(&mut self.listen);
+    }
+
+    /// Starts it where it can't go on, and says how it ended.
+    pub(crate) fn refused(&mut self) -> ExitStatus {
+        self.child = Some(self.command().spawn().unwrap());
+        self.ended()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let id = self.child.as_ref().expect("it runs").id();
+        kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        self.signal(Signal::SIGKILL);
+        let status = self.ended();
+        assert_eq!(status.signal(), Some(Signal::SIGKILL as i32), "it ended by itself: {}", self.log());
+    }
+
+    /// Waits until it has ended by itself.
+    pub(crate) fn ended(&mut self) -> ExitStatus {
+        let mut child = self.child.take().expect("it runs");
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status;
+            }
+            if Instant::now() > deadline {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                panic!("it did not end: {}", self.log());
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Its log, of all its starts.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.beside("log")).unwrap_or_default()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("lockkeeper://{}", self.listen)
+    }
+
+    pub(crate) async fn client(&self, label: &str) -> Locks<Fenced> {
+        Locks::connect_as(&self.url(), label).await.unwrap().fenced().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Asks until it is so.
+#[track_caller]
+pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Asks until there is an answer.
+pub(crate) async fn answer<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// What must come, within [`PATIENCE`].
+pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let Ok(value) = tokio::time::timeout(PATIENCE, future).await else {
+        panic!("waited in vain until {what}")
+    };
+    value
+}

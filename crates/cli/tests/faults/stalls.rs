@@ -1,0 +1,198 @@
+//! Stalls: of the service (P9), and of a holder (P5, P3).
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lockkeeper::{BootInstant, Fenced, LockName, Locks, LossCause};
+use lockkeeper_fence::{FileError, FileFence, Refused, Section};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::server::{LONG, PATIENCE, Server, answer, within};
+
+const SECOND: Duration = Duration::from_secs(1);
+/// Longer than every ttl of a session that is to feel it.
+const STALL: Duration = Duration::from_secs(4);
+/// Tells this test binary, started anew, to be a holder: `URL`, then the file behind a fence.
+const HOLDER: &str = "LK_FAULTS_HOLDER";
+const HOLDER_FILE: &str = "LK_FAULTS_HOLDER_FILE";
+
+/// The ids of all live sessions.
+async fn sessions(locks: &Locks<Fenced>) -> Vec<u64> {
+    answer("the service answers", async || locks.sessions().await.ok()).await.iter().map(|it| it.id).collect()
+}
+
+/// Holder, waiters in their order.
+async fn queue(locks: &Locks<Fenced>, name: &str) -> (Option<String>, Vec<String>) {
+    let name: LockName = name.parse().unwrap();
+    let info = answer("the service answers", async || locks.inspect(&name).await.ok()).await;
+    let holder = info.holders.first().map(|holder| holder.owner.clone());
+    (holder, info.waiters.iter().map(|waiter| waiter.owner.clone()).collect())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_stood_still_for_longer_than_every_ttl_ends_no_session() {
+    let server = Server::started("");
+    let watcher = server.client("watcher").await;
+    let holder = server.client("holder").await;
+    let short = holder.mutex("short").ttl(SECOND).acquire().await.unwrap();
+    let other = holder.mutex("other").ttl(2 * SECOND).acquire().await.unwrap();
+    let long = holder.mutex("long").ttl(LONG).acquire().await.unwrap();
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let mut order = Vec::new();
+    for (name, label) in [("short", "first"), ("short", "second"), ("long", "third")] {
+        let client = server.client(label).await;
+        order.push(label.to_owned());
+        let tell = tell.clone();
+        tokio::spawn(async move {
+            let granted = client.mutex(name).ttl(SECOND).acquire().await;
+            // With its client, which would end its session otherwise.
+            tell.send((label, client, granted)).map_err(|_| "the test is over")
+        });
+        answer("it is in the queue", async || {
+            queue(&watcher, name).await.1.contains(&label.to_owned()).then_some(())
+        })
+        .await;
+    }
+    let before = sessions(&watcher).await;
+    assert_eq!(before.len(), 6, "three of the holder, three of waiters");
+
+    let stopped = Instant::now();
+    server.signal(Signal::SIGSTOP);
+    // While it stands still, the deadlines pass on this side (P5).
+    for guard in [&short, &other] {
+        within("the loss is told", guard.lost().cancelled()).await;
+        assert_eq!(guard.loss(), Some(LossCause::Expired));
+    }
+    // The fault itself: it lasts until then.
+    tokio::time::sleep_until((stopped + STALL).into()).await;
+    assert!(told.try_recv().is_err(), "nobody answers, nobody is granted anything");
+    server.signal(Signal::SIGCONT);
+
+    // The lost hold is finished by its client, so that the queue goes on, in its order.
+    let mut last = short.token();
+    let mut clients = Vec::new();
+    for label in ["first", "second"] {
+        let (who, client, granted) = within("the queue goes on", told.recv()).await.unwrap();
+        let granted = granted.unwrap();
+        assert_eq!(who, label);
+        assert!(granted.token() > last);
+        last = granted.token();
+        within("it is given back", granted.release()).await.unwrap();
+        clients.push(client);
+    }
+    assert_eq!(queue(&watcher, "long").await, (Some("holder".into()), vec!["third".into()]));
+    within("the hold is confirmed", long.verify()).await.unwrap();
+    assert_eq!(short.loss(), Some(LossCause::Expired), "a loss is for good");
+    assert_eq!(sessions(&watcher).await, before, "the same sessions, none ended, none opened anew");
+    // The same `Locks`, with the same sessions.
+    for (name, ttl) in [("short/new", SECOND), ("other", 2 * SECOND)] {
+        let again = holder.mutex(name).ttl(ttl);
+        let again = within("a new acquire works", again.acquire()).await.unwrap();
+        within("it is given back", again.release()).await.unwrap();
+    }
+    assert_eq!(sessions(&watcher).await, before);
+    within("the hold is given back", long.release()).await.unwrap();
+    let (who, _client, granted) = within("the last waiter has its turn", told.recv()).await.unwrap();
+    assert!(who == "third" && granted.is_ok());
+}
+
+/// A process that holds a lock and works behind a fence. Continued, killed when dropped.
+struct Holder {
+    child: Child,
+    lines: std::sync::mpsc::Receiver<String>,
+}
+
+impl Holder {
+    fn start(url: &str, file: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "stalls::the_process_that_holds", "--nocapture"])
+            .env(HOLDER, url)
+            .env(HOLDER_FILE, file)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (tell, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        Self { child, lines }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+    }
+
+    /// The number behind this word in what it says next.
+    fn says(&self, word: &str) -> u64 {
+        loop {
+            let line =
+                self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("it did not say {word:?}"));
+            // The test harness may write before it on the same line.
+            if let Some((_, rest)) = line.split_once(&format!("<{word} ")) {
+                return rest.trim_end_matches('>').parse().unwrap();
+            }
+        }
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn say(word: &str, number: u64) {
+    let mut out = std::io::stdout();
+    writeln!(out, "<{word} {number}>").and_then(|()| out.flush()).unwrap();
+}
+
+/// No test by itself: without its order it only shows that it has none.
+#[tokio::test]
+async fn the_process_that_holds() {
+    let (Ok(url), Some(file)) = (std::env::var(HOLDER), std::env::var_os(HOLDER_FILE)) else { return };
+    let locks = Locks::connect_as(&url, "stopped").await.unwrap().fenced().unwrap();
+    let fence = FileFence::new(PathBuf::from(file)).unwrap();
+    let guard = locks.mutex("job").ttl(2 * SECOND).acquire().await.unwrap();
+    let section = Section::exclusive(guard.token());
+    fence.enter(section).unwrap();
+    fence.write(section, b"of the first").unwrap();
+    say("holds", guard.token().get());
+    let mut valid_until = 0;
+    while let Ok(Some(until)) = guard.valid_until() {
+        valid_until = until.as_nanos();
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    say("lost", valid_until);
+    let refused = fence.write(section, b"of the first, late");
+    say("refused", u64::from(matches!(refused, Err(FileError::Refused(Refused::Stale { .. })))));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stopped_holder_finds_its_hold_lost_and_its_write_refused() {
+    let server = Server::started("");
+    let file = server.beside("resource");
+    let holder = Holder::start(&server.url(), &file);
+    let first = holder.says("holds");
+    holder.signal(Signal::SIGSTOP);
+    let locks = server.client("next").await;
+    let next = within("the next one is granted", locks.mutex("job").ttl(LONG).acquire()).await.unwrap();
+    let granted_at = BootInstant::now().as_nanos();
+    assert!(next.token().get() > first);
+    let fence = FileFence::new(&file).unwrap();
+    let section = Section::exclusive(next.token());
+    fence.enter(section).unwrap();
+    assert_eq!(fence.read().unwrap().as_deref(), Some(&b"of the first"[..]));
+
+    // The stopped one wakes between the other's read and write: a check of writes only would let it through.
+    holder.signal(Signal::SIGCONT);
+    let (valid_until, refused) = (holder.says("lost"), holder.says("refused"));
+    assert!(valid_until <= granted_at, "granted at {granted_at}, given up at {valid_until} (P5)");
+    assert_eq!(refused, 1, "the stale write is refused");
+    fence.write(section, b"of the second").unwrap();
+    assert_eq!(fence.read().unwrap().as_deref(), Some(&b"of the second"[..]));
+    within("it is given back", next.release()).await.unwrap();
+}
