@@ -1,7 +1,8 @@
 //! What we want to reach, and how far we are from it.
 //!
-//! Responsible for the bars of one node. A bar counts as a ratio to a system that was measured in the same run, since
-//! absolute figures are of the day and of the machine; only memory, which depends on neither, has an absolute one.
+//! Responsible for the bars of one node (DESIGN section 10). A bar counts as a ratio to a system that was measured in the
+//! same run, since absolute figures are of the day and of the machine; absolute are only memory, which depends on
+//! neither, and the CPU of 10,000 sessions, of which the plan has a part of a core.
 
 use std::fmt;
 
@@ -38,20 +39,27 @@ pub(crate) enum Better {
 /// A bar that is missed by no more than this counts as met: two runs differ by as much.
 const TOLERANCE: f64 = 0.10;
 
-/// The bars, with the figures that the ratios come from: what was wanted beside what the peer had, on one day.
+/// How long a hand-over may take beside etcd's: 0.25 ms beside 0.4 to 0.7 ms on the day of the plan.
+const HANDOVER: Than = Than::Peer(System::Etcd, 0.6);
+
+/// The bars, and what some of the ratios come from: what was wanted beside what the peer had, on one day.
 pub(crate) const BARS: &[Bar] = &[
     // 220 µs beside 145 µs.
-    bar("single.acquire.p50", Than::Peer(System::RedisFsync, 220.0 / 145.0), Better::Lower),
+    bar("single.acquire.p50", Than::Peer(System::RedisFsync, 1.5), Better::Lower),
     // As many as Redis that syncs too.
     bar("pairs.64.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
     bar("pairs.256.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
-    // 0.25 ms beside 0.44 ms, and flat: no more than a quarter slower with 256 waiters than with 2.
-    bar("handover.once.2.p50", Than::Peer(System::Zookeeper, 0.25 / 0.44), Better::Lower),
+    bar("handover.once.2.p50", HANDOVER, Better::Lower),
+    bar("handover.once.16.p50", HANDOVER, Better::Lower),
+    bar("handover.once.64.p50", HANDOVER, Better::Lower),
+    // Flat: no more than a quarter slower with 256 waiters than with 2.
     bar("handover.once.256.p50", Than::Own("handover.once.2.p50", 1.25), Better::Lower),
-    bar("handover.again.2.p50", Than::Peer(System::Zookeeper, 0.25 / 0.44), Better::Lower),
+    bar("handover.again.2.p50", HANDOVER, Better::Lower),
+    bar("handover.again.16.p50", HANDOVER, Better::Lower),
+    bar("handover.again.64.p50", HANDOVER, Better::Lower),
     bar("handover.again.256.p50", Than::Own("handover.again.2.p50", 1.25), Better::Lower),
-    // 10 % of a core beside 42 %.
-    bar("keepalive.cpu", Than::Peer(System::Etcd, 10.0 / 42.0), Better::Lower),
+    bar("keepalive.cpu", Than::Figure(10.0), Better::Lower),
+    bar("keepalive.together.cpu", Than::Figure(10.0), Better::Lower),
     bar("memory.bytes", Than::Figure(300.0), Better::Lower),
 ];
 

@@ -128,7 +128,7 @@ async fn one(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<O
             System::Zookeeper => on::<Zookeeper>(choice, workload, subject).await,
         }
     };
-    let limit = ENDS_WITHIN + Duration::from_secs(choice.keepalive_seconds + 20 * choice.seconds);
+    let limit = ENDS_WITHIN + Duration::from_secs(2 * choice.keepalive_seconds + 20 * choice.seconds);
     let late = |_| format!("{} at {at} did not end within {} s", name(workload), limit.as_secs());
     tokio::time::timeout(limit, work).await.map_err(late)?
 }
@@ -147,24 +147,30 @@ async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> O
             None => Ok(None),
         },
         Workload::Keepalive => match server() {
-            Some(server) => keep_alive(choice, server, subject).await,
+            Some(server) => keep_alive(choice, server, subject).await.map(Some),
             None => Ok(None),
         },
     }
 }
 
-async fn keep_alive(choice: &Bench, server: Server, subject: &Subject) -> Outcome<Option<Measured>> {
+async fn keep_alive(choice: &Bench, server: Server, subject: &Subject) -> Outcome<Measured> {
     let duration = Duration::from_secs(choice.keepalive_seconds);
     let at = subject.at.as_str();
     let cores = match subject.system {
-        System::Ours => return Ok(None),
+        System::Ours => {
+            let cores = Ours::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?;
+            return Ok(vec![
+                ("keepalive.cpu".to_owned(), cores.spread * 100.0),
+                ("keepalive.together.cpu".to_owned(), cores.together * 100.0),
+            ]);
+        }
         System::RedisFsync | System::RedisNofsync => {
             Redis::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?
         }
         System::Etcd => Etcd::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?,
         System::Zookeeper => Zookeeper::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?,
     };
-    Ok(Some(vec![("keepalive.cpu".to_owned(), cores * 100.0)]))
+    Ok(vec![("keepalive.cpu".to_owned(), cores * 100.0)])
 }
 
 fn subject(system: System, choice: &Bench) -> Outcome<Subject> {
