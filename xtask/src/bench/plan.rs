@@ -71,7 +71,7 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
             failed.insert(*system, error);
         }
     }
-    report.fdatasync(disk::fdatasync_p50_us(&folder)?);
+    report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG)?);
 
     let mut turn = |report: &mut Report, what: &str, workload: Workload, subject: &Subject| {
         if failed.contains_key(&subject.system) {
@@ -81,10 +81,15 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
         eprintln!("{what}: {system}, {}", name(workload));
         // What a server has grown to before would hide by how much it grows now.
         let fresh = if workload == Workload::Memory { restart(subject.system, choice) } else { Ok(()) };
-        match fresh.and_then(|()| runtime.block_on(one(choice, workload, subject))) {
-            Ok(Some(_)) if what == WARM_UP => {}
-            Ok(Some(measured)) => report.add(subject.system, measured),
-            Ok(None) => {
+        let disk = fresh.and_then(|()| disk::fdatasync_p50_us(&folder, disk::SHORT));
+        let measured = disk.and_then(|disk| Ok((disk, runtime.block_on(one(choice, workload, subject))?)));
+        match measured {
+            Ok((_, Some(_))) if what == WARM_UP => {}
+            Ok((disk, Some(measured))) => {
+                report.fdatasync_before(subject.system, disk);
+                report.add(subject.system, measured);
+            }
+            Ok((_, None)) => {
                 let why = match subject.place {
                     Some(_) => "there is no client for it",
                     None => "it runs elsewhere, and its process is not known",
@@ -112,7 +117,7 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
             turn(&mut report, "once", workload, subject);
         }
     }
-    report.fdatasync(disk::fdatasync_p50_us(&folder)?);
+    report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG)?);
     failed.into_iter().for_each(|(system, error)| report.fail(system, error));
     Ok(report)
 }
