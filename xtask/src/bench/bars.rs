@@ -1,7 +1,8 @@
 //! What we want to reach, and how far we are from it.
 //!
-//! Responsible for the bars of one node. A bar counts as a ratio to a system that was measured in the same run, since
-//! absolute figures are of the day and of the machine; only memory, which depends on neither, has an absolute one.
+//! Responsible for the bars of one node (DESIGN section 10). A bar counts as a ratio to a system that was measured in the
+//! same run, since absolute figures are of the day and of the machine; absolute are only memory, which depends on
+//! neither, and the CPU of 10,000 sessions, of which the plan has a part of a core.
 
 use std::fmt;
 
@@ -35,23 +36,30 @@ pub(crate) enum Better {
     Higher,
 }
 
-/// A bar that is missed by no more than this counts as met: two runs differ by as much.
+/// A bar that is missed by no more than this counts as met, and it is said: two runs differ by as much.
 const TOLERANCE: f64 = 0.10;
 
-/// The bars, with the figures that the ratios come from: what was wanted beside what the peer had, on one day.
+/// How long a hand-over may take beside etcd's: 0.25 ms beside 0.4 to 0.7 ms on the day of the plan.
+const HANDOVER: Than = Than::Peer(System::Etcd, 0.6);
+
+/// The bars, and what some of the ratios come from: what was wanted beside what the peer had, on one day.
 pub(crate) const BARS: &[Bar] = &[
     // 220 µs beside 145 µs.
-    bar("single.acquire.p50", Than::Peer(System::RedisFsync, 220.0 / 145.0), Better::Lower),
+    bar("single.acquire.p50", Than::Peer(System::RedisFsync, 1.5), Better::Lower),
     // As many as Redis that syncs too.
     bar("pairs.64.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
     bar("pairs.256.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
-    // 0.25 ms beside 0.44 ms, and flat: no more than a quarter slower with 256 waiters than with 2.
-    bar("handover.once.2.p50", Than::Peer(System::Zookeeper, 0.25 / 0.44), Better::Lower),
+    bar("handover.once.2.p50", HANDOVER, Better::Lower),
+    bar("handover.once.16.p50", HANDOVER, Better::Lower),
+    bar("handover.once.64.p50", HANDOVER, Better::Lower),
+    // Flat: no more than a quarter slower with 256 waiters than with 2.
     bar("handover.once.256.p50", Than::Own("handover.once.2.p50", 1.25), Better::Lower),
-    bar("handover.again.2.p50", Than::Peer(System::Zookeeper, 0.25 / 0.44), Better::Lower),
+    bar("handover.again.2.p50", HANDOVER, Better::Lower),
+    bar("handover.again.16.p50", HANDOVER, Better::Lower),
+    bar("handover.again.64.p50", HANDOVER, Better::Lower),
     bar("handover.again.256.p50", Than::Own("handover.again.2.p50", 1.25), Better::Lower),
-    // 10 % of a core beside 42 %.
-    bar("keepalive.cpu", Than::Peer(System::Etcd, 10.0 / 42.0), Better::Lower),
+    bar("keepalive.cpu", Than::Figure(10.0), Better::Lower),
+    bar("keepalive.together.cpu", Than::Figure(10.0), Better::Lower),
     bar("memory.bytes", Than::Figure(300.0), Better::Lower),
 ];
 
@@ -72,8 +80,10 @@ impl Better {
 /// How a figure stands to its bar.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Verdict {
-    /// Reached, or missed by no more than the tolerance.
+    /// Reached.
     Met,
+    /// Missed by so many parts of the bar, which is no more than the tolerance.
+    Within(f64),
     /// Missed by so many parts of the bar.
     MissedBy(f64),
 }
@@ -93,7 +103,11 @@ impl Bar {
             Better::Lower => ratio(ours, wanted)? - 1.0,
             Better::Higher => 1.0 - ratio(ours, wanted)?,
         };
-        Some(if by <= TOLERANCE { Verdict::Met } else { Verdict::MissedBy(by) })
+        Some(match by {
+            ..=0.0 => Verdict::Met,
+            ..=TOLERANCE => Verdict::Within(by),
+            _ => Verdict::MissedBy(by),
+        })
     }
 }
 
@@ -101,6 +115,7 @@ impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Verdict::Met => f.write_str("met"),
+            Verdict::Within(by) => write!(f, "met but for {:.0} %", by * 100.0),
             Verdict::MissedBy(by) => write!(f, "missed by {:.0} %", by * 100.0),
         }
     }
@@ -121,17 +136,23 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_below_the_bar_is_met_and_more_is_missed_by_so_much() {
+    fn a_tenth_below_the_bar_is_met_but_for_so_much_and_more_is_missed() {
         let slower = any(Better::Lower);
         assert_eq!(slower.verdict(90.0, 100.0), Some(Verdict::Met));
-        assert_eq!(slower.verdict(109.0, 100.0), Some(Verdict::Met));
+        assert_eq!(slower.verdict(100.0, 100.0), Some(Verdict::Met));
+        assert!(
+            matches!(slower.verdict(109.0, 100.0), Some(Verdict::Within(by)) if (0.08..0.10).contains(&by))
+        );
         assert_eq!(slower.verdict(125.0, 100.0), Some(Verdict::MissedBy(0.25)));
         let fewer = any(Better::Higher);
         assert_eq!(fewer.verdict(110.0, 100.0), Some(Verdict::Met));
-        assert_eq!(fewer.verdict(91.0, 100.0), Some(Verdict::Met));
+        assert!(
+            matches!(fewer.verdict(91.0, 100.0), Some(Verdict::Within(by)) if (0.08..0.10).contains(&by))
+        );
         assert_eq!(fewer.verdict(75.0, 100.0), Some(Verdict::MissedBy(0.25)));
         assert_eq!(fewer.verdict(75.0, 0.0), None);
         assert_eq!((slower.better.sign(), fewer.better.sign()), ('≤', '≥'));
+        assert_eq!(Verdict::Within(0.09).to_string(), "met but for 9 %");
         assert_eq!(Verdict::MissedBy(0.25).to_string(), "missed by 25 %");
     }
 

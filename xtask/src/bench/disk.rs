@@ -1,6 +1,7 @@
 //! The disk of the run: how long a lone fdatasync takes.
 //!
-//! Responsible for one number, taken before and after: a durable service can't be faster than the disk was that day.
+//! Responsible for one number, taken before and after the run and before each turn: a durable service can't be faster
+//! than the disk was that minute, and a turn on a busy disk can't be compared with one on a quiet one.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -12,26 +13,29 @@ use crate::bench::maths::percentile;
 
 const RECORD: [u8; 128] = [0x5a; 128];
 const RECORDS: u64 = 4096;
-const FOR: Duration = Duration::from_secs(1);
+/// How long it is looked at before and after the run.
+pub(crate) const LONG: Duration = Duration::from_secs(1);
+/// How long it is looked at before each turn.
+pub(crate) const SHORT: Duration = Duration::from_millis(200);
 
 /// The p50 of writing 128 bytes into a file that has all its blocks already, and syncing them; in microseconds.
-pub(crate) fn fdatasync_p50_us(folder: &Path) -> Outcome<f64> {
+pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration) -> Outcome<f64> {
     let path = folder.join("fdatasync");
-    let samples =
-        measure(&path).map_err(|error| format!("cannot measure the disk by {}: {error}", path.display()))?;
+    let samples = measure(&path, duration)
+        .map_err(|error| format!("cannot measure the disk by {}: {error}", path.display()))?;
     fs::remove_file(&path).map_err(|error| format!("cannot remove {}: {error}", path.display()))?;
-    let p50 = percentile(&samples, 50).ok_or("the disk took no write within a second")?;
+    let p50 = percentile(&samples, 50).ok_or("the disk took no write in that time")?;
     Ok(p50 as f64 / 1e3)
 }
 
 /// Nanoseconds of each write with its sync, sorted.
-fn measure(path: &Path) -> std::io::Result<Vec<u64>> {
+fn measure(path: &Path, duration: Duration) -> std::io::Result<Vec<u64>> {
     let file = File::create(path)?;
     file.write_all_at(&vec![0; RECORD.len() * RECORDS as usize], 0)?;
     file.sync_all()?;
     let mut samples = Vec::new();
     let began = Instant::now();
-    while began.elapsed() < FOR {
+    while began.elapsed() < duration {
         let at = samples.len() as u64 % RECORDS * RECORD.len() as u64;
         let start = Instant::now();
         file.write_all_at(&RECORD, at)?;

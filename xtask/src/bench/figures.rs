@@ -46,6 +46,8 @@ pub(crate) fn all() -> Vec<Figure> {
         }
     }
     add(Workload::Keepalive, "keepalive.cpu", "10,000 sessions kept alive: server", "% of a core");
+    let together = "10,000 sessions kept alive, a frame a stream and round: server";
+    add(Workload::Keepalive, "keepalive.together.cpu", together, "% of a core");
     add(Workload::Memory, "memory.bytes", "100,000 held locks: server's memory a lock", "bytes");
     all
 }

@@ -46,7 +46,7 @@ pub(crate) struct Bench {
     /// How long each short measurement runs
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=60))]
     seconds: u64,
-    /// How long the sessions of `keepalive` are watched
+    /// How long the sessions of `keepalive` are watched (those of ours twice)
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(5..=300))]
     keepalive_seconds: u64,
     /// Write every figure to this file too, as JSON (relative to the workspace's root)

@@ -71,7 +71,7 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
             failed.insert(*system, error);
         }
     }
-    report.fdatasync(disk::fdatasync_p50_us(&folder)?);
+    report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG)?);
 
     let mut turn = |report: &mut Report, what: &str, workload: Workload, subject: &Subject| {
         if failed.contains_key(&subject.system) {
@@ -81,10 +81,15 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
         eprintln!("{what}: {system}, {}", name(workload));
         // What a server has grown to before would hide by how much it grows now.
         let fresh = if workload == Workload::Memory { restart(subject.system, choice) } else { Ok(()) };
-        match fresh.and_then(|()| runtime.block_on(one(choice, workload, subject))) {
-            Ok(Some(_)) if what == WARM_UP => {}
-            Ok(Some(measured)) => report.add(subject.system, measured),
-            Ok(None) => {
+        let disk = fresh.and_then(|()| disk::fdatasync_p50_us(&folder, disk::SHORT));
+        let measured = disk.and_then(|disk| Ok((disk, runtime.block_on(one(choice, workload, subject))?)));
+        match measured {
+            Ok((_, Some(_))) if what == WARM_UP => {}
+            Ok((disk, Some(measured))) => {
+                report.fdatasync_before(subject.system, disk);
+                report.add(subject.system, measured);
+            }
+            Ok((_, None)) => {
                 let why = match subject.place {
                     Some(_) => "there is no client for it",
                     None => "it runs elsewhere, and its process is not known",
@@ -112,7 +117,7 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
             turn(&mut report, "once", workload, subject);
         }
     }
-    report.fdatasync(disk::fdatasync_p50_us(&folder)?);
+    report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG)?);
     failed.into_iter().for_each(|(system, error)| report.fail(system, error));
     Ok(report)
 }
@@ -128,7 +133,7 @@ async fn one(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<O
             System::Zookeeper => on::<Zookeeper>(choice, workload, subject).await,
         }
     };
-    let limit = ENDS_WITHIN + Duration::from_secs(choice.keepalive_seconds + 20 * choice.seconds);
+    let limit = ENDS_WITHIN + Duration::from_secs(2 * choice.keepalive_seconds + 20 * choice.seconds);
     let late = |_| format!("{} at {at} did not end within {} s", name(workload), limit.as_secs());
     tokio::time::timeout(limit, work).await.map_err(late)?
 }
@@ -147,24 +152,30 @@ async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> O
             None => Ok(None),
         },
         Workload::Keepalive => match server() {
-            Some(server) => keep_alive(choice, server, subject).await,
+            Some(server) => keep_alive(choice, server, subject).await.map(Some),
             None => Ok(None),
         },
     }
 }
 
-async fn keep_alive(choice: &Bench, server: Server, subject: &Subject) -> Outcome<Option<Measured>> {
+async fn keep_alive(choice: &Bench, server: Server, subject: &Subject) -> Outcome<Measured> {
     let duration = Duration::from_secs(choice.keepalive_seconds);
     let at = subject.at.as_str();
     let cores = match subject.system {
-        System::Ours => return Ok(None),
+        System::Ours => {
+            let cores = Ours::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?;
+            return Ok(vec![
+                ("keepalive.cpu".to_owned(), cores.spread * 100.0),
+                ("keepalive.together.cpu".to_owned(), cores.together * 100.0),
+            ]);
+        }
         System::RedisFsync | System::RedisNofsync => {
             Redis::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?
         }
         System::Etcd => Etcd::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?,
         System::Zookeeper => Zookeeper::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?,
     };
-    Ok(Some(vec![("keepalive.cpu".to_owned(), cores * 100.0)]))
+    Ok(vec![("keepalive.cpu".to_owned(), cores * 100.0)])
 }
 
 fn subject(system: System, choice: &Bench) -> Outcome<Subject> {

@@ -16,6 +16,9 @@ use crate::bench::maths::{median, ratio};
 use crate::bench::workloads::Measured;
 use crate::bench::{System, Workload, name};
 
+/// A disk that is so many times slower before one turn than before another is not one disk for both.
+const DISK_VARIES: f64 = 2.0;
+
 /// What was measured.
 pub(crate) struct Report {
     systems: Vec<System>,
@@ -23,6 +26,8 @@ pub(crate) struct Report {
     /// By figure and system: one value a round.
     values: BTreeMap<(String, System), Vec<f64>>,
     fdatasync_us: Vec<f64>,
+    /// Before each turn of a system.
+    fdatasync_before_us: BTreeMap<System, Vec<f64>>,
     notes: Vec<String>,
     failed: Vec<String>,
 }
@@ -35,6 +40,7 @@ impl Report {
             figures: figures.collect(),
             values: BTreeMap::new(),
             fdatasync_us: Vec::new(),
+            fdatasync_before_us: BTreeMap::new(),
             notes: Vec::new(),
             failed: Vec::new(),
         }
@@ -49,6 +55,11 @@ impl Report {
     /// The disk, before or after.
     pub(crate) fn fdatasync(&mut self, p50_us: f64) {
         self.fdatasync_us.push(p50_us);
+    }
+
+    /// The disk before a turn of `system`.
+    pub(crate) fn fdatasync_before(&mut self, system: System, p50_us: f64) {
+        self.fdatasync_before_us.entry(system).or_default().push(p50_us);
     }
 
     pub(crate) fn note(&mut self, note: String) {
@@ -86,6 +97,14 @@ impl Report {
         println!("\nMedians of the rounds. In brackets: ours divided by that system's.");
         let disk: Vec<String> = self.fdatasync_us.iter().map(|p50| format!("{} µs", short(*p50))).collect();
         println!("fdatasync of 128 bytes, p50, before and after: {}", disk.join(", "));
+        for (system, before) in &self.fdatasync_before_us {
+            let (least, most) = range(before);
+            println!("  before the turns of {}: {} to {} µs", name(*system), short(least), short(most));
+        }
+        let (least, most) = range(self.fdatasync_before_us.values().flatten());
+        if most > DISK_VARIES * least {
+            println!("The disk was not the same for all turns: compare no durable systems by this run.");
+        }
         self.notes.iter().for_each(|note| println!("{note}"));
     }
 
@@ -104,8 +123,11 @@ impl Report {
             let value = json!({ "what": figure.what, "unit": figure.unit, "systems": systems, "bar": self.bar(figure) });
             figures.insert(figure.id.clone(), value);
         }
+        let before: BTreeMap<String, &Vec<f64>> =
+            self.fdatasync_before_us.iter().map(|(system, before)| (name(*system), before)).collect();
         let value = json!({
             "fdatasync_p50_us": self.fdatasync_us,
+            "fdatasync_p50_us_before_turns": before,
             "figures": figures,
             "notes": self.notes,
             "failed": self.failed,
@@ -144,6 +166,11 @@ impl Report {
     fn median(&self, id: &str, system: System) -> Option<f64> {
         median(self.values.get(&(id.to_owned(), system))?)
     }
+}
+
+/// The least and the most.
+fn range<'a>(values: impl IntoIterator<Item = &'a f64>) -> (f64, f64) {
+    values.into_iter().fold((f64::INFINITY, 0.0), |(least, most), value| (value.min(least), value.max(most)))
 }
 
 /// Three digits that count, or all before the point.

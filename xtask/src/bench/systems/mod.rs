@@ -6,6 +6,7 @@
 mod etcd;
 mod ours;
 mod redis;
+mod sessions;
 mod zookeeper;
 
 use std::fmt::Display;

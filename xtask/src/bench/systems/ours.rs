@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use lockkeeper::{Guard, Locks, Unfenced};
 
+use super::sessions::{self, KeptAlive};
 use super::{CONNECTIONS, Peer, Setup, TTL, failed};
 use crate::Outcome;
+use crate::bench::server::Server;
 use crate::process::{cargo, run};
 use crate::services::catalogue::Service;
 use crate::services::{Place, probe};
@@ -32,8 +34,14 @@ pub(crate) const SERVICE: Service = Service {
         command.args(["--listen", &format!("127.0.0.1:{}", place.port)]);
         command
     },
-    ready: |place| probe::ask(place.port, "", ""),
+    // Its port takes connections before it serves: the answer to HTTP/2's first words comes from the node itself.
+    ready: |place| probe::ask(place.port, HTTP2_PREFACE, SETTINGS),
 };
+
+/// A client's first words in HTTP/2: the preface, and settings without any.
+const HTTP2_PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// What an answer's head ends with, behind its length: settings, no flags, about no stream.
+const SETTINGS: &str = "\x04\0\0\0\0\0";
 
 pub(crate) struct Ours {
     connections: Vec<Locks>,
@@ -67,6 +75,18 @@ impl Peer for Ours {
             }
         }
         Ok(())
+    }
+}
+
+impl Ours {
+    /// `sessions` sessions on [`CONNECTIONS`] streams.
+    pub(crate) async fn keep_alive(
+        at: &str,
+        server: Server,
+        sessions: usize,
+        duration: Duration,
+    ) -> Outcome<KeptAlive> {
+        sessions::keep_alive(at, server, sessions, duration).await
     }
 }
 

@@ -1,0 +1,201 @@
+//! Many sessions of ours on a few streams, kept alive: on the wire itself, since of the library's `Locks` each has one.
+//!
+//! Responsible for both ways in which keep-alives travel, and for noticing if a session isn't kept alive: a service that
+//! doesn't answer has no figures.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use lockkeeper_wire::FRAME_BYTES_MAX;
+use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
+use lockkeeper_wire::v1::{self, client_item, server_item};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::task::JoinSet;
+use tokio::time::Interval;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::Streaming;
+use tonic::transport::Endpoint;
+
+use super::{CONNECTIONS, KEEPALIVE_TTL, failed, renewals, watch_cpu};
+use crate::Outcome;
+use crate::bench::server::Server;
+
+/// What the server needed, in parts of one core.
+pub(crate) struct KeptAlive {
+    /// Each session by itself, evenly spread: as the sessions of the others are.
+    pub(crate) spread: f64,
+    /// All sessions of a stream in one frame.
+    pub(crate) together: f64,
+}
+
+/// `sessions` sessions, kept alive for `duration` in each of both ways.
+pub(super) async fn keep_alive(
+    at: &str,
+    server: Server,
+    sessions: usize,
+    duration: Duration,
+) -> Outcome<KeptAlive> {
+    let seen = Arc::new(Seen::default());
+    let mut reading = JoinSet::new();
+    let mut streams = Vec::new();
+    for number in 0..CONNECTIONS {
+        let share = (sessions + CONNECTIONS - 1 - number) / CONNECTIONS;
+        let (stream, answers) = Stream::open(at, share).await?;
+        reading.spawn(read(answers, share, seen.clone()));
+        streams.push(stream);
+    }
+
+    let mut renewing = JoinSet::new();
+    let all = streams.iter().flat_map(|stream| stream.sessions.iter().map(move |session| (stream, *session)));
+    for (number, (stream, session)) in all.enumerate() {
+        renewing.spawn(renew(stream.outgoing.clone(), vec![session], renewals(number, sessions)));
+    }
+    let spread = watch(server, sessions, duration, &seen, &mut reading).await?;
+    renewing.shutdown().await;
+
+    for (number, stream) in streams.iter().enumerate() {
+        let due = renewals(number, CONNECTIONS);
+        renewing.spawn(renew(stream.outgoing.clone(), stream.sessions.clone(), due));
+    }
+    let together = watch(server, sessions, duration, &seen, &mut reading).await?;
+    renewing.shutdown().await;
+
+    // Not left to expire: that would be work for the server while the next system is measured.
+    seen.closing.store(true, Ordering::SeqCst);
+    for stream in &streams {
+        stream.send(|| client_item::What::Close(v1::CloseSession {}))?;
+    }
+    while let Some(ended) = reading.join_next().await {
+        ended.map_err(|error| error.to_string())??;
+    }
+    Ok(KeptAlive { spread, together })
+}
+
+/// What all streams together have seen.
+#[derive(Default)]
+struct Seen {
+    kept_alive: AtomicU64,
+    closing: AtomicBool,
+}
+
+/// A connection with one stream, and the sessions that it carries.
+struct Stream {
+    outgoing: UnboundedSender<v1::ClientFrame>,
+    sessions: Vec<u64>,
+}
+
+impl Stream {
+    /// Opens `count` sessions on a stream of its own.
+    async fn open(at: &str, count: usize) -> Outcome<(Self, Streaming<v1::ServerFrame>)> {
+        let uri = format!("http://{}", at.strip_prefix("lockkeeper://").unwrap_or(at));
+        let endpoint = Endpoint::from_shared(uri).map_err(failed("lockkeeper", "read its URL"))?;
+        let channel = endpoint.tcp_nodelay(true).connect().await.map_err(failed("lockkeeper", "connect"))?;
+        let mut client = LockkeeperClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX);
+
+        let (outgoing, frames) = unbounded_channel();
+        let mut items = Vec::with_capacity(count);
+        for _ in 0..count {
+            let mut secret = vec![0; 16];
+            getrandom::fill(&mut secret)
+                .map_err(|error| format!("the system gives no random bytes: {error}"))?;
+            let ttl_ms = KEEPALIVE_TTL.as_millis() as u64;
+            let open = v1::OpenSession { secret, ttl_ms, attach: 1, ..v1::OpenSession::default() };
+            items.push(v1::ClientItem { session: 0, what: Some(client_item::What::Open(open)) });
+        }
+        outgoing.send(v1::ClientFrame { items }).map_err(failed("lockkeeper", "open sessions"))?;
+        let answers = client.session(UnboundedReceiverStream::new(frames)).await;
+        let mut answers = answers.map_err(failed("lockkeeper", "open a stream"))?.into_inner();
+
+        let mut sessions = Vec::with_capacity(count);
+        while sessions.len() < count {
+            for item in next(&mut answers).await? {
+                match item.what {
+                    Some(server_item::What::Opened(_)) => sessions.push(item.session),
+                    other => return Err(format!("lockkeeper opened no session: {other:?}")),
+                }
+            }
+        }
+        Ok((Self { outgoing, sessions }, answers))
+    }
+
+    /// Sends `what` for each session, in one frame.
+    fn send(&self, what: impl Fn() -> client_item::What) -> Outcome {
+        let frame = frame(&self.sessions, what);
+        self.outgoing.send(frame).map_err(failed("lockkeeper", "send on a stream"))
+    }
+}
+
+fn frame(sessions: &[u64], what: impl Fn() -> client_item::What) -> v1::ClientFrame {
+    let items = sessions.iter().map(|session| v1::ClientItem { session: *session, what: Some(what()) });
+    v1::ClientFrame { items: items.collect() }
+}
+
+/// Renews `sessions` with one frame whenever that is `due`, until it is aborted or the stream has ended: why it has,
+/// [`read`] says.
+async fn renew(outgoing: UnboundedSender<v1::ClientFrame>, sessions: Vec<u64>, mut due: Interval) {
+    let mut id = 0;
+    loop {
+        due.tick().await;
+        id += 1;
+        let renewal = frame(&sessions, || client_item::What::KeepAlive(v1::KeepAlive { id }));
+        if outgoing.send(renewal).is_err() {
+            return;
+        }
+    }
+}
+
+/// Counts the answers of a stream until its `count` sessions are closed; an error if one ends before.
+async fn read(mut answers: Streaming<v1::ServerFrame>, count: usize, seen: Arc<Seen>) -> Outcome {
+    let mut open = count;
+    while open > 0 {
+        let mut kept_alive = 0;
+        for item in next(&mut answers).await? {
+            match item.what {
+                Some(server_item::What::KeptAlive(_)) => kept_alive += 1,
+                Some(server_item::What::SessionGone(_)) if seen.closing.load(Ordering::SeqCst) => {
+                    open = open.saturating_sub(1);
+                }
+                other => {
+                    return Err(format!("lockkeeper did not keep session {} alive: {other:?}", item.session));
+                }
+            }
+        }
+        seen.kept_alive.fetch_add(kept_alive, Ordering::SeqCst);
+    }
+    Ok(())
+}
+
+async fn next(answers: &mut Streaming<v1::ServerFrame>) -> Outcome<Vec<v1::ServerItem>> {
+    let frame = answers.message().await.map_err(failed("lockkeeper", "read a stream"))?;
+    Ok(frame.ok_or("lockkeeper ended a stream")?.items)
+}
+
+/// The CPU of `server` while others renew. An error if a stream ends, or if too few answers came: the renewals of one
+/// round may be under way at the end.
+async fn watch(
+    server: Server,
+    sessions: usize,
+    duration: Duration,
+    seen: &Seen,
+    reading: &mut JoinSet<Outcome>,
+) -> Outcome<f64> {
+    let before = seen.kept_alive.load(Ordering::SeqCst);
+    let began = Instant::now();
+    let cores = tokio::select! {
+        cores = watch_cpu(server, duration) => cores?,
+        Some(ended) = reading.join_next() => {
+            ended.map_err(|error| error.to_string())??;
+            return Err("lockkeeper closed all sessions of a stream".to_owned());
+        }
+    };
+    let rounds = began.elapsed().div_duration_f64(KEEPALIVE_TTL / 3) as usize;
+    let least = (rounds.saturating_sub(1) * sessions) as u64;
+    let answers = seen.kept_alive.load(Ordering::SeqCst) - before;
+    if answers < least {
+        return Err(format!(
+            "lockkeeper answered {answers} keep-alives in {rounds} rounds, not {least} at least"
+        ));
+    }
+    Ok(cores)
+}
