@@ -14,8 +14,11 @@ use raft::{GetEntriesContext, RaftState, RawNode, StateRole, StorageError};
 const HEARTBEAT_TICKS: usize = 2;
 /// Silence for at least this long, in ticks, starts an election; at most twice as long.
 const ELECTION_TICKS: usize = 10;
-/// Applied entries that are kept in memory for followers which lag a little, in bytes.
+/// Applied entries that are kept in memory for followers which lag a little, in bytes. A node alone keeps none.
 const TAIL_BYTES: usize = 4 << 20;
+
+/// Room for so many entries is kept when there are none.
+const ENTRIES_KEPT: usize = 64;
 
 /// Who takes part, and where the log stands.
 pub(crate) struct Start {
@@ -286,10 +289,14 @@ impl Tail {
 
     /// Lets go of applied entries beyond what may be kept.
     fn trim(&mut self, applied: u64) {
-        while self.bytes > TAIL_BYTES && self.before.index < applied {
+        let keep = if self.voters.len() > 1 { TAIL_BYTES } else { 0 };
+        while self.bytes > keep && self.before.index < applied {
             let Some(first) = self.entries.pop_front() else { return };
             self.bytes -= first.data.len();
             self.before = Position { index: first.index, term: first.term };
+        }
+        if self.entries.is_empty() {
+            self.entries.shrink_to(ENTRIES_KEPT);
         }
     }
 }
