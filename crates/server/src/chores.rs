@@ -54,6 +54,8 @@ pub(crate) struct Chores<D: Disk> {
     pub(crate) todo: Receiver<Chore>,
     pub(crate) done: Sender<Done<D>>,
     pub(crate) inbox: Arc<Inbox>,
+    /// Files that are not needed any more and are still there.
+    pub(crate) unremoved: Removal,
     /// Where the data are, for messages.
     pub(crate) directory: String,
 }
@@ -82,7 +84,7 @@ impl<D: Disk> Open<D> {
 
 impl<D: Disk> Chores<D> {
     /// Runs until nobody gives chores any more, or the data directory is gone.
-    pub(crate) fn run(self) {
+    pub(crate) fn run(mut self) {
         let mut writer = None;
         let mut look = Instant::now() + LOOK_EVERY;
         loop {
@@ -121,7 +123,7 @@ impl<D: Disk> Chores<D> {
         }
     }
 
-    fn step(&self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> Done<D> {
+    fn step(&mut self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> Done<D> {
         let result = match (step, writer.take()) {
             (SnapshotStep::Begin(head), before) => {
                 // One that was given up by the replica; the next start removes what is left, if this can't.
@@ -167,12 +169,14 @@ impl<D: Disk> Chores<D> {
         }
     }
 
-    fn remove(&self, removal: Removal) {
-        if let Err(error) = removal.run(&self.disk) {
+    /// In their order: what could not be removed is tried again first, since a gap in the log would look like a loss.
+    fn remove(&mut self, removal: Removal) {
+        self.unremoved.then(removal);
+        if let Err(error) = self.unremoved.run(&self.disk) {
             tracing::warn!(
                 directory = self.directory,
                 %error,
-                "old files could not be removed ({error}); the next start tries again"
+                "old files could not be removed ({error}); they are tried again with the next ones"
             );
         }
     }

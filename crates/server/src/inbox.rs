@@ -3,21 +3,37 @@
 //! Responsible for: whoever takes gets everything that waits, by one lock; a sleeper is woken once. No channel, task or
 //! allocation for a single request.
 
+use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 
+use lockkeeper_core::Command;
 use lockkeeper_replica::{Event, Output};
+use lockkeeper_wire::request::Request;
 
 /// Above this many requests that wait, streams are not read further: some turns' worth.
 const REQUESTS_MAX: usize = 1 << 16;
 
-/// How many requests of clients an event carries.
+/// What an event takes of the room: its requests, and a long one counts as several (one for each 64 bytes).
 pub(crate) fn weight(event: &Event) -> usize {
     match event {
-        Event::Frame(_, requests) => requests.len(),
+        Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
         _ => 1,
     }
+}
+
+fn request_weight(request: &Request) -> usize {
+    let bytes = match request {
+        Request::Command { command: Command::Acquire(it), .. } => {
+            let names: usize = it.names.iter().map(|name| name.as_str().len()).sum();
+            names + it.value.len() + it.meta.len()
+        }
+        Request::Command { command: Command::SetValue { value, .. }, .. } => value.len(),
+        Request::Open(open) => open.label.len(),
+        _ => 0,
+    };
+    1 + bytes / 64
 }
 
 /// To the replica.
@@ -33,8 +49,9 @@ struct Waiting {
     events: Vec<Event>,
     /// Requests that were pushed and that the replica has not handled yet.
     requests: usize,
-    /// Readers that stopped because of too many of them.
-    paused: Vec<Waker>,
+    /// Readers that stopped because of too many of them, by their turn.
+    paused: BTreeMap<u64, Waker>,
+    last_turn: u64,
     is_closed: bool,
 }
 
@@ -53,13 +70,19 @@ impl Inbox {
         }
     }
 
-    /// Whether there is room for more; if not, the task is woken as soon as there is.
-    pub(crate) fn poll_room(&self, cx: &mut Context<'_>) -> Poll<()> {
+    /// Whether there is room for more; if not, the task is woken as soon as there is. `turn` is the reader's own: who
+    /// finds no room keeps its turn until it does, so that one who always has more to say can't keep others out.
+    pub(crate) fn poll_room(&self, turn: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<()> {
         let mut waiting = self.lock();
         if waiting.requests < REQUESTS_MAX {
+            *turn = None;
             return Poll::Ready(());
         }
-        waiting.paused.push(cx.waker().clone());
+        let turn = *turn.get_or_insert_with(|| {
+            waiting.last_turn += 1;
+            waiting.last_turn
+        });
+        waiting.paused.insert(turn, cx.waker().clone());
         Poll::Pending
     }
 
@@ -81,7 +104,7 @@ impl Inbox {
         waiting.requests -= handled;
         std::mem::swap(&mut waiting.events, events);
         if waiting.requests < REQUESTS_MAX && !waiting.paused.is_empty() {
-            waiting.paused.drain(..).for_each(Waker::wake);
+            std::mem::take(&mut waiting.paused).into_values().for_each(Waker::wake);
         }
         !waiting.is_closed
     }

@@ -66,13 +66,14 @@ impl<D: Disk> Node<D> {
         let mut handled = 0;
         let mut spare = Spare::Wanted;
         loop {
-            self.replica.begin(clock::now());
             if backlog.is_empty() {
                 if !self.inbox.take(&mut arrived, std::mem::take(&mut handled)) {
                     return Ok(());
                 }
                 backlog.extend(arrived.drain(..));
             }
+            // Read after all of this has arrived: a sign of life counts from its arrival or later (P5).
+            self.replica.begin(clock::now());
             let begun = Instant::now();
             self.finish_chores(&mut spare)?;
             let mut requests = 0;
@@ -85,7 +86,7 @@ impl<D: Disk> Node<D> {
             handled += requests;
             while let Some(write) = self.replica.advance()? {
                 self.append(write.record())?;
-                self.replica.persisted(write.synced())?;
+                self.replica.persisted(clock::now(), write.synced())?;
             }
             self.hand_over(&mut outputs);
             if requests > 0 {

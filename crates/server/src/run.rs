@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use lockkeeper_replica::storage::Removal;
 use lockkeeper_replica::{Config, Event, Replica};
 use lockkeeper_wire::store::Founding;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -145,7 +146,11 @@ impl Started {
         let data = data::open(&disk, options, advertised)?;
         let about = about(&data.founding, advertised);
         let directory = options.data.display().to_string();
-        let replica = Replica::start(config(&data.founding, &about, options.snapshot_after), data.recovered, clock::now())?;
+        let replica = Replica::start(
+            config(&data.founding, &about, options.snapshot_after),
+            data.recovered,
+            clock::now(),
+        )?;
         let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
         let (chores, todo) = mpsc::channel();
         let (finished, done) = mpsc::channel();
@@ -158,6 +163,7 @@ impl Started {
             todo,
             done: finished,
             inbox: inbox.clone(),
+            unremoved: Removal::default(),
             directory: directory.clone(),
         };
         let node = Node {

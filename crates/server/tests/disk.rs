@@ -73,7 +73,7 @@ fn what_a_node_wrote_is_what_the_next_start_finds() {
     writer.piece(b"a table").expect("a sound disk");
     let tail = SnapshotTail { pieces: 1, bytes: 7, digest: vec![0; 16] };
     writer.finish(&tail).expect("a sound disk").run(&disk).expect("a sound disk");
-    let removal = log.compact(12);
+    let mut removal = log.compact(12);
     assert!(!removal.names().is_empty(), "twelve entries fill more than a segment");
     removal.run(&disk).expect("a sound disk");
     drop((log, snapshots, disk));

@@ -112,7 +112,7 @@ impl Node {
             }
             Err(error) => return core.broken("P10", &format!("the node refuses its own disk: {error}")),
         };
-        let Existing { hard_state, entries, log, leftovers, snapshot, snapshots, .. } = existing;
+        let Existing { hard_state, entries, log, mut leftovers, snapshot, snapshots, .. } = existing;
         let at = snapshot.as_ref().map_or((0, 0), |it| (it.head().index, it.head().term));
         let table = match read_table(snapshot) {
             Ok(table) => table,
@@ -348,14 +348,16 @@ impl Node {
     }
 
     fn go_on_after(&mut self, core: &mut Core, write: Write) {
+        let now = self.clock.duration(core.now);
         let Some(process) = &mut self.process else { return };
-        if let Err(error) = process.replica.persisted(write.synced()) {
+        if let Err(error) = process.replica.persisted(now, write.synced()) {
             return core.broken("P10", &format!("the node stops: {error}"));
         }
         self.go_on(core);
     }
 
     fn go_on(&mut self, core: &mut Core) {
+        let now = self.clock.duration(core.now);
         loop {
             let Some(process) = &mut self.process else { return };
             let write = match process.replica.advance() {
@@ -367,7 +369,7 @@ impl Node {
             let record = write.record();
             core.oracle.wrote(core.now, record);
             if record.entries.is_empty() && record.hard_state.is_none() {
-                if let Err(error) = process.replica.persisted(write.synced()) {
+                if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("the node stops: {error}"));
                 }
                 core.observe(&process.replica);
@@ -378,7 +380,7 @@ impl Node {
             core.after(pause, Happening::NodeWrote { run: self.run });
             if core.is(Place::ReplyBeforeSync) {
                 process.writes.push_back(Pending::Late(record.clone()));
-                if let Err(error) = process.replica.persisted(write.synced()) {
+                if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("the node stops: {error}"));
                 }
                 core.observe(&process.replica);

@@ -129,9 +129,12 @@ impl Replica {
                         if !self.claim(stream, session, attach) {
                             return;
                         }
-                        if let Some(lease) = self.book.lease_mut(session) {
-                            lease.deadline = lease.deadline.max(received + lease.ttl);
+                        let Some(lease) = self.book.lease_mut(session) else { return };
+                        if lease.ending {
+                            // Its end is proposed: nothing is acknowledged for it until that is known.
+                            return;
                         }
+                        lease.deadline = lease.deadline.max(received + lease.ttl);
                         (What::Opened(v1::Opened { attach, secret_prefix }), session.0)
                     }
                     (_, Reply::Refused(rejection)) => {

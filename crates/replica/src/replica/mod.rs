@@ -173,9 +173,7 @@ impl Replica {
 
     /// Begins a turn. `now` is a clock that counts suspend (`CLOCK_BOOTTIME`), from any origin.
     pub fn begin(&mut self, now: Duration) {
-        self.now = self.now.max(now);
-        let counts_stalls = self.is(Mutant::LeaseCountsStalls);
-        self.clock.turn(now, if counts_stalls { Duration::MAX } else { self.book.step_max() });
+        self.read_clock(now);
         if now >= self.next_tick {
             // One, however long ago the last was: a stall must not depose a leader.
             self.engine.tick();
@@ -183,22 +181,32 @@ impl Replica {
         }
     }
 
+    fn read_clock(&mut self, now: Duration) {
+        self.now = self.now.max(now);
+        let counts_stalls = self.is(Mutant::LeaseCountsStalls);
+        self.clock.turn(now, if counts_stalls { Duration::MAX } else { self.book.step_max() });
+    }
+
     /// Takes something that has happened.
     pub fn handle(&mut self, event: Event) {
         match event {
             Event::StreamOpened(stream) => self.stream_opened(stream),
-            Event::StreamClosed { stream, by_client } => self.stream_closed(stream, by_client),
             Event::Asked(ask, Question::Status) => {
                 let status = Answer::Status(self.status());
                 self.outputs.push(Output::Answer(ask, status));
             }
-            Event::Dropped(ask) => self.dropped(ask),
             Event::Drained(barrier) => self.expiry.drained(barrier),
             Event::SnapshotStepDone => self.snapshot_step_done(),
             Event::SnapshotFailed => self.snapshot_failed(),
             Event::ShutDown => self.end_streams(v1::StreamEndReason::Shutdown, "this node shuts down"),
-            // What must not be answered before the leader knows what there is.
-            Event::Frame(..) | Event::Asked(..) if self.lead.is_coming() => self.early.push_back(event),
+            // What must not be answered before the leader knows what there is; what ends it stays behind it.
+            Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
+                if self.lead.is_coming() =>
+            {
+                self.early.push_back(event);
+            }
+            Event::StreamClosed { stream, by_client } => self.stream_closed(stream, by_client),
+            Event::Dropped(ask) => self.dropped(ask),
             Event::Frame(stream, requests) => self.frame(stream, requests),
             Event::Asked(ask, question) => self.asked(ask, question),
         }
@@ -226,11 +234,13 @@ impl Replica {
         Ok(Some(ready.write))
     }
 
-    /// Goes on after a write has become durable.
+    /// Goes on after a write has become durable; `now` is read after that: what begins with the commands of this entry
+    /// (a ttl, a lock-delay) counts from here, and not from before a slow sync.
     ///
     /// # Errors
     /// If the node must stop (V1).
-    pub fn persisted(&mut self, proof: Persisted) -> Result<(), Fatal> {
+    pub fn persisted(&mut self, now: Duration, proof: Persisted) -> Result<(), Fatal> {
+        self.read_clock(now);
         let committed = self.engine.persisted(proof);
         self.commit(committed)
     }

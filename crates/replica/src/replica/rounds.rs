@@ -49,6 +49,16 @@ impl Rounds {
         self.waiting.push(asked);
     }
 
+    /// Whoever asked is gone: a watch that began after its end would never be ended.
+    pub(super) fn forget(&mut self, ask: AskId) {
+        let other = |asked: &Asked| !matches!(asked, Asked::Question(it, _) if *it == ask);
+        self.waiting.retain(other);
+        if let Some((_, _, asked)) = &mut self.open {
+            asked.retain(other);
+        }
+        self.confirmed.iter_mut().for_each(|(_, asked)| asked.retain(other));
+    }
+
     /// The number of a round that must be asked now: a new one, or one whose answer does not come (raft-rs drops some
     /// silently).
     fn begin(&mut self, now: Duration, patience: Duration) -> Option<u64> {

@@ -41,10 +41,15 @@ impl Replica {
     /// After this nothing of the stream's attaches counts or is acknowledged.
     pub(super) fn stream_closed(&mut self, stream: StreamId, by_client: bool) {
         let Some(closed) = self.streams.remove(&stream) else { return };
+        let now = self.clock.now();
         for session in closed.sessions {
             let Some(lease) = self.book.lease_mut(session) else { continue };
             lease.stream = None;
-            if by_client && !lease.linger.is_zero() {
+            if !by_client {
+                // What the client had still said on it may be unread, by this side's doing: that counts against nobody
+                // (P9). The client has its ttl to come back.
+                lease.deadline = lease.deadline.max(now + lease.ttl);
+            } else if !lease.linger.is_zero() {
                 let attach = lease.attach;
                 self.expiry.closed_by_client(session, attach);
             }

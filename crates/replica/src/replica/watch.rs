@@ -39,11 +39,11 @@ impl Replica {
         self.watchers.iter().any(|watcher| watcher.state_from.is_some())
     }
 
-    /// The next part of the state for each who waits for it. What it says is as new as any change told before.
+    /// The next part of the state for the first who waits for it: one part a turn, however many they are. What it says is as new as any change told before.
     pub(super) fn tell_states(&mut self) {
         let mut watchers = std::mem::take(&mut self.watchers);
-        for watcher in &mut watchers {
-            let Some(from) = watcher.state_from else { continue };
+        let unsynced = watchers.iter_mut().find_map(|watcher| Some((watcher.state_from?, watcher)));
+        if let Some((from, watcher)) = unsynced {
             let (names, next) = self.table.names_in_part(watcher.prefix.as_ref(), from, PLACES_PER_TURN);
             let state = names.iter().map(|name| What::State(self.lock(name, WAITERS_WATCHED)));
             let synced = next.is_none().then_some(What::Synced(v1::WatchSynced {}));
@@ -58,6 +58,7 @@ impl Replica {
 
     /// Whoever asked is gone.
     pub(super) fn dropped(&mut self, ask: AskId) {
+        self.rounds.forget(ask);
         self.watchers.retain(|watcher| watcher.ask != ask);
         self.table.watch(!self.watchers.is_empty());
     }

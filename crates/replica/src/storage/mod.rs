@@ -112,15 +112,22 @@ impl Removal {
     /// Removes them, on any thread. One after the other, each durably: after a crash, what is left of the log has no gap.
     ///
     /// # Errors
-    /// Whatever the disk says. No data are harmed by it; the rest goes with the next compaction after a start.
-    pub fn run(self, disk: &impl Disk) -> io::Result<()> {
-        for name in self.names {
-            match disk.remove(&name) {
+    /// Whatever the disk says. No data are harmed by it. What is left of `self` must be run again before any later removal,
+    /// or that one would leave a gap.
+    pub fn run(&mut self, disk: &impl Disk) -> io::Result<()> {
+        while let Some(name) = self.names.first() {
+            match disk.remove(name) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => disk.sync_names()?,
             }
+            self.names.remove(0);
         }
         Ok(())
+    }
+
+    /// Puts a later removal behind this one.
+    pub fn then(&mut self, later: Self) {
+        self.names.extend(later.names);
     }
 }
 

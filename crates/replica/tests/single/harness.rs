@@ -109,7 +109,7 @@ impl Node {
         events.into_iter().for_each(|event| self.replica.handle(event));
         while let Some(write) = self.replica.advance().unwrap() {
             self.records.push(write.record().clone());
-            self.replica.persisted(write.synced()).unwrap();
+            self.replica.persisted(self.now, write.synced()).unwrap();
         }
         let mut drained = Vec::new();
         for output in self.replica.take_outputs() {

@@ -98,7 +98,7 @@ fn a_spare_segment_is_used_and_one_too_many_is_put_back() {
     assert!(log.wants_spare());
     assert!(log.give_spare(make()).names().is_empty());
     assert!(!log.wants_spare());
-    let unused = log.give_spare(make());
+    let mut unused = log.give_spare(make());
     assert_eq!(unused.names().len(), 1);
     unused.run(&disk).expect("a sound disk");
     let created = disk.count(Operation::Create);
@@ -118,10 +118,10 @@ fn segments_are_given_up_when_all_their_entries_are_in_a_snapshot() {
     assert!(log.compact(4).names().is_empty(), "entry 5 is needed, and the current segment always is");
     let mut writer = snapshots.begin(&head(7, 2)).expect("a sound disk");
     writer.piece(b"all").expect("a sound disk");
-    let older = writer.finish(&tail(&[b"all".to_vec()])).expect("a sound disk");
+    let mut older = writer.finish(&tail(&[b"all".to_vec()])).expect("a sound disk");
     assert_eq!(older.names(), ["snapshot-00000000000000000003"]);
     older.run(&disk).expect("a sound disk");
-    let removal = log.compact(7);
+    let mut removal = log.compact(7);
     assert_eq!(removal.names(), ["log-00000000000000000002"]);
     removal.run(&disk).expect("a sound disk");
     let after = open_view(&disk).expect("a sound disk");

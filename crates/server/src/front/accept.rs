@@ -87,18 +87,26 @@ impl Acceptor {
     }
 
     /// Accepts what is in the queue now, past the runtime, which believes what it was last told about the listener.
-    pub(super) fn accept_waiting(&self) {
-        loop {
+    /// Whether the queue is empty: with no descriptor left, whoever waits there has not been heard.
+    pub(super) fn accept_waiting(&self) -> bool {
+        let mut failed = 0;
+        while failed < FAILURES_MAX {
             let accepted = SockRef::from(&self.listener).accept().and_then(|(socket, _)| {
                 socket.set_nonblocking(true)?;
                 TcpStream::from_std(socket.into())
             });
             match accepted {
                 Ok(socket) => self.serve(socket),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return true,
+                Err(error) if out_of_descriptors(&error) => {
+                    tracing::warn!(%error, "a connection could not be accepted: {error}");
+                    return false;
+                }
+                // Of one connection only, which is gone: the next one may be well.
+                Err(_) => failed += 1,
             }
         }
+        false
     }
 
     fn serve(&self, socket: TcpStream) {
@@ -117,6 +125,16 @@ impl Acceptor {
         let connection = self.front.open_connection();
         tokio::spawn(serve(socket, connection, self.routes.clone()));
     }
+}
+
+/// So many connections that failed while they were accepted are passed over at a time.
+const FAILURES_MAX: u32 = 1024;
+
+/// Errors that say nothing of the connection, and leave it in the queue.
+fn out_of_descriptors(error: &io::Error) -> bool {
+    use nix::errno::Errno;
+    let of_the_process = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
+    error.raw_os_error().is_some_and(|code| of_the_process.contains(&Errno::from_raw(code)))
 }
 
 /// Serves one connection until it is over.

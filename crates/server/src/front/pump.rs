@@ -27,6 +27,8 @@ struct Pump {
     state: watch::Sender<State>,
     outputs: Vec<Output>,
     looks: u32,
+    /// Whether the queue of connections has been seen empty since the barrier began.
+    has_accepted: bool,
     clock: Interval,
 }
 
@@ -39,7 +41,8 @@ pub(crate) async fn pump(
 ) {
     let mut clock = interval(LOOK);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut pump = Pump { front, acceptor, outbox, state, outputs: Vec::new(), looks: 0, clock };
+    let mut pump =
+        Pump { front, acceptor, outbox, state, outputs: Vec::new(), looks: 0, has_accepted: true, clock };
     poll_fn(|cx| pump.turn(cx)).await;
 }
 
@@ -103,7 +106,7 @@ impl Pump {
     /// socket.
     fn begin_barrier(&mut self, number: u64) {
         self.front.barrier.store(number, Ordering::Relaxed);
-        self.acceptor.accept_waiting();
+        self.has_accepted = self.acceptor.accept_waiting();
         self.looks = 0;
         self.clock.reset();
         for connection in self.front.registry().connections.values() {
@@ -119,12 +122,13 @@ impl Pump {
         let connections: Vec<_> = self.front.registry().connections.values().cloned().collect();
         let late: Vec<_> =
             connections.into_iter().filter(|connection| !connection.has_passed(number)).collect();
-        if late.is_empty() {
+        if late.is_empty() && self.has_accepted {
             self.front.barrier.store(0, Ordering::Relaxed);
             return self.front.push(Event::Drained(number));
         }
         while self.clock.poll_tick(cx).is_ready() {
             self.looks += 1;
+            self.has_accepted = self.has_accepted || self.acceptor.accept_waiting();
             let give_up = self.looks >= LOOKS_MAX;
             for connection in &late {
                 if give_up {

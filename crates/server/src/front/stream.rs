@@ -104,6 +104,7 @@ impl Stream {
     /// Reads the client's frames until there are no more.
     pub(super) async fn read(self: Arc<Self>, mut inbound: Streaming<v1::ClientFrame>) {
         let front = self.connection.front().clone();
+        let mut turn = None;
         let mut silence = Some(Box::pin(tokio::time::sleep(FIRST_FRAME)));
         let ended = poll_fn(|cx| {
             loop {
@@ -117,7 +118,7 @@ impl Stream {
                     let text = format!("nothing was said on this stream for {} s", FIRST_FRAME.as_secs());
                     return Poll::Ready(Ended::Protocol(text));
                 }
-                if front.inbox.poll_room(cx).is_pending() {
+                if front.inbox.poll_room(&mut turn, cx).is_pending() {
                     return Poll::Pending;
                 }
                 match Pin::new(&mut inbound).poll_next(cx) {
