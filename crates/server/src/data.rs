@@ -30,11 +30,7 @@ pub(crate) struct Data<D: Disk> {
 ///
 /// # Errors
 /// The directory can't be read or written, is damaged or of a newer version; no first token can be told.
-pub(crate) fn open<D: Disk>(
-    disk: &D,
-    told: &Options,
-    client_address: &str,
-) -> Result<Data<D>, ServeError> {
+pub(crate) fn open<D: Disk>(disk: &D, told: &Options, client_address: &str) -> Result<Data<D>, ServeError> {
     let directory = told.data.as_path();
     let failed = |source: OpenError| ServeError::Open { directory: directory.to_owned(), source };
     let options = storage::Options { segment_bytes: told.segment_bytes };
