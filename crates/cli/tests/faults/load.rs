@@ -99,7 +99,7 @@ impl Load {
         assert!(errors.lock().unwrap().is_empty(), "{:?}", errors.lock().unwrap());
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!(count(begun), count(granted) + count(gave_up) + count(dropped), "each ended exactly once");
-        let mut history = history.lock().unwrap();
+        let mut history = std::mem::take(&mut *history.lock().unwrap());
         assert_eq!(history.len() as u64, count(granted));
         check(&mut history);
         let name: LockName = "load".parse().unwrap();
