@@ -217,7 +217,7 @@ fn step(
             after.entries.retain(|entry| entry.index > index);
             after.hard_state = Model::raised(after.hard_state, index, term);
             possible.push(after.clone());
-            let older = write_snapshot(node, index, term)?;
+            let mut older = write_snapshot(node, index, term)?;
             model.view = after;
             *possible = vec![model.view.clone()];
             older.run(disk)?;
@@ -232,7 +232,7 @@ fn step(
             after.entries.clear();
             after.hard_state = Model::raised(after.hard_state, index, term);
             possible.push(after.clone());
-            let older = write_snapshot(node, index, term)?;
+            let mut older = write_snapshot(node, index, term)?;
             model.view = after;
             model.hard_state = Model::raised(model.hard_state, index, term);
             *possible = vec![model.view.clone()];
