@@ -21,6 +21,11 @@ impl LeaseClock {
         self.last_turn = self.last_turn.max(now);
     }
 
+    /// What it would show if a turn began now.
+    pub(crate) fn peek(&self, now: Duration, step_max: Duration) -> Duration {
+        self.reading + now.saturating_sub(self.last_turn).min(step_max)
+    }
+
     pub(crate) fn now(&self) -> Duration {
         self.reading
     }

@@ -107,7 +107,7 @@ impl Replica {
                     // Its end is told as what happened to the session.
                     (Note::Close { known: true }, _) => return,
                     (Note::Acquire { at_most: Some(at_most) }, Reply::Queued { .. }) => {
-                        let until = self.clock.now().saturating_add(*at_most);
+                        let until = self.lease_now.saturating_add(*at_most);
                         self.book.waits(session, seq, until);
                     }
                     (_, Reply::Granted(grant)) => self.since.granted(self.now, grant.token),
@@ -124,7 +124,7 @@ impl Replica {
             Origin::Open { stream, attach, secret_prefix, received } => {
                 let (what, session) = match (note, reply) {
                     (Note::Open { ttl, linger }, Reply::Opened { session }) => {
-                        let now = self.clock.now();
+                        let now = self.lease_now;
                         self.book.opened(session, ttl, linger, now, false);
                         if !self.claim(stream, session, attach) {
                             return;
@@ -171,7 +171,7 @@ impl Replica {
                 debug_assert!(!matches!(end, End::Left | End::Released), "those are asked for");
             }
             Effect::Closed { token, ms: delay } => {
-                self.book.closed(token, self.clock.now() + ms(delay));
+                self.book.closed(token, self.lease_now + ms(delay));
             }
             Effect::Granted { session, seq, grant } => {
                 if !self.is(Mutant::TimeOutUnchecked) {
@@ -195,7 +195,7 @@ impl Replica {
 
     /// Every acknowledgement from here on names the hold; so after a ttl its holder has given up (B1).
     fn revoked(&mut self, session: SessionId, seq: Seq, token: Token) {
-        let (now, at_once) = (self.clock.now(), self.is(Mutant::BreakOpensAtOnce));
+        let (now, at_once) = (self.lease_now, self.is(Mutant::BreakOpensAtOnce));
         let Some(lease) = self.book.lease_mut(session) else { return };
         lease.revoked.insert(seq);
         let until = if at_once { now } else { now + lease.ttl };

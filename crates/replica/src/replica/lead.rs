@@ -80,6 +80,7 @@ impl Replica {
         let Lead::Coming(term) = self.lead else { return };
         self.lead = Lead::Ready(term);
         self.clock = LeaseClock::new(self.now);
+        self.lease_now = Duration::ZERO;
         self.book = Book::default();
         self.since = Since::default();
         for session in self.table.sessions() {

@@ -87,6 +87,8 @@ pub struct Replica {
     /// The caller's clock at this turn, and the lease clock.
     now: Duration,
     clock: LeaseClock,
+    /// What the lease clock would show now: later than at the turn's beginning once a write has taken its time.
+    lease_now: Duration,
     next_tick: Duration,
     lead: Lead,
     book: Book,
@@ -155,6 +157,7 @@ impl Replica {
             applied,
             now,
             clock: LeaseClock::new(now),
+            lease_now: Duration::ZERO,
             lead: Lead::No,
             book: Book::default(),
             since: Since::default(),
@@ -173,7 +176,10 @@ impl Replica {
 
     /// Begins a turn. `now` is a clock that counts suspend (`CLOCK_BOOTTIME`), from any origin.
     pub fn begin(&mut self, now: Duration) {
-        self.read_clock(now);
+        self.now = self.now.max(now);
+        let step_max = self.step_max();
+        self.clock.turn(now, step_max);
+        self.lease_now = self.clock.now();
         if now >= self.next_tick {
             // One, however long ago the last was: a stall must not depose a leader.
             self.engine.tick();
@@ -181,10 +187,8 @@ impl Replica {
         }
     }
 
-    fn read_clock(&mut self, now: Duration) {
-        self.now = self.now.max(now);
-        let counts_stalls = self.is(Mutant::LeaseCountsStalls);
-        self.clock.turn(now, if counts_stalls { Duration::MAX } else { self.book.step_max() });
+    fn step_max(&self) -> Duration {
+        if self.is(Mutant::LeaseCountsStalls) { Duration::MAX } else { self.book.step_max() }
     }
 
     /// Takes something that has happened.
@@ -240,7 +244,8 @@ impl Replica {
     /// # Errors
     /// If the node must stop (V1).
     pub fn persisted(&mut self, now: Duration, proof: Persisted) -> Result<(), Fatal> {
-        self.read_clock(now);
+        self.now = self.now.max(now);
+        self.lease_now = self.clock.peek(now, self.step_max());
         let committed = self.engine.persisted(proof);
         self.commit(committed)
     }
