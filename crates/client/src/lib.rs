@@ -72,6 +72,7 @@ mod lock;
 mod locks;
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 mod machine;
+mod mailbox;
 mod observe;
 mod session;
 #[cfg(feature = "simulation")]

@@ -18,6 +18,7 @@ use crate::error::{LossCause, Lost, VerifyError};
 use crate::machine::{
     Answer, By, CallId, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing, Spec, Want, What,
 };
+use crate::mailbox::{Reader, Writer, mailbox};
 use crate::observe;
 use crate::time::{Alarm, BootInstant, Clock};
 use crate::worker::Worker;
@@ -62,7 +63,7 @@ struct Stream {
 
 struct Caller {
     wanted: Arc<Wanted>,
-    letters: UnboundedSender<Letter>,
+    letters: Writer<Letter>,
     hold: Arc<Hold>,
 }
 
@@ -89,7 +90,7 @@ pub(crate) struct Hold {
 pub(crate) struct HoldHandle {
     session: Arc<Session>,
     key: Key,
-    letters: UnboundedReceiver<Letter>,
+    letters: Reader<Letter>,
     pub(crate) hold: Arc<Hold>,
     pub(crate) granted: Granted,
     pub(crate) since: BootInstant,
@@ -134,7 +135,7 @@ impl Session {
         want: Want,
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<HoldHandle, NotAcquired> {
-        let (letters_in, letters) = unbounded_channel();
+        let (letters_in, letters) = mailbox();
         let hold = Arc::new(Hold {
             lost: CancellationToken::new(),
             cause: OnceLock::new(),
@@ -291,7 +292,7 @@ impl Inner {
                     Some(letters) if tokio::runtime::Handle::try_current().is_ok() => {
                         match letters.send(Letter::Carry(call, future)) {
                             Ok(()) => None,
-                            Err(refused) => match refused.0 {
+                            Err(refused) => match refused {
                                 Letter::Carry(_, future) => Some(future),
                                 _ => None,
                             },
