@@ -5,7 +5,7 @@
 //!
 //! Reading order: [`parts`] (what `verify` and `fix` run), [`testing`] (what `test` runs), [`tally`] (how tests are
 //! counted), [`needs`] (which programs all this takes, and how they get here), [`sim`], [`services`] (lock services of
-//! others), [`bench`] (how we compare with them), [`process`].
+//! others), [`mod@bench`] (how we compare with them), [`process`].
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 

@@ -4,11 +4,11 @@
 //!
 //! | thread | does |
 //! | --- | --- |
-//! | the caller's of [`run`] | all connections (`front`) |
+//! | the caller's of [`run()`] | all connections (`front`) |
 //! | `lockkeeper-replica` | the replica's turns, and the log inline (`node`) |
 //! | `lockkeeper-disk` | snapshots, spare segments, removals (`chores`) |
 //!
-//! Reading order: [`run`], `node`, `inbox` (between the threads), `front`.
+//! Reading order: [`run()`], `node`, `inbox` (between the threads), `front`.
 
 mod chores;
 mod clock;

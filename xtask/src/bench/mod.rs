@@ -4,7 +4,7 @@
 //! clients of the others. May not judge by a test: a bar that is missed is a line of the report, not a failure.
 //!
 //! Reading order: [`Bench`], then `plan` (what runs when), `workloads` (what is measured, and how), `systems` (how each
-//! system is driven), [`figures`], [`bars`] and [`maths`], `report`.
+//! system is driven), `figures`, `bars` and `maths`, `report`.
 
 #[cfg(any(test, feature = "peers"))]
 mod bars;
