@@ -44,7 +44,7 @@ pub(crate) fn mode(mode: i32, permits: Option<u32>) -> Result<Mode, Malformed> {
 
 /// The mode's number on the wire.
 #[must_use]
-pub(crate) fn mode_number(kind: ModeKind) -> v1::Mode {
+pub fn mode_number(kind: ModeKind) -> v1::Mode {
     match kind {
         ModeKind::Exclusive => v1::Mode::Exclusive,
         ModeKind::Shared => v1::Mode::Shared,

@@ -11,7 +11,7 @@ pub mod entry;
 mod fields;
 pub mod request;
 
-pub use fields::Malformed;
+pub use fields::{Malformed, mode_number};
 
 /// Generated: nested as the packages are, since the generated code refers to itself that way.
 #[allow(

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Command, HoldInfo, HoldState, LockName, ModeKind, SessionId, Token, TokenStatus};
-use lockkeeper_wire::v1;
+use lockkeeper_core::{Command, HoldInfo, HoldState, LockName, SessionId, Token, TokenStatus};
+use lockkeeper_wire::{mode_number, v1};
 
 use super::lead::ms;
 use super::rounds::Asked;
@@ -127,7 +127,7 @@ impl Replica {
         let waiters = description.waiters.into_iter().map(|waiter| v1::Waiter {
             session: waiter.owner.0.0,
             label: self.label(waiter.owner.0),
-            mode: mode(waiter.mode).into(),
+            mode: mode_number(waiter.mode).into(),
             subtree: waiter.subtree,
             meta: waiter.meta.into(),
         });
@@ -147,7 +147,7 @@ impl Replica {
             session: session.0,
             label: self.label(session),
             token: hold.token.get(),
-            mode: mode(hold.mode).into(),
+            mode: mode_number(hold.mode).into(),
             subtree: hold.subtree,
             state: v1::HoldState::Held.into(),
             slot: hold.slot,
@@ -175,14 +175,6 @@ impl Replica {
 
     fn label(&self, session: SessionId) -> String {
         self.table.session(session).map(|session| session.label.into()).unwrap_or_default()
-    }
-}
-
-fn mode(kind: ModeKind) -> v1::Mode {
-    match kind {
-        ModeKind::Exclusive => v1::Mode::Exclusive,
-        ModeKind::Shared => v1::Mode::Shared,
-        ModeKind::Permit => v1::Mode::Permit,
     }
 }
 
