@@ -69,16 +69,14 @@ impl Replica {
         if let Reply::Refused(rejection @ Rejection::UnknownRules { .. }) = &reply {
             return Err(Fatal(rejection.to_string()));
         }
-        let effects = std::mem::take(&mut self.effects);
-        if !self.lead.is_ready() {
-            // A follower tells nobody, and a leader has its book from the table at its zero point.
-            return Ok(());
+        // Taken for the while, and given back: their room is used again by the next command.
+        let mut effects = std::mem::take(&mut self.effects);
+        // A follower tells nobody, and a leader has its book from the table at its zero point.
+        if self.lead.is_ready() {
+            self.answer_origin(origin, note, reply);
+            effects.drain(..).for_each(|effect| self.tell_effect(effect));
         }
-        self.answer_origin(origin, note, reply);
-        let mut effects = effects;
-        for effect in effects.drain(..) {
-            self.tell_effect(effect);
-        }
+        effects.clear();
         self.effects = effects;
         Ok(())
     }
