@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::capabilities::Capabilities;
 use crate::error::{BackendError, Unsupported};
-use crate::info::{LockInfo, ServiceStatus, SessionInfo};
+use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::Clock;
 use crate::watch::Watch;
@@ -73,6 +73,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
     fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
         let error = self.not_ours("say how it is");
         Box::pin(async { Err(error) })
+    }
+
+    /// What the service's own settings mean for its locks, for `doctor`.
+    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+        Box::pin(async { Ok(Vec::new()) })
     }
 
     /// What only our own service can do (P11).

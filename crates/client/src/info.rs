@@ -132,6 +132,16 @@ pub struct ServiceStatus {
     pub rules: u32,
 }
 
+/// What one of a lock service's own settings means for its locks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Finding {
+    /// Whether it spoils something that a user would count on: what, and what to set instead, stands in `says`.
+    pub spoils: bool,
+    /// The setting, its value, what follows from it, and what to do.
+    pub says: String,
+}
+
 /// Meta data as bytes: `key=value` lines.
 pub(crate) fn encode_meta(pairs: &[(String, String)]) -> Box<[u8]> {
     let lines: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();

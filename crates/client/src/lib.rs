@@ -90,7 +90,7 @@ pub use error::{
     RunError, Unsupported, VerifyError,
 };
 pub use guard::{Guard, Held};
-pub use info::{HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo};
+pub use info::{Finding, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo};
 pub use kind::{Fenced, Kind, Unfenced};
 pub use lock::{Lock, OnLost, Wait};
 pub use lockkeeper_core::{LockName, ModeKind as Mode, NameError, PermitGrant, Slot, Token, TokenStatus};

@@ -11,7 +11,7 @@ use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
 use crate::capabilities::{Capabilities, Fencing};
 use crate::error::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
-use crate::info::{LockInfo, ServiceStatus, SessionInfo};
+use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
 use crate::kind::{Fenced, Kind, Unfenced};
 use crate::lock::Lock;
 use crate::machine::Spec;
@@ -200,6 +200,14 @@ impl<F: Kind> Locks<F> {
     /// [`BackendError`].
     pub async fn status(&self) -> Result<ServiceStatus, BackendError> {
         self.core.backend.status().await
+    }
+
+    /// What the service's own settings mean for its locks: persistence, eviction, poolers, caches.
+    ///
+    /// # Errors
+    /// [`BackendError`].
+    pub async fn findings(&self) -> Result<Vec<Finding>, BackendError> {
+        self.core.backend.findings().await
     }
 
     /// Gives everything back and closes all sessions; holds count as lost at once. Waits at most `limit`.

@@ -11,12 +11,37 @@ use std::str::FromStr;
 pub struct Url {
     /// Before the first colon.
     pub scheme: String,
+    /// Before an `@` in front of the hosts, percent-decoded.
+    pub user: Option<String>,
+    /// Behind the user's colon, percent-decoded. Never shown: `Display` and `Debug` hide it.
+    pub password: Option<Password>,
     /// The comma list behind `//`.
     pub hosts: Vec<Host>,
     /// From the first `/` behind the hosts, percent-decoded.
     pub path: String,
     query: BTreeMap<String, String>,
 }
+
+/// A password, which is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Password(String);
+
+impl Password {
+    /// The password itself, for the service that asks for it.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Password {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(HIDDEN)
+    }
+}
+
+/// What is shown in place of a password.
+const HIDDEN: &str = "***";
 
 /// One of the hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,6 +73,17 @@ pub enum UrlError {
         hint: String,
         /// All of them.
         known: String,
+    },
+    /// A scheme whose cargo feature is off.
+    #[error(
+        "`{scheme}:` is not compiled in; build with the feature `{feature}`: `cargo add lockkeeper --features \
+         {feature}`, or `cargo install lockkeeper-cli --features {feature}`"
+    )]
+    NotCompiledIn {
+        /// As given.
+        scheme: String,
+        /// The feature that brings it.
+        feature: &'static str,
     },
     /// A parameter that the scheme doesn't have.
     #[error("`{scheme}:` has no parameter `{key}`{hint}; it has: {known}")]
@@ -108,15 +144,25 @@ impl Url {
 
     pub(crate) fn parse(text: &str, schemes: &[&str]) -> Result<Self, UrlError> {
         let bad =
-            |part: &str, wanted| UrlError::BadPart { url: text.to_owned(), part: part.to_owned(), wanted };
+            |part: &str, wanted| UrlError::BadPart { url: without_password(text), part: part.to_owned(), wanted };
         let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
-            return Err(UrlError::NoScheme { url: text.to_owned(), schemes: schemes.join(", ") });
+            return Err(UrlError::NoScheme { url: without_password(text), schemes: schemes.join(", ") });
         };
         let (rest, query) = rest.split_once('?').map_or((rest, None), |(rest, query)| (rest, Some(query)));
         let (hosts, path) = match rest.strip_prefix("//") {
             None => ("", rest),
             Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
         };
+        let (login, hosts) = hosts.rsplit_once('@').map_or((None, hosts), |(login, hosts)| (Some(login), hosts));
+        let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
+            None => (None, None),
+            Some((user, password)) => {
+                let wanted = "`user:password@` in percent-encoded UTF-8";
+                let part = |text: &str| decode(text).ok_or_else(|| bad(HIDDEN, wanted));
+                (Some(part(user)?), Some(part(password)?))
+            }
+        };
+        let given = |text: &String| !text.is_empty();
         let hosts: Result<Vec<Host>, UrlError> = hosts
             .split(',')
             .filter(|_| !hosts.is_empty())
@@ -132,6 +178,8 @@ impl Url {
         }
         Ok(Self {
             scheme: scheme.to_ascii_lowercase(),
+            user: user.filter(given),
+            password: password.filter(given).map(Password),
             hosts: hosts?,
             path: decode(path).ok_or_else(|| bad(path, "percent-encoded UTF-8"))?,
             query: parameters,
@@ -153,6 +201,10 @@ impl std::fmt::Display for Url {
         if !self.hosts.is_empty() || self.path.starts_with('/') {
             f.write_str("//")?;
         }
+        if self.user.is_some() || self.password.is_some() {
+            f.write_str(self.user.as_deref().unwrap_or_default())?;
+            f.write_str(if self.password.is_some() { ":***@" } else { "@" })?;
+        }
         for (index, host) in self.hosts.iter().enumerate() {
             let comma = if index > 0 { "," } else { "" };
             let (open, close) = if host.name.contains(':') { ("[", "]") } else { ("", "") };
@@ -166,6 +218,18 @@ impl std::fmt::Display for Url {
             write!(f, "{}{key}={value}", if index == 0 { '?' } else { '&' })?;
         }
         Ok(())
+    }
+}
+
+/// The text, fit to be shown in an error.
+fn without_password(text: &str) -> String {
+    let Some((scheme, rest)) = text.split_once("//") else { return text.to_owned() };
+    let authority = rest.split(['/', '?']).next().unwrap_or_default();
+    match authority.rsplit_once('@').and_then(|(login, _)| login.split_once(':')) {
+        None => text.to_owned(),
+        Some((user, password)) => {
+            format!("{scheme}//{user}:{HIDDEN}{}", &rest[user.len() + 1 + password.len()..])
+        }
     }
 }
 
@@ -250,6 +314,20 @@ mod tests {
         assert_eq!(url.parameter::<String>("x", "text").unwrap().as_deref(), Some("/"));
         assert!(parse("memory:").unwrap().hosts.is_empty());
         assert_eq!(parse("file:///var/lib/x").unwrap().path, "/var/lib/x");
+    }
+
+    #[test]
+    fn a_password_is_read_and_never_shown() {
+        let url = parse("lockkeeper://me:a%3Ab%40c@h:1,[::1]/x").unwrap();
+        assert_eq!(url.user.as_deref(), Some("me"));
+        assert_eq!(url.password.as_ref().unwrap().reveal(), "a:b@c");
+        assert_eq!(url.hosts.len(), 2);
+        let bad = parse("lockkeeper://me:secret@h:99999/x").unwrap_err().to_string();
+        let only = parse("lockkeeper://:secret@h").unwrap();
+        assert_eq!((only.user, only.password.unwrap().reveal()), (None, "secret"));
+        for shown in [url.to_string(), format!("{url:?}"), bad] {
+            assert!(!shown.contains("a:b@c") && !shown.contains("secret") && shown.contains("***"), "{shown}");
+        }
     }
 
     #[test]

@@ -1,7 +1,15 @@
 //! The lock services behind the one API, by their URL scheme.
 
 pub(crate) mod file;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) mod leased;
 pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
+#[cfg(feature = "redlock")]
+pub(crate) mod redlock;
 #[cfg(feature = "service")]
 pub(crate) mod service;
 
@@ -11,25 +19,40 @@ use crate::backend::Backend;
 use crate::error::ConnectError;
 use crate::url::{Url, UrlError, did_you_mean};
 
-/// The schemes that are compiled in.
-const SCHEMES: &[&str] = &[
-    "file",
-    "memory",
-    #[cfg(feature = "service")]
-    "lockkeeper",
+/// Every scheme, with the cargo feature that brings it.
+const SCHEMES: &[(&str, Option<&str>)] = &[
+    ("file", None),
+    ("memory", None),
+    ("lockkeeper", Some("service")),
+    ("postgres", Some("postgres")),
+    ("postgresql", Some("postgres")),
+    ("redis", Some("redis")),
+    ("rediss", Some("redis-tls")),
+    ("redlock", Some("redlock")),
+    ("redlocks", Some("redlock")),
 ];
 
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
-    let url = Url::parse(url, SCHEMES)?;
+    let known: Vec<&str> = SCHEMES.iter().map(|(scheme, _)| *scheme).collect();
+    let url = Url::parse(url, &known)?;
     match url.scheme.as_str() {
         "file" => file::FileBackend::open(&url),
         "memory" => Ok(memory::connect(&url)?),
         #[cfg(feature = "service")]
         "lockkeeper" => service::connect(&url).await,
-        _ => Err(UrlError::UnknownScheme {
-            hint: did_you_mean(&url.scheme, SCHEMES, ":"),
-            scheme: url.scheme,
-            known: SCHEMES.join(", "),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => postgres::connect(&url).await,
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" => redis::connect(&url).await,
+        #[cfg(feature = "redlock")]
+        "redlock" | "redlocks" => redlock::connect(&url).await,
+        scheme => Err(match SCHEMES.iter().find(|(known, _)| *known == scheme) {
+            Some(&(_, Some(feature))) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
+            _ => UrlError::UnknownScheme {
+                hint: did_you_mean(scheme, &known, ":"),
+                known: known.join(", "),
+                scheme: url.scheme,
+            },
         }
         .into()),
     }

@@ -1,0 +1,346 @@
+//! One session over a [`Store`]: which entries it has, and what a keep-alive means for them.
+//!
+//! Why a keep-alive may be believed (P5): it renews every entry that holds, waits, or may hold by an attempt whose answer
+//! is not here yet, and only those. So whatever the deadline of the session is, each hold's own end at the service is
+//! later: it was set by that keep-alive, or by an attempt that the service executed after it. A session without entries
+//! has nothing that could end, and is kept alive without a word.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{End, Seq};
+use tokio::sync::Notify;
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
+use super::wakes::{Wake, Wakes};
+use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
+use crate::error::{BackendError, BackendErrorKind};
+use crate::machine::{Answer, Granted, Push, Spec};
+
+/// Carries a session of leased entries.
+pub(crate) struct LeasedConn(Arc<Inner>);
+
+struct Inner {
+    store: Arc<dyn Store>,
+    wakes: Wakes,
+    label: Arc<str>,
+    ttl: Duration,
+    lock_delay: Duration,
+    pushes: UnboundedSender<Push>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// 128 random bits in hex, so that nobody else's entries are ever taken for ours.
+    session: String,
+    requests: BTreeMap<Seq, Request>,
+}
+
+struct Request {
+    entry: Arc<Entry>,
+    woken: Arc<Woken>,
+    stage: Stage,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+enum Stage {
+    /// It may hold or wait: an attempt is on its way, or its answer was lost.
+    Asked,
+    /// It waits, as far as was heard last.
+    Waits,
+    Holds(Granted),
+    /// An operator broke it, and its session was told. It is not renewed any more.
+    Revoked,
+    /// A Finish is on its way: it must not be renewed after that (peers' flaw 5).
+    Ends { held: bool, revoked: bool, doubt: bool },
+}
+
+/// What a waiting entry waits for besides time.
+#[derive(Default)]
+struct Woken {
+    notify: Notify,
+    /// How long to wait before the next try, if somebody said so.
+    pause: Mutex<Option<Duration>>,
+}
+
+impl Woken {
+    fn wake(&self, after: Duration) {
+        let mut pause = self.pause.lock().unwrap_or_else(PoisonError::into_inner);
+        *pause = Some(pause.map_or(after, |earlier| earlier.min(after)));
+        drop(pause);
+        self.notify.notify_one();
+    }
+
+    fn take(&self) -> Option<Duration> {
+        self.pause.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Waits until it is time for the next try: for `again` at most, or for as long as whoever woke it said.
+    async fn until_due(&self, again: Duration) {
+        let mut left = again;
+        loop {
+            if let Some(pause) = self.take() {
+                left = left.min(pause);
+            }
+            let from = tokio::time::Instant::now();
+            tokio::select! {
+                () = tokio::time::sleep(left) => return,
+                () = self.notify.notified() => left = left.saturating_sub(from.elapsed()),
+            }
+        }
+    }
+}
+
+impl LeasedConn {
+    /// Carries a session over `store`.
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        wakes: Wakes,
+        spec: Spec,
+        label: &str,
+        pushes: UnboundedSender<Push>,
+    ) -> Arc<Self> {
+        Arc::new(Self(Arc::new(Inner {
+            store,
+            wakes,
+            label: label.into(),
+            ttl: spec.ttl.unwrap_or(Duration::MAX),
+            lock_delay: spec.lock_delay,
+            pushes,
+            state: Mutex::default(),
+        })))
+    }
+}
+
+impl Conn for LeasedConn {
+    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+        let inner = self.0.clone();
+        match call {
+            Call::Open { fresh } => {
+                let opened = inner.open(fresh);
+                Box::pin(async move { Ok(opened) })
+            }
+            Call::KeepAlive => {
+                let renewing = inner.renewable();
+                Box::pin(async move { inner.keep_alive(renewing).await })
+            }
+            Call::Acquire { seq, want, .. } => {
+                let attempt = inner.attempt(seq, &want);
+                Box::pin(async move {
+                    match attempt {
+                        Some((attempt, woken)) => inner.acquire(seq, attempt, &woken).await,
+                        None => Ok(Answer::Finished(End::Gone)),
+                    }
+                })
+            }
+            Call::Finish { target, .. } => {
+                let ending = inner.ending(target);
+                Box::pin(async move {
+                    match ending {
+                        Some((entry, doubt)) => inner.finish(target, entry, doubt).await,
+                        None => Ok(Answer::Finished(End::Gone)),
+                    }
+                })
+            }
+            Call::Close => Box::pin(async move { inner.close().await }),
+        }
+    }
+}
+
+impl Drop for LeasedConn {
+    fn drop(&mut self) {
+        for request in self.0.state().requests.values() {
+            self.0.wakes.stop(&request.entry.id);
+        }
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self, fresh: bool) -> Answer {
+        let mut state = self.state();
+        if fresh || state.session.is_empty() {
+            let mut random = [0; 16];
+            if let Err(error) = getrandom::fill(&mut random) {
+                let what = format!("the system gives no random bytes: {error}");
+                return Answer::Refused(BackendError::new(BackendErrorKind::Operator, what));
+            }
+            state.session = format!("{:032x}", u128::from_be_bytes(random));
+        }
+        Answer::Opened
+    }
+
+    /// Everything that a keep-alive must renew.
+    fn renewable(&self) -> Vec<(Seq, Arc<Entry>)> {
+        let state = self.state();
+        let renews = |stage: &Stage| matches!(stage, Stage::Asked | Stage::Waits | Stage::Holds(_));
+        let requests = state.requests.iter().filter(|(_, request)| renews(&request.stage));
+        requests.map(|(&seq, request)| (seq, request.entry.clone())).collect()
+    }
+
+    async fn keep_alive(&self, renewing: Vec<(Seq, Arc<Entry>)>) -> Result<Answer, CallError> {
+        if renewing.is_empty() {
+            return Ok(Answer::KeptAlive);
+        }
+        let entries: Vec<Arc<Entry>> = renewing.iter().map(|(_, entry)| entry.clone()).collect();
+        let renewed = self.store.renew(entries).await?;
+        for ((seq, _), renewed) in renewing.into_iter().zip(renewed) {
+            self.renewed(seq, renewed);
+        }
+        Ok(Answer::KeptAlive)
+    }
+
+    fn renewed(&self, seq: Seq, renewed: Renewed) {
+        let mut state = self.state();
+        let Some(request) = state.requests.get_mut(&seq) else { return };
+        match (renewed, &request.stage) {
+            (Renewed::Gone, Stage::Holds(_)) => {
+                let gone = state.requests.remove(&seq);
+                drop(state);
+                if let Some(gone) = gone {
+                    self.wakes.stop(&gone.entry.id);
+                }
+                self.push(Push::Ended { seq, end: End::Gone });
+            }
+            // Its place in the queue is gone: it asks for a new one.
+            (Renewed::Gone, Stage::Waits) => request.woken.wake(Duration::ZERO),
+            (Renewed::Revoked, Stage::Holds(_)) => {
+                request.stage = Stage::Revoked;
+                drop(state);
+                self.push(Push::Revoked { seq });
+            }
+            _ => {}
+        }
+    }
+
+    /// The attempt of a request; `None` if it is over or ending, whatever it was.
+    fn attempt(self: &Arc<Self>, seq: Seq, want: &Wanted) -> Option<(Attempt, Arc<Woken>)> {
+        let mut state = self.state();
+        let id = EntryId(format!("{}-{}", state.session, seq.0));
+        let request = state.requests.entry(seq).or_insert_with(|| {
+            let woken = Arc::new(Woken::default());
+            let entry = Entry {
+                id: id.clone(),
+                // Several names at once are refused before (`Capabilities::multi`).
+                name: want.names[0].clone(),
+                mode: want.mode,
+                ttl: self.ttl,
+                keep_closed: want.keep_closed,
+                lock_delay: self.lock_delay,
+            };
+            let (inner, listener) = (Arc::downgrade(self), woken.clone());
+            self.wakes.listen(&id, move |wake| match wake {
+                Wake::Try(after) => listener.wake(after),
+                Wake::Revoked => {
+                    if let Some(inner) = inner.upgrade() {
+                        inner.renewed(seq, Renewed::Revoked);
+                    }
+                }
+            });
+            Request { entry: Arc::new(entry), woken, stage: Stage::Asked }
+        });
+        if matches!(request.stage, Stage::Ends { .. } | Stage::Revoked) {
+            return None;
+        }
+        let (label, meta) = (self.label.clone(), want.meta.clone());
+        let attempt = Attempt { entry: request.entry.clone(), wait: want.wait, label, meta };
+        Some((attempt, request.woken.clone()))
+    }
+
+    async fn acquire(&self, seq: Seq, attempt: Attempt, woken: &Woken) -> Result<Answer, CallError> {
+        let mut told = None;
+        loop {
+            // What was said before this try is answered by it.
+            woken.take();
+            let tried = self.store.attempt(attempt.clone()).await?;
+            match tried {
+                Tried::Granted(granted) => {
+                    let stage = Stage::Holds(granted.clone());
+                    return Ok(if self.advance(seq, stage) { Answer::Granted(granted) } else { OVER });
+                }
+                Tried::Busy(busy) => {
+                    self.forget(seq);
+                    return Ok(Answer::Busy(busy));
+                }
+                Tried::Refused(error) => {
+                    self.forget(seq);
+                    return Ok(Answer::Refused(error));
+                }
+                Tried::Waits { ahead, again } => {
+                    if !self.advance(seq, Stage::Waits) {
+                        return Ok(OVER);
+                    }
+                    if told.replace(ahead) != Some(ahead) {
+                        self.push(Push::Queued { seq, position: ahead });
+                    }
+                    woken.until_due(again).await;
+                }
+            }
+        }
+    }
+
+    /// Moves a request on, unless it ends meanwhile.
+    fn advance(&self, seq: Seq, stage: Stage) -> bool {
+        let mut state = self.state();
+        match state.requests.get_mut(&seq) {
+            Some(request) if !matches!(request.stage, Stage::Ends { .. } | Stage::Revoked) => {
+                request.stage = stage;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// From here on the entry is not renewed. In doubt is whatever was asked and never answered.
+    fn ending(&self, target: Seq) -> Option<(Arc<Entry>, bool)> {
+        let mut state = self.state();
+        let request = state.requests.get_mut(&target)?;
+        let (held, revoked, doubt) = match request.stage {
+            Stage::Asked => (false, false, true),
+            // The next attempt may be on its way.
+            Stage::Waits => (false, false, true),
+            Stage::Holds(_) => (true, false, false),
+            Stage::Revoked => (true, true, false),
+            Stage::Ends { held, revoked, doubt } => (held, revoked, doubt),
+        };
+        request.stage = Stage::Ends { held, revoked, doubt };
+        Some((request.entry.clone(), doubt))
+    }
+
+    async fn finish(&self, target: Seq, entry: Arc<Entry>, doubt: bool) -> Result<Answer, CallError> {
+        let end = self.store.finish(entry, doubt).await?;
+        let revoked = self.forget(target).is_some_and(|stage| matches!(stage, Stage::Ends { revoked: true, .. }));
+        Ok(Answer::Finished(if revoked { End::Broken } else { end }))
+    }
+
+    /// Ends whatever is left. What can't be ended now ends by itself.
+    async fn close(&self) -> Result<Answer, CallError> {
+        let left: Vec<Seq> = self.state().requests.keys().copied().collect();
+        for target in left {
+            if let Some((entry, doubt)) = self.ending(target) {
+                self.finish(target, entry, doubt).await?;
+            }
+        }
+        Ok(Answer::Closed)
+    }
+
+    fn forget(&self, seq: Seq) -> Option<Stage> {
+        let request = self.state().requests.remove(&seq)?;
+        self.wakes.stop(&request.entry.id);
+        Some(request.stage)
+    }
+
+    fn push(&self, push: Push) {
+        // Whoever listened is gone, and its holds with it.
+        let _ = self.pushes.send(push);
+    }
+}
+
+/// An acquire whose request was ended while it was under way: whoever ended it has its answer.
+const OVER: Answer = Answer::Finished(End::Gone);
