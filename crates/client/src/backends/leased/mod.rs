@@ -6,6 +6,8 @@
 
 mod session;
 mod store;
+#[cfg(test)]
+mod tests;
 mod wakes;
 
 pub(crate) use session::LeasedConn;

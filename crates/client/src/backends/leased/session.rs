@@ -43,6 +43,8 @@ struct Request {
     entry: Arc<Entry>,
     woken: Arc<Woken>,
     stage: Stage,
+    /// An attempt was sent and not answered: it may arrive late, even after a later one was granted.
+    doubt: bool,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -55,7 +57,7 @@ enum Stage {
     /// An operator broke it, and its session was told. It is not renewed any more.
     Revoked,
     /// A Finish is on its way: it must not be renewed after that (peers' flaw 5).
-    Ends { held: bool, revoked: bool, doubt: bool },
+    Ends { revoked: bool },
 }
 
 /// What a waiting entry waits for besides time.
@@ -112,6 +114,11 @@ impl LeasedConn {
             pushes,
             state: Mutex::default(),
         })))
+    }
+
+    #[cfg(test)]
+    pub(super) fn session_id(&self) -> String {
+        self.0.state().session.clone()
     }
 }
 
@@ -243,7 +250,7 @@ impl Inner {
                     }
                 }
             });
-            Request { entry: Arc::new(entry), woken, stage: Stage::Asked }
+            Request { entry: Arc::new(entry), woken, stage: Stage::Asked, doubt: false }
         });
         if matches!(request.stage, Stage::Ends { .. } | Stage::Revoked) {
             return None;
@@ -258,7 +265,11 @@ impl Inner {
         loop {
             // What was said before this try is answered by it.
             woken.take();
-            let tried = self.store.attempt(attempt.clone()).await?;
+            let tried = self.store.attempt(attempt.clone()).await.inspect_err(|error| {
+                if error.sent {
+                    self.doubt(seq);
+                }
+            })?;
             match tried {
                 Tried::Granted(granted) => {
                     let stage = Stage::Holds(granted.clone());
@@ -285,6 +296,12 @@ impl Inner {
         }
     }
 
+    fn doubt(&self, seq: Seq) {
+        if let Some(request) = self.state().requests.get_mut(&seq) {
+            request.doubt = true;
+        }
+    }
+
     /// Moves a request on, unless it ends meanwhile.
     fn advance(&self, seq: Seq, stage: Stage) -> bool {
         let mut state = self.state();
@@ -301,21 +318,16 @@ impl Inner {
     fn ending(&self, target: Seq) -> Option<(Arc<Entry>, bool)> {
         let mut state = self.state();
         let request = state.requests.get_mut(&target)?;
-        let (held, revoked, doubt) = match request.stage {
-            Stage::Asked => (false, false, true),
-            // The next attempt may be on its way.
-            Stage::Waits => (false, false, true),
-            Stage::Holds(_) => (true, false, false),
-            Stage::Revoked => (true, true, false),
-            Stage::Ends { held, revoked, doubt } => (held, revoked, doubt),
-        };
-        request.stage = Stage::Ends { held, revoked, doubt };
-        Some((request.entry.clone(), doubt))
+        // One that waits may have its next attempt on its way.
+        request.doubt |= matches!(request.stage, Stage::Asked | Stage::Waits);
+        let revoked = matches!(request.stage, Stage::Revoked | Stage::Ends { revoked: true });
+        request.stage = Stage::Ends { revoked };
+        Some((request.entry.clone(), request.doubt))
     }
 
     async fn finish(&self, target: Seq, entry: Arc<Entry>, doubt: bool) -> Result<Answer, CallError> {
         let end = self.store.finish(entry, doubt).await?;
-        let revoked = self.forget(target).is_some_and(|stage| matches!(stage, Stage::Ends { revoked: true, .. }));
+        let revoked = self.forget(target).is_some_and(|stage| stage == Stage::Ends { revoked: true });
         Ok(Answer::Finished(if revoked { End::Broken } else { end }))
     }
 

@@ -1,1 +1,238 @@
-//! placeholder
+//! What a session does with a store, told by a store that writes down what it was asked.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper_core::{End, Mode, Seq};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use super::*;
+use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
+use crate::error::Busy;
+use crate::machine::{Answer, Granted, Push, Spec};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// Answers as it was told to, and remembers what it was asked.
+#[derive(Default)]
+struct Script {
+    asked: Mutex<Vec<String>>,
+    tries: Mutex<VecDeque<Result<Tried, CallError>>>,
+    renewals: Mutex<VecDeque<Renewed>>,
+}
+
+impl Script {
+    fn note(&self, what: &str, entry: &Entry) {
+        let (_, seq) = entry.id.0.rsplit_once('-').unwrap();
+        self.asked.lock().unwrap().push(format!("{what} {seq}"));
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.asked.lock().unwrap())
+    }
+
+    fn will(&self, tried: Result<Tried, CallError>) {
+        self.tries.lock().unwrap().push_back(tried);
+    }
+}
+
+impl Store for Script {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        self.note("attempt", &attempt.entry);
+        let tried = self.tries.lock().unwrap().pop_front();
+        match tried {
+            Some(tried) => Box::pin(async { tried }),
+            None => Box::pin(std::future::pending()),
+        }
+    }
+
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+        entries.iter().for_each(|entry| self.note("renew", entry));
+        let mut said = self.renewals.lock().unwrap();
+        let renewed = entries.iter().map(|_| said.pop_front().unwrap_or(Renewed::Kept)).collect();
+        Box::pin(async { Ok(renewed) })
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        self.note(if doubt { "finish in doubt" } else { "finish" }, &entry);
+        Box::pin(async { Ok(End::Released) })
+    }
+}
+
+struct Session {
+    store: Arc<Script>,
+    wakes: Wakes,
+    conn: Arc<LeasedConn>,
+    pushes: UnboundedReceiver<Push>,
+}
+
+impl Session {
+    async fn open() -> Self {
+        let (pushes_in, pushes) = unbounded_channel();
+        let (store, wakes) = (Arc::new(Script::default()), Wakes::default());
+        let spec = Spec { ttl: Some(TTL), lock_delay: Duration::ZERO, linger: Duration::ZERO, renew: true };
+        let conn = LeasedConn::new(store.clone(), wakes.clone(), spec, "me", pushes_in);
+        let session = Self { store, wakes, conn, pushes };
+        session.call(Call::Open { fresh: true }).await.unwrap();
+        session
+    }
+
+    async fn call(&self, call: Call) -> Result<Answer, CallError> {
+        self.conn.submit(call).await
+    }
+
+    fn acquire(&self, seq: u64) -> BoxFuture<Result<Answer, CallError>> {
+        let want = Arc::new(Wanted {
+            names: vec!["a".parse().unwrap()],
+            mode: Mode::Exclusive,
+            subtree: false,
+            wait: true,
+            keep_closed: Duration::ZERO,
+            meta: Box::default(),
+        });
+        self.conn.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), want, wait_left: None })
+    }
+
+    async fn held(&self, seq: u64) {
+        self.store.will(Ok(Tried::Granted(Granted::default())));
+        assert!(matches!(self.acquire(seq).await, Ok(Answer::Granted(_))));
+    }
+
+    async fn finish(&self, target: u64) -> Answer {
+        let call = Call::Finish { seq: Seq(99), target: Seq(target), done_through: Seq(0) };
+        self.call(call).await.unwrap()
+    }
+
+    /// The id that the store sees.
+    fn id(&self, seq: u64) -> EntryId {
+        EntryId(format!("{}-{seq}", self.conn.session_id()))
+    }
+}
+
+/// Polls once: what it starts is started, and it goes on waiting.
+async fn start<T>(future: &mut BoxFuture<T>) {
+    tokio::select! {
+        biased;
+        _ = future => panic!("it ended at once"),
+        () = std::future::ready(()) => {}
+    }
+}
+
+fn waits(again: Duration) -> Result<Tried, CallError> {
+    Ok(Tried::Waits { ahead: 3, again })
+}
+
+#[tokio::test]
+async fn a_keep_alive_covers_all_that_may_hold_and_nothing_that_ends() {
+    let session = Session::open().await;
+    session.held(1).await;
+    session.store.will(waits(TTL));
+    let mut waiting = session.acquire(2);
+    start(&mut waiting).await;
+    // Its answer isn't here: it may hold already, and belief counts for it too (P5).
+    let mut unanswered = session.acquire(3);
+    start(&mut unanswered).await;
+    session.held(4).await;
+    assert!(matches!(session.finish(4).await, Answer::Finished(End::Released)));
+    session.held(5).await;
+    let call = Call::Finish { seq: Seq(99), target: Seq(5), done_through: Seq(0) };
+    let _unsent = session.conn.submit(call);
+    session.store.asked();
+    assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
+    assert_eq!(session.store.asked(), ["renew 1", "renew 2", "renew 3"]);
+}
+
+#[tokio::test]
+async fn a_session_without_entries_is_kept_alive_without_a_word() {
+    let session = Session::open().await;
+    assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
+    assert!(session.store.asked().is_empty());
+}
+
+#[tokio::test]
+async fn a_hold_that_a_keep_alive_does_not_find_is_told_and_not_asked_for_again() {
+    let mut session = Session::open().await;
+    session.held(1).await;
+    session.held(2).await;
+    session.store.renewals.lock().unwrap().extend([Renewed::Gone, Renewed::Kept]);
+    assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
+    assert!(matches!(session.pushes.recv().await, Some(Push::Ended { seq: Seq(1), end: End::Gone })));
+    session.store.asked();
+    session.call(Call::KeepAlive).await.unwrap();
+    assert_eq!(session.store.asked(), ["renew 2"]);
+    assert!(matches!(session.finish(1).await, Answer::Finished(End::Gone)));
+}
+
+#[tokio::test]
+async fn a_broken_hold_is_told_once_and_renewed_no_more() {
+    let mut session = Session::open().await;
+    session.held(1).await;
+    session.wakes.deliver(&session.id(1), Wake::Revoked);
+    session.wakes.deliver(&session.id(1), Wake::Revoked);
+    assert!(matches!(session.pushes.recv().await, Some(Push::Revoked { seq: Seq(1) })));
+    assert!(session.pushes.try_recv().is_err());
+    session.store.asked();
+    session.call(Call::KeepAlive).await.unwrap();
+    assert!(session.store.asked().is_empty());
+    assert!(matches!(session.finish(1).await, Answer::Finished(End::Broken)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_tries_again_when_it_is_woken_and_when_its_time_has_come() {
+    let mut session = Session::open().await;
+    for _ in 0..3 {
+        session.store.will(waits(Duration::from_secs(10)));
+    }
+    session.store.will(Ok(Tried::Granted(Granted::default())));
+    let mut waiting = session.acquire(1);
+    start(&mut waiting).await;
+    assert!(matches!(session.pushes.recv().await, Some(Push::Queued { seq: Seq(1), position: 3 })));
+    let started = tokio::time::Instant::now();
+    session.wakes.deliver(&session.id(1), Wake::Try(Duration::ZERO));
+    session.wakes.deliver(&session.id(1), Wake::Try(Duration::from_secs(2)));
+    start(&mut waiting).await;
+    session.wakes.deliver(&session.id(1), Wake::Try(Duration::from_secs(3)));
+    assert!(matches!(waiting.await, Ok(Answer::Granted(_))));
+    assert_eq!(started.elapsed(), Duration::from_secs(13), "at once, after 3 s, after 10 s");
+    assert_eq!(session.store.asked(), ["attempt 1"; 4]);
+}
+
+#[tokio::test]
+async fn an_end_is_in_doubt_if_any_attempt_went_unanswered() {
+    let session = Session::open().await;
+    session.held(1).await;
+    session.store.will(Err(CallError { sent: true }));
+    assert!(matches!(session.acquire(2).await, Err(CallError { sent: true })));
+    session.held(2).await;
+    session.store.will(Err(CallError { sent: false }));
+    assert!(matches!(session.acquire(3).await, Err(CallError { sent: false })));
+    session.held(3).await;
+    let mut unanswered = session.acquire(4);
+    start(&mut unanswered).await;
+    session.store.asked();
+    for seq in 1..5 {
+        session.finish(seq).await;
+    }
+    assert_eq!(session.store.asked(), ["finish 1", "finish in doubt 2", "finish 3", "finish in doubt 4"]);
+}
+
+#[tokio::test]
+async fn whoever_is_refused_leaves_nothing_to_renew() {
+    let session = Session::open().await;
+    session.store.will(Ok(Tried::Busy(Busy::default())));
+    assert!(matches!(session.acquire(1).await, Ok(Answer::Busy(_))));
+    session.store.asked();
+    session.call(Call::KeepAlive).await.unwrap();
+    assert!(session.store.asked().is_empty());
+}
+
+#[tokio::test]
+async fn closing_ends_what_is_left() {
+    let session = Session::open().await;
+    session.held(1).await;
+    session.held(2).await;
+    session.store.asked();
+    assert!(matches!(session.call(Call::Close).await, Ok(Answer::Closed)));
+    assert_eq!(session.store.asked(), ["finish 1", "finish 2"]);
+}
