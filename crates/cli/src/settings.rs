@@ -32,6 +32,11 @@ pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
     Ok(format!("file://{path}"))
 }
 
+/// The address as it may be shown: without its password.
+pub fn shown(url: &str) -> String {
+    url.parse::<lockkeeper::url::Url>().map_or_else(|error| error.to_string(), |url| url.to_string())
+}
+
 fn encoded(byte: u8) -> String {
     if byte.is_ascii_alphanumeric() || b"/-_.~".contains(&byte) {
         char::from(byte).to_string()

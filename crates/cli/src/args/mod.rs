@@ -67,6 +67,13 @@ pub enum Command {
     /// Say what a lock service can do, and try it
     #[command(after_help = "Example:\n  lockkeeper doctor file:///var/lib/lockkeeper")]
     Doctor(Doctor),
+    /// Prepare a PostgreSQL database for locks
+    #[cfg(feature = "postgres")]
+    #[command(
+        after_help = "Example:\n  lockkeeper postgres init postgres://admin@db.example/app --role app\n  lockkeeper postgres init --print | less"
+    )]
+    #[command(subcommand)]
+    Postgres(Postgres),
     /// Print a completion script for a shell
     #[command(after_help = "Example:\n  lockkeeper completions bash > /etc/bash_completion.d/lockkeeper")]
     Completions {
@@ -86,7 +93,7 @@ pub enum Command {
 #[derive(Args, Debug, Clone)]
 pub struct Service {
     /// The lock service: `file:///dir`, `lockkeeper://host:port`, …; by default a directory of this host
-    #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL")]
+    #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL", hide_env_values = true)]
     pub locks: Option<String>,
     /// Don't say on standard error that the default locks exclude on this host only
     #[arg(long)]
@@ -328,6 +335,24 @@ pub struct Doctor {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `postgres`.
+#[cfg(feature = "postgres")]
+#[derive(Subcommand, Debug)]
+pub enum Postgres {
+    /// Make the schema `lockkeeper`: the tokens' sequence, and what `lock=row` needs. Harmless where it is there already
+    Init {
+        /// The database, as someone who may make a schema in it
+        #[arg(required_unless_present = "print")]
+        url: Option<String>,
+        /// Let this role use locks, and nothing more; without it only the owner can
+        #[arg(long, value_name = "NAME")]
+        role: Option<String>,
+        /// Print the SQL instead of running it
+        #[arg(long)]
+        print: bool,
+    },
 }
 
 fn key_value(typed: &str) -> Result<(String, String), &'static str> {

@@ -67,7 +67,7 @@ pub(super) async fn bench(args: Bench) -> Result<u8, Failure> {
         _ => tasks(&args, &url).await?,
     };
     bar.finish_and_clear();
-    print(&args, &url, &figures)?;
+    print(&args, &settings::shown(&url), &figures)?;
     Ok(OK)
 }
 

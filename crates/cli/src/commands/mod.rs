@@ -5,6 +5,8 @@ mod doctor;
 mod fence;
 mod inspect;
 mod operate;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod run;
 mod serve;
 mod watch;
@@ -34,6 +36,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Fence(args) => fence::fence(&args),
         Command::Bench(args) => block_on_all_cores(bench::bench(args)),
         Command::Doctor(args) => block_on(doctor::doctor(args)),
+        #[cfg(feature = "postgres")]
+        Command::Postgres(task) => block_on(postgres::postgres(task)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "lockkeeper", &mut script);

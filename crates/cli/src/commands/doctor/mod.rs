@@ -5,7 +5,7 @@ mod nodes;
 
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Fencing, Promise, Wait};
+use lockkeeper::{Fencing, Finding, Promise, Wait};
 use serde_json::{Value, json};
 
 use crate::args::Doctor;
@@ -25,7 +25,16 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let can = locks.capabilities().clone();
 
     let nodes = if can.backend == "lockkeeper" { nodes::ask(&url).await } else { Vec::new() };
-    let warnings = nodes::warnings(&nodes);
+    let mut warnings = nodes::warnings(&nodes);
+    let (spoiling, harmless): (Vec<Finding>, Vec<Finding>) = match locks.findings().await {
+        Ok(findings) => findings.into_iter().partition(|finding| finding.spoils),
+        Err(error) => {
+            warnings.push(format!("its settings can't be read: {error}"));
+            (Vec::new(), Vec::new())
+        }
+    };
+    warnings.extend(spoiling.into_iter().map(|finding| finding.says));
+    let shown = settings::shown(&url);
 
     let began = Instant::now();
     let guard =
@@ -43,10 +52,11 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     // Else its session would stay until its ttl is over.
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
 
-    let settings = match can.backend {
+    let mut settings: Vec<String> = match can.backend {
         "file" => directory::said(&url),
         _ => Vec::new(),
     };
+    settings.extend(harmless.into_iter().map(|finding| finding.says));
     let promise = |promise: &Promise| match promise {
         Promise::Kept => "kept",
         Promise::KeptIf(_) => "kept if",
@@ -62,14 +72,14 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
             .map(|(i, p)| (format!("P{}", i + 1), json!({ "is": promise(p), "says": p.to_string() })))
             .collect();
         output::json(&json!({
-            "url": url, "backend": can.backend, "excludes": can.reach.to_string(), "abilities": abilities,
+            "url": shown, "backend": can.backend, "excludes": can.reach.to_string(), "abilities": abilities,
             "promises": promises, "acquire_us": acquired.as_micros() as u64, "release_us": released.as_micros() as u64,
             "token": token.map(lockkeeper::Token::get), "settings": settings, "nodes": nodes::json(&nodes),
             "warnings": warnings,
         }))?;
         return Ok(OK);
     }
-    output::line(format!("{url}: excludes {}", can.reach))?;
+    output::line(format!("{shown}: excludes {}", can.reach))?;
     match can.fencing {
         Fencing::Tokens { source } => {
             output::line(format!("tokens: {source}; the last one is {}", show(token)))?

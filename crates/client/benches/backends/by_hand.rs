@@ -1,0 +1,169 @@
+//! What one would write without us: a loop over the crate's own calls.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use lockkeeper_rig::{Postgres, Redis};
+use redis::Script;
+use redis::aio::MultiplexedConnection;
+use tokio_postgres::{Client, NoTls, Statement};
+
+use crate::Outcome;
+use crate::measure::{Pair, p50};
+
+const RELEASE: &str =
+    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
+const TTL_MS: u64 = 30_000;
+/// As many as there are clients in the larger comparison.
+const CONNECTIONS: usize = 64;
+/// What the lease rows of both share.
+pub(crate) const ROW_CONNECTIONS: usize = 8;
+
+async fn connect(url: &str) -> Outcome<MultiplexedConnection> {
+    Ok(redis::Client::open(url)?.get_multiplexed_async_connection().await?)
+}
+
+async fn set(mut redis: MultiplexedConnection, key: String, value: String) -> Outcome {
+    let mut command = redis::cmd("SET");
+    command.arg(key).arg(value).arg("NX").arg("PX").arg(TTL_MS);
+    let set: Option<String> = command.query_async(&mut redis).await?;
+    set.map(drop).ok_or_else(|| "it is held".into())
+}
+
+async fn delete(script: &Script, mut redis: MultiplexedConnection, key: String, value: String) -> Outcome {
+    let deleted: u32 = script.key(key).arg(value).invoke_async(&mut redis).await?;
+    if deleted == 1 { Ok(()) } else { Err("it was lost".into()) }
+}
+
+/// `SET NX PX`, and a script that compares and deletes.
+pub(crate) async fn redis(url: &str) -> Outcome<Pair> {
+    let (redis, release) = (connect(url).await?, Arc::new(Script::new(RELEASE)));
+    Ok(Arc::new(move |client| {
+        let (redis, release) = (redis.clone(), release.clone());
+        Box::pin(async move {
+            let (key, value) = (format!("bench/hand/{client}"), format!("{:032x}", fastrand::u128(..)));
+            set(redis.clone(), key.clone(), value.clone()).await?;
+            delete(&release, redis, key, value).await
+        })
+    }))
+}
+
+async fn connect_all(servers: &[Redis]) -> Outcome<Vec<MultiplexedConnection>> {
+    let mut nodes = Vec::new();
+    for server in servers {
+        nodes.push(connect(&server.url()).await?);
+    }
+    Ok(nodes)
+}
+
+/// The same on every node at once, and all answers waited for.
+pub(crate) async fn redlock(servers: &[Redis]) -> Outcome<Pair> {
+    let (nodes, release) = (connect_all(servers).await?, Arc::new(Script::new(RELEASE)));
+    Ok(Arc::new(move |client| {
+        let (nodes, release) = (nodes.clone(), release.clone());
+        Box::pin(async move {
+            let (key, value) = (format!("bench/hand/{client}"), format!("{:032x}", fastrand::u128(..)));
+            let sets = nodes.iter().map(|node| set(node.clone(), key.clone(), value.clone()));
+            for set in futures_util::future::join_all(sets).await {
+                set?;
+            }
+            let deletes = nodes.iter().map(|node| delete(&release, node.clone(), key.clone(), value.clone()));
+            for deleted in futures_util::future::join_all(deletes).await {
+                deleted?;
+            }
+            Ok(())
+        })
+    }))
+}
+
+/// What a single node of them takes for a `SET`, the slowest one.
+pub(crate) async fn slowest_node_p50(servers: &[Redis]) -> Outcome<Duration> {
+    let mut slowest = Duration::ZERO;
+    let release = Script::new(RELEASE);
+    for node in connect_all(servers).await? {
+        let mut took = Vec::new();
+        for round in 0..2000_u32 {
+            let (key, value) = ("bench/node".to_owned(), round.to_string());
+            let began = Instant::now();
+            set(node.clone(), key.clone(), value.clone()).await?;
+            took.push(began.elapsed());
+            delete(&release, node.clone(), key, value).await?;
+        }
+        slowest = slowest.max(p50(took));
+    }
+    Ok(slowest)
+}
+
+/// How long an advisory lock lasts.
+#[derive(Clone, Copy)]
+pub(crate) enum Scope {
+    Session,
+    Transaction,
+}
+
+async fn connect_postgres(server: &Postgres) -> Outcome<Client> {
+    let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client)
+}
+
+/// An advisory lock on a connection of each client's own, with prepared statements.
+pub(crate) async fn advisory(server: &Postgres, scope: Scope) -> Outcome<Pair> {
+    let mut clients: Vec<(Arc<Client>, Statement, Statement)> = Vec::new();
+    let (lock, unlock) = match scope {
+        Scope::Session => ("SELECT pg_advisory_lock($1)", "SELECT pg_advisory_unlock($1)"),
+        // The pair of the transaction's own is sent beside these.
+        Scope::Transaction => ("SELECT pg_advisory_xact_lock($1)", "SELECT $1::bigint"),
+    };
+    for _ in 0..CONNECTIONS {
+        let client = connect_postgres(server).await?;
+        let (lock, unlock) = (client.prepare(lock).await?, client.prepare(unlock).await?);
+        clients.push((Arc::new(client), lock, unlock));
+    }
+    Ok(Arc::new(move |number| {
+        let (client, lock, unlock) = clients[number % clients.len()].clone();
+        let key = i64::try_from(number).unwrap_or_default();
+        Box::pin(async move {
+            match scope {
+                Scope::Session => {
+                    client.query(&lock, &[&key]).await?;
+                    client.query(&unlock, &[&key]).await?;
+                }
+                Scope::Transaction => {
+                    client.batch_execute("BEGIN").await?;
+                    client.query(&lock, &[&key]).await?;
+                    client.batch_execute("COMMIT").await?;
+                }
+            }
+            Ok(())
+        })
+    }))
+}
+
+/// A lease row: taken if it is free or expired, by the database's clock, and given back.
+pub(crate) async fn rows(server: &Postgres) -> Outcome<Pair> {
+    let table = "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY, holder text, token bigint NOT NULL \
+                 DEFAULT 0, until timestamptz NOT NULL)";
+    connect_postgres(server).await?.batch_execute(table).await?;
+    let take = "INSERT INTO by_hand AS lease (name, holder, token, until) VALUES ($1, $2, 1, now() + interval '30 s') \
+                ON CONFLICT (name) DO UPDATE SET holder = $2, token = lease.token + 1, until = excluded.until \
+                WHERE lease.holder IS NULL OR lease.until < now() RETURNING token";
+    let give = "UPDATE by_hand SET holder = NULL WHERE name = $1 AND holder = $2";
+    let mut clients: Vec<(Arc<Client>, Statement, Statement)> = Vec::new();
+    for _ in 0..ROW_CONNECTIONS {
+        let client = connect_postgres(server).await?;
+        let (take, give) = (client.prepare(take).await?, client.prepare(give).await?);
+        clients.push((Arc::new(client), take, give));
+    }
+    Ok(Arc::new(move |number| {
+        let (client, take, give) = clients[number % clients.len()].clone();
+        Box::pin(async move {
+            let (name, holder) = (format!("bench/hand/{number}"), format!("{:032x}", fastrand::u128(..)));
+            client.query_one(&take, &[&name, &holder]).await?;
+            match client.execute(&give, &[&name, &holder]).await? {
+                1 => Ok(()),
+                _ => Err("it was lost".into()),
+            }
+        })
+    }))
+}
