@@ -281,3 +281,30 @@ fn the_readme_names_the_oldest_rust_that_cargo_toml_names() {
         .collect();
     report(&wrong);
 }
+
+/// The names of everything that a build of the library takes in with these features.
+fn tree(features: &str) -> BTreeSet<String> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .args(["tree", "--locked", "--package", "lockkeeper", "--edges", "normal", "--prefix", "none"])
+        .args(["--format", "{lib}", "--no-default-features", "--features", features])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_lock_service_that_is_off_costs_no_dependency() {
+    let bare = tree("");
+    let of = |features: &str| -> BTreeSet<String> { tree(features).difference(&bare).cloned().collect() };
+    let has = |set: &BTreeSet<String>, name: &str| set.iter().any(|lib| lib == name);
+    for name in ["redis", "tokio_postgres", "rustls", "tonic", "prost"] {
+        assert!(!has(&bare, name), "{name} comes without any feature");
+    }
+    let (redis, postgres) = (of("redlock"), of("postgres"));
+    assert!(has(&redis, "redis") && !has(&redis, "tokio_postgres") && !has(&redis, "rustls"), "{redis:?}");
+    assert!(has(&postgres, "tokio_postgres") && !has(&postgres, "redis"), "{postgres:?}");
+    assert!(!has(&postgres, "rustls"), "{postgres:?}");
+    assert!(has(&of("redis-tls"), "rustls") && has(&of("postgres-tls"), "rustls"));
+}
