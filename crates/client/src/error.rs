@@ -14,6 +14,8 @@ pub enum LossCause {
     Expired,
     /// The lock service says that the session is over.
     SessionEnded,
+    /// The lock service does not know it any more: it was deleted by hand, or lost in a fail-over or a restart.
+    Forgotten,
     /// An operator broke it.
     Broken,
     /// It was held for longer than `max_hold`.
@@ -31,6 +33,7 @@ impl LossCause {
         match self {
             Self::Expired => "expired",
             Self::SessionEnded => "session-ended",
+            Self::Forgotten => "forgotten",
             Self::Broken => "broken",
             Self::MaxHold => "max-hold",
             Self::Disconnected => "disconnected",
@@ -44,6 +47,7 @@ impl fmt::Display for LossCause {
         f.write_str(match self {
             Self::Expired => "its lease ended before a keep-alive was acknowledged",
             Self::SessionEnded => "the lock service ended its session",
+            Self::Forgotten => "the lock service does not know it any more: deleted, or lost in a fail-over",
             Self::Broken => "an operator broke it",
             Self::MaxHold => "it was held for longer than max_hold",
             Self::Disconnected => "the connection or directory that carried it is gone",

@@ -506,11 +506,7 @@ impl Machine {
             Push::Ended { seq, end } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 if let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) {
-                    hold.lose(
-                        key,
-                        if end == End::Broken { LossCause::Broken } else { LossCause::Expired },
-                        out,
-                    );
+                    hold.lose(key, cause_of(end), out);
                     self.end_hold(key, None);
                 } else {
                     self.ended_before_it_held(now, key, seq, Answer::Finished(end), out);
@@ -565,6 +561,15 @@ impl Machine {
     }
 }
 
+/// Why a hold is lost that ended so, at the service and not by us.
+fn cause_of(end: End) -> LossCause {
+    match end {
+        End::Broken => LossCause::Broken,
+        End::Gone => LossCause::Forgotten,
+        _ => LossCause::Expired,
+    }
+}
+
 impl Finishing {
     fn tell(self, answer: Answer, out: &mut Vec<Output>) {
         let Some((key, outcome)) = self.waiting else { return };
@@ -574,7 +579,7 @@ impl Finishing {
                 key,
                 how: match answer {
                     Answer::Finished(End::Released) => Releasing::Released,
-                    Answer::Finished(End::Broken) => Releasing::AlreadyLost(LossCause::Broken),
+                    Answer::Finished(end) => Releasing::AlreadyLost(cause_of(end)),
                     Answer::SessionGone => Releasing::AlreadyLost(LossCause::SessionEnded),
                     _ => Releasing::AlreadyLost(LossCause::Expired),
                 },

@@ -60,6 +60,14 @@ enum Stage {
     Ends { revoked: bool },
 }
 
+/// What a call to acquire comes to.
+enum Step {
+    Try(Attempt, Arc<Woken>),
+    /// It holds already: the caller wants to know whether it still does.
+    Check(Arc<Entry>, Granted),
+    Over(Answer),
+}
+
 /// What a waiting entry waits for besides time.
 #[derive(Default)]
 struct Woken {
@@ -135,11 +143,12 @@ impl Conn for LeasedConn {
                 Box::pin(async move { inner.keep_alive(renewing).await })
             }
             Call::Acquire { seq, want, .. } => {
-                let attempt = inner.attempt(seq, &want);
+                let step = inner.step(seq, &want);
                 Box::pin(async move {
-                    match attempt {
-                        Some((attempt, woken)) => inner.acquire(seq, attempt, &woken).await,
-                        None => Ok(Answer::Finished(End::Gone)),
+                    match step {
+                        Step::Try(attempt, woken) => inner.acquire(seq, attempt, &woken).await,
+                        Step::Check(entry, granted) => inner.check(seq, entry, granted).await,
+                        Step::Over(answer) => Ok(answer),
                     }
                 })
             }
@@ -226,8 +235,8 @@ impl Inner {
         }
     }
 
-    /// The attempt of a request; `None` if it is over or ending, whatever it was.
-    fn attempt(self: &Arc<Self>, seq: Seq, want: &Wanted) -> Option<(Attempt, Arc<Woken>)> {
+    /// What a call to acquire means for the request as it stands.
+    fn step(self: &Arc<Self>, seq: Seq, want: &Wanted) -> Step {
         let mut state = self.state();
         let id = EntryId(format!("{}-{}", state.session, seq.0));
         let request = state.requests.entry(seq).or_insert_with(|| {
@@ -252,12 +261,31 @@ impl Inner {
             });
             Request { entry: Arc::new(entry), woken, stage: Stage::Asked, doubt: false }
         });
-        if matches!(request.stage, Stage::Ends { .. } | Stage::Revoked) {
-            return None;
+        match &request.stage {
+            Stage::Asked | Stage::Waits => {}
+            Stage::Holds(granted) => return Step::Check(request.entry.clone(), granted.clone()),
+            Stage::Revoked => return Step::Over(Answer::Revoked),
+            Stage::Ends { .. } => return Step::Over(OVER),
         }
         let (label, meta) = (self.label.clone(), want.meta.clone());
         let attempt = Attempt { entry: request.entry.clone(), wait: want.wait, label, meta };
-        Some((attempt, request.woken.clone()))
+        Step::Try(attempt, request.woken.clone())
+    }
+
+    /// Whether a hold is still one. Never by another attempt, which would take a lost lock anew (peers' flaw 6).
+    async fn check(&self, seq: Seq, entry: Arc<Entry>, granted: Granted) -> Result<Answer, CallError> {
+        let renewed = self.store.renew(vec![entry]).await?;
+        Ok(match renewed.first() {
+            Some(Renewed::Kept) => Answer::Granted(granted),
+            Some(Renewed::Revoked) => {
+                self.advance(seq, Stage::Revoked);
+                Answer::Revoked
+            }
+            Some(Renewed::Gone) | None => {
+                self.forget(seq);
+                OVER
+            }
+        })
     }
 
     async fn acquire(&self, seq: Seq, attempt: Attempt, woken: &Woken) -> Result<Answer, CallError> {

@@ -165,6 +165,18 @@ async fn a_hold_that_a_keep_alive_does_not_find_is_told_and_not_asked_for_again(
 }
 
 #[tokio::test]
+async fn a_hold_that_is_asked_for_again_is_looked_at_and_never_taken_anew() {
+    let session = Session::open().await;
+    session.held(1).await;
+    session.store.asked();
+    assert!(matches!(session.acquire(1).await, Ok(Answer::Granted(_))));
+    assert_eq!(session.store.asked(), ["renew 1"]);
+    session.store.renewals.lock().unwrap().push_back(Renewed::Gone);
+    assert!(matches!(session.acquire(1).await, Ok(Answer::Finished(End::Gone))));
+    assert_eq!(session.store.asked(), ["renew 1"]);
+}
+
+#[tokio::test]
 async fn a_broken_hold_is_told_once_and_renewed_no_more() {
     let mut session = Session::open().await;
     session.held(1).await;
@@ -174,6 +186,7 @@ async fn a_broken_hold_is_told_once_and_renewed_no_more() {
     assert!(session.pushes.try_recv().is_err());
     session.store.asked();
     session.call(Call::KeepAlive).await.unwrap();
+    assert!(matches!(session.acquire(1).await, Ok(Answer::Revoked)));
     assert!(session.store.asked().is_empty());
     assert!(matches!(session.finish(1).await, Answer::Finished(End::Broken)));
 }
