@@ -1,0 +1,23 @@
+//! Real servers of others for tests, each test its own: started on loopback, killed, stopped, started again.
+//!
+//! Responsible for how each program is started and ended, and for leaving nothing behind: a server is a child of the
+//! test, dies with it however the test ends, and keeps its data, its log and its port to itself. May not know anything of
+//! Lockkeeper.
+//!
+//! Whatever goes wrong here is a panic that says what to do: a test without its server must not look passed. A program
+//! that is missing is named with its Debian package.
+//!
+//! Reading order: `program.rs` (what is started), `process.rs` (how it lives and dies), `port.rs`, `folder.rs`, then one
+//! module for each server.
+
+mod folder;
+mod port;
+pub mod postgres;
+mod process;
+mod program;
+pub mod redis;
+mod wait;
+
+pub use postgres::Postgres;
+pub use program::{Line, Program, find};
+pub use redis::Redis;

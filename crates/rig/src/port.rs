@@ -1,0 +1,33 @@
+//! A port of one's own on 127.0.0.1.
+//!
+//! Responsible for a server finding its port free, also when it is killed and started again. May not listen itself.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use socket2::{Domain, Socket, Type};
+
+/// A port that nobody else is given for as long as this lives.
+///
+/// It is bound, but not listened on. The system then hands it to nobody, neither to who asks for any free port nor to
+/// connections that go out; a server that names it can have it nevertheless, as both sides set `SO_REUSEADDR` and only
+/// one of them listens. While the server is dead, whoever connects is refused, as by a machine without it.
+pub(crate) struct Port {
+    number: u16,
+    _bound: Socket,
+}
+
+impl Port {
+    pub(crate) fn free() -> Self {
+        let bound = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket can be made");
+        bound.set_reuse_address(true).expect("a fresh socket takes SO_REUSEADDR");
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        bound.bind(&any.into()).expect("127.0.0.1 has a free port");
+        let address = bound.local_addr().expect("a bound socket has an address");
+        let number = address.as_socket().expect("it is an IPv4 address").port();
+        Self { number, _bound: bound }
+    }
+
+    pub(crate) fn number(&self) -> u16 {
+        self.number
+    }
+}

@@ -1,0 +1,268 @@
+//! One PostgreSQL server.
+
+use std::env;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use nix::fcntl::{Flock, FlockArg};
+use nix::sys::signal::Signal;
+
+use crate::folder::{Folder, make_for_unprivileged};
+use crate::port::Port;
+use crate::process::Process;
+use crate::program::{Line, Program, ask};
+
+pub(crate) const SERVER: Program = Program { name: "postgres", package: "postgresql" };
+pub(crate) const INITDB: Program = Program { name: "initdb", package: "postgresql" };
+pub(crate) const PSQL: Program = Program { name: "psql", package: "postgresql-client" };
+const IPCRM: Program = Program { name: "ipcrm", package: "util-linux" };
+const COPY: Program = Program { name: "cp", package: "coreutils" };
+
+/// A PostgreSQL server on a port of its own, with the superuser `postgres`, who needs no password; ended when dropped.
+///
+/// It syncs nothing to disk, which is fast; its data outlive [`Postgres::kill`] all the same, as the system keeps what a
+/// dead process has written.
+pub struct Postgres {
+    port: Port,
+    folder: Folder,
+    settings: Vec<String>,
+    process: Mutex<Option<Process>>,
+}
+
+impl Postgres {
+    /// One that answers.
+    ///
+    /// # Panics
+    /// PostgreSQL is missing or doesn't start; this holds for all that start one.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// One with further settings: `&["max_connections=20"]`.
+    #[must_use]
+    pub fn with(settings: &[&str]) -> Self {
+        let postgres = Self {
+            port: Port::free(),
+            folder: Folder::new("postgres"),
+            settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),
+            process: Mutex::new(None),
+        };
+        prepare(&postgres.folder.data());
+        postgres.start_again();
+        postgres
+    }
+
+    /// Where it listens on 127.0.0.1; the same over all its starts.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// `postgres://postgres@127.0.0.1:PORT/postgres`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        self.url_as("postgres")
+    }
+
+    /// The same for another user, who needs no password either.
+    #[must_use]
+    pub fn url_as(&self, user: &str) -> String {
+        format!("postgres://{user}@127.0.0.1:{}/postgres", self.port())
+    }
+
+    /// What the superuser's `psql` prints for one or several statements: rows by line, columns with `|` between.
+    ///
+    /// # Panics
+    /// A statement fails, or the server does not answer.
+    #[track_caller]
+    pub fn psql(&self, sql: &str) -> String {
+        self.try_psql(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// The same.
+    ///
+    /// # Errors
+    /// A statement fails, or there is no answer within 30 s.
+    pub fn try_psql(&self, sql: &str) -> Result<String, String> {
+        psql(&self.url(), sql)
+    }
+
+    /// The same as another user.
+    ///
+    /// # Errors
+    /// As [`Postgres::try_psql`].
+    pub fn try_psql_as(&self, user: &str, sql: &str) -> Result<String, String> {
+        psql(&self.url_as(user), sql)
+    }
+
+    /// `kill -9` of all its processes at once; when this returns nobody listens and all connections are closed.
+    pub fn kill(&self) {
+        let mut running = self.running().take().expect("it runs");
+        running.kill().unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// Starts it after [`Postgres::kill`]: on the same port, with its data.
+    pub fn start_again(&self) {
+        let mut running = self.running();
+        assert!(running.is_none(), "it runs already: kill it first");
+        let settings = ["fsync=off", "full_page_writes=off"];
+        let settings: Vec<&str> =
+            settings.into_iter().chain(self.settings.iter().map(String::as_str)).collect();
+        let line = line(self.port(), &self.folder.data(), &settings);
+        // By SIGQUIT it ends at once, its backends with it, and takes its shared memory along.
+        let mut process = Process::start(&line, Signal::SIGQUIT, &self.folder.log());
+        process.wait_until_ready("postgres", || self.try_psql("select 1").map(|_| ()));
+        *running = Some(process);
+    }
+
+    /// Ends it as one does (fast shutdown: connections are closed), and starts it again.
+    pub fn restart(&self) {
+        let mut running = self.running().take().expect("it runs");
+        running.end(Signal::SIGINT).unwrap_or_else(|why| panic!("{why}"));
+        self.start_again();
+    }
+
+    /// SIGSTOP of all its processes: it answers nobody, connections stay. When this returns all stand still.
+    pub fn stop(&self) {
+        self.running().as_ref().expect("it runs").stop();
+    }
+
+    /// SIGCONT after [`Postgres::stop`].
+    pub fn cont(&self) {
+        self.running().as_ref().expect("it runs").cont();
+    }
+
+    /// Kills it and deletes its data. If it ran, it runs again, and is as new.
+    pub fn wipe(&self) {
+        let ran = self.running().is_some();
+        if ran {
+            self.kill();
+        }
+        forget_shared_memory(&self.folder.data());
+        fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
+        prepare(&self.folder.data());
+        if ran {
+            self.start_again();
+        }
+    }
+
+    /// The pid of its first process, if it runs.
+    #[must_use]
+    pub fn pid(&self) -> Option<u32> {
+        self.running().as_ref().map(Process::id)
+    }
+
+    fn running(&self) -> MutexGuard<'_, Option<Process>> {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        if let Some(mut running) = self.running().take() {
+            // If it does not end by itself, the drop of `running` kills it.
+            let _ = running.end(Signal::SIGQUIT);
+        }
+        forget_shared_memory(&self.folder.data());
+    }
+}
+
+/// What `psql` prints for `sql` at `url`.
+pub(crate) fn psql(url: &str, sql: &str) -> Result<String, String> {
+    ask(PSQL, |psql| {
+        for (name, _) in env::vars_os() {
+            if name.to_string_lossy().starts_with("PG") {
+                psql.env_remove(name);
+            }
+        }
+        psql.args(["--no-psqlrc", "--no-align", "--tuples-only", "--quiet", "--no-password"]);
+        psql.args(["--set", "ON_ERROR_STOP=1", "--command", sql, url]);
+    })
+}
+
+/// A PostgreSQL in the foreground: on 127.0.0.1, with its data in `folder`, beside which its socket lies.
+///
+/// # Panics
+/// PostgreSQL is missing.
+#[must_use]
+pub fn line(port: u16, folder: &Path, settings: &[&str]) -> Line {
+    let mut line = Line::new(SERVER.path())
+        .unprivileged()
+        .args(["-D"])
+        .path(folder)
+        .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1"])
+        .args(["-c", "unix_socket_directories="]);
+    for setting in settings {
+        line = line.args(["-c", setting]);
+    }
+    line
+}
+
+/// Makes `folder` the data of a fresh PostgreSQL, with the superuser `postgres`; whoever connects is believed.
+///
+/// # Panics
+/// PostgreSQL is missing, or refuses; it is told not to be root, so all folders above must be passable for others.
+pub fn initialise(folder: &Path) {
+    make_for_unprivileged(folder);
+    let line = Line::new(INITDB.path())
+        .unprivileged()
+        .args(["-D"])
+        .path(folder)
+        .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"])
+        // Small files for its log, which makes its data half the size.
+        .args(["--wal-segsize=1"]);
+    let output = line.detached().output().unwrap_or_else(|error| panic!("initdb does not start: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "initdb in {} failed ({}): {said}", folder.display(), output.status);
+}
+
+/// Copies what [`initialise`] makes from the one that was made first.
+fn prepare(data: &Path) {
+    let Some(target) = target() else { return initialise(data) };
+    let made = target.join("rig");
+    fs::create_dir_all(&made).unwrap_or_else(|error| panic!("cannot make {}: {error}", made.display()));
+    let version = ask(SERVER, |postgres| _ = postgres.arg("--version")).unwrap_or_else(|why| panic!("{why}"));
+    // `postgres (PostgreSQL) 15.18 (Debian …)`
+    let version = version.split(' ').nth(2).unwrap_or("unknown");
+    let template = made.join(format!("postgres-{version}"));
+    let lock = File::create(made.join("lock")).expect("the target folder is ours");
+    let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error);
+    let lock = lock.expect("a file can be locked");
+    if !template.exists() {
+        // Made where its user can pass, which the target folder need not be.
+        let folder = Folder::new("initdb");
+        initialise(&folder.data());
+        let unfinished = made.join("unfinished");
+        let _ = fs::remove_dir_all(&unfinished);
+        copy(&folder.data(), &unfinished);
+        fs::rename(&unfinished, &template).expect("the target folder is ours");
+    }
+    drop(lock);
+    copy(&template, data);
+}
+
+/// Copies a folder with its owners.
+fn copy(from: &Path, to: &Path) {
+    let mut command = Command::new(COPY.path());
+    command.args(["--archive", "--reflink=auto", "--no-target-directory"]).arg(from).arg(to);
+    let output = command.output().expect("cp can be started");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Cargo's target folder, by the mark that it puts there, if this program lies in one.
+fn target() -> Option<PathBuf> {
+    let program = env::current_exe().ok()?;
+    program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
+}
+
+/// Removes the piece of shared memory that a killed PostgreSQL has left. There is a limit of some thousand pieces on a
+/// machine; only the next start over the same data would remove this one.
+fn forget_shared_memory(data: &Path) {
+    let Ok(pid_file) = fs::read_to_string(data.join("postmaster.pid")) else { return };
+    let Some((_, id)) = pid_file.lines().nth(6).and_then(|line| line.trim().rsplit_once(' ')) else { return };
+    // It may be gone, and this may be part of a panic.
+    let _ = Command::new(IPCRM.name).args(["--shmem-id", id]).output();
+}

@@ -1,0 +1,217 @@
+//! One running server: all its processes, from its start to its end.
+//!
+//! Responsible for a server never outliving the test, and for stops and kills that have happened when the call returns.
+//! May not know which server it is.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+use std::thread;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::program::{Line, SETPRIV};
+use crate::wait::wait;
+
+/// A server that runs, or has ended by itself. Killed when dropped.
+pub(crate) struct Process {
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts it; what it prints is added to `log`. If we end, it gets `orphaned`.
+    pub(crate) fn start(line: &Line, orphaned: Signal, log: &Path) -> Self {
+        SETPRIV.path();
+        let file = File::options().create(true).append(true).open(log);
+        let file = file.unwrap_or_else(|error| panic!("cannot open {}: {error}", log.display()));
+        let too = file.try_clone().expect("a descriptor can be copied");
+        let mut command = line.tied(orphaned);
+        command.stdin(Stdio::null()).stdout(file).stderr(too);
+        let shown = format!("{command:?}");
+        let child = spawn(command).unwrap_or_else(|error| panic!("cannot start {shown}: {error}"));
+        Self { child, log: log.to_owned() }
+    }
+
+    /// Waits until `ready` says so.
+    ///
+    /// # Panics
+    /// It has ended, or isn't ready in time; with the end of its log.
+    pub(crate) fn wait_until_ready(&mut self, name: &str, mut ready: impl FnMut() -> Result<(), String>) {
+        let mut ended = None;
+        let waited = wait(|| {
+            ended = self.child.try_wait().expect("a child can be asked");
+            if ended.is_some() { Ok(()) } else { ready() }
+        });
+        let log = end_of(&self.log);
+        if let Some(status) = ended {
+            panic!("{name} ended before it was ready ({status}); {log}");
+        }
+        waited.unwrap_or_else(|why| panic!("{name} is not ready: {why}; {log}"));
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        // It may have ended: then there is nobody left to tell.
+        let _ = kill(self.pid(), signal);
+    }
+
+    /// Stops all its processes. When this returns, none of them does anything any more.
+    pub(crate) fn stop(&self) {
+        wait(|| self.try_stop()).unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// Looks twice: what was not seen the first time was begun before its parent stood still, and is seen now.
+    fn try_stop(&self) -> Result<(), String> {
+        let all = self.all();
+        let running: Vec<Pid> = all.iter().filter(|pid| !stands_still(**pid)).copied().collect();
+        for pid in &running {
+            let _ = kill(*pid, Signal::SIGSTOP);
+        }
+        if running.is_empty() && self.all() == all {
+            return Ok(());
+        }
+        Err(format!("processes {running:?} do not stop"))
+    }
+
+    /// Lets all of them go on.
+    pub(crate) fn cont(&self) {
+        for pid in self.all().into_iter().rev() {
+            let _ = kill(pid, Signal::SIGCONT);
+        }
+    }
+
+    /// `kill -9` of all its processes at one moment: they are stopped first, so that none sees another's death. When this
+    /// returns they are gone, and so are their connections.
+    ///
+    /// # Errors
+    /// One of them could not be ended.
+    pub(crate) fn kill(&mut self) -> Result<(), String> {
+        let _ = wait(|| self.try_stop());
+        let all = self.all();
+        for pid in &all {
+            let _ = kill(*pid, Signal::SIGKILL);
+        }
+        self.child.wait().map_err(|error| format!("cannot wait for a child: {error}"))?;
+        gone(&all)
+    }
+
+    /// Asks it to end by `signal`, and waits until all its processes are gone.
+    ///
+    /// # Errors
+    /// It does not end.
+    pub(crate) fn end(&mut self, signal: Signal) -> Result<(), String> {
+        let all = self.all();
+        self.cont();
+        self.signal(signal);
+        wait(|| match self.child.try_wait() {
+            Ok(Some(_)) => Ok(()),
+            _ => Err(format!("process {} does not end by {signal}", self.child.id())),
+        })?;
+        gone(&all)
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id()).expect("the system's pids are i32"))
+    }
+
+    /// The first process, then all below it.
+    fn all(&self) -> Vec<Pid> {
+        let parents: Vec<(Pid, Pid)> = fs::read_dir("/proc")
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter_map(|pid: i32| Some((Pid::from_raw(pid), Pid::from_raw(stat(pid)?.1))))
+            .collect();
+        let mut all = vec![self.pid()];
+        let mut next = 0;
+        while let Some(parent) = all.get(next).copied() {
+            all.extend(parents.iter().filter(|(_, its)| *its == parent).map(|(pid, _)| *pid));
+            next += 1;
+        }
+        all
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // A panic here would hide what the test has found.
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let _ = self.kill();
+        }
+    }
+}
+
+/// Spawns on a thread that lives as long as this process: the signal of a parent's death comes when the *thread* ends
+/// that has started the child, and a test may start its servers on one that ends early.
+fn spawn(command: Command) -> io::Result<Child> {
+    type Order = (Command, SyncSender<io::Result<Child>>);
+    static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
+    let starter = STARTER.get_or_init(|| {
+        let (starter, orders) = channel::<Order>();
+        thread::spawn(move || {
+            for (mut command, answer) in orders {
+                // Whoever has asked waits for the answer.
+                let _ = answer.send(command.spawn());
+            }
+        });
+        starter
+    });
+    let (answer, started) = sync_channel(1);
+    starter.send((command, answer)).expect("the starter never ends");
+    started.recv().expect("the starter answers")
+}
+
+/// Waits until none of `pids` lives.
+fn gone(pids: &[Pid]) -> Result<(), String> {
+    wait(|| match pids.iter().find(|pid| stat(pid.as_raw()).is_some_and(|(state, _)| !is_dead(state))) {
+        None => Ok(()),
+        Some(pid) => Err(format!("process {pid} does not end")),
+    })
+}
+
+/// Whether no thread of process `pid` runs.
+fn stands_still(pid: Pid) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten();
+    let mut states = threads.filter_map(|thread| {
+        let file = thread.ok()?.path().join("stat");
+        Some(parse_stat(&fs::read_to_string(file).ok()?)?.0)
+    });
+    states.all(|state| state == 'T' || is_dead(state))
+}
+
+/// Dead, if perhaps not waited for yet.
+fn is_dead(state: char) -> bool {
+    matches!(state, 'Z' | 'X')
+}
+
+/// The state and the parent of process `pid`; `None` if there is none.
+fn stat(pid: i32) -> Option<(char, i32)> {
+    parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The state comes after the program's name, which may hold anything; then the parent.
+fn parse_stat(text: &str) -> Option<(char, i32)> {
+    let (_, rest) = text.rsplit_once(") ")?;
+    let mut words = rest.split(' ');
+    Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
+}
+
+/// The last lines of a log, for the text of a panic.
+pub(crate) fn end_of(log: &Path) -> String {
+    const LINES: usize = 20;
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    if lines.is_empty() {
+        return format!("its log {} is empty", log.display());
+    }
+    format!("the end of {}:\n{}", log.display(), lines[lines.len().saturating_sub(LINES)..].join("\n"))
+}

@@ -1,0 +1,159 @@
+//! Programs of others: where they are, who they may run as, and what to install if one is missing.
+//!
+//! Responsible for command lines as plain values. May not run anything.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use nix::sys::signal::Signal;
+use nix::unistd::geteuid;
+
+use crate::folder::UNPRIVILEGED;
+
+/// A program and the Debian package that brings it.
+#[derive(Clone, Copy)]
+pub struct Program {
+    /// What it is called.
+    pub name: &'static str,
+    /// What to install.
+    pub package: &'static str,
+}
+
+/// Starts other programs as another user, and ends them with us.
+pub(crate) const SETPRIV: Program = Program { name: "setpriv", package: "util-linux" };
+/// Ends a question to a server that does not answer.
+pub(crate) const TIMEOUT: Program = Program { name: "timeout", package: "coreutils" };
+
+impl Program {
+    /// Where it is.
+    ///
+    /// # Panics
+    /// It is missing; the text names the package and the commands that install everything.
+    pub(crate) fn path(self) -> PathBuf {
+        let Self { name, package } = self;
+        find(name).unwrap_or_else(|| {
+            panic!(
+                "`{name}` is missing, and this test needs it: `apt-get install {package}`. `cargo xtask test` and \
+                 `cargo xtask services up` install all that tests need"
+            )
+        })
+    }
+}
+
+/// Where the program `name` is: by Debian's folder of the newest PostgreSQL, by PATH, or in one of the two folders of
+/// system programs that ordinary users often lack in it. An absolute path is itself.
+#[must_use]
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    newest_postgres()
+        .into_iter()
+        .chain(env::split_paths(&path))
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+}
+
+/// Debian keeps the servers of several versions beside each other, none of them in PATH.
+fn newest_postgres() -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?.filter_map(Result::ok);
+    let programs = versions.filter_map(|entry| {
+        let version: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let folder = entry.path().join("bin");
+        folder.join("postgres").is_file().then_some((version, folder))
+    });
+    programs.max().map(|(_, folder)| folder)
+}
+
+/// How a server is started: in the foreground, with its settings.
+pub struct Line {
+    command: Command,
+    unprivileged: bool,
+}
+
+impl Line {
+    /// A program by its name or its path, so far without arguments.
+    #[must_use]
+    pub fn new(program: impl AsRef<OsStr>) -> Self {
+        Self { command: Command::new(program), unprivileged: false }
+    }
+
+    /// Further arguments.
+    #[must_use]
+    pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        self.command.args(args);
+        self
+    }
+
+    /// A path as an argument.
+    #[must_use]
+    pub fn path(self, path: &Path) -> Self {
+        self.args([path])
+    }
+
+    /// A further variable of its environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// It refuses to be root; where we are root it runs as the user `postgres`.
+    #[must_use]
+    pub fn unprivileged(mut self) -> Self {
+        self.unprivileged = true;
+        self
+    }
+
+    /// The command for a server that outlives us. Its pid is the server's.
+    #[must_use]
+    pub fn detached(&self) -> Command {
+        self.through(&[])
+    }
+
+    /// The command for a server that gets `signal` when we end, however we end.
+    ///
+    /// The system's "we" is the *thread* that starts it: see [`crate::process`].
+    pub(crate) fn tied(&self, signal: Signal) -> Command {
+        self.through(&["--pdeathsig", signal.as_str()])
+    }
+
+    /// With these options of setpriv, which becomes the program that it starts. A change of user clears the signal of the
+    /// parent's death, so one setpriv does both: it sets the signal last.
+    fn through(&self, options: &[&str]) -> Command {
+        let mut options = options.to_vec();
+        let user = [format!("--reuid={UNPRIVILEGED}"), format!("--regid={UNPRIVILEGED}")];
+        if self.unprivileged && geteuid().is_root() {
+            options.extend([user[0].as_str(), user[1].as_str(), "--init-groups"]);
+        }
+        let mut command;
+        if options.is_empty() {
+            command = Command::new(self.command.get_program());
+        } else {
+            command = Command::new(SETPRIV.name);
+            command.args(options).arg("--").arg(self.command.get_program());
+        }
+        command.args(self.command.get_args());
+        command.envs(self.command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command
+    }
+}
+
+/// Runs `program` to its end and gives what it has printed, without the line's end; `Err` with what it complained of.
+///
+/// A question to a stopped server would wait for ever: after 30 s it is an error.
+pub(crate) fn ask(program: Program, change: impl FnOnce(&mut Command)) -> Result<String, String> {
+    let mut command = Command::new(TIMEOUT.path());
+    command.args(["--kill-after=1", "30"]).arg(program.path());
+    change(&mut command);
+    let output = command.output().map_err(|error| format!("`{}` does not start: {error}", program.name))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim_end_matches('\n').to_owned();
+    if output.status.success() {
+        return Ok(text(&output.stdout));
+    }
+    let said = [text(&output.stderr), text(&output.stdout)].join("\n");
+    let late = if output.status.code() == Some(124) { ", no answer within 30 s" } else { "" };
+    Err(format!("`{}` failed ({}{late}): {}", program.name, output.status, said.trim()))
+}

@@ -1,0 +1,23 @@
+//! Waiting for a condition, with a deadline.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Far longer than anything here takes, also on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Asks until the answer is `Ok`; after [`PATIENCE`] the last reason why not.
+pub(crate) fn wait(mut ask: impl FnMut() -> Result<(), String>) -> Result<(), String> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match ask() {
+            Ok(()) => return Ok(()),
+            Err(why) if Instant::now() >= until => {
+                return Err(format!("{why}, still after {} s", PATIENCE.as_secs()));
+            }
+            Err(_) => sleep(LOOK_EVERY),
+        }
+    }
+}
