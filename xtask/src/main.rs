@@ -4,12 +4,13 @@
 //! of it. May not hold any knowledge about locks: what a test proves stands in that test.
 //!
 //! Reading order: [`parts`] (what `verify` and `fix` run), [`testing`] (what `test` runs), [`tally`] (how tests are
-//! counted), [`needs`] (which programs all this takes, and how they get here), [`sim`], [`services`] (lock services of
-//! others), [`mod@bench`] (how we compare with them), [`process`].
+//! counted), [`needs`] (which programs all this takes, and how they get here), [`foreign`] (which libraries of other
+//! languages), [`sim`], [`services`] (lock services of others), [`mod@bench`] (how we compare with them), [`process`].
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
 mod bench;
+mod foreign;
 mod needs;
 mod parts;
 mod process;

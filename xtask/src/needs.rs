@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::Outcome;
+use crate::foreign;
 use crate::process::{cargo, has_cargo_tool, run};
 
 /// A cargo subcommand that `verify` calls.
@@ -41,6 +42,11 @@ const TEST_NEEDS: &[Need] = &[
     Need { program: "bash", package: "bash", used_by: "the tests of the command, which run shell scripts" },
     Need { program: "flock", package: "util-linux", used_by: "the comparison with a bare flock" },
     Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
+    Need { program: "python3", package: "python3", used_by: "the tests beside redis-py" },
+    Need { program: "pip3", package: "python3-pip", used_by: "the same" },
+    Need { program: "node", package: "nodejs", used_by: "the tests beside node-redlock" },
+    Need { program: "npm", package: "npm", used_by: "the same" },
+    Need { program: "psql", package: "postgresql-client", used_by: "the tests beside psql" },
 ];
 
 impl CargoTool {
@@ -68,9 +74,10 @@ pub(crate) fn install_cargo_tools() -> Outcome {
     Ok(())
 }
 
-/// Installs the missing ones of [`TEST_NEEDS`].
+/// Installs the missing ones of [`TEST_NEEDS`], and the libraries of other languages.
 pub(crate) fn install_test_needs() -> Outcome {
-    install(TEST_NEEDS, "the tests need")
+    install(TEST_NEEDS, "the tests need")?;
+    foreign::install()
 }
 
 /// Installs the missing ones of `needs` by apt-get where we are root, else names them in one line.

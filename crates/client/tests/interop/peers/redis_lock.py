@@ -1,0 +1,60 @@
+"""redis-py's own `Lock`, driven by one line a command. Used as `redis_lock.py PORT`.
+
+try NAME TTL_MS       -> held VALUE | busy
+acquire NAME TTL_MS   -> waiting, unless it is free at once; then held VALUE
+extend NAME TTL_MS    -> held | lost
+release NAME          -> released | lost
+
+It says `ready` once the server has answered it, and ends at the end of its input without releasing anything. Whatever
+redis-py does not expect ends it with a traceback.
+"""
+
+import sys
+
+import redis
+from redis.exceptions import LockError
+
+WAITING_LOOKS_EVERY_S = 0.02
+
+
+def main():
+    client = redis.Redis(port=int(sys.argv[1]))
+    client.ping()
+    say("ready")
+    held = {}
+    # readline() and not iteration, which would read ahead.
+    for line in iter(sys.stdin.readline, ""):
+        command, name, *ttl_ms = line.split()
+        if command in ("try", "acquire"):
+            lock = client.lock(name, timeout=int(ttl_ms[0]) / 1000, sleep=WAITING_LOOKS_EVERY_S)
+            got = lock.acquire(blocking=False)
+            if not got and command == "acquire":
+                say("waiting")
+                got = lock.acquire()
+            if got:
+                held[name] = lock
+                say(f"held {lock.local.token.decode()}")
+            else:
+                say("busy")
+        elif command == "extend":
+            say(if_ours("held", lambda: held[name].extend(int(ttl_ms[0]) / 1000, replace_ttl=True)))
+        elif command == "release":
+            say(if_ours("released", held.pop(name).release))
+        else:
+            raise ValueError(f"unknown command: {line!r}")
+
+
+def if_ours(done, step):
+    """`done`, or `lost` if redis-py says that the lock is somebody else's or nobody's."""
+    try:
+        step()
+        return done
+    except LockError:
+        return "lost"
+
+
+def say(answer):
+    print(answer, flush=True)
+
+
+main()

@@ -1,0 +1,63 @@
+// node-redlock, driven by one line a command. Used as `redlock.mjs PORT...`: its servers, one or an odd number.
+//
+// try NAME TTL_MS       -> held VALUE | busy
+// acquire NAME TTL_MS   -> waiting, unless it is free at once; then held VALUE
+// extend NAME TTL_MS    -> held | lost
+// release NAME          -> released | lost
+//
+// It says `ready` once every server has answered it, and ends at the end of its input without releasing anything.
+// Whatever redlock does not expect ends it with a stack trace.
+
+import { createRequire } from "node:module";
+import { createInterface } from "node:readline";
+
+// An import would look beside this file only, where no packages are.
+const require = createRequire(`${process.env.LOCKKEEPER_NPM}/`);
+const { Redis } = require("ioredis");
+const { default: Redlock, ExecutionError } = require("redlock");
+
+const once = { retryCount: 0 };
+const forEver = { retryCount: -1, retryDelay: 20, retryJitter: 10 };
+
+const clients = process.argv.slice(2).map((port) => new Redis(Number(port)));
+await Promise.all(clients.map((client) => client.ping()));
+const redlock = new Redlock(clients);
+const held = new Map();
+say("ready");
+
+for await (const line of createInterface({ input: process.stdin })) {
+  const [command, name, ttlMs] = line.split(" ");
+  const ttl = Number(ttlMs);
+  if (command === "try" || command === "acquire") {
+    let lock = await unlessRefused(redlock.acquire([name], ttl, once));
+    if (!lock && command === "acquire") {
+      say("waiting");
+      lock = await redlock.acquire([name], ttl, forEver);
+    }
+    if (lock) held.set(name, lock);
+    say(lock ? `held ${lock.value}` : "busy");
+  } else if (command === "extend") {
+    const lock = await unlessRefused(redlock.extend(held.get(name), ttl, once));
+    if (lock) held.set(name, lock);
+    say(lock ? "held" : "lost");
+  } else if (command === "release") {
+    say((await unlessRefused(redlock.release(held.get(name), once))) ? "released" : "lost");
+  } else {
+    throw new Error(`unknown command: ${line}`);
+  }
+}
+process.exit();
+
+// What `step` comes to; nothing if no majority of the servers agreed, which is all that redlock says.
+async function unlessRefused(step) {
+  try {
+    return await step;
+  } catch (error) {
+    if (error instanceof ExecutionError) return undefined;
+    throw error;
+  }
+}
+
+function say(answer) {
+  process.stdout.write(`${answer}\n`);
+}

@@ -1,0 +1,244 @@
+//! Libraries of other languages that the tests drive: lock clients that ours must exclude, and be excluded by.
+//!
+//! Responsible for the table of them, and for one folder per package registry below `target/foreign` that holds exactly
+//! what the table says. Which registry that is, is the machine's own setting of pip and npm. May not install a
+//! language: python3, pip, node and npm are programs like others, see [`crate::needs`].
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cargo_metadata::MetadataCommand;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::Outcome;
+use crate::process::{not_started, run, shown};
+
+/// The file in a registry's folder that says what is in it. It is written last, so its folder is whole.
+const STAMP: &str = "installed.txt";
+
+/// A library, pinned: a release that locks in another way shall change this table, not fail a test some day.
+struct Library {
+    /// Its name in the registry.
+    name: &'static str,
+    /// Its exact version, the one whose source was read.
+    version: &'static str,
+    used_by: &'static str,
+}
+
+/// A package registry, and what the tests need of it.
+struct Registry {
+    name: &'static str,
+    /// Below the root of all of them; crates/client/tests/interop looks there.
+    folder: &'static str,
+    /// Stands between a library's name and its version.
+    at: &'static str,
+    /// Prints the version of the language. Another language may need other packages beside the libraries.
+    language: fn() -> Command,
+    /// Installs into an empty folder; the names and versions are added.
+    install: fn(&Path) -> Command,
+    /// Says where the registry is looked for, when installing has failed.
+    setting: &'static str,
+    libraries: &'static [Library],
+}
+
+/// What the tests need besides programs. A test that needs another library adds it here.
+const REGISTRIES: &[Registry] = &[
+    Registry {
+        name: "PyPI",
+        folder: "pypi",
+        at: "==",
+        language: || command("python3", &["--version"]),
+        install: |folder| {
+            // By the same python3 as the tests start. A target folder leaves the machine's own packages alone, so
+            // that Debian's pip allows it without a virtual environment.
+            let mut pip = command("python3", &["-m", "pip", "install", "--quiet", "--no-input"]);
+            pip.args(["--disable-pip-version-check", "--root-user-action=ignore", "--target"]).arg(folder);
+            pip
+        },
+        setting: "python3 -m pip config list",
+        libraries: &[
+            // `Lock`: SET NX PX with a random token, and scripts that compare it. Python 3.10 and above.
+            Library { name: "redis", version: "8.1.0", used_by: "the tests beside redis-py" },
+        ],
+    },
+    Registry {
+        name: "npm",
+        folder: "npm",
+        at: "@",
+        language: || command("node", &["--version"]),
+        install: |folder| {
+            let mut npm = command("npm", &["install", "--loglevel=error", "--no-audit", "--no-fund"]);
+            // Nothing of a package runs but what the tests call.
+            npm.args(["--ignore-scripts", "--no-package-lock", "--save=false", "--prefix"]).arg(folder);
+            npm
+        },
+        setting: "npm config get registry",
+        libraries: &[
+            // The newest of its fifth line, which is what its page tells people to use; it never left beta.
+            Library { name: "redlock", version: "5.0.0-beta.2", used_by: "the tests beside node-redlock" },
+            // redlock's page names ioredis as its client. 5 is the newest line that runs on Debian's node.
+            Library { name: "ioredis", version: "5.11.1", used_by: "the same" },
+        ],
+    },
+];
+
+/// Installs the missing ones of [`REGISTRIES`]. Reads two small files and starts two programs when nothing is missing.
+pub(crate) fn install() -> Outcome {
+    let root = root()?;
+    let _turn = turn(&root)?;
+    REGISTRIES.iter().try_for_each(|registry| registry.provide(&root).map(drop))
+}
+
+impl Registry {
+    /// Makes this registry's folder below `root` hold its libraries and nothing else; says whether it had to.
+    fn provide(&self, root: &Path) -> Outcome<bool> {
+        let wanted = self.stamp()?;
+        let folder = root.join(self.folder);
+        if fs::read_to_string(folder.join(STAMP)).is_ok_and(|found| found == wanted) {
+            return Ok(false);
+        }
+        for Library { name, version, used_by } in self.libraries {
+            eprintln!("{name} {version} of {} is missing: needed by {used_by}", self.name);
+        }
+        // Beside its place and then renamed, so that an end in the middle leaves nothing that looks whole.
+        let fresh = root.join(format!("{}.new", self.folder));
+        clear(&fresh)?;
+        fs::create_dir_all(&fresh).map_err(|error| format!("cannot make {}: {error}", fresh.display()))?;
+        run((self.install)(&fresh).args(self.requirements())).map_err(|error| {
+            let (needs, registry, setting) = (self.requirements().join(" "), self.name, self.setting);
+            format!("the tests need {needs} of {registry}: {error}; is it in reach? see `{setting}`")
+        })?;
+        clear(&folder)?;
+        fs::write(fresh.join(STAMP), wanted)
+            .and_then(|()| fs::rename(&fresh, &folder))
+            .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+        Ok(true)
+    }
+
+    /// Each library as its registry's tool wants it.
+    fn requirements(&self) -> Vec<String> {
+        self.libraries
+            .iter()
+            .map(|Library { name, version, .. }| format!("{name}{}{version}", self.at))
+            .collect()
+    }
+
+    /// What must be installed, and for which version of the language.
+    fn stamp(&self) -> Outcome<String> {
+        let mut asked = (self.language)();
+        let output = asked.output().map_err(|error| not_started(&asked, &error))?;
+        if !output.status.success() {
+            return Err(format!("`{}` failed: {}", shown(&asked), output.status));
+        }
+        let language = String::from_utf8_lossy(&output.stdout);
+        Ok(format!("{}\n{}\n", language.trim(), self.requirements().join("\n")))
+    }
+}
+
+fn command(program: &str, args: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(args);
+    command
+}
+
+/// Removes `folder`, if it is there.
+fn clear(folder: &Path) -> Outcome {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(format!("cannot remove {}: {error}", folder.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The folder of all registries: beside what cargo builds, so that `cargo clean` removes it too.
+fn root() -> Outcome<PathBuf> {
+    let metadata = MetadataCommand::new()
+        .no_deps()
+        .exec()
+        .map_err(|error| format!("cannot ask cargo for the target folder: {error}"))?;
+    Ok(metadata.target_directory.into_std_path_buf().join("foreign"))
+}
+
+/// Waits until no other xtask installs, and keeps others from it until dropped.
+fn turn(root: &Path) -> Outcome<Flock<File>> {
+    let path = root.join("lock");
+    let file = fs::create_dir_all(root).and_then(|()| File::create(&path));
+    let file = file.map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, error)| format!("cannot lock {}: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: Library = Library { name: "one", version: "1.0", used_by: "a test" };
+    const TWO: Library = Library { name: "two", version: "2.0", used_by: "a test" };
+
+    /// Its tool makes one file per requirement.
+    const PAPER: Registry = Registry {
+        name: "paper",
+        folder: "paper",
+        at: "@",
+        language: || command("echo", &["paper 7"]),
+        install: |folder| {
+            let mut touch = command("sh", &["-c", "cd \"$0\" && touch \"$@\""]);
+            touch.arg(folder);
+            touch
+        },
+        setting: "paper --where",
+        libraries: &[ONE, TWO],
+    };
+
+    fn files(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_is_there_is_left_alone_and_what_is_no_longer_needed_goes() {
+        let root = tempfile::tempdir().unwrap();
+        let folder = root.path().join("paper");
+        assert_eq!(PAPER.provide(root.path()), Ok(true));
+        assert_eq!(files(&folder), [STAMP, "one@1.0", "two@2.0"]);
+        assert_eq!(PAPER.provide(root.path()), Ok(false));
+        let fewer = Registry { libraries: &[TWO], ..PAPER };
+        assert_eq!(fewer.provide(root.path()), Ok(true));
+        assert_eq!(files(&folder), [STAMP, "two@2.0"]);
+        let newer = Registry { language: || command("echo", &["paper 8"]), ..fewer };
+        assert_eq!(newer.provide(root.path()), Ok(true));
+        assert_eq!(files(root.path()), ["paper"], "nothing is left beside it");
+    }
+
+    #[test]
+    fn an_installation_that_fails_says_what_is_needed_and_leaves_nothing_that_looks_whole() {
+        let root = tempfile::tempdir().unwrap();
+        let refusing = Registry { install: |_| command("false", &[]), ..PAPER };
+        let error = refusing.provide(root.path()).unwrap_err();
+        assert!(error.contains("one@1.0 two@2.0 of paper") && error.contains("`paper --where`"), "{error}");
+        assert!(!root.path().join("paper").exists());
+        assert_eq!(PAPER.provide(root.path()), Ok(true), "and the next attempt starts anew");
+    }
+
+    #[test]
+    fn a_language_that_is_missing_is_named() {
+        let root = tempfile::tempdir().unwrap();
+        let nowhere = Registry { language: || command("no-such-language", &["--version"]), ..PAPER };
+        let error = nowhere.provide(root.path()).unwrap_err();
+        assert!(error.contains("no-such-language --version"), "{error}");
+    }
+
+    #[test]
+    fn every_version_is_exact() {
+        for Library { name, version, .. } in REGISTRIES.iter().flat_map(|registry| registry.libraries) {
+            let exact = version.starts_with(|c: char| c.is_ascii_digit())
+                && version.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-'));
+            assert!(exact, "{name}: {version} may be several versions");
+        }
+    }
+}
