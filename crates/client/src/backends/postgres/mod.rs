@@ -1,13 +1,28 @@
-//! `postgres://`: being built.
+//! `postgres://`: locks in a database that is there already.
+//!
+//! Three kinds, of which the address names one (`?lock=`): advisory locks of a session or of a transaction
+//! ([`advisory`]), and rows with an expiry ([`row`]). [`settings`] reads the address, [`connect`](self::connect) makes
+//! the connections of all three.
+
+mod advisory;
+mod connect;
+mod row;
+mod settings;
+mod tls;
 
 use std::sync::Arc;
 
 use crate::backend::Backend;
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::error::ConnectError;
 use crate::url::Url;
+use settings::LockKind;
 
+/// Makes a client, if the server answers.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
-    Err(BackendError::new(BackendErrorKind::Unsupported, format!("{url}: not built yet")).into())
+    match LockKind::of(url)? {
+        kind @ (LockKind::Session | LockKind::Transaction) => advisory::connect(url, kind).await,
+        LockKind::Row => row::connect(url).await,
+    }
 }
 
 /// The SQL of [`init`].

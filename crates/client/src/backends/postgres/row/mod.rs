@@ -1,0 +1,11 @@
+//! `lock=row`: being built.
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::url::Url;
+
+pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
+    Err(BackendError::new(BackendErrorKind::Unsupported, format!("{url}: not built yet")).into())
+}

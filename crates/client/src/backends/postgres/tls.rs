@@ -1,0 +1,112 @@
+//! TLS to the server, with the provider named here: nothing of the process is changed for it.
+
+#[cfg(feature = "postgres-tls")]
+mod with {
+    use std::sync::Arc;
+
+    use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+    use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+    use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+    use tokio_postgres_rustls::MakeRustlsConnect;
+
+    use super::super::settings::{Settings, TlsMode};
+    use crate::error::{BackendError, BackendErrorKind};
+
+    /// Makes the encrypted half of a connection.
+    pub(crate) type Tls = MakeRustlsConnect;
+
+    /// # Errors
+    /// The file of `tls-ca` can't be read or holds no certificate; the system trusts nobody.
+    pub(crate) fn tls(settings: &Settings) -> Result<Tls, BackendError> {
+        let provider = Arc::new(ring::default_provider());
+        let builder = ClientConfig::builder_with_provider(provider.clone())
+            .with_safe_default_protocol_versions()
+            .map_err(|error| operator(format!("TLS can't be set up: {error}")))?;
+        let config = match settings.tls {
+            TlsMode::VerifyFull => builder.with_root_certificates(roots(settings)?).with_no_client_auth(),
+            _ => builder
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(Anybody(provider)))
+                .with_no_client_auth(),
+        };
+        Ok(MakeRustlsConnect::new(config))
+    }
+
+    fn roots(settings: &Settings) -> Result<RootCertStore, BackendError> {
+        let mut roots = RootCertStore::empty();
+        let (certificates, whose) = match &settings.tls_ca {
+            Some(path) => {
+                let whose = format!("`tls-ca={}`", path.display());
+                let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+                let read: Vec<_> =
+                    read.map_err(|error| operator(format!("{whose} can't be read: {error}")))?;
+                (read, whose)
+            }
+            None => (rustls_native_certs::load_native_certs().certs, "the system's store".to_owned()),
+        };
+        let (added, _) = roots.add_parsable_certificates(certificates);
+        if added == 0 {
+            let what = "has no certificate to trust: name a file of PEM certificates with `tls-ca=`";
+            return Err(operator(format!("{whose} {what}")));
+        }
+        Ok(roots)
+    }
+
+    fn operator(what: String) -> BackendError {
+        BackendError::new(BackendErrorKind::Operator, what)
+    }
+
+    /// `prefer` and `require` take any certificate, as libpq does: they keep out who only listens. The handshake is
+    /// checked all the same.
+    #[derive(Debug)]
+    struct Anybody(Arc<CryptoProvider>);
+
+    impl ServerCertVerifier for Anybody {
+        fn verify_server_cert(
+            &self,
+            _end_entity: &CertificateDer<'_>,
+            _intermediates: &[CertificateDer<'_>],
+            _server_name: &ServerName<'_>,
+            _ocsp_response: &[u8],
+            _now: UnixTime,
+        ) -> Result<ServerCertVerified, Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls12_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            verify_tls13_signature(message, certificate, signed, &self.0.signature_verification_algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.0.signature_verification_algorithms.supported_schemes()
+        }
+    }
+}
+
+#[cfg(feature = "postgres-tls")]
+pub(super) use with::{Tls, tls};
+
+/// Without the feature nothing is encrypted; what asks for it is refused by the settings.
+#[cfg(not(feature = "postgres-tls"))]
+pub(super) type Tls = tokio_postgres::NoTls;
+
+#[cfg(not(feature = "postgres-tls"))]
+pub(super) fn tls(_settings: &super::settings::Settings) -> Result<Tls, crate::error::BackendError> {
+    Ok(tokio_postgres::NoTls)
+}
