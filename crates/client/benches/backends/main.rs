@@ -36,7 +36,7 @@ async fn main() -> Outcome {
     }
     if ["session", "transaction", "row"].into_iter().any(wanted) {
         let server = Postgres::with(&["-c", "max_connections=200"]);
-        lockkeeper::backends::postgres::init(&format!("{}?lock=row", server.url())).await?;
+        lockkeeper::backends::postgres::init(&server.url(), None).await?;
         for kind in ["session", "transaction", "row"].into_iter().filter(|kind| wanted(kind)) {
             postgres(&server, kind).await?;
         }

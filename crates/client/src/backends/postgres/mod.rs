@@ -13,7 +13,7 @@ mod tls;
 use std::sync::Arc;
 
 use crate::backend::Backend;
-use crate::error::ConnectError;
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Url;
 use settings::LockKind;
 
