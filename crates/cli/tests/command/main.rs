@@ -5,6 +5,7 @@ mod documents;
 mod fencing;
 mod node;
 mod operators;
+mod others;
 mod pages;
 mod running;
 mod serving;

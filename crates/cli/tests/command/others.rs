@@ -1,0 +1,182 @@
+//! The commands over the lock services of others: Redis, Redlock, PostgreSQL; real servers, each test its own.
+
+use lockkeeper_cli::exit;
+use lockkeeper_rig::{Postgres, Redis};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{CommandExt, Place, wait_until};
+
+/// A Redis that may fence.
+fn fencing_redis() -> (Redis, Place) {
+    let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let place = Place::new().over(&format!("{}?fencing=counter", redis.url()));
+    (redis, place)
+}
+
+/// A database that was made ready by the command itself.
+fn prepared_postgres(kind: &str) -> (Postgres, Place) {
+    let server = Postgres::start();
+    let place = Place::new().over(&format!("{}?lock={kind}", server.url()));
+    let made = place.bare(["postgres", "init", &server.url()]).ended();
+    assert_eq!((made.code, made.out.as_str()), (0, ""), "{made:?}");
+    (server, place)
+}
+
+/// What every lock service that fences must do under the command.
+fn runs_and_excludes(place: &Place) {
+    let ran = place.lockkeeper(["run", "jobs/1", "--", "sh", "-c", "echo $LOCKKEEPER_NAME"]).ended();
+    assert_eq!((ran.code, ran.out.as_str()), (0, "jobs/1\n"), "{ran:?}");
+    let holder = place.holder("jobs/1", &[]);
+    let busy = place.ran("run --try jobs/1 -- true");
+    assert_eq!(busy.code, i32::from(exit::BUSY), "{busy:?}");
+    let shown = place.shown("jobs/1");
+    assert_eq!(shown["holders"][0]["token"], holder.token);
+    let waiter = place.lockkeeper(["run", "jobs/1", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).started();
+    place.wait_for_waiters("jobs/1", 1);
+    assert!(place.ran("ls").out.contains("jobs/1"));
+    assert_eq!(place.ran(&format!("check-token jobs/1 {}", holder.token)).code, 0);
+    // The holder stops its job and gives the lock back.
+    let broken = place.ran(&format!("break jobs/1 --token {} --reason test", holder.token));
+    assert_eq!(broken.code, 0, "{broken:?}");
+    assert_eq!(holder.ended().code, i32::from(exit::LOST));
+    let next = waiter.ended();
+    assert_eq!(next.code, 0, "{next:?}");
+    assert_ne!(next.out.trim(), "");
+}
+
+#[test]
+fn redis_under_the_command() {
+    let (_redis, place) = fencing_redis();
+    runs_and_excludes(&place);
+}
+
+#[test]
+fn rows_under_the_command() {
+    let (_server, place) = prepared_postgres("row");
+    runs_and_excludes(&place);
+}
+
+#[test]
+fn session_locks_under_the_command() {
+    let (_server, place) = prepared_postgres("session");
+    runs_and_excludes(&place);
+}
+
+#[test]
+fn a_lock_service_without_tokens_gives_the_job_none() {
+    let nodes = [Redis::start(), Redis::start(), Redis::start()];
+    let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+    for url in [nodes[0].url(), format!("redlock://{}", hosts.join(","))] {
+        let place = Place::new().over(&url);
+        let script = r#"echo "token:${LOCKKEEPER_TOKEN-none}""#;
+        let ran = place.lockkeeper(["run", "a", "--", "sh", "-c", script]).ended();
+        assert_eq!((ran.code, ran.out.as_str()), (0, "token:none\n"), "{url}: {ran:?}");
+        let said: Value = serde_json::from_str(&place.ran("doctor --json").out).unwrap();
+        assert_eq!((&said["abilities"]["fencing"], &said["token"]), (&false.into(), &Value::Null), "{said}");
+    }
+}
+
+#[test]
+fn a_lock_that_its_server_forgets_ends_the_job_and_says_so() {
+    let (redis, place) = fencing_redis();
+    let holder = place.holder("a", &["--ttl", "3s", "--status-file", "status.json"]);
+    redis.cli(&["FLUSHALL"]);
+    let ended = holder.ended();
+    assert_eq!(ended.code, i32::from(exit::LOST), "{ended:?}");
+    assert!(ended.err.contains("does not know it any more"), "{ended:?}");
+    assert_eq!(crate::support::json_file(&place.path("status.json"))["lost"], "forgotten");
+}
+
+#[test]
+fn a_job_ends_before_its_lease_when_the_server_stands_still() {
+    let (redis, place) = fencing_redis();
+    let holder = place.holder("a", &["--ttl", "2s"]);
+    redis.stop();
+    let ended = holder.ended();
+    assert_eq!(ended.code, i32::from(exit::LOST), "{ended:?}");
+    redis.cont();
+    wait_until("the next one may run", || place.ran("run --try a -- true").code == 0);
+}
+
+#[test]
+fn a_session_lock_whose_server_dies_ends_its_job() {
+    let (server, place) = prepared_postgres("session");
+    let holder = place.holder("a", &[]);
+    server.kill();
+    let ended = holder.ended();
+    assert_eq!(ended.code, i32::from(exit::LOST), "{ended:?}");
+    assert!(ended.err.contains("connection"), "{ended:?}");
+}
+
+#[test]
+fn doctor_warns_of_what_a_server_s_settings_spoil() {
+    let lax = Redis::with(&["--appendonly", "no", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let place = Place::new().over(&lax.url());
+    let told = place.ran("doctor").out;
+    for words in ["warning", "allkeys-lru", "append"] {
+        assert!(told.contains(words), "no {words:?} in {told}");
+    }
+    let (server, place) = prepared_postgres("row");
+    server.psql("ALTER SYSTEM SET synchronous_commit = off");
+    server.psql("SELECT pg_reload_conf()");
+    wait_until("the setting is read", || server.psql("SHOW synchronous_commit").contains("off"));
+    let told = place.ran("doctor").out;
+    assert!(told.contains("warning") && told.contains("synchronous_commit"), "{told}");
+}
+
+#[test]
+fn a_password_is_never_shown() {
+    let redis = Redis::with(&["--requirepass", "s3cret"]);
+    let place = Place::new().over(&redis.url_as("", "s3cret"));
+    let told = place.ran("doctor");
+    assert_eq!(told.code, 0, "{told:?}");
+    let wrong = Place::new().over(&redis.url_as("", "wr0ng")).ran("run a -- true");
+    assert!(wrong.code >= 64 && wrong.err.contains("password"), "{wrong:?}");
+    for text in [told.out, told.err, wrong.out, wrong.err, place.ran("run --help").out] {
+        assert!(!text.contains("s3cret") && !text.contains("wr0ng"), "{text}");
+    }
+}
+
+#[test]
+fn what_only_our_own_service_can_is_one_line_elsewhere() {
+    let (_redis, place) = fencing_redis();
+    for line in ["sessions", "set-limit a 3"] {
+        place.ran(line).is_one_line(exit::USAGE, &["only our own service", "lockkeeper://"]);
+    }
+    place.ran("run --shared a -- true").is_one_line(exit::USAGE, &["redis", "share"]);
+}
+
+#[test]
+fn init_prints_its_sql_and_may_be_run_again() {
+    let (server, place) = prepared_postgres("row");
+    let printed = place.bare(["postgres", "init", "--print", "--role", "app"]).ended();
+    assert_eq!(printed.code, 0, "{printed:?}");
+    assert!(printed.out.contains("CREATE SCHEMA") && printed.out.contains("\"app\""), "{}", printed.out);
+    server.psql("CREATE ROLE app LOGIN");
+    let again = place.bare(["postgres", "init", &server.url(), "--role", "app"]).ended();
+    assert_eq!(again.code, 0, "{again:?}");
+    let least = Place::new().over(&format!("{}?lock=row", server.url_as("app")));
+    assert_eq!(least.ran("run a -- true").code, 0);
+    let missing = Postgres::start();
+    let without = Place::new().over(&format!("{}?lock=row", missing.url())).ran("run a -- true");
+    assert!(without.code >= 64 && without.err.contains("lockkeeper postgres init"), "{without:?}");
+}
+
+#[test]
+fn a_stopped_wrapper_frees_its_lease_and_a_stopped_session_keeps_its_lock() {
+    let (_redis, place) = fencing_redis();
+    let stopped = place.holder("a", &["--ttl", "2s"]);
+    stopped.signal(Signal::SIGSTOP);
+    wait_until("the lease is over", || place.ran("run --try a -- true").code == 0);
+    stopped.signal(Signal::SIGCONT);
+    assert_eq!(stopped.ended().code, i32::from(exit::LOST));
+
+    let (_server, place) = prepared_postgres("session");
+    let stopped = place.holder("a", &[]);
+    stopped.signal(Signal::SIGSTOP);
+    assert_eq!(place.ran("run --wait 3s a -- true").code, i32::from(exit::BUSY));
+    stopped.signal(Signal::SIGCONT);
+    stopped.signal(Signal::SIGTERM);
+    wait_until("it is given back", || place.ran("run --try a -- true").code == 0);
+}
