@@ -1,13 +1,20 @@
 //! Where a server keeps its data, its log and its settings.
+//!
+//! Responsible for no test leaving anything for long: a folder goes with its test, and that of a test which was killed
+//! goes when the next one makes its own.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::{env, process};
 
 use nix::unistd::{User, geteuid};
 
 /// The user that servers run as which refuse to be root.
 pub(crate) const UNPRIVILEGED: &str = "postgres";
+
+/// What the names of all folders begin with; then the server's name, and the pid of the test.
+const PREFIX: &str = "lockkeeper-rig-";
 
 /// A folder that is removed when this is dropped.
 pub(crate) struct Folder(tempfile::TempDir);
@@ -15,7 +22,8 @@ pub(crate) struct Folder(tempfile::TempDir);
 impl Folder {
     /// `name` is for people who look at what a test leaves while it runs.
     pub(crate) fn new(name: &str) -> Self {
-        let prefix = format!("lockkeeper-rig-{name}-");
+        remove_left();
+        let prefix = format!("{PREFIX}{name}-{}-", process::id());
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir();
         let folder = folder.expect("a folder can be made among the temporary files");
         // Servers that are not root must be able to pass.
@@ -37,6 +45,20 @@ impl Folder {
     }
 }
 
+/// Removes what tests have left that live no more.
+fn remove_left() {
+    let folders = fs::read_dir(env::temp_dir()).into_iter().flatten().filter_map(Result::ok);
+    for folder in folders {
+        let name = folder.file_name();
+        let words = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').nth(1));
+        let Some(pid) = words.and_then(|pid| pid.parse::<u32>().ok()) else { continue };
+        if !Path::new(&format!("/proc/{pid}")).exists() {
+            // Another test may be at it too, or it may be another user's.
+            let _ = fs::remove_dir_all(folder.path());
+        }
+    }
+}
+
 /// Makes an empty folder that a server owns which refuses to be root.
 pub(crate) fn make_for_unprivileged(folder: &Path) {
     fs::create_dir_all(folder)
@@ -46,7 +68,7 @@ pub(crate) fn make_for_unprivileged(folder: &Path) {
 }
 
 /// Gives `path` to [`UNPRIVILEGED`] where we are root; else everything runs as we do.
-fn give_away(path: &Path) {
+pub(crate) fn give_away(path: &Path) {
     if !geteuid().is_root() {
         return;
     }

@@ -10,14 +10,23 @@
 //! Reading order: `program.rs` (what is started), `process.rs` (how it lives and dies), `port.rs`, `folder.rs`, then one
 //! module for each server.
 
+mod cluster;
 mod folder;
+pub mod pgbouncer;
 mod port;
 pub mod postgres;
 mod process;
 mod program;
 pub mod redis;
+mod sentinel;
+mod shim;
+mod tls;
 mod wait;
 
+pub use cluster::RedisCluster;
+pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use program::{Line, Program, find};
 pub use redis::Redis;
+pub use sentinel::Sentinel;
+pub use shim::{Clock, Number, Shim};

@@ -4,19 +4,21 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
 
 use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
-use crate::process::Process;
+use crate::process::{Process, Slot};
 use crate::program::{Line, Program, ask};
+use crate::tls::Certificates;
 
-pub(crate) const SERVER: Program = Program { name: "postgres", package: "postgresql" };
-pub(crate) const INITDB: Program = Program { name: "initdb", package: "postgresql" };
-pub(crate) const PSQL: Program = Program { name: "psql", package: "postgresql-client" };
+/// The server.
+pub const SERVER: Program = Program { name: "postgres", package: "postgresql" };
+const INITDB: Program = Program { name: "initdb", package: "postgresql" };
+/// Its command.
+pub const PSQL: Program = Program { name: "psql", package: "postgresql-client" };
 const IPCRM: Program = Program { name: "ipcrm", package: "util-linux" };
 const COPY: Program = Program { name: "cp", package: "coreutils" };
 
@@ -25,10 +27,12 @@ const COPY: Program = Program { name: "cp", package: "coreutils" };
 /// It syncs nothing to disk, which is fast; its data outlive [`Postgres::kill`] all the same, as the system keeps what a
 /// dead process has written.
 pub struct Postgres {
+    // Ended before its folder is removed and its port given back.
+    slot: Slot,
     port: Port,
     folder: Folder,
-    settings: Vec<String>,
-    process: Mutex<Option<Process>>,
+    args: Vec<String>,
+    tls: Option<Certificates>,
 }
 
 impl Postgres {
@@ -41,18 +45,35 @@ impl Postgres {
         Self::with(&[])
     }
 
-    /// One with further settings: `&["max_connections=20"]`.
+    /// One with further arguments of the server: `&["-c", "max_connections=20"]`. With `-c fsync=on` it syncs as a real
+    /// one does.
     #[must_use]
-    pub fn with(settings: &[&str]) -> Self {
-        let postgres = Self {
+    pub fn with(args: &[&str]) -> Self {
+        Self::unstarted(args).started()
+    }
+
+    /// One that speaks TLS only, with a certificate for `localhost` and `127.0.0.1` by [`Postgres::ca`].
+    #[must_use]
+    pub fn with_tls() -> Self {
+        let mut postgres = Self::unstarted(&[]);
+        postgres.tls = Some(Certificates::make(postgres.folder.path()));
+        postgres.started()
+    }
+
+    fn unstarted(args: &[&str]) -> Self {
+        Self {
             port: Port::free(),
             folder: Folder::new("postgres"),
-            settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),
-            process: Mutex::new(None),
-        };
-        prepare(&postgres.folder.data());
-        postgres.start_again();
-        postgres
+            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
+            tls: None,
+            slot: Slot::empty(),
+        }
+    }
+
+    fn started(self) -> Self {
+        prepare(&self.folder.data());
+        self.start_again();
+        self
     }
 
     /// Where it listens on 127.0.0.1; the same over all its starts.
@@ -73,6 +94,24 @@ impl Postgres {
         format!("postgres://{user}@127.0.0.1:{}/postgres", self.port())
     }
 
+    /// The file of the authority that its certificate is from.
+    ///
+    /// # Panics
+    /// It speaks no TLS.
+    #[must_use]
+    pub fn ca(&self) -> &Path {
+        &self.tls.as_ref().expect("only `with_tls` has certificates").ca
+    }
+
+    /// The file of an authority that its certificate is *not* from.
+    ///
+    /// # Panics
+    /// It speaks no TLS.
+    #[must_use]
+    pub fn stranger_ca(&self) -> &Path {
+        &self.tls.as_ref().expect("only `with_tls` has certificates").stranger
+    }
+
     /// What the superuser's `psql` prints for one or several statements: rows by line, columns with `|` between.
     ///
     /// # Panics
@@ -87,7 +126,7 @@ impl Postgres {
     /// # Errors
     /// A statement fails, or there is no answer within 30 s.
     pub fn try_psql(&self, sql: &str) -> Result<String, String> {
-        psql(&self.url(), sql)
+        self.try_psql_as("postgres", sql)
     }
 
     /// The same as another user.
@@ -95,49 +134,60 @@ impl Postgres {
     /// # Errors
     /// As [`Postgres::try_psql`].
     pub fn try_psql_as(&self, user: &str, sql: &str) -> Result<String, String> {
-        psql(&self.url_as(user), sql)
+        let url = self.url_as(user);
+        match &self.tls {
+            None => psql(&url, sql),
+            Some(tls) => psql(&format!("{url}?sslmode=verify-full&sslrootcert={}", tls.ca.display()), sql),
+        }
     }
 
     /// `kill -9` of all its processes at once; when this returns nobody listens and all connections are closed.
     pub fn kill(&self) {
-        let mut running = self.running().take().expect("it runs");
-        running.kill().unwrap_or_else(|why| panic!("{why}"));
+        self.slot.kill();
     }
 
     /// Starts it after [`Postgres::kill`]: on the same port, with its data.
     pub fn start_again(&self) {
-        let mut running = self.running();
-        assert!(running.is_none(), "it runs already: kill it first");
-        let settings = ["fsync=off", "full_page_writes=off"];
-        let settings: Vec<&str> =
-            settings.into_iter().chain(self.settings.iter().map(String::as_str)).collect();
-        let line = line(self.port(), &self.folder.data(), &settings);
-        // By SIGQUIT it ends at once, its backends with it, and takes its shared memory along.
-        let mut process = Process::start(&line, Signal::SIGQUIT, &self.folder.log());
-        process.wait_until_ready("postgres", || self.try_psql("select 1").map(|_| ()));
-        *running = Some(process);
+        let mut line = line(self.port(), &self.folder.data());
+        line = line.args(["-c", "fsync=off", "-c", "full_page_writes=off"]);
+        if let Some(tls) = &self.tls {
+            let access = self.folder.path().join("access");
+            fs::write(&access, "hostssl all all 127.0.0.1/32 trust\n").expect("our folder is ours");
+            line = line.args(["-c", "ssl=on"]);
+            let files =
+                [("ssl_cert_file", &tls.certificate), ("ssl_key_file", &tls.key), ("hba_file", &access)];
+            for (name, file) in files {
+                line = line.args(["-c", &format!("{name}={}", file.display())]);
+            }
+        }
+        let line = line.args(&self.args);
+        self.slot.fill(|| {
+            // By SIGQUIT it ends at once, its backends with it, and takes its shared memory along.
+            let mut process = Process::start(&line, Signal::SIGQUIT, &self.folder.log());
+            process.wait_until_ready(SERVER.name, || self.try_psql("select 1").map(|_| ()));
+            process
+        });
     }
 
     /// Ends it as one does (fast shutdown: connections are closed), and starts it again.
     pub fn restart(&self) {
-        let mut running = self.running().take().expect("it runs");
-        running.end(Signal::SIGINT).unwrap_or_else(|why| panic!("{why}"));
+        self.slot.end(Signal::SIGINT);
         self.start_again();
     }
 
     /// SIGSTOP of all its processes: it answers nobody, connections stay. When this returns all stand still.
     pub fn stop(&self) {
-        self.running().as_ref().expect("it runs").stop();
+        self.slot.stop();
     }
 
     /// SIGCONT after [`Postgres::stop`].
     pub fn cont(&self) {
-        self.running().as_ref().expect("it runs").cont();
+        self.slot.cont();
     }
 
     /// Kills it and deletes its data. If it ran, it runs again, and is as new.
     pub fn wipe(&self) {
-        let ran = self.running().is_some();
+        let ran = self.pid().is_some();
         if ran {
             self.kill();
         }
@@ -152,20 +202,13 @@ impl Postgres {
     /// The pid of its first process, if it runs.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
-        self.running().as_ref().map(Process::id)
-    }
-
-    fn running(&self) -> MutexGuard<'_, Option<Process>> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slot.pid()
     }
 }
 
 impl Drop for Postgres {
     fn drop(&mut self) {
-        if let Some(mut running) = self.running().take() {
-            // If it does not end by itself, the drop of `running` kills it.
-            let _ = running.end(Signal::SIGQUIT);
-        }
+        self.slot.clear(Signal::SIGQUIT);
         forget_shared_memory(&self.folder.data());
     }
 }
@@ -183,22 +226,18 @@ pub(crate) fn psql(url: &str, sql: &str) -> Result<String, String> {
     })
 }
 
-/// A PostgreSQL in the foreground: on 127.0.0.1, with its data in `folder`, beside which its socket lies.
+/// A PostgreSQL in the foreground: on 127.0.0.1, with its data in `folder`.
 ///
 /// # Panics
 /// PostgreSQL is missing.
 #[must_use]
-pub fn line(port: u16, folder: &Path, settings: &[&str]) -> Line {
-    let mut line = Line::new(SERVER.path())
+pub fn line(port: u16, folder: &Path) -> Line {
+    Line::new(SERVER.path())
         .unprivileged()
         .args(["-D"])
         .path(folder)
         .args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1"])
-        .args(["-c", "unix_socket_directories="]);
-    for setting in settings {
-        line = line.args(["-c", setting]);
-    }
-    line
+        .args(["-c", "unix_socket_directories="])
 }
 
 /// Makes `folder` the data of a fresh PostgreSQL, with the superuser `postgres`; whoever connects is believed.

@@ -7,8 +7,8 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread;
 
 use nix::sys::signal::{Signal, kill};
@@ -16,6 +16,8 @@ use nix::unistd::Pid;
 
 use crate::program::{Line, SETPRIV};
 use crate::wait::wait;
+
+const NOT_RUNNING: &str = "it does not run";
 
 /// A server that runs, or has ended by itself. Killed when dropped.
 pub(crate) struct Process {
@@ -54,17 +56,8 @@ impl Process {
         waited.unwrap_or_else(|why| panic!("{name} is not ready: {why}; {log}"));
     }
 
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        // It may have ended: then there is nobody left to tell.
-        let _ = kill(self.pid(), signal);
-    }
-
     /// Stops all its processes. When this returns, none of them does anything any more.
-    pub(crate) fn stop(&self) {
+    fn stop(&self) {
         wait(|| self.try_stop()).unwrap_or_else(|why| panic!("{why}"));
     }
 
@@ -82,7 +75,7 @@ impl Process {
     }
 
     /// Lets all of them go on.
-    pub(crate) fn cont(&self) {
+    fn cont(&self) {
         for pid in self.all().into_iter().rev() {
             let _ = kill(pid, Signal::SIGCONT);
         }
@@ -93,7 +86,7 @@ impl Process {
     ///
     /// # Errors
     /// One of them could not be ended.
-    pub(crate) fn kill(&mut self) -> Result<(), String> {
+    fn kill(&mut self) -> Result<(), String> {
         let _ = wait(|| self.try_stop());
         let all = self.all();
         for pid in &all {
@@ -107,10 +100,11 @@ impl Process {
     ///
     /// # Errors
     /// It does not end.
-    pub(crate) fn end(&mut self, signal: Signal) -> Result<(), String> {
+    fn end(&mut self, signal: Signal) -> Result<(), String> {
         let all = self.all();
         self.cont();
-        self.signal(signal);
+        // It may have ended by itself: then there is nobody left to tell.
+        let _ = kill(self.pid(), signal);
         wait(|| match self.child.try_wait() {
             Ok(Some(_)) => Ok(()),
             _ => Err(format!("process {} does not end by {signal}", self.child.id())),
@@ -137,6 +131,61 @@ impl Process {
             next += 1;
         }
         all
+    }
+}
+
+/// Where a server's process is while it runs.
+pub(crate) struct Slot(Mutex<Option<Process>>);
+
+impl Slot {
+    pub(crate) fn empty() -> Self {
+        Self(Mutex::new(None))
+    }
+
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.get().as_ref().map(|process| process.child.id())
+    }
+
+    /// # Panics
+    /// One runs already.
+    pub(crate) fn fill(&self, start: impl FnOnce() -> Process) {
+        let mut running = self.get();
+        assert!(running.is_none(), "it runs already: kill it first");
+        *running = Some(start());
+    }
+
+    /// As [`Process::stop`].
+    pub(crate) fn stop(&self) {
+        self.get().as_ref().expect(NOT_RUNNING).stop();
+    }
+
+    /// As [`Process::cont`].
+    pub(crate) fn cont(&self) {
+        self.get().as_ref().expect(NOT_RUNNING).cont();
+    }
+
+    /// As [`Process::kill`].
+    pub(crate) fn kill(&self) {
+        let mut process = self.get().take().expect(NOT_RUNNING);
+        process.kill().unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// As [`Process::end`].
+    pub(crate) fn end(&self, signal: Signal) {
+        let mut process = self.get().take().expect(NOT_RUNNING);
+        process.end(signal).unwrap_or_else(|why| panic!("{why}"));
+    }
+
+    /// For a drop: ends it if it runs, by force if it does not want to.
+    pub(crate) fn clear(&self, signal: Signal) {
+        if let Some(mut process) = self.get().take() {
+            let _ = process.end(signal);
+        }
+    }
+
+    /// A test that has failed leaves what it had.
+    fn get(&self) -> MutexGuard<'_, Option<Process>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -205,7 +254,7 @@ fn parse_stat(text: &str) -> Option<(char, i32)> {
 }
 
 /// The last lines of a log, for the text of a panic.
-pub(crate) fn end_of(log: &Path) -> String {
+fn end_of(log: &Path) -> String {
     const LINES: usize = 20;
     let text = fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

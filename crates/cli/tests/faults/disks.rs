@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use lockkeeper::{Fenced, Guard, LockName, Locks, Token};
 use lockkeeper_cli::exit;
+use lockkeeper_rig::Number;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::signal::Signal;
 
 use crate::server::{LONG, Server, answer, until, within};
-use crate::shim::{Number, Shim};
 
 /// A small disk in memory; unmounted when dropped.
 struct SmallDisk(PathBuf);
@@ -138,7 +138,7 @@ async fn a_full_disk_stops_the_node_and_loses_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_sync_that_fails_ends_the_process_at_once() {
     let mut server = Server::new("--segment-bytes 8388608");
-    let shim = Shim::before(&mut server);
+    let shim = server.shim();
     server.start();
     // The next part of the log is made beside: its syncs must not be taken for the log's.
     until("the next part of the log is made", || {
@@ -153,7 +153,7 @@ async fn a_sync_that_fails_ends_the_process_at_once() {
     until("it is under load", || holding.take() > 50);
     let before = shim.get(Number::Syncs);
     assert!(before > 50, "the shim stands before the log's syncs: {before}");
-    shim.set(Number::Error, Errno::EIO as i32);
+    shim.set(Number::Error, i64::from(Errno::EIO as i32));
     shim.set(Number::FailIn, 20);
     let status = server.ended();
     assert_eq!(status.signal(), Some(Signal::SIGABRT as i32), "{status}: {}", server.log());
@@ -173,9 +173,9 @@ async fn a_sync_that_fails_ends_the_process_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_a_slow_disk_no_session_is_lost() {
-    const DELAY_MS: i32 = 300;
+    const DELAY_MS: i64 = 300;
     let mut server = Server::new("--segment-bytes 1048576");
-    let shim = Shim::before(&mut server);
+    let shim = server.shim();
     server.start();
     let (locks, worker) = (server.client("one").await, server.client("worker").await);
     let mut held = Vec::new();

@@ -9,6 +9,5 @@ mod directory;
 mod disks;
 mod load;
 mod server;
-mod shim;
 mod snapshots;
 mod stalls;

@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Fenced, Locks};
+use lockkeeper_rig::Shim;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -54,6 +55,13 @@ impl Server {
     pub(crate) fn environment(&mut self, variables: &[(&str, &Path)]) {
         let pair = |(name, value): &(&str, &Path)| ((*name).to_owned(), value.display().to_string());
         self.environment = variables.iter().map(pair).collect();
+    }
+
+    /// A disk that can fail or be slow: the next starts have it.
+    pub(crate) fn shim(&mut self) -> Shim {
+        let shim = Shim::new(self.place.path());
+        self.environment(&shim.environment());
+        shim
     }
 
     /// A path beside its data.

@@ -1,0 +1,118 @@
+//! A pool of connections before PostgreSQL.
+
+use std::fs;
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+
+use crate::folder::Folder;
+use crate::port::Port;
+use crate::postgres::{Postgres, psql};
+use crate::process::{Process, Slot};
+use crate::program::{Line, Program};
+
+/// The pooler.
+pub const SERVER: Program = Program { name: "pgbouncer", package: "pgbouncer" };
+
+/// A `PgBouncer` before a [`Postgres`], with `pool_mode=transaction`: between two transactions of a client the next client
+/// may have its connection. Ended when dropped.
+pub struct PgBouncer {
+    // Ended before its folder is removed and its port given back.
+    slot: Slot,
+    port: Port,
+    folder: Folder,
+}
+
+impl PgBouncer {
+    /// One that answers.
+    ///
+    /// # Panics
+    /// `pgbouncer` is missing or doesn't start.
+    #[must_use]
+    pub fn start(postgres: &Postgres) -> Self {
+        Self::with(postgres, &[])
+    }
+
+    /// One with further settings: `&["default_pool_size=1"]`, with which all clients share one connection.
+    ///
+    /// # Panics
+    /// As [`PgBouncer::start`].
+    #[must_use]
+    pub fn with(postgres: &Postgres, settings: &[&str]) -> Self {
+        let bouncer = Self { port: Port::free(), folder: Folder::new("pgbouncer"), slot: Slot::empty() };
+        write_settings(bouncer.folder.path(), bouncer.port(), postgres.port(), settings);
+        bouncer.start_again();
+        bouncer
+    }
+
+    /// Where it listens on 127.0.0.1; the same over all its starts.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// `postgres://postgres@127.0.0.1:PORT/postgres`. Whoever connects is the superuser.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port())
+    }
+
+    /// What `psql` prints through it, as [`Postgres::psql`].
+    ///
+    /// # Panics
+    /// A statement fails, or there is no answer.
+    #[track_caller]
+    pub fn psql(&self, sql: &str) -> String {
+        psql(&self.url(), sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
+    }
+
+    /// `kill -9`; the connections of all clients are closed.
+    pub fn kill(&self) {
+        self.slot.kill();
+    }
+
+    /// Starts it after [`PgBouncer::kill`], on the same port.
+    pub fn start_again(&self) {
+        SERVER.path();
+        let line = line(self.folder.path());
+        self.slot.fill(|| {
+            let mut process = Process::start(&line, Signal::SIGKILL, &self.folder.log());
+            process.wait_until_ready(SERVER.name, || psql(&self.url(), "select 1").map(|_| ()));
+            process
+        });
+    }
+
+    /// SIGSTOP: nothing passes, connections stay.
+    pub fn stop(&self) {
+        self.slot.stop();
+    }
+
+    /// SIGCONT after [`PgBouncer::stop`].
+    pub fn cont(&self) {
+        self.slot.cont();
+    }
+}
+
+/// What a `PgBouncer` in `folder` reads when it starts.
+///
+/// # Panics
+/// The file can't be written.
+pub fn write_settings(folder: &Path, port: u16, postgres: u16, settings: &[&str]) {
+    // `auth_type=any` asks nobody who he is, and needs the user to be named here.
+    let text = format!(
+        "[databases]\npostgres = host=127.0.0.1 port={postgres} user=postgres\n\
+         [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
+         auth_type = any\npool_mode = transaction\n{}\n",
+        settings.join("\n")
+    );
+    let file = folder.join(SETTINGS);
+    fs::write(&file, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+}
+
+const SETTINGS: &str = "pgbouncer.ini";
+
+/// A `PgBouncer` in the foreground, with the settings that [`write_settings`] has put into `folder`.
+#[must_use]
+pub fn line(folder: &Path) -> Line {
+    Line::new(SERVER.name).unprivileged().path(&folder.join(SETTINGS))
+}

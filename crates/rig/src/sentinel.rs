@@ -1,0 +1,174 @@
+//! A Redis with a replica, and three sentinels that watch over both.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+
+use crate::folder::Folder;
+use crate::port::Port;
+use crate::process::{Process, Slot};
+use crate::program::{Line, ask};
+use crate::redis::{CLI, Redis, SERVER};
+use crate::wait::wait;
+
+/// What the sentinels call the primary.
+const NAME: &str = "main";
+const SENTINELS: usize = 3;
+/// A primary that is silent for so long is down. Less than this is met by accident on a busy machine.
+const DOWN_AFTER_MS: u32 = 1_000;
+const FAILOVER_TIMEOUT_MS: u32 = 3_000;
+
+/// Two Redis servers and three sentinels, which make one the primary when the other is silent for a second.
+pub struct Sentinel {
+    // In this order they are ended: no sentinel sees a server's end.
+    sentinels: Vec<One>,
+    servers: [Redis; 2],
+}
+
+/// One sentinel.
+struct One {
+    // Ended before its folder is removed and its port given back.
+    slot: Slot,
+    port: Port,
+    folder: Folder,
+}
+
+impl Sentinel {
+    /// All of them, once each sentinel knows both servers and the other sentinels.
+    ///
+    /// # Panics
+    /// Redis is missing or doesn't start.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// With further settings of both servers, as for [`Redis::with`].
+    ///
+    /// # Panics
+    /// As [`Sentinel::start`].
+    #[must_use]
+    pub fn with(settings: &[&str]) -> Self {
+        let primary = Redis::with(settings);
+        let replica = primary.replica();
+        let sentinels = (0..SENTINELS).map(|_| One::start(primary.port())).collect();
+        let all = Self { sentinels, servers: [primary, replica] };
+        for one in &all.sentinels {
+            let known = wait(|| one.knows_all());
+            known.unwrap_or_else(|why| panic!("the sentinels do not find each other: {why}"));
+        }
+        all
+    }
+
+    /// What they call the primary.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// Where the sentinels are: `127.0.0.1:P,127.0.0.1:Q,127.0.0.1:R`.
+    #[must_use]
+    pub fn addresses(&self) -> String {
+        let addresses = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port.number()));
+        addresses.collect::<Vec<_>>().join(",")
+    }
+
+    /// The one that the first sentinel that answers holds for the primary. A primary that was just killed is still that
+    /// one for a second.
+    ///
+    /// # Panics
+    /// No sentinel answers.
+    #[must_use]
+    pub fn primary(&self) -> &Redis {
+        let primary = self.primary_port();
+        let server = self.servers.iter().find(|server| server.port() == primary);
+        server.expect("a sentinel names one of our two servers")
+    }
+
+    /// The other one.
+    ///
+    /// # Panics
+    /// No sentinel answers.
+    #[must_use]
+    pub fn replica(&self) -> &Redis {
+        let primary = self.primary_port();
+        let server = self.servers.iter().find(|server| server.port() != primary);
+        server.expect("there are two servers")
+    }
+
+    /// Waits until all sentinels say that the primary is another one than `former`, and it takes writes.
+    ///
+    /// # Panics
+    /// That does not happen.
+    pub fn wait_for_another_than(&self, former: &Redis) {
+        let changed = wait(|| {
+            for one in &self.sentinels {
+                let port = one.primary_port()?;
+                if port == former.port() {
+                    return Err(format!("a sentinel still holds {port} for the primary"));
+                }
+            }
+            let role = self.primary().try_cli(&["ROLE"])?;
+            if role.starts_with("master") { Ok(()) } else { Err(format!("its role is {role}")) }
+        });
+        changed.unwrap_or_else(|why| panic!("no other server becomes the primary: {why}"));
+    }
+
+    fn primary_port(&self) -> u16 {
+        let told = self.sentinels.iter().map(One::primary_port);
+        let port = told.reduce(|first, next| first.or(next)).expect("there are sentinels");
+        port.unwrap_or_else(|why| panic!("no sentinel answers: {why}"))
+    }
+}
+
+impl One {
+    fn start(primary: u16) -> Self {
+        SERVER.path();
+        let one = Self { port: Port::free(), slot: Slot::empty(), folder: Folder::new("sentinel") };
+        // It writes what it learns into its settings.
+        let settings = one.folder.path().join("sentinel.conf");
+        let text = format!(
+            "port {}\nbind 127.0.0.1\ndir {}\n\
+             sentinel monitor {NAME} 127.0.0.1 {primary} 2\n\
+             sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}\n\
+             sentinel failover-timeout {NAME} {FAILOVER_TIMEOUT_MS}\n",
+            one.port.number(),
+            one.folder.path().display()
+        );
+        fs::write(&settings, text).expect("our folder is ours");
+        let line = Line::new(SERVER.name).path(&settings).args(["--sentinel"]);
+        one.slot.fill(|| {
+            let mut process = Process::start(&line, Signal::SIGKILL, &one.folder.log());
+            process.wait_until_ready("redis-server --sentinel", || one.ask(&["PING"]).map(|_| ()));
+            process
+        });
+        one
+    }
+
+    fn ask(&self, command: &[&str]) -> Result<String, String> {
+        ask(CLI, |cli| {
+            cli.args(["-e", "-p", &self.port.number().to_string()]).args(command).env_remove("REDISCLI_AUTH");
+        })
+    }
+
+    /// The answer is the address, then the port.
+    fn primary_port(&self) -> Result<u16, String> {
+        let told = self.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME])?;
+        let port = told.lines().nth(1).and_then(|port| port.parse().ok());
+        port.ok_or_else(|| format!("a sentinel answers {told:?}"))
+    }
+
+    fn knows_all(&self) -> Result<(), String> {
+        let told = self.ask(&["SENTINEL", "MASTER", NAME])?;
+        let lines: Vec<&str> = told.lines().collect();
+        let number = |name: &str| lines.windows(2).find(|pair| pair[0] == name).map(|pair| pair[1]);
+        if (number("num-slaves"), number("num-other-sentinels")) != (Some("1"), Some("2")) {
+            return Err(told);
+        }
+        // A replica without its link can't become the primary.
+        let replicas = self.ask(&["SENTINEL", "REPLICAS", NAME])?;
+        let lines: Vec<&str> = replicas.lines().collect();
+        let is_linked = lines.windows(2).any(|pair| pair == ["master-link-status", "ok"]);
+        if is_linked { Ok(()) } else { Err(replicas) }
+    }
+}

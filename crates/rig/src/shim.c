@@ -1,0 +1,108 @@
+/* Faults for one process (LD_PRELOAD): a disk whose syncs fail or are slow, and a wall clock that is wrong.
+ *
+ * The file named by LK_RIG_SHIM is shared memory: the numbers of shim.rs, 64 bits each. The test changes them while the
+ * process runs. Only the wall clock is bent: what measures durations goes on as it is. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+struct control {
+    int64_t delay_ms;  /* each sync takes so much longer */
+    int64_t fail_in;   /* n: the n-th sync from now on fails, and all after it; 0: none does */
+    int64_t error;     /* with this errno */
+    int64_t syncs;     /* counted: all that were asked for */
+    int64_t failed;    /* counted: those that failed */
+    int64_t ahead_sec; /* the wall clock is so far ahead of the true one */
+};
+
+static volatile struct control *control;
+
+__attribute__((constructor)) static void begin(void)
+{
+    const char *path = getenv("LK_RIG_SHIM");
+    int fd = path ? open(path, O_RDWR | O_CLOEXEC) : -1;
+    void *shared = fd < 0 ? MAP_FAILED : mmap(0, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (shared == MAP_FAILED)
+        _exit(99);
+    close(fd);
+    control = shared;
+}
+
+/* 0 if the sync may go on. */
+static int fault(void)
+{
+    __sync_fetch_and_add(&control->syncs, 1);
+    int64_t delay = control->delay_ms;
+    if (delay > 0) {
+        struct timespec time = {delay / 1000, delay % 1000 * 1000000L};
+        nanosleep(&time, 0);
+    }
+    int64_t left = control->fail_in;
+    if (left == 0 || (left > 1 && __sync_sub_and_fetch(&control->fail_in, 1) >= 1))
+        return 0;
+    __sync_fetch_and_add(&control->failed, 1);
+    errno = control->error;
+    return -1;
+}
+
+int fdatasync(int fd)
+{
+    static int (*real)(int);
+    if (!real)
+        real = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
+    return fault() ? -1 : real(fd);
+}
+
+int fsync(int fd)
+{
+    static int (*real)(int);
+    if (!real)
+        real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    return fault() ? -1 : real(fd);
+}
+
+/* Other libraries may ask for the time before begin() has run. */
+static int64_t ahead(void)
+{
+    return control ? control->ahead_sec : 0;
+}
+
+int clock_gettime(clockid_t clock, struct timespec *time)
+{
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real)
+        real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real ? real(clock, time) : (int)syscall(SYS_clock_gettime, clock, time);
+    if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+        time->tv_sec += ahead();
+    return result;
+}
+
+int gettimeofday(struct timeval *restrict time, void *restrict zone)
+{
+    (void)zone;
+    struct timespec now;
+    if (clock_gettime(CLOCK_REALTIME, &now))
+        return -1;
+    time->tv_sec = now.tv_sec;
+    time->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *out)
+{
+    struct timespec now;
+    if (clock_gettime(CLOCK_REALTIME, &now))
+        return -1;
+    if (out)
+        *out = now.tv_sec;
+    return now.tv_sec;
+}

@@ -1,0 +1,59 @@
+//! Certificates for servers that speak TLS.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+
+use crate::folder::give_away;
+
+/// The files of one authority and of one certificate for `localhost` and `127.0.0.1` by it.
+pub(crate) struct Certificates {
+    /// Whom a client must believe.
+    pub(crate) ca: PathBuf,
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Another authority, which has signed nothing.
+    pub(crate) stranger: PathBuf,
+}
+
+impl Certificates {
+    pub(crate) fn make(folder: &Path) -> Self {
+        let file = |name: &str| folder.join(name);
+        let files = Self {
+            ca: file("ca.pem"),
+            certificate: file("server.pem"),
+            key: file("server.key"),
+            stranger: file("stranger.pem"),
+        };
+        let key = KeyPair::generate().expect("the system has randomness");
+        let names = ["localhost".to_owned(), "127.0.0.1".to_owned()];
+        let mut server = CertificateParams::new(names).expect("both are names");
+        server.distinguished_name.push(DnType::CommonName, "lockkeeper-rig server");
+        let ca = authority();
+        let certificate = server.signed_by(&key, &ca).expect("our authority signs everything");
+        write(&files.ca, &ca.pem());
+        write(&files.stranger, &authority().pem());
+        write(&files.certificate, &certificate.pem());
+        write(&files.key, &key.serialize_pem());
+        // PostgreSQL wants its key to itself.
+        fs::set_permissions(&files.key, Permissions::from_mode(0o600)).expect("our folder is ours");
+        give_away(&files.key);
+        files
+    }
+}
+
+/// One with a key of its own; all have the same name.
+fn authority() -> CertifiedIssuer<'static, KeyPair> {
+    let mut params = CertificateParams::default();
+    // Another one than the server's: what is issued by its own name is taken for signed by itself.
+    params.distinguished_name.push(DnType::CommonName, "lockkeeper-rig authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().expect("the system has randomness");
+    CertifiedIssuer::self_signed(params, key).expect("an authority signs itself")
+}
+
+fn write(file: &Path, text: &str) {
+    fs::write(file, text).unwrap_or_else(|error| panic!("cannot write {}: {error}", file.display()));
+}

@@ -1,0 +1,60 @@
+//! The servers of a test that is killed: this program runs itself as such a test.
+
+use std::env;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+use std::thread;
+
+use lockkeeper_rig::{PgBouncer, Postgres, Redis};
+
+use crate::{listens, lives, until};
+
+const VICTIM: &str = "LOCKKEEPER_RIG_VICTIM";
+
+#[test]
+fn the_servers_of_a_killed_test_end_with_it() {
+    if env::var_os(VICTIM).is_some() {
+        return be_killed();
+    }
+    let mut victim = Command::new(env::current_exe().unwrap())
+        .args(["--exact", "end::the_servers_of_a_killed_test_end_with_it", "--nocapture"])
+        .env(VICTIM, "1")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(victim.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let told = lines.find(|line| line.starts_with("servers ")).expect("it has started its servers");
+    let numbers: Vec<u32> = told.split(' ').skip(1).map(|number| number.parse().unwrap()).collect();
+    let (pids, ports) = numbers.split_at(2);
+    let ports: Vec<u16> = ports.iter().map(|port| u16::try_from(*port).unwrap()).collect();
+    assert!(pids.iter().all(|pid| lives(*pid)) && ports.iter().all(|port| listens(*port)));
+    let victims = format!("-{}-", victim.id());
+    let left = || {
+        let names = std::fs::read_dir(env::temp_dir()).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_str().unwrap().contains(&victims)).count()
+    };
+    assert_eq!(left(), 3);
+    victim.kill().unwrap();
+    victim.wait().unwrap();
+    until("its servers are gone", || {
+        !pids.iter().any(|pid| lives(*pid)) && !ports.iter().any(|port| listens(*port))
+    });
+    drop(Redis::start());
+    assert_eq!(left(), 0, "the next server removes what it finds");
+}
+
+/// Starts servers, one of them on a thread that ends at once, which ends no server; tells their pids and ports; waits.
+fn be_killed() {
+    let redis = thread::spawn(Redis::start).join().unwrap();
+    let postgres = Postgres::start();
+    let bouncer = PgBouncer::start(&postgres);
+    assert_eq!(redis.cli(&["PING"]), "PONG");
+    let (redis_pid, postgres_pid) = (redis.pid().unwrap(), postgres.pid().unwrap());
+    let ports = format!("{} {} {}", redis.port(), postgres.port(), bouncer.port());
+    let mut out = std::io::stdout();
+    // Its first line is begun by the test runner.
+    writeln!(out, "\nservers {redis_pid} {postgres_pid} {ports}").unwrap();
+    loop {
+        thread::park();
+    }
+}

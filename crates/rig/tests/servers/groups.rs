@@ -1,0 +1,72 @@
+//! Servers that belong together.
+
+use lockkeeper_rig::{PgBouncer, Postgres, RedisCluster, Sentinel};
+
+use crate::{DURABLE, listens, until};
+
+#[test]
+fn clients_of_a_pgbouncer_share_one_connection_by_transaction() {
+    let postgres = Postgres::start();
+    let bouncer = PgBouncer::with(&postgres, &["default_pool_size=1"]);
+    let backend = bouncer.psql("select pg_backend_pid()");
+    assert_eq!(bouncer.psql("select pg_backend_pid()"), backend, "two clients, one connection");
+    assert_ne!(postgres.psql("select pg_backend_pid()"), backend);
+    let port = bouncer.port();
+    bouncer.kill();
+    assert!(!listens(port));
+    bouncer.start_again();
+    bouncer.stop();
+    bouncer.cont();
+    assert_eq!(bouncer.psql("select 7"), "7");
+    drop(bouncer);
+    assert!(!listens(port));
+    assert_eq!(postgres.psql("select 7"), "7");
+}
+
+#[test]
+fn sentinels_make_the_replica_the_primary_when_the_primary_is_dead() {
+    let sentinel = Sentinel::with(DURABLE);
+    let former = sentinel.primary();
+    assert_ne!(former.port(), sentinel.replica().port());
+    former.cli(&["SET", "k", "7"]);
+    assert_eq!(former.cli(&["WAIT", "1", "0"]), "1");
+    former.kill();
+    sentinel.wait_for_another_than(former);
+    let primary = sentinel.primary();
+    assert_ne!(primary.port(), former.port());
+    assert_eq!(primary.cli(&["GET", "k"]), "7");
+    primary.cli(&["SET", "k", "8"]);
+    // The sentinels make it a replica of the new one.
+    former.start_again();
+    until("it is a replica", || {
+        former.cli(&["ROLE"]).starts_with("slave") && former.cli(&["GET", "k"]) == "8"
+    });
+    let ports: Vec<u16> =
+        sentinel.addresses().split(',').map(|at| at.rsplit_once(':').unwrap().1.parse().unwrap()).collect();
+    assert!(ports.len() == 3 && ports.iter().all(|port| listens(*port)));
+    drop(sentinel);
+    assert!(!ports.iter().any(|port| listens(*port)));
+}
+
+#[test]
+fn a_cluster_sends_clients_to_the_node_that_has_the_key_also_after_it_has_moved() {
+    let cluster = RedisCluster::with(3, DURABLE);
+    // Their slots lie in the first, the second and the third part.
+    let keys = ["b", "c", "a"];
+    for (key, node) in keys.iter().zip(cluster.nodes()) {
+        assert_eq!(cluster.node_of(key).port(), node.port(), "{key}");
+        node.cli(&["SET", key, "7"]);
+    }
+    let [first, second, third] = cluster.nodes() else { panic!("there are three nodes") };
+    assert!(first.try_cli(&["GET", "a"]).unwrap_err().contains(&format!("127.0.0.1:{}", third.port())));
+    cluster.move_slot_of("a", 1);
+    assert_eq!(second.cli(&["GET", "a"]), "7");
+    assert!(third.try_cli(&["GET", "a"]).unwrap_err().contains(&format!("127.0.0.1:{}", second.port())));
+    second.kill();
+    second.start_again();
+    cluster.wait_until_whole();
+    assert_eq!((second.cli(&["GET", "a"]), first.cli(&["GET", "b"])), ("7".to_owned(), "7".to_owned()));
+    let ports: Vec<u16> = cluster.nodes().iter().map(lockkeeper_rig::Redis::port).collect();
+    drop(cluster);
+    assert!(!ports.iter().any(|port| listens(*port)));
+}
