@@ -27,6 +27,8 @@ use crate::worker::Worker;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Pauses between tries to connect: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The number of the first connection of a link.
+const FIRST: u64 = 0;
 /// How many commands may wait to be written.
 const BUFFER: usize = 4096;
 /// How many renewals go out together: a server is never kept from others for long.
@@ -63,31 +65,35 @@ struct Connection {
 }
 
 impl Link {
-    /// Connects, on the worker, which goes on keeping the connection up.
+    /// Connects, on the worker, which goes on keeping the connection up. With `patient`, a server that is out of reach
+    /// is connected to as soon as it is back, and why it wasn't is told beside.
     pub(super) async fn open(
         target: Target,
         worker: &Worker,
         wakes: Wakes,
         client: &str,
-    ) -> Result<Self, ConnectError> {
+        patient: bool,
+    ) -> Result<(Self, Option<ConnectError>), ConnectError> {
         let (lost, losses) = unbounded_channel();
         let (opened_in, opened) = oneshot::channel();
         let server: Arc<str> = target.to_string().into();
         let keeper = Keeper { target, wakes, channel: layout::channel(client), lost: lost.clone() };
         worker.run(Box::pin(async move {
-            match keeper.connect(0).await {
-                Ok(connection) => {
-                    let (up_in, up) = watch::channel(Some(connection));
-                    if opened_in.send(Ok(up)).is_ok() {
-                        keeper.keep(up_in, losses).await;
-                    }
-                }
-                // Whoever asked may have stopped waiting.
-                Err(error) => drop(opened_in.send(Err(error))),
+            let (connection, error) = match keeper.connect(FIRST).await {
+                Ok(connection) => (Some(connection), None),
+                Err(error) => (None, Some(error)),
+            };
+            let (up_in, up) = watch::channel(connection);
+            // Whoever asked may have stopped waiting, or not want it without a connection: then `up` is gone.
+            if opened_in.send((up, error)).is_ok() {
+                keeper.keep(up_in, losses).await;
             }
         }));
-        let up = opened.await.unwrap_or_else(|_| Err(refusal::no_thread()))?;
-        Ok(Self { up, lost, server })
+        let (up, error) = opened.await.map_err(|_| refusal::no_thread())?;
+        match error {
+            Some(error) if !patient || !refusal::may_pass(&error) => Err(error),
+            error => Ok((Self { up, lost, server }, error)),
+        }
     }
 
     /// The server, as people know it.
@@ -254,30 +260,33 @@ impl Keeper {
 
     /// Until nobody uses it any more.
     async fn keep(self, up: watch::Sender<Option<Connection>>, mut losses: UnboundedReceiver<u64>) {
-        let mut number = 0;
+        let mut number = FIRST;
         loop {
+            if up.borrow().is_some() {
+                tokio::select! {
+                    () = up.closed() => return,
+                    Some(lost) = losses.recv() => if lost != number { continue },
+                }
+                up.send_replace(None);
+            }
+            number += 1;
             tokio::select! {
                 () = up.closed() => return,
-                Some(lost) = losses.recv() => if lost != number { continue },
-            }
-            up.send_replace(None);
-            number += 1;
-            let mut pause = PAUSES.0;
-            let connection = loop {
-                tokio::select! {
-                    () = up.closed() => return,
-                    connected = self.connect(number) => match connected {
-                        Ok(connection) => break connection,
-                        Err(error) => tracing::debug!(%error, "no connection to Redis yet"),
-                    },
-                }
-                tokio::select! {
-                    () = up.closed() => return,
-                    () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSES.1),
-                }
+                connection = self.connect_at_last(number) => up.send_replace(Some(connection)),
             };
-            up.send_replace(Some(connection));
             self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+        }
+    }
+
+    async fn connect_at_last(&self, number: u64) -> Connection {
+        let mut pause = PAUSES.0;
+        loop {
+            match self.connect(number).await {
+                Ok(connection) => return connection,
+                Err(error) => tracing::debug!(%error, "no connection to Redis yet"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
         }
     }
 }

@@ -46,7 +46,24 @@ pub(crate) async fn open_store(
     wakes: Wakes,
     fair: bool,
 ) -> Result<Arc<RedisStore>, ConnectError> {
-    RedisStore::open(settings, Topology::Single(host.clone()), worker, wakes, fair).await.map(Arc::new)
+    let topology = Topology::Single(host.clone());
+    let (store, _) = RedisStore::open(settings, topology, worker, wakes, fair, false).await?;
+    Ok(Arc::new(store))
+}
+
+/// As [`open_store`], but a server that is out of reach is connected to as soon as it is back: why it isn't yet is told
+/// beside its store, whose calls fail until then.
+#[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "a majority has several of them"))]
+pub(crate) async fn open_store_patiently(
+    host: &Host,
+    settings: &Settings,
+    worker: &Worker,
+    wakes: Wakes,
+    fair: bool,
+) -> Result<(Arc<RedisStore>, Option<ConnectError>), ConnectError> {
+    let topology = Topology::Single(host.clone());
+    let (store, error) = RedisStore::open(settings, topology, worker, wakes, fair, true).await?;
+    Ok((Arc::new(store), error))
 }
 
 impl RedisStore {
@@ -56,7 +73,8 @@ impl RedisStore {
         worker: &Worker,
         wakes: Wakes,
         fair: bool,
-    ) -> Result<Self, ConnectError> {
+        patient: bool,
+    ) -> Result<(Self, Option<ConnectError>), ConnectError> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             let what = format!("the system gives no random bytes: {error}");
@@ -65,9 +83,9 @@ impl RedisStore {
         let client = format!("{:016x}", u64::from_be_bytes(random));
         let cluster = matches!(topology, Topology::Cluster(_));
         let target = Target::new(settings.clone(), topology);
-        let link = Link::open(target, worker, wakes, &client).await?;
+        let (link, error) = Link::open(target, worker, wakes, &client, patient).await?;
         let (prefix, fencing) = (settings.prefix.clone(), settings.fencing);
-        Ok(Self(Arc::new(Inner { link, prefix, client, fair, fencing, cluster })))
+        Ok((Self(Arc::new(Inner { link, prefix, client, fair, fencing, cluster })), error))
     }
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
