@@ -1,11 +1,183 @@
-//! `redis://`: being built.
+//! `redis://`: one Redis server, its replicas by sentinels, or a cluster.
+//!
+//! A lock is the key that every Redis lock is (SET NX PX), so that programs with other clients exclude ours and are
+//! excluded; what ours need besides stands next to it ([`layout`]). Each step that must be one is a script ([`scripts`]);
+//! sessions over such entries are [`leased`](crate::backends::leased). One connection on a thread of the library's own
+//! carries everything ([`link`]).
+
+mod answers;
+mod findings;
+mod inspect;
+mod layout;
+mod link;
+mod refusal;
+mod scripts;
+mod settings;
+mod store;
+mod target;
 
 use std::sync::Arc;
 
-use crate::backend::Backend;
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
-use crate::url::Url;
+use lockkeeper_core::{LockName, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
 
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::backends::leased::{LeasedConn, Wakes};
+use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
+use crate::info::{Finding, LockInfo};
+use crate::machine::{Push, Spec};
+use crate::url::Url;
+use crate::worker::{Shared, Worker};
+
+#[cfg_attr(
+    not(feature = "redlock"),
+    allow(unused_imports, reason = "for a majority of several servers")
+)]
+pub(crate) use inspect::{Look, Seen};
+#[cfg_attr(
+    not(feature = "redlock"),
+    allow(unused_imports, reason = "for a majority of several servers")
+)]
+pub(crate) use settings::Settings;
+#[cfg_attr(
+    not(feature = "redlock"),
+    allow(unused_imports, reason = "for a majority of several servers")
+)]
+pub(crate) use store::{RedisStore, open_store, open_store_patiently};
+
+/// Makes a client, if the server answers and can do what the URL asks for.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
-    Err(BackendError::new(BackendErrorKind::Unsupported, format!("{url}: not built yet")).into())
+    let (settings, topology) = Settings::parse(url)?;
+    let worker = worker()?;
+    let wakes = Wakes::default();
+    let (store, _) = RedisStore::open(&settings, topology, &worker, wakes.clone(), true, false).await?;
+    if settings.fencing && !settings.force {
+        findings::check_that_tokens_last(&store).await?;
+    }
+    let capabilities = capabilities(settings.fencing);
+    Ok(Arc::new(Redis { store: Arc::new(store), wakes, worker, capabilities }))
+}
+
+/// The thread of all Redis connections of this process.
+pub(crate) fn worker() -> Result<Worker, BackendError> {
+    static WORKER: Shared = Shared::new();
+    WORKER.get("lockkeeper-redis").map_err(|error| {
+        let what = format!("the thread for Redis can't be started: {error}; raise the limit of threads");
+        BackendError::caused(BackendErrorKind::Operator, what, error)
+    })
+}
+
+struct Redis {
+    store: Arc<RedisStore>,
+    wakes: Wakes,
+    worker: Worker,
+    capabilities: Capabilities,
+}
+
+const NO_TOKENS: (&str, &str) = (
+    "a token must outlive what Redis may forget, so there are none unless they are asked for",
+    "use `redis://…?fencing=counter`, whose tokens last as long as that Redis keeps its data, or `lockkeeper://`",
+);
+
+/// What it can do depends on whether tokens were asked for: without one, nobody can say which hold to break.
+fn capabilities(fencing: bool) -> Capabilities {
+    const LAST: &str = "the server keeps its data, and its clock is not set back before it loses them";
+    let (why, instead) = NO_TOKENS;
+    let none = Promise::NotKept("there are no tokens without `?fencing=counter`");
+    Capabilities {
+        backend: "redis",
+        reach: Reach::Network,
+        fencing: if fencing {
+            Fencing::Tokens { source: "a counter beside each lock, never below the server's clock" }
+        } else {
+            Fencing::None { why, instead }
+        },
+        ttl: true,
+        shared: false,
+        permits: true,
+        subtree: false,
+        multi: false,
+        wait: true,
+        fair: true,
+        keep_closed: true,
+        lock_delay: true,
+        inspect: true,
+        break_hold: fencing,
+        break_now: fencing,
+        promises: [
+            Promise::KeptIf("the server loses no writes and its clock is not set forward"),
+            if fencing { Promise::KeptIf(LAST) } else { none },
+            if fencing { Promise::KeptIf("the resource has a fence, and tokens rise (P2)") } else { none },
+            Promise::Kept,
+            Promise::KeptIf("the server loses no writes and its clock is not set forward"),
+            Promise::Kept,
+            Promise::Kept,
+            Promise::KeptIf("all who wait are clients of this library"),
+            Promise::NotKept("a ttl goes on while the server stands still"),
+            Promise::KeptIf("the server is set to `appendonly yes` and `appendfsync always`"),
+            Promise::Kept,
+            Promise::Kept,
+        ],
+    }
+}
+
+impl Redis {
+    /// What needs tokens.
+    fn needs_tokens(&self, what: &'static str) -> Result<(), BackendError> {
+        match self.capabilities.fencing {
+            Fencing::Tokens { .. } => Ok(()),
+            Fencing::None { why, instead } => {
+                Err(Unsupported { backend: "redis", what, why, instead }.into())
+            }
+        }
+    }
+}
+
+impl Backend for Redis {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn worker(&self) -> Option<Worker> {
+        Some(self.worker.clone())
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        LeasedConn::new(self.store.clone(), self.wakes.clone(), spec, label, pushes)
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        let store = self.store.clone();
+        Box::pin(async move { Ok(store.look(&name).await?.into_info(name)) })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        let store = self.store.clone();
+        Box::pin(async move {
+            let list = store.list(prefix.as_ref()).await?;
+            Ok(list.into_iter().map(|(name, look)| look.into_info(name)).collect())
+        })
+    }
+
+    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let (store, can) = (self.store.clone(), self.needs_tokens("check a token"));
+        Box::pin(async move {
+            can?;
+            store.check_token(&name, token).await
+        })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let (store, can) = (self.store.clone(), self.needs_tokens("break a hold"));
+        Box::pin(async move {
+            can?;
+            store.break_hold(&order).await
+        })
+    }
+
+    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+        let store = self.store.clone();
+        Box::pin(async move { findings::of(&store).await })
+    }
 }

@@ -1,0 +1,252 @@
+//! What people see: who holds, who waits, which names are in use; and what an operator may do about it.
+
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, Token, TokenStatus};
+use redis::{Cmd, Value};
+
+use super::answers::Items;
+use super::layout::{self, Hold, foreign_holder};
+use super::link::Failure;
+use super::scripts::SCRIPTS;
+use super::store::{Inner, RedisStore};
+use crate::backend::{BreakOrder, Broken};
+use crate::backends::leased::EntryId;
+use crate::error::{BackendError, BackendErrorKind};
+use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo};
+
+/// How many waiters an inspection names.
+const WAITERS_SHOWN: usize = 20;
+/// How long a question may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(5);
+/// How many keys a database may have for its locks to be listed: Redis has to look at each.
+const KEYS_MAX: u64 = 1_000_000;
+/// How many keys one step of a listing looks at.
+const STEP: usize = 1000;
+
+/// What a server shows of a name.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Look {
+    /// Who holds it, or keeps it shut.
+    pub(crate) holders: Vec<Seen>,
+    /// The first who wait.
+    pub(crate) waiters: Vec<WaiterInfo>,
+    /// How many wait.
+    pub(crate) waiter_count: usize,
+    /// How many permits there are, while any is held.
+    pub(crate) limit: Option<u32>,
+    /// The greatest token that may have been drawn for it.
+    last_token: u64,
+}
+
+/// A holder, as its key shows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// Its entry; `None` if another client holds it.
+    #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "several servers are compared by it"))]
+    pub(crate) id: Option<EntryId>,
+    /// The rest.
+    pub(crate) info: HolderInfo,
+}
+
+impl Seen {
+    fn of(hold: Hold, slot: Option<u32>, left: Duration, now: u64) -> Self {
+        Self { info: hold.shown(slot, left, now), id: Some(hold.id) }
+    }
+}
+
+impl Look {
+    pub(super) fn into_info(self, name: LockName) -> LockInfo {
+        let mut holders: Vec<HolderInfo> = self.holders.into_iter().map(|seen| seen.info).collect();
+        holders.sort_by_key(|holder| holder.token);
+        LockInfo { name, holders, waiter_count: self.waiter_count, waiters: self.waiters, limit: self.limit }
+    }
+
+    fn is_in_use(&self) -> bool {
+        !self.holders.is_empty() || self.waiter_count > 0
+    }
+}
+
+impl RedisStore {
+    /// What this server shows of a name.
+    pub(crate) async fn look(&self, name: &LockName) -> Result<Look, BackendError> {
+        let inner = self.inner();
+        inner.check_name(name)?;
+        let answer = inner.link.run(&SCRIPTS.inspect, &inner.look_call(name), LIMIT).await;
+        inner.looked(name, answer.map_err(|failure| inner.unanswered(failure))?)
+    }
+
+    /// The names in use at and below `below` by clients of ours, in their order.
+    pub(crate) async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
+        let inner = self.inner();
+        let names = inner.names(below).await?;
+        let calls: Vec<Cmd> = names.iter().map(|name| inner.look_call(name)).collect();
+        let answers = inner.link.run_all(&SCRIPTS.inspect, &calls, LIMIT).await;
+        let answers = answers.map_err(|failure| inner.unanswered(failure))?;
+        let mut list = Vec::with_capacity(names.len());
+        for (name, answer) in names.into_iter().zip(answers) {
+            let look = inner.looked(&name, answer)?;
+            if look.is_in_use() {
+                list.push((name, look));
+            }
+        }
+        Ok(list)
+    }
+
+    /// What a token is worth now (B4).
+    pub(super) async fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
+        let look = self.look(name).await?;
+        let held = look.holders.iter().filter(|seen| seen.info.state == HolderState::Held);
+        let mut live: Vec<Token> = held.filter_map(|seen| seen.info.token).collect();
+        live.sort_unstable();
+        Ok(if token == 0 || token > look.last_token {
+            TokenStatus::NeverIssued
+        } else if live.iter().any(|held| held.get() == token) {
+            TokenStatus::Current
+        } else {
+            TokenStatus::NotCurrent { live }
+        })
+    }
+
+    /// Ends another's hold by its token (B1 to B3).
+    pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
+        let inner = self.inner();
+        inner.check_name(&order.name)?;
+        let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name).for_name(), 256);
+        call.arg(order.token.get()).arg(if order.now { "now" } else { "" });
+        call.arg(layout::one_line(&order.reason)).arg(layout::one_line(&order.by));
+        let answer = inner.link.run(&SCRIPTS.break_hold, &call, LIMIT).await;
+        let mut items = Items::from(answer.map_err(|failure| inner.unanswered(failure))?);
+        Ok(match &*items.word() {
+            "done" => Broken::Done,
+            "closed" => Broken::StillClosed,
+            _ => {
+                let mut live = Vec::new();
+                while !items.is_empty() {
+                    live.extend(items.number().and_then(Token::new));
+                }
+                live.sort_unstable();
+                Broken::NotCurrent { live }
+            }
+        })
+    }
+}
+
+impl Inner {
+    fn look_call(&self, name: &LockName) -> Cmd {
+        let mut call = SCRIPTS.inspect.call(&self.keys(name).for_name(), 8);
+        call.arg(WAITERS_SHOWN);
+        call
+    }
+
+    fn looked(&self, name: &LockName, answer: Value) -> Result<Look, BackendError> {
+        let mut items = Items::from(answer);
+        let (now, kind, value) = (items.number().unwrap_or(0), items.word(), items.bytes());
+        let left = items.number().map_or(Duration::MAX, Duration::from_millis);
+        let (mut permits, waiter_count, mut waiting) = (items.list(), items.number(), items.list());
+        let mut look = Look { waiter_count: waiter_count.unwrap_or(0) as usize, ..Look::default() };
+        match &*kind {
+            "none" => {}
+            "string" => match layout::Value::decode(&value) {
+                layout::Value::Ours(hold) => look.holders.push(Seen::of(hold, None, left, now)),
+                layout::Value::Permits { limit, .. } => look.limit = Some(limit),
+                layout::Value::Foreign(shown) => {
+                    look.holders.push(Seen { id: None, info: foreign_holder(shown) });
+                }
+            },
+            other => return Err(self.wrong_type(name, other)),
+        }
+        while !permits.is_empty() {
+            let (value, slot, left) = (permits.bytes(), permits.small(), permits.number().unwrap_or(0));
+            let hold = Hold::decode(&value);
+            look.holders.extend(hold.map(|hold| Seen::of(hold, slot, Duration::from_millis(left), now)));
+        }
+        while !waiting.is_empty() {
+            look.waiters.extend(layout::waiter(&waiting.bytes()));
+        }
+        // The counter is forgotten after a while; from then on the clock alone is above every token.
+        let counter = items.number().unwrap_or(0);
+        look.last_token = if counter > 0 { counter } else { now.saturating_sub(EPOCH_US) };
+        Ok(look)
+    }
+
+    /// Every name in use, by a scan of the database.
+    async fn names(&self, below: Option<&LockName>) -> Result<Vec<LockName>, BackendError> {
+        let [locks, plain, tagged] = layout::patterns(self.prefix(), below);
+        let count = self.ask(redis::cmd("DBSIZE")).await?;
+        let keys = match count {
+            Value::Int(count) => count.unsigned_abs(),
+            _ => 0,
+        };
+        if keys > KEYS_MAX {
+            let what = format!(
+                "{} has {keys} keys, at most {KEYS_MAX} are looked through for locks; ask for one lock by its name, or \
+                 give locks a database of their own",
+                self.link.server()
+            );
+            return Err(BackendError::new(BackendErrorKind::Refused, what));
+        }
+        let mut found = Vec::new();
+        for (pattern, kind) in [(locks, "string"), (plain, "zset"), (tagged, "zset")] {
+            let mut cursor = "0".to_owned();
+            loop {
+                let mut scan = redis::cmd("SCAN");
+                scan.arg(&cursor).arg("MATCH").arg(&pattern).arg("COUNT").arg(STEP).arg("TYPE").arg(kind);
+                let mut step = Items::from(self.ask(scan).await?);
+                cursor = step.word();
+                let (mut keys, mut page) = (step.list(), Vec::new());
+                while !keys.is_empty() {
+                    page.extend(String::from_utf8(keys.bytes()).ok());
+                }
+                if kind == "string" {
+                    page = self.only_ours(page).await?;
+                    found.append(&mut page);
+                } else {
+                    found.extend(page.iter().filter_map(|key| layout::lock_of_queue(key)).map(str::to_owned));
+                }
+                if cursor == "0" || cursor.is_empty() {
+                    break;
+                }
+            }
+        }
+        let name = |key: &String| LockName::parse(key.strip_prefix(self.prefix())?).ok();
+        let inside =
+            |name: &LockName| below.is_none_or(|below| below == name || below.is_above(name.as_str()));
+        let mut names: Vec<LockName> = found.iter().filter_map(name).filter(inside).collect();
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// Those of the keys whose value is one of ours.
+    async fn only_ours(&self, keys: Vec<String>) -> Result<Vec<String>, BackendError> {
+        let begins = |key: &String| {
+            let mut get = redis::cmd("GETRANGE");
+            get.arg(key).arg(0).arg(layout::OURS.len() - 1);
+            get
+        };
+        let asked: Vec<Cmd> = keys.iter().map(begins).collect();
+        let answers = self.link.ask_all(&asked, LIMIT).await.map_err(|failure| self.unanswered(failure))?;
+        let ours =
+            |answer: &Value| matches!(answer, Value::BulkString(text) if text == layout::OURS.as_bytes());
+        Ok(keys.into_iter().zip(answers).filter(|(_, answer)| ours(answer)).map(|(key, _)| key).collect())
+    }
+
+    /// A plain question.
+    pub(super) async fn ask(&self, command: Cmd) -> Result<Value, BackendError> {
+        self.link.command(&command, LIMIT).await.map_err(|failure| self.unanswered(failure))
+    }
+
+    fn unanswered(&self, failure: Failure) -> BackendError {
+        match failure {
+            Failure::Refused(refusal) => refusal.into_error(),
+            Failure::Silent(_) => {
+                let what = format!("{} does not answer; is it running?", self.link.server());
+                BackendError::new(BackendErrorKind::Unreachable, what)
+            }
+        }
+    }
+}
+
+/// 2026-01-01 in µs since 1970: where tokens begin (value.lua).
+const EPOCH_US: u64 = 1_767_225_600_000_000;

@@ -1,0 +1,377 @@
+//! What stands in Redis: the names of the keys, and what their values say.
+//!
+//! The lock itself is a plain string key, as every Redis lock has it, so that other clients exclude ours and are
+//! excluded. All else of a name is beside it, in the same hash slot. A value of ours is text that people can read:
+//!
+//! ```text
+//! lockkeeper:<id>:1:<state>:<token>:<since>:<extra>:<client>
+//! <owner>
+//! <why it was revoked>
+//! <who revoked it>
+//! <meta: key=value lines>
+//! ```
+//!
+//! `1` is the version of the layout. `state`: `held`, `revoked` or `closed`; `token`: 0 for none; `since`: µs of the
+//! server's clock; `extra`: for how many ms the key outlives the hold, to keep the lock shut; `client`: whose channel
+//! wakes its owner. A waiter is `<ms until it is forgotten>:<mode>` and the rest from `:<extra>` on.
+
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, Mode, ModeKind, Slot, Token};
+
+use crate::backends::leased::{Attempt, EntryId};
+use crate::info::{HolderInfo, HolderState, WaiterInfo, decode_meta};
+
+/// How a value of ours begins.
+pub(super) const OURS: &str = "lockkeeper:";
+/// How the marker of a name whose permits are held begins.
+const MARKER: &str = "lockkeeper:permits:1:";
+/// How much of a foreign value is shown, in characters.
+const FOREIGN_SHOWN: usize = 64;
+
+/// The keys of one name, in the order in which the scripts take them.
+pub(super) struct Keys {
+    lock: String,
+    stem: String,
+}
+
+impl Keys {
+    pub(super) fn of(prefix: &str, name: &LockName) -> Self {
+        let lock = [prefix, name.as_str()].concat();
+        // A key with a hash tag of its own keeps it; any other becomes the tag. The two can't meet: `tagged` tells
+        // `{x}` from `x`.
+        let stem = if has_tag(&lock) { format!("{lock}{TAGGED}") } else { format!("{{{lock}}}{PLAIN}") };
+        Self { lock, stem }
+    }
+
+    /// Whether all keys of the name fall into one slot of a cluster.
+    pub(super) fn share_a_slot(&self) -> bool {
+        has_tag(&self.lock) || !self.lock.contains('}')
+    }
+
+    fn beside(&self, what: &str) -> String {
+        [&self.stem, what].concat()
+    }
+
+    /// For the scripts that look after one entry.
+    pub(super) fn for_entry(self, id: &EntryId, mode: Mode, counter: bool) -> Vec<String> {
+        let mut keys = Vec::with_capacity(8);
+        let permits = matches!(mode, Mode::Permit { .. });
+        let beside = |what| self.beside(what);
+        let gone = [&self.stem, "gone:", &id.0].concat();
+        let (queue, waiters) = (beside("queue"), beside("waiters"));
+        let of_permits = permits.then(|| [beside("permits"), beside("slots"), beside("until")]);
+        let counter = counter.then(|| beside("token"));
+        keys.extend([self.lock, gone, queue, waiters]);
+        keys.extend(of_permits.into_iter().flatten());
+        keys.extend(counter);
+        keys
+    }
+
+    /// For the scripts that look at a whole name.
+    pub(super) fn for_name(self) -> Vec<String> {
+        self.for_entry(&EntryId(String::new()), Mode::Permit { of: None }, true)
+    }
+}
+
+const PLAIN: &str = ":lockkeeper:";
+const TAGGED: &str = ":lockkeeper:tagged:";
+
+/// Whether Redis takes a part of the key for its hash tag.
+fn has_tag(key: &str) -> bool {
+    key.split_once('{').is_some_and(|(_, rest)| rest.find('}').is_some_and(|at| at > 0))
+}
+
+/// The patterns of `SCAN` that find every name in use: by its lock, and by its queue.
+pub(super) fn patterns(prefix: &str, below: Option<&LockName>) -> [String; 3] {
+    let start = escape_pattern(&[prefix, below.map_or("", LockName::as_str)].concat());
+    [format!("{start}*"), format!("{{{start}*}}{PLAIN}queue"), format!("{start}*{TAGGED}queue")]
+}
+
+fn escape_pattern(text: &str) -> String {
+    let special = |c: &char| matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-');
+    text.chars().flat_map(|c| special(&c).then_some('\\').into_iter().chain([c])).collect()
+}
+
+/// The lock's key, if this is the key of its queue.
+pub(super) fn lock_of_queue(key: &str) -> Option<&str> {
+    let stem = key.strip_suffix("queue")?;
+    let plain =
+        || stem.strip_suffix(PLAIN)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag(lock));
+    stem.strip_suffix(TAGGED).filter(|lock| has_tag(lock)).or_else(plain)
+}
+
+/// Where a client hears of its entries.
+pub(super) fn channel(client: &str) -> String {
+    format!("lockkeeper:wake:{client}")
+}
+
+/// What follows `since` in the value of an entry: `extra`, the client, and what people want to see.
+pub(super) fn tail(attempt: &Attempt, client: &str) -> Vec<u8> {
+    let extra = attempt.entry.closed_after_expiry().as_millis();
+    let mut tail = Vec::with_capacity(48 + attempt.label.len() + attempt.meta.len());
+    tail.extend_from_slice(format!(":{extra}:{client}\n{}\n\n\n", one_line(&attempt.label)).as_bytes());
+    tail.extend_from_slice(&attempt.meta);
+    tail
+}
+
+/// A text without line breaks.
+pub(super) fn one_line(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('\n', "\\n")
+}
+
+fn many_lines(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => match chars.next() {
+                Some('n') => out.push('\n'),
+                other => out.extend(other),
+            },
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// What the key of a lock says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Value {
+    /// A hold of ours.
+    Ours(Hold),
+    /// Permits are held: how many there are, and who took one last.
+    Permits { limit: u32, owner: String },
+    /// Somebody else's lock, as far as it can be shown.
+    Foreign(String),
+}
+
+/// A hold, as its value says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Hold {
+    pub(super) id: EntryId,
+    pub(super) state: State,
+    pub(super) token: Option<Token>,
+    since: u64,
+    extra: Duration,
+    owner: String,
+    reason: String,
+    by: String,
+    meta: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    Held,
+    Revoked,
+    Closed,
+}
+
+impl Value {
+    pub(super) fn decode(bytes: &[u8]) -> Self {
+        Hold::decode(bytes).map(Self::Ours).or_else(|| Self::marker(bytes)).unwrap_or_else(|| {
+            let text = String::from_utf8_lossy(bytes);
+            let shown: String = text.chars().take(FOREIGN_SHOWN).flat_map(char::escape_debug).collect();
+            let cut = if text.chars().nth(FOREIGN_SHOWN).is_some() { "…" } else { "" };
+            Self::Foreign(format!("{shown}{cut}"))
+        })
+    }
+
+    fn marker(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let (limit, owner) = text.strip_prefix(MARKER)?.split_once('\n')?;
+        Some(Self::Permits { limit: limit.parse().ok()?, owner: many_lines(owner) })
+    }
+
+    /// Whoever is in the way, as people know it; `None` behind what is only shut.
+    pub(super) fn owner(self) -> Option<String> {
+        match self {
+            Self::Ours(Hold { state: State::Closed, .. }) => None,
+            Self::Ours(hold) => Some(hold.owner),
+            Self::Permits { owner, .. } => Some(owner),
+            Self::Foreign(shown) => Some(format!("another client (`{shown}`)")),
+        }
+    }
+}
+
+/// Takes the first line off.
+fn line<'a>(rest: &mut &'a [u8]) -> Option<&'a str> {
+    let end = rest.iter().position(|&byte| byte == b'\n')?;
+    let (line, more) = rest.split_at(end);
+    *rest = &more[1..];
+    std::str::from_utf8(line).ok()
+}
+
+impl Hold {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes;
+        let header = line(&mut rest)?.strip_prefix(OURS)?;
+        let fields: Vec<&str> = header.split(':').collect();
+        let [id, "1", state, token, since, extra, _client] = fields[..] else { return None };
+        let state = match state {
+            "held" => State::Held,
+            "revoked" => State::Revoked,
+            "closed" => State::Closed,
+            _ => return None,
+        };
+        Some(Self {
+            id: EntryId(id.to_owned()),
+            state,
+            token: Token::new(token.parse().ok()?),
+            since: since.parse().ok()?,
+            extra: Duration::from_millis(extra.parse().ok()?),
+            owner: many_lines(line(&mut rest)?),
+            reason: many_lines(line(&mut rest)?),
+            by: many_lines(line(&mut rest)?),
+            meta: rest.to_vec(),
+        })
+    }
+
+    /// Whether it is over, and only keeps the lock shut; `left`: what its key has left.
+    pub(super) fn is_over(&self, left: Duration) -> bool {
+        self.state == State::Closed || left <= self.extra
+    }
+
+    /// For people. `now`: µs of the server's clock.
+    pub(super) fn shown(&self, slot: Option<Slot>, left: Duration, now: u64) -> HolderInfo {
+        let over = self.is_over(left);
+        HolderInfo {
+            token: self.token,
+            mode: if slot.is_some() { ModeKind::Permit } else { ModeKind::Exclusive },
+            subtree: false,
+            slot,
+            owner: if over { String::new() } else { self.owner.clone() },
+            held_for: Some(Duration::from_micros(now.saturating_sub(self.since))),
+            state: match self.state {
+                _ if over => HolderState::Closed { left },
+                State::Revoked => HolderState::Revoked { reason: self.reason.clone(), by: self.by.clone() },
+                _ => HolderState::Held,
+            },
+            meta: decode_meta(&self.meta),
+        }
+    }
+}
+
+/// A lock of another client, for people.
+pub(super) fn foreign_holder(shown: String) -> HolderInfo {
+    HolderInfo {
+        token: None,
+        mode: ModeKind::Exclusive,
+        subtree: false,
+        slot: None,
+        owner: shown,
+        held_for: None,
+        state: HolderState::Held,
+        meta: Vec::new(),
+    }
+}
+
+/// A waiter, for people.
+pub(super) fn waiter(record: &[u8]) -> Option<WaiterInfo> {
+    let mut rest = record;
+    let mode = line(&mut rest)?.split(':').nth(1)?;
+    let owner = many_lines(line(&mut rest)?);
+    line(&mut rest)?;
+    line(&mut rest)?;
+    let mode = if mode == "exclusive" { ModeKind::Exclusive } else { ModeKind::Permit };
+    Some(WaiterInfo { owner, mode, meta: decode_meta(rest) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::backends::leased::Entry;
+
+    fn keys(name: &str) -> Vec<String> {
+        Keys::of("app:", &name.parse().unwrap()).for_name()
+    }
+
+    #[test]
+    fn all_keys_of_a_name_have_its_hash_tag() {
+        assert_eq!(
+            keys("orders/42")[..3],
+            ["app:orders/42", "{app:orders/42}:lockkeeper:gone:", "{app:orders/42}:lockkeeper:queue"]
+        );
+        assert_eq!(keys("a{b}c")[2], "app:a{b}c:lockkeeper:tagged:queue");
+        for (name, shares) in [("x", true), ("{x}", true), ("{}x", false), ("x}", false), ("x{y", true)] {
+            assert_eq!(Keys::of("", &name.parse().unwrap()).share_a_slot(), shares, "{name}");
+        }
+    }
+
+    #[test]
+    fn no_two_names_share_a_key() {
+        let names =
+            ["x", "{x}", "{x}:lockkeeper", "{x}:lockkeeper:tagged", "x:lockkeeper:tagged", "x}", "{x", "{}"];
+        let mut all: Vec<String> = names.iter().flat_map(|name| keys(name)).collect();
+        let count = all.len();
+        all.sort();
+        all.dedup();
+        assert_eq!(all.len(), count);
+    }
+
+    #[test]
+    fn a_name_is_found_by_the_key_of_its_queue() {
+        for name in ["x", "a{b}c", "{}", "x}y", "a/b"] {
+            let keys = keys(name);
+            assert_eq!(lock_of_queue(&keys[2]), Some(keys[0].as_str()), "{name}");
+            assert_eq!(lock_of_queue(&keys[3]), None);
+        }
+        assert_eq!(lock_of_queue("{x:lockkeeper:queue"), None);
+        assert_eq!(patterns("a*", None)[0], "a\\**");
+    }
+
+    fn attempt(label: &str, meta: &[u8]) -> Attempt {
+        let entry = Entry {
+            id: EntryId("0123-7".into()),
+            name: "x".parse().unwrap(),
+            mode: Mode::Exclusive,
+            ttl: Duration::from_secs(30),
+            keep_closed: Duration::from_secs(1),
+            lock_delay: Duration::from_secs(2),
+        };
+        Attempt { entry: Arc::new(entry), wait: false, label: label.into(), meta: meta.into() }
+    }
+
+    #[test]
+    fn a_value_says_what_was_put_into_it() {
+        for label in ["host:1234", "two\nlines \\n", "", "ü:%"] {
+            let mut value = b"lockkeeper:0123-7:1:held:17:1000".to_vec();
+            value.extend(tail(&attempt(label, b"job=reindex\nwhy=a:b"), "c0ffee"));
+            let Value::Ours(hold) = Value::decode(&value) else { panic!("not ours: {value:?}") };
+            let shown = hold.shown(None, Duration::from_secs(30), 2_001_000);
+            assert_eq!(
+                (hold.id.0.as_str(), shown.token, shown.owner.as_str()),
+                ("0123-7", Token::new(17), label)
+            );
+            assert_eq!((shown.held_for, shown.state), (Some(Duration::from_secs(2)), HolderState::Held));
+            assert_eq!(shown.meta, [("job".into(), "reindex".into()), ("why".into(), "a:b".into())]);
+            let shut = hold.shown(None, Duration::from_secs(2), 0);
+            assert_eq!(shut.state, HolderState::Closed { left: Duration::from_secs(2) });
+        }
+    }
+
+    #[test]
+    fn a_waiter_says_who_it_is() {
+        let mut record = b"1800000000000:permit-4".to_vec();
+        record.extend(tail(&attempt("alice", b"k=v"), "c0ffee"));
+        let shown = waiter(&record).unwrap();
+        assert_eq!((shown.owner.as_str(), shown.mode), ("alice", ModeKind::Permit));
+        assert_eq!(shown.meta, [("k".into(), "v".into())]);
+    }
+
+    #[test]
+    fn what_others_wrote_is_shown_and_cut() {
+        let foreign = |bytes: &[u8]| Value::decode(bytes).owner().unwrap();
+        assert_eq!(foreign(b"3c2c6c06"), "another client (`3c2c6c06`)");
+        assert_eq!(foreign(b"\x1b[2J"), "another client (`\\u{1b}[2J`)");
+        assert!(foreign(&[b'x'; 500]).ends_with("…`)") && foreign(&[0xff; 20]).len() < 400);
+        for broken in
+            ["lockkeeper:", "lockkeeper:a:1:held:x:0:0:c\n\n\n\n", "lockkeeper:a:2:held:0:0:0:c\n\n\n\n"]
+        {
+            assert!(matches!(Value::decode(broken.as_bytes()), Value::Foreign(_)), "{broken}");
+        }
+        assert_eq!(Value::decode(b"lockkeeper:permits:1:4\nbob").owner().as_deref(), Some("bob"));
+    }
+}

@@ -1,0 +1,307 @@
+//! The connection: one for everything, kept up on the backend's own thread, and honest about what may have arrived (P12).
+//!
+//! Calls of all tasks go through it side by side. It is replaced when it ends, and when a call had no answer within its
+//! time and nothing else was heard meanwhile. What Redis says of waiters comes as pushes on the same connection
+//! (RESP3); whatever was said while there was none is made up for by waking everyone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisResult, ServerError, Value};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{oneshot, watch};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::layout;
+use super::refusal::{self, Refusal};
+use super::scripts::Script;
+use super::target::Target;
+use crate::backend::CallError;
+use crate::backends::leased::{EntryId, Wake, Wakes};
+use crate::error::ConnectError;
+use crate::worker::Worker;
+
+/// How long making a connection may take, with everything that belongs to it.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Pauses between tries to connect: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// The number of the first connection of a link.
+const FIRST: u64 = 0;
+/// How many commands may wait to be written.
+const BUFFER: usize = 4096;
+/// How many renewals go out together: a server is never kept from others for long.
+const TOGETHER: usize = 500;
+
+/// Why a call has no answer of use.
+#[derive(Clone, Debug)]
+pub(super) enum Failure {
+    /// None came, or one that says that nothing was done and that it may be tried again.
+    Silent(CallError),
+    /// Redis refused it.
+    Refused(Refusal),
+}
+
+/// Nothing was sent, or nothing was done with it.
+const NOT_DONE: Failure = Failure::Silent(CallError { sent: false });
+/// It may have been done.
+const IN_DOUBT: Failure = Failure::Silent(CallError { sent: true });
+
+/// A way to one server that is kept up for as long as this lives.
+pub(super) struct Link {
+    up: watch::Receiver<Option<Connection>>,
+    lost: UnboundedSender<u64>,
+    server: Arc<str>,
+}
+
+/// A connection that was made; clones are the same one.
+#[derive(Clone)]
+struct Connection {
+    wire: MultiplexedConnection,
+    number: u64,
+    /// How many answers came on it.
+    heard: Arc<AtomicU64>,
+}
+
+impl Link {
+    /// Connects, on the worker, which goes on keeping the connection up. With `patient`, a server that is out of reach
+    /// is connected to as soon as it is back, and why it wasn't is told beside.
+    pub(super) async fn open(
+        target: Target,
+        worker: &Worker,
+        wakes: Wakes,
+        client: &str,
+        patient: bool,
+    ) -> Result<(Self, Option<ConnectError>), ConnectError> {
+        let (lost, losses) = unbounded_channel();
+        let (opened_in, opened) = oneshot::channel();
+        let server: Arc<str> = target.to_string().into();
+        let keeper = Keeper { target, wakes, channel: layout::channel(client), lost: lost.clone() };
+        worker.run(Box::pin(async move {
+            let (connection, error) = match keeper.connect(FIRST).await {
+                Ok(connection) => (Some(connection), None),
+                Err(error) => (None, Some(error)),
+            };
+            let (up_in, up) = watch::channel(connection);
+            // Whoever asked may have stopped waiting, or not want it without a connection: then `up` is gone.
+            if opened_in.send((up, error)).is_ok() {
+                keeper.keep(up_in, losses).await;
+            }
+        }));
+        let (up, error) = opened.await.map_err(|_| refusal::no_thread())?;
+        match error {
+            Some(error) if !patient || !refusal::may_pass(&error) => Err(error),
+            error => Ok((Self { up, lost, server }, error)),
+        }
+    }
+
+    /// The server, as people know it.
+    pub(super) fn server(&self) -> &str {
+        &self.server
+    }
+
+    /// Runs a script. A server that does not know it yet is sent it whole.
+    pub(super) async fn run(&self, script: &Script, call: &Cmd, limit: Duration) -> Result<Value, Failure> {
+        match self.ask(call, limit).await? {
+            Value::ServerError(error) if is_unknown(&error) => {
+                let value = self.ask(&script.in_full(call), limit).await?;
+                self.sound(value)
+            }
+            value => self.sound(value),
+        }
+    }
+
+    /// Runs a script many times. Each that fails fails all.
+    pub(super) async fn run_all(
+        &self,
+        script: &Script,
+        calls: &[Cmd],
+        limit: Duration,
+    ) -> Result<Vec<Value>, Failure> {
+        let mut values = Vec::with_capacity(calls.len());
+        for calls in calls.chunks(TOGETHER) {
+            let mut answers = self.ask_all(calls, limit).await?;
+            let unknown = |value: &Value| matches!(value, Value::ServerError(error) if is_unknown(error));
+            if let Some(first) = answers.iter().position(unknown) {
+                answers[first] = self.ask(&script.in_full(&calls[first]), limit).await?;
+                let rest: Vec<usize> = (0..answers.len()).filter(|&at| unknown(&answers[at])).collect();
+                let again: Vec<Cmd> = rest.iter().map(|&at| calls[at].clone()).collect();
+                for (at, answer) in rest.into_iter().zip(self.ask_all(&again, limit).await?) {
+                    answers[at] = answer;
+                }
+            }
+            for answer in answers {
+                values.push(self.sound(answer)?);
+            }
+        }
+        Ok(values)
+    }
+
+    /// Sends a plain command.
+    pub(super) async fn command(&self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
+        let value = self.ask(command, limit).await?;
+        self.sound(value)
+    }
+
+    /// Sends plain commands together. What each says is the caller's to judge.
+    pub(super) async fn ask_all(&self, commands: &[Cmd], limit: Duration) -> Result<Vec<Value>, Failure> {
+        if commands.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipeline = Pipeline::with_capacity(commands.len());
+        for command in commands {
+            pipeline.add_command(command.clone());
+        }
+        self.exchange(limit, async |wire| wire.send_packed_commands(&pipeline, 0, commands.len()).await).await
+    }
+
+    async fn ask(&self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
+        self.exchange(limit, async |wire| wire.send_packed_command(command).await).await
+    }
+
+    /// One exchange on whatever connection is up within the time.
+    async fn exchange<T>(
+        &self,
+        limit: Duration,
+        exchange: impl AsyncFnOnce(&mut MultiplexedConnection) -> RedisResult<T>,
+    ) -> Result<T, Failure> {
+        let deadline = Instant::now() + limit;
+        let present = self.up.borrow().clone();
+        let mut connection = match present {
+            Some(connection) => connection,
+            None => timeout_at(deadline, self.next()).await.ok().flatten().ok_or(NOT_DONE)?,
+        };
+        let heard = connection.heard.load(Ordering::Relaxed);
+        match timeout_at(deadline, exchange(&mut connection.wire)).await {
+            Ok(Ok(answer)) => {
+                connection.heard.fetch_add(1, Ordering::Relaxed);
+                Ok(answer)
+            }
+            Ok(Err(_)) => {
+                self.suspect(connection.number);
+                Err(IN_DOUBT)
+            }
+            Err(_) => {
+                // A server that is only slow keeps its connection.
+                if connection.heard.load(Ordering::Relaxed) == heard {
+                    self.suspect(connection.number);
+                }
+                Err(IN_DOUBT)
+            }
+        }
+    }
+
+    /// The next connection that is made.
+    async fn next(&self) -> Option<Connection> {
+        self.up.clone().wait_for(Option::is_some).await.ok()?.clone()
+    }
+
+    fn suspect(&self, number: u64) {
+        // The thread outlives this.
+        let _ = self.lost.send(number);
+    }
+
+    /// What Redis says, if it is no error.
+    fn sound(&self, value: Value) -> Result<Value, Failure> {
+        let Value::ServerError(error) = value else { return Ok(value) };
+        let number = self.up.borrow().as_ref().map(|connection| connection.number);
+        match refusal::of(&error, &self.server) {
+            refusal::Meaning::TryAgain => Err(NOT_DONE),
+            refusal::Meaning::ElsewhereNow => {
+                number.into_iter().for_each(|number| self.suspect(number));
+                Err(NOT_DONE)
+            }
+            refusal::Meaning::Refused(refusal) => Err(Failure::Refused(refusal)),
+        }
+    }
+}
+
+fn is_unknown(error: &ServerError) -> bool {
+    error.code() == "NOSCRIPT"
+}
+
+/// Keeps a connection up.
+struct Keeper {
+    target: Target,
+    wakes: Wakes,
+    channel: String,
+    lost: UnboundedSender<u64>,
+}
+
+impl Keeper {
+    async fn connect(&self, number: u64) -> Result<Connection, ConnectError> {
+        let connected = async {
+            let client = self.target.client().await?;
+            let (wakes, lost) = (self.wakes.clone(), self.lost.clone());
+            let config = AsyncConnectionConfig::new()
+                .set_connection_timeout(None)
+                .set_response_timeout(None)
+                .set_pipeline_buffer_size(BUFFER)
+                .set_push_sender(move |push: PushInfo| match push.kind {
+                    PushKind::Disconnection => lost.send(number).map_err(drop),
+                    _ => {
+                        deliver(&wakes, &push);
+                        Ok(())
+                    }
+                });
+            let mut wire = client
+                .get_multiplexed_async_connection_with_config(&config)
+                .await
+                .map_err(|error| refusal::of_connecting(&error, &self.target))?;
+            wire.subscribe(&self.channel)
+                .await
+                .map_err(|error| refusal::of_connecting(&error, &self.target))?;
+            Ok(Connection { wire, number, heard: Arc::default() })
+        };
+        let late = |_| refusal::connecting_took_too_long(&self.target, CONNECT_LIMIT);
+        timeout(CONNECT_LIMIT, connected).await.map_err(late)?
+    }
+
+    /// Until nobody uses it any more.
+    async fn keep(self, up: watch::Sender<Option<Connection>>, mut losses: UnboundedReceiver<u64>) {
+        let mut number = FIRST;
+        loop {
+            if up.borrow().is_some() {
+                tokio::select! {
+                    () = up.closed() => return,
+                    Some(lost) = losses.recv() => if lost != number { continue },
+                }
+                up.send_replace(None);
+            }
+            number += 1;
+            tokio::select! {
+                () = up.closed() => return,
+                connection = self.connect_at_last(number) => up.send_replace(Some(connection)),
+            };
+            self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+        }
+    }
+
+    async fn connect_at_last(&self, number: u64) -> Connection {
+        let mut pause = PAUSES.0;
+        loop {
+            match self.connect(number).await {
+                Ok(connection) => return connection,
+                Err(error) => tracing::debug!(%error, "no connection to Redis yet"),
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(PAUSES.1);
+        }
+    }
+}
+
+/// A message says of an entry that it was revoked, or after how many ms it should try again.
+fn deliver(wakes: &Wakes, push: &PushInfo) {
+    let (PushKind::Message, [_, Value::BulkString(message)]) = (&push.kind, &push.data[..]) else { return };
+    let Some((id, what)) = std::str::from_utf8(message).ok().and_then(|message| message.split_once(' '))
+    else {
+        return;
+    };
+    let wake = match what.parse() {
+        Ok(ms) => Wake::Try(Duration::from_millis(ms)),
+        Err(_) if what == "revoked" => Wake::Revoked,
+        Err(_) => return,
+    };
+    wakes.deliver(&EntryId(id.to_owned()), wake);
+}

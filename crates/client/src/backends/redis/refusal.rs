@@ -1,0 +1,103 @@
+//! What an error of Redis means, and how it is told: what was wrong, and what to do.
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, ServerError};
+
+use super::target::Target;
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+
+/// What follows from an error that Redis answered.
+pub(super) enum Meaning {
+    /// Nothing was done, and the same may work a moment later.
+    TryAgain,
+    /// Nothing was done, and this server is not the one to ask any more.
+    ElsewhereNow,
+    Refused(Refusal),
+}
+
+/// An error that Redis answered, told.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal(String);
+
+impl Refusal {
+    pub(super) fn into_error(self) -> BackendError {
+        BackendError::new(BackendErrorKind::Operator, self.0)
+    }
+}
+
+/// Errors that pass by themselves.
+const PASSING: &[&str] = &["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NOREPLICAS", "TRYAGAIN"];
+
+pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
+    let (code, details) = (error.code(), error.details().unwrap_or_default());
+    // Errors inside of a script were wrapped before Redis 7.
+    let is = |wanted: &str| code == wanted || details.contains(wanted);
+    if PASSING.contains(&code) {
+        return Meaning::TryAgain;
+    }
+    if code == "READONLY" {
+        return Meaning::ElsewhereNow;
+    }
+    let hint = if is("WRONGTYPE") {
+        "something else uses a key of this lock: choose another name or `?prefix=`"
+    } else if is("OOM") {
+        "it is at its `maxmemory`: give it more, or fewer keys"
+    } else if is("MISCONF") {
+        "it can't save to its disk, and takes no writes until it can"
+    } else if is("NOPERM") || details.contains("ACL failure") {
+        "its user lacks a permission: docs/backends/redis.md lists what is needed"
+    } else if is("NOAUTH") {
+        "it wants a login: write `redis://user:password@host`"
+    } else {
+        "look into the server's log"
+    };
+    let text = format!("{server} refused: {code} {details}; {hint}");
+    Meaning::Refused(Refusal(text))
+}
+
+/// Why no connection could be made.
+pub(super) fn of_connecting(error: &RedisError, target: &Target) -> ConnectError {
+    let (kind, hint) = match error.kind() {
+        ErrorKind::AuthenticationFailed => {
+            (BackendErrorKind::Operator, "check user and password: `redis://user:password@host`")
+        }
+        ErrorKind::RESP3NotSupported => {
+            (BackendErrorKind::Unsupported, "Redis 6 or later, or Valkey, is needed (RESP3)")
+        }
+        ErrorKind::Server(_) | ErrorKind::Extension => (
+            BackendErrorKind::Operator,
+            "if its user lacks a permission: docs/backends/redis.md lists what is needed",
+        ),
+        ErrorKind::Parse => (BackendErrorKind::Refused, NOT_REDIS),
+        _ if error.is_connection_refusal() => {
+            (BackendErrorKind::Unreachable, "is it running, and is the port right?")
+        }
+        _ if target.has_tls() => (
+            BackendErrorKind::Unreachable,
+            "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)?",
+        ),
+        _ => (BackendErrorKind::Unreachable, NOT_REDIS),
+    };
+    BackendError::caused(kind, format!("{target} can't be used: {error}; {hint}"), error.clone()).into()
+}
+
+const NOT_REDIS: &str = "is it a Redis server, and does it want TLS (`rediss://`)?";
+
+/// Nothing came, neither an answer nor an error.
+pub(super) fn connecting_took_too_long(target: &dyn fmt::Display, limit: Duration) -> ConnectError {
+    let text = format!("{target} did not answer within {limit:?}; {NOT_REDIS}");
+    BackendError::new(BackendErrorKind::Unreachable, text).into()
+}
+
+/// Whether trying again later may help.
+pub(super) fn may_pass(error: &ConnectError) -> bool {
+    matches!(error, ConnectError::Backend(error) if error.kind == BackendErrorKind::Unreachable)
+}
+
+/// The thread that connects is gone.
+pub(super) fn no_thread() -> ConnectError {
+    BackendError::new(BackendErrorKind::Operator, "the thread that keeps the connection to Redis has ended")
+        .into()
+}

@@ -1,0 +1,47 @@
+-- An operator ends a hold by its token (B1 to B3).
+-- KEYS: as value.lua says, with permits, without the counter. ARGV: 1 token, 2 `now` or nothing, 3 why, 4 who.
+-- Returns a list: 'done'; 'closed': over, and only shut; or 'other' and the tokens of the live holds.
+local token, at_once = ARGV[1], ARGV[2] == 'now'
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local header = '^(lockkeeper:([^:\n]+):1:)(%a+)(:(%d+):%d+:(%d+):(%x+)\n[^\n]*\n)[^\n]*\n[^\n]*\n(.*)$'
+
+-- Every hold of the name: its value, and how many ms of its key are left.
+local found = redis.pcall('GET', KEYS[1])
+if type(found) ~= 'string' then found = nil end
+local holds = {}
+local permits = marked(found) ~= nil
+if permits then
+  sweep()
+  for _, id in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1)) do
+    local till = redis.call('ZSCORE', KEYS[7], id)
+    if till then holds[#holds + 1] = {redis.call('HGET', KEYS[5], id), till - now} end
+  end
+elseif found then
+  holds[1] = {found, redis.call('PTTL', KEYS[1])}
+end
+
+local live = {'other'}
+for _, hold in ipairs(holds) do
+  local front, id, state, middle, its, extra, client, meta = string.match(hold[1] or '', header)
+  local over = state == 'closed' or hold[2] <= tonumber(extra or 0)
+  if its == token and token ~= '0' then
+    if over and not at_once then return {'closed'} end
+    if at_once then
+      if permits then give_back(id) else redis.call('DEL', KEYS[1]) end
+      local head, record = first()
+      if head then tell(head, record, 0) end
+    elseif state == 'held' then
+      local value = front .. 'revoked' .. middle .. ARGV[3] .. '\n' .. ARGV[4] .. '\n' .. meta
+      if permits then
+        redis.call('HSET', KEYS[5], id, value)
+      else
+        redis.call('SET', KEYS[1], value, 'KEEPTTL')
+      end
+    end
+    if not over then redis.call('PUBLISH', 'lockkeeper:wake:' .. client, id .. ' revoked') end
+    return {'done'}
+  end
+  if its and its ~= '0' and state == 'held' and not over then live[#live + 1] = its end
+end
+return live

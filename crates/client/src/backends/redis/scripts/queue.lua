@@ -1,0 +1,34 @@
+-- The queue: who waits, in the order of arrival, and how to wake them. Needs `now` in ms.
+
+-- The first waiter that is alive, and what is known of it. Those before it whose time is over are removed.
+local function first()
+  while true do
+    local head = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+    if not head then return nil end
+    local record = redis.call('HGET', KEYS[4], head)
+    local till = record and tonumber(string.match(record, '^%d+'))
+    if till and till > now then return head, record, till end
+    redis.call('ZREM', KEYS[3], head)
+    redis.call('HDEL', KEYS[4], head)
+  end
+end
+
+-- Tells a waiter to try again in so many ms.
+local function tell(waiter, record, pause)
+  local client = string.match(record, '^%d+:[^:\n]*:%d+:(%x+)')
+  if client then redis.call('PUBLISH', 'lockkeeper:wake:' .. client, waiter .. ' ' .. pause) end
+end
+
+-- Takes a waiter out. Whether it waited.
+local function leave(waiter)
+  redis.call('HDEL', KEYS[4], waiter)
+  return redis.call('ZREM', KEYS[3], waiter) == 1
+end
+
+-- What the waiters need lives for at least so many ms more.
+local function keep_queue(ms)
+  if redis.call('PTTL', KEYS[3]) < ms then
+    redis.call('PEXPIRE', KEYS[3], ms)
+    redis.call('PEXPIRE', KEYS[4], ms)
+  end
+end

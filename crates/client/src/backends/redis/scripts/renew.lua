@@ -1,0 +1,38 @@
+-- Gives a hold or a place in the queue a full ttl from now on, by its id; never makes anything (peers' flaws 5 and 6).
+-- KEYS: as value.lua says, without the counter. ARGV: 1 id, 2 ms for which the key lives, 3 ms of ttl.
+-- Returns 1: kept, 0: gone, 2: under a break, and not renewed.
+local id, px, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+local mine = 'lockkeeper:' .. id .. ':'
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+
+-- Whatever another type of key there says, it is not ours.
+local found = redis.pcall('GET', KEYS[1])
+if type(found) ~= 'string' then found = nil end
+local value, left = found, nil
+if KEYS[5] then
+  value = marked(found) and redis.call('HGET', KEYS[5], id)
+  left = value and redis.call('ZSCORE', KEYS[7], id) - now
+elseif found then
+  left = redis.call('PTTL', KEYS[1])
+end
+
+if value and string.sub(value, 1, #mine) == mine then
+  local state = string.match(value, '^1:(%a+):', #mine + 1)
+  -- It is over, and what is left of the key only keeps the lock shut.
+  if state == 'closed' or left <= px - ttl then return 0 end
+  if state == 'revoked' then return 2 end
+  if KEYS[5] then
+    redis.call('ZADD', KEYS[7], now + px, id)
+    keep_permits(px)
+  else
+    redis.call('PEXPIRE', KEYS[1], px)
+  end
+  return 1
+end
+
+local record = redis.call('HGET', KEYS[4], id)
+if not record or not redis.call('ZSCORE', KEYS[3], id) then return 0 end
+redis.call('HSET', KEYS[4], id, (now + ttl) .. string.match(record, '^%d+(.*)$'))
+keep_queue(ttl)
+return 1

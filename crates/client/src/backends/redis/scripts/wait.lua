@@ -1,0 +1,27 @@
+-- Ends the scripts that grant, where it isn't free: takes a place in the queue, or says who is in the way.
+-- `head`, `till`: the first waiter, and until when it lives. `mode`: what is asked for. `found`: the lock's value, or
+-- nil. `left`: ms until the lock may be free by itself, negative if that is not known.
+local function wait_or_fail(mode, found, left, head, record, till)
+  if not waits then
+    return {'busy', found or '', redis.call('ZCARD', KEYS[3])}
+  end
+  if not redis.call('ZSCORE', KEYS[3], id) then
+    local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
+    redis.call('ZADD', KEYS[3], (last or 0) + 1, id)
+  end
+  redis.call('HSET', KEYS[4], id, (now + ttl) .. ':' .. mode .. ARGV[2])
+  keep_queue(ttl)
+  local ahead = redis.call('ZRANK', KEYS[3], id)
+  -- Others hear from whoever holds; they look by themselves only in case a message was lost or the first one dies.
+  local again = math.floor(ttl / 3)
+  if ahead == 0 then
+    -- A foreign holder tells nobody of its release: -1 asks for frequent looks.
+    local foreign = found and string.sub(found, 1, 11) ~= 'lockkeeper:'
+    again = foreign and -1 or (left < 0 and 1000 or math.min(left + 5, 1000))
+  elseif head and head ~= id then
+    if ahead == 1 then again = math.min(again, math.max(till - now, 0) + 50) end
+    -- It is free, and its turn: the message that said so may be lost.
+    if not found then tell(head, record, 0) end
+  end
+  return {'waits', ahead, again}
+end

@@ -1,0 +1,243 @@
+//! What a URL says: where the servers are, how to log in, and how locks are kept there.
+
+use std::fmt;
+use std::sync::Arc;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
+
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::url::{Host, Url, UrlError};
+
+/// The port where none is given.
+pub(crate) const PORT: u16 = 6379;
+
+/// How to reach and use Redis, without the hosts.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// In front of each lock's name.
+    pub(crate) prefix: Arc<str>,
+    /// Draw a token with each grant.
+    pub(super) fencing: bool,
+    /// Draw them even where the server may forget the counter.
+    pub(super) force: bool,
+    login: RedisConnectionInfo,
+    tls: Option<Tls>,
+}
+
+/// Whom to trust.
+#[derive(Clone, Debug)]
+struct Tls {
+    /// Certificates of authorities in PEM, instead of the system's.
+    #[cfg_attr(not(feature = "redis-tls"), allow(dead_code, reason = "there is no TLS"))]
+    authorities: Option<Vec<u8>>,
+}
+
+/// How the hosts of a URL belong together.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Topology {
+    /// One server.
+    Single(Host),
+    /// Sentinels, which know the primary of that name.
+    Sentinel { sentinels: Vec<Host>, primary: String },
+    /// Some nodes of a cluster.
+    Cluster(Vec<Host>),
+}
+
+/// The parameters of `redis://`.
+const PARAMETERS: &[&str] = &["cluster", "fencing", "force", "prefix", "sentinel", "tls-ca"];
+
+impl Settings {
+    /// What all who talk to Redis have in common: login, database, prefix, TLS. `tls`: whether the scheme asks for it.
+    /// Which parameters the URL may have is the caller's to check.
+    pub(crate) fn of(url: &Url, tls: bool) -> Result<Self, ConnectError> {
+        let db = match url.path.trim_matches('/') {
+            "" => 0,
+            text => text
+                .parse::<u16>()
+                .map_err(|_| url.bad_part(url.path.clone(), "the number of a database, as in `/0`"))?,
+        };
+        let version = env!("CARGO_PKG_VERSION");
+        let mut login = RedisConnectionInfo::default()
+            .set_protocol(ProtocolVersion::RESP3)
+            .set_lib_name("lockkeeper", version)
+            .set_db(i64::from(db));
+        if let Some(user) = &url.user {
+            login = login.set_username(user);
+        }
+        if let Some(password) = &url.password {
+            login = login.set_password(password.reveal());
+        }
+        let tls_ca = url.parameter::<String>("tls-ca", "the path of a file")?;
+        if tls_ca.is_some() && !tls {
+            return Err(url.bad_part("tls-ca", "of use without TLS: write the scheme with an `s`").into());
+        }
+        let prefix = url.parameter::<String>("prefix", "text")?.unwrap_or_default();
+        Ok(Self {
+            prefix: prefix.into(),
+            fencing: false,
+            force: false,
+            login,
+            tls: if tls { Some(Tls::of(url, tls_ca.as_deref())?) } else { None },
+        })
+    }
+
+    /// A whole `redis://` or `rediss://` URL.
+    pub(super) fn parse(url: &Url) -> Result<(Self, Topology), ConnectError> {
+        url.only_parameters(PARAMETERS)?;
+        let mut settings = Self::of(url, url.scheme == "rediss")?;
+        settings.fencing = match url.parameter::<String>("fencing", "`counter`")?.as_deref() {
+            None => false,
+            Some("counter") => true,
+            Some(other) => return Err(url.bad_part(format!("fencing={other}"), "`fencing=counter`").into()),
+        };
+        settings.force = url.parameter("force", "`true` or `false`")?.unwrap_or(false);
+        if settings.force && !settings.fencing {
+            return Err(url.bad_part("force=true", "of use without `fencing=counter`").into());
+        }
+        Ok((settings, Topology::of(url)?))
+    }
+
+    /// Where and how to connect to one host.
+    pub(super) fn client(&self, host: &Host) -> Result<redis::Client, ConnectError> {
+        let wrong = |error| {
+            let what = format!("`{}` can't be used as a Redis server's address: {error}", shown(host));
+            ConnectError::from(BackendError::new(BackendErrorKind::Refused, what))
+        };
+        let info = self.address(host).into_connection_info().map_err(wrong)?;
+        let info = info.set_redis_settings(self.login.clone());
+        self.open(info).map_err(wrong)
+    }
+
+    fn address(&self, host: &Host) -> ConnectionAddr {
+        let (name, port) = (host.name.clone(), host.port.unwrap_or(PORT));
+        match &self.tls {
+            None => ConnectionAddr::Tcp(name, port),
+            Some(_) => ConnectionAddr::TcpTls { host: name, port, insecure: false, tls_params: None },
+        }
+    }
+
+    #[cfg(not(feature = "redis-tls"))]
+    fn open(&self, info: ConnectionInfo) -> redis::RedisResult<redis::Client> {
+        redis::Client::open(info)
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn open(&self, info: ConnectionInfo) -> redis::RedisResult<redis::Client> {
+        match &self.tls {
+            None => redis::Client::open(info),
+            Some(tls) => {
+                let root_cert = tls.authorities.clone();
+                redis::Client::build_with_tls(info, redis::TlsCertificates { client_tls: None, root_cert })
+            }
+        }
+    }
+
+    /// Whether connections are encrypted.
+    pub(super) fn has_tls(&self) -> bool {
+        self.tls.is_some()
+    }
+}
+
+impl Tls {
+    #[cfg(not(feature = "redis-tls"))]
+    fn of(url: &Url, _file: Option<&str>) -> Result<Self, ConnectError> {
+        Err(UrlError::NotCompiledIn { scheme: url.scheme.clone(), feature: "redis-tls" }.into())
+    }
+
+    #[cfg(feature = "redis-tls")]
+    fn of(_url: &Url, file: Option<&str>) -> Result<Self, ConnectError> {
+        // The client library takes the process's provider; if the program has chosen one, that one stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let read = |path: &str| {
+            std::fs::read(path).map_err(|error| {
+                let what =
+                    format!("`tls-ca={path}` can't be read: {error}; name a file with certificates in PEM");
+                BackendError::caused(BackendErrorKind::Operator, what, error)
+            })
+        };
+        Ok(Self { authorities: file.map(read).transpose()? })
+    }
+}
+
+impl Topology {
+    fn of(url: &Url) -> Result<Self, UrlError> {
+        let sentinel = url.parameter::<String>("sentinel", "the primary's name")?;
+        let cluster = url.parameter::<bool>("cluster", "`true` or `false`")?.unwrap_or(false);
+        let Some(first) = url.hosts.first().cloned() else {
+            return Err(url.bad_part("", "a host: write `redis://127.0.0.1:6379`"));
+        };
+        match (sentinel, cluster) {
+            (Some(_), true) => {
+                Err(url.bad_part("sentinel", "possible in a cluster, which needs no sentinels"))
+            }
+            (Some(primary), false) => Ok(Self::Sentinel { sentinels: url.hosts.clone(), primary }),
+            (None, true) => Ok(Self::Cluster(url.hosts.clone())),
+            (None, false) if url.hosts.len() == 1 => Ok(Self::Single(first)),
+            (None, false) => Err(url.bad_part(
+                url.hosts.iter().map(shown).collect::<Vec<_>>().join(","),
+                "one server; for several add `?sentinel=NAME` or `?cluster=true`, or use `redlock://`",
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |hosts: &[Host]| hosts.iter().map(shown).collect::<Vec<_>>().join(", ");
+        match self {
+            Self::Single(host) => write!(f, "Redis at {}", shown(host)),
+            Self::Sentinel { sentinels, primary } => {
+                write!(f, "the Redis primary `{primary}` of the sentinels at {}", list(sentinels))
+            }
+            Self::Cluster(hosts) => write!(f, "the Redis cluster at {}", list(hosts)),
+        }
+    }
+}
+
+/// A host as people write it.
+pub(super) fn shown(host: &Host) -> String {
+    let (open, close) = if host.name.contains(':') { ("[", "]") } else { ("", "") };
+    format!("{open}{}{close}:{}", host.name, host.port.unwrap_or(PORT))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<(Settings, Topology), ConnectError> {
+        Settings::parse(&Url::parse(text, &["redis"]).unwrap())
+    }
+
+    #[test]
+    fn the_parts_of_an_address() {
+        let (settings, topology) =
+            parse("redis://me:secret@[::1]/3?prefix=app:&fencing=counter&force=true").unwrap();
+        assert_eq!((&*settings.prefix, settings.fencing, settings.force), ("app:", true, true));
+        assert_eq!(topology.to_string(), "Redis at [::1]:6379");
+        assert_eq!((settings.login.db(), settings.login.username()), (3, Some("me")));
+        assert_eq!(settings.login.password(), Some("secret"));
+        assert!(!format!("{settings:?}").contains("secret"), "{settings:?}");
+        let (_, topology) = parse("redis://a:1,b?sentinel=main").unwrap();
+        assert_eq!(topology.to_string(), "the Redis primary `main` of the sentinels at a:1, b:6379");
+        assert!(
+            matches!(parse("redis://a,b?cluster=true").unwrap().1, Topology::Cluster(hosts) if hosts.len() == 2)
+        );
+    }
+
+    #[test]
+    fn errors_quote_the_bad_part_and_say_what_to_do() {
+        for (text, quoted) in [
+            ("redis:", "redis://127.0.0.1:6379"),
+            ("redis://a/x", "the number of a database"),
+            ("redis://a,b", "redlock://"),
+            ("redis://a,b?cluster=true&sentinel=m", "needs no sentinels"),
+            ("redis://a?fencing=yes", "fencing=counter"),
+            ("redis://a?force=true", "fencing=counter"),
+            ("redis://a?tls-ca=/x", "without TLS"),
+            ("redis://a?prefx=a", "did you mean `prefix`"),
+        ] {
+            let error = parse(text).unwrap_err().to_string();
+            assert!(error.contains(quoted), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Entries in one Redis: each call is one script.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{End, LockName, Mode, PermitGrant, Rejection, Token};
+use redis::{Cmd, Value};
+
+use super::answers::Items;
+use super::layout::{self, Keys};
+use super::link::{Failure, Link};
+use super::scripts::{SCRIPTS, Script};
+use super::settings::{Settings, Topology};
+use super::target::Target;
+use crate::backend::{BoxFuture, CallError};
+use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wakes};
+use crate::error::{BackendError, BackendErrorKind, Busy, ConnectError};
+use crate::machine::Granted;
+use crate::url::Host;
+use crate::worker::Worker;
+
+/// How long a head of the queue waits before it looks again at a lock that another client holds: from, and up to.
+const FOREIGN_LOOKS: (u64, u64) = (50, 150);
+
+/// One Redis server, or what acts as one: a primary with its replicas, a cluster.
+pub(crate) struct RedisStore(Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) link: Link,
+    prefix: Arc<str>,
+    /// Names this client's channel.
+    client: String,
+    fair: bool,
+    fencing: bool,
+    /// Whether the keys of a name must fall into one slot.
+    cluster: bool,
+}
+
+/// Opens one server for its entries. Its I/O happens on `worker`; what it says of entries goes to `wakes`. Without
+/// `fair`, a free lock is granted whoever waits for it: for those who need a majority of several servers.
+#[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "a majority has several of them"))]
+pub(crate) async fn open_store(
+    host: &Host,
+    settings: &Settings,
+    worker: &Worker,
+    wakes: Wakes,
+    fair: bool,
+) -> Result<Arc<RedisStore>, ConnectError> {
+    let topology = Topology::Single(host.clone());
+    let (store, _) = RedisStore::open(settings, topology, worker, wakes, fair, false).await?;
+    Ok(Arc::new(store))
+}
+
+/// As [`open_store`], but a server that is out of reach is connected to as soon as it is back: why it isn't yet is told
+/// beside its store, whose calls fail until then.
+#[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "a majority has several of them"))]
+pub(crate) async fn open_store_patiently(
+    host: &Host,
+    settings: &Settings,
+    worker: &Worker,
+    wakes: Wakes,
+    fair: bool,
+) -> Result<(Arc<RedisStore>, Option<ConnectError>), ConnectError> {
+    let topology = Topology::Single(host.clone());
+    let (store, error) = RedisStore::open(settings, topology, worker, wakes, fair, true).await?;
+    Ok((Arc::new(store), error))
+}
+
+impl RedisStore {
+    pub(super) async fn open(
+        settings: &Settings,
+        topology: Topology,
+        worker: &Worker,
+        wakes: Wakes,
+        fair: bool,
+        patient: bool,
+    ) -> Result<(Self, Option<ConnectError>), ConnectError> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|error| {
+            let what = format!("the system gives no random bytes: {error}");
+            BackendError::new(BackendErrorKind::Operator, what)
+        })?;
+        let client = format!("{:016x}", u64::from_be_bytes(random));
+        let cluster = matches!(topology, Topology::Cluster(_));
+        let target = Target::new(settings.clone(), topology);
+        let (link, error) = Link::open(target, worker, wakes, &client, patient).await?;
+        let (prefix, fencing) = (settings.prefix.clone(), settings.fencing);
+        Ok((Self(Arc::new(Inner { link, prefix, client, fair, fencing, cluster })), error))
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.0
+    }
+}
+
+impl Store for RedisStore {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        let inner = self.0.clone();
+        Box::pin(async move {
+            let entry = &attempt.entry;
+            if let Err(refused) = inner.check_name(&entry.name) {
+                return Ok(Tried::Refused(refused));
+            }
+            let (script, call) = inner.attempt_call(&attempt);
+            match inner.link.run(script, &call, entry.limit()).await {
+                Ok(answer) => Ok(inner.tried(entry, answer)),
+                Err(Failure::Silent(error)) => Err(error),
+                Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
+            }
+        })
+    }
+
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+        let inner = self.0.clone();
+        Box::pin(async move {
+            let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
+            let calls: Vec<Cmd> = entries.iter().map(|entry| inner.renew_call(entry)).collect();
+            let answers = inner.link.run_all(&SCRIPTS.renew, &calls, limit).await.map_err(not_known)?;
+            let renewed = |answer: &Value| match answer {
+                Value::Int(1) => Renewed::Kept,
+                Value::Int(2) => Renewed::Revoked,
+                _ => Renewed::Gone,
+            };
+            Ok(answers.iter().map(renewed).collect())
+        })
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        let inner = self.0.clone();
+        Box::pin(async move {
+            let call = inner.finish_call(&entry, doubt);
+            let answer = inner.link.run(&SCRIPTS.finish, &call, entry.limit()).await.map_err(not_known)?;
+            Ok(match answer {
+                Value::Int(1) => End::Released,
+                Value::Int(2) => End::Broken,
+                Value::Int(3) => End::Left,
+                _ => End::Gone,
+            })
+        })
+    }
+}
+
+/// What became of a renewal or an end that Redis refuses is not known; it is tried again.
+fn not_known(failure: Failure) -> CallError {
+    match failure {
+        Failure::Silent(error) => error,
+        Failure::Refused(refusal) => {
+            tracing::warn!(error = %refusal.into_error(), "a renewal or an end is tried again");
+            CallError { sent: false }
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn keys(&self, name: &LockName) -> Keys {
+        Keys::of(&self.prefix, name)
+    }
+
+    pub(super) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    pub(super) fn check_name(&self, name: &LockName) -> Result<(), BackendError> {
+        if !self.cluster || self.keys(name).share_a_slot() {
+            return Ok(());
+        }
+        let what = format!(
+            "`{name}` can't be a lock in a cluster: with a `}}` and without a hash tag, its keys would fall into \
+             several slots; leave the `}}` out, or write a tag, as in `{{orders}}/42`"
+        );
+        Err(BackendError::new(BackendErrorKind::Refused, what))
+    }
+
+    fn attempt_call(&self, attempt: &Attempt) -> (&'static Script, Cmd) {
+        let entry = &attempt.entry;
+        let tail = layout::tail(attempt, &self.client);
+        let flags = match (attempt.wait, self.fair, self.fencing) {
+            (false, false, false) => "",
+            (false, false, true) => "t",
+            (false, true, false) => "f",
+            (false, true, true) => "ft",
+            (true, false, false) => "w",
+            (true, false, true) => "wt",
+            (true, true, false) => "wf",
+            (true, true, true) => "wft",
+        };
+        let keys = self.keys(&entry.name).for_entry(&entry.id, entry.mode, self.fencing);
+        let script = match entry.mode {
+            Mode::Permit { .. } => &SCRIPTS.permit,
+            _ => &SCRIPTS.acquire,
+        };
+        let mut call = script.call(&keys, tail.len());
+        call.arg(&entry.id.0).arg(tail).arg(lives_ms(entry)).arg(ms(entry.ttl)).arg(flags);
+        if let Mode::Permit { of } = entry.mode {
+            call.arg(of.unwrap_or(0)).arg(layout::one_line(&attempt.label));
+        }
+        (script, call)
+    }
+
+    fn renew_call(&self, entry: &Entry) -> Cmd {
+        let keys = self.keys(&entry.name).for_entry(&entry.id, entry.mode, false);
+        let mut call = SCRIPTS.renew.call(&keys, 64);
+        call.arg(&entry.id.0).arg(lives_ms(entry)).arg(ms(entry.ttl));
+        call
+    }
+
+    fn finish_call(&self, entry: &Entry, doubt: bool) -> Cmd {
+        let keys = self.keys(&entry.name).for_entry(&entry.id, entry.mode, false);
+        let mut call = SCRIPTS.finish.call(&keys, 64);
+        // A server can stand still for longer than any ttl, and with it what was sent before: twice the ttl is what
+        // is remembered of an end. What arrives even later ends by itself.
+        let remembered = if doubt { ms(entry.ttl * 2) } else { 0 };
+        let extra = ms(entry.closed_after_expiry());
+        call.arg(&entry.id.0).arg(ms(entry.keep_closed)).arg(extra).arg(remembered);
+        call
+    }
+
+    /// Understands the answer of `acquire.lua` or `permit.lua`.
+    fn tried(&self, entry: &Entry, answer: Value) -> Tried {
+        let items = match answer {
+            Value::Int(token) => {
+                let token = u64::try_from(token).ok().and_then(Token::new);
+                return Tried::Granted(Granted { token, permits: Vec::new() });
+            }
+            Value::Array(items) => items,
+            other => return self.not_understood(&other),
+        };
+        let mut items = Items::from(items);
+        match &*items.word() {
+            "granted" => {
+                let token = items.number().and_then(Token::new);
+                let (Some(slot), Some(limit)) = (items.small(), items.small()) else {
+                    return self.not_understood(&"a grant without its permit");
+                };
+                Tried::Granted(Granted { token, permits: vec![PermitGrant { slot, limit }] })
+            }
+            "busy" => {
+                let value = items.bytes();
+                let holder = if value.is_empty() { None } else { layout::Value::decode(&value).owner() };
+                Tried::Busy(Busy { holder, queued_ahead: items.number().unwrap_or(0) })
+            }
+            "waits" => {
+                let ahead = items.number().unwrap_or(0);
+                Tried::Waits { ahead, again: items.number().map_or_else(foreign_look, Duration::from_millis) }
+            }
+            // Its end arrived before it: nobody waits for its answer any more.
+            "over" => Tried::Busy(Busy::default()),
+            "type" => Tried::Refused(self.wrong_type(&entry.name, &items.word())),
+            "limit" => {
+                let asked = match entry.mode {
+                    Mode::Permit { of } => of.unwrap_or(0),
+                    _ => 0,
+                };
+                let (name, have) = (entry.name.clone(), items.small().unwrap_or(0));
+                Tried::Refused(Rejection::LimitMismatch { name, have, asked }.into())
+            }
+            "no limit" => Tried::Refused(Rejection::NoLimit { name: entry.name.clone() }.into()),
+            other => self.not_understood(&other),
+        }
+    }
+
+    fn not_understood(&self, answer: &dyn std::fmt::Debug) -> Tried {
+        let what =
+            format!("{} answered what no script of this client answers: {answer:?}", self.link.server());
+        Tried::Refused(BackendError::new(BackendErrorKind::Operator, what))
+    }
+
+    pub(super) fn wrong_type(&self, name: &LockName, kind: &str) -> BackendError {
+        let whose = match kind {
+            "hash" => "as Redisson's locks are",
+            "set" | "zset" | "list" | "stream" => "which is no lock that any client we know of makes",
+            _ => "which is no lock",
+        };
+        let what = format!(
+            "the key `{}{name}` at {} is a {kind}, {whose}; choose another name or `?prefix=`",
+            self.prefix,
+            self.link.server()
+        );
+        BackendError::new(BackendErrorKind::Refused, what)
+    }
+}
+
+/// For how long a key lives without a renewal: the ttl, and then for as long as the lock stays shut.
+fn lives_ms(entry: &Entry) -> u64 {
+    ms(entry.ttl + entry.closed_after_expiry())
+}
+
+fn ms(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// When to look again at a lock whose holder won't tell us. Many who wait shall not look at the same moment.
+fn foreign_look() -> Duration {
+    let mut random = [0];
+    // Without randomness all wait for equally long, which is no harm.
+    let _ = getrandom::fill(&mut random);
+    let spread = FOREIGN_LOOKS.1 - FOREIGN_LOOKS.0;
+    Duration::from_millis(FOREIGN_LOOKS.0 + spread * u64::from(random[0]) / 255)
+}
