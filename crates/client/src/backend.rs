@@ -99,6 +99,11 @@ pub(crate) trait Conn: Send + Sync + 'static {
     /// the call may have been executed.
     fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>>;
 
+    /// What the latest call without an answer failed of, for people: which node said what.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
+
     /// Descriptors that keep the hold of request `seq` alive in whatever process has them.
     fn descriptors(&self, _seq: Seq) -> Vec<std::os::fd::RawFd> {
         Vec::new()

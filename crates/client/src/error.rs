@@ -217,21 +217,30 @@ pub enum AcquireError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The backend didn't answer, and nothing was sent.
-    #[error("the lock service was out of reach for {waited:?}; nothing was acquired")]
+    #[error("the lock service was out of reach for {waited:?}; nothing was acquired{}", because(.why))]
     Unreachable {
         /// For how long it was tried.
         waited: Duration,
+        /// What the latest try failed of, where the backend can tell.
+        why: Option<String>,
     },
     /// Something was sent and nothing came back: the lock may be held in our name for up to its ttl (P12). The
     /// client goes on giving it back.
-    #[error("the lock service did not answer for {waited:?}; the lock may be held until its ttl has passed")]
+    #[error("the lock service did not answer for {waited:?}; the lock may be held until its ttl has passed{}", because(.why))]
     Ambiguous {
         /// For how long it was tried.
         waited: Duration,
+        /// What the latest try failed of, where the backend can tell.
+        why: Option<String>,
     },
     /// The client is being shut down.
     #[error("the client is shutting down")]
     ShuttingDown,
+}
+
+/// The cause behind an error's first words.
+fn because(why: &Option<String>) -> String {
+    why.as_ref().map_or_else(String::new, |why| format!(": {why}"))
 }
 
 /// What became of a release.

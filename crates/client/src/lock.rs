@@ -274,8 +274,8 @@ impl<F: Kind> Lock<F> {
             NotAcquired::Busy(busy) => AcquireError::Busy(busy),
             NotAcquired::TimedOut => AcquireError::TimedOut { waited },
             NotAcquired::Refused(error) => AcquireError::Backend(error),
-            NotAcquired::Unreachable => AcquireError::Unreachable { waited },
-            NotAcquired::Ambiguous => AcquireError::Ambiguous { waited },
+            NotAcquired::Unreachable => AcquireError::Unreachable { waited, why: session.trouble() },
+            NotAcquired::Ambiguous => AcquireError::Ambiguous { waited, why: session.trouble() },
             NotAcquired::ShuttingDown => AcquireError::ShuttingDown,
         });
         observe::acquired(backend, outcome(&result), waited);

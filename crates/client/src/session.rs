@@ -190,6 +190,11 @@ impl Session {
         self.0.clock.now()
     }
 
+    /// What the latest call without an answer failed of, if the backend knows.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.0.state().conn.clone().trouble()
+    }
+
     /// Gives everything back and closes, in the background.
     pub(crate) fn shut_down(&self) {
         self.0.input(Event::Shutdown);

@@ -56,6 +56,18 @@ impl Worker {
         Ok(Self(jobs))
     }
 
+    /// Runs on the runtime of the test that calls it, so that its time can be the test's.
+    #[cfg(all(test, feature = "redlock"))]
+    pub(crate) fn of_this_test() -> Self {
+        let (jobs, mut queue) = unbounded_channel::<BoxFuture<()>>();
+        tokio::spawn(async move {
+            while let Some(job) = queue.recv().await {
+                tokio::spawn(job);
+            }
+        });
+        Self(jobs)
+    }
+
     /// Never blocks, needs no runtime of the caller's.
     pub(crate) fn run(&self, job: BoxFuture<()>) {
         // The thread outlives every handle, so that this can't fail.

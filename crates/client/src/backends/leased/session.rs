@@ -164,6 +164,10 @@ impl Conn for LeasedConn {
             Call::Close => Box::pin(async move { inner.close().await }),
         }
     }
+
+    fn trouble(&self) -> Option<String> {
+        self.0.store.trouble()
+    }
 }
 
 impl Drop for LeasedConn {

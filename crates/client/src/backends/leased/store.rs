@@ -27,6 +27,11 @@ pub(crate) trait Store: Send + Sync + 'static {
     /// Ends a hold, by its id, or leaves the queue, and wakes whoever is next. `doubt`: an attempt of this entry may
     /// still be on its way, and must not hold when it arrives.
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>>;
+
+    /// What the latest call without an answer failed of, for people: a refused connection, which node said what.
+    fn trouble(&self) -> Option<String> {
+        None
+    }
 }
 
 /// One request of a session, as its lock service sees it.

@@ -38,12 +38,12 @@ impl Wakes {
     }
 
     /// From now on `listener` hears what is said of `id`.
-    pub(super) fn listen(&self, id: &EntryId, listener: impl Fn(Wake) + Send + Sync + 'static) {
+    pub(crate) fn listen(&self, id: &EntryId, listener: impl Fn(Wake) + Send + Sync + 'static) {
         self.listeners().insert(id.clone(), Arc::new(listener));
     }
 
     /// Nobody hears of `id` any more.
-    pub(super) fn stop(&self, id: &EntryId) {
+    pub(crate) fn stop(&self, id: &EntryId) {
         self.listeners().remove(id);
     }
 

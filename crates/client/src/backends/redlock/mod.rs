@@ -1,5 +1,11 @@
 //! `redlock://`: being built.
 
+mod claim;
+mod store;
+mod tally;
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 
 use crate::backend::Backend;

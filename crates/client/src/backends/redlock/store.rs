@@ -1,0 +1,525 @@
+//! A majority of independent stores as one [`Store`].
+//!
+//! What follows from the nodes' answers is decided in [`claim`](super::claim) and [`tally`](super::tally); here the
+//! nodes are asked, all at once, each with a time limit of its own. Everything runs on the library's own thread and
+//! not on the caller's task, so that a caller that is gone, or gives up, cancels nothing: what was granted on the way
+//! is taken back all the same (peers' flaw 1).
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::End;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+
+use super::claim::{Claim, Ending, Renewing, TakeBack, majority_of};
+use super::tally::{Said, Tally, Verdict, timed_out};
+use crate::backend::{BoxFuture, CallError};
+use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
+use crate::machine::Granted;
+use crate::time::BootInstant;
+use crate::worker::Worker;
+
+/// How often a try without a wait is repeated while rivals have a few nodes each and nobody a majority.
+const SPLIT_TRIES: u32 = 3;
+/// How long such a try pauses, in milliseconds.
+const SPLIT_PAUSE_MS: std::ops::Range<u64> = 10..60;
+/// A node that owes answers to so many take-backs is not asked for more until it is heard of again: memory is finite.
+const OWED_MAX: usize = 256;
+/// The first pause before a take-back is repeated, and the longest: a node that is back has it within a second.
+const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+/// How long after the first node's word the others' are waited for, in milliseconds: a release reaches all nodes, but
+/// not at one moment.
+const WAKE_SPREAD_MS: std::ops::Range<u64> = 5..25;
+
+/// One of the servers.
+pub(super) struct Node {
+    /// As the URL names it, for people.
+    pub(super) name: String,
+    pub(super) store: Arc<dyn Store>,
+    /// Where it tells that it may be an entry's turn there.
+    pub(super) wakes: Wakes,
+}
+
+/// The quorum.
+pub(super) struct RedlockStore(Arc<Inner>);
+
+struct Inner {
+    nodes: Vec<Node>,
+    names: Vec<String>,
+    /// Take-backs that a node has not answered.
+    owed: Vec<AtomicUsize>,
+    majority: usize,
+    worker: Worker,
+    /// Where sessions hear that it may be their turn.
+    wakes: Wakes,
+    now: fn() -> BootInstant,
+    book: Mutex<Book>,
+    trouble: Mutex<Option<String>>,
+}
+
+/// Every request that may have something at a node.
+#[derive(Default)]
+struct Book {
+    claims: BTreeMap<EntryId, Arc<Claim>>,
+    /// Ended, while a try of it may still be on its way here; until when that is remembered.
+    over: BTreeMap<EntryId, BootInstant>,
+    /// At so many of both those are looked for that are long over.
+    sweep_at: usize,
+}
+
+const SWEEP_MIN: usize = 1024;
+
+impl Book {
+    /// Forgets what is long over: what was in doubt, and claims whose session was given up, which nobody ends.
+    fn sweep(&mut self, now: BootInstant) {
+        if self.claims.len() + self.over.len() >= self.sweep_at {
+            self.claims.retain(|_, claim| !claim.is_forgotten(now));
+            self.over.retain(|_, until| now < *until);
+            self.sweep_at = (2 * (self.claims.len() + self.over.len())).max(SWEEP_MIN);
+        }
+    }
+}
+
+impl RedlockStore {
+    pub(super) fn new(nodes: Vec<Node>, worker: Worker, wakes: Wakes, now: fn() -> BootInstant) -> Self {
+        Self(Arc::new(Inner {
+            names: nodes.iter().map(|node| node.name.clone()).collect(),
+            owed: nodes.iter().map(|_| AtomicUsize::new(0)).collect(),
+            majority: majority_of(nodes.len()),
+            nodes,
+            worker,
+            wakes,
+            now,
+            book: Mutex::default(),
+            trouble: Mutex::default(),
+        }))
+    }
+}
+
+impl Store for RedlockStore {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        let inner = self.0.clone();
+        let (answer, answered) = oneshot::channel();
+        self.0.worker.run(Box::pin(async move {
+            // It may have been ended before it began.
+            let Some(claim) = inner.claim_for(&attempt.entry) else { return drop(answer.send(Err(LOST))) };
+            let tried = inner.attempt(&claim, attempt).await;
+            // Whoever asked is gone: nothing of it may stay.
+            if answer.send(tried).is_err() {
+                inner.end(&claim);
+            }
+        }));
+        Box::pin(async move { answered.await.unwrap_or(Err(LOST)) })
+    }
+
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+        let inner = self.0.clone();
+        self.0.on_worker(async move { inner.renew(entries).await })
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        let inner = self.0.clone();
+        self.0.on_worker(async move { inner.finish(&entry, doubt).await })
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.0.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// The library's thread has ended, or the request: what was sent is not known here.
+const LOST: CallError = CallError { sent: true };
+
+impl Inner {
+    fn on_worker<T: Send + 'static>(
+        &self,
+        job: impl Future<Output = Result<T, CallError>> + Send + 'static,
+    ) -> BoxFuture<Result<T, CallError>> {
+        let (answer, answered) = oneshot::channel();
+        // Whoever asked may be gone; what was asked is done all the same.
+        self.worker.run(Box::pin(async move { drop(answer.send(job.await)) }));
+        Box::pin(async move { answered.await.unwrap_or(Err(LOST)) })
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The claim of a request, made if it is new; `None` if the request is over.
+    fn claim_for(&self, entry: &Arc<Entry>) -> Option<Arc<Claim>> {
+        let now = (self.now)();
+        let mut book = self.book();
+        if book.over.contains_key(&entry.id) {
+            return None;
+        }
+        if let Some(claim) = book.claims.get(&entry.id) {
+            return Some(claim.clone());
+        }
+        book.sweep(now);
+        let claim = Arc::new(Claim::new(entry.clone(), self.nodes.len(), now));
+        book.claims.insert(entry.id.clone(), claim.clone());
+        Some(claim)
+    }
+
+    fn known(&self, id: &EntryId) -> Option<Arc<Claim>> {
+        self.book().claims.get(id).cloned()
+    }
+
+    fn forget(&self, claim: &Claim) {
+        self.book().claims.remove(&claim.entry.id);
+    }
+
+    fn set_trouble(&self, says: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = says;
+    }
+
+    async fn attempt(self: &Arc<Self>, claim: &Arc<Claim>, attempt: Attempt) -> Result<Tried, CallError> {
+        let _turn = claim.turn.lock().await;
+        let started = Instant::now();
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let Some(tally) = self.round(claim, &attempt).await else { return self.again(claim).await };
+            match tally.verdict() {
+                Verdict::Won => return Ok(Tried::Granted(Granted::default())),
+                Verdict::Taken if attempt.wait => {
+                    return Ok(Tried::Waits { ahead: tally.ahead(), again: claim.next_pause() });
+                }
+                Verdict::Taken
+                    if tally.is_split() && tries < SPLIT_TRIES && started.elapsed() < claim.try_limit() =>
+                {
+                    sleep(Duration::from_millis(fastrand::u64(SPLIT_PAUSE_MS))).await;
+                }
+                Verdict::Taken => {
+                    self.end(claim);
+                    return Ok(Tried::Busy(tally.busy()));
+                }
+                Verdict::Refused => {
+                    self.end(claim);
+                    return Ok(Tried::Refused(tally.refusal(&self.names)));
+                }
+                // Open: it was won too late to be of use.
+                Verdict::Unreachable | Verdict::Open => return Err(CallError { sent: tally.in_doubt() }),
+            }
+        }
+    }
+
+    /// A further attempt of what holds already, or is over: asks whether it holds, and makes nothing anew.
+    async fn again(self: &Arc<Self>, claim: &Arc<Claim>) -> Result<Tried, CallError> {
+        match self.renew(vec![claim.entry.clone()]).await?[..] {
+            [Renewed::Kept] => Ok(Tried::Granted(Granted::default())),
+            _ => Err(LOST),
+        }
+    }
+
+    /// Asks every node once, and settles what follows. `None`: the claim is no longer to be asked for. A tally that
+    /// is left open was won too late.
+    async fn round(self: &Arc<Self>, claim: &Arc<Claim>, attempt: &Attempt) -> Option<Tally> {
+        let round = claim.begin((self.now)())?;
+        let (says, mut said) = mpsc::unbounded_channel();
+        for index in 0..self.nodes.len() {
+            let (inner, claim, attempt, says) = (self.clone(), claim.clone(), attempt.clone(), says.clone());
+            tokio::spawn(async move { inner.ask(index, &claim, round, attempt, &says).await });
+        }
+        drop(says);
+        let mut tally = Tally::new(self.nodes.len(), self.majority);
+        while tally.verdict() == Verdict::Open {
+            let Some((index, answer)) = said.recv().await else { break };
+            tally.add(index, answer);
+        }
+        let verdict = tally.verdict();
+        if verdict == Verdict::Won {
+            match claim.win(round, (self.now)()) {
+                Ok(queues) => {
+                    self.take_back_all(claim, queues);
+                    self.set_trouble(None);
+                }
+                Err(late) => {
+                    self.take_back_all(claim, late);
+                    return Some(Tally::new(self.nodes.len(), self.majority));
+                }
+            }
+        } else {
+            self.take_back_all(claim, claim.lose(round));
+        }
+        if verdict == Verdict::Unreachable {
+            let says = tally.describe(&self.names);
+            tracing::debug!(name = %claim.entry.name, "no majority of {} nodes answers: {says}", self.nodes.len());
+            self.set_trouble(Some(format!(
+                "{} of {} nodes must grant it ({says})",
+                self.majority,
+                self.nodes.len()
+            )));
+        }
+        Some(tally)
+    }
+
+    /// One try at one node.
+    async fn ask(
+        self: &Arc<Self>,
+        index: usize,
+        claim: &Arc<Claim>,
+        round: u64,
+        attempt: Attempt,
+        says: &mpsc::UnboundedSender<(usize, Said)>,
+    ) {
+        let limit = claim.try_limit();
+        let deadline = Instant::now() + limit;
+        let failed = |why: &str| Said::Failed { sent: false, why: why.to_owned() };
+        // Nobody listens once the outcome is certain.
+        let tell = |answer: Said| drop(says.send((index, answer)));
+        if self.owed[index].load(Ordering::Relaxed) >= OWED_MAX {
+            return tell(failed("not asked: it has not answered to earlier calls"));
+        }
+        let Ok(_inside) = timeout_at(deadline, claim.doors[index].clone().lock_owned()).await else {
+            return tell(failed("not asked: it has not yet taken back an earlier try"));
+        };
+        // The door may have been reached before whoever takes back.
+        if claim.owed(index).is_some() && timeout_at(deadline, self.take_back(index, claim)).await.is_err() {
+            return tell(failed("not asked: it has not yet taken back an earlier try"));
+        }
+        let Some(entry) = claim.ask(index, round) else {
+            return tell(failed("not asked: the outcome was certain"));
+        };
+        let node = &self.nodes[index];
+        if attempt.wait {
+            self.listen(index, claim, &entry.id);
+        }
+        let tried =
+            timeout_at(deadline, node.store.attempt(Attempt { entry: entry.clone(), ..attempt })).await;
+        let answer = match tried {
+            Ok(Ok(Tried::Granted(_))) => Said::Granted,
+            Ok(Ok(Tried::Busy(busy))) => Said::Busy(busy),
+            Ok(Ok(Tried::Waits { ahead, .. })) => Said::Waits { ahead },
+            Ok(Ok(Tried::Refused(error))) => Said::Refused(error),
+            Ok(Err(CallError { sent })) => {
+                let why = node.store.trouble().unwrap_or_else(|| "out of reach".to_owned());
+                Said::Failed { sent, why }
+            }
+            Err(_) => timed_out(limit),
+        };
+        if !matches!(answer, Said::Waits { .. }) {
+            node.wakes.stop(&entry.id);
+        }
+        let take_back = claim.heard(index, round, &answer);
+        tell(answer);
+        if take_back {
+            self.take_back(index, claim).await;
+        }
+    }
+
+    /// Lets the session of a claim hear what a node says to it.
+    fn listen(self: &Arc<Self>, index: usize, claim: &Arc<Claim>, id: &EntryId) {
+        let (wakes, claim) = (self.wakes.clone(), Arc::downgrade(claim));
+        self.nodes[index].wakes.listen(id, move |wake| {
+            // Nobody can break a hold of a majority (`Backend::break_hold`): other news than a turn there is none.
+            let (Wake::Try(after), Some(claim)) = (wake, claim.upgrade()) else { return };
+            let spread = if claim.woken(index) { 0 } else { fastrand::u64(WAKE_SPREAD_MS) };
+            wakes.deliver(&claim.entry.id, Wake::Try(after + Duration::from_millis(spread)));
+        });
+    }
+
+    fn take_back_all(self: &Arc<Self>, claim: &Arc<Claim>, indexes: Vec<usize>) {
+        for index in indexes {
+            let (inner, claim) = (self.clone(), claim.clone());
+            tokio::spawn(async move {
+                let _inside = claim.doors[index].clone().lock_owned().await;
+                inner.take_back(index, &claim).await;
+            });
+        }
+    }
+
+    /// Takes back at a node whatever is marked so, with the door of that node closed behind it. Repeated until the
+    /// node answers, or the entry has long ended there by itself.
+    async fn take_back(self: &Arc<Self>, index: usize, claim: &Arc<Claim>) {
+        let Some(TakeBack { entry, doubt }) = claim.owed(index) else { return };
+        let node = &self.nodes[index];
+        node.wakes.stop(&entry.id);
+        let limit = claim.entry.limit();
+        let give_up = Instant::now() + 2 * claim.entry.ttl;
+        let mut pause = REPEAT.0;
+        let mut debt = doubt.then(|| Debt::of(&self.owed[index]));
+        let end = loop {
+            match timeout(limit, node.store.finish(entry.clone(), doubt)).await {
+                Ok(Ok(end)) => break end,
+                Ok(Err(_)) | Err(_) if Instant::now() >= give_up => break End::Gone,
+                Ok(Err(_)) | Err(_) => {}
+            }
+            debt.get_or_insert_with(|| Debt::of(&self.owed[index]));
+            claim.not_cleared(index);
+            sleep(pause).await;
+            pause = (2 * pause).min(REPEAT.1);
+        };
+        claim.cleared(index, end);
+        if claim.is_gone() {
+            self.forget(claim);
+        }
+    }
+
+    /// Ends a claim at every node, in the background.
+    fn end(self: &Arc<Self>, claim: &Arc<Claim>) {
+        self.take_back_all(claim, claim.end());
+        if claim.is_gone() {
+            self.forget(claim);
+        }
+    }
+
+    async fn finish(self: &Arc<Self>, entry: &Entry, doubt: bool) -> Result<End, CallError> {
+        if doubt {
+            let now = (self.now)();
+            let mut book = self.book();
+            book.sweep(now);
+            book.over.insert(entry.id.clone(), now + entry.ttl.saturating_mul(2));
+        }
+        let Some(claim) = self.known(&entry.id) else { return Ok(End::Gone) };
+        self.end(&claim);
+        let ended = async {
+            loop {
+                let mut changed = std::pin::pin!(claim.changed.notified());
+                changed.as_mut().enable();
+                match claim.ending() {
+                    Ending::Pending => changed.await,
+                    ending => return ending,
+                }
+            }
+        };
+        match timeout(entry.limit(), ended).await {
+            // What is left is taken back in the background: no majority can be made of it.
+            Ok(Ending::Done(end)) => Ok(end),
+            Ok(_) | Err(_) => Err(CallError { sent: true }),
+        }
+    }
+
+    async fn renew(self: &Arc<Self>, entries: Vec<Arc<Entry>>) -> Result<Vec<Renewed>, CallError> {
+        let now = (self.now)();
+        let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
+        let mut asked: Vec<Vec<Asked>> = self.nodes.iter().map(|_| Vec::new()).collect();
+        let mut counts = Vec::new();
+        for entry in &entries {
+            let mut count =
+                Count { claim: self.known(&entry.id), kept: 0, revoked: 0, pending: 0, holds: true };
+            match count.claim.as_ref().map(|claim| claim.renewing(now)) {
+                Some(Renewing::Ask(seats)) => {
+                    count.pending = seats.len();
+                    for (index, entry) in seats {
+                        let Some(claim) = count.claim.clone() else { continue };
+                        asked[index].push(Asked { which: counts.len(), claim, entry });
+                    }
+                }
+                Some(Renewing::Nothing) => count.holds = false,
+                Some(Renewing::Over) | None => {}
+            }
+            counts.push(count);
+        }
+        let (says, mut said) = mpsc::unbounded_channel();
+        for (index, asked) in asked.into_iter().enumerate().filter(|(_, asked)| !asked.is_empty()) {
+            let (inner, says) = (self.clone(), says.clone());
+            tokio::spawn(async move { inner.renew_at(index, asked, limit, &says).await });
+        }
+        drop(says);
+        // Until each is certain; a node that is slow keeps nobody waiting if the others are enough.
+        let mut open = counts.iter().filter(|count| count.renewed(self.majority).is_none()).count();
+        while open > 0 {
+            let Some((which, renewed)) = said.recv().await else { return Err(CallError { sent: true }) };
+            let count: &mut Count = &mut counts[which];
+            let was_open = count.renewed(self.majority).is_none();
+            count.add(renewed);
+            if was_open && count.renewed(self.majority).is_some() {
+                open -= 1;
+            }
+        }
+        let settle = |count: Count| {
+            let renewed = count.renewed(self.majority).unwrap_or(Renewed::Gone);
+            if let (Renewed::Gone, Some(claim)) = (renewed, &count.claim) {
+                // A minority that is left of it would keep others out for nothing.
+                self.end(claim);
+            }
+            renewed
+        };
+        Ok(counts.into_iter().map(settle).collect())
+    }
+
+    async fn renew_at(
+        &self,
+        index: usize,
+        asked: Vec<Asked>,
+        limit: Duration,
+        says: &mpsc::UnboundedSender<(usize, Option<Renewed>)>,
+    ) {
+        let entries = asked.iter().map(|asked| asked.entry.clone()).collect();
+        let answer = timeout(limit, self.nodes[index].store.renew(entries)).await;
+        let answers = answer.ok().and_then(Result::ok);
+        for (at, Asked { which, claim, entry }) in asked.into_iter().enumerate() {
+            let renewed = answers.as_ref().and_then(|answers| answers.get(at).copied());
+            if let Some(renewed) = renewed {
+                claim.renewed(index, &entry, renewed);
+            }
+            // Nobody listens once all are certain.
+            let _ = says.send((which, renewed));
+        }
+    }
+}
+
+/// One entry in a renewal at one node.
+struct Asked {
+    /// Its place in the keep-alive.
+    which: usize,
+    claim: Arc<Claim>,
+    entry: Arc<Entry>,
+}
+
+/// The nodes' answers to one entry of a keep-alive.
+struct Count {
+    claim: Option<Arc<Claim>>,
+    kept: usize,
+    revoked: usize,
+    /// Those who have not answered, or never will: they may hold it.
+    pending: usize,
+    /// `false`: it holds nothing that could end.
+    holds: bool,
+}
+
+impl Count {
+    fn add(&mut self, renewed: Option<Renewed>) {
+        match renewed {
+            // No answer: it may hold there or not.
+            None => return,
+            Some(Renewed::Kept) => self.kept += 1,
+            Some(Renewed::Revoked) => self.revoked += 1,
+            Some(Renewed::Gone) => {}
+        }
+        self.pending -= 1;
+    }
+
+    /// What is certain of it: kept if a majority renewed it, gone if no majority can have it any more.
+    fn renewed(&self, majority: usize) -> Option<Renewed> {
+        if !self.holds || self.kept >= majority {
+            Some(Renewed::Kept)
+        } else if self.kept + self.pending >= majority {
+            None
+        } else if self.kept + self.pending + self.revoked >= majority {
+            Some(Renewed::Revoked)
+        } else {
+            Some(Renewed::Gone)
+        }
+    }
+}
+
+/// A take-back that a node has not answered, for as long as it is tried.
+struct Debt<'a>(&'a AtomicUsize);
+
+impl<'a> Debt<'a> {
+    fn of(owed: &'a AtomicUsize) -> Self {
+        owed.fetch_add(1, Ordering::Relaxed);
+        Self(owed)
+    }
+}
+
+impl Drop for Debt<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
