@@ -23,6 +23,8 @@ const clients = process.argv.slice(2).map((port) => new Redis(Number(port)));
 await Promise.all(clients.map((client) => client.ping()));
 const redlock = new Redlock(clients);
 const held = new Map();
+// Whoever drives it is gone. A loop that waits for a lock, or for its servers, would go on for ever.
+process.stdin.on("end", () => process.exit());
 say("ready");
 
 for await (const line of createInterface({ input: process.stdin })) {
@@ -46,7 +48,6 @@ for await (const line of createInterface({ input: process.stdin })) {
     throw new Error(`unknown command: ${line}`);
   }
 }
-process.exit();
 
 // What `step` comes to; nothing if no majority of the servers agreed, which is all that redlock says.
 async function unlessRefused(step) {

@@ -1,0 +1,74 @@
+//! redis-py's `Lock` beside `redis://`, and single locks of it beside `redlock://`.
+
+use lockkeeper_rig::Redis;
+
+use crate::prove;
+use crate::scenarios::{Leased, World};
+use crate::script::Script;
+
+/// One server, which both use.
+struct OneServer(Redis);
+
+impl World for OneServer {
+    type Peer = Script;
+
+    fn url(&self) -> String {
+        self.0.url()
+    }
+
+    fn peer(&self) -> Script {
+        Script::redis_py(self.0.port())
+    }
+}
+
+impl Leased for OneServer {
+    fn delete(&self, name: &str) {
+        assert_eq!(self.0.cli(&["DEL", name]).trim(), "1");
+    }
+}
+
+prove! {
+    OneServer(Redis::start()) =>
+    two_of_them_exclude_each_other,
+    while_they_hold_we_are_told_who_and_get_it_after_their_release,
+    while_we_hold_they_fail_and_get_it_after_our_release,
+    when_they_crash_we_get_it,
+    when_we_crash_they_get_it,
+    our_renewals_keep_them_out,
+    their_late_release_does_not_free_ours,
+    our_late_release_does_not_free_theirs,
+    nothing_we_send_for_a_deleted_lock_touches_theirs,
+}
+
+/// A client of single servers beside a lock of a majority: it is in the way from the third server of five on.
+#[cfg(feature = "redlock")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_on_single_servers_count_for_a_majority_and_are_left_alone() {
+    use std::time::Duration;
+
+    use crate::ours::Waiter;
+    use crate::peer::Peer;
+
+    const TTL: Duration = Duration::from_secs(600);
+    let servers: Vec<Redis> = (0..5).map(|_| Redis::start()).collect();
+    let mut peers: Vec<Script> = servers.iter().map(|server| Script::redis_py(server.port())).collect();
+    let locks = lockkeeper::Locks::connect(&crate::node_redlock::redlock_url(&servers)).await.unwrap();
+
+    for peer in &mut peers[..3] {
+        peer.takes("x", TTL);
+    }
+    assert!(locks.mutex("x").try_acquire().await.unwrap().is_none());
+    let waiter = Waiter::start(&locks, "x", TTL).await;
+    assert!(peers[2].release("x"));
+    let guard = waiter.granted().await;
+    for (server, peer) in peers.iter_mut().enumerate() {
+        // On two servers it is theirs, which our majority goes without; on the others it is ours.
+        if server < 2 {
+            assert!(peer.still_holds("x", TTL), "server {server}");
+        } else {
+            assert!(!peer.finds_free("x", TTL), "server {server}");
+        }
+    }
+    guard.release().await.unwrap();
+    assert!(peers[0].release("x") && peers[1].release("x"), "our release has freed theirs");
+}

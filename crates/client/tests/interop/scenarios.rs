@@ -1,0 +1,173 @@
+//! What must hold between our locks and another client's, whoever it is.
+//!
+//! Responsible for the order of events and for what is asserted. May not know a server, a library or a language. Nothing
+//! here waits for a time to pass, but for what must come of it; only leases have ends that are waited for.
+
+use std::time::Duration;
+
+use lockkeeper::{AcquireError, BootInstant, Locks, ReleaseError, VerifyError, Wait};
+
+use crate::ours::{Holder, Waiter};
+use crate::peer::Peer;
+
+/// Any name: each scenario has servers of its own.
+const NAME: &str = "orders/42";
+/// The shortest lease there is, where its end is waited for.
+const SHORT: Duration = Duration::from_secs(1);
+/// Longer than any test runs.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Servers, a URL of ours for them, and another project's client that uses them too.
+pub(crate) trait World {
+    type Peer: Peer;
+
+    fn url(&self) -> String;
+
+    fn peer(&self) -> Self::Peer;
+}
+
+/// A world whose locks are entries with an end of their own, not connections.
+pub(crate) trait Leased: World {
+    /// Removes the lock at its servers, as an operator does by hand who knows nothing of either library.
+    fn delete(&self, name: &str);
+}
+
+async fn connect(world: &impl World) -> Locks {
+    Locks::connect(&world.url()).await.unwrap()
+}
+
+/// The error of an attempt that does not wait.
+async fn refusal(locks: &Locks) -> String {
+    let error = locks.mutex(NAME).wait(Wait::No).acquire().await.expect_err("the peer holds it");
+    assert!(matches!(error, AcquireError::Busy(_)), "{error}");
+    error.to_string()
+}
+
+/// The peers alone: without that, nothing here would prove anything about us.
+pub(crate) async fn two_of_them_exclude_each_other(world: &impl World) {
+    let (mut one, mut two) = (world.peer(), world.peer());
+    one.takes(NAME, LONG);
+    assert_eq!(two.try_acquire(NAME, LONG), None);
+    two.starts_waiting(NAME, LONG);
+    assert!(one.still_holds(NAME, LONG));
+    assert!(one.release(NAME));
+    two.gets_it();
+    assert!(!one.finds_free(NAME, LONG));
+}
+
+pub(crate) async fn while_they_hold_we_are_told_who_and_get_it_after_their_release(world: &impl World) {
+    let locks = connect(world).await;
+    let mut peer = world.peer();
+    let holder = peer.takes(NAME, LONG);
+    let refusal = refusal(&locks).await;
+    assert!(refusal.contains(&holder), "`{refusal}` does not name {holder}");
+    let waiter = Waiter::start(&locks, NAME, LONG).await;
+    assert!(peer.still_holds(NAME, LONG), "our waiter has taken a lock that is held");
+    assert!(peer.release(NAME));
+    let guard = waiter.granted().await;
+    guard.verify().await.unwrap();
+    assert!(!peer.finds_free(NAME, LONG));
+}
+
+pub(crate) async fn while_we_hold_they_fail_and_get_it_after_our_release(world: &impl World) {
+    let locks = connect(world).await;
+    let mut peer = world.peer();
+    let guard = locks.mutex(NAME).acquire().await.unwrap();
+    assert!(!peer.finds_free(NAME, LONG));
+    peer.starts_waiting(NAME, LONG);
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+    peer.gets_it();
+    refusal(&locks).await;
+    assert!(peer.release(NAME));
+    let again = locks.mutex(NAME).acquire().await.unwrap();
+    again.release().await.unwrap();
+}
+
+/// A lease of theirs ends by itself, a connection of theirs with its process.
+pub(crate) async fn when_they_crash_we_get_it(world: &impl World) {
+    let locks = connect(world).await;
+    let mut peer = world.peer();
+    peer.takes(NAME, SHORT);
+    let waiter = Waiter::start(&locks, NAME, LONG).await;
+    peer.crash();
+    let guard = waiter.granted().await;
+    assert!(!world.peer().finds_free(NAME, LONG));
+    guard.release().await.unwrap();
+}
+
+/// And with it everything by which our library holds: it renews nothing after its end.
+pub(crate) async fn when_we_crash_they_get_it(world: &impl World) {
+    let mut peer = world.peer();
+    let holder = Holder::start(&world.url(), NAME, SHORT);
+    assert!(!peer.finds_free(NAME, LONG));
+    peer.starts_waiting(NAME, LONG);
+    holder.crash();
+    peer.gets_it();
+    refusal(&connect(world).await).await;
+}
+
+/// A lease of ours is short and renewed: they must not slip in between two renewals.
+pub(crate) async fn our_renewals_keep_them_out(world: &impl Leased) {
+    let locks = connect(world).await;
+    let mut peer = world.peer();
+    let guard = locks.mutex(NAME).ttl(SHORT).acquire().await.unwrap();
+    let first = guard.valid_until().unwrap().expect("a lease has an end");
+    // What the first lease gave is then over at the server too, whichever way its margin goes.
+    while BootInstant::now() < first + SHORT {
+        assert_eq!(peer.try_acquire(NAME, LONG), None, "they have got a lock that we hold");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    guard.verify().await.unwrap();
+    guard.release().await.unwrap();
+    assert!(peer.finds_free(NAME, LONG));
+}
+
+/// A holder of theirs that slept for too long wakes up and releases.
+pub(crate) async fn their_late_release_does_not_free_ours(world: &impl Leased) {
+    let locks = connect(world).await;
+    let (mut late, mut other) = (world.peer(), world.peer());
+    late.takes(NAME, SHORT);
+    let guard = Waiter::start(&locks, NAME, LONG).await.granted().await;
+    assert!(!late.release(NAME), "it says that it has released what is ours");
+    guard.verify().await.unwrap();
+    assert!(!other.finds_free(NAME, LONG));
+    guard.release().await.unwrap();
+}
+
+/// And one of ours. By the time that they can have it, ours has given up (P5).
+pub(crate) async fn our_late_release_does_not_free_theirs(world: &impl Leased) {
+    let locks = connect(world).await;
+    let mut peer = world.peer();
+    let late = locks.mutex(NAME).ttl(SHORT).no_renew().acquire().await.unwrap();
+    peer.starts_waiting(NAME, LONG);
+    peer.gets_it();
+    assert!(late.loss().is_some(), "our guard says that it holds what is theirs");
+    let released = late.release().await;
+    assert!(matches!(released, Err(ReleaseError::AlreadyLost(_))), "{released:?}");
+    assert!(peer.still_holds(NAME, LONG));
+    refusal(&locks).await;
+}
+
+/// Ours is gone without our knowledge, and theirs is in its place: whatever we send must compare first. (A guard whose
+/// lease has ended sends nothing any more.)
+pub(crate) async fn nothing_we_send_for_a_deleted_lock_touches_theirs(world: &impl Leased) {
+    let locks = connect(world).await;
+    let mut peer = world.peer();
+    let guard = locks.mutex(NAME).acquire().await.unwrap();
+    world.delete(NAME);
+    peer.takes(NAME, LONG);
+    let found = guard.verify().await;
+    assert!(matches!(found, Err(VerifyError::Lost(_))), "{found:?}");
+    drop(guard);
+    assert!(peer.still_holds(NAME, LONG));
+    assert!(peer.release(NAME));
+
+    let guard = locks.mutex(NAME).acquire().await.unwrap();
+    world.delete(NAME);
+    peer.takes(NAME, LONG);
+    let released = guard.release().await;
+    assert!(matches!(released, Err(ReleaseError::AlreadyLost(_))), "{released:?}");
+    assert!(peer.still_holds(NAME, LONG));
+    refusal(&locks).await;
+}

@@ -1,0 +1,91 @@
+//! The peers that are scripts of ours around another project's library: what the lines of `peers/*` mean.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::peer::{Peer, Process};
+
+/// A process of `peers/redis_lock.py` or `peers/redlock.mjs`.
+pub(crate) struct Script(Process);
+
+impl Script {
+    /// redis-py's `Lock` at one server.
+    pub(crate) fn redis_py(port: u16) -> Self {
+        let mut python = Command::new("python3");
+        python.env("PYTHONPATH", libraries("pypi")).arg(script("redis_lock.py")).arg(port.to_string());
+        Self::ready(&mut python, "python3")
+    }
+
+    /// node-redlock at these servers.
+    pub(crate) fn node_redlock(ports: &[u16]) -> Self {
+        let mut node = Command::new("node");
+        node.env("LOCKKEEPER_NPM", libraries("npm")).arg(script("redlock.mjs"));
+        Self::ready(node.args(ports.iter().map(u16::to_string)), "nodejs")
+    }
+
+    fn ready(command: &mut Command, package: &str) -> Self {
+        let mut process = Process::start(command, package);
+        assert_eq!(process.answer(), "ready");
+        Self(process)
+    }
+
+    fn acquired(answer: &str) -> Option<String> {
+        match answer.split_once(' ') {
+            Some(("held", value)) => Some(value.to_owned()),
+            _ => {
+                assert_eq!(answer, "busy");
+                None
+            }
+        }
+    }
+
+    fn is(&mut self, command: &str, yes: &str) -> bool {
+        let answer = self.0.ask(command);
+        assert!(answer == yes || answer == "lost", "`{command}`: {answer}");
+        answer == yes
+    }
+}
+
+impl Peer for Script {
+    fn try_acquire(&mut self, name: &str, ttl: Duration) -> Option<String> {
+        Self::acquired(&self.0.ask(&format!("try {name} {}", ttl.as_millis())))
+    }
+
+    fn starts_waiting(&mut self, name: &str, ttl: Duration) {
+        assert_eq!(self.0.ask(&format!("acquire {name} {}", ttl.as_millis())), "waiting");
+    }
+
+    fn gets_it(&mut self) {
+        let answer = self.0.answer();
+        assert!(Self::acquired(&answer).is_some(), "{answer}");
+    }
+
+    /// By its own extension, which only the holder may do.
+    fn still_holds(&mut self, name: &str, ttl: Duration) -> bool {
+        self.is(&format!("extend {name} {}", ttl.as_millis()), "held")
+    }
+
+    fn release(&mut self, name: &str) -> bool {
+        self.is(&format!("release {name}"), "released")
+    }
+
+    fn crash(mut self) {
+        self.0.kill();
+    }
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/peers").join(name)
+}
+
+/// Where `cargo xtask test` puts what it installs from a package registry (xtask/src/foreign.rs).
+fn libraries(registry: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign").join(registry);
+    assert!(
+        folder.join("installed.txt").is_file(),
+        "{} is missing; `cargo xtask test` installs it, with whichever tests it is asked to run",
+        folder.display()
+    );
+    folder
+}
