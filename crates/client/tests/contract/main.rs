@@ -12,7 +12,8 @@ mod subjects;
 
 /// One test per backend and question, so that a failure names both.
 macro_rules! contracts {
-    ($($backend:ident => $subject:expr;)+) => {$(
+    ($($(#[$needs:meta])* $backend:ident => $subject:expr;)+) => {$(
+        $(#[$needs])*
         mod $backend {
             use crate::subjects;
 
@@ -38,4 +39,8 @@ contracts! {
     file => subjects::file::File::new();
     lockkeeper => subjects::service::Service::new();
     memory => subjects::memory::Memory::new();
+    #[cfg(feature = "redis")]
+    redis => subjects::redis::Server::new("");
+    #[cfg(feature = "redis")]
+    redis_with_a_counter => subjects::redis::Server::new("?fencing=counter");
 }

@@ -1,30 +1,26 @@
-//! Holds docs/backends/<scheme>.md against the code: its tables of abilities and promises.
+//! Holds the pages in docs/backends/ against the code: their tables of abilities and promises.
 
 use std::path::Path;
 
 use crate::subject::Subject;
 
-/// The rows `| first | second |` of a page.
-fn rows(page: &str) -> Vec<(String, String)> {
+/// The rows `| first | second | …` of a page: the first cell, and the one of a column.
+fn rows(page: &str, column: usize) -> Vec<(String, String)> {
     let row = |line: &str| {
         let cells: Vec<&str> =
             line.trim().strip_prefix('|')?.strip_suffix('|')?.split('|').map(str::trim).collect();
-        match cells[..] {
-            [first, second] => Some((first.trim_matches('`').to_owned(), second.to_owned())),
-            _ => None,
-        }
+        Some((cells[0].trim_matches('`').to_owned(), (*cells.get(column)?).to_owned()))
     };
     page.lines().filter_map(row).collect()
 }
 
 pub(crate) async fn compare(subject: &impl Subject) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../../docs/backends")
-        .join(subject.scheme())
-        .with_extension("md");
+    let (name, column) = subject.page();
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/backends").join(name).with_extension("md");
     let page =
         std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{} must exist: {e}", path.display()));
-    let rows = rows(&page);
+    let rows = rows(&page, column);
     let said = |key: &str| {
         let found: Vec<&String> =
             rows.iter().filter(|(first, _)| first == key).map(|(_, second)| second).collect();

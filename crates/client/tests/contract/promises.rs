@@ -146,7 +146,11 @@ async fn p3_fenced_sections(subject: &impl Subject) -> bool {
 /// A holder, whose lock is then taken away and held by the next.
 async fn taken_over(subject: &impl Subject, name: &str) -> Option<(Guard<Unfenced>, Guard<Unfenced>)> {
     let label = format!("stalls in {name}");
-    let stalled = subject.client(&label).await.mutex(name).grace(SECOND / 10).acquire().await.unwrap();
+    let mut lock = subject.client(&label).await.mutex(name).grace(SECOND / 10);
+    if let Some(ttl) = subject.ttl() {
+        lock = lock.ttl(ttl);
+    }
+    let stalled = lock.acquire().await.unwrap();
     subject.take_away(&label, name).await;
     let next = subject.client("next").await.mutex(name).wait(Wait::For(20 * SECOND)).acquire().await.ok()?;
     Some((stalled, next))

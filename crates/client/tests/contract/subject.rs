@@ -6,8 +6,18 @@ use lockkeeper::Locks;
 
 /// A backend under test. Every method that causes a fault says whether that fault exists here at all.
 pub(crate) trait Subject: Sync {
-    /// The URL scheme: names the page.
+    /// The URL scheme.
     fn scheme(&self) -> &'static str;
+
+    /// The page in docs/backends/, and the column of its tables that speaks of this subject.
+    fn page(&self) -> (&'static str, usize) {
+        (self.scheme(), 1)
+    }
+
+    /// The ttl of holds that are to be taken away, where that takes one: short, so that the suite is.
+    fn ttl(&self) -> Option<Duration> {
+        None
+    }
 
     /// A client of its own, which excludes the others.
     async fn client(&self, label: &str) -> Locks;

@@ -2,4 +2,6 @@
 
 pub(crate) mod file;
 pub(crate) mod memory;
+#[cfg(feature = "redis")]
+pub(crate) mod redis;
 pub(crate) mod service;

@@ -2,8 +2,6 @@
 -- KEYS: as value.lua says, with permits, without the counter. ARGV: 1 token, 2 `now` or nothing, 3 why, 4 who.
 -- Returns a list: 'done'; 'closed': over, and only shut; or 'other' and the tokens of the live holds.
 local token, at_once = ARGV[1], ARGV[2] == 'now'
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local header = '^(lockkeeper:([^:\n]+):1:)(%a+)(:(%d+):%d+:(%d+):(%x+)\n[^\n]*\n)[^\n]*\n[^\n]*\n(.*)$'
 
 -- Every hold of the name: its value, and how many ms of its key are left.

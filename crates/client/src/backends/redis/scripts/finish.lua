@@ -6,8 +6,6 @@ local id, closed, extra = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local mine = 'lockkeeper:' .. id .. ':'
 if ARGV[4] ~= '0' then redis.call('SET', KEYS[2], '', 'PX', ARGV[4]) end
 
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local found = redis.pcall('GET', KEYS[1])
 if type(found) ~= 'string' then found = nil end
 local value = found

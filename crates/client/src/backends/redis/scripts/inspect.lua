@@ -2,8 +2,6 @@
 -- KEYS: as value.lua says, with permits and the counter. ARGV: 1 how many waiters at most.
 -- Returns the server's time in µs, the lock's type, its value, the ms its key has left, the permits (value, slot, ms
 -- left, for each), how many wait, the first of them (what is known of each), and the last token.
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local kind = redis.call('TYPE', KEYS[1]).ok
 local found = kind == 'string' and redis.call('GET', KEYS[1]) or ''
 local permits = {}

@@ -1,5 +1,5 @@
 -- The holders of permits. The lock's own key is a marker while any of them holds, so that whoever wants the lock alone
--- finds it taken, whatever client it uses; without the marker nobody holds. Needs `now` in ms.
+-- finds it taken, whatever client it uses; without the marker nobody holds.
 
 -- Removes those whose time is over.
 local function sweep()

@@ -1,4 +1,4 @@
--- The queue: who waits, in the order of arrival, and how to wake them. Needs `now` in ms.
+-- The queue: who waits, in the order of arrival, and how to wake them.
 
 -- The first waiter that is alive, and what is known of it. Those before it whose time is over are removed.
 local function first()

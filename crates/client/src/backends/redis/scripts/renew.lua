@@ -3,8 +3,6 @@
 -- Returns 1: kept, 0: gone, 2: under a break, and not renewed.
 local id, px, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local mine = 'lockkeeper:' .. id .. ':'
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- Whatever another type of key there says, it is not ours.
 local found = redis.pcall('GET', KEYS[1])

@@ -1,4 +1,4 @@
--- Begins the scripts that grant: who asks, what time it is, and what a hold's value says (layout.rs).
+-- Begins the scripts that grant: who asks, and what a hold's value says (layout.rs).
 -- KEYS: 1 lock, 2 gone, 3 queue, 4 waiters, with permits 5 permits, 6 slots, 7 until; with tokens last the counter.
 -- ARGV: 1 id, 2 what follows `since` in the value, 3 ms for which the key lives, 4 ms of ttl,
 --       5 `w`: wait, `f`: first come, first served, `t`: draw a token.
@@ -7,8 +7,6 @@ local waits = string.find(ARGV[5], 'w', 1, true)
 local fair = string.find(ARGV[5], 'f', 1, true)
 local counter = string.find(ARGV[5], 't', 1, true) and KEYS[#KEYS]
 local mine = 'lockkeeper:' .. id .. ':'
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- The next token: above the last one, and above every token of a server that forgot it, as long as its clock is not
 -- set back: microseconds since 2026. Nothing is written before it is granted.

@@ -1,0 +1,109 @@
+//! `redis:`, a real server that loses nothing, with a proxy before it for each client.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lockkeeper::{HolderState, Locks};
+use lockkeeper_rig::Redis;
+
+use crate::proxy::Faults;
+use crate::subject::{Subject, until};
+
+pub(crate) struct Server {
+    redis: Redis,
+    faults: Faults,
+    /// What follows the host in the URL.
+    query: &'static str,
+}
+
+impl Server {
+    pub(crate) fn new(query: &'static str) -> Self {
+        let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+        Self { redis, faults: Faults::default(), query }
+    }
+
+    /// A client that no fault reaches.
+    async fn operator(&self) -> Locks {
+        Locks::connect_as(&format!("{}{}", self.redis.url(), self.query), "operator").await.unwrap()
+    }
+
+    /// Waits until a holder that is cut off has no time left.
+    async fn until_expired(&self, name: &str) {
+        let (operator, name) = (self.operator().await, name.parse().unwrap());
+        until("the hold has expired", async || {
+            let info = operator.inspect(&name).await.unwrap();
+            (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
+        })
+        .await;
+    }
+}
+
+impl Subject for Server {
+    fn scheme(&self) -> &'static str {
+        "redis"
+    }
+
+    fn page(&self) -> (&'static str, usize) {
+        ("redis", if self.query.is_empty() { 1 } else { 2 })
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(Duration::from_secs(2))
+    }
+
+    async fn client(&self, label: &str) -> Locks {
+        let proxy = self.faults.proxy(label, SocketAddr::from(([127, 0, 0, 1], self.redis.port())));
+        Locks::connect_as(&format!("redis://{proxy}{}", self.query), label).await.unwrap()
+    }
+
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
+        let label = format!("crashes with {name}");
+        let client = self.client(&label).await;
+        let lock = client.mutex(name).ttl(Duration::from_secs(2));
+        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
+        self.faults.cut_off(&label);
+        self.until_expired(name).await;
+        drop(held);
+    }
+
+    /// Nobody can end a hold here whose holder does not listen, but its ttl.
+    async fn take_away(&self, label: &str, name: &str) {
+        self.faults.cut_off(label);
+        self.until_expired(name).await;
+    }
+
+    fn cut_off(&self, label: &str) -> bool {
+        self.faults.cut_off(label);
+        true
+    }
+
+    fn lose_answers(&self, count: u32) -> bool {
+        self.faults.lose_answers(count);
+        true
+    }
+
+    fn lose_calls(&self, count: u32) -> bool {
+        self.faults.lose_calls(count);
+        true
+    }
+
+    fn stall(&self, duration: Duration) -> bool {
+        self.redis.stop();
+        std::thread::sleep(duration);
+        self.redis.cont();
+        true
+    }
+
+    async fn pass(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+
+    async fn restart(&self) {
+        self.redis.kill();
+        self.redis.start_again();
+    }
+
+    async fn wipe(&self) {
+        self.redis.wipe();
+    }
+}

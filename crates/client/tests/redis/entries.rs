@@ -1,0 +1,153 @@
+//! One lock's key from its making to its end: only by its value, never made anew.
+
+use lockkeeper::{AcquireError, LossCause, ReleaseError};
+use lockkeeper_rig::Redis;
+
+use crate::support::{SECOND, calls, client, keys, loss, name, until};
+
+/// Peers' flaw 6, and RedLock.net #48: a renewal that sets the key takes a lost lock again.
+#[tokio::test]
+async fn a_renewal_never_makes_a_key_anew() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    let held = locks.mutex("jobs").ttl(2 * SECOND).acquire().await.unwrap();
+    assert_eq!(redis.cli(&["DEL", "jobs"]), "1");
+    assert_eq!(loss(&held).await, LossCause::Forgotten);
+    assert!(held.verify().await.is_err());
+    assert_eq!(keys(&redis), [""; 0]);
+}
+
+/// Released and renewed only by its value: whoever took it meanwhile keeps it, and keeps its own time.
+#[tokio::test]
+async fn another_holders_key_is_neither_renewed_nor_released() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    let held = locks.mutex("jobs").ttl(2 * SECOND).acquire().await.unwrap();
+    redis.cli(&["SET", "jobs", "theirs", "PX", "600000"]);
+    assert_eq!(loss(&held).await, LossCause::Forgotten);
+    assert!(matches!(held.release().await, Err(ReleaseError::AlreadyLost(LossCause::Forgotten))));
+    assert_eq!(redis.cli(&["GET", "jobs"]), "theirs");
+    let left: u64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
+    assert!(left > 300_000, "{left}");
+}
+
+/// A key without an expiry would outlive its holder for ever (peers' flaw 10).
+#[tokio::test]
+async fn a_key_always_has_an_expiry() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    let one = locks.mutex("one").ttl(60 * SECOND).acquire().await.unwrap();
+    let two = locks.semaphore("two", 3).ttl(60 * SECOND).acquire().await.unwrap();
+    let shut = locks.mutex("three").keep_closed(30 * SECOND).acquire().await.unwrap();
+    shut.release().await.unwrap();
+    assert_eq!(keys(&redis).len(), 6, "{:?}", keys(&redis));
+    for key in keys(&redis) {
+        let left: i64 = redis.cli(&["PTTL", &key]).parse().unwrap();
+        assert!((1..=60_000).contains(&left), "{key}: {left}");
+    }
+    drop((one, two));
+    for wrong in [SECOND / 1000, SECOND * 0, 7200 * SECOND] {
+        let refused = locks.mutex("four").ttl(wrong).acquire().await;
+        assert!(matches!(refused, Err(AcquireError::Invalid { option: "ttl", .. })), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_lock_that_was_given_back() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    for _ in 0..3 {
+        locks.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
+        locks.semaphore("slots", 2).acquire().await.unwrap().release().await.unwrap();
+    }
+    assert_eq!(keys(&redis), [""; 0]);
+}
+
+/// What a server doesn't know after a restart, or a `SCRIPT FLUSH`, it is sent again.
+#[tokio::test]
+async fn a_server_that_forgot_the_scripts_is_told_them_again() {
+    let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let locks = client(&redis, "holder").await;
+    let held: Vec<_> = {
+        let mut held = Vec::new();
+        for lock in ["a", "b", "c"] {
+            held.push(locks.mutex(lock).ttl(3 * SECOND).acquire().await.unwrap());
+        }
+        held
+    };
+    redis.cli(&["SCRIPT", "FLUSH"]);
+    // Renewals of several at once, an inspection, an acquire, releases.
+    let until_then = held[0].valid_until().unwrap().unwrap();
+    until("they are renewed", async || (held[0].valid_until() > Ok(Some(until_then))).then_some(())).await;
+    redis.cli(&["SCRIPT", "FLUSH"]);
+    assert_eq!(locks.inspect(&name("b")).await.unwrap().holders.len(), 1);
+    redis.kill();
+    redis.start_again();
+    let more = locks.mutex("d").acquire().await.unwrap();
+    for held in held {
+        held.verify().await.unwrap();
+        held.release().await.unwrap();
+    }
+    redis.cli(&["SCRIPT", "FLUSH"]);
+    more.release().await.unwrap();
+    assert!(calls(&redis, "eval") > 0);
+}
+
+/// One step: a holder that dies right after its SET leaves a key with an expiry, a token and its owner's name.
+#[tokio::test]
+async fn a_hold_is_one_command() {
+    let redis = Redis::start();
+    let locks = client(&redis, "alice").await;
+    locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
+    redis.cli(&["CONFIG", "RESETSTAT"]);
+    let held = locks.mutex("jobs").meta("job", "reindex").acquire().await.unwrap();
+    assert_eq!((calls(&redis, "evalsha"), calls(&redis, "eval")), (1, 0));
+    let value = redis.cli(&["GET", "jobs"]);
+    let mut lines = value.lines();
+    let header: Vec<&str> = lines.next().unwrap().split(':').collect();
+    assert_eq!((header[0], header[2], header[3], header[4]), ("lockkeeper", "1", "held", "0"), "{value}");
+    assert_eq!(lines.collect::<Vec<_>>(), ["alice", "", "", "job=reindex"]);
+    held.release().await.unwrap();
+    assert_eq!((calls(&redis, "evalsha"), calls(&redis, "eval")), (2, 0));
+}
+
+/// Keys, channels and tokens of two programs that share a server stay apart.
+#[tokio::test]
+async fn a_prefix_and_a_database_keep_locks_apart() {
+    let redis = Redis::start();
+    let plain = client(&redis, "plain").await;
+    let held = plain.mutex("jobs").acquire().await.unwrap();
+    for query in ["?prefix=app:", "/3"] {
+        let other = lockkeeper::Locks::connect(&format!("{}{query}", redis.url())).await.unwrap();
+        let too = other.mutex("jobs").try_acquire().await.unwrap().expect("another lock");
+        let all = other.list(None).await.unwrap();
+        assert_eq!(all.len(), 1, "{query}: {all:?}");
+        assert_eq!(all[0].name, name("jobs"));
+        too.release().await.unwrap();
+    }
+    assert_eq!(plain.list(None).await.unwrap().len(), 1);
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_listing_names_what_is_held_and_what_is_waited_for() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    redis.cli(&["SET", "jobs/foreign", "theirs"]);
+    redis.cli(&["SET", "no/lock", "text"]);
+    let held = locks.mutex("jobs/{a}/1").acquire().await.unwrap();
+    let slot = locks.semaphore("jobs/slots", 2).acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let locks = locks.clone();
+        async move { locks.mutex("jobs/foreign").acquire().await.map(drop) }
+    });
+    crate::support::until_waiting(&locks, "jobs/foreign", 1).await;
+    let all = locks.list(Some(&name("jobs"))).await.unwrap();
+    let seen: Vec<_> =
+        all.iter().map(|info| (info.name.as_str(), info.holders.len(), info.waiter_count)).collect();
+    assert_eq!(seen, [("jobs/foreign", 1, 1), ("jobs/slots", 1, 0), ("jobs/{a}/1", 1, 0)]);
+    assert!(locks.list(Some(&name("no"))).await.unwrap().is_empty());
+    assert!(all[0].holders[0].owner.contains("theirs"), "{:?}", all[0]);
+    waiting.abort();
+    drop((held, slot));
+}

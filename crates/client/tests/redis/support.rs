@@ -1,0 +1,68 @@
+//! What the scenarios have in common.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use lockkeeper::{Guard, LockName, Locks, LossCause, Unfenced};
+use lockkeeper_rig::Redis;
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// A server that loses nothing, as tokens need it.
+pub(crate) fn durable() -> Redis {
+    Redis::with(&["--appendonly", "yes", "--appendfsync", "always"])
+}
+
+pub(crate) async fn client(redis: &Redis, label: &str) -> Locks {
+    Locks::connect_as(&redis.url(), label).await.unwrap()
+}
+
+pub(crate) async fn with_tokens(redis: &Redis, label: &str) -> Locks {
+    Locks::connect_as(&format!("{}?fencing=counter", redis.url()), label).await.unwrap()
+}
+
+pub(crate) fn address(redis: &Redis) -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], redis.port()))
+}
+
+pub(crate) fn name(name: &str) -> LockName {
+    name.parse().unwrap()
+}
+
+/// Waits for a condition, with a deadline that is only there so that a failure ends.
+pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        if let Some(found) = probe().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited for 30 s: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+pub(crate) async fn until_waiting(locks: &Locks, lock: &str, count: usize) {
+    let lock = name(lock);
+    until(&format!("{count} waiters"), async || {
+        (locks.inspect(&lock).await.unwrap().waiter_count == count).then_some(())
+    })
+    .await;
+}
+
+/// Waits until a holder knows of its loss, and says of what kind it is.
+pub(crate) async fn loss(held: &Guard<Unfenced>) -> LossCause {
+    until("the holder knows", async || held.loss()).await
+}
+
+/// The keys that are left of all locks.
+pub(crate) fn keys(redis: &Redis) -> Vec<String> {
+    let keys = redis.cli(&["KEYS", "*"]);
+    keys.lines().filter(|key| !key.is_empty()).map(str::to_owned).collect()
+}
+
+/// How often a command was executed since the statistics were reset.
+pub(crate) fn calls(redis: &Redis, command: &str) -> u64 {
+    let stats = redis.cli(&["INFO", "commandstats"]);
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+    line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+}
