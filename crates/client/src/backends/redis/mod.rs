@@ -114,7 +114,7 @@ fn capabilities(fencing: bool) -> Capabilities {
             Promise::Kept,
             Promise::Kept,
             Promise::KeptIf("all who wait are clients of this library"),
-            Promise::KeptIf("the server stands still for less than a ttl, which runs on meanwhile"),
+            Promise::NotKept("holds and waits expire while the server stands still"),
             Promise::KeptIf("the server is set to `appendonly yes` and `appendfsync always`"),
             Promise::Kept,
             Promise::Kept,

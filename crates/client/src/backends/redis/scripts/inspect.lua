@@ -17,9 +17,9 @@ if marked(found) then
 end
 local waiters = {}
 local waiting = 0
-local all = redis.call('HGETALL', KEYS[4])
-for at = 2, #all, 2 do
-  if tonumber(string.match(all[at], '^%d+') or 0) > now then waiting = waiting + 1 end
+local all = redis.call('HVALS', KEYS[4])
+for _, record in ipairs(all) do
+  if tonumber(string.match(record, '^%d+') or 0) > now then waiting = waiting + 1 end
 end
 for _, id in ipairs(redis.call('ZRANGE', KEYS[3], 0, -1)) do
   if #waiters >= tonumber(ARGV[1]) then break end

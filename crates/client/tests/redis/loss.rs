@@ -1,0 +1,62 @@
+//! Writes that a server loses, and clocks that are set: the holder hears of it, and tokens rise all the same.
+
+use std::time::Duration;
+
+use lockkeeper::{Locks, LossCause};
+
+use crate::support::{SECOND, address, durable, loss, with_tokens};
+use crate::switch::Switch;
+
+#[tokio::test]
+async fn a_flush_is_seen_as_loss_and_tokens_rise_after_it() {
+    let redis = durable();
+    let (alice, bob) = (with_tokens(&redis, "alice").await, with_tokens(&redis, "bob").await);
+    let held = alice.mutex("jobs").ttl(2 * SECOND).acquire().await.unwrap();
+    redis.cli(&["FLUSHALL"]);
+    let next = bob.mutex("jobs").acquire().await.unwrap();
+    assert_eq!(loss(&held).await, LossCause::Forgotten);
+    assert!(next.token_hint() > held.token_hint());
+    assert!(held.release().await.is_err());
+    next.verify().await.unwrap();
+}
+
+/// A real replica that lacks the last write becomes the primary.
+#[tokio::test]
+async fn a_fail_over_that_loses_the_hold_is_seen_as_loss() {
+    let primary = durable();
+    let replica = primary.replica();
+    let switch = Switch::to(address(&primary));
+    let url = format!("{}?fencing=counter", switch.url());
+    let alice = Locks::connect_as(&url, "alice").await.unwrap();
+    let copied = alice.mutex("copied").ttl(6 * SECOND).acquire().await.unwrap();
+    assert_eq!(primary.cli(&["WAIT", "1", "5000"]), "1");
+    // It stands still while the primary acknowledges a hold that it never hears of.
+    replica.stop();
+    let lost = alice.mutex("jobs").ttl(6 * SECOND).acquire().await.unwrap();
+    primary.kill();
+    replica.cont();
+    replica.cli(&["REPLICAOF", "NO", "ONE"]);
+    switch.turn_to(address(&replica));
+    let bob = Locks::connect_as(&url, "bob").await.unwrap();
+    let next = bob.mutex("jobs").acquire().await.unwrap();
+    assert_eq!(loss(&lost).await, LossCause::Forgotten);
+    assert!(next.token_hint() > lost.token_hint(), "the fence refuses the former holder's writes");
+    copied.verify().await.expect("what was copied is held");
+}
+
+/// A wall clock that is set forward ends keys early: seen with the next renewal.
+#[tokio::test]
+async fn a_clock_that_is_set_forward_and_back_is_seen_as_loss_and_tokens_rise() {
+    let redis = lockkeeper_rig::Redis::with_clock(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let locks = with_tokens(&redis, "holder").await;
+    let held = locks.mutex("jobs").ttl(10 * SECOND).acquire().await.unwrap();
+    let first = held.token_hint();
+    redis.clock().step(Duration::from_secs(20));
+    assert_eq!(loss(&held).await, LossCause::Forgotten);
+    let again = locks.mutex("jobs").acquire().await.unwrap();
+    let second = again.token_hint();
+    again.release().await.unwrap();
+    redis.clock().step_back(Duration::from_secs(20));
+    let third = locks.mutex("jobs").acquire().await.unwrap().token_hint();
+    assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
+}

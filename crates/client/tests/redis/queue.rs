@@ -1,0 +1,132 @@
+//! Who waits: woken one at a time, in their order, and forgotten when dead.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use lockkeeper::{Locks, Wait};
+use lockkeeper_rig::Redis;
+
+use crate::proxy::Faults;
+use crate::support::{SECOND, address, calls, client, keys, until, until_waiting};
+
+/// How many commands it takes to hand a lock through a queue of so many clients, for each time.
+async fn commands_for_each_hand_over(waiters: usize) -> f64 {
+    let redis = Redis::start();
+    let locks = client(&redis, "first").await;
+    let held = locks.mutex("jobs").acquire().await.unwrap();
+    let (order_in, order) = (Arc::new(Mutex::new(Vec::new())), 0..waiters);
+    let mut waiting = Vec::new();
+    for waiter in order.clone() {
+        let (locks, order_in) = (client(&redis, "waits").await, order_in.clone());
+        waiting.push(tokio::spawn(async move {
+            // So long that nobody looks by itself.
+            let held = locks.mutex("jobs").ttl(600 * SECOND).acquire().await.unwrap();
+            order_in.lock().unwrap().push(waiter);
+            held.release().await.unwrap();
+        }));
+        until_waiting(&client(&redis, "looks").await, "jobs", waiter + 1).await;
+    }
+    redis.cli(&["CONFIG", "RESETSTAT"]);
+    held.release().await.unwrap();
+    for waiting in waiting {
+        waiting.await.unwrap();
+    }
+    let (asked, told) = (calls(&redis, "evalsha") + calls(&redis, "eval"), calls(&redis, "publish"));
+    assert_eq!(*order_in.lock().unwrap(), order.collect::<Vec<_>>(), "first come, first served");
+    assert!(told as usize >= waiters, "each was told: {told}");
+    asked as f64 / waiters as f64
+}
+
+/// No herd: a release wakes one, however many wait.
+#[tokio::test]
+async fn the_commands_for_a_hand_over_do_not_grow_with_the_queue() {
+    let (few, many) = (commands_for_each_hand_over(2).await, commands_for_each_hand_over(48).await);
+    // The end of the hold, the try that is granted, and what two successors ask who were told that it is their turn
+    // soon. Were everybody woken, 48 would ask 24 times each.
+    assert!(few <= 5.0 && many <= 5.0, "2 waiters: {few} commands each, 48: {many}");
+}
+
+#[tokio::test]
+async fn a_waiter_that_died_is_forgotten_when_its_time_is_over() {
+    let redis = Redis::start();
+    let faults = Faults::default();
+    let held = client(&redis, "holds").await.mutex("jobs").acquire().await.unwrap();
+    let url = format!("redis://{}", faults.proxy("dies", address(&redis)));
+    let dies = Locks::connect_as(&url, "dies").await.unwrap();
+    let stays = client(&redis, "stays").await;
+    let dead = tokio::spawn(async move { dies.mutex("jobs").ttl(2 * SECOND).acquire().await.map(drop) });
+    until_waiting(&stays, "jobs", 1).await;
+    let next = tokio::spawn({
+        let lock = stays.mutex("jobs").wait(Wait::For(25 * SECOND));
+        async move { lock.acquire().await }
+    });
+    until_waiting(&stays, "jobs", 2).await;
+    faults.cut_off("dies");
+    held.release().await.unwrap();
+    next.await.unwrap().expect("the dead one is passed over").release().await.unwrap();
+    until("nothing is left", async || keys(&redis).is_empty().then_some(())).await;
+    dead.abort();
+}
+
+/// A message that is lost costs time, not the lock: the first in the queue looks by itself.
+#[tokio::test]
+async fn a_lost_wake_up_is_made_up_for() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holds").await;
+    let held = locks.mutex("jobs").acquire().await.unwrap();
+    let waits = client(&redis, "waits").await;
+    let waiting = tokio::spawn(async move { waits.mutex("jobs").acquire().await.unwrap().release().await });
+    until_waiting(&locks, "jobs", 1).await;
+    // Its end without a word, as when a message is lost with its connection.
+    redis.cli(&["DEL", "jobs"]);
+    tokio::time::timeout(20 * SECOND, waiting).await.expect("it looks by itself").unwrap().unwrap();
+    assert!(held.release().await.is_err());
+}
+
+/// Connections that are lost and made again: everyone looks again, and places are kept.
+#[tokio::test]
+async fn a_place_is_kept_while_the_connection_is_made_anew() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holds").await;
+    let held = locks.mutex("jobs").acquire().await.unwrap();
+    let mut waiting = Vec::new();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    for waiter in 0..4 {
+        let (waits, order) = (client(&redis, "waits").await, order.clone());
+        waiting.push(tokio::spawn(async move {
+            let held = waits.mutex("jobs").acquire().await.unwrap();
+            order.lock().unwrap().push(waiter);
+            held.release().await.unwrap();
+        }));
+        until_waiting(&locks, "jobs", waiter + 1).await;
+    }
+    redis.cli(&["CLIENT", "KILL", "TYPE", "pubsub"]);
+    until_waiting(&locks, "jobs", 4).await;
+    held.release().await.unwrap();
+    for waiting in waiting {
+        tokio::time::timeout(20 * SECOND, waiting).await.expect("woken").unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), [0, 1, 2, 3]);
+}
+
+/// A waiter that gives up makes room at once, and its successor is told.
+#[tokio::test]
+async fn the_first_that_gives_up_is_followed_by_the_next() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holds").await;
+    let held = locks.mutex("jobs").acquire().await.unwrap();
+    let mut waiting = Vec::new();
+    for waiter in 0..3 {
+        let waits = client(&redis, "waits").await;
+        waiting.push(tokio::spawn(async move {
+            waits.mutex("jobs").ttl(600 * SECOND).acquire().await?.release().await.unwrap();
+            Ok::<_, lockkeeper::AcquireError>(())
+        }));
+        until_waiting(&locks, "jobs", waiter + 1).await;
+    }
+    let last = waiting.pop().unwrap();
+    waiting.iter().for_each(tokio::task::JoinHandle::abort);
+    until_waiting(&locks, "jobs", 1).await;
+    held.release().await.unwrap();
+    tokio::time::timeout(Duration::from_secs(20), last).await.expect("told").unwrap().unwrap();
+}
