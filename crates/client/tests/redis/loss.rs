@@ -1,7 +1,5 @@
 //! Writes that a server loses, and clocks that are set: the holder hears of it, and tokens rise all the same.
 
-use std::time::Duration;
-
 use lockkeeper::{Locks, LossCause};
 
 use crate::support::{SECOND, address, durable, loss, with_tokens};
@@ -47,16 +45,16 @@ async fn a_fail_over_that_loses_the_hold_is_seen_as_loss() {
 /// A wall clock that is set forward ends keys early: seen with the next renewal.
 #[tokio::test]
 async fn a_clock_that_is_set_forward_and_back_is_seen_as_loss_and_tokens_rise() {
-    let redis = lockkeeper_rig::Redis::with_clock(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let redis = lockkeeper_rig::Redis::with_clock_and(&["--appendonly", "yes", "--appendfsync", "always"]);
     let locks = with_tokens(&redis, "holder").await;
     let held = locks.mutex("jobs").ttl(10 * SECOND).acquire().await.unwrap();
     let first = held.token_hint();
-    redis.clock().step(Duration::from_secs(20));
+    redis.clock().step(20);
     assert_eq!(loss(&held).await, LossCause::Forgotten);
     let again = locks.mutex("jobs").acquire().await.unwrap();
     let second = again.token_hint();
     again.release().await.unwrap();
-    redis.clock().step_back(Duration::from_secs(20));
+    redis.clock().step(-20);
     let third = locks.mutex("jobs").acquire().await.unwrap().token_hint();
     assert!(first < second && second < third, "{first:?} {second:?} {third:?}");
 }

@@ -154,10 +154,13 @@ async fn a_break_ends_the_hold_with_that_token_and_no_other() {
         assert_eq!(loss(&held).await, lockkeeper::LossCause::Broken);
         let seen = operator.inspect(&name("jobs")).await.unwrap();
         let broken = seen.holders.iter().find(|holder| holder.token == Some(token)).unwrap();
-        assert_eq!(broken.state, lockkeeper::HolderState::Revoked {
-            reason: "it hangs".into(),
-            by: "an operator\nof two lines".into()
-        });
+        assert_eq!(
+            broken.state,
+            lockkeeper::HolderState::Revoked {
+                reason: "it hangs".into(),
+                by: "an operator\nof two lines".into()
+            }
+        );
         assert_eq!(operator.break_hold(order(token, true)).await.unwrap(), Broken::Done);
         assert!(lock().try_acquire().await.unwrap().is_some(), "now it is free");
         if let Some(other) = other {
@@ -175,8 +178,7 @@ async fn a_closed_hold_is_opened_by_now_alone() {
     let held = locks.mutex("jobs").keep_closed(600 * SECOND).acquire().await.unwrap();
     let token = held.token_hint().unwrap();
     held.release().await.unwrap();
-    let order =
-        |now| BreakOrder { name: name("jobs"), token, reason: "why".into(), by: "who".into(), now };
+    let order = |now| BreakOrder { name: name("jobs"), token, reason: "why".into(), by: "who".into(), now };
     assert_eq!(locks.break_hold(order(false)).await.unwrap(), Broken::StillClosed);
     assert!(locks.mutex("jobs").try_acquire().await.unwrap().is_none());
     assert_eq!(locks.break_hold(order(true)).await.unwrap(), Broken::Done);

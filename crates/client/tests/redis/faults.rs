@@ -1,0 +1,291 @@
+//! A server that stands still, dies, or is cut off at the wrong moment; callers that go away.
+
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use lockkeeper::{AcquireError, Lock, Locks, LossCause, ReleaseError, Unfenced, Wait};
+use lockkeeper_rig::Redis;
+
+use crate::proxy::Faults;
+use crate::support::{SECOND, address, calls, client, durable, keys, loss, name, until, until_waiting};
+use crate::switch::Switch;
+
+async fn until_nothing_is_left(redis: &Redis, what: &str) {
+    until(&format!("nothing is left after {what}"), async || {
+        keys(redis).iter().all(|key| key.contains(":gone:")).then_some(())
+    })
+    .await;
+}
+
+/// Its holds end while it stands still; each holder knows by then (P5), and whoever is next holds.
+#[tokio::test]
+async fn a_server_that_stands_still_for_longer_than_the_ttl() {
+    let redis = Redis::start();
+    let (alice, bob) = (client(&redis, "alice").await, client(&redis, "bob").await);
+    let held = alice.mutex("jobs").ttl(2 * SECOND).acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { bob.mutex("jobs").ttl(30 * SECOND).acquire().await });
+    until_waiting(&alice, "jobs", 1).await;
+    redis.stop();
+    let until_then = held.valid_until().unwrap().unwrap();
+    assert_eq!(loss(&held).await, LossCause::Expired);
+    assert!(lockkeeper::BootInstant::now() < until_then + SECOND, "and it knew in time, without an answer");
+    redis.cont();
+    let next = tokio::time::timeout(20 * SECOND, waiting).await.unwrap().unwrap().unwrap();
+    assert!(matches!(held.release().await, Err(ReleaseError::AlreadyLost(LossCause::Expired))));
+    next.verify().await.expect("the late end of the former holder ends nothing of the next one");
+}
+
+/// Shorter stalls cost nothing: what had no answer is asked again (peers' flaw 4).
+#[tokio::test]
+async fn a_server_that_stands_still_for_a_moment_loses_no_hold() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    let held = locks.mutex("jobs").ttl(6 * SECOND).acquire().await.unwrap();
+    let before = held.valid_until().unwrap();
+    redis.stop();
+    // Longer than a renewal may stay without an answer.
+    tokio::time::sleep(3 * SECOND).await;
+    redis.cont();
+    until("it is renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;
+    held.verify().await.unwrap();
+    held.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_dies_while_it_is_held() {
+    let redis = durable();
+    let locks = client(&redis, "holder").await;
+    let held = locks.mutex("jobs").ttl(10 * SECOND).acquire().await.unwrap();
+    redis.kill();
+    let release = held.release().await;
+    assert!(matches!(release, Err(ReleaseError::Ambiguous)), "{release:?}");
+    redis.start_again();
+    until_nothing_is_left(&redis, "a release that was in doubt").await;
+    locks.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
+}
+
+/// The caller goes on asking while its server is away, and gets the lock when it is back.
+#[tokio::test]
+async fn a_server_that_is_away_during_an_acquire() {
+    let redis = durable();
+    let locks = client(&redis, "holder").await;
+    locks.mutex("warm").acquire().await.unwrap().release().await.unwrap();
+    redis.kill();
+    let acquiring = tokio::spawn({
+        let lock = locks.mutex("jobs");
+        async move { lock.acquire().await }
+    });
+    let short = locks.mutex("jobs").wait(Wait::For(SECOND)).acquire().await;
+    assert!(
+        matches!(short, Err(AcquireError::TimedOut { .. } | AcquireError::Ambiguous { .. })),
+        "{short:?}"
+    );
+    redis.start_again();
+    acquiring.await.unwrap().unwrap().release().await.unwrap();
+    until_nothing_is_left(&redis, "waits that were given up").await;
+}
+
+/// Killed again and again under load: never two holders at once, and nothing is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_dies_again_and_again() {
+    let redis = durable();
+    let inside = Arc::new(AtomicI64::new(0));
+    let rounds = Arc::new(AtomicI64::new(0));
+    let mut tasks = Vec::new();
+    for worker in 0..4 {
+        let locks = client(&redis, &format!("worker {worker}")).await;
+        let (inside, rounds) = (inside.clone(), rounds.clone());
+        tasks.push(tokio::spawn(async move {
+            loop {
+                let Ok(held) = locks.mutex("jobs").ttl(20 * SECOND).acquire().await else { continue };
+                // Longer than its time nobody is killed here: whoever holds may rely on it.
+                assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "alone");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, Ordering::SeqCst);
+                rounds.fetch_add(1, Ordering::SeqCst);
+                // It may be in doubt: it is given back all the same.
+                let _ = held.release().await;
+            }
+        }));
+    }
+    for kill in 1..=4 {
+        until("they work", async || (rounds.load(Ordering::SeqCst) >= kill * 30).then_some(())).await;
+        redis.kill();
+        redis.start_again();
+    }
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
+    for task in tasks {
+        assert!(task.await.unwrap_err().is_cancelled(), "it met nobody");
+    }
+    until_nothing_is_left(&redis, "all of them").await;
+}
+
+/// Peers' flaw 1, and P7: an answer that is lost grants nothing twice and leaves nothing behind.
+#[tokio::test]
+async fn answers_that_are_lost_grant_nothing_twice() {
+    let redis = durable();
+    let faults = Faults::default();
+    let url = format!("redis://{}?fencing=counter", faults.proxy("unlucky", address(&redis)));
+    let locks = Locks::connect_as(&url, "unlucky").await.unwrap();
+    let mut last = None;
+    for round in 0..6 {
+        for lock in [locks.mutex("jobs"), locks.semaphore("slots", 1)] {
+            faults.lose_answers(round % 3);
+            faults.lose_calls(round / 3);
+            let held = lock.ttl(30 * SECOND).acquire().await.unwrap();
+            assert!(held.token_hint() > last, "a new grant");
+            last = held.token_hint();
+            held.verify().await.unwrap();
+            faults.lose_answers(1);
+            // In doubt, or not: it arrives.
+            let _ = held.release().await;
+            until_nothing_is_left(&redis, "a release without an answer").await;
+            faults.lose_answers(0);
+        }
+    }
+}
+
+/// An acquire that arrives after its own end must not hold: nobody would ever give it back.
+#[tokio::test]
+async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
+    let redis = durable();
+    let switch = Switch::to(address(&redis));
+    let locks = Locks::connect_as(&switch.url(), "late").await.unwrap();
+    for lock in [locks.mutex("jobs"), locks.semaphore("jobs", 2)] {
+        let lock = lock.ttl(10 * SECOND);
+        lock.acquire().await.unwrap().release().await.unwrap();
+        // Some other call would be kept back if the session were renewed just now; then it is tried again.
+        switch.keep_next_back();
+        let abandoned = tokio::spawn(async move { lock.acquire().await.map(drop) });
+        until("it is kept back", async || switch.has_kept().then_some(())).await;
+        abandoned.abort();
+        until("its end is remembered", async || {
+            keys(&redis).iter().any(|key| key.contains(":gone:")).then_some(())
+        })
+        .await;
+        redis.cli(&["CONFIG", "RESETSTAT"]);
+        switch.deliver_late();
+        until("it arrived", async || (calls(&redis, "evalsha") > 0).then_some(())).await;
+        until_nothing_is_left(&redis, "an acquire that came late").await;
+        redis.cli(&["FLUSHALL"]);
+    }
+}
+
+/// Polls at most `polls` times, each time when woken or after a moment; `None` if it is not ready by then.
+async fn poll_times<T>(polls: usize, mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    for _ in 0..polls {
+        let mut context = Context::from_waker(Waker::noop());
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return Some(value);
+        }
+        tokio::time::sleep(Duration::from_micros(300)).await;
+    }
+    None
+}
+
+/// Drops an acquire after 1, 2, 3 … polls, with and without a holder in the way.
+async fn cancel_everywhere(make: impl Fn(&Locks) -> Lock<Unfenced>) {
+    let redis = Redis::start();
+    let (alice, bob) = (client(&redis, "alice").await, client(&redis, "bob").await);
+    let lock = make(&alice);
+    let mut completed = 0;
+    for busy in [false, true] {
+        for polls in 1..15 {
+            let in_the_way = if busy { Some(make(&bob).acquire().await.unwrap()) } else { None };
+            {
+                let mut acquire = pin!(lock.acquire());
+                if let Some(guard) = poll_times(polls, acquire.as_mut()).await {
+                    completed += 1;
+                    drop(guard);
+                }
+            }
+            drop(in_the_way);
+            until_nothing_is_left(&redis, &format!("{polls} polls")).await;
+            let next = tokio::time::timeout(20 * SECOND, lock.acquire()).await.expect("it is free");
+            next.unwrap().release().await.unwrap();
+        }
+    }
+    assert!(completed > 0, "the last polls see the end of the acquire");
+}
+
+#[tokio::test]
+async fn an_acquire_that_is_dropped_at_any_await_leaves_nothing() {
+    cancel_everywhere(|locks| locks.mutex("jobs")).await;
+}
+
+#[tokio::test]
+async fn a_permit_whose_acquire_is_dropped_at_any_await_is_free() {
+    cancel_everywhere(|locks| locks.semaphore("jobs", 1).wait(Wait::For(60 * SECOND))).await;
+}
+
+#[tokio::test]
+async fn a_release_that_is_dropped_at_any_await_goes_on() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    for polls in 0..10 {
+        let held = locks.mutex("jobs").acquire().await.unwrap();
+        {
+            let mut release = pin!(held.release());
+            let _ = poll_times(polls, release.as_mut()).await;
+        }
+        until_nothing_is_left(&redis, &format!("{polls} polls")).await;
+    }
+}
+
+/// Peers' flaw 5: nothing is renewed once its release was sent, whatever the timing.
+#[tokio::test]
+async fn no_renewal_follows_a_release() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    // A second hold keeps the session alive, and its renewals going.
+    let other = locks.mutex("other").ttl(SECOND).acquire().await.unwrap();
+    for _ in 0..60 {
+        let held = locks.mutex("jobs").ttl(SECOND).acquire().await.unwrap();
+        held.release().await.unwrap();
+        assert_eq!(redis.cli(&["EXISTS", "jobs"]), "0");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    other.verify().await.unwrap();
+}
+
+/// Peers' flaws 2 and 3: the deadline counts from before a renewal was sent, and fires while one is on its way.
+#[tokio::test]
+async fn a_holder_that_is_cut_off_knows_before_its_key_ends() {
+    let redis = Redis::start();
+    let faults = Faults::default();
+    let url = format!("redis://{}", faults.proxy("cut off", address(&redis)));
+    let locks = Locks::connect_as(&url, "cut off").await.unwrap();
+    let held = locks.mutex("jobs").ttl(3 * SECOND).acquire().await.unwrap();
+    faults.cut_off("cut off");
+    loop {
+        // First the key, then the belief: it is believed in only while there is one.
+        let left: i64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
+        let believed = held.check(Duration::ZERO).is_ok();
+        assert!(left > 0 || !believed, "the key has ended, and the holder does not know");
+        if left <= 0 {
+            break;
+        }
+    }
+    assert_eq!(held.loss(), Some(LossCause::Expired));
+    assert!(client(&redis, "next").await.mutex("jobs").try_acquire().await.unwrap().is_some());
+}
+
+/// Peers' flaw 13: clients whose wall clocks differ agree all the same. Only the server's time and local durations count,
+/// so that nothing of ours asks a wall clock: the hold that others see has the server's time.
+#[tokio::test]
+async fn the_time_of_a_hold_is_the_servers() {
+    let redis = Redis::with_clock();
+    let locks = client(&redis, "holder").await;
+    redis.clock().step(3600);
+    let held = locks.mutex("jobs").ttl(5 * SECOND).acquire().await.unwrap();
+    let info = locks.inspect(&name("jobs")).await.unwrap();
+    assert!(info.holders[0].held_for.unwrap() < 60 * SECOND, "{info:?}");
+    let before = held.valid_until().unwrap();
+    until("it is renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;
+    assert!(locks.mutex("jobs").try_acquire().await.unwrap().is_none());
+    held.release().await.unwrap();
+}
