@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
 use crate::process::{Process, Slot};
-use crate::program::{Line, Program, ask};
+use crate::program::{Line, Program, ask, find};
 use crate::tls::Certificates;
 
 /// The server.
@@ -148,6 +148,7 @@ impl Postgres {
 
     /// Starts it after [`Postgres::kill`]: on the same port, with its data.
     pub fn start_again(&self) {
+        SERVER.path();
         let mut line = line(self.port(), &self.folder.data());
         line = line.args(["-c", "fsync=off", "-c", "full_page_writes=off"]);
         if let Some(tls) = &self.tls {
@@ -213,8 +214,14 @@ impl Drop for Postgres {
     }
 }
 
-/// What `psql` prints for `sql` at `url`.
-pub(crate) fn psql(url: &str, sql: &str) -> Result<String, String> {
+/// What `psql` prints for `sql` at `url`: rows by line, columns with `|` between.
+///
+/// # Errors
+/// A statement fails, or there is no answer within 30 s.
+///
+/// # Panics
+/// `psql` is missing.
+pub fn psql(url: &str, sql: &str) -> Result<String, String> {
     ask(PSQL, |psql| {
         for (name, _) in env::vars_os() {
             if name.to_string_lossy().starts_with("PG") {
@@ -227,12 +234,9 @@ pub(crate) fn psql(url: &str, sql: &str) -> Result<String, String> {
 }
 
 /// A PostgreSQL in the foreground: on 127.0.0.1, with its data in `folder`.
-///
-/// # Panics
-/// PostgreSQL is missing.
 #[must_use]
 pub fn line(port: u16, folder: &Path) -> Line {
-    Line::new(SERVER.path())
+    Line::new(found(SERVER))
         .unprivileged()
         .args(["-D"])
         .path(folder)
@@ -240,27 +244,43 @@ pub fn line(port: u16, folder: &Path) -> Line {
         .args(["-c", "unix_socket_directories="])
 }
 
+/// Where it is, or what it is called.
+fn found(program: Program) -> PathBuf {
+    find(program.name).unwrap_or_else(|| program.name.into())
+}
+
 /// Makes `folder` the data of a fresh PostgreSQL, with the superuser `postgres`; whoever connects is believed.
 ///
-/// # Panics
-/// PostgreSQL is missing, or refuses; it is told not to be root, so all folders above must be passable for others.
-pub fn initialise(folder: &Path) {
+/// # Errors
+/// PostgreSQL is missing, or refuses: with its words. Where we are root its user is `postgres`, whom all folders above
+/// must let pass.
+pub fn initialise(folder: &Path) -> Result<(), String> {
     make_for_unprivileged(folder);
-    let line = Line::new(INITDB.path())
+    let line = Line::new(found(INITDB))
         .unprivileged()
         .args(["-D"])
         .path(folder)
         .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"])
         // Small files for its log, which makes its data half the size.
         .args(["--wal-segsize=1"]);
-    let output = line.detached().output().unwrap_or_else(|error| panic!("initdb does not start: {error}"));
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "initdb in {} failed ({}): {said}", folder.display(), output.status);
+    let output = line.detached().output().map_err(|error| format!("initdb does not start: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!(
+        "initdb failed ({}): {}\nThe user who runs it must be able to pass all folders above {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim(),
+        folder.display()
+    ))
 }
 
 /// Copies what [`initialise`] makes from the one that was made first.
 fn prepare(data: &Path) {
-    let Some(target) = target() else { return initialise(data) };
+    INITDB.path();
+    let Some(target) = target() else {
+        return initialise(data).unwrap_or_else(|why| panic!("{why}"));
+    };
     let made = target.join("rig");
     fs::create_dir_all(&made).unwrap_or_else(|error| panic!("cannot make {}: {error}", made.display()));
     let version = ask(SERVER, |postgres| _ = postgres.arg("--version")).unwrap_or_else(|why| panic!("{why}"));
@@ -273,7 +293,7 @@ fn prepare(data: &Path) {
     if !template.exists() {
         // Made where its user can pass, which the target folder need not be.
         let folder = Folder::new("initdb");
-        initialise(&folder.data());
+        initialise(&folder.data()).unwrap_or_else(|why| panic!("{why}"));
         let unfinished = made.join("unfinished");
         let _ = fs::remove_dir_all(&unfinished);
         copy(&folder.data(), &unfinished);
