@@ -4,8 +4,9 @@
 //! in one line what is missing where it may not install it itself. May not start a service: see [`crate::services`].
 
 use std::env;
-use std::path::PathBuf;
 use std::process::Command;
+
+use lockkeeper_rig::{Program, find, pgbouncer, postgres, redis};
 
 use crate::Outcome;
 use crate::foreign;
@@ -28,25 +29,42 @@ const CARGO_TOOLS: &[CargoTool] = &[DENY];
 /// A file that something of ours uses, and the Debian package that brings it.
 #[derive(Clone, Copy)]
 pub(crate) struct Need {
-    /// A program's name, looked for in PATH; or an absolute path, for what is no program.
+    /// A program's name, looked for as the rig does ([`find`]); or an absolute path, for what is no program.
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
     pub(crate) used_by: &'static str,
 }
 
+impl Need {
+    pub(crate) const fn of(program: Program, used_by: &'static str) -> Self {
+        Self { program: program.name, package: program.package, used_by }
+    }
+}
+
 /// Every program that the tests need. A test that needs another one adds a line here, so that `cargo xtask test`
 /// passes on a machine that has nothing but Rust.
 const TEST_NEEDS: &[Need] = &[
-    Need { program: "cc", package: "gcc", used_by: "the tests of failing disks, which compile a shim" },
+    Need {
+        program: "cc",
+        package: "gcc",
+        used_by: "the tests of failing disks and wrong clocks, which compile a shim",
+    },
     Need { program: "/usr/include/dlfcn.h", package: "libc6-dev", used_by: "the same" },
     Need { program: "bash", package: "bash", used_by: "the tests of the command, which run shell scripts" },
     Need { program: "flock", package: "util-linux", used_by: "the comparison with a bare flock" },
+    Need { program: "setpriv", package: "util-linux", used_by: "the tests that start servers of others" },
+    Need { program: "timeout", package: "coreutils", used_by: "the same" },
+    // It brings the sentinel too.
+    Need::of(redis::SERVER, "the tests of Redis and Redlock"),
+    Need::of(redis::CLI, "the same"),
+    Need::of(postgres::SERVER, "the tests of PostgreSQL"),
+    Need::of(postgres::PSQL, "the same, and the tests beside psql"),
+    Need::of(pgbouncer::SERVER, "the tests of PostgreSQL behind a pool"),
     Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
     Need { program: "python3", package: "python3", used_by: "the tests beside redis-py" },
     Need { program: "pip3", package: "python3-pip", used_by: "the same" },
     Need { program: "node", package: "nodejs", used_by: "the tests beside node-redlock" },
     Need { program: "npm", package: "npm", used_by: "the same" },
-    Need { program: "psql", package: "postgresql-client", used_by: "the tests beside psql" },
 ];
 
 impl CargoTool {
@@ -98,7 +116,7 @@ pub(crate) fn install(needs: &[Need], who_needs: &str) -> Outcome {
     if !is_root() {
         return Err(format!("{who_needs} more programs; as root: `{by_hand}`"));
     }
-    if find_program("apt-get").is_none() {
+    if find("apt-get").is_none() {
         return Err(format!(
             "{who_needs} more programs, and there is no apt-get here; on Debian: `{by_hand}`"
         ));
@@ -123,17 +141,7 @@ pub(crate) fn install(needs: &[Need], who_needs: &str) -> Outcome {
 }
 
 fn missing(needs: &[Need]) -> Vec<Need> {
-    needs.iter().filter(|need| find_program(need.program).is_none()).copied().collect()
-}
-
-/// Where `program` is, by PATH and the two folders of system programs that ordinary users often lack in it. An
-/// absolute path is itself, wherever it is looked for.
-fn find_program(program: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH").unwrap_or_default();
-    env::split_paths(&path)
-        .chain(["/usr/sbin".into(), "/sbin".into()])
-        .map(|folder| folder.join(program))
-        .find(|file| file.is_file())
+    needs.iter().filter(|need| find(need.program).is_none()).copied().collect()
 }
 
 /// Asked of `id`, since std has no call for it and xtask holds no unsafe code.
@@ -144,18 +152,6 @@ fn is_root() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_program_is_found_by_path_and_one_that_does_not_exist_is_not() {
-        assert!(find_program("sh").is_some());
-        assert_eq!(find_program("no-such-program-anywhere"), None);
-    }
-
-    #[test]
-    fn an_absolute_path_is_found_only_if_it_exists() {
-        assert_eq!(find_program("/bin/sh"), Some("/bin/sh".into()));
-        assert_eq!(find_program("/usr/share/no-such-file.jar"), None);
-    }
 
     #[test]
     fn a_missing_cargo_tool_is_named_with_the_line_that_installs_it() {

@@ -2,8 +2,9 @@
 
 use std::env;
 use std::fs::{self, File};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::Signal;
@@ -11,7 +12,7 @@ use nix::sys::signal::Signal;
 use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
 use crate::process::{Process, Slot};
-use crate::program::{Line, Program, ask};
+use crate::program::{Line, Program, ask, find};
 use crate::tls::Certificates;
 
 /// The server.
@@ -33,6 +34,7 @@ pub struct Postgres {
     folder: Folder,
     args: Vec<String>,
     tls: Option<Certificates>,
+    password: Option<String>,
 }
 
 impl Postgres {
@@ -60,20 +62,37 @@ impl Postgres {
         postgres.started()
     }
 
+    /// One that asks for passwords (SCRAM): of the superuser this one, of other roles their own.
+    #[must_use]
+    pub fn with_password(password: &str) -> Self {
+        let mut postgres = Self::unstarted(&[]);
+        postgres.password = Some(password.to_owned());
+        postgres.started()
+    }
+
     fn unstarted(args: &[&str]) -> Self {
         Self {
             port: Port::free(),
             folder: Folder::new("postgres"),
             args: args.iter().map(|arg| (*arg).to_owned()).collect(),
             tls: None,
+            password: None,
             slot: Slot::empty(),
         }
     }
 
     fn started(self) -> Self {
-        prepare(&self.folder.data());
+        self.make_data();
         self.start_again();
         self
+    }
+
+    fn make_data(&self) {
+        let data = self.folder.data();
+        prepare(&data);
+        if let Some(password) = &self.password {
+            set_password(&data, password).unwrap_or_else(|why| panic!("cannot set a password: {why}"));
+        }
     }
 
     /// Where it listens on 127.0.0.1; the same over all its starts.
@@ -82,13 +101,16 @@ impl Postgres {
         self.port.number()
     }
 
-    /// `postgres://postgres@127.0.0.1:PORT/postgres`.
+    /// `postgres://postgres@127.0.0.1:PORT/postgres`, with the password if there is one.
     #[must_use]
     pub fn url(&self) -> String {
-        self.url_as("postgres")
+        match &self.password {
+            None => self.url_as("postgres"),
+            Some(password) => self.url_as(&format!("postgres:{password}")),
+        }
     }
 
-    /// The same for another user, who needs no password either.
+    /// The same for another user, `worker` or, where passwords are asked for, `worker:secret`.
     #[must_use]
     pub fn url_as(&self, user: &str) -> String {
         format!("postgres://{user}@127.0.0.1:{}/postgres", self.port())
@@ -126,17 +148,20 @@ impl Postgres {
     /// # Errors
     /// A statement fails, or there is no answer within 30 s.
     pub fn try_psql(&self, sql: &str) -> Result<String, String> {
-        self.try_psql_as("postgres", sql)
+        self.ask(&self.url(), sql)
     }
 
-    /// The same as another user.
+    /// The same as another user, who is named as for [`Postgres::url_as`].
     ///
     /// # Errors
     /// As [`Postgres::try_psql`].
     pub fn try_psql_as(&self, user: &str, sql: &str) -> Result<String, String> {
-        let url = self.url_as(user);
+        self.ask(&self.url_as(user), sql)
+    }
+
+    fn ask(&self, url: &str, sql: &str) -> Result<String, String> {
         match &self.tls {
-            None => psql(&url, sql),
+            None => psql(url, sql),
             Some(tls) => psql(&format!("{url}?sslmode=verify-full&sslrootcert={}", tls.ca.display()), sql),
         }
     }
@@ -148,15 +173,18 @@ impl Postgres {
 
     /// Starts it after [`Postgres::kill`]: on the same port, with its data.
     pub fn start_again(&self) {
+        SERVER.path();
         let mut line = line(self.port(), &self.folder.data());
         line = line.args(["-c", "fsync=off", "-c", "full_page_writes=off"]);
+        let access = self.folder.path().join("access");
+        let connection = if self.tls.is_some() { "hostssl" } else { "host" };
+        let method = if self.password.is_some() { "scram-sha-256" } else { "trust" };
+        fs::write(&access, format!("{connection} all all 127.0.0.1/32 {method}\n"))
+            .expect("our folder is ours");
+        line = line.args(["-c", &format!("hba_file={}", access.display())]);
         if let Some(tls) = &self.tls {
-            let access = self.folder.path().join("access");
-            fs::write(&access, "hostssl all all 127.0.0.1/32 trust\n").expect("our folder is ours");
             line = line.args(["-c", "ssl=on"]);
-            let files =
-                [("ssl_cert_file", &tls.certificate), ("ssl_key_file", &tls.key), ("hba_file", &access)];
-            for (name, file) in files {
+            for (name, file) in [("ssl_cert_file", &tls.certificate), ("ssl_key_file", &tls.key)] {
                 line = line.args(["-c", &format!("{name}={}", file.display())]);
             }
         }
@@ -193,7 +221,7 @@ impl Postgres {
         }
         forget_shared_memory(&self.folder.data());
         fs::remove_dir_all(self.folder.data()).expect("our folder is ours");
-        prepare(&self.folder.data());
+        self.make_data();
         if ran {
             self.start_again();
         }
@@ -213,8 +241,14 @@ impl Drop for Postgres {
     }
 }
 
-/// What `psql` prints for `sql` at `url`.
-pub(crate) fn psql(url: &str, sql: &str) -> Result<String, String> {
+/// What `psql` prints for `sql` at `url`: rows by line, columns with `|` between.
+///
+/// # Errors
+/// A statement fails, or there is no answer within 30 s.
+///
+/// # Panics
+/// `psql` is missing.
+pub fn psql(url: &str, sql: &str) -> Result<String, String> {
     ask(PSQL, |psql| {
         for (name, _) in env::vars_os() {
             if name.to_string_lossy().starts_with("PG") {
@@ -227,12 +261,9 @@ pub(crate) fn psql(url: &str, sql: &str) -> Result<String, String> {
 }
 
 /// A PostgreSQL in the foreground: on 127.0.0.1, with its data in `folder`.
-///
-/// # Panics
-/// PostgreSQL is missing.
 #[must_use]
 pub fn line(port: u16, folder: &Path) -> Line {
-    Line::new(SERVER.path())
+    Line::new(found(SERVER))
         .unprivileged()
         .args(["-D"])
         .path(folder)
@@ -240,27 +271,59 @@ pub fn line(port: u16, folder: &Path) -> Line {
         .args(["-c", "unix_socket_directories="])
 }
 
+/// Where it is, or what it is called.
+fn found(program: Program) -> PathBuf {
+    find(program.name).unwrap_or_else(|| program.name.into())
+}
+
 /// Makes `folder` the data of a fresh PostgreSQL, with the superuser `postgres`; whoever connects is believed.
 ///
-/// # Panics
-/// PostgreSQL is missing, or refuses; it is told not to be root, so all folders above must be passable for others.
-pub fn initialise(folder: &Path) {
+/// # Errors
+/// PostgreSQL is missing, or refuses: with its words. Where we are root its user is `postgres`, whom all folders above
+/// must let pass.
+pub fn initialise(folder: &Path) -> Result<(), String> {
     make_for_unprivileged(folder);
-    let line = Line::new(INITDB.path())
+    let line = Line::new(found(INITDB))
         .unprivileged()
         .args(["-D"])
         .path(folder)
         .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"])
         // Small files for its log, which makes its data half the size.
         .args(["--wal-segsize=1"]);
-    let output = line.detached().output().unwrap_or_else(|error| panic!("initdb does not start: {error}"));
+    let output = line.detached().output().map_err(|error| format!("initdb does not start: {error}"))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!(
+        "initdb failed ({}): {}\nThe user who runs it must be able to pass all folders above {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim(),
+        folder.display()
+    ))
+}
+
+/// Gives the superuser of the data in `folder` a password, before the server is there to be asked for it.
+fn set_password(folder: &Path, password: &str) -> Result<(), String> {
+    let line =
+        Line::new(SERVER.path()).unprivileged().args(["--single", "-D"]).path(folder).args(["postgres"]);
+    let failed = |error: io::Error| error.to_string();
+    let mut command = line.detached();
+    command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut child = command.spawn().map_err(failed)?;
+    let mut input = child.stdin.take().expect("its input is a pipe");
+    writeln!(input, "alter role postgres password '{}'", password.replace('\'', "''")).map_err(failed)?;
+    drop(input);
+    let output = child.wait_with_output().map_err(failed)?;
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "initdb in {} failed ({}): {said}", folder.display(), output.status);
+    if output.status.success() && !said.contains("ERROR") { Ok(()) } else { Err(said.into_owned()) }
 }
 
 /// Copies what [`initialise`] makes from the one that was made first.
 fn prepare(data: &Path) {
-    let Some(target) = target() else { return initialise(data) };
+    INITDB.path();
+    let Some(target) = target() else {
+        return initialise(data).unwrap_or_else(|why| panic!("{why}"));
+    };
     let made = target.join("rig");
     fs::create_dir_all(&made).unwrap_or_else(|error| panic!("cannot make {}: {error}", made.display()));
     let version = ask(SERVER, |postgres| _ = postgres.arg("--version")).unwrap_or_else(|why| panic!("{why}"));
@@ -273,7 +336,7 @@ fn prepare(data: &Path) {
     if !template.exists() {
         // Made where its user can pass, which the target folder need not be.
         let folder = Folder::new("initdb");
-        initialise(&folder.data());
+        initialise(&folder.data()).unwrap_or_else(|why| panic!("{why}"));
         let unfinished = made.join("unfinished");
         let _ = fs::remove_dir_all(&unfinished);
         copy(&folder.data(), &unfinished);

@@ -157,3 +157,28 @@ pub(crate) fn ask(program: Program, change: impl FnOnce(&mut Command)) -> Result
     let late = if output.status.code() == Some(124) { ", no answer within 30 s" } else { "" };
     Err(format!("`{}` failed ({}{late}): {}", program.name, output.status, said.trim()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_by_path_and_one_that_does_not_exist_is_not() {
+        assert!(find("sh").is_some());
+        assert_eq!(find("no-such-program-anywhere"), None);
+    }
+
+    #[test]
+    fn an_absolute_path_is_found_only_if_it_exists() {
+        assert_eq!(find("/bin/sh"), Some("/bin/sh".into()));
+        assert_eq!(find("/usr/share/no-such-file.jar"), None);
+    }
+
+    #[test]
+    #[should_panic(
+        expected = "`no-such-server` is missing, and this test needs it: `apt-get install some-package`. `cargo xtask test`"
+    )]
+    fn a_missing_program_is_named_with_its_package_and_what_installs_it() {
+        let _ = Program { name: "no-such-server", package: "some-package" }.path();
+    }
+}

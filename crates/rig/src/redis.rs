@@ -104,7 +104,7 @@ impl Redis {
         self
     }
 
-    /// A replica of this one, with the same settings besides; in step when this returns.
+    /// A replica of this one, with the same settings besides, and the true time; in step when this returns.
     ///
     /// # Panics
     /// This one speaks TLS; or as [`Redis::start`].

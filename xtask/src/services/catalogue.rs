@@ -1,13 +1,18 @@
 //! Which services there are: one entry each, with everything that tells them apart.
 //!
-//! Responsible for ports, packages, and how each program is started; this is the only place that knows them. A further
-//! service is one more entry. May not run anything by itself: the functions here only describe.
+//! Responsible for ports, packages, and how each program is started; this is the only place that knows them, except that
+//! what tests start too is described by the rig (`crates/rig`), whose command lines are used here. A further service is
+//! one more entry. May not leave anything running: the functions here describe, prepare and ask.
 //!
-//! Ports lie outside the range that systems hand out by themselves, and none is the default port of any of these
-//! programs: Debian starts some of them when their package is installed, and that one does not matter to us.
+//! Ports lie outside the range that systems hand out by themselves (16430 is the bench's, for our own node), and none is
+//! the default port of any of these programs: Debian starts some of them when their package is installed, and that one
+//! does not matter to us.
 
 use std::fs;
 use std::process::Command;
+
+use lockkeeper_rig::{pgbouncer, postgres, redis};
+use nix::sys::signal::Signal;
 
 use crate::Outcome;
 use crate::needs::Need;
@@ -30,12 +35,15 @@ pub(crate) struct Service {
     pub(crate) prepare: fn(&Place) -> Outcome,
     /// Starts it, in the foreground and as one process: its pid is the one that is stopped and measured.
     pub(crate) command: fn(&Place) -> Command,
+    /// Asks it to end in good order, whoever is connected.
+    pub(crate) ends_by: Signal,
+    /// The service without which it isn't ready; started with it.
+    pub(crate) after: Option<&'static Service>,
     /// An error that says why not, unless the service answers as a whole one does.
     pub(crate) ready: fn(&Place) -> Result<(), String>,
 }
 
-const REDIS_SERVER: Need =
-    Need { program: "redis-server", package: "redis-server", used_by: "the services redis-*" };
+const REDIS_SERVER: Need = Need::of(redis::SERVER, "the services redis-* and redlock-*");
 const ZOOKEEPER_JAR: &str = "/usr/share/java/zookeeper.jar";
 
 /// Redis that has synced each write to disk before it answers: the durable one.
@@ -46,17 +54,30 @@ pub(crate) const REDIS_FSYNC: Service = Service {
     needs: &[REDIS_SERVER],
     version: redis_version,
     prepare: nothing,
-    command: |place| redis(place, &["--save", "", "--appendonly", "yes", "--appendfsync", "always"]),
-    ready: redis_ready,
+    command: |place| redis(place, &["--appendonly", "yes", "--appendfsync", "always"]),
+    ends_by: Signal::SIGTERM,
+    after: None,
+    ready: |place| probe::ask(place.port, "PING\r\n", "+PONG"),
 };
 
 /// Redis that stores nothing.
-pub(crate) const REDIS_NOFSYNC: Service = Service {
-    name: "redis-nofsync",
-    port: 16400,
-    command: |place| redis(place, &["--save", "", "--appendonly", "no"]),
+pub(crate) const REDIS_NOFSYNC: Service =
+    Service { name: "redis-nofsync", port: 16400, command: |place| redis(place, &[]), ..REDIS_FSYNC };
+
+/// A replica of [`REDIS_FSYNC`], to try what is lost when it becomes the primary.
+const REDIS_REPLICA: Service = Service {
+    name: "redis-replica",
+    port: 16510,
+    command: |place| redis(place, &["--replicaof", "127.0.0.1", &REDIS_FSYNC.port.to_string()]),
+    after: Some(&REDIS_FSYNC),
+    ready: |place| probe::ask(place.port, "INFO replication\r\n", "master_link_status:up"),
     ..REDIS_FSYNC
 };
+
+/// One of five that know nothing of each other.
+const fn redlock(name: &'static str, port: u16) -> Service {
+    Service { name, family: "redlock", port, ..REDIS_NOFSYNC }
+}
 
 /// One node of etcd, with its defaults: it syncs each entry.
 pub(crate) const ETCD: Service = Service {
@@ -76,6 +97,8 @@ pub(crate) const ETCD: Service = Service {
         command.args(["--initial-cluster", &format!("default={peers}")]);
         command
     },
+    ends_by: Signal::SIGTERM,
+    after: None,
     ready: |place| probe::ask(place.port, "GET /health HTTP/1.0\r\n\r\n", "\"health\":\"true\""),
 };
 
@@ -107,11 +130,65 @@ pub(crate) const ZOOKEEPER: Service = Service {
         command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(place.folder.join("zoo.cfg"));
         command
     },
+    ends_by: Signal::SIGTERM,
+    after: None,
     ready: |place| probe::ask(place.port, "srvr", "Mode: standalone"),
 };
 
+/// PostgreSQL with its defaults: it syncs each transaction. The superuser `postgres` needs no password.
+const POSTGRES: Service = Service {
+    name: "postgres",
+    family: "postgres",
+    port: 16490,
+    needs: &[
+        Need::of(postgres::SERVER, "the service postgres"),
+        Need::of(postgres::PSQL, "the service postgres, to see whether it answers"),
+        SETPRIV,
+    ],
+    version: |_| version_of(postgres::SERVER.name),
+    prepare: |place| postgres::initialise(&place.data()),
+    command: |place| postgres::line(place.port, &place.data()).detached(),
+    // By SIGTERM it would wait until the last client has gone.
+    ends_by: Signal::SIGINT,
+    after: None,
+    ready: postgres_ready,
+};
+
+/// A pool before [`POSTGRES`], whose connections change hands between transactions.
+const PGBOUNCER: Service = Service {
+    name: "pgbouncer",
+    family: "pgbouncer",
+    port: 16500,
+    needs: &[Need::of(pgbouncer::SERVER, "the service pgbouncer"), SETPRIV],
+    version: |_| version_of(pgbouncer::SERVER.name),
+    prepare: |place| {
+        pgbouncer::write_settings(&place.folder, place.port, POSTGRES.port, &[]);
+        Ok(())
+    },
+    command: |place| pgbouncer::line(&place.folder).detached(),
+    ends_by: Signal::SIGTERM,
+    after: Some(&POSTGRES),
+    ready: postgres_ready,
+};
+
+const SETPRIV: Need =
+    Need { program: "setpriv", package: "util-linux", used_by: "the services that refuse to be root" };
+
 /// All of them, in the order in which they are shown.
-pub(crate) const SERVICES: &[Service] = &[REDIS_FSYNC, REDIS_NOFSYNC, ETCD, ZOOKEEPER];
+pub(crate) const SERVICES: &[Service] = &[
+    REDIS_FSYNC,
+    REDIS_NOFSYNC,
+    REDIS_REPLICA,
+    redlock("redlock-1", 16440),
+    redlock("redlock-2", 16450),
+    redlock("redlock-3", 16460),
+    redlock("redlock-4", 16470),
+    redlock("redlock-5", 16480),
+    POSTGRES,
+    PGBOUNCER,
+    ETCD,
+    ZOOKEEPER,
+];
 
 fn nothing(_: &Place) -> Outcome {
     Ok(())
@@ -123,31 +200,36 @@ fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-fn redis(place: &Place, durability: &[&str]) -> Command {
-    let mut command = command("redis-server", &["--port", &place.port.to_string(), "--bind", "127.0.0.1"]);
-    command.arg("--dir").arg(place.data()).args(durability);
-    // A title would overwrite the command line, which says whose process it is.
-    command.args(["--set-proc-title", "no"]);
-    command
+fn redis(place: &Place, settings: &[&str]) -> Command {
+    redis::line(place.port, &place.data(), settings).detached()
 }
 
 fn redis_version(_: &Place) -> Command {
-    command("redis-server", &["--version"])
+    version_of(redis::SERVER.name)
 }
 
-fn redis_ready(place: &Place) -> Result<(), String> {
-    probe::ask(place.port, "PING\r\n", "+PONG")
+/// Debian keeps some programs where only the rig finds them.
+fn version_of(program: &str) -> Command {
+    let mut command = Command::new(lockkeeper_rig::find(program).unwrap_or_else(|| program.into()));
+    command.arg("--version");
+    command
+}
+
+fn postgres_ready(place: &Place) -> Result<(), String> {
+    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", place.port);
+    postgres::psql(&url, "select 1").map(|_| ())
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::os::unix::fs::PermissionsExt;
     use std::path::Path;
 
     use super::*;
 
     /// Ports on which these programs listen when Debian starts them.
-    const DEFAULT_PORTS: [u16; 6] = [6379, 2379, 2380, 2181, 2888, 3888];
+    const DEFAULT_PORTS: [u16; 8] = [6379, 2379, 2380, 2181, 2888, 3888, 5432, 6432];
     /// Where Linux begins to hand out ports by itself.
     const EPHEMERAL_FROM: u16 = 32768;
 
@@ -179,17 +261,29 @@ mod tests {
     }
 
     #[test]
+    fn what_a_service_needs_comes_before_it() {
+        for (place, service) in SERVICES.iter().enumerate() {
+            if let Some(needed) = service.after {
+                assert!(SERVICES[..place].iter().any(|other| other.name == needed.name), "{}", service.name);
+            }
+        }
+    }
+
+    #[test]
     fn each_service_keeps_to_its_folder_and_says_on_its_command_line_whose_it_is() {
         for service in SERVICES {
             let root = tempfile::tempdir().unwrap();
+            // Some of them run as another user, who must be able to pass.
+            fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
             let place = Place { folder: root.path().join(service.name), port: service.port };
             fs::create_dir_all(place.data()).unwrap();
             (service.prepare)(&place).unwrap();
             let command = (service.command)(&place);
             let args: Vec<&Path> = command.get_args().map(Path::new).collect();
             assert!(args.iter().any(|arg| arg.starts_with(&place.folder)), "{}: {args:?}", service.name);
-            let told = fs::read_to_string(place.folder.join("zoo.cfg")).unwrap_or_default();
-            let told = format!("{args:?}\n{told}");
+            let written =
+                ["zoo.cfg", "pgbouncer.ini"].map(|name| fs::read_to_string(place.folder.join(name)));
+            let told = format!("{args:?}\n{written:?}");
             assert!(told.contains(&place.port.to_string()), "{} has no port: {told}", service.name);
             assert!(told.contains("127.0.0.1"), "{} does not keep to loopback: {told}", service.name);
         }

@@ -102,12 +102,13 @@ impl Place {
 
 /// Installs what `services` need, starts those that don't run, and waits until all are ready.
 pub(crate) fn up(services: &[&Service]) -> Outcome {
+    let services = with_needed(services);
     let needs: Vec<Need> =
         services.iter().flat_map(|service| service.needs).chain(DETACHING).copied().collect();
     needs::install(&needs, "the services need")?;
     let root = root()?;
     let _turn = turn(&root)?;
-    for service in services {
+    for service in &services {
         let started = start(service, &root)?;
         let pid = place(service, &root).pid().map_or("-".to_owned(), |pid| pid.to_string());
         let what = if started { "started" } else { "runs already" };
@@ -121,7 +122,7 @@ pub(crate) fn down(services: &[&Service]) -> Outcome {
     let root = root()?;
     let _turn = turn(&root)?;
     for service in services {
-        let stopped = stop(&place(service, &root))?;
+        let stopped = stop(&place(service, &root), service.ends_by)?;
         println!("{}: {}", service.name, if stopped { "stopped" } else { "did not run" });
     }
     Ok(())
@@ -171,6 +172,19 @@ fn select(names: &[String]) -> Outcome<Vec<&'static Service>> {
     }
     let wanted = |service: &&Service| names.is_empty() || names.iter().any(|name| is_meant(service, name));
     Ok(SERVICES.iter().filter(wanted).collect())
+}
+
+/// `services`, each behind the one without which it isn't ready.
+fn with_needed<'a>(services: &[&'a Service]) -> Vec<&'a Service> {
+    let mut all: Vec<&Service> = Vec::new();
+    for service in services {
+        for one in service.after.into_iter().chain([*service]) {
+            if !all.iter().any(|other| other.name == one.name) {
+                all.push(one);
+            }
+        }
+    }
+    all
 }
 
 /// Starts `service` unless it runs; says whether it had to.
@@ -233,11 +247,11 @@ fn wait_until_ready(service: &Service, place: &Place, mut has_ended: impl FnMut(
     }
 }
 
-/// Stops what runs at `place`; says whether anything did.
-fn stop(place: &Place) -> Outcome<bool> {
+/// Stops what runs at `place`, by `ends_by` if it obeys; says whether anything ran.
+fn stop(place: &Place, ends_by: Signal) -> Outcome<bool> {
     let Some(pid) = place.pid() else { return Ok(false) };
     let target = Pid::from_raw(i32::try_from(pid).map_err(|_| format!("pid {pid} is no pid"))?);
-    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+    for signal in [ends_by, Signal::SIGKILL] {
         // It may end between the look and the signal: then there is nobody left to tell.
         let _ = kill(target, signal);
         let until = Instant::now() + ENDS_WITHIN;
@@ -316,11 +330,23 @@ mod tests {
             let typed: Vec<String> = typed.iter().map(|name| (*name).to_owned()).collect();
             Ok(select(&typed)?.into_iter().map(|service| service.name).collect())
         };
-        assert_eq!(names(&["redis"]), Ok(vec!["redis-fsync", "redis-nofsync"]));
+        assert_eq!(names(&["redis"]), Ok(vec!["redis-fsync", "redis-nofsync", "redis-replica"]));
         assert_eq!(names(&["etcd", "redis-fsync", "redis-fsync"]), Ok(vec!["redis-fsync", "etcd"]));
         assert_eq!(names(&[]).map(|names| names.len()), Ok(SERVICES.len()));
         let error = names(&["etcd", "consul"]).unwrap_err();
         assert!(error.contains("`consul`") && error.contains("zookeeper"), "{error}");
+    }
+
+    #[test]
+    fn what_a_service_needs_is_started_before_it_and_once() {
+        let started = |typed: &[&str]| -> Vec<&str> {
+            let typed: Vec<String> = typed.iter().map(|name| (*name).to_owned()).collect();
+            with_needed(&select(&typed).unwrap()).into_iter().map(|service| service.name).collect()
+        };
+        assert_eq!(started(&["pgbouncer"]), ["postgres", "pgbouncer"]);
+        assert_eq!(started(&["pgbouncer", "postgres"]), ["postgres", "pgbouncer"]);
+        assert_eq!(started(&["redis-replica"]), ["redis-fsync", "redis-replica"]);
+        assert_eq!(started(&["etcd"]), ["etcd"]);
     }
 
     #[test]
@@ -372,8 +398,8 @@ mod tests {
         assert_eq!(open, 3, "a service has inherited a descriptor");
         drop(inherited);
         assert_eq!(place.pid(), pid);
-        assert_eq!(stop(&place), Ok(true));
+        assert_eq!(stop(&place, service.ends_by), Ok(true));
         assert_eq!(place.pid(), None);
-        assert_eq!(stop(&place), Ok(false));
+        assert_eq!(stop(&place, service.ends_by), Ok(false));
     }
 }

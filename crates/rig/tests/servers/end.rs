@@ -1,13 +1,30 @@
-//! The servers of a test that is killed: this program runs itself as such a test.
+//! Servers that don't come up, and the servers of a test that is killed: this program runs itself as such a test.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
+use std::panic::{UnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
 use std::thread;
 
 use lockkeeper_rig::{PgBouncer, Postgres, Redis};
 
 use crate::{listens, lives, until};
+
+/// What starting a server panics with.
+fn panics<T>(start: impl FnOnce() -> T + UnwindSafe) -> String {
+    let Err(panic) = catch_unwind(start) else { panic!("it has started") };
+    *panic.downcast::<String>().unwrap()
+}
+
+#[test]
+fn a_server_that_does_not_start_is_a_panic_with_the_end_of_its_log() {
+    let redis = panics(|| Redis::with(&["--no-such-setting", "1"]));
+    assert!(redis.contains("redis-server ended before it was ready"), "{redis}");
+    assert!(redis.contains("no-such-setting"), "{redis}");
+    let postgres = panics(|| Postgres::with(&["-c", "max_connections=lots"]));
+    assert!(postgres.contains("postgres ended before it was ready"), "{postgres}");
+    assert!(postgres.contains("max_connections") && postgres.contains("lots"), "{postgres}");
+}
 
 const VICTIM: &str = "LOCKKEEPER_RIG_VICTIM";
 

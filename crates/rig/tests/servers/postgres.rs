@@ -81,3 +81,17 @@ fn a_postgres_with_tls_is_believed_by_its_authority_only_and_takes_nothing_else(
     assert!(refused.contains("SSL error"), "{refused}");
     assert!(ask("sslmode=disable").contains("no encryption"));
 }
+
+#[test]
+fn a_postgres_with_a_password_asks_for_it_also_after_a_wipe() {
+    let postgres = Postgres::with_password("s3cr'et");
+    for _ in 0..2 {
+        assert_eq!(postgres.psql("create role worker login password 'own'; select 7"), "7");
+        assert_eq!(postgres.try_psql_as("worker:own", "select current_user"), Ok("worker".to_owned()));
+        for other in ["worker:other", "postgres:own", "postgres"] {
+            let refused = postgres.try_psql_as(other, "select 7").unwrap_err();
+            assert!(refused.contains("password"), "{other}: {refused}");
+        }
+        postgres.wipe();
+    }
+}

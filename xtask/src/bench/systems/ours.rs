@@ -7,6 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use lockkeeper::{Guard, Locks, Unfenced};
+use nix::sys::signal::Signal;
 
 use super::sessions::{self, KeptAlive};
 use super::{CONNECTIONS, Peer, Setup, TTL, failed};
@@ -35,6 +36,8 @@ pub(crate) const SERVICE: Service = Service {
         command
     },
     // Its port takes connections before it serves: the answer to HTTP/2's first words comes from the node itself.
+    ends_by: Signal::SIGTERM,
+    after: None,
     ready: |place| probe::ask(place.port, HTTP2_PREFACE, SETTINGS),
 };
 
