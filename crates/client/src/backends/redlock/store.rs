@@ -283,8 +283,11 @@ impl Inner {
         let limit = claim.try_limit();
         let deadline = Instant::now() + limit;
         let failed = |why: &str| Said::Failed { sent: false, why: why.to_owned() };
-        // Nobody listens once the outcome is certain.
-        let tell = move |answer: Said| drop(says.send((index, answer)));
+        // Nobody listens once the outcome is certain. Whoever does is done when each node has said something.
+        let tell = move |answer: Said| {
+            let says = says;
+            drop(says.send((index, answer)));
+        };
         if self.owed[index].load(Ordering::Relaxed) >= OWED_MAX {
             return tell(failed("not asked: it has not answered to earlier calls"));
         }
