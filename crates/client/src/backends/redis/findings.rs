@@ -36,7 +36,7 @@ pub(super) async fn check_that_tokens_last(store: &RedisStore) -> Result<(), Bac
 }
 
 /// What each setting means.
-pub(super) async fn of(store: &RedisStore) -> Result<Vec<Finding>, BackendError> {
+pub(crate) async fn of(store: &RedisStore) -> Result<Vec<Finding>, BackendError> {
     let settings = match settings(store).await {
         Ok(settings) => settings,
         Err(error) => {

@@ -4,7 +4,7 @@
 //! time and nothing else was heard meanwhile. What Redis says of waiters comes as pushes on the same connection
 //! (RESP3); whatever was said while there was none is made up for by waking everyone.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -53,7 +53,11 @@ pub(super) struct Link {
     up: watch::Receiver<Option<Connection>>,
     lost: UnboundedSender<u64>,
     server: Arc<str>,
+    trouble: Trouble,
 }
+
+/// Why there was no connection when it was last tried to make one.
+type Trouble = Arc<Mutex<Option<String>>>;
 
 /// A connection that was made; clones are the same one.
 #[derive(Clone)]
@@ -65,40 +69,49 @@ struct Connection {
 }
 
 impl Link {
-    /// Connects, on the worker, which goes on keeping the connection up. With `patient`, a server that is out of reach
-    /// is connected to as soon as it is back, and why it wasn't is told beside.
+    /// Connects, on the worker, which goes on keeping the connection up.
     pub(super) async fn open(
         target: Target,
         worker: &Worker,
         wakes: Wakes,
         client: &str,
-        patient: bool,
-    ) -> Result<(Self, Option<ConnectError>), ConnectError> {
+    ) -> Result<Self, ConnectError> {
         let (lost, losses) = unbounded_channel();
         let (opened_in, opened) = oneshot::channel();
         let server: Arc<str> = target.to_string().into();
-        let keeper = Keeper { target, wakes, channel: layout::channel(client), lost: lost.clone() };
+        let trouble = Trouble::default();
+        let channel = layout::channel(client);
+        let keeper = Keeper { target, wakes, channel, lost: lost.clone(), trouble: trouble.clone() };
         worker.run(Box::pin(async move {
-            let (connection, error) = match keeper.connect(FIRST).await {
-                Ok(connection) => (Some(connection), None),
-                Err(error) => (None, Some(error)),
-            };
-            let (up_in, up) = watch::channel(connection);
-            // Whoever asked may have stopped waiting, or not want it without a connection: then `up` is gone.
-            if opened_in.send((up, error)).is_ok() {
-                keeper.keep(up_in, losses).await;
+            match keeper.connect(FIRST).await {
+                Ok(connection) => {
+                    let (up_in, up) = watch::channel(Some(connection));
+                    if opened_in.send(Ok(up)).is_ok() {
+                        keeper.keep(up_in, losses).await;
+                    }
+                }
+                // Whoever asked may have stopped waiting.
+                Err(error) => drop(opened_in.send(Err(error))),
             }
         }));
-        let (up, error) = opened.await.map_err(|_| refusal::no_thread())?;
-        match error {
-            Some(error) if !patient || !refusal::may_pass(&error) => Err(error),
-            error => Ok((Self { up, lost, server }, error)),
-        }
+        let up = opened.await.unwrap_or_else(|_| Err(refusal::no_thread()))?;
+        Ok(Self { up, lost, server, trouble })
     }
 
     /// The server, as people know it.
     pub(super) fn server(&self) -> &str {
         &self.server
+    }
+
+    /// Whether there is a connection at the moment.
+    #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "others wait for the next one"))]
+    pub(super) fn is_up(&self) -> bool {
+        self.up.borrow().is_some()
+    }
+
+    /// Why there is no connection, as far as it is known.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Runs a script. A server that does not know it yet is sent it whole.
@@ -227,6 +240,7 @@ struct Keeper {
     wakes: Wakes,
     channel: String,
     lost: UnboundedSender<u64>,
+    trouble: Trouble,
 }
 
 impl Keeper {
@@ -278,12 +292,22 @@ impl Keeper {
         }
     }
 
+    fn set_trouble(&self, says: Option<String>) {
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = says;
+    }
+
     async fn connect_at_last(&self, number: u64) -> Connection {
         let mut pause = PAUSES.0;
         loop {
             match self.connect(number).await {
-                Ok(connection) => return connection,
-                Err(error) => tracing::debug!(%error, "no connection to Redis yet"),
+                Ok(connection) => {
+                    self.set_trouble(None);
+                    return connection;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "no connection to Redis yet");
+                    self.set_trouble(Some(error.to_string()));
+                }
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(PAUSES.1);

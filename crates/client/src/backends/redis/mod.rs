@@ -7,6 +7,8 @@
 
 mod answers;
 mod findings;
+#[cfg(feature = "redlock")]
+mod identity;
 mod inspect;
 mod layout;
 mod link;
@@ -44,14 +46,16 @@ pub(crate) use settings::Settings;
     not(feature = "redlock"),
     allow(unused_imports, reason = "for a majority of several servers")
 )]
-pub(crate) use store::{RedisStore, open_store, open_store_patiently};
+pub(crate) use store::{RedisStore, open_store};
+#[cfg(feature = "redlock")]
+pub(crate) use {findings::of as findings_of, identity::Identity, settings::shown};
 
 /// Makes a client, if the server answers and can do what the URL asks for.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let (settings, topology) = Settings::parse(url)?;
     let worker = worker()?;
     let wakes = Wakes::default();
-    let (store, _) = RedisStore::open(&settings, topology, &worker, wakes.clone(), true, false).await?;
+    let store = RedisStore::open(&settings, topology, &worker, wakes.clone(), true).await?;
     if settings.fencing && !settings.force {
         findings::check_that_tokens_last(&store).await?;
     }

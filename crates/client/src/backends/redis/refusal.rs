@@ -91,11 +91,6 @@ pub(super) fn connecting_took_too_long(target: &dyn fmt::Display, limit: Duratio
     BackendError::new(BackendErrorKind::Unreachable, text).into()
 }
 
-/// Whether trying again later may help.
-pub(super) fn may_pass(error: &ConnectError) -> bool {
-    matches!(error, ConnectError::Backend(error) if error.kind == BackendErrorKind::Unreachable)
-}
-
 /// The thread that connects is gone.
 pub(super) fn no_thread() -> ConnectError {
     BackendError::new(BackendErrorKind::Operator, "the thread that keeps the connection to Redis has ended")

@@ -195,7 +195,7 @@ impl fmt::Display for Topology {
 }
 
 /// A host as people write it.
-pub(super) fn shown(host: &Host) -> String {
+pub(crate) fn shown(host: &Host) -> String {
     let (open, close) = if host.name.contains(':') { ("[", "]") } else { ("", "") };
     format!("{open}{}{close}:{}", host.name, host.port.unwrap_or(PORT))
 }

@@ -47,23 +47,7 @@ pub(crate) async fn open_store(
     fair: bool,
 ) -> Result<Arc<RedisStore>, ConnectError> {
     let topology = Topology::Single(host.clone());
-    let (store, _) = RedisStore::open(settings, topology, worker, wakes, fair, false).await?;
-    Ok(Arc::new(store))
-}
-
-/// As [`open_store`], but a server that is out of reach is connected to as soon as it is back: why it isn't yet is told
-/// beside its store, whose calls fail until then.
-#[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "a majority has several of them"))]
-pub(crate) async fn open_store_patiently(
-    host: &Host,
-    settings: &Settings,
-    worker: &Worker,
-    wakes: Wakes,
-    fair: bool,
-) -> Result<(Arc<RedisStore>, Option<ConnectError>), ConnectError> {
-    let topology = Topology::Single(host.clone());
-    let (store, error) = RedisStore::open(settings, topology, worker, wakes, fair, true).await?;
-    Ok((Arc::new(store), error))
+    RedisStore::open(settings, topology, worker, wakes, fair).await.map(Arc::new)
 }
 
 impl RedisStore {
@@ -73,8 +57,7 @@ impl RedisStore {
         worker: &Worker,
         wakes: Wakes,
         fair: bool,
-        patient: bool,
-    ) -> Result<(Self, Option<ConnectError>), ConnectError> {
+    ) -> Result<Self, ConnectError> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             let what = format!("the system gives no random bytes: {error}");
@@ -83,9 +66,9 @@ impl RedisStore {
         let client = format!("{:016x}", u64::from_be_bytes(random));
         let cluster = matches!(topology, Topology::Cluster(_));
         let target = Target::new(settings.clone(), topology);
-        let (link, error) = Link::open(target, worker, wakes, &client, patient).await?;
+        let link = Link::open(target, worker, wakes, &client).await?;
         let (prefix, fencing) = (settings.prefix.clone(), settings.fencing);
-        Ok((Self(Arc::new(Inner { link, prefix, client, fair, fencing, cluster })), error))
+        Ok(Self(Arc::new(Inner { link, prefix, client, fair, fencing, cluster })))
     }
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
@@ -137,6 +120,10 @@ impl Store for RedisStore {
                 _ => End::Gone,
             })
         })
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.0.link.trouble()
     }
 }
 

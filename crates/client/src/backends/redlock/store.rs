@@ -168,6 +168,14 @@ impl Inner {
         self.book().claims.get(id).cloned()
     }
 
+    /// From here on no try of it begins.
+    fn remember_over(&self, entry: &Entry) {
+        let now = (self.now)();
+        let mut book = self.book();
+        book.sweep(now);
+        book.over.insert(entry.id.clone(), now + entry.ttl.saturating_mul(2));
+    }
+
     fn forget(&self, claim: &Claim) {
         self.book().claims.remove(&claim.entry.id);
     }
@@ -222,7 +230,7 @@ impl Inner {
         let (says, mut said) = mpsc::unbounded_channel();
         for index in 0..self.nodes.len() {
             let (inner, claim, attempt, says) = (self.clone(), claim.clone(), attempt.clone(), says.clone());
-            tokio::spawn(async move { inner.ask(index, &claim, round, attempt, &says).await });
+            tokio::spawn(async move { inner.ask(index, &claim, round, attempt, says).await });
         }
         drop(says);
         let mut tally = Tally::new(self.nodes.len(), self.majority);
@@ -231,6 +239,12 @@ impl Inner {
             tally.add(index, answer);
         }
         let verdict = tally.verdict();
+        if matches!(verdict, Verdict::Unreachable | Verdict::Refused) {
+            // Whoever is told that it failed is told what each node said.
+            while let Some((index, answer)) = said.recv().await {
+                tally.add(index, answer);
+            }
+        }
         if verdict == Verdict::Won {
             match claim.win(round, (self.now)()) {
                 Ok(queues) => {
@@ -264,13 +278,16 @@ impl Inner {
         claim: &Arc<Claim>,
         round: u64,
         attempt: Attempt,
-        says: &mpsc::UnboundedSender<(usize, Said)>,
+        says: mpsc::UnboundedSender<(usize, Said)>,
     ) {
         let limit = claim.try_limit();
         let deadline = Instant::now() + limit;
         let failed = |why: &str| Said::Failed { sent: false, why: why.to_owned() };
-        // Nobody listens once the outcome is certain.
-        let tell = |answer: Said| drop(says.send((index, answer)));
+        // Nobody listens once the outcome is certain. Whoever does is done when each node has said something.
+        let tell = move |answer: Said| {
+            let says = says;
+            drop(says.send((index, answer)));
+        };
         if self.owed[index].load(Ordering::Relaxed) >= OWED_MAX {
             return tell(failed("not asked: it has not answered to earlier calls"));
         }
@@ -369,10 +386,7 @@ impl Inner {
 
     async fn finish(self: &Arc<Self>, entry: &Entry, doubt: bool) -> Result<End, CallError> {
         if doubt {
-            let now = (self.now)();
-            let mut book = self.book();
-            book.sweep(now);
-            book.over.insert(entry.id.clone(), now + entry.ttl.saturating_mul(2));
+            self.remember_over(entry);
         }
         let Some(claim) = self.known(&entry.id) else { return Ok(End::Gone) };
         self.end(&claim);
@@ -435,6 +449,7 @@ impl Inner {
             let renewed = count.renewed(self.majority).unwrap_or(Renewed::Gone);
             if let (Renewed::Gone, Some(claim)) = (renewed, &count.claim) {
                 // A minority that is left of it would keep others out for nothing.
+                self.remember_over(&claim.entry);
                 self.end(claim);
             }
             renewed

@@ -1,0 +1,45 @@
+//! What tells one server from another: for those who need several that have nothing to do with each other.
+
+use redis::Value;
+
+use super::answers::Items;
+use super::store::RedisStore;
+use crate::error::BackendError;
+
+/// Which server answers, and in whose name.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Identity {
+    /// Random at each of its starts.
+    pub(crate) run_id: String,
+    /// The server whose writes it repeats, if it is a replica.
+    pub(crate) replica_of: Option<String>,
+}
+
+impl RedisStore {
+    /// Asks for it. Needs the permission for `INFO`.
+    pub(crate) async fn identity(&self) -> Result<Identity, BackendError> {
+        let mut text = self.info("server").await?;
+        text.push_str(&self.info("replication").await?);
+        let field = |name: &str| {
+            let value = |line: &str| Some(line.trim_end().strip_prefix(name)?.strip_prefix(':')?.to_owned());
+            text.lines().find_map(value).unwrap_or_default()
+        };
+        let primary = format!("{}:{}", field("master_host"), field("master_port"));
+        let is_replica = matches!(field("role").as_str(), "slave" | "replica");
+        Ok(Identity { run_id: field("run_id"), replica_of: is_replica.then_some(primary) })
+    }
+
+    async fn info(&self, section: &str) -> Result<String, BackendError> {
+        let mut ask = redis::cmd("INFO");
+        ask.arg(section);
+        Ok(match self.inner().ask(ask).await? {
+            Value::VerbatimString { text, .. } => text,
+            other => Items::from(vec![other]).word(),
+        })
+    }
+
+    /// Whether it can be asked at the moment.
+    pub(crate) fn is_up(&self) -> bool {
+        self.inner().link.is_up()
+    }
+}

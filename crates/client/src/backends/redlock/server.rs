@@ -1,0 +1,186 @@
+//! One server of a quorum, from the first time that it can be used.
+//!
+//! A quorum works while some of its servers do not, so that each is tried again in the background. While there is no
+//! connection its calls fail at once: the others decide, and nobody waits for one that is down.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use lockkeeper_core::End;
+
+use crate::backend::{BoxFuture, CallError};
+use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
+use crate::backends::redis::{self, Identity, RedisStore};
+use crate::error::{BackendError, BackendErrorKind};
+use crate::url::Host;
+use crate::worker::Worker;
+
+/// Pauses between tries to use a server that could not be used: the first, and the longest.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
+
+/// Which server was met under which address: two addresses of one server are no two opinions.
+pub(super) type Met = Arc<Mutex<BTreeMap<String, String>>>;
+
+/// One of the URL's servers.
+pub(super) struct Server {
+    /// As the URL names it.
+    pub(super) name: String,
+    /// Where it tells that it may be an entry's turn there.
+    pub(super) wakes: Wakes,
+    host: Host,
+    settings: redis::Settings,
+    worker: Worker,
+    met: Met,
+    reach: Mutex<Reach>,
+}
+
+enum Reach {
+    /// It can be used. `unchecked`: whether it is another server than the rest could not be found out, and why.
+    Up { store: Arc<RedisStore>, unchecked: Option<String> },
+    /// It could not be used yet, and why.
+    Down(String),
+}
+
+/// Why a server can't be used.
+#[derive(Debug)]
+pub(super) enum Unfit {
+    /// Later it may be.
+    Failed(BackendError),
+    /// Its opinion is another's.
+    NotIndependent(String),
+}
+
+impl Server {
+    pub(super) fn new(host: &Host, settings: redis::Settings, worker: Worker, met: Met) -> Arc<Self> {
+        Arc::new(Self {
+            name: redis::shown(host),
+            wakes: Wakes::default(),
+            host: host.clone(),
+            settings,
+            worker,
+            met,
+            reach: Mutex::new(Reach::Down("not asked yet".to_owned())),
+        })
+    }
+
+    fn reach(&self) -> MutexGuard<'_, Reach> {
+        self.reach.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server, if it can be used at the moment; why not otherwise.
+    pub(super) fn store(&self) -> Result<Arc<RedisStore>, String> {
+        match &*self.reach() {
+            Reach::Up { store, .. } => match store.is_up() {
+                true => Ok(store.clone()),
+                false => Err(store.trouble().unwrap_or_else(|| "its connection is lost".to_owned())),
+            },
+            Reach::Down(why) => Err(why.clone()),
+        }
+    }
+
+    /// Why it is not known whether this server is another one than the rest.
+    pub(super) fn unchecked(&self) -> Option<String> {
+        match &*self.reach() {
+            Reach::Up { unchecked, .. } => unchecked.clone(),
+            Reach::Down(_) => None,
+        }
+    }
+
+    /// Tries to use it. From then on its store keeps its connection up by itself.
+    pub(super) async fn connect(&self) -> Result<(), Unfit> {
+        let tried = self.try_to_connect().await;
+        if let Err(unfit) = &tried {
+            let (Unfit::NotIndependent(why) | Unfit::Failed(BackendError { message: why, .. })) = unfit;
+            *self.reach() = Reach::Down(why.clone());
+        }
+        tried
+    }
+
+    async fn try_to_connect(&self) -> Result<(), Unfit> {
+        let failed = |error: crate::error::ConnectError| {
+            Unfit::Failed(match error {
+                crate::error::ConnectError::Backend(error) => error,
+                other => BackendError::new(BackendErrorKind::Refused, other.to_string()),
+            })
+        };
+        let opened = redis::open_store(&self.host, &self.settings, &self.worker, self.wakes.clone(), false);
+        let store = opened.await.map_err(failed)?;
+        let unchecked = match store.identity().await {
+            Ok(identity) => self.check(identity).map(|()| None)?,
+            Err(error) => {
+                tracing::warn!(server = self.name, %error, "whether this server is one of its own can't be checked");
+                Some(error.message)
+            }
+        };
+        *self.reach() = Reach::Up { store, unchecked };
+        Ok(())
+    }
+
+    fn check(&self, identity: Identity) -> Result<(), Unfit> {
+        if let Some(primary) = identity.replica_of {
+            return Err(Unfit::NotIndependent(format!(
+                "{} is a replica of {primary}: it says what that server says, a moment later; name primaries that have \
+                 nothing to do with each other",
+                self.name
+            )));
+        }
+        let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
+        let other = met.entry(identity.run_id).or_insert_with(|| self.name.clone());
+        if *other == self.name {
+            return Ok(());
+        }
+        Err(Unfit::NotIndependent(format!(
+            "{} and {other} are the same server (`run_id` of `INFO`): it would vote twice; name each server once",
+            self.name
+        )))
+    }
+
+    /// Goes on trying until it can be used, or nobody wants it any more.
+    pub(super) async fn keep_trying(server: Weak<Self>) {
+        let mut pause = PAUSES.0;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = (2 * pause).min(PAUSES.1);
+            let Some(server) = server.upgrade() else { return };
+            match server.connect().await {
+                Ok(()) => {
+                    tracing::info!(server = server.name, "takes part again");
+                    // Those who wait have no place in its queue yet.
+                    return server.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
+                }
+                Err(unfit) => tracing::debug!(server = server.name, ?unfit, "can't be used yet"),
+            }
+        }
+    }
+}
+
+/// Nothing was sent.
+const DOWN: CallError = CallError { sent: false };
+
+impl Store for Server {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        match self.store() {
+            Ok(store) => store.attempt(attempt),
+            Err(_) => Box::pin(async { Err(DOWN) }),
+        }
+    }
+
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+        match self.store() {
+            Ok(store) => store.renew(entries),
+            Err(_) => Box::pin(async { Err(DOWN) }),
+        }
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        match self.store() {
+            Ok(store) => store.finish(entry, doubt),
+            Err(_) => Box::pin(async { Err(DOWN) }),
+        }
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.store().err()
+    }
+}

@@ -1,0 +1,86 @@
+//! Whatever an acquire is stopped by, no server holds anything for it afterwards (peers' flaw 1).
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use lockkeeper_rig::Redis;
+
+use crate::support::{NAME, SECOND, Servers, try_to_hold};
+
+/// Dropped after 1, 2, 3 … polls with a pause between, alone and behind a holder.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_is_dropped_at_any_await_leaves_nothing() {
+    let servers = Servers::start(3);
+    let (locks, other) = (servers.client("gives up").await, servers.client("holds").await);
+    let (mut dropped, mut granted) = (0, 0);
+    for busy in [false, true] {
+        for polls in 0..25 {
+            let held = if busy { Some(try_to_hold(&other).await.expect("it is free")) } else { None };
+            let lock = locks.mutex(NAME).ttl(10 * SECOND);
+            let done = {
+                let mut acquire = pin!(lock.acquire());
+                let mut done = None;
+                for _ in 0..=polls {
+                    let mut context = Context::from_waker(Waker::noop());
+                    if let Poll::Ready(guard) = acquire.as_mut().poll(&mut context) {
+                        done = Some(guard.unwrap());
+                        break;
+                    }
+                    // So that the steps are spread over the round trips, not over one moment before the first.
+                    tokio::time::sleep(Duration::from_micros(100)).await;
+                }
+                done
+            };
+            dropped += u32::from(done.is_none());
+            granted += u32::from(done.is_some());
+            drop(done);
+            if let Some(held) = held {
+                held.release().await.unwrap();
+            }
+            servers.until_nothing_is_left(NAME).await;
+            let next = try_to_hold(&other).await.expect("nothing of it is in the way");
+            next.release().await.unwrap();
+            servers.until_nothing_is_left(NAME).await;
+        }
+    }
+    assert!(
+        dropped > 25 && granted > 0,
+        "dropped {dropped}, granted {granted}: the steps do not span an acquire"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acquire_that_is_dropped_while_servers_hang_leaves_nothing_when_they_go_on() {
+    let servers = Servers::start(5);
+    let locks = servers.client("gives up").await;
+    try_to_hold(&locks).await.expect("it is free").release().await.unwrap();
+    servers.until_nothing_is_left(NAME).await;
+    servers.0[..3].iter().for_each(Redis::stop);
+    let lock = locks.mutex(NAME).ttl(10 * SECOND);
+    let acquiring = tokio::time::timeout(Duration::from_millis(200), lock.acquire()).await;
+    assert!(acquiring.is_err(), "two of five are no majority");
+    servers.0[..3].iter().for_each(Redis::cont);
+    servers.until_nothing_is_left(NAME).await;
+    let held = try_to_hold(&locks).await.expect("nothing of it is in the way");
+    held.release().await.unwrap();
+}
+
+/// Two who each get a part of the servers leave nothing but one hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rivals_leave_nothing_of_the_rounds_that_they_lost() {
+    let servers = Servers::start(5);
+    let mut rivals = Vec::new();
+    for rival in 0..6 {
+        let locks = servers.client(&format!("rival {rival}")).await;
+        rivals.push(tokio::spawn(async move {
+            for _ in 0..5 {
+                locks.mutex(NAME).acquire().await.unwrap().release().await.unwrap();
+            }
+        }));
+    }
+    for rival in rivals {
+        rival.await.unwrap();
+    }
+    servers.until_nothing_is_left(NAME).await;
+}

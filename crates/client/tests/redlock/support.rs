@@ -1,0 +1,78 @@
+//! Several servers, and what is in them.
+
+use std::time::Duration;
+
+use lockkeeper::{AcquireError, Guard, Locks, Unfenced, Wait};
+use lockkeeper_rig::Redis;
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const NAME: &str = "orders/42";
+
+/// Independent servers.
+pub(crate) struct Servers(pub(crate) Vec<Redis>);
+
+impl Servers {
+    pub(crate) fn start(count: usize) -> Self {
+        Self::of((0..count).map(|_| Redis::start()))
+    }
+
+    pub(crate) fn of(servers: impl IntoIterator<Item = Redis>) -> Self {
+        Self(servers.into_iter().collect())
+    }
+
+    pub(crate) fn hosts(&self) -> String {
+        let hosts: Vec<String> = self.0.iter().map(address).collect();
+        hosts.join(",")
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redlock://{}", self.hosts())
+    }
+
+    pub(crate) async fn client(&self, label: &str) -> Locks {
+        Locks::connect_as(&self.url(), label).await.unwrap()
+    }
+
+    /// At which servers, of those that answer, the lock's key is.
+    pub(crate) fn keys(&self, name: &str) -> usize {
+        let has = |server: &&Redis| server.try_cli(&["EXISTS", name]).is_ok_and(|answer| answer == "1");
+        self.0.iter().filter(|server| server.pid().is_some()).filter(has).count()
+    }
+
+    /// Waits until no server that answers has anything of a lock but what is remembered of its ends.
+    pub(crate) async fn until_nothing_is_left(&self, name: &str) {
+        until(&format!("nothing is left of {name}"), async || {
+            let left = self.0.iter().filter(|server| server.pid().is_some()).any(|server| {
+                let queue = format!("{{{name}}}:lockkeeper:queue");
+                server.cli(&["EXISTS", name, &queue]) != "0"
+            });
+            (!left).then_some(())
+        })
+        .await;
+    }
+}
+
+pub(crate) fn address(server: &Redis) -> String {
+    format!("127.0.0.1:{}", server.port())
+}
+
+/// Holds it at once, or not.
+pub(crate) async fn try_to_hold(locks: &Locks) -> Option<Guard<Unfenced>> {
+    locks.mutex(NAME).ttl(3 * SECOND).try_acquire().await.unwrap()
+}
+
+pub(crate) async fn hold(locks: &Locks, ttl: Duration) -> Result<Guard<Unfenced>, AcquireError> {
+    locks.mutex(NAME).ttl(ttl).wait(Wait::For(20 * SECOND)).acquire().await
+}
+
+/// Waits for a condition, with a deadline that is only there so that a failure ends.
+pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = std::time::Instant::now() + 30 * SECOND;
+    loop {
+        if let Some(found) = probe().await {
+            return found;
+        }
+        assert!(std::time::Instant::now() < deadline, "waited for 30 s: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
