@@ -14,7 +14,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Another project's client. Killed when dropped, as by a crash.
 pub(crate) trait Peer {
-    /// Takes a lock if it is free. What its holder is known by on the server, if it does.
+    /// Takes a lock if it is free. If it does: how we are to show its holder to people.
     fn try_acquire(&mut self, name: &str, ttl: Duration) -> Option<String>;
 
     /// Begins to wait for a lock that is not free. Returns when it has found that out.

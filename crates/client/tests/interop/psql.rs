@@ -1,11 +1,12 @@
-//! psql with `pg_advisory_lock` beside `postgres://…?lock=session`, for each way from a name to a key that ours offers.
+//! psql with `pg_advisory_lock` beside `postgres://…?lock=session` and `lock=transaction`, for each way from a name to a
+//! key that ours offers.
 //!
 //! There are no leases here: a session holds, and a crash is the end of its connection.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use lockkeeper::{Locks, Wait};
+use lockkeeper::Locks;
 use lockkeeper_rig::Postgres;
 
 use crate::peer::{Peer, Process};
@@ -17,42 +18,51 @@ const WAITS_WITHIN: Duration = Duration::from_secs(30);
 /// Without meaning here.
 const TTL: Duration = Duration::ZERO;
 
-/// A convention, and how SQL has its key.
+/// How a name becomes a key: by a rule of ours, and by SQL.
 struct Convention {
     /// What `?key=` calls it.
-    parameter: &'static str,
+    rule: &'static str,
     name: &'static str,
     /// The arguments of `pg_advisory_lock`, with `$` for the name as an SQL text.
     sql: &'static str,
 }
 
 /// What people write by hand most of all.
-const PLAIN: Convention =
-    Convention { parameter: "hashtextextended", name: "orders/42", sql: "hashtextextended($, 0)" };
+const PLAIN: Convention = by("hashtextextended", "orders/42", "hashtextextended($, 0)");
+
+const NAME: &str = "orders:42:checkout";
+const SHA256: &str = "('x' || encode(substr(sha256(convert_to($, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint";
+const OURS: &str = r"('x' || encode(substr(sha256('lockkeeper/1\000' || convert_to($, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint";
 
 /// Keys that PostgreSQL's own functions can't make stand here as numbers, each from the documentation or a run of the
-/// library that brought the convention.
+/// library that brought the rule.
 const CONVENTIONS: &[Convention] = &[
     PLAIN,
-    Convention { parameter: "hashtext", name: "orders:42:checkout", sql: "hashtext($)" },
-    Convention {
-        parameter: "sha256be",
-        name: "orders:42:checkout",
-        sql: "('x' || encode(substr(sha256(convert_to($, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint",
-    },
-    Convention {
-        parameter: "tooz",
-        name: "orders:42:checkout",
-        sql: "get_byte(decode(md5($), 'hex'), 0), get_byte(decode(md5($), 'hex'), 1)",
-    },
-    Convention { parameter: "ruby", name: "orders:42:checkout", sql: "763341982, 0" },
+    by("hashtextextended", "o'brien/ä", "hashtextextended($, 0)"),
+    by("hashtext", NAME, "hashtext($)"),
+    by("lockkeeper", NAME, OURS),
+    by("sha256be", NAME, SHA256),
+    by("message-db", NAME, "left('x' || md5($), 17)::bit(64)::bigint"),
+    by("tooz", NAME, "get_byte(decode(md5($), 'hex'), 0), get_byte(decode(md5($), 'hex'), 1)"),
+    by("crc32", NAME, "763341982"),
+    by("ruby", NAME, "763341982, 0"),
+    by("ruby:-7", NAME, "763341982, -7"),
     // The example of sqlx' own page.
-    Convention { parameter: "sqlx", name: "my first Postgres advisory lock!", sql: "-5560419505042474287" },
-    Convention { parameter: "sqlx", name: "orders:42:checkout", sql: "4162161070278803260" },
-    // A short name is packed into the key, a long one is hashed.
-    Convention { parameter: "madelson", name: "job1", sql: "-3044693829279023105" },
-    Convention { parameter: "madelson", name: "orders:42:checkout", sql: "-533755646865238680" },
+    by("sqlx", "my first Postgres advisory lock!", "-5560419505042474287"),
+    by("sqlx", NAME, "4162161070278803260"),
+    // A short name is packed into a pair, a long one is hashed to a number.
+    by("madelson", "job1", "(-3044693829279023105 >> 32)::int, (-3044693829279023105 << 32 >> 32)::int"),
+    by("madelson", NAME, "-533755646865238680"),
+    by("raw", "42", "$::bigint"),
+    by("raw", "1,2", "split_part($, ',', 1)::int, split_part($, ',', 2)::int"),
+    by("sqlx-migrations", "mydb", "293176876009260204"),
+    by("rails-migrations", "mydb", "586353752304064290"),
+    by("golang-migrate", "mydb", "3799279374"),
 ];
+
+const fn by(rule: &'static str, name: &'static str, sql: &'static str) -> Convention {
+    Convention { rule, name, sql }
+}
 
 impl Convention {
     /// The arguments of `pg_advisory_lock` for `name`.
@@ -64,12 +74,14 @@ impl Convention {
 /// A server, and a convention that both sides follow.
 struct Server {
     postgres: Postgres,
+    /// What `?lock=` says.
+    lock: &'static str,
     convention: &'static Convention,
 }
 
 impl Server {
-    fn start() -> Self {
-        Self { postgres: Postgres::start(), convention: &PLAIN }
+    fn start(lock: &'static str) -> Self {
+        Self { postgres: Postgres::start(), lock, convention: &PLAIN }
     }
 }
 
@@ -77,7 +89,7 @@ impl World for Server {
     type Peer = Psql;
 
     fn url(&self) -> String {
-        format!("{}?lock=session&key={}", self.postgres.url(), self.convention.parameter)
+        format!("{}?lock={}&key={}", self.postgres.url(), self.lock, self.convention.rule)
     }
 
     fn peer(&self) -> Psql {
@@ -117,8 +129,8 @@ impl Psql {
 impl Peer for Psql {
     fn try_acquire(&mut self, name: &str, _: Duration) -> Option<String> {
         let sql = format!("select pg_try_advisory_lock({});", self.convention.key(name));
-        // Its application_name, unless one is set.
-        Self::is(&mut self.session, &sql).then(|| "psql".to_owned())
+        // By its application_name.
+        Self::is(&mut self.session, &sql).then(|| format!("psql (process {} of the server)", self.pid))
     }
 
     fn starts_waiting(&mut self, name: &str, _: Duration) {
@@ -150,31 +162,62 @@ impl Peer for Psql {
     }
 }
 
-prove! {
-    Server::start() =>
-    two_of_them_exclude_each_other,
-    while_they_hold_we_are_told_who_and_get_it_after_their_release,
-    while_we_hold_they_fail_and_get_it_after_our_release,
-    when_they_crash_we_get_it,
-    when_we_crash_they_get_it,
+mod by_session {
+    use super::*;
+
+    prove! {
+        Server::start("session") =>
+        two_of_them_exclude_each_other,
+        while_they_hold_we_are_told_who_and_get_it_after_their_release,
+        while_we_hold_they_fail_and_get_it_after_our_release,
+        when_they_crash_we_get_it,
+        when_we_crash_they_get_it,
+    }
 }
 
-/// Both ways for each convention; a key that only one side makes would be free for the other.
+mod by_transaction {
+    use super::*;
+
+    prove! {
+        Server::start("transaction") =>
+        two_of_them_exclude_each_other,
+        while_they_hold_we_are_told_who_and_get_it_after_their_release,
+        while_we_hold_they_fail_and_get_it_after_our_release,
+        when_they_crash_we_get_it,
+        when_we_crash_they_get_it,
+    }
+}
+
+/// Both ways for each; a key that only one side makes would be free for the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_convention_makes_the_key_that_its_library_makes() {
-    let mut server = Server::start();
+async fn every_rule_makes_the_key_that_its_library_makes() {
+    let mut server = Server::start("session");
     for convention in CONVENTIONS {
-        let (parameter, name) = (convention.parameter, convention.name);
+        let Convention { rule, name, .. } = *convention;
         server.convention = convention;
         let locks = Locks::connect(&server.url()).await.unwrap();
         let mut peer = server.peer();
-        let guard = locks.mutex(name).wait(Wait::No).acquire().await.unwrap();
-        assert!(!peer.finds_free(name, TTL), "{parameter}: they get {name} while we hold it");
-        assert!(peer.finds_free("another", TTL) || !convention.sql.contains('$'), "{parameter}");
+        let guard = locks.mutex(name).acquire().await.unwrap();
+        assert!(!peer.finds_free(name, TTL), "{rule}: they get {name} while we hold it");
         guard.release().await.unwrap();
         peer.takes(name, TTL);
-        let taken = locks.mutex(name).try_acquire().await.unwrap();
-        assert!(taken.is_none(), "{parameter}: we get {name} while they hold it");
+        let ours = locks.mutex(name).try_acquire().await.unwrap();
+        assert!(ours.is_none(), "{rule}: we get {name} while they hold it");
         assert!(peer.release(name));
+    }
+}
+
+/// A rule that is none is answered with all there are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_rule_is_left_out_here() {
+    let server = Server::start("session");
+    let url = format!("{}?lock=session&key=none", server.postgres.url());
+    let error = Locks::connect(&url).await.map(drop).unwrap_err().to_string();
+    let (_, list) =
+        error.split_once("a rule for keys:").unwrap_or_else(|| panic!("no list of rules: {error}"));
+    let rules: Vec<&str> = list.split('`').skip(1).step_by(2).filter(|rule| *rule != "ruby:PREFIX").collect();
+    assert!(rules.contains(&"lockkeeper"), "{error}");
+    for rule in rules {
+        assert!(CONVENTIONS.iter().any(|convention| convention.rule == rule), "`{rule}` is not tried here");
     }
 }

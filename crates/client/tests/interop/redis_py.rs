@@ -1,10 +1,18 @@
 //! redis-py's `Lock` beside `redis://`, and single locks of it beside `redlock://`.
 
+use std::time::Duration;
+
+use lockkeeper::Locks;
 use lockkeeper_rig::Redis;
 
+use crate::ours::Waiter;
+use crate::peer::Peer;
 use crate::prove;
 use crate::scenarios::{Leased, World};
 use crate::script::Script;
+
+/// Longer than any test runs.
+const TTL: Duration = Duration::from_secs(600);
 
 /// One server, which both use.
 struct OneServer(Redis);
@@ -40,19 +48,32 @@ prove! {
     nothing_we_send_for_a_deleted_lock_touches_theirs,
 }
 
+/// As `client.lock(name)` makes it when nobody says otherwise: a key without an expiry.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_of_theirs_without_an_end_is_waited_for_until_they_release_it() {
+    let world = OneServer(Redis::start());
+    let locks = Locks::connect(&world.url()).await.unwrap();
+    let mut peer = world.peer();
+    peer.takes("x", Duration::ZERO);
+    assert_eq!(world.0.cli(&["PTTL", "x"]).trim(), "-1");
+    assert!(locks.mutex("x").try_acquire().await.unwrap().is_none());
+    let seen = locks.inspect(&"x".parse().unwrap()).await.unwrap();
+    assert_eq!(seen.holders.len(), 1, "{seen:?}");
+    let waiter = Waiter::start(&locks, "x", TTL).await;
+    assert!(peer.release("x"));
+    let guard = waiter.granted().await;
+    assert_ne!(world.0.cli(&["PTTL", "x"]).trim(), "-1", "ours has an end");
+    guard.release().await.unwrap();
+    assert!(peer.finds_free("x", TTL));
+}
+
 /// A client of single servers beside a lock of a majority: it is in the way from the third server of five on.
 #[cfg(feature = "redlock")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_on_single_servers_count_for_a_majority_and_are_left_alone() {
-    use std::time::Duration;
-
-    use crate::ours::Waiter;
-    use crate::peer::Peer;
-
-    const TTL: Duration = Duration::from_secs(600);
     let servers: Vec<Redis> = (0..5).map(|_| Redis::start()).collect();
     let mut peers: Vec<Script> = servers.iter().map(|server| Script::redis_py(server.port())).collect();
-    let locks = lockkeeper::Locks::connect(&crate::node_redlock::redlock_url(&servers)).await.unwrap();
+    let locks = Locks::connect(&crate::node_redlock::redlock_url(&servers)).await.unwrap();
 
     for peer in &mut peers[..3] {
         peer.takes("x", TTL);

@@ -61,6 +61,9 @@ pub(crate) async fn while_they_hold_we_are_told_who_and_get_it_after_their_relea
     let holder = peer.takes(NAME, LONG);
     let refusal = refusal(&locks).await;
     assert!(refusal.contains(&holder), "`{refusal}` does not name {holder}");
+    let seen = locks.inspect(&NAME.parse().unwrap()).await.unwrap();
+    let [shown] = &seen.holders[..] else { panic!("{seen:?}") };
+    assert!(shown.owner.contains(&holder), "{shown:?} is not {holder}");
     let waiter = Waiter::start(&locks, NAME, LONG).await;
     assert!(peer.still_holds(NAME, LONG), "our waiter has taken a lock that is held");
     assert!(peer.release(NAME));

@@ -32,7 +32,8 @@ impl Script {
 
     fn acquired(answer: &str) -> Option<String> {
         match answer.split_once(' ') {
-            Some(("held", value)) => Some(value.to_owned()),
+            // A key that is none of ours is shown as such, with its value, which is all that there is.
+            Some(("held", value)) => Some(format!("another client (`{value}`)")),
             _ => {
                 assert_eq!(answer, "busy");
                 None

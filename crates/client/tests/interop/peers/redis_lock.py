@@ -5,7 +5,7 @@ acquire NAME TTL_MS   -> waiting, unless it is free at once; then held VALUE
 extend NAME TTL_MS    -> held | lost
 release NAME          -> released | lost
 
-It says `ready` once the server has answered it, and ends at the end of its input without releasing anything. Whatever
+A ttl of 0 is redis-py's own default: the lock has no end. It says `ready` once the server has answered it, and ends at the end of its input without releasing anything. Whatever
 redis-py does not expect ends it with a traceback.
 """
 
@@ -26,7 +26,8 @@ def main():
     for line in iter(sys.stdin.readline, ""):
         command, name, *ttl_ms = line.split()
         if command in ("try", "acquire"):
-            lock = client.lock(name, timeout=int(ttl_ms[0]) / 1000, sleep=WAITING_LOOKS_EVERY_S)
+            timeout = int(ttl_ms[0]) / 1000 or None
+            lock = client.lock(name, timeout=timeout, sleep=WAITING_LOOKS_EVERY_S)
             got = lock.acquire(blocking=False)
             if not got and command == "acquire":
                 say("waiting")
