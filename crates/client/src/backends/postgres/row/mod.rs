@@ -1,11 +1,311 @@
-//! `lock=row`: being built.
+//! `lock=row`: a hold is a row that ends by itself unless it is renewed, by the database's clock.
+//!
+//! What may happen to the rows is decided by the functions in `row.sql`, each call one statement and one transaction: so
+//! it works through transaction poolers, and a client that stops in the middle leaves nothing locked. Reading order:
+//! `row.sql`, [`calls`] (its functions from here), [`pool`] (connections), [`store`] (entries, for `backends/leased`),
+//! [`listen`] (wake-ups).
 
-use std::sync::Arc;
+mod calls;
+mod findings;
+mod listen;
+mod pool;
+mod store;
 
-use crate::backend::Backend;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, Rejection, Token, TokenStatus, limits};
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::watch;
+use tokio_postgres::Row;
+use tokio_postgres::error::SqlState;
+use tokio_util::sync::CancellationToken;
+
+use self::calls::{
+    BREAK, CHECK_TOKEN, LOOK, SETTINGS, Statement, VERSION_OF, broken, column, looked, tokens, unused,
+};
+use self::listen::{Hearing, Listener};
+use self::pool::{Params, Pool};
+use self::store::{RowStore, no_schema, text};
+use super::connect::Connector;
+use super::settings::Settings;
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::backends::leased::{LeasedConn, Wakes};
+use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::info::{Finding, LockInfo};
+use crate::machine::{Push, Spec};
 use crate::url::Url;
+use crate::worker::Worker;
 
+/// Tables and functions, which `lockkeeper postgres init` makes. May be run again.
+pub(super) const SCHEMA: &str = include_str!("row.sql");
+
+/// The version of `row.sql` that this program needs.
+const VERSION: i32 = 1;
+const CONNECTIONS: usize = 8;
+const CONNECTIONS_MOST: usize = 1000;
+/// How many waiters of a lock are named.
+const WAITERS_SHOWN: i32 = 100;
+
+/// The functions that a program which locks needs; those for whoever only looks; and the one for operators.
+const TO_LOCK: &[&str] = &[
+    "row_acquire(text, text, boolean, integer, bigint, bigint, boolean, text, bytea, text)",
+    "row_renew(text[], text[], bigint[])",
+    "row_finish(text, text, bigint, bigint, boolean)",
+    "row_clean(integer)",
+];
+const TO_LOOK: &[&str] =
+    &["row_version()", "row_look(text, boolean, integer)", "row_check_token(text, bigint)"];
+const TO_BREAK: &[&str] = &["row_break(text, bigint, text, text, boolean)"];
+
+/// What `role`, quoted already, needs to use lease rows: to call the functions, and nothing of the tables.
+pub(super) fn grants(role: &str) -> String {
+    let functions = [TO_LOCK, TO_LOOK, TO_BREAK].concat();
+    let grants = functions
+        .iter()
+        .map(|function| format!("GRANT EXECUTE ON FUNCTION lockkeeper.{function} TO {role};\n"));
+    format!("GRANT USAGE ON SCHEMA lockkeeper TO {role};\n{}", grants.collect::<String>())
+}
+
+static CAPABILITIES: Capabilities = Capabilities {
+    backend: "postgres",
+    reach: Reach::Network,
+    fencing: Fencing::Tokens { source: "the lock's row, by the rule max(last + 1, µs of the database's clock)" },
+    ttl: true,
+    shared: false,
+    permits: true,
+    subtree: false,
+    multi: false,
+    wait: true,
+    fair: true,
+    keep_closed: true,
+    lock_delay: true,
+    inspect: true,
+    break_hold: true,
+    break_now: true,
+    promises: [
+        Promise::KeptIf("no standby takes over that lacks the last commits"),
+        Promise::KeptIf(
+            "the database's clock is not set back before a lock's row is deleted or a backup is restored",
+        ),
+        Promise::KeptIf("the resource has a fence"),
+        Promise::Kept,
+        Promise::KeptIf("the database's clock is not stepped forward"),
+        Promise::KeptIf("no standby takes over that lacks the last commits"),
+        Promise::Kept,
+        Promise::Kept,
+        Promise::KeptIf("the database stands still for less than what is left of the ttl"),
+        Promise::KeptIf("`fsync` and `synchronous_commit` are on, and a standby that takes over has the last commits"),
+        Promise::Kept,
+        Promise::Kept,
+    ],
+};
+
+/// Lease rows behind the library.
+struct RowBackend {
+    store: Arc<RowStore>,
+    wakes: Wakes,
+    worker: Worker,
+    /// How long a question may take.
+    limit: Duration,
+    /// What listens, until the first session starts it.
+    listener: Mutex<Option<(Listener, CancellationToken)>>,
+}
+
+/// Connects to `postgres://…?lock=row&connections=N`.
+///
+/// # Errors
+/// A bad address; a database that can't be reached, has no schema for rows, one that is too old, or does not let this
+/// user use it.
 pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
-    Err(BackendError::new(BackendErrorKind::Unsupported, format!("{url}: not built yet")).into())
+    const WANTED: &str = "a number of connections from 1 to 1000";
+    let settings = Settings::of(url, &["connections"])?;
+    let most = url.parameter("connections", WANTED)?.unwrap_or(CONNECTIONS);
+    if !(1..=CONNECTIONS_MOST).contains(&most) {
+        return Err(url.bad_part(format!("connections={most}"), WANTED).into());
+    }
+    let limit = settings.timeout;
+    let connector = Connector::new(settings)?;
+    let worker = connector.worker().clone();
+    let direct = Arc::new(AtomicBool::new(false));
+    let pool = Pool::new(connector.clone(), most, None, direct.clone());
+    let init = format!("lockkeeper postgres init {url}");
+    pool.open().await?;
+    check(&pool, limit, &init).await?;
+
+    let wake = format!("{:016x}{:016x}", random(), random());
+    let channel = format!("lockkeeper_{wake}");
+    let (notices, heard) = unbounded_channel();
+    let own = Pool::new(connector, 1, Some((channel.clone(), notices)), direct.clone());
+    let wakes = Wakes::default();
+    let (hearing, hears) = watch::channel(Hearing::Unknown);
+    let stop = CancellationToken::new();
+    let listener = Listener {
+        pool: pool.clone(),
+        own: own.clone(),
+        channel,
+        notices: heard,
+        wakes: wakes.clone(),
+        hearing,
+        direct,
+    };
+    let store = RowStore { pool, own, wake, hearing: hears, init, _listening: stop.clone().drop_guard() };
+    Ok(Arc::new(RowBackend {
+        store: Arc::new(store),
+        wakes,
+        worker,
+        limit,
+        listener: Mutex::new(Some((listener, stop))),
+    }))
+}
+
+/// Whether the schema is there, of the right version, and may be used.
+async fn check(pool: &Pool, limit: Duration, init: &str) -> Result<(), BackendError> {
+    let rows = match pool.call(limit, &VERSION_OF, &[]).await {
+        Ok(rows) => rows,
+        Err(failure) => {
+            return Err(match failure.code() {
+                Some(&SqlState::UNDEFINED_FUNCTION | &SqlState::INVALID_SCHEMA_NAME) => no_schema(init),
+                Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                    let what = format!(
+                        "this user may not use the schema `lockkeeper`: let its owner run `{init} --role NAME` with \
+                         the user, or one of its roles, as NAME"
+                    );
+                    BackendError::new(BackendErrorKind::Operator, what)
+                }
+                _ => failure.explained("use lease rows"),
+            });
+        }
+    };
+    let version: i32 = column(rows.first(), 0)?;
+    if version < VERSION {
+        let what = format!(
+            "the schema for lease rows has version {version}, this program needs {VERSION}: let its owner run \
+             `{init}`; programs that use it may go on meanwhile"
+        );
+        return Err(BackendError::new(BackendErrorKind::Operator, what));
+    }
+    let isolation: String = column(rows.first(), 1)?;
+    if isolation != "read committed" {
+        let what = format!(
+            "transactions of this user begin as `{isolation}`, lease rows need `read committed`: ALTER ROLE … SET \
+             default_transaction_isolation = 'read committed'"
+        );
+        return Err(BackendError::new(BackendErrorKind::Operator, what));
+    }
+    Ok(())
+}
+
+/// 64 random bits, for what need not be a secret.
+fn random() -> u64 {
+    // Without them waiters look in step, which costs speed only.
+    getrandom::u64().unwrap_or_default()
+}
+
+impl RowBackend {
+    /// Listens from now on, if it does not yet.
+    fn listen(&self) {
+        let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((listener, stop)) = listener {
+            self.worker.run(Box::pin(listener.run(stop)));
+        }
+    }
+
+    /// Asks once: a question is of no use after its time.
+    async fn ask(
+        store: Arc<RowStore>,
+        limit: Duration,
+        statement: &'static Statement,
+        params: Params<'_>,
+        doing: &str,
+    ) -> Result<Vec<Row>, BackendError> {
+        let answered = store.pool.call(limit, statement, params).await;
+        answered.map_err(|failure| store.explained(failure, doing))
+    }
+}
+
+impl Backend for RowBackend {
+    fn capabilities(&self) -> &Capabilities {
+        &CAPABILITIES
+    }
+
+    fn worker(&self) -> Option<Worker> {
+        Some(self.worker.clone())
+    }
+
+    fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        self.listen();
+        LeasedConn::new(Arc::new(self.store.clone()), self.wakes.clone(), spec, label, pushes)
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        let (store, limit) = (self.store.clone(), self.limit);
+        Box::pin(async move {
+            let params: Params<'_> = &[&name.as_str(), &false, &WAITERS_SHOWN];
+            let rows = Self::ask(store, limit, &LOOK, params, "look at a lock").await?;
+            Ok(looked(&rows)?.pop().unwrap_or_else(|| unused(name)))
+        })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        let (store, limit) = (self.store.clone(), self.limit);
+        Box::pin(async move {
+            let prefix = prefix.as_ref().map(LockName::as_str);
+            let rows = Self::ask(store, limit, &LOOK, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?;
+            looked(&rows)
+        })
+    }
+
+    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        let (store, limit) = (self.store.clone(), self.limit);
+        Box::pin(async move {
+            let Some(token) = Token::new(token) else { return Ok(TokenStatus::NeverIssued) };
+            let params: Params<'_> = &[&name.as_str(), &as_bigint(token)];
+            let rows = Self::ask(store, limit, &CHECK_TOKEN, params, "check a token").await?;
+            let issued: bool = column(rows.first(), 0)?;
+            let live = tokens(rows.first(), 1)?;
+            Ok(match live.contains(&token) {
+                true => TokenStatus::Current,
+                false if issued => TokenStatus::NotCurrent { live },
+                false => TokenStatus::NeverIssued,
+            })
+        })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let (store, limit) = (self.store.clone(), self.limit);
+        Box::pin(async move {
+            for (field, said) in [("reason", &order.reason), ("by", &order.by)] {
+                if said.len() > limits::LABEL_BYTES_MAX {
+                    return Err(Rejection::TextTooLong { field, bytes: said.len() }.into());
+                }
+            }
+            let (reason, by) = (text(&order.reason), text(&order.by));
+            let params: Params<'_> =
+                &[&order.name.as_str(), &as_bigint(order.token), &reason, &by, &order.now];
+            let rows = Self::ask(store, limit, &BREAK, params, "break a hold").await?;
+            broken(&rows)
+        })
+    }
+
+    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+        self.listen();
+        let (store, limit) = (self.store.clone(), self.limit);
+        Box::pin(async move {
+            let rows = Self::ask(store.clone(), limit, &SETTINGS, &[], "read the settings").await?;
+            let settings = findings::settings(&rows)?;
+            let mut hearing = store.hearing.clone();
+            let known = hearing.wait_for(|hearing| *hearing != Hearing::Unknown);
+            let heard = tokio::time::timeout(limit, known).await;
+            let hearing = heard.ok().and_then(Result::ok).map_or(Hearing::Unknown, |hearing| *hearing);
+            Ok(findings::of(&settings, hearing))
+        })
+    }
+}
+
+fn as_bigint(token: Token) -> i64 {
+    // Below 2^53.
+    token.get() as i64
 }

@@ -510,3 +510,6 @@ BEGIN
     UPDATE lockkeeper.row_sweep s SET upto = coalesce(ends, ''), swept = now;
     RETURN removed;
 END $$;
+
+-- Whoever may use the schema may not therefore break locks: what a role needs is granted to it by name.
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA lockkeeper FROM PUBLIC;

@@ -1,0 +1,92 @@
+//! What the server's settings, and what lies between, mean for lease rows.
+
+use tokio_postgres::Row;
+
+use super::calls::column;
+use super::listen::Hearing;
+use crate::error::BackendError;
+use crate::info::Finding;
+
+/// The settings that matter, as the server has them for this user.
+pub(super) struct Settings {
+    fsync: String,
+    full_page_writes: String,
+    synchronous_commit: String,
+    synchronous_standbys: String,
+    standbys: i64,
+}
+
+pub(super) fn settings(rows: &[Row]) -> Result<Settings, BackendError> {
+    let row = rows.first();
+    Ok(Settings {
+        fsync: column(row, 0)?,
+        full_page_writes: column(row, 1)?,
+        synchronous_commit: column(row, 2)?,
+        synchronous_standbys: column(row, 3)?,
+        standbys: column(row, 4)?,
+    })
+}
+
+pub(super) fn of(settings: &Settings, hearing: Hearing) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut say = |spoils, says: String| findings.push(Finding { spoils, says });
+    if settings.fsync == "off" {
+        say(
+            true,
+            "fsync=off: a crash of the machine can damage the database, lose grants (P10) and set tokens back (P2); \
+             set it to `on`"
+                .into(),
+        );
+    }
+    if settings.full_page_writes == "off" {
+        say(
+            true,
+            "full_page_writes=off: a crash of the machine can damage the rows (P10); set it to `on`, unless the file \
+             system never tears a page"
+                .into(),
+        );
+    }
+    if settings.synchronous_commit == "off" {
+        say(
+            true,
+            "synchronous_commit=off: a crash of the server loses the last grants, so that two can hold (P1, P10); \
+             tokens rise all the same while its clock is not set back. Set it to `on`, for this user at least: ALTER \
+             ROLE … SET synchronous_commit = on"
+                .into(),
+        );
+    }
+    if settings.standbys > 0 && settings.synchronous_standbys.is_empty() {
+        say(
+            true,
+            format!(
+                "synchronous_standby_names is empty, and {} standbys follow: one that takes over can lack the last \
+                 grants, so that two hold (P1, P10); name the standby that would take over",
+                settings.standbys
+            ),
+        );
+    }
+    say(
+        false,
+        "time is the database's own: no client's clock counts, but one of the server that is stepped forward ends \
+         holds early (P5), and one that is set back makes tokens depend on rows that are never deleted (P2); let it \
+         be slewed (chrony, ntpd -x)"
+            .into(),
+    );
+    match hearing {
+        Hearing::Hears => {}
+        Hearing::Deaf => say(
+            false,
+            "a NOTIFY to ourselves did not come back: a transaction pooler lies between. Locks are safe; waiters \
+             look for themselves, the first one about every 100 ms, and take that much longer. Connect past the pooler \
+             for wake-ups"
+                .into(),
+        ),
+        Hearing::Unknown => say(
+            false,
+            "no further connection could be had for wake-ups and renewals: waiters look for themselves, and renewals \
+             share the connections of the calls; raise the server's or the role's limit by one for each client"
+                .into(),
+        ),
+    }
+    findings
+}

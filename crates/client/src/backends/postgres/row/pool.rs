@@ -1,0 +1,316 @@
+//! Connections that calls share: few, made when they are needed, made anew when they end.
+//!
+//! A statement goes to the connection with the fewest under way, behind those if all are busy: each is short, and a whole
+//! transaction. Nothing is kept in a connection but prepared statements, and those only where no transaction pooler
+//! lies between ([`Pool::is_direct`]): before PgBouncer 1.21 they end up on another's connection.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::{Notify, OnceCell};
+use tokio::time::{Instant, timeout_at};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Error, Notification, Row};
+use tokio_util::sync::CancellationToken;
+
+use super::calls::{COUNT, Statement};
+use crate::backends::postgres::connect::{Connection, Connector, NoAnswer, chain};
+use crate::error::{BackendError, BackendErrorKind};
+
+/// Until it is tried again to connect, after the first failure and after many.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+
+pub(super) type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
+
+/// Cheap to clone; clones are the same connections.
+#[derive(Clone)]
+pub(super) struct Pool(Arc<Inner>);
+
+struct Inner {
+    connector: Connector,
+    most: usize,
+    /// A channel on which each connection listens, and who is told what is said there.
+    listens: Option<(String, UnboundedSender<Notification>)>,
+    direct: Arc<AtomicBool>,
+    state: Mutex<State>,
+    /// A connection was made, or could not be.
+    changed: Notify,
+}
+
+struct State {
+    links: Vec<Arc<Link>>,
+    opening: usize,
+    pause: Duration,
+    not_before: Instant,
+    error: Option<BackendError>,
+}
+
+/// One connection.
+pub(super) struct Link {
+    connection: Connection,
+    /// It said nothing for too long, or can't write any more.
+    given_up: CancellationToken,
+    under_way: AtomicUsize,
+    prepared: [OnceCell<tokio_postgres::Statement>; COUNT],
+}
+
+/// Why a call brought no rows.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// There was no connection to send it on.
+    NotSent(BackendError),
+    /// It was sent.
+    NoAnswer(NoAnswer),
+}
+
+impl Failure {
+    /// Whether it may have been executed, or may still be (P12). What the server refused was undone.
+    pub(super) fn may_have_arrived(&self) -> bool {
+        matches!(self, Self::NoAnswer(NoAnswer::Ended(_) | NoAnswer::Silent(_)))
+    }
+
+    pub(super) fn explained(self, doing: &str) -> BackendError {
+        match self {
+            Self::NotSent(error) => error,
+            Self::NoAnswer(why) => why.explained(doing),
+        }
+    }
+
+    pub(super) fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::NotSent(_) => None,
+            Self::NoAnswer(why) => why.code(),
+        }
+    }
+}
+
+impl Pool {
+    /// At most `most` connections; none is made yet. Whether they are `direct` is found out elsewhere.
+    pub(super) fn new(
+        connector: Connector,
+        most: usize,
+        listens: Option<(String, UnboundedSender<Notification>)>,
+        direct: Arc<AtomicBool>,
+    ) -> Self {
+        let state = State {
+            links: Vec::new(),
+            opening: 0,
+            pause: PAUSES.0,
+            not_before: Instant::now(),
+            error: None,
+        };
+        Self(Arc::new(Inner {
+            connector,
+            most,
+            listens,
+            direct,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+        }))
+    }
+
+    /// Whether no transaction pooler lies between, as far as is known.
+    pub(super) fn is_direct(&self) -> bool {
+        self.0.direct.load(Ordering::Relaxed)
+    }
+
+    /// Makes the first connection.
+    ///
+    /// # Errors
+    /// What the server, or the way there, said.
+    pub(super) async fn open(&self) -> Result<(), BackendError> {
+        let link = self.0.make().await?;
+        self.0.state().links.push(Arc::new(link));
+        Ok(())
+    }
+
+    /// Whether a connection is there already.
+    pub(super) fn has_link(&self) -> bool {
+        self.0.state().links.iter().any(|link| link.is_usable())
+    }
+
+    /// A connection, as soon as there is one.
+    pub(super) async fn link(&self) -> Arc<Link> {
+        loop {
+            let changed = self.0.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            match self.0.pick() {
+                Ok(link) => return link,
+                Err(not_before) => {
+                    tokio::select! {
+                        () = changed => {}
+                        () = tokio::time::sleep_until(not_before) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Runs a statement, within `limit` from now.
+    ///
+    /// # Errors
+    /// [`Failure`]. A connection that said nothing for so long is given up.
+    pub(super) async fn call(
+        &self,
+        limit: Duration,
+        statement: &Statement,
+        params: Params<'_>,
+    ) -> Result<Vec<Row>, Failure> {
+        let until = Instant::now() + limit;
+        let Ok(link) = timeout_at(until, self.link()).await else {
+            let error = self.0.state().error.clone().unwrap_or_else(|| {
+                let what = format!("there was no connection to the database within {limit:?}");
+                BackendError::new(BackendErrorKind::Unreachable, what)
+            });
+            return Err(Failure::NotSent(error));
+        };
+        let mut prepared = self.is_direct();
+        let why = loop {
+            let under_way = UnderWay::begin(&link);
+            match timeout_at(until, link.rows(statement, params, prepared)).await {
+                Ok(Ok(rows)) => return Ok(rows),
+                // A pooler after all: what was prepared on one connection is missing on the next, or there twice.
+                Ok(Err(why)) if prepared && is_about_preparing(&why) => {
+                    self.0.direct.store(false, Ordering::Relaxed);
+                    prepared = false;
+                }
+                Ok(Err(why)) => break why,
+                Err(_) => break NoAnswer::Silent(limit),
+            }
+            drop(under_way);
+        };
+        // A standby may have been the primary when the connection was made.
+        if matches!(why, NoAnswer::Silent(_)) || why.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
+            link.given_up.cancel();
+        }
+        Err(Failure::NoAnswer(why))
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The connection with the least to do; while all are busy another is made. If there is none: when to look again.
+    fn pick(self: &Arc<Self>) -> Result<Arc<Link>, Instant> {
+        let mut state = self.state();
+        state.links.retain(|link| link.is_usable());
+        let load = |link: &&Arc<Link>| link.under_way.load(Ordering::Relaxed);
+        let idlest = state.links.iter().min_by_key(load).cloned();
+        let idle = idlest.as_ref().is_some_and(|link| load(&link) == 0);
+        let now = Instant::now();
+        if !idle && state.links.len() + state.opening < self.most && state.not_before <= now {
+            state.opening += 1;
+            let this = self.clone();
+            self.connector.worker().run(Box::pin(async move {
+                let made = this.make().await;
+                this.made(made);
+            }));
+        }
+        idlest.ok_or(if state.opening > 0 { now + PAUSES.1 } else { state.not_before })
+    }
+
+    fn made(&self, made: Result<Link, BackendError>) {
+        let mut state = self.state();
+        state.opening -= 1;
+        match made {
+            Ok(link) => {
+                state.links.push(Arc::new(link));
+                state.pause = PAUSES.0;
+                state.error = None;
+            }
+            Err(error) => {
+                tracing::debug!(%error, "postgres: no further connection");
+                state.not_before = Instant::now() + state.pause;
+                state.pause = (state.pause * 2).min(PAUSES.1);
+                state.error = Some(error);
+            }
+        }
+        drop(state);
+        self.changed.notify_waiters();
+    }
+
+    async fn make(&self) -> Result<Link, BackendError> {
+        let notices = self.listens.as_ref().map(|(_, notices)| notices.clone());
+        let connection = self.connector.connect("lockkeeper", notices).await?;
+        if let Some((channel, _)) = &self.listens {
+            let listen = connection.ask(&format!("LISTEN {channel}")).await;
+            listen.map_err(|why| why.explained("listen for wake-ups"))?;
+        }
+        Ok(Link {
+            connection,
+            given_up: CancellationToken::new(),
+            under_way: AtomicUsize::new(0),
+            prepared: Default::default(),
+        })
+    }
+}
+
+impl Link {
+    fn is_usable(&self) -> bool {
+        !self.given_up.is_cancelled() && !self.connection.is_ended()
+    }
+
+    /// Resolves when it has ended, or was given up.
+    pub(super) async fn over(&self) {
+        tokio::select! {
+            () = self.given_up.cancelled() => {}
+            () = self.connection.ended().cancelled() => {}
+        }
+    }
+
+    async fn rows(
+        &self,
+        statement: &Statement,
+        params: Params<'_>,
+        prepared: bool,
+    ) -> Result<Vec<Row>, NoAnswer> {
+        let client = self.connection.client();
+        let rows = if prepared {
+            let make = || client.prepare_typed(statement.sql, statement.types);
+            match self.prepared[statement.place].get_or_try_init(make).await {
+                Ok(prepared) => client.query(prepared, params).await,
+                Err(error) => Err(error),
+            }
+        } else {
+            let typed = params.iter().copied().zip(statement.types.iter().cloned());
+            client.query_typed(statement.sql, &typed.collect::<Vec<(&(dyn ToSql + Sync), Type)>>()).await
+        };
+        rows.map_err(|error| no_answer(error))
+    }
+}
+
+/// What the server says as it ends a connection may reach a statement that was executed.
+fn no_answer(error: Error) -> NoAnswer {
+    match error.as_db_error() {
+        Some(said) if !matches!(said.severity(), "FATAL" | "PANIC") => NoAnswer::Refused(error),
+        _ => NoAnswer::Ended(chain(&error)),
+    }
+}
+
+fn is_about_preparing(why: &NoAnswer) -> bool {
+    let code = why.code();
+    code == Some(&SqlState::INVALID_SQL_STATEMENT_NAME)
+        || code == Some(&SqlState::DUPLICATE_PSTATEMENT)
+}
+
+/// Counts a statement for as long as somebody waits for it.
+struct UnderWay<'a>(&'a Link);
+
+impl<'a> UnderWay<'a> {
+    fn begin(link: &'a Link) -> Self {
+        link.under_way.fetch_add(1, Ordering::Relaxed);
+        Self(link)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::Relaxed);
+    }
+}

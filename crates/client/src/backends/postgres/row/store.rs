@@ -1,0 +1,243 @@
+//! Entries as lease rows: one statement a call, and what its outcome means.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_core::{End, Mode, PermitGrant, Rejection, limits};
+use tokio::sync::watch;
+use tokio_postgres::error::SqlState;
+use tokio_util::sync::DropGuard;
+
+use super::calls::{self, ACQUIRE, Acquired, FINISH, RENEW, acquired, finished};
+use super::listen::Hearing;
+use super::pool::{Failure, Pool};
+use super::random;
+use crate::backend::{BoxFuture, CallError};
+use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
+use crate::error::{BackendError, BackendErrorKind, Busy};
+use crate::machine::Granted;
+
+/// How many entries one statement renews. Their rows are locked until it is committed.
+const RENEWED_AT_ONCE: usize = 1000;
+
+/// A little more than the database says, so that a hold is over when we look.
+const AFTER: Duration = Duration::from_millis(3);
+/// How often the first waiter looks although it will be woken: what was said may be lost.
+const HEAD_LOOKS: Duration = Duration::from_secs(1);
+/// How often one that can't be woken looks at most, and for each who is before it less often by as much.
+const POLL: Duration = Duration::from_millis(100);
+const POLL_MOST: Duration = Duration::from_secs(2);
+
+/// Lease rows of one database.
+pub(super) struct RowStore {
+    /// For all calls but renewals.
+    pub(super) pool: Pool,
+    /// For renewals, which must not wait behind anybody.
+    pub(super) own: Pool,
+    /// Where we can be woken.
+    pub(super) wake: String,
+    pub(super) hearing: watch::Receiver<Hearing>,
+    /// The command that makes the schema, for errors.
+    pub(super) init: String,
+    /// Ends the listening.
+    pub(super) _listening: DropGuard,
+}
+
+impl RowStore {
+    async fn try_to_hold(&self, attempt: &Attempt) -> Result<Tried, CallError> {
+        if let Some(rejection) = rejected(attempt) {
+            return Ok(Tried::Refused(rejection.into()));
+        }
+        let entry = &attempt.entry;
+        let (permit, of) = calls::mode(entry.mode);
+        let (ttl, closes) = (ms(entry.ttl), ms(entry.closed_after_expiry()));
+        let hears = *self.hearing.borrow() == Hearing::Hears;
+        let (label, wake) = (text(&attempt.label), hears.then_some(self.wake.as_str()));
+        let meta: &[u8] = &attempt.meta;
+        let rows = self
+            .pool
+            .call(
+                entry.limit(),
+                &ACQUIRE,
+                &[
+                    &entry.name.as_str(),
+                    &entry.id.0,
+                    &permit,
+                    &of,
+                    &ttl,
+                    &closes,
+                    &attempt.wait,
+                    &label,
+                    &meta,
+                    &wake,
+                ],
+            )
+            .await;
+        match rows {
+            Ok(rows) => Ok(match acquired(&rows) {
+                Ok(acquired) => tried(entry, acquired, hears),
+                Err(error) => Tried::Refused(error),
+            }),
+            Err(failure) if refuses_for_good(&failure) => Ok(Tried::Refused(self.explained(failure, "lock"))),
+            Err(failure) => Err(unanswered(&failure, "acquire")),
+        }
+    }
+
+    async fn renew_all(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, CallError> {
+        let mut renewed = Vec::with_capacity(entries.len());
+        for entries in entries.chunks(RENEWED_AT_ONCE) {
+            let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
+            let names: Vec<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+            let ids: Vec<&str> = entries.iter().map(|entry| entry.id.0.as_str()).collect();
+            let ttls: Vec<i64> = entries.iter().map(|entry| ms(entry.ttl)).collect();
+            // Where the server gives no further connection, better late than never.
+            let pool = if self.own.has_link() { &self.own } else { &self.pool };
+            let answered = pool.call(limit, &RENEW, &[&names, &ids, &ttls]).await;
+            let rows = answered.map_err(|failure| unanswered(&failure, "renew"))?;
+            let letters: String = calls::column(rows.first(), 0).map_err(|error| {
+                tracing::warn!(%error, "postgres: a renewal has no answer");
+                CallError { sent: true }
+            })?;
+            renewed.extend(letters.chars().map(|letter| match letter {
+                'k' => Renewed::Kept,
+                'r' => Renewed::Revoked,
+                _ => Renewed::Gone,
+            }));
+        }
+        Ok(renewed)
+    }
+
+    async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, CallError> {
+        let (keep, ttl) = (ms(entry.keep_closed), ms(entry.ttl));
+        let params: super::pool::Params<'_> = &[&entry.name.as_str(), &entry.id.0, &keep, &ttl, &doubt];
+        let answered = self.pool.call(entry.limit(), &FINISH, params).await;
+        let rows = answered.map_err(|failure| unanswered(&failure, "finish"))?;
+        finished(&rows).map_err(|error| {
+            tracing::warn!(%error, "postgres: an end has no answer");
+            CallError { sent: true }
+        })
+    }
+
+    /// The error for people; `doing` says what was tried.
+    pub(super) fn explained(&self, failure: Failure, doing: &str) -> BackendError {
+        let missing = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE];
+        if failure.code().is_some_and(|code| missing.contains(code)) {
+            return no_schema(&self.init);
+        }
+        failure.explained(doing)
+    }
+}
+
+/// The schema is not there, or is incomplete.
+pub(super) fn no_schema(init: &str) -> BackendError {
+    let what = format!(
+        "the database has no schema for lease rows: let someone who may create a schema run `{init}`, or what \
+         `lockkeeper postgres init --print` shows"
+    );
+    BackendError::new(BackendErrorKind::Operator, what)
+}
+
+impl Store for Arc<RowStore> {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        let store = self.clone();
+        Box::pin(async move { store.try_to_hold(&attempt).await })
+    }
+
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+        let store = self.clone();
+        Box::pin(async move { store.renew_all(&entries).await })
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        let store = self.clone();
+        Box::pin(async move { store.end(&entry, doubt).await })
+    }
+}
+
+/// What no database need be asked for.
+fn rejected(attempt: &Attempt) -> Option<Rejection> {
+    if attempt.meta.len() > limits::META_BYTES_MAX {
+        return Some(Rejection::MetaTooLong { bytes: attempt.meta.len() });
+    }
+    match attempt.entry.mode {
+        Mode::Permit { of: Some(of) } if !(1..=limits::PERMITS_MAX).contains(&of) => {
+            Some(Rejection::PermitCount { of })
+        }
+        _ => None,
+    }
+}
+
+fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
+    let count = |number: Option<i32>| number.and_then(|number| u32::try_from(number).ok()).unwrap_or(0);
+    let name = || entry.name.clone();
+    match (acquired.outcome.as_str(), entry.mode) {
+        ("granted", mode) => {
+            let Some(token) = acquired.token.and_then(calls::token) else {
+                return Tried::Refused(Rejection::TokensExhausted.into());
+            };
+            let permit = PermitGrant { slot: count(acquired.slot), limit: count(acquired.permits) };
+            let permits = if matches!(mode, Mode::Permit { .. }) { vec![permit] } else { Vec::new() };
+            Tried::Granted(Granted { token: Some(token), permits })
+        }
+        ("waits", _) => {
+            let again = again(entry.ttl, acquired.ahead, acquired.left, hears);
+            Tried::Waits { ahead: acquired.ahead, again }
+        }
+        ("mismatch", Mode::Permit { of: Some(asked) }) => {
+            Tried::Refused(Rejection::LimitMismatch { name: name(), have: count(acquired.permits), asked }.into())
+        }
+        ("no-limit", _) => Tried::Refused(Rejection::NoLimit { name: name() }.into()),
+        ("full", _) => Tried::Refused(Rejection::TooManyWaiters { name: name() }.into()),
+        // Busy; or over, and then nobody waits for the answer.
+        _ => Tried::Busy(Busy { holder: acquired.holder, queued_ahead: acquired.ahead }),
+    }
+}
+
+/// When to look again at the latest, with so many before us and `left` until what is in the way may be over.
+///
+/// One that can be woken looks when the hold in the way would end by itself, and the first one from time to time besides.
+/// Of those that can't, the first ones look often and the others rarely, so that the more there are the less each asks.
+fn again(ttl: Duration, ahead: u64, left: Option<Duration>, hears: bool) -> Duration {
+    let at_most = if hears && ahead == 0 {
+        HEAD_LOOKS
+    } else if hears {
+        ttl / 3
+    } else {
+        let turn = u32::try_from(ahead).unwrap_or(u32::MAX).saturating_add(1);
+        let pause = POLL.saturating_mul(turn).min(POLL_MOST);
+        (pause / 2 + part_of(pause)).min(ttl / 3)
+    };
+    let spread = part_of(if ahead == 0 { AFTER } else { POLL });
+    left.map_or(at_most, |left| (left + AFTER + spread).min(at_most))
+}
+
+/// A random part of it, so that nobody looks in step.
+fn part_of(whole: Duration) -> Duration {
+    whole.mul_f64((random() >> 11) as f64 / (1_u64 << 53) as f64)
+}
+
+/// What another try won't change.
+fn refuses_for_good(failure: &Failure) -> bool {
+    // Conflicts, lack of resources, an operator's intervention, a standby: these pass.
+    let passes = |code: &SqlState| {
+        ["08", "40", "53", "57"].iter().any(|class| code.code().starts_with(class))
+            || *code == SqlState::LOCK_NOT_AVAILABLE
+            || *code == SqlState::READ_ONLY_SQL_TRANSACTION
+    };
+    failure.code().is_some_and(|code| !passes(code))
+}
+
+fn unanswered(failure: &Failure, doing: &str) -> CallError {
+    tracing::debug!(?failure, doing, "postgres: a call has no answer");
+    CallError { sent: failure.may_have_arrived() }
+}
+
+fn ms(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// A text as the database takes it: it knows no NUL.
+pub(super) fn text(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{fffd}")) } else { Cow::Borrowed(text) }
+}

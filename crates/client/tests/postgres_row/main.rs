@@ -1,0 +1,15 @@
+//! What is peculiar to lease rows in PostgreSQL, on a real server: one scenario a test. What every backend promises is in
+//! the contract suite.
+
+#![cfg(feature = "postgres")]
+
+mod faults;
+mod growth;
+mod holds;
+mod pooler;
+mod privileges;
+#[path = "../contract/proxy.rs"]
+mod proxy;
+mod support;
+mod tokens;
+mod waiters;

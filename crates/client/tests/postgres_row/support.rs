@@ -1,0 +1,105 @@
+//! A database with the schema for lease rows, and what it says of itself.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::{BreakOrder, Guard, HolderInfo, LockInfo, LockName, Locks, Unfenced};
+use lockkeeper_rig::Postgres;
+
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+
+/// A server whose database `postgres` has the schema.
+pub(crate) fn server() -> Postgres {
+    let server = Postgres::start();
+    init(&server);
+    server
+}
+
+pub(crate) fn init(server: &Postgres) {
+    server.psql(include_str!("../../src/backends/postgres/row/row.sql"));
+}
+
+pub(crate) async fn client(url: &str, label: &str) -> Locks {
+    Locks::connect_as(&rows(url), label).await.unwrap()
+}
+
+/// The address of lease rows there.
+pub(crate) fn rows(url: &str) -> String {
+    format!("{url}?lock=row&connections=4")
+}
+
+/// Waits for a condition, with a deadline that is only there so that a failure ends.
+pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + 30 * SECOND;
+    loop {
+        if let Some(found) = probe().await {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "waited for 30 s: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
+    until(&format!("{count} waiters of {name}"), async || {
+        (inspect(locks, name).await.waiter_count == count).then_some(())
+    })
+    .await;
+}
+
+pub(crate) async fn inspect(locks: &Locks, name: &str) -> LockInfo {
+    locks.inspect(&name.parse::<LockName>().unwrap()).await.unwrap()
+}
+
+/// The only holder of a lock.
+pub(crate) async fn holder(locks: &Locks, name: &str) -> HolderInfo {
+    let mut info = inspect(locks, name).await;
+    assert_eq!(info.holders.len(), 1, "{info:?}");
+    info.holders.remove(0)
+}
+
+pub(crate) fn order(name: &str, held: &Guard<Unfenced>, now: bool) -> BreakOrder {
+    BreakOrder {
+        name: name.parse().unwrap(),
+        token: held.token_hint().unwrap(),
+        reason: "the disk is full".into(),
+        by: "operator".into(),
+        now,
+    }
+}
+
+pub(crate) fn token(held: &Guard<Unfenced>) -> u64 {
+    held.token_hint().unwrap().get()
+}
+
+/// From now on the database itself notes each grant, and each that was made while another was held. It does so while it
+/// has the row locked, so that it sees them in the order in which they happen.
+pub(crate) fn audit(server: &Postgres) {
+    server.psql(
+        "CREATE TABLE grants (name text, slot int, token bigint);
+         CREATE TABLE double_holds (name text, old bigint, new bigint);
+         CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF TG_OP = 'INSERT' AND NEW.id IS NULL OR TG_OP = 'UPDATE' AND NEW.token = OLD.token THEN
+                 RETURN NEW;
+             END IF;
+             INSERT INTO public.grants VALUES (NEW.name, NEW.slot, NEW.token);
+             IF TG_OP = 'UPDATE' AND OLD.held_until > clock_timestamp() THEN
+                 INSERT INTO public.double_holds VALUES (NEW.name, OLD.token, NEW.token);
+             END IF;
+             INSERT INTO public.double_holds SELECT NEW.name, l.token, NEW.token FROM lockkeeper.row_lease l
+                 WHERE l.name = NEW.name AND l.slot <> NEW.slot AND l.held_until > clock_timestamp()
+                     AND NOT (l.permit AND NEW.permit);
+             RETURN NEW;
+         END $$;
+         CREATE TRIGGER audit BEFORE INSERT OR UPDATE ON lockkeeper.row_lease FOR EACH ROW EXECUTE FUNCTION audit();",
+    );
+}
+
+/// How many grants the audit saw; that each had a higher token than those before it, and that none was made while
+/// another was held.
+pub(crate) fn audited_grants(server: &Postgres) -> usize {
+    assert_eq!(server.psql("SELECT * FROM double_holds"), "", "held twice");
+    let unordered = "SELECT * FROM (SELECT name, token, lag(token) OVER (PARTITION BY name) AS before FROM grants) g \
+                     WHERE token <= before";
+    assert_eq!(server.psql(unordered), "", "a token did not rise");
+    server.psql("SELECT count(*) FROM grants").parse().unwrap()
+}

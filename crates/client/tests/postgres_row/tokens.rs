@@ -1,0 +1,129 @@
+//! Tokens rise, whatever becomes of the rows (P2), and a repeat is told its first grant (P7).
+
+use lockkeeper::{Locks, TokenStatus};
+use lockkeeper_rig::Postgres;
+
+use crate::support::{SECOND, client, server, token};
+
+async fn grant(locks: &Locks) -> u64 {
+    let held = locks.mutex("counted").acquire().await.unwrap();
+    let token = token(&held);
+    held.release().await.unwrap();
+    token
+}
+
+#[tokio::test]
+async fn they_rise_after_a_release_an_expiry_and_an_end_by_hand() {
+    let server = server();
+    let locks = client(&server.url(), "client").await;
+    let mut last = grant(&locks).await;
+    let mut rises = async |after: &str| {
+        let next = grant(&locks).await;
+        assert!(next > last, "after {after}: {next} is not above {last}");
+        last = next;
+    };
+    rises("a release").await;
+    let expired = locks.mutex("counted").ttl(SECOND).no_renew().acquire().await.unwrap();
+    expired.lost().cancelled().await;
+    rises("an expiry").await;
+    server.psql("DELETE FROM lockkeeper.row_lease");
+    rises("DELETE").await;
+    server.psql("TRUNCATE lockkeeper.row_lease, lockkeeper.row_waiter, lockkeeper.row_gone");
+    rises("TRUNCATE").await;
+    server.psql("DROP SCHEMA lockkeeper CASCADE");
+    crate::support::init(&server);
+    rises("a schema made anew").await;
+    // A second run of the same SQL takes nothing away.
+    crate::support::init(&server);
+    rises("the same schema again").await;
+}
+
+#[tokio::test]
+async fn they_rise_while_the_row_is_there_although_the_clock_was_set_back() {
+    let server = server();
+    let locks = client(&server.url(), "client").await;
+    grant(&locks).await;
+    // As if the clock had been a month ahead until now.
+    let ahead = server.psql(
+        "UPDATE lockkeeper.row_lease SET token = token + 2592000000000 WHERE name = 'counted' RETURNING token",
+    );
+    let ahead: u64 = ahead.lines().next().unwrap().parse().unwrap();
+    assert_eq!(grant(&locks).await, ahead + 1);
+    assert_eq!(grant(&locks).await, ahead + 2);
+}
+
+#[tokio::test]
+async fn a_token_is_current_while_it_is_held_and_never_issued_above_the_last() {
+    let server = server();
+    let locks = client(&server.url(), "client").await;
+    let name = "counted".parse().unwrap();
+    let worth = async |token| locks.check_token(&name, token).await.unwrap();
+    assert_eq!(worth(0).await, TokenStatus::NeverIssued);
+    assert_eq!(worth(1 << 52).await, TokenStatus::NeverIssued, "above the clock, and there is no row");
+    let held = locks.mutex("counted").acquire().await.unwrap();
+    let current = token(&held);
+    assert_eq!(worth(current).await, TokenStatus::Current);
+    assert_eq!(worth(current + 1).await, TokenStatus::NeverIssued);
+    assert_eq!(worth(current - 1).await, TokenStatus::NotCurrent { live: vec![held.token_hint().unwrap()] });
+    held.release().await.unwrap();
+    assert_eq!(worth(current).await, TokenStatus::NotCurrent { live: vec![] });
+}
+
+/// The functions as any program may call them.
+fn acquire(server: &Postgres, id: &str, permit: bool) -> (String, Option<u64>) {
+    let of = if permit { "2" } else { "NULL" };
+    let said = server.psql(&format!(
+        "SELECT outcome, token FROM lockkeeper.row_acquire('repeated', '{id}', {permit}, {of}, 30000, 0, false, '', '', NULL)"
+    ));
+    let (outcome, token) = said.split_once('|').unwrap();
+    (outcome.to_owned(), token.parse().ok())
+}
+
+fn finish(server: &Postgres, id: &str, doubt: bool) -> String {
+    server.psql(&format!("SELECT lockkeeper.row_finish('repeated', '{id}', 0, 30000, {doubt})"))
+}
+
+#[test]
+fn a_repeated_call_is_told_what_the_first_one_was() {
+    let server = server();
+    for permit in [false, true] {
+        let first = acquire(&server, "a-1", permit);
+        assert_eq!(first.0, "granted");
+        assert_eq!(acquire(&server, "a-1", permit), first);
+        assert_eq!(finish(&server, "a-1", false), "released");
+        assert_eq!(finish(&server, "a-1", false), "released", "nobody held it since");
+        let next = acquire(&server, "a-2", permit);
+        assert!(next.0 == "granted" && next.1 > first.1);
+        assert_eq!(finish(&server, "a-1", false), "gone", "a late one ends nobody's hold");
+        assert_eq!(acquire(&server, "a-2", permit), next);
+        assert_eq!(finish(&server, "a-2", false), "released");
+    }
+}
+
+#[test]
+fn an_attempt_that_arrives_after_its_end_holds_nothing() {
+    let server = server();
+    assert_eq!(finish(&server, "a-1", true), "gone");
+    assert_eq!(acquire(&server, "a-1", false), ("over".to_owned(), None));
+    assert_eq!(acquire(&server, "a-2", false).0, "granted", "it stands in nobody else's way");
+    assert_eq!(finish(&server, "a-2", false), "released");
+    // The mark ages out: nothing of that attempt can be on its way any more.
+    server.psql("UPDATE lockkeeper.row_gone SET expires = clock_timestamp()");
+    assert_eq!(acquire(&server, "a-1", false).0, "granted");
+}
+
+#[test]
+fn a_renewal_revives_nothing() {
+    let server = server();
+    let renew = || {
+        server.psql("SELECT lockkeeper.row_renew('{repeated,repeated,x}', '{a-1,a-2,a-1}', '{1000,60000,1000}')")
+    };
+    assert_eq!(renew(), "ggg");
+    assert_eq!(server.psql("SELECT count(*) FROM lockkeeper.row_lease"), "0", "nor does it make a row");
+    acquire(&server, "a-1", false);
+    assert_eq!(renew(), "kgg");
+    server.psql("UPDATE lockkeeper.row_lease SET held_until = clock_timestamp(), shut_until = clock_timestamp()");
+    assert_eq!(renew(), "ggg");
+    acquire(&server, "a-2", false);
+    assert_eq!(renew(), "gkg", "by its id, not by its name");
+}
