@@ -77,6 +77,12 @@ pub enum Push {
     Detached {
         at: BootInstant,
     },
+    /// What carried one hold is gone: a connection that holds no other.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "only connections of one hold end alone"))]
+    HoldLost {
+        seq: Seq,
+        cause: LossCause,
+    },
     /// What carried the session is gone: a connection, a directory.
     Lost(LossCause),
 }

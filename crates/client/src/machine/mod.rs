@@ -503,17 +503,21 @@ impl Machine {
                     self.index(key);
                 }
             }
-            Push::Ended { seq, end } => {
-                let Some(&key) = self.by_seq.get(&seq) else { return };
-                if let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) {
-                    hold.lose(key, cause_of(end), out);
-                    self.end_hold(key, None);
-                } else {
-                    self.ended_before_it_held(now, key, seq, Answer::Finished(end), out);
-                }
-            }
+            Push::Ended { seq, end } => self.hold_over(now, seq, end, cause_of(end), out),
+            Push::HoldLost { seq, cause } => self.hold_over(now, seq, End::Gone, cause, out),
             Push::Detached { at } => self.detached(now, at, out),
             Push::Lost(cause) => self.session_gone(now, cause, out),
+        }
+    }
+
+    /// The backend says that a request is over, held or not.
+    fn hold_over(&mut self, now: BootInstant, seq: Seq, end: End, cause: LossCause, out: &mut Vec<Output>) {
+        let Some(&key) = self.by_seq.get(&seq) else { return };
+        if let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) {
+            hold.lose(key, cause, out);
+            self.end_hold(key, None);
+        } else {
+            self.ended_before_it_held(now, key, seq, Answer::Finished(end), out);
         }
     }
 

@@ -2,15 +2,18 @@
 //!
 //! Three kinds, of which the address names one (`?lock=`): advisory locks of a session or of a transaction
 //! ([`advisory`]), and rows with an expiry ([`row`]). [`settings`] reads the address, [`connect`](self::connect) makes
-//! the connections of all three.
+//! the connections of all three, [`keys`] makes numbers of names for advisory locks.
 
 mod advisory;
 mod connect;
+mod keys;
 mod row;
 mod settings;
 mod tls;
 
 use std::sync::Arc;
+
+pub use keys::{AdvisoryKey, KeyError, NoSuchKey, PgKey};
 
 use crate::backend::Backend;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};

@@ -71,6 +71,7 @@ fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
             Event::Pushed(Push::Queued { seq, position: 0 }),
             Event::Pushed(Push::Revoked { seq }),
             Event::Pushed(Push::Ended { seq, end: End::Broken }),
+            Event::Pushed(Push::HoldLost { seq, cause: LossCause::Disconnected }),
         ]);
     }
     if !state.callers.is_empty() {

@@ -1,12 +1,225 @@
-//! `lock=session` and `lock=transaction`: being built.
+//! `lock=session` and `lock=transaction`: Postgres' advisory locks, each on a connection of its own.
+//!
+//! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl, no table, and nothing
+//! to set up, except for tokens. `docs/backends/postgres-session.md` and `postgres-transaction.md` are the pages for
+//! users. Reading order: `sql` (what is said), `note` (what people see), `pool` (connections), `keeper` (one request from
+//! its first try to its end), `session` (the calls of the library), `look` (questions and breaks), `server` (what the
+//! server is).
+//!
+//! What may surprise:
+//! - Only the simple protocol is spoken, one message a round trip, so that any transaction pooler will do.
+//! - A connection whose state is in any doubt is ended, never used again (madelson #147); and what may be left of it at
+//!   the server, if the network was cut, is looked for and ended there.
+
+mod keeper;
+mod look;
+mod note;
+mod pool;
+mod server;
+mod session;
+mod sql;
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::settings::LockKind;
-use crate::backend::Backend;
+use lockkeeper_core::{LockName, TokenStatus};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::connect::Connector;
+use super::keys::{self, AdvisoryKey, PgKey};
+use super::settings::{LockKind, Settings, duration};
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
+use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::info::{Finding, LockInfo};
+use crate::machine::{Push, Spec};
 use crate::url::Url;
+use crate::worker::Worker;
+use pool::{Desk, Pool};
+use server::Facts;
+use session::AdvisoryConn;
+use sql::Scope;
 
-pub(super) async fn connect(url: &Url, _kind: LockKind) -> Result<Arc<dyn Backend>, ConnectError> {
-    Err(BackendError::new(BackendErrorKind::Unsupported, format!("{url}: not built yet")).into())
+/// How many connections may hold or wait at once (`?connections=`).
+const CONNECTIONS: usize = 64;
+const CONNECTIONS_MAX: usize = 10_000;
+/// How often a connection that holds is asked for a sign of life (`?probe=`).
+const PROBE: Duration = Duration::from_secs(2);
+const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(600));
+
+/// What all sessions of a client share.
+struct Shared {
+    scope: Scope,
+    key: PgKey,
+    probe: Duration,
+    connections: usize,
+    facts: Facts,
+    pool: Pool,
+    desk: Desk,
+    worker: Worker,
+}
+
+struct Advisory {
+    capabilities: Capabilities,
+    shared: Arc<Shared>,
+}
+
+/// Makes a client, if the server answers and nothing lies between that can't carry the locks.
+pub(super) async fn connect(url: &Url, kind: LockKind) -> Result<Arc<dyn Backend>, ConnectError> {
+    let scope = if kind == LockKind::Session { Scope::Session } else { Scope::Transaction };
+    let settings = Settings::of(url, &["connections", "key", "probe"])?;
+    let wanted = "a number of connections from 1 to 10000";
+    let connections = url.parameter("connections", wanted)?.unwrap_or(CONNECTIONS);
+    if !(1..=CONNECTIONS_MAX).contains(&connections) {
+        return Err(url.bad_part(format!("connections={connections}"), wanted).into());
+    }
+    let probe = duration(url, "probe", PROBE, PROBES, "a time from `100ms` to `10min`")?;
+    let key = url.parameter("key", keys::WANTED)?.unwrap_or_default();
+    let connector = Connector::new(settings)?;
+    let desk = Desk::new(connector.clone());
+    let facts = server::facts(&desk).await?;
+    server::refuse_pooler(&connector, &desk, scope).await?;
+    let worker = connector.worker().clone();
+    let pool = Pool::new(connector, scope, facts.version, connections);
+    let shared = Arc::new(Shared { scope, key, probe, connections, facts, pool, desk, worker });
+    Ok(Arc::new(Advisory { capabilities: capabilities(scope, facts.fencing), shared }))
+}
+
+fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
+    let tokens = matches!(fencing, Fencing::Tokens { .. });
+    let in_session = scope == Scope::Session;
+    Capabilities {
+        backend: "postgres",
+        reach: Reach::Network,
+        fencing,
+        ttl: false,
+        shared: true,
+        permits: false,
+        subtree: false,
+        multi: false,
+        wait: true,
+        fair: true,
+        keep_closed: false,
+        lock_delay: false,
+        inspect: true,
+        // A break names a token.
+        break_hold: tokens && in_session,
+        break_now: tokens,
+        promises: [
+            Promise::KeptIf("everybody uses the same primary: a server that takes over knows of no advisory lock"),
+            if tokens {
+                Promise::KeptIf(
+                    "a server that takes over has every token (synchronous replication), and a restored one is given \
+                     `lockkeeper postgres init` before it is used",
+                )
+            } else {
+                Promise::NotKept("without the sequence `lockkeeper.token` there are no tokens")
+            },
+            if tokens {
+                Promise::KeptIf("the resource has a fence")
+            } else {
+                Promise::NotKept("without the sequence `lockkeeper.token` there are no tokens")
+            },
+            Promise::Kept,
+            Promise::NotKept(
+                "the server frees a lock as soon as it thinks the connection dead; its holder finds out by a probe, \
+                 later",
+            ),
+            // There are no keep-alives to confirm.
+            Promise::Kept,
+            Promise::Kept,
+            Promise::KeptIf(
+                "a waiter counts as alive until the server finds its connection dead: one that vanished without a word \
+                 is granted, and found dead half a minute later",
+            ),
+            Promise::NotKept(
+                "a server that does not answer a probe in time is taken for one out of reach, and the holds for lost",
+            ),
+            Promise::NotKept("a hold ends with its connection, so that none outlives a restart of the server"),
+            Promise::Kept,
+            Promise::Kept,
+        ],
+    }
+}
+
+impl Shared {
+    /// What the server locks for a name.
+    async fn key_of(&self, name: &LockName) -> Result<AdvisoryKey, BackendError> {
+        let Some(expression) = self.key.server_side(name.as_str()) else {
+            let refused = |error: keys::KeyError| BackendError::new(BackendErrorKind::Refused, error.to_string());
+            return self.key.key(name.as_str()).map_err(refused);
+        };
+        let doing = "make a key of a name";
+        let rows = self.desk.ask(&format!("select {expression}"), doing).await?;
+        let number = rows.first().and_then(|row| row.get(0)?.parse().ok());
+        number.map(AdvisoryKey::Number).ok_or_else(|| pool::unreadable(doing))
+    }
+}
+
+impl Advisory {
+    fn with_shared<T, F>(&self, work: impl FnOnce(Arc<Shared>) -> F) -> BoxFuture<Result<T, BackendError>>
+    where
+        F: Future<Output = Result<T, BackendError>> + Send + 'static,
+        T: Send + 'static,
+    {
+        Box::pin(work(self.shared.clone()))
+    }
+}
+
+impl Backend for Advisory {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn worker(&self) -> Option<Worker> {
+        Some(self.shared.worker.clone())
+    }
+
+    fn session(&self, _spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
+        Arc::new(AdvisoryConn::new(self.shared.clone(), label, pushes))
+    }
+
+    fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
+        self.with_shared(|shared| async move { look::inspect(&shared, name).await })
+    }
+
+    fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
+        self.with_shared(|shared| async move { look::list(&shared, prefix).await })
+    }
+
+    fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
+        if let Fencing::None { why, instead } = self.capabilities.fencing {
+            let what = "check tokens";
+            let error = crate::error::Unsupported { backend: "postgres", what, why, instead };
+            return Box::pin(async move { Err(error.into()) });
+        }
+        self.with_shared(move |shared| async move { look::check_token(&shared, name, token).await })
+    }
+
+    fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
+        let can = if order.now { self.capabilities.break_now } else { self.capabilities.break_hold };
+        if !can {
+            let error = self.cannot_break();
+            return Box::pin(async move { Err(error.into()) });
+        }
+        self.with_shared(|shared| async move { look::break_hold(&shared, order).await })
+    }
+
+    fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
+        self.with_shared(|shared| async move { server::findings(&shared).await })
+    }
+}
+
+impl Advisory {
+    fn cannot_break(&self) -> crate::error::Unsupported {
+        let (what, why, instead) = match self.capabilities.fencing {
+            Fencing::None { why, instead } => ("break a hold", why, instead),
+            Fencing::Tokens { .. } => (
+                "ask a holder to stop",
+                "a transaction that holds can't listen",
+                "break it with `now`, which ends its connection, or use `lock=session` or `lock=row`",
+            ),
+        };
+        crate::error::Unsupported { backend: "postgres", what, why, instead }
+    }
 }

@@ -1,0 +1,239 @@
+//! Who holds and who waits, from the server's own views, and the end of another's hold.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
+use postgres_protocol::escape::escape_literal;
+use tokio_postgres::SimpleQueryRow;
+
+use super::note::{Held, Note, Revocation};
+use super::sql::{IN_THIS_DATABASE, channel, is_locked};
+use super::{Shared, pool::unreadable};
+use crate::backend::{BreakOrder, Broken};
+use crate::backends::postgres::keys::{AdvisoryKey, PgKey};
+use crate::error::{BackendError, BackendErrorKind, Busy};
+use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
+
+/// How many waiters are named.
+const WAITERS_SHOWN: usize = 100;
+/// A notification carries at most 8000 bytes.
+const LETTER_TEXT_BYTES: usize = 1000;
+/// The first version that tells since when a lock is waited for.
+const WAITSTART_SINCE: u32 = 140_000;
+/// How long a terminated process may take to end, and how often it is looked for.
+const END_WITHIN: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// A line of `pg_locks` with what is known of its connection.
+pub(super) struct Seen {
+    pid: i32,
+    granted: bool,
+    mode: ModeKind,
+    key: AdvisoryKey,
+    held: Option<Held>,
+    note: Option<Note>,
+    /// How a connection that is none of ours is shown.
+    stranger: String,
+    /// By the server's clock, in seconds of the Unix epoch.
+    now: u64,
+}
+
+/// The statement whose rows are [`Seen`]: holders first, then waiters in their order.
+pub(super) fn statement(version: u32, key: Option<AdvisoryKey>) -> String {
+    let which = key.map_or_else(|| IN_THIS_DATABASE.to_owned(), is_locked);
+    let order = if version >= WAITSTART_SINCE { "l.waitstart" } else { "a.query_start" };
+    format!(
+        "select l.pid, l.granted, l.mode, l.classid, l.objid, l.objsubid, a.application_name, a.usename, a.query, \
+         extract(epoch from pg_catalog.clock_timestamp())::bigint \
+         from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a using (pid) where {which} \
+         order by l.classid, l.objid, l.objsubid, l.granted desc, {order}, l.pid"
+    )
+}
+
+impl Seen {
+    pub(super) fn read(row: &SimpleQueryRow) -> Option<Self> {
+        let text = |column: usize| row.try_get(column).ok().flatten();
+        let number = |column: usize| text(column)?.parse::<u32>().ok();
+        let name = text(6).unwrap_or_default();
+        let pid = text(0)?.parse().ok()?;
+        Some(Self {
+            pid,
+            granted: text(1)? == "t",
+            mode: if text(2)? == "ShareLock" { ModeKind::Shared } else { ModeKind::Exclusive },
+            key: AdvisoryKey::from_pg_locks(number(3)?, number(4)?, text(5)?.parse().ok()?),
+            held: Held::read(name),
+            note: text(8).and_then(Note::read),
+            stranger: match (name, text(7)) {
+                ("", None) => format!("process {pid} of the server"),
+                ("", Some(user)) => format!("{user} (process {pid} of the server)"),
+                (name, _) => format!("{name} (process {pid} of the server)"),
+            },
+            now: text(9)?.parse().ok()?,
+        })
+    }
+
+    fn owner(&self) -> String {
+        let owner = self.note.as_ref().map(|note| note.owner.clone()).filter(|owner| !owner.is_empty());
+        owner.unwrap_or_else(|| self.stranger.clone())
+    }
+
+    fn meta(&self) -> Vec<(String, String)> {
+        self.note.as_ref().map(|note| decode_meta(note.meta.as_bytes())).unwrap_or_default()
+    }
+
+    fn token(&self) -> Option<Token> {
+        self.held.filter(|_| self.granted)?.token.and_then(Token::new)
+    }
+
+    fn holder(&self) -> HolderInfo {
+        let revoked = self.note.as_ref().and_then(|note| note.revoked.clone());
+        HolderInfo {
+            token: self.token(),
+            mode: self.mode,
+            subtree: false,
+            slot: None,
+            owner: self.owner(),
+            held_for: self.held.map(|held| Duration::from_secs(self.now.saturating_sub(held.since))),
+            state: match revoked {
+                Some(Revocation { reason, by, .. }) => HolderState::Revoked { reason, by },
+                None => HolderState::Held,
+            },
+            meta: self.meta(),
+        }
+    }
+}
+
+/// Who is in the way, and how many wait.
+pub(super) fn busy(rows: &[SimpleQueryRow]) -> Busy {
+    let seen: Vec<Seen> = rows.iter().filter_map(Seen::read).collect();
+    let holder = seen.iter().find(|seen| seen.granted).map(Seen::owner);
+    Busy { holder, queued_ahead: seen.iter().filter(|seen| !seen.granted).count() as u64 }
+}
+
+fn info(name: LockName, seen: &[Seen]) -> LockInfo {
+    let mut holders: Vec<HolderInfo> = seen.iter().filter(|seen| seen.granted).map(Seen::holder).collect();
+    holders.sort_by_key(|holder| holder.token);
+    let waiting = || seen.iter().filter(|seen| !seen.granted);
+    let waiters = waiting().take(WAITERS_SHOWN);
+    let waiter = |seen: &Seen| WaiterInfo { owner: seen.owner(), mode: seen.mode, meta: seen.meta() };
+    LockInfo { name, holders, waiter_count: waiting().count(), waiters: waiters.map(waiter).collect(), limit: None }
+}
+
+async fn seen(shared: &Shared, key: Option<AdvisoryKey>) -> Result<Vec<Seen>, BackendError> {
+    let rows = shared.desk.ask(&statement(shared.facts.version, key), "look at its locks").await?;
+    rows.iter().map(|row| Seen::read(row).ok_or_else(|| unreadable("look at its locks"))).collect()
+}
+
+pub(super) async fn inspect(shared: &Shared, name: LockName) -> Result<LockInfo, BackendError> {
+    let key = shared.key_of(&name).await?;
+    let seen = seen(shared, Some(key)).await?;
+    Ok(info(name, &seen))
+}
+
+/// Locks that somebody of ours holds or waits for; only they say their name. With raw keys, all.
+pub(super) async fn list(shared: &Shared, prefix: Option<LockName>) -> Result<Vec<LockInfo>, BackendError> {
+    let mut by_key: BTreeMap<AdvisoryKey, Vec<Seen>> = BTreeMap::new();
+    for seen in seen(shared, None).await? {
+        by_key.entry(seen.key).or_default().push(seen);
+    }
+    let mut locks = Vec::new();
+    for (key, seen) in by_key {
+        let said = seen.iter().filter_map(|seen| Some(seen.note.as_ref()?.name.as_str()));
+        let mut names: Vec<LockName> = said.filter_map(|name| LockName::parse(name).ok()).collect();
+        if shared.key == PgKey::Raw {
+            names.extend(LockName::parse(&key.to_string()));
+        }
+        names.sort_unstable();
+        // Two names with one key hold each other up: both are shown as held.
+        names.dedup();
+        let wanted = |name: &LockName| {
+            prefix.as_ref().is_none_or(|prefix| prefix == name || prefix.is_above(name.as_str()))
+        };
+        locks.extend(names.into_iter().filter(wanted).map(|name| info(name, &seen)));
+    }
+    locks.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+    Ok(locks)
+}
+
+fn live(seen: &[Seen]) -> Vec<Token> {
+    let mut live: Vec<Token> = seen.iter().filter_map(Seen::token).collect();
+    live.sort_unstable();
+    live
+}
+
+pub(super) async fn check_token(
+    shared: &Shared,
+    name: LockName,
+    token: u64,
+) -> Result<TokenStatus, BackendError> {
+    let doing = "read the sequence `lockkeeper.token`";
+    let last = "select case when is_called then last_value else last_value - 1 end from lockkeeper.token";
+    let rows = shared.desk.ask(last, doing).await?;
+    let last: u64 = rows.first().and_then(|row| row.get(0)?.parse().ok()).ok_or_else(|| unreadable(doing))?;
+    if Token::new(token).is_none() || token > last {
+        return Ok(TokenStatus::NeverIssued);
+    }
+    let key = shared.key_of(&name).await?;
+    let live = live(&seen(shared, Some(key)).await?);
+    Ok(if live.iter().any(|live| live.get() == token) {
+        TokenStatus::Current
+    } else {
+        TokenStatus::NotCurrent { live }
+    })
+}
+
+/// A break of a session's hold is a letter to its connection; one with `now` ends the server process that has it.
+pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Broken, BackendError> {
+    let key = shared.key_of(&order.name).await?;
+    let found = seen(shared, Some(key)).await?;
+    let Some(holder) = found.iter().find(|seen| seen.token() == Some(order.token)) else {
+        return Ok(Broken::NotCurrent { live: live(&found) });
+    };
+    let worn = Held::is_worn(order.token.get());
+    if !order.now {
+        let letter = letter(&order);
+        let notify = format!(
+            "select pg_catalog.pg_notify('{}', {}) from pg_catalog.pg_stat_activity where pid = {} and {worn}",
+            channel(holder.pid),
+            escape_literal(&letter),
+            holder.pid
+        );
+        shared.desk.ask(&notify, "tell the holder").await?;
+        return Ok(Broken::Done);
+    }
+    tracing::warn!(
+        name = order.name.as_str(), token = order.token.get(), reason = order.reason, by = order.by,
+        "ends the server process that holds a lock"
+    );
+    end_process(shared, &format!("pid = {} and {worn}", holder.pid)).await?;
+    Ok(Broken::Done)
+}
+
+fn letter(order: &BreakOrder) -> String {
+    let cut = |text: &str| {
+        let end = (0..=LETTER_TEXT_BYTES.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
+        text[..end.unwrap_or(0)].to_owned()
+    };
+    let revocation =
+        Revocation { token: order.token.get(), reason: cut(&order.reason), by: cut(&order.by) };
+    serde_json::to_string(&revocation).unwrap_or_default()
+}
+
+/// Ends the server processes of a condition on `pg_stat_activity`, and returns when they are gone.
+pub(super) async fn end_process(shared: &Shared, which: &str) -> Result<(), BackendError> {
+    let doing = "end a server process";
+    let end = format!(
+        "select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity \
+         where {which} and pid <> pg_catalog.pg_backend_pid()"
+    );
+    let since = tokio::time::Instant::now();
+    while !shared.desk.ask(&end, doing).await?.is_empty() {
+        if since.elapsed() > END_WITHIN {
+            let what = format!("the server was told to {doing}, but it was still there {END_WITHIN:?} later");
+            return Err(BackendError::new(BackendErrorKind::Operator, what));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+    Ok(())
+}

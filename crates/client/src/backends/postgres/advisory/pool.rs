@@ -1,0 +1,163 @@
+//! The connections of a client: one for each hold and waiter, kept for the next when it is over, and one for questions.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
+use tokio_postgres::{Notification, SimpleQueryRow};
+
+use super::note::IDLE;
+use super::sql::{Scope, channel, prepare_session};
+use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
+use crate::error::{BackendError, BackendErrorKind};
+
+/// How many idle connections are kept at most, and for how long: each is a process of the server.
+const IDLE_KEPT: usize = 8;
+const IDLE_FOR: Duration = Duration::from_secs(60);
+
+/// A connection that may hold.
+pub(super) struct Link {
+    pub(super) connection: Connection,
+    /// The server process behind it. Of a transaction's it is known only within the transaction.
+    pub(super) pid: Option<i32>,
+    /// What is notified on it: breaks.
+    pub(super) notices: UnboundedReceiver<Notification>,
+}
+
+/// Makes links, and keeps those that certainly hold nothing.
+pub(super) struct Pool {
+    connector: Connector,
+    scope: Scope,
+    /// Of the server.
+    version: u32,
+    most: usize,
+    slots: Arc<Semaphore>,
+    idle: Mutex<VecDeque<(Instant, Link)>>,
+}
+
+impl Pool {
+    pub(super) fn new(connector: Connector, scope: Scope, version: u32, most: usize) -> Self {
+        let slots = Arc::new(Semaphore::new(most));
+        Self { connector, scope, version, most, slots, idle: Mutex::default() }
+    }
+
+    /// The right to one connection.
+    ///
+    /// # Errors
+    /// All are in use.
+    pub(super) fn slot(&self) -> Result<OwnedSemaphorePermit, BackendError> {
+        self.slots.clone().try_acquire_owned().map_err(|_| {
+            let what = format!(
+                "all {} connections of this client hold locks or wait for them, and each needs one of its own: \
+                 release some, or raise `connections=` and the server's max_connections",
+                self.most
+            );
+            BackendError::new(BackendErrorKind::Refused, what)
+        })
+    }
+
+    /// An idle connection, or a new one.
+    ///
+    /// # Errors
+    /// As those of a new connection.
+    pub(super) async fn take(&self) -> Result<Link, BackendError> {
+        while let Some((_, link)) = self.idle().pop_back() {
+            if !link.connection.is_ended() {
+                return Ok(link);
+            }
+        }
+        let (notify, notices) = unbounded_channel();
+        let notify = (self.scope == Scope::Session).then_some(notify);
+        let connection = self.connector.connect(IDLE, notify).await?;
+        let pid = match self.scope {
+            Scope::Session => Some(self.prepare(&connection).await?),
+            Scope::Transaction => None,
+        };
+        Ok(Link { connection, pid, notices })
+    }
+
+    async fn prepare(&self, connection: &Connection) -> Result<i32, BackendError> {
+        let doing = "prepare a connection for locks";
+        let rows = connection.ask(&prepare_session(self.version)).await;
+        let rows = rows.map_err(|none| none.explained(doing))?;
+        let pid = rows.last().and_then(|row| row.get(0)?.parse().ok()).ok_or_else(|| unreadable(doing))?;
+        let listening = connection.ask(&format!("listen {}", channel(pid))).await;
+        listening.map_err(|none| none.explained("listen for breaks"))?;
+        Ok(pid)
+    }
+
+    /// Takes back a link that certainly holds nothing.
+    pub(super) fn put(&self, link: Link) {
+        let mut idle = self.idle();
+        let now = Instant::now();
+        while idle.front().is_some_and(|(since, _)| now - *since > IDLE_FOR) || idle.len() >= IDLE_KEPT {
+            idle.pop_front();
+        }
+        if !link.connection.is_ended() {
+            idle.push_back((now, link));
+        }
+    }
+
+    fn idle(&self) -> MutexGuard<'_, VecDeque<(Instant, Link)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One connection for questions, which never holds anything; made anew when it has ended.
+pub(super) struct Desk {
+    connector: Connector,
+    connection: tokio::sync::Mutex<Option<Arc<Connection>>>,
+}
+
+impl Desk {
+    pub(super) fn new(connector: Connector) -> Self {
+        Self { connector, connection: tokio::sync::Mutex::default() }
+    }
+
+    /// The rows of statements that may be executed twice: a connection that ended meanwhile is made anew once.
+    ///
+    /// # Errors
+    /// The server is out of reach, silent, or refuses; `doing` says for people what was tried.
+    pub(super) async fn ask(&self, sql: &str, doing: &str) -> Result<Vec<SimpleQueryRow>, BackendError> {
+        let connection = self.connection().await?;
+        match connection.ask(sql).await {
+            Ok(rows) => return Ok(rows),
+            Err(NoAnswer::Ended(_)) => self.drop_it(&connection).await,
+            Err(silent @ NoAnswer::Silent(_)) => {
+                self.drop_it(&connection).await;
+                return Err(silent.explained(doing));
+            }
+            Err(refused) => return Err(refused.explained(doing)),
+        }
+        let connection = self.connection().await?;
+        connection.ask(sql).await.map_err(|none| none.explained(doing))
+    }
+
+    async fn connection(&self) -> Result<Arc<Connection>, BackendError> {
+        let mut kept = self.connection.lock().await;
+        match &*kept {
+            Some(connection) if !connection.is_ended() => Ok(connection.clone()),
+            _ => {
+                let made = Arc::new(self.connector.connect(IDLE, None).await?);
+                *kept = Some(made.clone());
+                Ok(made)
+            }
+        }
+    }
+
+    async fn drop_it(&self, connection: &Arc<Connection>) {
+        let mut kept = self.connection.lock().await;
+        if kept.as_ref().is_some_and(|kept| Arc::ptr_eq(kept, connection)) {
+            *kept = None;
+        }
+    }
+}
+
+/// An answer that makes no sense.
+pub(super) fn unreadable(doing: &str) -> BackendError {
+    let what = format!("the server's answer can't be read when asked to {doing}; is it PostgreSQL?");
+    BackendError::new(BackendErrorKind::Operator, what)
+}

@@ -1,0 +1,202 @@
+//! What the server is and how it is set: whether it can give tokens, what lies between, and which settings spoil what.
+
+use std::time::Duration;
+
+use super::Shared;
+use super::pool::{Desk, unreadable};
+use super::sql::Scope;
+use crate::backends::postgres::connect::Connector;
+use crate::capabilities::Fencing;
+use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
+use crate::info::Finding;
+
+/// 12 is the oldest that our tests could say anything of; its own support ended in 2024.
+const VERSION_MIN: u32 = 120_000;
+
+/// What is true of the server for as long as it is connected to.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Facts {
+    /// `server_version_num`.
+    pub(super) version: u32,
+    /// How much of a statement the server shows.
+    pub(super) shown_bytes: usize,
+    pub(super) fencing: Fencing,
+}
+
+const FACTS: &str = "select pg_catalog.current_setting('server_version_num'), \
+    pg_catalog.current_setting('server_version'), \
+    pg_catalog.pg_size_bytes(pg_catalog.current_setting('track_activity_query_size')), \
+    (select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqincrement = 1 and not s.seqcycle, \
+        pg_catalog.has_schema_privilege(n.oid, 'usage') and pg_catalog.has_sequence_privilege(c.oid, 'usage') \
+        and pg_catalog.has_sequence_privilege(c.oid, 'select')) \
+     from pg_catalog.pg_namespace n join pg_catalog.pg_class c on c.relnamespace = n.oid \
+     join pg_catalog.pg_sequence s on s.seqrelid = c.oid \
+     where n.nspname = 'lockkeeper' and c.relname = 'token')";
+
+/// Asks the server what it is.
+///
+/// # Errors
+/// It is too old, out of reach, or refuses.
+pub(super) async fn facts(desk: &Desk) -> Result<Facts, BackendError> {
+    let doing = "say what it is";
+    let rows = desk.ask(FACTS, doing).await?;
+    let row = rows.first().ok_or_else(|| unreadable(doing))?;
+    let number = |column: usize| row.get(column)?.parse::<u32>().ok();
+    let (Some(version), Some(shown)) = (number(0), number(2)) else { return Err(unreadable(doing)) };
+    if version < VERSION_MIN {
+        let what = format!("the server is PostgreSQL {}; 12 or newer is needed", row.get(1).unwrap_or("?"));
+        return Err(BackendError::new(BackendErrorKind::Unsupported, what));
+    }
+    Ok(Facts { version, shown_bytes: usize::try_from(shown).unwrap_or(usize::MAX), fencing: fencing(row.get(3)) })
+}
+
+fn fencing(sequence: Option<&str>) -> Fencing {
+    let instead = "run `lockkeeper postgres init URL --role NAME` with the role of this address";
+    match sequence.map(|facts| facts.split(',').collect::<Vec<_>>()).as_deref() {
+        Some(["t", "t", "t"]) => Fencing::Tokens { source: "the sequence `lockkeeper.token`, drawn after the lock is held" },
+        None => Fencing::None {
+            why: "the database has no sequence `lockkeeper.token`",
+            instead: "make it by `lockkeeper postgres init URL`, once for each database",
+        },
+        Some(["f", ..]) => Fencing::None {
+            why: "the sequence `lockkeeper.token` has a cache above 1, so that a later token can be a lower one",
+            instead: "run `alter sequence lockkeeper.token cache 1`, and connect again",
+        },
+        Some([_, "f", ..]) => Fencing::None {
+            why: "the sequence `lockkeeper.token` does not rise by 1, or begins again at its end",
+            instead: "run `alter sequence lockkeeper.token increment by 1 no cycle`, and connect again",
+        },
+        Some(_) => Fencing::None { why: "this user may not use the sequence `lockkeeper.token`", instead },
+    }
+}
+
+/// Refuses what lies between client and server and can't carry this kind of lock.
+///
+/// Two connections of a transaction pooler may share one server process, one after the other; two connections to a
+/// server never do. That they do not proves nothing, so each later probe looks as well.
+pub(super) async fn refuse_pooler(connector: &Connector, desk: &Desk, scope: Scope) -> Result<(), ConnectError> {
+    const PID: &str = "select pg_catalog.pg_backend_pid()";
+    let doing = "say which process serves a connection";
+    let first = pid(&desk.ask(PID, doing).await?)?;
+    let other = connector.connect(super::note::IDLE, None).await?;
+    let begun = other.ask(&format!("begin; {PID}")).await;
+    let second = pid(&begun.map_err(|none| none.explained("begin a transaction"))?)?;
+    let pooled = match scope {
+        Scope::Session => second == first || pid(&desk.ask(PID, doing).await?)? != first,
+        // Here it is enough that a transaction stays where it is.
+        Scope::Transaction => {
+            let again = other.ask(PID).await.map_err(|none| none.explained(doing))?;
+            return if pid(&again)? == second { Ok(()) } else { Err(statement_pooler().into()) };
+        }
+    };
+    if pooled { Err(transaction_pooler().into()) } else { Ok(()) }
+}
+
+fn pid(rows: &[tokio_postgres::SimpleQueryRow]) -> Result<i32, BackendError> {
+    let pid = rows.last().and_then(|row| row.get(0)?.parse().ok());
+    pid.ok_or_else(|| unreadable("say which process serves a connection"))
+}
+
+/// Why `lock=session` does not go through a transaction pooler.
+pub(super) fn transaction_pooler() -> Unsupported {
+    Unsupported {
+        backend: "postgres",
+        what: "hold a session's locks here",
+        why: "a transaction pooler lies between (PgBouncer with pool_mode=transaction, or its like): it hands the \
+              server's session to somebody else after every statement, and the lock with it",
+        instead: "use `lock=transaction` or `lock=row`, or connect to the server itself",
+    }
+}
+
+fn statement_pooler() -> Unsupported {
+    Unsupported {
+        backend: "postgres",
+        what: "hold a transaction's locks here",
+        why: "a pooler lies between that takes transactions apart (pool_mode=statement)",
+        instead: "set pool_mode=transaction there, use `lock=row`, or connect to the server itself",
+    }
+}
+
+/// What the server's settings mean for its locks.
+pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendError> {
+    let doing = "show its settings";
+    let names = [
+        "synchronous_commit",
+        "fsync",
+        "idle_in_transaction_session_timeout",
+        "max_connections",
+        "is_superuser",
+    ];
+    let asked = names.map(|name| format!("pg_catalog.current_setting('{name}')")).join(", ");
+    let newer = "pg_catalog.current_setting('idle_session_timeout', true)";
+    let reads = "pg_catalog.pg_has_role('pg_read_all_stats', 'member') or pg_catalog.pg_has_role('pg_monitor', 'member')";
+    let rows = shared.desk.ask(&format!("select {asked}, {newer}, {reads}"), doing).await?;
+    let row = rows.first().ok_or_else(|| unreadable(doing))?;
+    let text = |column: usize| row.get(column).unwrap_or_default();
+    let mut found = Vec::new();
+    let mut say = |spoils: bool, says: String| found.push(Finding { spoils, says });
+    match shared.facts.fencing {
+        Fencing::None { why, instead } => say(true, format!("no fencing tokens: {why}; {instead}")),
+        Fencing::Tokens { .. } => {
+            if text(0) == "off" {
+                say(
+                    shared.scope == Scope::Transaction,
+                    "synchronous_commit is off: after a crash of the server a token may come a second time, except \
+                     from connections of `lock=session`, which turn it on; set it to `on` for the role or the \
+                     database"
+                        .to_owned(),
+                );
+            }
+            if text(1) == "off" {
+                say(true, "fsync is off: a crash of the server's machine can set the tokens back; set it to `on`".to_owned());
+            }
+        }
+    }
+    let ends = |value: &str| !matches!(value, "" | "0");
+    if shared.scope == Scope::Transaction && ends(text(2)) {
+        let says = format!(
+            "idle_in_transaction_session_timeout is {}: our transactions turn it off for themselves, those of \
+             `lock_in_transaction` do not",
+            text(2)
+        );
+        say(false, says);
+    }
+    if ends(text(5)) {
+        let says =
+            format!("idle_session_timeout is {}: connections that hold turn it off, idle ones are made anew", text(5));
+        say(false, says);
+    }
+    let most: usize = text(3).parse().unwrap_or(usize::MAX);
+    // One more for questions; some are kept for superusers, and there are other clients.
+    if shared.connections + 1 > most {
+        let says = format!(
+            "max_connections is {most}, and this client alone may open {}: holds and waiters will be refused; lower \
+             `connections=`, or raise max_connections",
+            shared.connections + 1
+        );
+        say(true, says);
+    }
+    if text(4) != "on" && text(6) != "t" {
+        say(
+            false,
+            "this role sees what connections of its own role say, and of others only that they hold: owners of other \
+             roles' locks are not shown (`grant pg_read_all_stats to …`)"
+                .to_owned(),
+        );
+    }
+    let probe = shared.probe;
+    say(
+        false,
+        format!(
+            "a hold ends when the server thinks its connection dead, and its holder notices within {:?} at most (P5 is \
+             not kept): fence what must not be written by a former holder",
+            probe + answer_within(probe)
+        ),
+    );
+    Ok(found)
+}
+
+/// How long a probe may go unanswered before the connection counts as lost.
+pub(super) fn answer_within(probe: Duration) -> Duration {
+    probe.max(Duration::from_secs(1))
+}

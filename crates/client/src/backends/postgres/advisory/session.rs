@@ -1,0 +1,168 @@
+//! The calls of one session of the library. Each request has a keeper on the connections' thread, which does the work;
+//! here is only who asks for what.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lockkeeper_core::{End, LockName, Mode, Seq};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::{Shared, keeper};
+use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
+use crate::machine::{Answer, Push};
+
+pub(super) struct AdvisoryConn {
+    shared: Arc<Shared>,
+    label: Arc<str>,
+    pushes: UnboundedSender<Push>,
+    requests: Requests,
+}
+
+/// Those that hold or wait, or of which something may be left at the server.
+type Requests = Arc<Mutex<BTreeMap<Seq, Arc<Request>>>>;
+
+/// One request, as its keeper and its callers share it.
+pub(super) struct Request {
+    pub(super) seq: Seq,
+    pub(super) name: LockName,
+    pub(super) shared_mode: bool,
+    /// Wait if it isn't free.
+    pub(super) wait: bool,
+    pub(super) meta: String,
+    pub(super) label: Arc<str>,
+    /// Nobody wants it any more.
+    pub(super) over: CancellationToken,
+    pushes: UnboundedSender<Push>,
+    answer: watch::Sender<Option<Result<Answer, CallError>>>,
+    ending: watch::Sender<Ending>,
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ending {
+    NotYet,
+    /// Its end was asked for, and no answer came (P12); it is seen to.
+    Unsure,
+    Sure(End),
+}
+
+impl AdvisoryConn {
+    pub(super) fn new(shared: Arc<Shared>, label: &str, pushes: UnboundedSender<Push>) -> Self {
+        Self { shared, label: label.into(), pushes, requests: Requests::default() }
+    }
+
+    fn requests(&self) -> MutexGuard<'_, BTreeMap<Seq, Arc<Request>>> {
+        lock(&self.requests)
+    }
+
+    /// The request of that number, begun if it is new or if its last try failed (P7).
+    fn begin(&self, seq: Seq, want: &Wanted) -> Arc<Request> {
+        let mut requests = self.requests();
+        if let Some(request) = requests.get(&seq).filter(|request| !request.failed()) {
+            return request.clone();
+        }
+        let request = Arc::new(Request {
+            seq,
+            // Several names at once are refused before (`Capabilities::multi`).
+            name: want.names[0].clone(),
+            shared_mode: want.mode == Mode::Shared,
+            wait: want.wait,
+            meta: String::from_utf8_lossy(&want.meta).into_owned(),
+            label: self.label.clone(),
+            over: CancellationToken::new(),
+            pushes: self.pushes.clone(),
+            answer: watch::Sender::new(None),
+            ending: watch::Sender::new(Ending::NotYet),
+        });
+        requests.insert(seq, request.clone());
+        let (shared, kept, book) = (self.shared.clone(), request.clone(), self.requests.clone());
+        self.shared.worker.run(Box::pin(async move {
+            keeper::keep(&shared, &kept).await;
+            let mut requests = lock(&book);
+            if requests.get(&kept.seq).is_some_and(|request| Arc::ptr_eq(request, &kept)) {
+                requests.remove(&kept.seq);
+            }
+        }));
+        request
+    }
+}
+
+fn lock(requests: &Requests) -> MutexGuard<'_, BTreeMap<Seq, Arc<Request>>> {
+    requests.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Conn for AdvisoryConn {
+    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+        match call {
+            // Connections are made when they are needed, and each is kept alive by its own probes.
+            Call::Open { .. } => Box::pin(async { Ok(Answer::Opened) }),
+            Call::KeepAlive => Box::pin(async { Ok(Answer::KeptAlive) }),
+            Call::Acquire { seq, want, .. } => {
+                let request = self.begin(seq, &want);
+                Box::pin(async move { request.answered().await })
+            }
+            Call::Finish { target, .. } => {
+                let Some(request) = self.requests().get(&target).cloned() else {
+                    return Box::pin(async { Ok(Answer::Finished(End::Gone)) });
+                };
+                request.over.cancel();
+                Box::pin(async move { request.ended().await.map(Answer::Finished) })
+            }
+            Call::Close => {
+                let left: Vec<Arc<Request>> = self.requests().values().cloned().collect();
+                left.iter().for_each(|request| request.over.cancel());
+                Box::pin(async move {
+                    for request in left {
+                        // One that is in doubt is seen to without us.
+                        let _ = request.ended().await;
+                    }
+                    Ok(Answer::Closed)
+                })
+            }
+        }
+    }
+}
+
+impl Drop for AdvisoryConn {
+    fn drop(&mut self) {
+        self.requests().values().for_each(|request| request.over.cancel());
+    }
+}
+
+impl Request {
+    /// Its last try failed: whoever asks again begins anew.
+    fn failed(&self) -> bool {
+        matches!(*self.answer.borrow(), Some(Err(_)))
+    }
+
+    async fn answered(&self) -> Result<Answer, CallError> {
+        let mut answers = self.answer.subscribe();
+        let answer = answers.wait_for(Option::is_some).await;
+        // The sender is here.
+        answer.ok().and_then(|answer| answer.clone()).unwrap_or(Err(CallError { sent: true }))
+    }
+
+    async fn ended(&self) -> Result<End, CallError> {
+        let mut endings = self.ending.subscribe();
+        let ending = endings.wait_for(|ending| *ending != Ending::NotYet).await.map(|ending| *ending);
+        match ending {
+            Ok(Ending::Sure(end)) => Ok(end),
+            _ => Err(CallError { sent: true }),
+        }
+    }
+
+    pub(super) fn answer(&self, answer: Result<Answer, CallError>) {
+        self.answer.send_replace(Some(answer));
+    }
+
+    pub(super) fn end(&self, ending: Ending) {
+        self.ending.send_replace(ending);
+    }
+
+    pub(super) fn push(&self, push: Push) {
+        // Whoever listened is gone, and its requests are over.
+        let _ = self.pushes.send(push);
+    }
+}

@@ -1,0 +1,348 @@
+//! From a lock's name to the number that Postgres locks: our own rule, and those of libraries that people use already.
+//!
+//! Whoever uses the same rule on the same name in the same database excludes us and is excluded. Every rule is pinned by
+//! a vector in the tests: a rule that changed would split a lock in two without a word.
+
+use std::fmt;
+use std::str::FromStr;
+
+use hkdf::Hkdf;
+use md5::Md5;
+use sha1::Sha1;
+use sha2::{Digest, Sha256};
+
+/// What goes before a name in our own rule. A later rule gets another number, and a name of its own.
+const OURS: &[u8] = b"lockkeeper/1\0";
+/// sqlx' own domain (`PgAdvisoryLock`).
+const SQLX: &[u8] = b"SQLx (Rust) Postgres advisory lock";
+
+/// How a name becomes an advisory key (`?key=`).
+///
+/// 64 bits are fewer than there are names: two names may share a key. Then they exclude each other for no reason,
+/// which is safe and slow. With the default that happens to one in a billion programs with 100,000 names; rules with
+/// fewer bits say so.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub enum PgKey {
+    /// `lockkeeper`: the first eight bytes of SHA-256 over `lockkeeper/1`, a zero byte and the name, big-endian.
+    #[default]
+    Lockkeeper,
+    /// `sqlx`: `PgAdvisoryLock::new` of sqlx (Rust): HKDF-SHA256, little-endian.
+    Sqlx,
+    /// `madelson`: `PostgresAdvisoryLockKey(name, allowHashing: true)` of DistributedLock (.NET): up to nine ASCII
+    /// letters packed into a pair, 16 hex digits as they are, `8hex,8hex` as a pair, else SHA-1, little-endian.
+    Madelson,
+    /// `ruby-crc32`, `ruby-crc32:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit and
+    /// the integer that its users set as prefix (0 if they set none). 31 bits.
+    RubyCrc32 {
+        /// The second half.
+        prefix: i32,
+    },
+    /// `tooz`: OpenStack's tooz (Python): a pair of the first two bytes of MD5. 16 bits: names collide all the time.
+    ToozMd5,
+    /// `crc32`: CRC-32 as a number. 32 bits.
+    Crc32,
+    /// `sha256`: the first eight bytes of SHA-256, big-endian.
+    Sha256Be,
+    /// `message-db`: `hash_64` of message-db: the first eight bytes of MD5, big-endian.
+    MessageDb,
+    /// `hashtext`: the server's own `hashtext(name)`. 32 bits; may change with the server's major version.
+    Hashtext,
+    /// `hashtextextended`: the server's own `hashtextextended(name, 0)`. May change with the server's major version.
+    Hashtextextended,
+    /// `raw`: the name is the key: `42`, or `1,2` for a pair.
+    Raw,
+    /// `sqlx-migrations`: what sqlx locks to migrate the database that the name names.
+    SqlxMigrations,
+    /// `rails-migrations`: what Rails locks to migrate the database that the name names.
+    RailsMigrations,
+    /// `golang-migrate`: what golang-migrate locks to migrate the database that the name names (with further names,
+    /// as in `mydb`, a zero byte and the schema, as that library joins them).
+    GolangMigrate,
+}
+
+/// What Postgres locks. A number and a pair never conflict with each other, also where their bits are the same.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[non_exhaustive]
+pub enum AdvisoryKey {
+    /// `pg_advisory_lock(bigint)`.
+    Number(i64),
+    /// `pg_advisory_lock(int, int)`.
+    Pair(i32, i32),
+}
+
+/// A name for which a rule has no key.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// [`PgKey::Raw`] with a name that is none of its two forms.
+    #[error("with `key=raw` a lock's name is its key, a 64-bit number or two 32-bit ones as in `1,2`; `{name}` is neither")]
+    NotANumber {
+        /// The name.
+        name: String,
+    },
+    /// A rule that only the server can follow.
+    #[error("only the server knows the key of `{name}` by the rule `{rule}`: ask it `select {rule}(…)`")]
+    OnlyTheServer {
+        /// The name.
+        name: String,
+        /// The rule.
+        rule: PgKey,
+    },
+}
+
+impl PgKey {
+    /// The key of a name.
+    ///
+    /// ```
+    /// use lockkeeper::backends::postgres::{AdvisoryKey, PgKey};
+    /// let key = PgKey::Sqlx.key("orders:42:checkout").unwrap();
+    /// assert_eq!(key, AdvisoryKey::Number(4162161070278803260));
+    /// ```
+    ///
+    /// # Errors
+    /// [`KeyError`]: a raw key that is no number, or a rule that only the server can follow.
+    pub fn key(self, name: &str) -> Result<AdvisoryKey, KeyError> {
+        let bytes = name.as_bytes();
+        let crc = || crc32fast::hash(bytes);
+        Ok(match self {
+            Self::Lockkeeper => {
+                AdvisoryKey::Number(i64::from_be_bytes(first(&Sha256::new().chain_update(OURS).chain_update(bytes).finalize())))
+            }
+            Self::Sqlx => {
+                let mut key = [0; 8];
+                // Fails for keys longer than 255 hashes only; this one is eight bytes.
+                let _ = Hkdf::<Sha256>::new(None, bytes).expand(SQLX, &mut key);
+                AdvisoryKey::Number(i64::from_le_bytes(key))
+            }
+            Self::Madelson => madelson(name),
+            Self::RubyCrc32 { prefix } => AdvisoryKey::Pair((crc() & 0x7fff_ffff).cast_signed(), prefix),
+            Self::ToozMd5 => {
+                let [a, b, ..] = first(&Md5::digest(bytes));
+                AdvisoryKey::Pair(a.into(), b.into())
+            }
+            Self::Crc32 => AdvisoryKey::Number(crc().into()),
+            Self::Sha256Be => AdvisoryKey::Number(i64::from_be_bytes(first(&Sha256::digest(bytes)))),
+            Self::MessageDb => AdvisoryKey::Number(i64::from_be_bytes(first(&Md5::digest(bytes)))),
+            Self::Hashtext | Self::Hashtextextended => {
+                return Err(KeyError::OnlyTheServer { name: name.to_owned(), rule: self });
+            }
+            Self::Raw => raw(name).ok_or_else(|| KeyError::NotANumber { name: name.to_owned() })?,
+            Self::SqlxMigrations => AdvisoryKey::Number(0x3d32_ad9e * i64::from(crc())),
+            Self::RailsMigrations => AdvisoryKey::Number(2_053_462_845 * i64::from(crc())),
+            Self::GolangMigrate => AdvisoryKey::Number(crc().wrapping_mul(1_486_364_155).into()),
+        })
+    }
+
+    /// The expression with which the server makes the key, where only it can.
+    pub(super) fn server_side(self, name: &str) -> Option<String> {
+        let name = postgres_protocol::escape::escape_literal(name);
+        match self {
+            Self::Hashtext => Some(format!("pg_catalog.hashtext({name})::bigint")),
+            Self::Hashtextextended => Some(format!("pg_catalog.hashtextextended({name}, 0)")),
+            _ => None,
+        }
+    }
+}
+
+/// Every rule by its name in an address.
+const RULES: &[(&str, PgKey)] = &[
+    ("lockkeeper", PgKey::Lockkeeper),
+    ("sqlx", PgKey::Sqlx),
+    ("madelson", PgKey::Madelson),
+    ("ruby-crc32", PgKey::RubyCrc32 { prefix: 0 }),
+    ("tooz", PgKey::ToozMd5),
+    ("crc32", PgKey::Crc32),
+    ("sha256", PgKey::Sha256Be),
+    ("message-db", PgKey::MessageDb),
+    ("hashtext", PgKey::Hashtext),
+    ("hashtextextended", PgKey::Hashtextextended),
+    ("raw", PgKey::Raw),
+    ("sqlx-migrations", PgKey::SqlxMigrations),
+    ("rails-migrations", PgKey::RailsMigrations),
+    ("golang-migrate", PgKey::GolangMigrate),
+];
+
+/// What an address is told whose `key=` is none.
+pub(super) const WANTED: &str = "a rule for keys: `lockkeeper`, `sqlx`, `madelson`, `ruby-crc32`, `ruby-crc32:PREFIX`, \
+    `tooz`, `crc32`, `sha256`, `message-db`, `hashtext`, `hashtextextended`, `raw`, `sqlx-migrations`, \
+    `rails-migrations` or `golang-migrate`";
+
+/// A text that names no rule.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("`{0}` is not {WANTED}")]
+pub struct NoSuchKey(String);
+
+impl FromStr for PgKey {
+    type Err = NoSuchKey;
+
+    fn from_str(text: &str) -> Result<Self, NoSuchKey> {
+        let known = RULES.iter().find(|(name, _)| *name == text).map(|&(_, rule)| rule);
+        let prefixed = || Some(Self::RubyCrc32 { prefix: text.strip_prefix("ruby-crc32:")?.parse().ok()? });
+        known.or_else(prefixed).ok_or_else(|| NoSuchKey(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PgKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self, RULES.iter().find(|(_, rule)| rule == self)) {
+            (_, Some((name, _))) => f.write_str(name),
+            (Self::RubyCrc32 { prefix }, None) => write!(f, "ruby-crc32:{prefix}"),
+            (_, None) => Ok(()),
+        }
+    }
+}
+
+impl AdvisoryKey {
+    /// The key as the arguments of `pg_advisory_lock(…)`.
+    pub(super) fn arguments(self) -> String {
+        match self {
+            Self::Number(number) => format!("{number}::bigint"),
+            Self::Pair(a, b) => format!("{a}::int, {b}::int"),
+        }
+    }
+
+    /// The key as `pg_locks` shows it: `classid`, `objid`, `objsubid`.
+    pub(super) fn in_pg_locks(self) -> (u32, u32, u8) {
+        match self {
+            Self::Number(number) => {
+                let [a, b, c, d, e, f, g, h] = number.to_be_bytes();
+                (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([e, f, g, h]), 1)
+            }
+            Self::Pair(a, b) => (a.cast_unsigned(), b.cast_unsigned(), 2),
+        }
+    }
+
+    /// The reverse of [`Self::in_pg_locks`].
+    pub(super) fn from_pg_locks(class: u32, object: u32, sub: u8) -> Self {
+        if sub == 1 {
+            Self::Number((i64::from(class.cast_signed()) << 32) | i64::from(object))
+        } else {
+            Self::Pair(class.cast_signed(), object.cast_signed())
+        }
+    }
+}
+
+impl fmt::Display for AdvisoryKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Pair(a, b) => write!(f, "{a},{b}"),
+        }
+    }
+}
+
+/// The first eight bytes of a hash, which has more.
+fn first(hash: &[u8]) -> [u8; 8] {
+    let mut first = [0; 8];
+    first.iter_mut().zip(hash).for_each(|(to, from)| *to = *from);
+    first
+}
+
+fn raw(name: &str) -> Option<AdvisoryKey> {
+    match name.split_once(',') {
+        None => name.parse().ok().map(AdvisoryKey::Number),
+        Some((a, b)) => Some(AdvisoryKey::Pair(a.parse().ok()?, b.trim_start().parse().ok()?)),
+    }
+}
+
+/// Letters that fit are packed, seven bits each, then a zero bit and ones up to 64 bits; that number is locked as a
+/// pair, its upper half first.
+fn madelson(name: &str) -> AdvisoryKey {
+    let pair = |number: u64| {
+        let (upper, lower) = ((number >> 32) as u32, (number & 0xffff_ffff) as u32);
+        AdvisoryKey::Pair(upper.cast_signed(), lower.cast_signed())
+    };
+    if name.is_ascii() && name.len() <= 9 {
+        let letters = name.bytes().fold(0, |packed, letter| (packed << 7) | u64::from(letter));
+        return pair((name.len()..9).fold(letters << 1, |packed, _| (packed << 7) | 0x7f));
+    }
+    let hex = |digits: &str| {
+        let digits = Some(digits).filter(|digits| digits.bytes().all(|digit| digit.is_ascii_hexdigit()));
+        digits.and_then(|digits| u64::from_str_radix(digits, 16).ok())
+    };
+    match (name.len(), name.get(..8), name.get(8..9), name.get(9..)) {
+        (16, ..) => {
+            if let Some(number) = hex(name) {
+                return AdvisoryKey::Number(number.cast_signed());
+            }
+        }
+        (17, Some(upper), Some(","), Some(lower)) => {
+            if let (Some(upper), Some(lower)) = (hex(upper), hex(lower)) {
+                return pair((upper << 32) | lower);
+            }
+        }
+        _ => {}
+    }
+    AdvisoryKey::Number(i64::from_le_bytes(first(&Sha1::digest(name.as_bytes()))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "orders:42:checkout";
+
+    #[test]
+    fn every_rule_gives_what_its_own_library_gives() {
+        use AdvisoryKey::{Number, Pair};
+        for (rule, name, key) in [
+            ("lockkeeper", NAME, Number(3_986_848_714_671_540_524)),
+            ("sqlx", NAME, Number(4_162_161_070_278_803_260)),
+            ("sqlx", "my first Postgres advisory lock!", Number(-5_560_419_505_042_474_287)),
+            ("madelson", NAME, Number(-533_755_646_865_238_680)),
+            ("madelson", "00000000000000ff", Number(255)),
+            ("madelson", "ffffffffFFFFFFFE", Number(-2)),
+            ("madelson", "00000001,ffffffff", Pair(1, -1)),
+            ("ruby-crc32", NAME, Pair(763_341_982, 0)),
+            ("ruby-crc32:-7", NAME, Pair(763_341_982, -7)),
+            ("tooz", NAME, Pair(179, 90)),
+            ("crc32", NAME, Number(763_341_982)),
+            ("sha256", NAME, Number(-2_836_547_012_853_008_270)),
+            ("message-db", NAME, Number(-5_522_881_090_123_435_137)),
+            ("raw", "-42", Number(-42)),
+            ("raw", "1,-2", Pair(1, -2)),
+            ("sqlx-migrations", "mydb", Number(293_176_876_009_260_204)),
+            ("rails-migrations", "mydb", Number(586_353_752_304_064_290)),
+            ("golang-migrate", "mydb", Number(3_799_279_374)),
+        ] {
+            assert_eq!(rule.parse::<PgKey>().unwrap().key(name), Ok(key), "{rule} of {name}");
+        }
+    }
+
+    #[test]
+    fn short_names_are_packed_and_locked_as_a_pair() {
+        let key = PgKey::Madelson.key("job1").unwrap();
+        let (class, object, sub) = key.in_pg_locks();
+        assert_eq!(((i64::from(class) << 32) | i64::from(object), sub), (-3_044_693_829_279_023_105, 2));
+    }
+
+    #[test]
+    fn keys_look_in_pg_locks_as_postgres_shows_them() {
+        for (key, shown) in [
+            (AdvisoryKey::Number(-1), (u32::MAX, u32::MAX, 1)),
+            (AdvisoryKey::Number(0x1_0000_0002), (1, 2, 1)),
+            (AdvisoryKey::Pair(-1, 7), (u32::MAX, 7, 2)),
+        ] {
+            assert_eq!(key.in_pg_locks(), shown);
+            assert_eq!(AdvisoryKey::from_pg_locks(shown.0, shown.1, shown.2), key);
+        }
+    }
+
+    #[test]
+    fn what_has_no_key_is_an_error() {
+        assert!(matches!(PgKey::Raw.key("orders"), Err(KeyError::NotANumber { .. })));
+        assert!(matches!(PgKey::Raw.key("1,2,3"), Err(KeyError::NotANumber { .. })));
+        assert!(matches!(PgKey::Hashtext.key("orders"), Err(KeyError::OnlyTheServer { .. })));
+        assert!("md5".parse::<PgKey>().unwrap_err().to_string().contains("`md5` is not a rule"));
+    }
+
+    #[test]
+    fn every_rule_is_shown_by_the_name_that_it_is_read_by() {
+        for (name, rule) in RULES {
+            assert_eq!((rule.to_string().as_str(), name.parse()), (*name, Ok(*rule)));
+            assert!(WANTED.contains(&format!("`{name}`")), "{name}");
+        }
+        assert_eq!("ruby-crc32:-7".parse::<PgKey>().unwrap().to_string(), "ruby-crc32:-7");
+    }
+}
