@@ -10,10 +10,12 @@ use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisResult, ServerError, Value};
+use tokio::runtime::{Handle, Id};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::lane::{Lanes, Passed};
 use super::layout;
 use super::refusal::{self, Refusal};
 use super::scripts::Script;
@@ -54,6 +56,10 @@ pub(super) struct Link {
     lost: UnboundedSender<u64>,
     server: Arc<str>,
     trouble: Trouble,
+    target: Arc<Target>,
+    lanes: Lanes,
+    /// Where the connection that is kept up lives.
+    thread: Id,
 }
 
 /// Why there was no connection when it was last tried to make one.
@@ -81,12 +87,14 @@ impl Link {
         let server: Arc<str> = target.to_string().into();
         let trouble = Trouble::default();
         let channel = layout::channel(client);
-        let keeper = Keeper { target, wakes, channel, lost: lost.clone(), trouble: trouble.clone() };
+        let target = Arc::new(target);
+        let keeper =
+            Keeper { target: target.clone(), wakes, channel, lost: lost.clone(), trouble: trouble.clone() };
         worker.run(Box::pin(async move {
             match keeper.connect(FIRST).await {
                 Ok(connection) => {
                     let (up_in, up) = watch::channel(Some(connection));
-                    if opened_in.send(Ok(up)).is_ok() {
+                    if opened_in.send(Ok((up, Handle::current().id()))).is_ok() {
                         keeper.keep(up_in, losses).await;
                     }
                 }
@@ -94,8 +102,8 @@ impl Link {
                 Err(error) => drop(opened_in.send(Err(error))),
             }
         }));
-        let up = opened.await.unwrap_or_else(|_| Err(refusal::no_thread()))?;
-        Ok(Self { up, lost, server, trouble })
+        let (up, thread) = opened.await.unwrap_or_else(|_| Err(refusal::no_thread()))?;
+        Ok(Self { up, lost, server, trouble, target, lanes: Lanes::default(), thread })
     }
 
     /// The server, as people know it.
@@ -169,8 +177,41 @@ impl Link {
         self.exchange(limit, async |wire| wire.send_packed_commands(&pipeline, 0, commands.len()).await).await
     }
 
+    /// On the caller's own lane, if there is one to have.
     async fn ask(&self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
-        self.exchange(limit, async |wire| wire.send_packed_command(command).await).await
+        let beside = self.up.borrow().as_ref().map(|connection| connection.number);
+        let lane = beside.and_then(|beside| self.lanes.here(self.thread, beside, || self.connect_lane()));
+        let Some(lane) = lane else {
+            return self.exchange(limit, async |wire| wire.send_packed_command(command).await).await;
+        };
+        let (deadline, heard) = (Instant::now() + limit, lane.heard());
+        match timeout_at(deadline, lane.pass(command.clone())).await {
+            Ok(Passed::Answered(answer)) => Ok(answer),
+            Ok(Passed::InDoubt) => Err(IN_DOUBT),
+            Ok(Passed::NotSent) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                self.exchange(left, async |wire| wire.send_packed_command(command).await).await
+            }
+            Err(_) => {
+                // A server that is only slow keeps its connection.
+                if lane.heard() == heard {
+                    self.lanes.give_up(&lane);
+                    beside.into_iter().for_each(|number| self.suspect(number));
+                }
+                Err(IN_DOUBT)
+            }
+        }
+    }
+
+    fn connect_lane(&self) -> impl Future<Output = Option<MultiplexedConnection>> + Send + 'static {
+        let target = self.target.clone();
+        async move {
+            let connected = async {
+                let client = target.client().await.ok()?;
+                client.get_multiplexed_async_connection_with_config(&config()).await.ok()
+            };
+            timeout(CONNECT_LIMIT, connected).await.ok().flatten()
+        }
     }
 
     /// One exchange on whatever connection is up within the time.
@@ -230,13 +271,21 @@ impl Link {
     }
 }
 
+/// Time limits are those of calls.
+fn config() -> AsyncConnectionConfig {
+    AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None)
+        .set_pipeline_buffer_size(BUFFER)
+}
+
 fn is_unknown(error: &ServerError) -> bool {
     error.code() == "NOSCRIPT"
 }
 
 /// Keeps a connection up.
 struct Keeper {
-    target: Target,
+    target: Arc<Target>,
     wakes: Wakes,
     channel: String,
     lost: UnboundedSender<u64>,
@@ -248,17 +297,13 @@ impl Keeper {
         let connected = async {
             let client = self.target.client().await?;
             let (wakes, lost) = (self.wakes.clone(), self.lost.clone());
-            let config = AsyncConnectionConfig::new()
-                .set_connection_timeout(None)
-                .set_response_timeout(None)
-                .set_pipeline_buffer_size(BUFFER)
-                .set_push_sender(move |push: PushInfo| match push.kind {
-                    PushKind::Disconnection => lost.send(number).map_err(drop),
-                    _ => {
-                        deliver(&wakes, &push);
-                        Ok(())
-                    }
-                });
+            let config = config().set_push_sender(move |push: PushInfo| match push.kind {
+                PushKind::Disconnection => lost.send(number).map_err(drop),
+                _ => {
+                    deliver(&wakes, &push);
+                    Ok(())
+                }
+            });
             let mut wire = client
                 .get_multiplexed_async_connection_with_config(&config)
                 .await

@@ -10,6 +10,7 @@ mod findings;
 #[cfg(feature = "redlock")]
 mod identity;
 mod inspect;
+mod lane;
 mod layout;
 mod link;
 mod refusal;

@@ -1,16 +1,4 @@
--- Tries to hold a lock alone: SET NX PX as the whole ecosystem does it, in one step with the token and the queue.
--- Returns its token (0 without tokens), or a list that begins with a word.
-local function grant()
-  local token = draw()
-  if not redis.call('SET', KEYS[1], value(token), 'NX', 'PX', px) then return nil end
-  drawn(token)
-  return tonumber(token)
-end
-
-if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0 then
-  local token = grant()
-  if token then return token end
-end
+-- Tries to hold a lock alone that is not simply free (free.lua).
 -- Its end arrived before it: nothing may hold for it any more (P7).
 if redis.call('EXISTS', KEYS[2]) == 1 then return {'over'} end
 

@@ -2,8 +2,7 @@
 -- KEYS: as value.lua says, without the counter. ARGV: 1 id, 2 ms for which the lock stays shut now, 3 ms for which its
 -- key outlives its ttl, 4 ms for which an attempt of it may still arrive, 0 if none can.
 -- Returns 1: released, 2: it was under a break, 3: it left the queue, 0: nothing is known of it.
-local id, closed, extra = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local mine = 'lockkeeper:' .. id .. ':'
+local closed, extra = tonumber(ARGV[2]), tonumber(ARGV[3])
 if ARGV[4] ~= '0' then redis.call('SET', KEYS[2], '', 'PX', ARGV[4]) end
 
 local found = redis.pcall('GET', KEYS[1])
