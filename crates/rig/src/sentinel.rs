@@ -15,10 +15,11 @@ use crate::wait::wait;
 const NAME: &str = "main";
 const SENTINELS: usize = 3;
 /// A primary that is silent for so long is down. Less than this is met by accident on a busy machine.
-const DOWN_AFTER_MS: u32 = 1_000;
+const DOWN_AFTER_MS: u32 = 2_000;
+/// Twice this must pass between two attempts to make another server the primary.
 const FAILOVER_TIMEOUT_MS: u32 = 3_000;
 
-/// Two Redis servers and three sentinels, which make one the primary when the other is silent for a second.
+/// Two Redis servers and three sentinels, which make one the primary when the other is silent for two seconds.
 pub struct Sentinel {
     // In this order they are ended: no sentinel sees a server's end.
     sentinels: Vec<One>,
@@ -74,7 +75,7 @@ impl Sentinel {
     }
 
     /// The one that the first sentinel that answers holds for the primary. A primary that was just killed is still that
-    /// one for a second.
+    /// one for some seconds.
     ///
     /// # Panics
     /// No sentinel answers.

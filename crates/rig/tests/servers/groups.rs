@@ -36,10 +36,12 @@ fn sentinels_make_the_replica_the_primary_when_the_primary_is_dead() {
     assert_ne!(primary.port(), former.port());
     assert_eq!(primary.cli(&["GET", "k"]), "7");
     primary.cli(&["SET", "k", "8"]);
-    // The sentinels make it a replica of the new one.
+    // The sentinels make it a replica, which closes its connections.
     former.start_again();
-    until("it is a replica", || {
-        former.cli(&["ROLE"]).starts_with("slave") && former.cli(&["GET", "k"]) == "8"
+    until("two servers are in step again", || {
+        let replica = |command: &[&str]| sentinel.replica().try_cli(command);
+        replica(&["ROLE"]).is_ok_and(|role| role.starts_with("slave"))
+            && replica(&["GET", "k"]) == Ok("8".into())
     });
     let ports: Vec<u16> =
         sentinel.addresses().split(',').map(|at| at.rsplit_once(':').unwrap().1.parse().unwrap()).collect();
