@@ -14,6 +14,8 @@ use crate::measure::{Pair, p50};
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
 const TTL_MS: u64 = 30_000;
+/// On how many connections to Redis the clients are, at most (DESIGN section 10).
+const SHARED: usize = 4;
 /// As many as there are clients in the larger comparison.
 const CONNECTIONS: usize = 64;
 /// What the lease rows of both share.
@@ -37,9 +39,13 @@ async fn delete(script: &Script, mut redis: MultiplexedConnection, key: String, 
 
 /// `SET NX PX`, and a script that compares and deletes.
 pub(crate) async fn redis(url: &str) -> Outcome<Pair> {
-    let (redis, release) = (connect(url).await?, Arc::new(Script::new(RELEASE)));
+    let mut wires = Vec::new();
+    for _ in 0..SHARED {
+        wires.push(connect(url).await?);
+    }
+    let release = Arc::new(Script::new(RELEASE));
     Ok(Arc::new(move |client| {
-        let (redis, release) = (redis.clone(), release.clone());
+        let (redis, release) = (wires[client % SHARED].clone(), release.clone());
         Box::pin(async move {
             let (key, value) = (format!("bench/hand/{client}"), format!("{:032x}", fastrand::u128(..)));
             set(redis.clone(), key.clone(), value.clone()).await?;

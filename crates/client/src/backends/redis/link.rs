@@ -180,15 +180,19 @@ impl Link {
     /// On the caller's own lane, if there is one to have.
     async fn ask(&self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
         let beside = self.up.borrow().as_ref().map(|connection| connection.number);
-        let lane = beside.and_then(|beside| self.lanes.here(self.thread, beside, || self.connect_lane()));
+        let lane = beside.and_then(|beside| self.lanes.here(self.thread, beside));
         let Some(lane) = lane else {
             return self.exchange(limit, async |wire| wire.send_packed_command(command).await).await;
         };
         let (deadline, heard) = (Instant::now() + limit, lane.heard());
-        match timeout_at(deadline, lane.pass(command.clone())).await {
+        match timeout_at(deadline, lane.pass(command, self.connect_lane())).await {
             Ok(Passed::Answered(answer)) => Ok(answer),
-            Ok(Passed::InDoubt) => Err(IN_DOUBT),
+            Ok(Passed::InDoubt) => {
+                self.lanes.give_up(&lane);
+                Err(IN_DOUBT)
+            }
             Ok(Passed::NotSent) => {
+                self.lanes.give_up(&lane);
                 let left = deadline.saturating_duration_since(Instant::now());
                 self.exchange(left, async |wire| wire.send_packed_command(command).await).await
             }
@@ -203,15 +207,9 @@ impl Link {
         }
     }
 
-    fn connect_lane(&self) -> impl Future<Output = Option<MultiplexedConnection>> + Send + 'static {
-        let target = self.target.clone();
-        async move {
-            let connected = async {
-                let client = target.client().await.ok()?;
-                client.get_multiplexed_async_connection_with_config(&config()).await.ok()
-            };
-            timeout(CONNECT_LIMIT, connected).await.ok().flatten()
-        }
+    async fn connect_lane(&self) -> Option<MultiplexedConnection> {
+        let client = self.target.client().await.ok()?;
+        client.get_multiplexed_async_connection_with_config(&config()).await.ok()
     }
 
     /// One exchange on whatever connection is up within the time.
