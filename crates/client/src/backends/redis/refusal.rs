@@ -1,6 +1,5 @@
 //! What an error of Redis means, and how it is told: what was wrong, and what to do.
 
-use std::fmt;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerError};
@@ -46,8 +45,8 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
         "it is at its `maxmemory`: give it more, or fewer keys"
     } else if is("MISCONF") {
         "it can't save to its disk, and takes no writes until it can"
-    } else if is("NOPERM") || details.contains("ACL failure") {
-        "its user lacks a permission: docs/backends/redis.md lists what is needed"
+    } else if lacks_permission(code, details) {
+        PERMISSION
     } else if is("NOAUTH") {
         "it wants a login: write `redis://user:password@host`"
     } else {
@@ -59,35 +58,47 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
 
 /// Why no connection could be made.
 pub(super) fn of_connecting(error: &RedisError, target: &Target) -> ConnectError {
+    let (code, details) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     let (kind, hint) = match error.kind() {
-        ErrorKind::AuthenticationFailed => {
-            (BackendErrorKind::Operator, "check user and password: `redis://user:password@host`")
-        }
+        _ if ["WRONGPASS", "NOAUTH"].contains(&code) => (BackendErrorKind::Operator, LOGIN),
+        _ if lacks_permission(code, details) => (BackendErrorKind::Operator, PERMISSION),
+        ErrorKind::AuthenticationFailed => (BackendErrorKind::Operator, LOGIN),
         ErrorKind::RESP3NotSupported => {
             (BackendErrorKind::Unsupported, "Redis 6 or later, or Valkey, is needed (RESP3)")
         }
-        ErrorKind::Server(_) | ErrorKind::Extension => (
-            BackendErrorKind::Operator,
-            "if its user lacks a permission: docs/backends/redis.md lists what is needed",
-        ),
-        ErrorKind::Parse => (BackendErrorKind::Refused, NOT_REDIS),
+        ErrorKind::Server(_) | ErrorKind::Extension => {
+            (BackendErrorKind::Operator, "look into the server's log")
+        }
+        ErrorKind::Parse => (BackendErrorKind::Refused, not_redis(target)),
         _ if error.is_connection_refusal() => {
             (BackendErrorKind::Unreachable, "is it running, and is the port right?")
         }
-        _ if target.has_tls() => (
-            BackendErrorKind::Unreachable,
-            "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)?",
-        ),
-        _ => (BackendErrorKind::Unreachable, NOT_REDIS),
+        _ => (BackendErrorKind::Unreachable, not_redis(target)),
     };
     BackendError::caused(kind, format!("{target} can't be used: {error}; {hint}"), error.clone()).into()
 }
 
-const NOT_REDIS: &str = "is it a Redis server, and does it want TLS (`rediss://`)?";
+const LOGIN: &str = "check user and password: `redis://user:password@host`";
+const PERMISSION: &str = "its user lacks a permission: docs/backends/redis.md lists what is needed";
+
+/// Each version of Redis says it in its own words, and inside of a script in others.
+fn lacks_permission(code: &str, details: &str) -> bool {
+    let words = ["ACL failure", "can't run this command", "can't access", "no permissions to access"];
+    code == "NOPERM" || words.iter().any(|words| details.contains(words))
+}
+
+/// What may be wrong with a server that doesn't say.
+fn not_redis(target: &Target) -> &'static str {
+    if target.has_tls() {
+        "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)?"
+    } else {
+        "is it a Redis server, and does it want TLS (`rediss://`)?"
+    }
+}
 
 /// Nothing came, neither an answer nor an error.
-pub(super) fn connecting_took_too_long(target: &dyn fmt::Display, limit: Duration) -> ConnectError {
-    let text = format!("{target} did not answer within {limit:?}; {NOT_REDIS}");
+pub(super) fn connecting_took_too_long(target: &Target, limit: Duration) -> ConnectError {
+    let text = format!("{target} did not answer within {limit:?}; {}", not_redis(target));
     BackendError::new(BackendErrorKind::Unreachable, text).into()
 }
 
