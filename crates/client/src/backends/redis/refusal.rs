@@ -18,11 +18,15 @@ pub(super) enum Meaning {
 
 /// An error that Redis answered, told.
 #[derive(Clone, Debug)]
-pub(super) struct Refusal(String);
+pub(super) struct Refusal {
+    text: String,
+    /// The key is on another node of a cluster.
+    pub(super) moved: bool,
+}
 
 impl Refusal {
     pub(super) fn into_error(self) -> BackendError {
-        BackendError::new(BackendErrorKind::Operator, self.0)
+        BackendError::new(BackendErrorKind::Operator, self.text)
     }
 }
 
@@ -39,7 +43,11 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     if code == "READONLY" {
         return Meaning::ElsewhereNow;
     }
-    let hint = if is("WRONGTYPE") {
+    // A slot that is on its way is asked for again by all who want it.
+    let moved = code == "MOVED" || code == "ASK";
+    let hint = if moved {
+        "it is a node of a cluster: write `?cluster=true`"
+    } else if is("WRONGTYPE") {
         "something else uses a key of this lock: choose another name or `?prefix=`"
     } else if is("OOM") {
         "it is at its `maxmemory`: give it more, or fewer keys"
@@ -53,7 +61,7 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
         "look into the server's log"
     };
     let text = format!("{server} refused: {code} {details}; {hint}");
-    Meaning::Refused(Refusal(text))
+    Meaning::Refused(Refusal { text, moved })
 }
 
 /// Why no connection could be made.
@@ -100,6 +108,11 @@ fn not_redis(target: &Target) -> &'static str {
 pub(super) fn connecting_took_too_long(target: &Target, limit: Duration) -> ConnectError {
     let text = format!("{target} did not answer within {limit:?}; {}", not_redis(target));
     BackendError::new(BackendErrorKind::Unreachable, text).into()
+}
+
+/// Whether the server wants to know who asks.
+pub(super) fn wants_login(error: &RedisError) -> bool {
+    error.code() == Some("NOAUTH")
 }
 
 /// The thread that connects is gone.
