@@ -14,9 +14,10 @@ use crate::proxy::Faults;
 use crate::support::{SECOND, address, calls, client, durable, keys, loss, name, until, until_waiting};
 use crate::switch::Switch;
 
+/// Neither a hold nor a waiter: only what is remembered of ends, and of tokens.
 async fn until_nothing_is_left(redis: &Redis, what: &str) {
     until(&format!("nothing is left after {what}"), async || {
-        keys(redis).iter().all(|key| key.contains(":gone:")).then_some(())
+        keys(redis).iter().all(|key| key.contains(":gone:") || key.ends_with(":token")).then_some(())
     })
     .await;
 }

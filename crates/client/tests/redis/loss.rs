@@ -28,8 +28,9 @@ async fn a_fail_over_that_loses_the_hold_is_seen_as_loss() {
     let alice = Locks::connect_as(&url, "alice").await.unwrap();
     let copied = alice.mutex("copied").ttl(6 * SECOND).acquire().await.unwrap();
     assert_eq!(primary.cli(&["WAIT", "1", "5000"]), "1");
-    // It stands still while the primary acknowledges a hold that it never hears of.
+    // It is cut off and stands still while the primary acknowledges a hold that it never hears of.
     replica.stop();
+    primary.cli(&["CLIENT", "KILL", "TYPE", "replica"]);
     let lost = alice.mutex("jobs").ttl(6 * SECOND).acquire().await.unwrap();
     primary.kill();
     replica.cont();

@@ -15,3 +15,4 @@ mod queue;
 mod support;
 mod switch;
 mod tokens;
+mod topology;

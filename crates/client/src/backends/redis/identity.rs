@@ -37,9 +37,4 @@ impl RedisStore {
             other => Items::from(vec![other]).word(),
         })
     }
-
-    /// Whether it can be asked at the moment.
-    pub(crate) fn is_up(&self) -> bool {
-        self.inner().link.is_up()
-    }
 }

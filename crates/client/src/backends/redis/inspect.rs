@@ -93,6 +93,13 @@ impl RedisStore {
         Ok(list)
     }
 
+    /// Which node of its cluster has which slots, as this one says.
+    pub(super) async fn slots(&self) -> Result<Value, BackendError> {
+        let mut ask = redis::cmd("CLUSTER");
+        ask.arg("SLOTS");
+        self.inner().ask(ask).await
+    }
+
     /// What a token is worth now (B4).
     pub(super) async fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
         let look = self.look(name).await?;

@@ -6,6 +6,7 @@
 //! carries everything ([`link`]).
 
 mod answers;
+mod cluster;
 mod findings;
 #[cfg(feature = "redlock")]
 mod identity;
@@ -15,7 +16,9 @@ mod layout;
 mod link;
 mod refusal;
 mod scripts;
+mod servers;
 mod settings;
+mod slots;
 mod store;
 mod target;
 
@@ -32,6 +35,7 @@ use crate::info::{Finding, LockInfo};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
 use crate::worker::{Shared, Worker};
+use servers::Servers;
 
 #[cfg_attr(
     not(feature = "redlock"),
@@ -56,12 +60,14 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let (settings, topology) = Settings::parse(url)?;
     let worker = worker()?;
     let wakes = Wakes::default();
-    let store = RedisStore::open(&settings, topology, &worker, wakes.clone(), true).await?;
+    let servers = Servers::open(&settings, topology, &worker, wakes.clone()).await?;
     if settings.fencing && !settings.force {
-        findings::check_that_tokens_last(&store).await?;
+        for store in servers.all() {
+            findings::check_that_tokens_last(&store).await?;
+        }
     }
     let capabilities = capabilities(settings.fencing);
-    Ok(Arc::new(Redis { store: Arc::new(store), wakes, worker, capabilities }))
+    Ok(Arc::new(Redis { servers, wakes, worker, capabilities }))
 }
 
 /// The thread of all Redis connections of this process.
@@ -74,7 +80,7 @@ pub(crate) fn worker() -> Result<Worker, BackendError> {
 }
 
 struct Redis {
-    store: Arc<RedisStore>,
+    servers: Servers,
     wakes: Wakes,
     worker: Worker,
     capabilities: Capabilities,
@@ -149,40 +155,46 @@ impl Backend for Redis {
     }
 
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn> {
-        LeasedConn::new(self.store.clone(), self.wakes.clone(), spec, label, pushes)
+        LeasedConn::new(self.servers.store(), self.wakes.clone(), spec, label, pushes)
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
-        let store = self.store.clone();
-        Box::pin(async move { Ok(store.look(&name).await?.into_info(name)) })
+        let servers = self.servers.clone();
+        Box::pin(async move { Ok(servers.of(&name)?.look(&name).await?.into_info(name)) })
     }
 
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>> {
-        let store = self.store.clone();
+        let servers = self.servers.clone();
         Box::pin(async move {
-            let list = store.list(prefix.as_ref()).await?;
+            let list = servers.list(prefix.as_ref()).await?;
             Ok(list.into_iter().map(|(name, look)| look.into_info(name)).collect())
         })
     }
 
     fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
-        let (store, can) = (self.store.clone(), self.needs_tokens("check a token"));
+        let (servers, can) = (self.servers.clone(), self.needs_tokens("check a token"));
         Box::pin(async move {
             can?;
-            store.check_token(&name, token).await
+            servers.of(&name)?.check_token(&name, token).await
         })
     }
 
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>> {
-        let (store, can) = (self.store.clone(), self.needs_tokens("break a hold"));
+        let (servers, can) = (self.servers.clone(), self.needs_tokens("break a hold"));
         Box::pin(async move {
             can?;
-            store.break_hold(&order).await
+            servers.of(&order.name)?.break_hold(&order).await
         })
     }
 
     fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
-        let store = self.store.clone();
-        Box::pin(async move { findings::of(&store).await })
+        let servers = self.servers.all();
+        Box::pin(async move {
+            let mut all = Vec::new();
+            for server in servers {
+                all.extend(findings::of(&server).await?);
+            }
+            Ok(all)
+        })
     }
 }

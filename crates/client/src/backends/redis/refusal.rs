@@ -1,6 +1,5 @@
 //! What an error of Redis means, and how it is told: what was wrong, and what to do.
 
-use std::fmt;
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, ServerError};
@@ -19,11 +18,15 @@ pub(super) enum Meaning {
 
 /// An error that Redis answered, told.
 #[derive(Clone, Debug)]
-pub(super) struct Refusal(String);
+pub(super) struct Refusal {
+    text: String,
+    /// The key is on another node of a cluster.
+    pub(super) moved: bool,
+}
 
 impl Refusal {
     pub(super) fn into_error(self) -> BackendError {
-        BackendError::new(BackendErrorKind::Operator, self.0)
+        BackendError::new(BackendErrorKind::Operator, self.text)
     }
 }
 
@@ -40,55 +43,76 @@ pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     if code == "READONLY" {
         return Meaning::ElsewhereNow;
     }
-    let hint = if is("WRONGTYPE") {
+    // A slot that is on its way is asked for again by all who want it.
+    let moved = code == "MOVED" || code == "ASK";
+    let hint = if moved {
+        "it is a node of a cluster: write `?cluster=true`"
+    } else if is("WRONGTYPE") {
         "something else uses a key of this lock: choose another name or `?prefix=`"
     } else if is("OOM") {
         "it is at its `maxmemory`: give it more, or fewer keys"
     } else if is("MISCONF") {
         "it can't save to its disk, and takes no writes until it can"
-    } else if is("NOPERM") || details.contains("ACL failure") {
-        "its user lacks a permission: docs/backends/redis.md lists what is needed"
+    } else if lacks_permission(code, details) {
+        PERMISSION
     } else if is("NOAUTH") {
         "it wants a login: write `redis://user:password@host`"
     } else {
         "look into the server's log"
     };
     let text = format!("{server} refused: {code} {details}; {hint}");
-    Meaning::Refused(Refusal(text))
+    Meaning::Refused(Refusal { text, moved })
 }
 
 /// Why no connection could be made.
 pub(super) fn of_connecting(error: &RedisError, target: &Target) -> ConnectError {
+    let (code, details) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
     let (kind, hint) = match error.kind() {
-        ErrorKind::AuthenticationFailed => {
-            (BackendErrorKind::Operator, "check user and password: `redis://user:password@host`")
-        }
+        _ if ["WRONGPASS", "NOAUTH"].contains(&code) => (BackendErrorKind::Operator, LOGIN),
+        _ if lacks_permission(code, details) => (BackendErrorKind::Operator, PERMISSION),
+        ErrorKind::AuthenticationFailed => (BackendErrorKind::Operator, LOGIN),
         ErrorKind::RESP3NotSupported => {
             (BackendErrorKind::Unsupported, "Redis 6 or later, or Valkey, is needed (RESP3)")
         }
-        ErrorKind::Server(_) | ErrorKind::Extension => (
-            BackendErrorKind::Operator,
-            "if its user lacks a permission: docs/backends/redis.md lists what is needed",
-        ),
-        ErrorKind::Parse => (BackendErrorKind::Refused, NOT_REDIS),
+        ErrorKind::Server(_) | ErrorKind::Extension => {
+            (BackendErrorKind::Operator, "look into the server's log")
+        }
+        ErrorKind::Parse => (BackendErrorKind::Refused, not_redis(target)),
         _ if error.is_connection_refusal() => {
             (BackendErrorKind::Unreachable, "is it running, and is the port right?")
         }
-        _ if target.has_tls() => (
-            BackendErrorKind::Unreachable,
-            "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)?",
-        ),
-        _ => (BackendErrorKind::Unreachable, NOT_REDIS),
+        _ => (BackendErrorKind::Unreachable, not_redis(target)),
     };
     BackendError::caused(kind, format!("{target} can't be used: {error}; {hint}"), error.clone()).into()
 }
 
-const NOT_REDIS: &str = "is it a Redis server, and does it want TLS (`rediss://`)?";
+const LOGIN: &str = "check user and password: `redis://user:password@host`";
+const PERMISSION: &str = "its user lacks a permission: docs/backends/redis.md lists what is needed";
+
+/// Each version of Redis says it in its own words, and inside of a script in others.
+fn lacks_permission(code: &str, details: &str) -> bool {
+    let words = ["ACL failure", "can't run this command", "can't access", "no permissions to access"];
+    code == "NOPERM" || words.iter().any(|words| details.contains(words))
+}
+
+/// What may be wrong with a server that doesn't say.
+fn not_redis(target: &Target) -> &'static str {
+    if target.has_tls() {
+        "does it speak TLS on this port, and is its certificate trusted (`?tls-ca=`)?"
+    } else {
+        "is it a Redis server, and does it want TLS (`rediss://`)?"
+    }
+}
 
 /// Nothing came, neither an answer nor an error.
-pub(super) fn connecting_took_too_long(target: &dyn fmt::Display, limit: Duration) -> ConnectError {
-    let text = format!("{target} did not answer within {limit:?}; {NOT_REDIS}");
+pub(super) fn connecting_took_too_long(target: &Target, limit: Duration) -> ConnectError {
+    let text = format!("{target} did not answer within {limit:?}; {}", not_redis(target));
     BackendError::new(BackendErrorKind::Unreachable, text).into()
+}
+
+/// Whether the server wants to know who asks.
+pub(super) fn wants_login(error: &RedisError) -> bool {
+    error.code() == Some("NOAUTH")
 }
 
 /// The thread that connects is gone.

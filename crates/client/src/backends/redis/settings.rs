@@ -94,7 +94,11 @@ impl Settings {
         if settings.force && !settings.fencing {
             return Err(url.bad_part("force=true", "of use without `fencing=counter`").into());
         }
-        Ok((settings, Topology::of(url)?))
+        let topology = Topology::of(url)?;
+        if matches!(topology, Topology::Cluster(_)) && settings.login.db() != 0 {
+            return Err(url.bad_part(url.path.clone(), "`/0`, the only database of a cluster").into());
+        }
+        Ok((settings, topology))
     }
 
     /// Where and how to connect to one host.
@@ -106,6 +110,12 @@ impl Settings {
         let info = self.address(host).into_connection_info().map_err(wrong)?;
         let info = info.set_redis_settings(self.login.clone());
         self.open(info).map_err(wrong)
+    }
+
+    /// Where and how to connect to a sentinel: with the same login as to its servers, or with none.
+    pub(super) fn sentinel(&self, host: &Host, login: bool) -> Result<redis::Client, ConnectError> {
+        let own = if login { self.login.clone().set_db(0) } else { RedisConnectionInfo::default() };
+        Self { login: own, ..self.clone() }.client(host)
     }
 
     fn address(&self, host: &Host) -> ConnectionAddr {
@@ -231,6 +241,7 @@ mod tests {
             ("redis://a/x", "the number of a database"),
             ("redis://a,b", "redlock://"),
             ("redis://a,b?cluster=true&sentinel=m", "needs no sentinels"),
+            ("redis://a/1?cluster=true", "the only database of a cluster"),
             ("redis://a?fencing=yes", "fencing=counter"),
             ("redis://a?force=true", "fencing=counter"),
             ("redis://a?tls-ca=/x", "without TLS"),

@@ -58,17 +58,50 @@ impl RedisStore {
         wakes: Wakes,
         fair: bool,
     ) -> Result<Self, ConnectError> {
+        let client = Self::new_client()?;
+        Self::open_as(settings, topology, worker, wakes, fair, &client, false).await
+    }
+
+    /// One node of a cluster, all of whose nodes know this client by the same name.
+    pub(super) async fn open_node(
+        settings: &Settings,
+        host: &Host,
+        worker: &Worker,
+        wakes: Wakes,
+        client: &str,
+    ) -> Result<Arc<Self>, ConnectError> {
+        let topology = Topology::Single(host.clone());
+        Self::open_as(settings, topology, worker, wakes, true, client, true).await.map(Arc::new)
+    }
+
+    /// What names a client, and its channel.
+    pub(super) fn new_client() -> Result<String, BackendError> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             let what = format!("the system gives no random bytes: {error}");
             BackendError::new(BackendErrorKind::Operator, what)
         })?;
-        let client = format!("{:016x}", u64::from_be_bytes(random));
-        let cluster = matches!(topology, Topology::Cluster(_));
+        Ok(format!("{:016x}", u64::from_be_bytes(random)))
+    }
+
+    async fn open_as(
+        settings: &Settings,
+        topology: Topology,
+        worker: &Worker,
+        wakes: Wakes,
+        fair: bool,
+        client: &str,
+        cluster: bool,
+    ) -> Result<Self, ConnectError> {
         let target = Target::new(settings.clone(), topology);
-        let link = Link::open(target, worker, wakes, &client).await?;
-        let (prefix, fencing) = (settings.prefix.clone(), settings.fencing);
+        let link = Link::open(target, worker, wakes, client).await?;
+        let (prefix, fencing, client) = (settings.prefix.clone(), settings.fencing, client.to_owned());
         Ok(Self(Arc::new(Inner { link, prefix, client, fair, fencing, cluster })))
+    }
+
+    /// Whether there is a connection at the moment.
+    pub(crate) fn is_up(&self) -> bool {
+        self.0.link.is_up()
     }
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
@@ -88,6 +121,10 @@ impl Store for RedisStore {
             match inner.link.run(script, &call, entry.limit()).await {
                 Ok(answer) => Ok(inner.tried(entry, answer)),
                 Err(Failure::Silent(error)) => Err(error),
+                // It lives on another node now: nothing was done here.
+                Err(Failure::Refused(refusal)) if inner.cluster && refusal.moved => {
+                    Err(CallError { sent: false })
+                }
                 Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
             }
         })
@@ -131,6 +168,7 @@ impl Store for RedisStore {
 fn not_known(failure: Failure) -> CallError {
     match failure {
         Failure::Silent(error) => error,
+        Failure::Refused(refusal) if refusal.moved => CallError { sent: false },
         Failure::Refused(refusal) => {
             tracing::warn!(error = %refusal.into_error(), "a renewal or an end is tried again");
             CallError { sent: false }

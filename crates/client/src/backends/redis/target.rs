@@ -1,10 +1,17 @@
 //! Which server to talk to: the one that the URL names, or whichever the sentinels say is the primary now.
 
 use std::fmt;
+use std::time::Duration;
 
-use crate::error::ConnectError;
+use redis::{AsyncConnectionConfig, ErrorKind, RedisError, RedisResult};
 
-use super::settings::{Settings, Topology};
+use super::refusal;
+use super::settings::{Settings, Topology, shown};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::url::Host;
+
+/// How long one sentinel may take. The next one may know as well.
+const SENTINEL_LIMIT: Duration = Duration::from_secs(1);
 
 /// Where a link leads.
 pub(super) struct Target {
@@ -21,15 +28,53 @@ impl Target {
     pub(super) async fn client(&self) -> Result<redis::Client, ConnectError> {
         match &self.topology {
             Topology::Single(host) => self.settings.client(host),
-            Topology::Sentinel { .. } | Topology::Cluster(_) => {
-                Err(crate::error::BackendError::new(crate::error::BackendErrorKind::Unsupported, "not yet")
-                    .into())
+            Topology::Sentinel { sentinels, primary } => {
+                self.settings.client(&self.primary(sentinels, primary).await?)
             }
+            // Each of its nodes has a link of its own.
+            Topology::Cluster(nodes) => self.settings.client(&nodes[0]),
         }
     }
 
     pub(super) fn has_tls(&self) -> bool {
         self.settings.has_tls()
+    }
+
+    /// Asks one sentinel after the other. After a fail-over some may still name the former primary, which takes no
+    /// writes: that one is found out by its refusals, and they are asked again.
+    async fn primary(&self, sentinels: &[Host], name: &str) -> Result<Host, ConnectError> {
+        let mut troubles = Vec::new();
+        for sentinel in sentinels {
+            match self.ask(sentinel, name).await {
+                Ok(Some((name, port))) => return Ok(Host { name, port: Some(port) }),
+                Ok(None) => troubles.push(format!("{} knows no primary of that name", shown(sentinel))),
+                Err(error) => troubles.push(format!("{}: {error}", shown(sentinel))),
+            }
+        }
+        let what = format!("{self} is not to be found: {}", troubles.join("; "));
+        Err(BackendError::new(BackendErrorKind::Unreachable, what).into())
+    }
+
+    /// Sentinels often have no password of their own: asked without one first.
+    async fn ask(&self, sentinel: &Host, name: &str) -> RedisResult<Option<(String, u16)>> {
+        let without = self.ask_as(sentinel, name, false).await;
+        match without {
+            Err(error) if refusal::wants_login(&error) => self.ask_as(sentinel, name, true).await,
+            answer => answer,
+        }
+    }
+
+    async fn ask_as(&self, sentinel: &Host, name: &str, login: bool) -> RedisResult<Option<(String, u16)>> {
+        let client = self.settings.sentinel(sentinel, login).map_err(|error| {
+            RedisError::from((ErrorKind::InvalidClientConfig, "no sentinel's address", error.to_string()))
+        })?;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(SENTINEL_LIMIT))
+            .set_response_timeout(Some(SENTINEL_LIMIT));
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut ask = redis::cmd("SENTINEL");
+        ask.arg("GET-MASTER-ADDR-BY-NAME").arg(name);
+        ask.query_async(&mut connection).await
     }
 }
 

@@ -1,0 +1,265 @@
+//! A cluster: each name lives on one node, which is a server like any other.
+//!
+//! Responsible for knowing which node that is. The map of slots is asked for again whenever a call has no answer of use:
+//! a node may be gone, or a slot have moved. Until the new map is here, such calls are repeated by whoever made them.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_core::{End, LockName};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::settings::{Settings, shown};
+use super::slots::{Range, ranges, slot_of};
+use super::store::RedisStore;
+use crate::backend::{BoxFuture, CallError};
+use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::url::Host;
+use crate::worker::Worker;
+
+/// The map is not asked for more often than this.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// The nodes of a cluster. Cheap to clone; clones are the same one.
+#[derive(Clone)]
+pub(super) struct Cluster(Arc<Inner>);
+
+struct Inner {
+    settings: Settings,
+    worker: Worker,
+    wakes: Wakes,
+    client: String,
+    seeds: Vec<Host>,
+    map: Mutex<Map>,
+    /// When the map was asked for last. Held while it is.
+    asked: tokio::sync::Mutex<Option<Instant>>,
+}
+
+#[derive(Default)]
+struct Map {
+    /// By the address.
+    nodes: BTreeMap<String, (Host, Arc<RedisStore>)>,
+    /// The last slot of each range → its first one, and the address of its node.
+    slots: BTreeMap<u16, (u16, String)>,
+}
+
+/// Nobody who could be asked.
+const NOBODY: CallError = CallError { sent: false };
+
+impl Cluster {
+    /// Finds the nodes by those that the URL names.
+    pub(super) async fn open(
+        settings: &Settings,
+        seeds: &[Host],
+        worker: &Worker,
+        wakes: Wakes,
+    ) -> Result<Self, ConnectError> {
+        let cluster = Self(Arc::new(Inner {
+            settings: settings.clone(),
+            worker: worker.clone(),
+            wakes,
+            client: RedisStore::new_client()?,
+            seeds: seeds.to_vec(),
+            map: Mutex::default(),
+            asked: tokio::sync::Mutex::default(),
+        }));
+        cluster.0.learn().await?;
+        Ok(cluster)
+    }
+
+    /// The node of a name.
+    pub(super) fn node_of(&self, name: &LockName) -> Result<Arc<RedisStore>, BackendError> {
+        self.0.node_of(name).ok_or_else(|| {
+            self.0.look_again();
+            let what = format!("no node of the cluster that can be reached has the slot of `{name}`");
+            BackendError::new(BackendErrorKind::Unreachable, what)
+        })
+    }
+
+    /// All nodes that have slots.
+    pub(super) fn nodes(&self) -> Vec<Arc<RedisStore>> {
+        self.0.map().nodes.values().map(|(_, node)| node.clone()).collect()
+    }
+}
+
+impl Inner {
+    fn map(&self) -> MutexGuard<'_, Map> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn node_of(&self, name: &LockName) -> Option<Arc<RedisStore>> {
+        let slot = slot_of(&[&*self.settings.prefix, name.as_str()].concat());
+        let map = self.map();
+        let (_, (first, address)) = map.slots.range(slot..).next()?;
+        (*first <= slot).then(|| map.nodes.get(address).map(|(_, node)| node.clone()))?
+    }
+
+    /// Asks for the map, in the background: who is told that nothing was done comes again.
+    fn look_again(self: &Arc<Self>) {
+        let inner = self.clone();
+        self.worker.run(Box::pin(async move {
+            let Ok(mut asked) = inner.asked.try_lock() else { return };
+            if asked.is_some_and(|at| at.elapsed() < PAUSE) {
+                return;
+            }
+            *asked = Some(Instant::now());
+            match inner.learn().await {
+                // Whoever waits at a node that is another now has heard nothing from it.
+                Ok(changed) if changed => inner.wakes.deliver_to_all(Wake::Try(Duration::ZERO)),
+                Ok(_) => {}
+                Err(error) => tracing::debug!(%error, "the cluster's nodes are not known anew"),
+            }
+        }));
+    }
+
+    /// Asks one node after the other for the map, and connects to those that are new. Whether it changed.
+    async fn learn(&self) -> Result<bool, ConnectError> {
+        let mut troubles = Vec::new();
+        let known: Vec<(Host, Arc<RedisStore>)> = self.map().nodes.values().cloned().collect();
+        for (host, node) in known.into_iter().filter(|(_, node)| node.is_up()) {
+            match node.slots().await {
+                Ok(answer) => return self.put(ranges(answer, &host), None).await,
+                Err(error) => troubles.push(error.to_string()),
+            }
+        }
+        let mut last = None;
+        for seed in &self.seeds {
+            let asked = async {
+                let node = self.connect(seed).await?;
+                let answer = node.slots().await?;
+                Ok::<_, ConnectError>((node, answer))
+            };
+            match asked.await {
+                Ok((node, answer)) => {
+                    return self.put(ranges(answer, seed), Some((seed.clone(), node))).await;
+                }
+                Err(error) => {
+                    troubles.push(error.to_string());
+                    last = Some(error);
+                }
+            }
+        }
+        match last {
+            Some(error) if troubles.len() == 1 => Err(error),
+            _ => {
+                let what = format!("no node of the cluster can be asked: {}", troubles.join("; "));
+                Err(BackendError::new(BackendErrorKind::Unreachable, what).into())
+            }
+        }
+    }
+
+    async fn put(
+        &self,
+        ranges: Vec<Range>,
+        spare: Option<(Host, Arc<RedisStore>)>,
+    ) -> Result<bool, ConnectError> {
+        if ranges.is_empty() {
+            let what = "the server is in no cluster that has slots; leave `?cluster=true` out";
+            return Err(BackendError::new(BackendErrorKind::Refused, what).into());
+        }
+        let mut nodes = self.map().nodes.clone();
+        if let Some((host, node)) = spare {
+            nodes.entry(shown(&host)).or_insert((host, node));
+        }
+        let mut map = Map::default();
+        for range in ranges {
+            let address = shown(&range.primary);
+            if !map.nodes.contains_key(&address) {
+                match nodes.remove(&address) {
+                    Some(node) => drop(map.nodes.insert(address.clone(), node)),
+                    None => match self.connect(&range.primary).await {
+                        Ok(node) => drop(map.nodes.insert(address.clone(), (range.primary, node))),
+                        // Others can be used all the same; this one is tried again when it is needed.
+                        Err(error) => {
+                            tracing::debug!(%error, "a node of the cluster is out of reach");
+                            continue;
+                        }
+                    },
+                }
+            }
+            map.slots.insert(range.last, (range.first, address));
+        }
+        if map.nodes.is_empty() {
+            let what = "no node that the cluster names can be reached from here";
+            return Err(BackendError::new(BackendErrorKind::Unreachable, what).into());
+        }
+        let mut present = self.map();
+        let changed = present.slots != map.slots;
+        *present = map;
+        Ok(changed)
+    }
+
+    async fn connect(&self, host: &Host) -> Result<Arc<RedisStore>, ConnectError> {
+        RedisStore::open_node(&self.settings, host, &self.worker, self.wakes.clone(), &self.client).await
+    }
+}
+
+impl Store for Cluster {
+    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
+        let (inner, node) = (self.0.clone(), self.0.node_of(&attempt.entry.name));
+        Box::pin(async move {
+            let tried = match node {
+                Some(node) => node.attempt(attempt).await,
+                None => Err(NOBODY),
+            };
+            tried.inspect_err(|_| inner.look_again())
+        })
+    }
+
+    /// Those of each node together, all nodes at once.
+    fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
+        let inner = self.0.clone();
+        Box::pin(async move {
+            let (mut parts, mut nobody) = (Vec::<(Arc<RedisStore>, Vec<usize>)>::new(), false);
+            for (at, entry) in entries.iter().enumerate() {
+                let Some(node) = inner.node_of(&entry.name) else {
+                    nobody = true;
+                    continue;
+                };
+                match parts.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &node)) {
+                    Some((_, places)) => places.push(at),
+                    None => parts.push((node, vec![at])),
+                }
+            }
+            let mut asking = JoinSet::new();
+            for (node, places) in parts {
+                let part = places.iter().map(|&at| entries[at].clone()).collect();
+                let renewing = node.renew(part);
+                asking.spawn(async move { (places, renewing.await) });
+            }
+            let mut renewed = vec![Renewed::Gone; entries.len()];
+            let mut failed = nobody.then_some(NOBODY);
+            // All are heard, also if one fails: theirs are renewed at their nodes all the same.
+            while let Some(answered) = asking.join_next().await {
+                match answered {
+                    Ok((places, Ok(part))) => {
+                        places.into_iter().zip(part).for_each(|(at, answer)| renewed[at] = answer);
+                    }
+                    Ok((_, Err(error))) => failed = Some(error),
+                    Err(_) => failed = Some(CallError { sent: true }),
+                }
+            }
+            match failed {
+                None => Ok(renewed),
+                Some(error) => {
+                    inner.look_again();
+                    Err(error)
+                }
+            }
+        })
+    }
+
+    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
+        let (inner, node) = (self.0.clone(), self.0.node_of(&entry.name));
+        Box::pin(async move {
+            let ended = match node {
+                Some(node) => node.finish(entry, doubt).await,
+                None => Err(NOBODY),
+            };
+            ended.inspect_err(|_| inner.look_again())
+        })
+    }
+}

@@ -1,0 +1,67 @@
+//! The servers behind a URL: one that acts for all its names, or the nodes of a cluster.
+
+use std::sync::Arc;
+
+use lockkeeper_core::LockName;
+
+use super::cluster::Cluster;
+use super::inspect::Look;
+use super::settings::{Settings, Topology};
+use super::store::RedisStore;
+use crate::backends::leased::{Store, Wakes};
+use crate::error::{BackendError, ConnectError};
+use crate::worker::Worker;
+
+/// Cheap to clone; clones are the same ones.
+#[derive(Clone)]
+pub(super) enum Servers {
+    One(Arc<RedisStore>),
+    Cluster(Cluster),
+}
+
+impl Servers {
+    pub(super) async fn open(
+        settings: &Settings,
+        topology: Topology,
+        worker: &Worker,
+        wakes: Wakes,
+    ) -> Result<Self, ConnectError> {
+        Ok(match topology {
+            Topology::Cluster(seeds) => Self::Cluster(Cluster::open(settings, &seeds, worker, wakes).await?),
+            one => Self::One(Arc::new(RedisStore::open(settings, one, worker, wakes, true).await?)),
+        })
+    }
+
+    /// For sessions.
+    pub(super) fn store(&self) -> Arc<dyn Store> {
+        match self {
+            Self::One(store) => store.clone(),
+            Self::Cluster(cluster) => Arc::new(cluster.clone()),
+        }
+    }
+
+    /// The one that has a name.
+    pub(super) fn of(&self, name: &LockName) -> Result<Arc<RedisStore>, BackendError> {
+        match self {
+            Self::One(store) => Ok(store.clone()),
+            Self::Cluster(cluster) => cluster.node_of(name),
+        }
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<RedisStore>> {
+        match self {
+            Self::One(store) => vec![store.clone()],
+            Self::Cluster(cluster) => cluster.nodes(),
+        }
+    }
+
+    /// The names in use everywhere, in their order.
+    pub(super) async fn list(&self, below: Option<&LockName>) -> Result<Vec<(LockName, Look)>, BackendError> {
+        let mut list = Vec::new();
+        for store in self.all() {
+            list.extend(store.list(below).await?);
+        }
+        list.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(list)
+    }
+}

@@ -1,0 +1,84 @@
+//! Which node of a cluster has a key.
+
+use redis::Value;
+
+use super::answers::Items;
+use super::settings::PORT;
+use crate::url::Host;
+
+/// How many slots every cluster has.
+const SLOTS: u16 = 16_384;
+
+/// The slot of a key: of its hash tag, if it has one.
+pub(super) fn slot_of(key: &str) -> u16 {
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
+    let hashed = tag.filter(|tag| !tag.is_empty()).unwrap_or(key);
+    crc16::State::<crc16::XMODEM>::calculate(hashed.as_bytes()) % SLOTS
+}
+
+/// Slots that are one node's: the first, the last, and where that node is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Range {
+    pub(super) first: u16,
+    pub(super) last: u16,
+    pub(super) primary: Host,
+}
+
+/// Understands the answer to `CLUSTER SLOTS`. `asked`: who gave it, for a node that names itself by no address.
+pub(super) fn ranges(answer: Value, asked: &Host) -> Vec<Range> {
+    let (mut items, mut ranges) = (Items::from(answer), Vec::new());
+    while !items.is_empty() {
+        let mut range = items.list();
+        let (Some(first), Some(last)) = (range.small(), range.small()) else { continue };
+        let mut primary = range.list();
+        let (name, port) = (primary.word(), primary.small().and_then(|port| u16::try_from(port).ok()));
+        // Redis 7 says `?` for a name that it was told to give and does not know.
+        let name = if name.is_empty() || name == "?" { asked.name.clone() } else { name };
+        if let (Ok(first), Ok(last)) = (u16::try_from(first), u16::try_from(last)) {
+            ranges.push(Range { first, last, primary: Host { name, port: Some(port.unwrap_or(PORT)) } });
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // `CLUSTER KEYSLOT` of Redis 7.
+        for (key, slot) in
+            [("foo", 12182), ("{user1000}.following", 3443), ("foo{}{bar}", 8363), ("123456789", 12739)]
+        {
+            assert_eq!(slot_of(key), slot, "{key}");
+        }
+        assert_eq!(slot_of("{orders/42}:lockkeeper:queue"), slot_of("orders/42"));
+    }
+
+    #[test]
+    fn an_answer_is_taken_apart() {
+        let node = |name: &str, port| {
+            Value::Array(vec![
+                Value::BulkString(name.into()),
+                Value::Int(port),
+                Value::BulkString("id".into()),
+            ])
+        };
+        let range = |first, last, node| Value::Array(vec![Value::Int(first), Value::Int(last), node]);
+        let answer = Value::Array(vec![
+            range(0, 5460, node("10.0.0.1", 7000)),
+            range(5461, 16383, node("", 7001)),
+            Value::Nil,
+        ]);
+        let asked = Host { name: "seed".into(), port: None };
+        let found: Vec<_> = ranges(answer, &asked)
+            .into_iter()
+            .map(|range| (range.first, range.last, range.primary.name, range.primary.port))
+            .collect();
+        assert_eq!(
+            found,
+            [(0, 5460, "10.0.0.1".into(), Some(7000)), (5461, 16383, "seed".into(), Some(7001))]
+        );
+    }
+}

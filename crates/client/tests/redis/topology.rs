@@ -1,0 +1,105 @@
+//! Several servers that act as one: a primary with its replica and sentinels, and a cluster.
+
+use lockkeeper::{Locks, LossCause, Wait};
+use lockkeeper_rig::{RedisCluster, Sentinel};
+
+use crate::support::{SECOND, loss, name, until_waiting};
+
+/// The former primary dies: the link finds the new one. What was not copied is lost, and its holder knows.
+#[tokio::test]
+async fn after_a_fail_over_the_new_primary_is_found() {
+    let servers = Sentinel::with(&["--appendonly", "yes"]);
+    let url = format!("redis://{}?sentinel={}&fencing=counter", servers.addresses(), servers.name());
+    let (alice, bob) =
+        (Locks::connect_as(&url, "alice").await.unwrap(), Locks::connect_as(&url, "bob").await.unwrap());
+    let copied = alice.mutex("copied").ttl(30 * SECOND).acquire().await.unwrap();
+    let former = servers.primary();
+    assert_eq!(former.cli(&["WAIT", "1", "5000"]), "1");
+    former.kill();
+    servers.wait_for_another_than(former);
+    let next = bob.mutex("jobs").wait(Wait::For(25 * SECOND)).acquire().await.unwrap();
+    let new = servers.primary();
+    assert!(new.cli(&["GET", "jobs"]).contains("bob"));
+    copied.verify().await.expect("what was copied is held");
+    assert!(next.token_hint().is_some());
+    next.release().await.unwrap();
+    new.cli(&["DEL", "copied"]);
+    assert_eq!(loss(&copied).await, LossCause::Forgotten);
+}
+
+#[tokio::test]
+async fn sentinels_that_know_no_such_primary_say_so() {
+    let servers = Sentinel::start();
+    let error = Locks::connect(&format!("redis://{}?sentinel=other", servers.addresses())).await;
+    let error = error.map(drop).unwrap_err().to_string();
+    assert!(error.contains("`other`") && error.contains("knows no primary"), "{error}");
+}
+
+#[tokio::test]
+async fn the_locks_of_a_cluster_are_spread_over_its_nodes() {
+    let cluster = RedisCluster::with(3, &["--appendonly", "yes"]);
+    // One of its nodes is enough to find the others.
+    let one = cluster.nodes()[0].port();
+    let url = format!("redis://127.0.0.1:{one}?cluster=true&fencing=counter");
+    let (alice, bob) =
+        (Locks::connect_as(&url, "alice").await.unwrap(), Locks::connect_as(&url, "bob").await.unwrap());
+    let mut held = Vec::new();
+    for number in 0..12 {
+        held.push(alice.mutex(format!("jobs/{number}")).ttl(3 * SECOND).acquire().await.unwrap());
+        held.push(alice.semaphore(format!("{{slots}}/{number}"), 2).ttl(3 * SECOND).acquire().await.unwrap());
+    }
+    let spread = cluster.nodes().iter().filter(|node| node.cli(&["DBSIZE"]) != "0").count();
+    assert_eq!(spread, 3);
+    assert_eq!(bob.list(Some(&name("jobs"))).await.unwrap().len(), 12);
+    assert!(bob.mutex("jobs/7").try_acquire().await.unwrap().is_none());
+    let waiting = tokio::spawn({
+        let bob = bob.clone();
+        async move { bob.mutex("jobs/7").acquire().await.unwrap().release().await.unwrap() }
+    });
+    until_waiting(&alice, "jobs/7", 1).await;
+    // They are renewed on all nodes.
+    let before = held[0].valid_until().unwrap();
+    crate::support::until("renewed", async || (held[0].valid_until().unwrap() > before).then_some(())).await;
+    for held in held {
+        held.verify().await.unwrap();
+        held.release().await.unwrap();
+    }
+    tokio::time::timeout(20 * SECOND, waiting).await.expect("woken by a message").unwrap();
+}
+
+/// A slot that moves takes its locks along; whoever asks the old node is told, and asks the other.
+#[tokio::test]
+async fn a_lock_whose_slot_moves_is_kept() {
+    let cluster = RedisCluster::start(3);
+    let url = format!("redis://{}?cluster=true", cluster.addresses());
+    let (alice, bob) =
+        (Locks::connect_as(&url, "alice").await.unwrap(), Locks::connect_as(&url, "bob").await.unwrap());
+    let held = alice.mutex("jobs").ttl(10 * SECOND).acquire().await.unwrap();
+    let to = cluster.nodes().iter().position(|node| node.port() != cluster.node_of("jobs").port()).unwrap();
+    cluster.move_slot_of("jobs", to);
+    let short = bob.mutex("jobs").wait(Wait::For(3 * SECOND)).acquire().await;
+    assert!(matches!(short, Err(lockkeeper::AcquireError::TimedOut { .. })), "{short:?}");
+    let before = held.valid_until().unwrap();
+    crate::support::until("renewed", async || (held.valid_until().unwrap() > before).then_some(())).await;
+    held.release().await.unwrap();
+    bob.mutex("jobs").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cluster_is_told_from_a_server_and_its_names_from_others() {
+    let cluster = RedisCluster::start(3);
+    let one = format!("redis://127.0.0.1:{}", cluster.nodes()[0].port());
+    let locks = Locks::connect(&one).await.unwrap();
+    let mut errors = Vec::new();
+    for number in 0..20 {
+        errors.extend(locks.mutex(format!("jobs/{number}")).acquire().await.map(drop).err());
+    }
+    assert!(!errors.is_empty(), "a third of the names is on this node, not all");
+    assert!(errors.iter().all(|error| error.to_string().contains("?cluster=true")), "{errors:?}");
+    let locks = Locks::connect(&format!("{one}?cluster=true")).await.unwrap();
+    let error = locks.mutex("jobs}/1").acquire().await.map(drop).unwrap_err().to_string();
+    assert!(error.contains("hash tag"), "{error}");
+    let server = lockkeeper_rig::Redis::start();
+    let error = Locks::connect(&format!("{}?cluster=true", server.url())).await.map(drop).unwrap_err();
+    assert!(error.to_string().contains("cluster"), "{error}");
+}
