@@ -140,6 +140,11 @@ impl Fake {
         self.state().delay = delay;
     }
 
+    /// The key is deleted by hand.
+    pub(super) fn free(&self, name: &LockName) {
+        self.state().keys.remove(name);
+    }
+
     /// It starts again with nothing.
     pub(super) fn wipe(&self) {
         let mut state = self.state();
