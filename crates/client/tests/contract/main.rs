@@ -43,4 +43,6 @@ contracts! {
     redis => subjects::redis::Server::new("");
     #[cfg(feature = "redis")]
     redis_with_a_counter => subjects::redis::Server::new("?fencing=counter");
+    #[cfg(feature = "redlock")]
+    redlock => subjects::redlock::Servers::new();
 }

@@ -190,7 +190,7 @@ static CAPABILITIES: Capabilities = Capabilities {
         Promise::Kept,
         Promise::Kept,
         Promise::NotKept("whoever asks when a majority is free gets it"),
-        Promise::NotKept("a ttl goes on while the servers stand still"),
+        Promise::NotKept("holds and waits expire while the servers stand still"),
         Promise::KeptIf("every server is set to `appendonly yes` and `appendfsync always`"),
         Promise::Kept,
         Promise::Kept,

@@ -60,7 +60,7 @@ impl Server {
             settings,
             worker,
             met,
-            reach: Mutex::new(Reach::Down("not asked yet".to_owned())),
+            reach: Mutex::new(Reach::Down("it has not answered yet".to_owned())),
         })
     }
 

@@ -30,9 +30,8 @@ const SPLIT_PAUSE_MS: std::ops::Range<u64> = 10..60;
 const OWED_MAX: usize = 256;
 /// The first pause before a take-back is repeated, and the longest: a node that is back has it within a second.
 const REPEAT: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// How long after the first node's word the others' are waited for, in milliseconds: a release reaches all nodes, but
-/// not at one moment.
-const WAKE_SPREAD_MS: std::ops::Range<u64> = 5..25;
+/// A node that says so lets us try at once; any later moment is as good as the next try that is due anyway.
+const AT_ONCE: Duration = Duration::from_millis(50);
 
 /// One of the servers.
 pub(super) struct Node {
@@ -328,14 +327,16 @@ impl Inner {
         }
     }
 
-    /// Lets the session of a claim hear what a node says to it.
+    /// Lets the session of a claim hear that it may be its turn: once a majority of the nodes is free as far as is
+    /// known. Fewer are of no use: with them, those who wait would only wake each other by what they take back.
     fn listen(self: &Arc<Self>, index: usize, claim: &Arc<Claim>, id: &EntryId) {
         let (wakes, claim) = (self.wakes.clone(), Arc::downgrade(claim));
         self.nodes[index].wakes.listen(id, move |wake| {
             // Nobody can break a hold of a majority (`Backend::break_hold`): other news than a turn there is none.
             let (Wake::Try(after), Some(claim)) = (wake, claim.upgrade()) else { return };
-            let spread = if claim.woken(index) { 0 } else { fastrand::u64(WAKE_SPREAD_MS) };
-            wakes.deliver(&claim.entry.id, Wake::Try(after + Duration::from_millis(spread)));
+            if after <= AT_ONCE && claim.woken(index) {
+                wakes.deliver(&claim.entry.id, Wake::Try(after));
+            }
         });
     }
 

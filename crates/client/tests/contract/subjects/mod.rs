@@ -4,4 +4,6 @@ pub(crate) mod file;
 pub(crate) mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
+#[cfg(feature = "redlock")]
+pub(crate) mod redlock;
 pub(crate) mod service;

@@ -41,9 +41,12 @@ struct State {
     keys: BTreeMap<LockName, Key>,
     waiters: Vec<(LockName, EntryId)>,
     gone: BTreeSet<EntryId>,
-    backlog: VecDeque<Box<dyn FnOnce(&mut State) + Send>>,
+    backlog: VecDeque<Delayed>,
     attempts: usize,
 }
+
+/// A call that is executed when the node goes on.
+type Delayed = Box<dyn FnOnce(&mut State) + Send>;
 
 struct Key {
     id: EntryId,
@@ -135,6 +138,11 @@ impl Fake {
 
     pub(super) fn set_delay(&self, delay: Duration) {
         self.state().delay = delay;
+    }
+
+    /// The key is deleted by hand.
+    pub(super) fn free(&self, name: &LockName) {
+        self.state().keys.remove(name);
     }
 
     /// It starts again with nothing.

@@ -95,7 +95,7 @@ fn check(nodes: &[Fake], beliefs: &Beliefs, seed: u64) {
 
 async fn run(seed: u64) -> usize {
     fastrand::seed(seed);
-    let nodes = nodes(if seed % 2 == 0 { 3 } else { 5 });
+    let nodes = nodes(if seed.is_multiple_of(2) { 3 } else { 5 });
     let beliefs = Beliefs::default();
     let clients: Vec<_> = (0..4)
         .map(|index| tokio::spawn(live(format!("c{index}"), nodes.clone(), beliefs.clone(), 6)))

@@ -1,0 +1,116 @@
+//! `redlock:`, five real servers that lose nothing, with a proxy before each of them for each client.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lockkeeper::{HolderState, Locks};
+use lockkeeper_rig::Redis;
+
+use crate::proxy::Faults;
+use crate::subject::{Subject, until};
+
+/// Two may fail.
+const SERVERS: usize = 5;
+const MAJORITY: u32 = 3;
+
+pub(crate) struct Servers {
+    servers: Vec<Redis>,
+    faults: Faults,
+}
+
+impl Servers {
+    pub(crate) fn new() -> Self {
+        let server = |_| Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+        Self { servers: (0..SERVERS).map(server).collect(), faults: Faults::default() }
+    }
+
+    async fn connect(label: &str, hosts: impl Iterator<Item = SocketAddr>) -> Locks {
+        let hosts: Vec<String> = hosts.map(|host| host.to_string()).collect();
+        Locks::connect_as(&format!("redlock://{}", hosts.join(",")), label).await.unwrap()
+    }
+
+    fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.servers.iter().map(|server| SocketAddr::from(([127, 0, 0, 1], server.port())))
+    }
+
+    /// A client that no fault reaches.
+    async fn operator(&self) -> Locks {
+        Self::connect("operator", self.addresses()).await
+    }
+
+    /// Waits until a holder that is cut off has no time left.
+    async fn until_expired(&self, name: &str) {
+        let (operator, name) = (self.operator().await, name.parse().unwrap());
+        until("the hold has expired", async || {
+            let info = operator.inspect(&name).await.unwrap();
+            (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
+        })
+        .await;
+    }
+}
+
+impl Subject for Servers {
+    fn scheme(&self) -> &'static str {
+        "redlock"
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(Duration::from_secs(1))
+    }
+
+    async fn client(&self, label: &str) -> Locks {
+        Self::connect(label, self.addresses().map(|server| self.faults.proxy(label, server))).await
+    }
+
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
+        let label = format!("crashes with {name}");
+        let client = self.client(&label).await;
+        let lock = client.mutex(name).ttl(Duration::from_secs(2));
+        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
+        self.faults.cut_off(&label);
+        self.until_expired(name).await;
+        drop(held);
+    }
+
+    /// Nobody can end a hold here whose holder does not listen, but its ttl.
+    async fn take_away(&self, label: &str, name: &str) {
+        self.faults.cut_off(label);
+        self.until_expired(name).await;
+    }
+
+    fn cut_off(&self, label: &str) -> bool {
+        self.faults.cut_off(label);
+        true
+    }
+
+    /// A minority's faults are nobody's: a majority of the answers is lost.
+    fn lose_answers(&self, count: u32) -> bool {
+        self.faults.lose_answers(count * MAJORITY);
+        true
+    }
+
+    fn lose_calls(&self, count: u32) -> bool {
+        self.faults.lose_calls(count * MAJORITY);
+        true
+    }
+
+    fn stall(&self, duration: Duration) -> bool {
+        self.servers.iter().for_each(Redis::stop);
+        std::thread::sleep(duration);
+        self.servers.iter().for_each(Redis::cont);
+        true
+    }
+
+    async fn pass(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+
+    async fn restart(&self) {
+        self.servers.iter().for_each(Redis::kill);
+        self.servers.iter().for_each(Redis::start_again);
+    }
+
+    async fn wipe(&self) {
+        self.servers.iter().for_each(Redis::wipe);
+    }
+}
