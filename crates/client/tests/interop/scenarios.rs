@@ -55,12 +55,13 @@ pub(crate) async fn two_of_them_exclude_each_other(world: &impl World) {
     assert!(!one.finds_free(NAME, LONG));
 }
 
-pub(crate) async fn while_they_hold_we_are_told_who_and_get_it_after_their_release(world: &impl World) {
+pub(crate) async fn while_they_hold_we_are_told_who_and_get_it_after_their_release<W: World>(world: &W) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let holder = peer.takes(NAME, LONG);
     let refusal = refusal(&locks).await;
-    assert!(refusal.contains(&holder), "`{refusal}` does not name {holder}");
+    let named = W::Peer::in_errors(&holder);
+    assert!(refusal.contains(&named), "`{refusal}` does not name {named}");
     let seen = locks.inspect(&NAME.parse().unwrap()).await.unwrap();
     let [shown] = &seen.holders[..] else { panic!("{seen:?}") };
     assert!(shown.owner.contains(&holder), "{shown:?} is not {holder}");
