@@ -14,7 +14,7 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Another project's client. Killed when dropped, as by a crash.
 pub(crate) trait Peer {
-    /// Takes a lock if it is free. If it does: how we are to show its holder to people.
+    /// Takes a lock if it is free. If it does: how we are to show its holder.
     fn try_acquire(&mut self, name: &str, ttl: Duration) -> Option<String>;
 
     /// Begins to wait for a lock that is not free. Returns when it has found that out.
@@ -31,6 +31,11 @@ pub(crate) trait Peer {
 
     /// Ends it by `kill -9`.
     fn crash(self);
+
+    /// How an error of ours is to name such a holder, so that people see that it is none of ours.
+    fn in_errors(holder: &str) -> String {
+        holder.to_owned()
+    }
 
     /// As [`Peer::try_acquire`] of a lock that is free.
     fn takes(&mut self, name: &str, ttl: Duration) -> String {

@@ -32,8 +32,7 @@ impl Script {
 
     fn acquired(answer: &str) -> Option<String> {
         match answer.split_once(' ') {
-            // A key that is none of ours is shown as such, with its value, which is all that there is.
-            Some(("held", value)) => Some(format!("another client (`{value}`)")),
+            Some(("held", value)) => Some(value.to_owned()),
             _ => {
                 assert_eq!(answer, "busy");
                 None
@@ -49,6 +48,11 @@ impl Script {
 }
 
 impl Peer for Script {
+    /// The value of its key is all that is known of it.
+    fn in_errors(holder: &str) -> String {
+        format!("another client (`{holder}`)")
+    }
+
     fn try_acquire(&mut self, name: &str, ttl: Duration) -> Option<String> {
         Self::acquired(&self.0.ask(&format!("try {name} {}", ttl.as_millis())))
     }

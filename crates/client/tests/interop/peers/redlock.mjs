@@ -10,6 +10,7 @@
 
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";
+import { setTimeout as pause } from "node:timers/promises";
 
 // An import would look beside this file only, where no packages are.
 const require = createRequire(`${process.env.LOCKKEEPER_NPM}/`);
@@ -17,7 +18,7 @@ const { Redis } = require("ioredis");
 const { default: Redlock, ExecutionError } = require("redlock");
 
 const once = { retryCount: 0 };
-const forEver = { retryCount: -1, retryDelay: 20, retryJitter: 10 };
+const WAITING_LOOKS_EVERY_MS = 20;
 
 const clients = process.argv.slice(2).map((port) => new Redis(Number(port)));
 await Promise.all(clients.map((client) => client.ping()));
@@ -31,10 +32,16 @@ for await (const line of createInterface({ input: process.stdin })) {
   const [command, name, ttlMs] = line.split(" ");
   const ttl = Number(ttlMs);
   if (command === "try" || command === "acquire") {
-    let lock = await unlessRefused(redlock.acquire([name], ttl, once));
+    const attempt = () => unlessRefused(redlock.acquire([name], ttl, once));
+    let lock = await attempt();
     if (!lock && command === "acquire") {
       say("waiting");
-      lock = await redlock.acquire([name], ttl, forEver);
+      // Not by redlock's own retries: they take servers that an earlier one of them has got for somebody else's, and
+      // where a lock's keys end one after the other, they are in their own way until their ttl is over.
+      while (!lock) {
+        await pause(WAITING_LOOKS_EVERY_MS);
+        lock = await attempt();
+      }
     }
     if (lock) held.set(name, lock);
     say(lock ? `held ${lock.value}` : "busy");
