@@ -128,11 +128,13 @@ async fn answers_that_are_lost_grant_nothing_twice_and_leave_nothing_behind() {
         last = token(&held);
         assert_eq!(holder(&operator, "lossy").await.token, held.token_hint());
         faults.lose_answers(round % 3);
+        faults.lose_calls(round % 2);
         // In doubt or not, it must be over in the end.
         let _ = held.release().await;
         until("it is given back", async || inspect(&operator, "lossy").await.holders.is_empty().then_some(())).await;
     }
     faults.lose_answers(0);
+    faults.lose_calls(0);
     assert_eq!(audited_grants(&server), 12, "one grant for each request");
     assert_eq!(server.psql("SELECT count(*) FROM lockkeeper.row_waiter"), "0");
 }
