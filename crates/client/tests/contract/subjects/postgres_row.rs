@@ -15,14 +15,14 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    pub(crate) async fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let rows = Self { server: Postgres::start(), faults: Faults::default() };
-        rows.init().await;
+        rows.init();
         rows
     }
 
-    async fn init(&self) {
-        lockkeeper::backends::postgres::init(&self.server.url(), None).await.unwrap();
+    fn init(&self) {
+        self.server.psql(include_str!("../../../src/backends/postgres/row/row.sql"));
     }
 
     /// A client that no fault reaches.
@@ -111,6 +111,6 @@ impl Subject for Rows {
 
     async fn wipe(&self) {
         self.server.wipe();
-        self.init().await;
+        self.init();
     }
 }
