@@ -39,6 +39,8 @@ contracts! {
     file => subjects::file::File::new();
     lockkeeper => subjects::service::Service::new();
     memory => subjects::memory::Memory::new();
+    #[cfg(feature = "postgres")]
+    postgres_row => subjects::postgres_row::Rows::new();
     #[cfg(feature = "redis")]
     redis => subjects::redis::Server::new("");
     #[cfg(feature = "redis")]

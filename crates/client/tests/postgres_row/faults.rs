@@ -128,11 +128,13 @@ async fn answers_that_are_lost_grant_nothing_twice_and_leave_nothing_behind() {
         last = token(&held);
         assert_eq!(holder(&operator, "lossy").await.token, held.token_hint());
         faults.lose_answers(round % 3);
+        faults.lose_calls(round % 2);
         // In doubt or not, it must be over in the end.
         let _ = held.release().await;
         until("it is given back", async || inspect(&operator, "lossy").await.holders.is_empty().then_some(())).await;
     }
     faults.lose_answers(0);
+    faults.lose_calls(0);
     assert_eq!(audited_grants(&server), 12, "one grant for each request");
     assert_eq!(server.psql("SELECT count(*) FROM lockkeeper.row_waiter"), "0");
 }
@@ -149,4 +151,22 @@ async fn an_acquire_while_the_server_is_away_succeeds_when_it_is_back() {
     assert_eq!(error.kind, lockkeeper::BackendErrorKind::Unreachable, "{error}");
     server.start_again();
     waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stall_that_outlasts_every_ttl_is_survived_by_who_waits() {
+    let server = server();
+    let locks = client(&server.url(), "holds").await;
+    let held = locks.mutex("stalled").ttl(2 * SECOND).acquire().await.unwrap();
+    let first = client(&server.url(), "first").await.mutex("stalled").ttl(2 * SECOND);
+    let first = tokio::spawn(async move { first.acquire().await });
+    until_waiting(&locks, "stalled", 1).await;
+    server.stop();
+    held.lost().cancelled().await;
+    // The first in the queue has given up its session too, and asks in another.
+    tokio::time::sleep(3 * SECOND).await;
+    server.cont();
+    assert_eq!(held.loss(), Some(LossCause::Expired));
+    first.await.unwrap().unwrap().check(SECOND).unwrap();
+    locks.mutex("new").acquire().await.unwrap().release().await.unwrap();
 }

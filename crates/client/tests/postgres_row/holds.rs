@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lockkeeper::{AcquireError, BackendErrorKind, Broken, HolderState, LossCause, ReleaseError, TokenStatus};
+use lockkeeper::{
+    Broken, Guard, HolderState, Lock, LossCause, ReleaseError, TokenStatus,
+    Unfenced,
+};
 
 use crate::support::{
     SECOND, audit, audited_grants, client, holder, inspect, order, server, token, until, until_waiting,
@@ -24,7 +27,7 @@ async fn eight_clients_hammer_one_name_and_the_database_never_sees_two_holders()
                 let lock = locks.mutex("hammered");
                 // Some wait, some come back: both ways to a hold.
                 let held = if (number + round) % 4 == 0 {
-                    until("it is free at a look", async || lock.try_acquire().await.unwrap()).await
+                    looking_again(&lock).await
                 } else {
                     lock.acquire().await.unwrap()
                 };
@@ -45,6 +48,15 @@ async fn eight_clients_hammer_one_name_and_the_database_never_sees_two_holders()
     server.psql("UPDATE lockkeeper.row_lease SET id = 'thief', token = token + 1 WHERE name = 'hammered'");
     assert_eq!(server.psql("SELECT count(*) FROM double_holds"), "1");
     drop(held);
+}
+
+async fn looking_again(lock: &Lock<Unfenced>) -> Guard<Unfenced> {
+    loop {
+        match lock.try_acquire().await.unwrap() {
+            Some(held) => return held,
+            None => tokio::task::yield_now().await,
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,8 +114,6 @@ async fn a_number_of_permits_is_in_force_while_one_is_held_and_no_longer() {
     held.release().await.unwrap();
     let held = locks.semaphore("pool", 4).acquire().await.unwrap();
     assert_eq!(held.permits()[0].limit, 4);
-    let zero = locks.semaphore("other", 0).acquire().await.unwrap_err();
-    assert!(matches!(&zero, AcquireError::Backend(error) if error.kind == BackendErrorKind::Refused), "{zero}");
 }
 
 #[tokio::test]
@@ -143,7 +153,7 @@ async fn a_break_that_waits_tells_the_holder_and_says_why_to_everyone() {
     assert!(two.mutex("broken").try_acquire().await.unwrap().is_none(), "it is still held");
     let released = held.release().await;
     assert!(matches!(released, Err(ReleaseError::AlreadyLost(LossCause::Broken))), "{released:?}");
-    assert!(two.mutex("broken").try_acquire().await.unwrap().is_some());
+    until("it is given back", async || two.mutex("broken").try_acquire().await.unwrap()).await;
 }
 
 #[tokio::test]

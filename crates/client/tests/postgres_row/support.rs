@@ -75,22 +75,22 @@ pub(crate) fn token(held: &Guard<Unfenced>) -> u64 {
 /// has the row locked, so that it sees them in the order in which they happen.
 pub(crate) fn audit(server: &Postgres) {
     server.psql(
-        "CREATE TABLE grants (name text, slot int, token bigint);
+        "CREATE TABLE grants (at bigint GENERATED ALWAYS AS IDENTITY, name text, slot int, token bigint);
          CREATE TABLE double_holds (name text, old bigint, new bigint);
          CREATE FUNCTION audit() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-             IF TG_OP = 'INSERT' AND NEW.id IS NULL OR TG_OP = 'UPDATE' AND NEW.token = OLD.token THEN
-                 RETURN NEW;
+             IF NEW.id IS NULL OR TG_OP = 'UPDATE' AND NEW.token = OLD.token THEN
+                 RETURN NULL;
              END IF;
-             INSERT INTO public.grants VALUES (NEW.name, NEW.slot, NEW.token);
-             IF TG_OP = 'UPDATE' AND OLD.held_until > clock_timestamp() THEN
+             INSERT INTO public.grants (name, slot, token) VALUES (NEW.name, NEW.slot, NEW.token);
+             IF TG_OP = 'UPDATE' AND OLD.held_until > NEW.since THEN
                  INSERT INTO public.double_holds VALUES (NEW.name, OLD.token, NEW.token);
              END IF;
              INSERT INTO public.double_holds SELECT NEW.name, l.token, NEW.token FROM lockkeeper.row_lease l
-                 WHERE l.name = NEW.name AND l.slot <> NEW.slot AND l.held_until > clock_timestamp()
+                 WHERE l.name = NEW.name AND l.slot <> NEW.slot AND l.held_until > NEW.since
                      AND NOT (l.permit AND NEW.permit);
-             RETURN NEW;
+             RETURN NULL;
          END $$;
-         CREATE TRIGGER audit BEFORE INSERT OR UPDATE ON lockkeeper.row_lease FOR EACH ROW EXECUTE FUNCTION audit();",
+         CREATE TRIGGER audit AFTER INSERT OR UPDATE ON lockkeeper.row_lease FOR EACH ROW EXECUTE FUNCTION audit();",
     );
 }
 
@@ -98,8 +98,8 @@ pub(crate) fn audit(server: &Postgres) {
 /// another was held.
 pub(crate) fn audited_grants(server: &Postgres) -> usize {
     assert_eq!(server.psql("SELECT * FROM double_holds"), "", "held twice");
-    let unordered = "SELECT * FROM (SELECT name, token, lag(token) OVER (PARTITION BY name) AS before FROM grants) g \
-                     WHERE token <= before";
+    let unordered = "SELECT * FROM (SELECT name, token, lag(token) OVER (PARTITION BY name ORDER BY at) AS before \
+                     FROM grants) g WHERE token <= before";
     assert_eq!(server.psql(unordered), "", "a token did not rise");
     server.psql("SELECT count(*) FROM grants").parse().unwrap()
 }

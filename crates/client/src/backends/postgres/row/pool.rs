@@ -185,7 +185,7 @@ impl Pool {
         };
         // A standby may have been the primary when the connection was made.
         if matches!(why, NoAnswer::Silent(_)) || why.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
-            link.given_up.cancel();
+            self.0.give_up(link);
         }
         Err(Failure::NoAnswer(why))
     }
@@ -213,6 +213,19 @@ impl Inner {
             }));
         }
         idlest.ok_or(if state.opening > 0 { now + PAUSES.1 } else { state.not_before })
+    }
+
+    /// Nothing new goes to this connection. What it is at, if anything, is cancelled: a statement that waits for a row
+    /// which somebody has locked by hand must not leave a connection behind for each time that it is tried.
+    fn give_up(&self, link: Arc<Link>) {
+        if !link.given_up.is_cancelled() {
+            link.given_up.cancel();
+            self.connector.worker().run(Box::pin(async move {
+                if let Err(why) = link.connection.cancel().await {
+                    tracing::debug!(why, "postgres: a statement could not be cancelled");
+                }
+            }));
+        }
     }
 
     fn made(&self, made: Result<Link, BackendError>) {

@@ -116,7 +116,7 @@ BEGIN
 END $$;
 
 -- One try to hold. outcome: 'granted' (token; slot and permits for a permit), 'busy' or 'waits' (holder, ahead, and how
--- many ms the hold in the way may last at most, if there is one), 'over' (it was finished before), 'mismatch' (permits:
+-- many ms what is in the way may last at most), 'over' (it was finished before), 'mismatch' (permits:
 -- how many there are), 'no-limit', 'full'.
 CREATE OR REPLACE FUNCTION lockkeeper.row_acquire(
     a_name text, a_id text, a_permit boolean, a_of integer, a_ttl_ms bigint, a_closes_ms bigint, a_wait boolean,
@@ -239,6 +239,11 @@ BEGIN
 
     SELECT l.label INTO holder FROM lockkeeper.row_lease l
         WHERE l.name = a_name AND l.held_until > now ORDER BY l.token LIMIT 1;
+    IF blocked_until IS NULL THEN
+        -- Free, but others come first: if they are dead, that shows by then.
+        SELECT min(w.expires) INTO blocked_until FROM lockkeeper.row_waiter w
+            WHERE w.name = a_name AND w.ticket < coalesce(mine, 9223372036854775807) AND w.expires > now;
+    END IF;
     left_ms := ceil(date_part('epoch', blocked_until - now) * 1000);
     IF NOT a_wait THEN
         outcome := 'busy';

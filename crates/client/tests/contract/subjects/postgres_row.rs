@@ -1,0 +1,116 @@
+//! `postgres:` with `lock=row`, a real server, with a proxy before it for each client.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use lockkeeper::{HolderState, Locks};
+use lockkeeper_rig::Postgres;
+
+use crate::proxy::Faults;
+use crate::subject::{Subject, until};
+
+pub(crate) struct Rows {
+    server: Postgres,
+    faults: Faults,
+}
+
+impl Rows {
+    pub(crate) fn new() -> Self {
+        let rows = Self { server: Postgres::start(), faults: Faults::default() };
+        rows.init();
+        rows
+    }
+
+    fn init(&self) {
+        self.server.psql(include_str!("../../../src/backends/postgres/row/row.sql"));
+    }
+
+    /// A client that no fault reaches.
+    async fn operator(&self) -> Locks {
+        Locks::connect_as(&format!("{}?lock=row", self.server.url()), "operator").await.unwrap()
+    }
+
+    /// Waits until a holder that is cut off has no time left.
+    async fn until_expired(&self, name: &str) {
+        let (operator, name) = (self.operator().await, name.parse().unwrap());
+        until("the hold has expired", async || {
+            let info = operator.inspect(&name).await.unwrap();
+            (!info.holders.iter().any(|holder| holder.state == HolderState::Held)).then_some(())
+        })
+        .await;
+    }
+}
+
+impl Subject for Rows {
+    fn scheme(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn page(&self) -> (&'static str, usize) {
+        ("postgres-row", 1)
+    }
+
+    fn ttl(&self) -> Option<Duration> {
+        Some(Duration::from_secs(2))
+    }
+
+    async fn client(&self, label: &str) -> Locks {
+        let proxy = self.faults.proxy(label, SocketAddr::from(([127, 0, 0, 1], self.server.port())));
+        let url = format!("postgres://postgres@{proxy}/postgres?lock=row&connections=2");
+        let locks = Locks::connect_as(&url, label).await.unwrap();
+        // It has found out what lies between: whatever passes from now on belongs to a call.
+        locks.findings().await.unwrap();
+        locks
+    }
+
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
+        let label = format!("crashes with {name}");
+        let client = self.client(&label).await;
+        let lock = client.mutex(name).ttl(Duration::from_secs(2));
+        let held = lock.keep_closed(keep_closed).lock_delay(lock_delay).acquire().await.unwrap();
+        self.faults.cut_off(&label);
+        self.until_expired(name).await;
+        drop(held);
+    }
+
+    async fn take_away(&self, label: &str, name: &str) {
+        self.faults.cut_off(label);
+        self.until_expired(name).await;
+    }
+
+    fn cut_off(&self, label: &str) -> bool {
+        self.faults.cut_off(label);
+        true
+    }
+
+    fn lose_answers(&self, count: u32) -> bool {
+        self.faults.lose_answers(count);
+        true
+    }
+
+    fn lose_calls(&self, count: u32) -> bool {
+        self.faults.lose_calls(count);
+        true
+    }
+
+    fn stall(&self, duration: Duration) -> bool {
+        self.server.stop();
+        std::thread::sleep(duration);
+        self.server.cont();
+        true
+    }
+
+    async fn pass(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+
+    async fn restart(&self) {
+        self.server.kill();
+        self.server.start_again();
+    }
+
+    async fn wipe(&self) {
+        self.server.wipe();
+        self.init();
+    }
+}
