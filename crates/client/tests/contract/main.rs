@@ -39,6 +39,10 @@ contracts! {
     file => subjects::file::File::new();
     lockkeeper => subjects::service::Service::new();
     memory => subjects::memory::Memory::new();
+    #[cfg(feature = "postgres")]
+    postgres_session => subjects::postgres::Advisory::session();
+    #[cfg(feature = "postgres")]
+    postgres_transaction => subjects::postgres::Advisory::transaction();
     #[cfg(feature = "redis")]
     redis => subjects::redis::Server::new("");
     #[cfg(feature = "redis")]

@@ -74,10 +74,6 @@ impl Connector {
         &self.worker
     }
 
-    pub(super) fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     /// A connection to the first host that has one to give. `label` is what the server shows as `application_name`;
     /// `notices` hears what is notified on it. May be polled anywhere.
     ///
@@ -268,14 +264,6 @@ impl NoAnswer {
                 BackendErrorKind::Unreachable,
                 format!("the server did not answer within {limit:?} when asked to {doing}"),
             ),
-        }
-    }
-
-    /// What the server called the refusal.
-    pub(super) fn code(&self) -> Option<&SqlState> {
-        match self {
-            Self::Refused(error) => error.code(),
-            _ => None,
         }
     }
 }

@@ -2,6 +2,8 @@
 
 pub(crate) mod file;
 pub(crate) mod memory;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 pub(crate) mod service;
