@@ -21,7 +21,7 @@ async fn an_acquire_that_is_dropped_at_any_moment_leaves_nothing() {
             drop(tokio::time::timeout(moment, locks.mutex("a").acquire()).await);
         }
         world.until_nothing_is_left().await;
-        locks.mutex("a").acquire().await.unwrap();
+        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
     }
 }
 

@@ -70,7 +70,16 @@ async fn passwords_and_users_that_are_refused() {
         &error(&format!("postgres://stranger@{at}")).await,
         &["does not let the user `stranger`", "pg_hba.conf"],
     );
-    Locks::connect(&format!("postgres://app:right@{at}")).await.unwrap().mutex("a").acquire().await.unwrap();
+    Locks::connect(&format!("postgres://app:right@{at}"))
+        .await
+        .unwrap()
+        .mutex("a")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -123,7 +132,7 @@ async fn a_list_of_hosts_is_tried_one_by_one() {
     gone.kill();
     let hosts = format!("127.0.0.1:{},127.0.0.1:{}", gone.port(), server.server.port());
     let locks = Locks::connect(&format!("postgres://postgres@{hosts}/postgres?lock=session")).await.unwrap();
-    locks.mutex("a").acquire().await.unwrap();
+    locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
@@ -146,7 +155,7 @@ async fn a_server_without_a_free_connection_says_so() {
         says(&error.to_string(), &["no connection left", "max_connections", "`connections=`"]);
         // And one that is free again is used.
         held.pop().unwrap().release().await.unwrap();
-        locks.mutex("again").acquire().await.unwrap();
+        locks.mutex("again").acquire().await.unwrap().release().await.unwrap();
     }
 }
 
@@ -158,7 +167,7 @@ async fn a_client_does_not_open_more_than_it_was_allowed() {
     let error = locks.mutex("b").acquire().await.unwrap_err();
     says(&error.to_string(), &["all 1 connections", "`connections=`"]);
     held.release().await.unwrap();
-    locks.mutex("b").acquire().await.unwrap();
+    locks.mutex("b").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

@@ -96,7 +96,7 @@ async fn a_stopped_process_keeps_its_lock() {
         victim.signal(Signal::SIGCONT);
         assert!(locks.mutex("a").try_acquire().await.unwrap().is_none(), "{kind}");
         drop(victim);
-        locks.mutex("a").acquire().await.unwrap();
+        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
     }
 }
 

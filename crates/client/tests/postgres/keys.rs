@@ -105,7 +105,7 @@ async fn locks_of_strangers_are_shown_to_who_asks_for_their_name() {
     assert!(busy.holder.unwrap().starts_with("reporting"));
     drop(client);
     carried.await.unwrap().unwrap();
-    locks.mutex(NAME).acquire().await.unwrap();
+    locks.mutex(NAME).acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

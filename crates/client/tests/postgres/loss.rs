@@ -91,7 +91,7 @@ async fn a_server_that_does_not_answer_counts_as_lost() {
         world.server.cont();
         assert_eq!(held.loss(), Some(LossCause::Disconnected), "{kind}");
         world.until_nothing_is_left().await;
-        locks.mutex("a").acquire().await.unwrap();
+        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
     }
 }
 
@@ -126,7 +126,15 @@ async fn a_break_is_heard_by_its_holder_and_shown_to_others() {
     })
     .await;
     drop(held);
-    operator.mutex("a").wait(Wait::For(Duration::from_secs(20))).acquire().await.unwrap();
+    operator
+        .mutex("a")
+        .wait(Wait::For(Duration::from_secs(20)))
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -150,6 +158,6 @@ async fn limits_of_the_role_do_not_end_a_hold_or_a_wait() {
         tokio::time::sleep(Duration::from_secs(1)).await;
         held.verify().await.unwrap();
         held.release().await.unwrap();
-        waiting.await.unwrap().unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
     }
 }

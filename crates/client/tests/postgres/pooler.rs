@@ -1,5 +1,6 @@
 //! `PgBouncer` between client and server.
 
+use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
 use lockkeeper::{ConnectError, Locks};
 use lockkeeper_rig::PgBouncer;
 
@@ -28,6 +29,22 @@ async fn a_pooler_of_sessions_is_as_good_as_none() {
     held.verify().await.unwrap();
     held.release().await.unwrap();
     world.until_nothing_is_left().await;
+}
+
+/// What can't be found when the client is made is found by the probes.
+#[tokio::test]
+async fn a_pooler_that_changes_its_mode_under_holders_costs_them_their_locks() {
+    let world = World::start();
+    let pooler = PgBouncer::with(&world.server, &["pool_mode=session", "server_round_robin=1"]);
+    let locks = Locks::connect(&with_kind(&pooler.url(), "session")).await.unwrap();
+    let (first, second) =
+        (locks.mutex("a").acquire().await.unwrap(), locks.mutex("b").acquire().await.unwrap());
+    let at = format!("host=127.0.0.1 port={} user=postgres dbname=pgbouncer", pooler.port());
+    let (console, connection) = connect(&at, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    console.simple_query("set pool_mode = 'transaction'").await.unwrap();
+    until_lost(&first).await;
+    until_lost(&second).await;
 }
 
 #[tokio::test]
@@ -76,5 +93,5 @@ async fn a_pooler_that_ends_takes_the_holds_with_it() {
     until_lost(&held).await;
     world.until_nothing_is_left().await;
     pooler.start_again();
-    locks.mutex("a").acquire().await.unwrap();
+    locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }

@@ -28,7 +28,7 @@ async fn without_the_schema_there_are_locks_without_tokens() {
         // And once it is there, a new client has tokens.
         init(&server.url(), None).await.unwrap();
         let fenced = Locks::connect(&url).await.unwrap().fenced().unwrap();
-        fenced.mutex("a").acquire().await.unwrap();
+        fenced.mutex("a").acquire().await.unwrap().release().await.unwrap();
     }
 }
 
@@ -63,7 +63,7 @@ async fn a_role_with_the_documented_rights_is_enough_and_one_without_is_told() {
             "{refused}"
         );
         server.psql("grant usage, select on sequence lockkeeper.token to app");
-        app.mutex("a").acquire().await.unwrap();
+        app.mutex("a").acquire().await.unwrap().release().await.unwrap();
     }
 }
 

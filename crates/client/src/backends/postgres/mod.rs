@@ -6,6 +6,7 @@
 //! [`schema`] is what a database must have for tokens and rows.
 
 mod advisory;
+mod cancel;
 mod connect;
 mod in_transaction;
 mod keys;

@@ -132,7 +132,7 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
         Err(none) => return undone(none, &says, doing),
     };
     let Some(tried) = Tried::read(&tried) else { return Asked::Not(Ok(Answer::Refused(unreadable(doing)))) };
-    if link.pid.is_some_and(|pid| pid != tried.pid) {
+    if link.pid.as_ref().is_some_and(|pid| pid.number != tried.pid) {
         // Ended with the connection, whoever has the process now.
         return Asked::Not(Ok(Answer::Refused(transaction_pooler().into())));
     }
