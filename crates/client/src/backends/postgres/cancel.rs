@@ -38,7 +38,8 @@ async fn send<S>(token: &CancelToken, stream: S, host: &str, mut tls: Tls) -> Re
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let tls = MakeTlsConnect::<Patient<S>>::make_tls_connect(&mut tls, host).map_err(|error| error.to_string())?;
+    let tls =
+        MakeTlsConnect::<Patient<S>>::make_tls_connect(&mut tls, host).map_err(|error| error.to_string())?;
     token.cancel_query_raw(Patient(stream), tls).await.map_err(|error| chain(&error))
 }
 
