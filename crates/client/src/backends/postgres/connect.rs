@@ -266,6 +266,14 @@ impl NoAnswer {
             ),
         }
     }
+
+    /// What the server called the refusal.
+    pub(super) fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Refused(error) => error.code(),
+            _ => None,
+        }
+    }
 }
 
 /// Whether the server ends the connection with this error.
