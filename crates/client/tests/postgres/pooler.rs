@@ -35,7 +35,10 @@ async fn a_pooler_of_sessions_is_as_good_as_none() {
 #[tokio::test]
 async fn a_pooler_that_changes_its_mode_under_holders_costs_them_their_locks() {
     let world = World::start();
-    let pooler = PgBouncer::with(&world.server, &["pool_mode=session", "server_round_robin=1"]);
+    let pooler = PgBouncer::with(
+        &world.server,
+        &["pool_mode=session", "server_round_robin=1", "admin_users=postgres"],
+    );
     let locks = Locks::connect(&with_kind(&pooler.url(), "session")).await.unwrap();
     let (first, second) =
         (locks.mutex("a").acquire().await.unwrap(), locks.mutex("b").acquire().await.unwrap());
