@@ -3,31 +3,26 @@
 use postgres_protocol::escape::escape_identifier;
 
 use super::connect::{Connector, NoAnswer};
+use super::row;
 use super::settings::Settings;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Url;
 
 const TOKENS: &str = include_str!("init.sql");
-const ROWS: &str = include_str!("row/row.sql");
 
 /// The SQL that [`init`] runs: one transaction, which may be run again at any time. With a role, also the least that
 /// this role must be granted to use the locks; only who owns the schema may use them otherwise.
 #[must_use]
 pub fn schema_sql(role: Option<&str>) -> String {
     let grants = role.map(grants).unwrap_or_default();
-    format!("BEGIN;\n\n{TOKENS}\n{ROWS}\n{grants}COMMIT;\n")
+    format!("BEGIN;\n\n{TOKENS}\n{}\n{grants}COMMIT;\n", row::SCHEMA)
 }
 
 fn grants(role: &str) -> String {
     let role = escape_identifier(role);
     let role = role.trim();
-    format!(
-        "-- What a client needs, and no more.\n\
-         GRANT USAGE ON SCHEMA lockkeeper TO {role};\n\
-         GRANT USAGE, SELECT ON ALL SEQUENCES IN SCHEMA lockkeeper TO {role};\n\
-         GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA lockkeeper TO {role};\n\
-         GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA lockkeeper TO {role};\n\n"
-    )
+    let sequence = format!("GRANT USAGE, SELECT ON SEQUENCE lockkeeper.token TO {role};\n");
+    format!("-- What a client needs, and no more.\n{}{sequence}\n", row::grants(role))
 }
 
 /// Makes the schema `lockkeeper` in the database of the address, which needs no `lock=` for this, and grants `role` the
