@@ -41,6 +41,10 @@ contracts! {
     memory => subjects::memory::Memory::new();
     #[cfg(feature = "postgres")]
     postgres_row => subjects::postgres_row::Rows::new();
+    #[cfg(feature = "postgres")]
+    postgres_session => subjects::postgres::Advisory::session();
+    #[cfg(feature = "postgres")]
+    postgres_transaction => subjects::postgres::Advisory::transaction();
     #[cfg(feature = "redis")]
     redis => subjects::redis::Server::new("");
     #[cfg(feature = "redis")]

@@ -14,6 +14,7 @@ use tokio_postgres::error::SqlState;
 use tokio_postgres::{AsyncMessage, Client, Error, Notification, SimpleQueryMessage, SimpleQueryRow};
 use tokio_util::sync::CancellationToken;
 
+use super::cancel::cancel;
 use super::settings::{Server, Settings, TlsMode};
 use super::tls::{Tls, tls};
 use crate::error::{BackendError, BackendErrorKind};
@@ -35,7 +36,7 @@ pub(super) struct Connection {
     client: Client,
     tls: Tls,
     timeout: Duration,
-    server: String,
+    server: Server,
     end: Arc<End>,
 }
 
@@ -72,10 +73,6 @@ impl Connector {
     /// The thread of the connections.
     pub(super) fn worker(&self) -> &Worker {
         &self.worker
-    }
-
-    pub(super) fn settings(&self) -> &Settings {
-        &self.settings
     }
 
     /// A connection to the first host that has one to give. `label` is what the server shows as `application_name`;
@@ -154,7 +151,7 @@ impl Connector {
             client,
             tls: self.tls.clone(),
             timeout: limit,
-            server: server.shown.clone(),
+            server: server.clone(),
             end: end.clone(),
         };
         let carry = async move {
@@ -201,7 +198,7 @@ impl Connection {
 
     /// `host:port`, for people.
     pub(super) fn server(&self) -> &str {
-        &self.server
+        &self.server.shown
     }
 
     /// Runs statements in the simple protocol, which every pooler understands, and returns the rows of all. They wait
@@ -244,12 +241,11 @@ impl Connection {
     }
 
     /// Asks the server to give up the statement that is under way. Whether it did shows in the statement's answer; a
-    /// request that is late may hit the next statement, so none may follow. Must run on the connections' thread.
+    /// request that is late may hit the next statement. Must run on the connections' thread.
     pub(super) async fn cancel(&self) -> Result<(), String> {
-        let cancelled = self.client.cancel_token();
-        match tokio::time::timeout(self.timeout, cancelled.cancel_query(self.tls.clone())).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(chain(&error)),
+        let token = self.client.cancel_token();
+        match tokio::time::timeout(self.timeout, cancel(&token, &self.server, self.tls.clone())).await {
+            Ok(cancelled) => cancelled,
             Err(_) => Err(format!("no answer within {:?}", self.timeout)),
         }
     }

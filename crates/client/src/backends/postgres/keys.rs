@@ -32,7 +32,7 @@ pub enum PgKey {
     /// `madelson`: `PostgresAdvisoryLockKey(name, allowHashing: true)` of DistributedLock (.NET): up to nine ASCII
     /// letters packed into a pair, 16 hex digits as they are, `8hex,8hex` as a pair, else SHA-1, little-endian.
     Madelson,
-    /// `ruby-crc32`, `ruby-crc32:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit and
+    /// `ruby`, `ruby:PREFIX`: the gem `with_advisory_lock`: a pair of CRC-32 without its highest bit and
     /// the integer that its users set as prefix (0 if they set none). 31 bits.
     RubyCrc32 {
         /// The second half.
@@ -42,7 +42,7 @@ pub enum PgKey {
     ToozMd5,
     /// `crc32`: CRC-32 as a number. 32 bits.
     Crc32,
-    /// `sha256`: the first eight bytes of SHA-256, big-endian.
+    /// `sha256be`: the first eight bytes of SHA-256, big-endian.
     Sha256Be,
     /// `message-db`: `hash_64` of message-db: the first eight bytes of MD5, big-endian.
     MessageDb,
@@ -76,7 +76,9 @@ pub enum AdvisoryKey {
 #[non_exhaustive]
 pub enum KeyError {
     /// [`PgKey::Raw`] with a name that is none of its two forms.
-    #[error("with `key=raw` a lock's name is its key, a 64-bit number or two 32-bit ones as in `1,2`; `{name}` is neither")]
+    #[error(
+        "with `key=raw` a lock's name is its key, a 64-bit number or two 32-bit ones as in `1,2`; `{name}` is neither"
+    )]
     NotANumber {
         /// The name.
         name: String,
@@ -106,9 +108,9 @@ impl PgKey {
         let bytes = name.as_bytes();
         let crc = || crc32fast::hash(bytes);
         Ok(match self {
-            Self::Lockkeeper => {
-                AdvisoryKey::Number(i64::from_be_bytes(first(&Sha256::new().chain_update(OURS).chain_update(bytes).finalize())))
-            }
+            Self::Lockkeeper => AdvisoryKey::Number(i64::from_be_bytes(first(
+                &Sha256::new().chain_update(OURS).chain_update(bytes).finalize(),
+            ))),
             Self::Sqlx => {
                 let mut key = [0; 8];
                 // Fails for keys longer than 255 hashes only; this one is eight bytes.
@@ -150,10 +152,10 @@ const RULES: &[(&str, PgKey)] = &[
     ("lockkeeper", PgKey::Lockkeeper),
     ("sqlx", PgKey::Sqlx),
     ("madelson", PgKey::Madelson),
-    ("ruby-crc32", PgKey::RubyCrc32 { prefix: 0 }),
+    ("ruby", PgKey::RubyCrc32 { prefix: 0 }),
     ("tooz", PgKey::ToozMd5),
     ("crc32", PgKey::Crc32),
-    ("sha256", PgKey::Sha256Be),
+    ("sha256be", PgKey::Sha256Be),
     ("message-db", PgKey::MessageDb),
     ("hashtext", PgKey::Hashtext),
     ("hashtextextended", PgKey::Hashtextextended),
@@ -164,8 +166,8 @@ const RULES: &[(&str, PgKey)] = &[
 ];
 
 /// What an address is told whose `key=` is none.
-pub(super) const WANTED: &str = "a rule for keys: `lockkeeper`, `sqlx`, `madelson`, `ruby-crc32`, `ruby-crc32:PREFIX`, \
-    `tooz`, `crc32`, `sha256`, `message-db`, `hashtext`, `hashtextextended`, `raw`, `sqlx-migrations`, \
+pub(super) const WANTED: &str = "a rule for keys: `lockkeeper`, `sqlx`, `madelson`, `ruby`, `ruby:PREFIX`, \
+    `tooz`, `crc32`, `sha256be`, `message-db`, `hashtext`, `hashtextextended`, `raw`, `sqlx-migrations`, \
     `rails-migrations` or `golang-migrate`";
 
 /// A text that names no rule.
@@ -178,7 +180,7 @@ impl FromStr for PgKey {
 
     fn from_str(text: &str) -> Result<Self, NoSuchKey> {
         let known = RULES.iter().find(|(name, _)| *name == text).map(|&(_, rule)| rule);
-        let prefixed = || Some(Self::RubyCrc32 { prefix: text.strip_prefix("ruby-crc32:")?.parse().ok()? });
+        let prefixed = || Some(Self::RubyCrc32 { prefix: text.strip_prefix("ruby:")?.parse().ok()? });
         known.or_else(prefixed).ok_or_else(|| NoSuchKey(text.to_owned()))
     }
 }
@@ -187,7 +189,7 @@ impl fmt::Display for PgKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self, RULES.iter().find(|(_, rule)| rule == self)) {
             (_, Some((name, _))) => f.write_str(name),
-            (Self::RubyCrc32 { prefix }, None) => write!(f, "ruby-crc32:{prefix}"),
+            (Self::RubyCrc32 { prefix }, None) => write!(f, "ruby:{prefix}"),
             (_, None) => Ok(()),
         }
     }
@@ -294,11 +296,11 @@ mod tests {
             ("madelson", "00000000000000ff", Number(255)),
             ("madelson", "ffffffffFFFFFFFE", Number(-2)),
             ("madelson", "00000001,ffffffff", Pair(1, -1)),
-            ("ruby-crc32", NAME, Pair(763_341_982, 0)),
-            ("ruby-crc32:-7", NAME, Pair(763_341_982, -7)),
+            ("ruby", NAME, Pair(763_341_982, 0)),
+            ("ruby:-7", NAME, Pair(763_341_982, -7)),
             ("tooz", NAME, Pair(179, 90)),
             ("crc32", NAME, Number(763_341_982)),
-            ("sha256", NAME, Number(-2_836_547_012_853_008_270)),
+            ("sha256be", NAME, Number(-2_836_547_012_853_008_270)),
             ("message-db", NAME, Number(-5_522_881_090_123_435_137)),
             ("raw", "-42", Number(-42)),
             ("raw", "1,-2", Pair(1, -2)),
@@ -343,6 +345,6 @@ mod tests {
             assert_eq!((rule.to_string().as_str(), name.parse()), (*name, Ok(*rule)));
             assert!(WANTED.contains(&format!("`{name}`")), "{name}");
         }
-        assert_eq!("ruby-crc32:-7".parse::<PgKey>().unwrap().to_string(), "ruby-crc32:-7");
+        assert_eq!("ruby:-7".parse::<PgKey>().unwrap().to_string(), "ruby:-7");
     }
 }

@@ -2,21 +2,31 @@
 //!
 //! Three kinds, of which the address names one (`?lock=`): advisory locks of a session or of a transaction
 //! ([`advisory`]), and rows with an expiry ([`row`]). [`settings`] reads the address, [`connect`](self::connect) makes
-//! the connections of all three, [`keys`] makes numbers of names for advisory locks.
+//! the connections of all three, [`keys`] makes numbers of names for advisory locks,
+//! [`schema`] is what a database must have for tokens and rows.
 
 mod advisory;
+mod cancel;
 mod connect;
+mod in_transaction;
 mod keys;
 mod row;
+mod schema;
 mod settings;
 mod tls;
 
 use std::sync::Arc;
 
+pub use in_transaction::{
+    TransactionLock, TransactionLockError, lock_in_transaction, try_lock_in_transaction,
+};
 pub use keys::{AdvisoryKey, KeyError, NoSuchKey, PgKey};
+pub use schema::{init, schema_sql};
+/// The client library whose transactions [`lock_in_transaction`] takes.
+pub use tokio_postgres;
 
 use crate::backend::Backend;
-use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::error::ConnectError;
 use crate::url::Url;
 use settings::LockKind;
 
@@ -26,18 +36,4 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
         kind @ (LockKind::Session | LockKind::Transaction) => advisory::connect(url, kind).await,
         LockKind::Row => row::connect(url).await,
     }
-}
-
-/// The SQL of [`init`].
-#[must_use]
-pub fn schema_sql(_role: Option<&str>) -> String {
-    String::new()
-}
-
-/// Makes the schema.
-///
-/// # Errors
-/// [`ConnectError`].
-pub async fn init(url: &str, _role: Option<&str>) -> Result<(), ConnectError> {
-    Err(BackendError::new(BackendErrorKind::Unsupported, format!("{url}: not built yet")).into())
 }

@@ -94,6 +94,14 @@ impl Settings {
         let mut known = [COMMON, own].concat();
         known.sort_unstable();
         url.only_parameters(&known)?;
+        Self::of_any(url)
+    }
+
+    /// As [`Self::of`], whatever other parameters there are.
+    ///
+    /// # Errors
+    /// As [`Self::of`].
+    pub(super) fn of_any(url: &Url) -> Result<Self, ConnectError> {
         let timeout = duration(url, "timeout", TIMEOUT, TIMEOUTS, "a time from `100ms` to `60s`")?;
         let (tls, tls_ca) = tls_of(url)?;
         let socket: Option<PathBuf> = url.parameter("socket", "the directory of the server's socket")?;

@@ -4,6 +4,8 @@ pub(crate) mod file;
 pub(crate) mod memory;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres_row;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(feature = "redlock")]

@@ -7,6 +7,7 @@ use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use lockkeeper_core::{End, Token};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_postgres::{Notification, SimpleQueryRow};
 
@@ -52,6 +53,8 @@ struct Hold<'a> {
     /// When the server last said something, and when it is asked next.
     heard: Instant,
     due: Instant,
+    /// Callers who want to know now.
+    asked: watch::Receiver<u64>,
 }
 
 /// How a hold ended.
@@ -90,7 +93,11 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
                 HoldEnd::Lost(why) => {
                     request.push(Push::HoldLost { seq: request.seq, cause: LossCause::Disconnected });
                     request.end(Ending::Sure(End::Gone));
-                    tracing::debug!(name = request.name.as_str(), why, "looks for what is left of a lost hold");
+                    tracing::debug!(
+                        name = request.name.as_str(),
+                        why,
+                        "looks for what is left of a lost hold"
+                    );
                 }
                 HoldEnd::Doubt => request.end(Ending::Unsure),
             }
@@ -125,7 +132,7 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
         Err(none) => return undone(none, &says, doing),
     };
     let Some(tried) = Tried::read(&tried) else { return Asked::Not(Ok(Answer::Refused(unreadable(doing)))) };
-    if link.pid.is_some_and(|pid| pid != tried.pid) {
+    if link.pid.as_ref().is_some_and(|pid| pid.number != tried.pid) {
         // Ended with the connection, whoever has the process now.
         return Asked::Not(Ok(Answer::Refused(transaction_pooler().into())));
     }
@@ -288,8 +295,9 @@ async fn granted<'a>(
 ) -> Asked<'a> {
     let now = Instant::now();
     let granted = Granted { token: tried.token, permits: Vec::new() };
+    let (pid, asked) = (tried.pid, request.asked.subscribe());
     let mut hold =
-        Box::new(Hold { shared, request, link, says, note, pid: tried.pid, granted, heard: now, due: now });
+        Box::new(Hold { shared, request, link, says, note, pid, granted, heard: now, due: now, asked });
     if shared.scope == Scope::Transaction {
         // Not in its own transaction: what that has drawn is durable only at its end.
         match token_of_its_own(shared, &hold.says).await {
@@ -338,6 +346,7 @@ impl Hold<'_> {
                     return self.lost(why);
                 }
                 Some(notice) = self.link.notices.recv() => self.heard_of(&notice),
+                Ok(()) = self.asked.changed() => self.due = Instant::now(),
                 () = sleep_until(due) => {
                     if let Err(why) = self.probe().await {
                         return self.lost(why);
@@ -350,6 +359,7 @@ impl Hold<'_> {
     /// Looks whether the connection is still there and holds. A request that ends meanwhile does not wait for it.
     async fn probe(&mut self) -> Result<(), String> {
         let limit = answer_within(self.shared.probe);
+        let asked = *self.asked.borrow_and_update();
         let statement = self.says.probe(&self.note);
         let answer = tokio::select! {
             answer = self.link.connection.ask_within(&statement, limit) => answer,
@@ -359,11 +369,14 @@ impl Hold<'_> {
             Ok(rows) if self.is_confirmed(&rows) => {
                 self.heard = Instant::now();
                 self.due = self.heard + self.shared.probe;
+                self.request.confirmed.send_replace(asked);
                 Ok(())
             }
-            Ok(_) => Err("the server does not know this connection as a holder; a pooler that gives one client's \
+            Ok(_) => {
+                Err("the server does not know this connection as a holder; a pooler that gives one client's \
                           server process to another (pool_mode=transaction) is the likely cause"
-                .to_owned()),
+                    .to_owned())
+            }
             Err(none) => Err(none.explained("give a sign of life").to_string()),
         }
     }
@@ -393,7 +406,10 @@ impl Hold<'_> {
             }
             Ok(_) => {
                 let name = self.request.name.as_str();
-                tracing::warn!(name, "a lock was not held any more when it was released; is there a transaction pooler?");
+                tracing::warn!(
+                    name,
+                    "a lock was not held any more when it was released; is there a transaction pooler?"
+                );
                 HoldEnd::Gone
             }
             Err(none) => {
@@ -406,7 +422,10 @@ impl Hold<'_> {
     fn lost(&self, why: String) -> HoldEnd {
         let ms = u64::try_from(self.heard.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::warn!(
-            name = self.request.name.as_str(), server = self.link.connection.server(), why, last_heard_ms_ago = ms,
+            name = self.request.name.as_str(),
+            server = self.link.connection.server(),
+            why,
+            last_heard_ms_ago = ms,
             "the connection that held a lock is lost; the server may have freed it at any time since it was last heard"
         );
         HoldEnd::Lost(why)

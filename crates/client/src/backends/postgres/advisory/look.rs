@@ -117,7 +117,13 @@ fn info(name: LockName, seen: &[Seen]) -> LockInfo {
     let waiting = || seen.iter().filter(|seen| !seen.granted);
     let waiters = waiting().take(WAITERS_SHOWN);
     let waiter = |seen: &Seen| WaiterInfo { owner: seen.owner(), mode: seen.mode, meta: seen.meta() };
-    LockInfo { name, holders, waiter_count: waiting().count(), waiters: waiters.map(waiter).collect(), limit: None }
+    LockInfo {
+        name,
+        holders,
+        waiter_count: waiting().count(),
+        waiters: waiters.map(waiter).collect(),
+        limit: None,
+    }
 }
 
 async fn seen(shared: &Shared, key: Option<AdvisoryKey>) -> Result<Vec<Seen>, BackendError> {
@@ -203,7 +209,10 @@ pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Bro
         return Ok(Broken::Done);
     }
     tracing::warn!(
-        name = order.name.as_str(), token = order.token.get(), reason = order.reason, by = order.by,
+        name = order.name.as_str(),
+        token = order.token.get(),
+        reason = order.reason,
+        by = order.by,
         "ends the server process that holds a lock"
     );
     end_process(shared, &format!("pid = {} and {worn}", holder.pid)).await?;
@@ -215,8 +224,7 @@ fn letter(order: &BreakOrder) -> String {
         let end = (0..=LETTER_TEXT_BYTES.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
         text[..end.unwrap_or(0)].to_owned()
     };
-    let revocation =
-        Revocation { token: order.token.get(), reason: cut(&order.reason), by: cut(&order.by) };
+    let revocation = Revocation { token: order.token.get(), reason: cut(&order.reason), by: cut(&order.by) };
     serde_json::to_string(&revocation).unwrap_or_default()
 }
 

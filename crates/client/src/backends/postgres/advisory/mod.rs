@@ -37,8 +37,10 @@ use crate::url::Url;
 use crate::worker::Worker;
 use pool::{Desk, Pool};
 use server::Facts;
+pub(super) use server::{gives_tokens, is_held_and_fences};
 use session::AdvisoryConn;
 use sql::Scope;
+pub(super) use sql::TOKEN as DRAW;
 
 /// How many connections may hold or wait at once (`?connections=`).
 const CONNECTIONS: usize = 64;
@@ -106,7 +108,9 @@ fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
         break_hold: tokens && in_session,
         break_now: tokens,
         promises: [
-            Promise::KeptIf("everybody uses the same primary: a server that takes over knows of no advisory lock"),
+            Promise::KeptIf(
+                "everybody uses the same primary: a server that takes over knows of no advisory lock",
+            ),
             if tokens {
                 Promise::KeptIf(
                     "a server that takes over has every token (synchronous replication), and a restored one is given \
@@ -135,7 +139,9 @@ fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {
             Promise::NotKept(
                 "a server that does not answer a probe in time is taken for one out of reach, and the holds for lost",
             ),
-            Promise::NotKept("a hold ends with its connection, so that none outlives a restart of the server"),
+            Promise::NotKept(
+                "a hold ends with its connection, so that none outlives a restart of the server",
+            ),
             Promise::Kept,
             Promise::Kept,
         ],
@@ -146,7 +152,8 @@ impl Shared {
     /// What the server locks for a name.
     async fn key_of(&self, name: &LockName) -> Result<AdvisoryKey, BackendError> {
         let Some(expression) = self.key.server_side(name.as_str()) else {
-            let refused = |error: keys::KeyError| BackendError::new(BackendErrorKind::Refused, error.to_string());
+            let refused =
+                |error: keys::KeyError| BackendError::new(BackendErrorKind::Refused, error.to_string());
             return self.key.key(name.as_str()).map_err(refused);
         };
         let doing = "make a key of a name";

@@ -183,7 +183,10 @@ mod tests {
             Held::read("lockkeeper 28123456789012 0a1b2c3d4e5f 1795301234 me"),
             Some(Held { token: Some(28_123_456_789_012), since: 1_795_301_234 })
         );
-        assert_eq!(Held::read("lockkeeper - 0a1b2c3d4e5f 1795301234 "), Some(Held { token: None, since: 1_795_301_234 }));
+        assert_eq!(
+            Held::read("lockkeeper - 0a1b2c3d4e5f 1795301234 "),
+            Some(Held { token: None, since: 1_795_301_234 })
+        );
         for other in ["lockkeeper", "lockkeeper ? 0a1b2c3d4e5f me", "psql", "lockkeeper me too"] {
             assert_eq!(Held::read(other), None, "{other}");
         }

@@ -1,6 +1,6 @@
 //! The connections of a client: one for each hold and waiter, kept for the next when it is over, and one for questions.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use tokio_postgres::{Notification, SimpleQueryRow};
 
 use super::note::IDLE;
+use super::server::transaction_pooler;
 use super::sql::{Scope, channel, prepare_session};
 use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
 use crate::error::{BackendError, BackendErrorKind};
@@ -22,9 +23,21 @@ const IDLE_FOR: Duration = Duration::from_secs(60);
 pub(super) struct Link {
     pub(super) connection: Connection,
     /// The server process behind it. Of a transaction's it is known only within the transaction.
-    pub(super) pid: Option<i32>,
+    pub(super) pid: Option<Pid>,
     /// What is notified on it: breaks.
     pub(super) notices: UnboundedReceiver<Notification>,
+}
+
+/// A server process that one link has for itself.
+pub(super) struct Pid {
+    pub(super) number: i32,
+    taken: Arc<Mutex<BTreeSet<i32>>>,
+}
+
+impl Drop for Pid {
+    fn drop(&mut self) {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+    }
 }
 
 /// Makes links, and keeps those that certainly hold nothing.
@@ -36,12 +49,14 @@ pub(super) struct Pool {
     most: usize,
     slots: Arc<Semaphore>,
     idle: Mutex<VecDeque<(Instant, Link)>>,
+    /// The server processes behind the links of sessions.
+    taken: Arc<Mutex<BTreeSet<i32>>>,
 }
 
 impl Pool {
     pub(super) fn new(connector: Connector, scope: Scope, version: u32, most: usize) -> Self {
         let slots = Arc::new(Semaphore::new(most));
-        Self { connector, scope, version, most, slots, idle: Mutex::default() }
+        Self { connector, scope, version, most, slots, idle: Mutex::default(), taken: Arc::default() }
     }
 
     /// The right to one connection.
@@ -73,7 +88,7 @@ impl Pool {
         let notify = (self.scope == Scope::Session).then_some(notify);
         let connection = self.connector.connect(IDLE, notify).await?;
         let pid = match self.scope {
-            Scope::Session => Some(self.prepare(&connection).await?),
+            Scope::Session => Some(self.own(self.prepare(&connection).await?)?),
             Scope::Transaction => None,
         };
         Ok(Link { connection, pid, notices })
@@ -87,6 +102,15 @@ impl Pool {
         let listening = connection.ask(&format!("listen {}", channel(pid))).await;
         listening.map_err(|none| none.explained("listen for breaks"))?;
         Ok(pid)
+    }
+
+    /// Two connections with one server process are two clients of a pooler, and the locks of one are those of the other:
+    /// what `refuse_pooler` could not find when the client was made.
+    fn own(&self, number: i32) -> Result<Pid, BackendError> {
+        if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(number) {
+            return Err(transaction_pooler().into());
+        }
+        Ok(Pid { number, taken: self.taken.clone() })
     }
 
     /// Takes back a link that certainly holds nothing.

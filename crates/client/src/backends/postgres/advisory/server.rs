@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::Shared;
 use super::pool::{Desk, unreadable};
-use super::sql::Scope;
+use super::sql::{Scope, is_held};
 use crate::backends::postgres::connect::Connector;
+use crate::backends::postgres::keys::AdvisoryKey;
 use crate::capabilities::Fencing;
 use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::Finding;
@@ -25,13 +26,26 @@ pub(super) struct Facts {
 
 const FACTS: &str = "select pg_catalog.current_setting('server_version_num'), \
     pg_catalog.current_setting('server_version'), \
-    pg_catalog.pg_size_bytes(pg_catalog.current_setting('track_activity_query_size')), \
-    (select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqincrement = 1 and not s.seqcycle, \
+    pg_catalog.pg_size_bytes(pg_catalog.current_setting('track_activity_query_size'))";
+
+/// An expression: what is true of the sequence of tokens, null if there is none. Asks the catalogues, since the schema
+/// may be one that this user may not look into.
+const SEQUENCE: &str = "(select pg_catalog.concat_ws(',', s.seqcache = 1, s.seqincrement = 1 and not s.seqcycle, \
         pg_catalog.has_schema_privilege(n.oid, 'usage') and pg_catalog.has_sequence_privilege(c.oid, 'usage') \
         and pg_catalog.has_sequence_privilege(c.oid, 'select')) \
      from pg_catalog.pg_namespace n join pg_catalog.pg_class c on c.relnamespace = n.oid \
      join pg_catalog.pg_sequence s on s.seqrelid = c.oid \
      where n.nspname = 'lockkeeper' and c.relname = 'token')";
+
+/// For a transaction of the caller's own: whether it holds, and what [`gives_tokens`] reads.
+pub(in super::super) fn is_held_and_fences(key: AdvisoryKey, shared: bool) -> String {
+    format!("select {}, {SEQUENCE}", is_held(key, shared))
+}
+
+/// Whether the sequence is there, fit, and allowed to be used.
+pub(in super::super) fn gives_tokens(sequence: Option<&str>) -> bool {
+    matches!(fencing(sequence), Fencing::Tokens { .. })
+}
 
 /// Asks the server what it is.
 ///
@@ -39,7 +53,7 @@ const FACTS: &str = "select pg_catalog.current_setting('server_version_num'), \
 /// It is too old, out of reach, or refuses.
 pub(super) async fn facts(desk: &Desk) -> Result<Facts, BackendError> {
     let doing = "say what it is";
-    let rows = desk.ask(FACTS, doing).await?;
+    let rows = desk.ask(&format!("{FACTS}, {SEQUENCE}"), doing).await?;
     let row = rows.first().ok_or_else(|| unreadable(doing))?;
     let number = |column: usize| row.get(column)?.parse::<u32>().ok();
     let (Some(version), Some(shown)) = (number(0), number(2)) else { return Err(unreadable(doing)) };
@@ -47,13 +61,19 @@ pub(super) async fn facts(desk: &Desk) -> Result<Facts, BackendError> {
         let what = format!("the server is PostgreSQL {}; 12 or newer is needed", row.get(1).unwrap_or("?"));
         return Err(BackendError::new(BackendErrorKind::Unsupported, what));
     }
-    Ok(Facts { version, shown_bytes: usize::try_from(shown).unwrap_or(usize::MAX), fencing: fencing(row.get(3)) })
+    Ok(Facts {
+        version,
+        shown_bytes: usize::try_from(shown).unwrap_or(usize::MAX),
+        fencing: fencing(row.get(3)),
+    })
 }
 
 fn fencing(sequence: Option<&str>) -> Fencing {
     let instead = "run `lockkeeper postgres init URL --role NAME` with the role of this address";
     match sequence.map(|facts| facts.split(',').collect::<Vec<_>>()).as_deref() {
-        Some(["t", "t", "t"]) => Fencing::Tokens { source: "the sequence `lockkeeper.token`, drawn after the lock is held" },
+        Some(["t", "t", "t"]) => {
+            Fencing::Tokens { source: "the sequence `lockkeeper.token`, drawn after the lock is held" }
+        }
         None => Fencing::None {
             why: "the database has no sequence `lockkeeper.token`",
             instead: "make it by `lockkeeper postgres init URL`, once for each database",
@@ -74,7 +94,11 @@ fn fencing(sequence: Option<&str>) -> Fencing {
 ///
 /// Two connections of a transaction pooler may share one server process, one after the other; two connections to a
 /// server never do. That they do not proves nothing, so each later probe looks as well.
-pub(super) async fn refuse_pooler(connector: &Connector, desk: &Desk, scope: Scope) -> Result<(), ConnectError> {
+pub(super) async fn refuse_pooler(
+    connector: &Connector,
+    desk: &Desk,
+    scope: Scope,
+) -> Result<(), ConnectError> {
     const PID: &str = "select pg_catalog.pg_backend_pid()";
     let doing = "say which process serves a connection";
     let first = pid(&desk.ask(PID, doing).await?)?;
@@ -148,7 +172,11 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
                 );
             }
             if text(1) == "off" {
-                say(true, "fsync is off: a crash of the server's machine can set the tokens back; set it to `on`".to_owned());
+                say(
+                    true,
+                    "fsync is off: a crash of the server's machine can set the tokens back; set it to `on`"
+                        .to_owned(),
+                );
             }
         }
     }
@@ -162,8 +190,10 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         say(false, says);
     }
     if ends(text(5)) {
-        let says =
-            format!("idle_session_timeout is {}: connections that hold turn it off, idle ones are made anew", text(5));
+        let says = format!(
+            "idle_session_timeout is {}: connections that hold turn it off, idle ones are made anew",
+            text(5)
+        );
         say(false, says);
     }
     let most: usize = text(3).parse().unwrap_or(usize::MAX);

@@ -20,7 +20,8 @@ pub(super) struct AdvisoryConn {
     requests: Requests,
 }
 
-/// Those that hold or wait, or of which something may be left at the server.
+/// Those that hold or wait, or of which something may be left at the server. One that was granted stays until it is
+/// finished, so that a late question about it is never taken for a new request.
 type Requests = Arc<Mutex<BTreeMap<Seq, Arc<Request>>>>;
 
 /// One request, as its keeper and its callers share it.
@@ -37,6 +38,9 @@ pub(super) struct Request {
     pushes: UnboundedSender<Push>,
     answer: watch::Sender<Option<Result<Answer, CallError>>>,
     ending: watch::Sender<Ending>,
+    /// How many have asked whether it still holds, and up to which of them the server has confirmed it.
+    pub(super) asked: watch::Sender<u64>,
+    pub(super) confirmed: watch::Sender<u64>,
 }
 
 /// How a request ended.
@@ -75,14 +79,15 @@ impl AdvisoryConn {
             pushes: self.pushes.clone(),
             answer: watch::Sender::new(None),
             ending: watch::Sender::new(Ending::NotYet),
+            asked: watch::Sender::new(0),
+            confirmed: watch::Sender::new(0),
         });
         requests.insert(seq, request.clone());
         let (shared, kept, book) = (self.shared.clone(), request.clone(), self.requests.clone());
         self.shared.worker.run(Box::pin(async move {
             keeper::keep(&shared, &kept).await;
-            let mut requests = lock(&book);
-            if requests.get(&kept.seq).is_some_and(|request| Arc::ptr_eq(request, &kept)) {
-                requests.remove(&kept.seq);
+            if !kept.was_granted() {
+                remove(&book, &kept);
             }
         }));
         request
@@ -93,6 +98,13 @@ fn lock(requests: &Requests) -> MutexGuard<'_, BTreeMap<Seq, Arc<Request>>> {
     requests.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn remove(requests: &Requests, over: &Arc<Request>) {
+    let mut requests = lock(requests);
+    if requests.get(&over.seq).is_some_and(|request| Arc::ptr_eq(request, over)) {
+        requests.remove(&over.seq);
+    }
+}
+
 impl Conn for AdvisoryConn {
     fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
         match call {
@@ -101,6 +113,9 @@ impl Conn for AdvisoryConn {
             Call::KeepAlive => Box::pin(async { Ok(Answer::KeptAlive) }),
             Call::Acquire { seq, want, .. } => {
                 let request = self.begin(seq, &want);
+                if request.was_granted() {
+                    return Box::pin(async move { request.confirmed().await });
+                }
                 Box::pin(async move { request.answered().await })
             }
             Call::Finish { target, .. } => {
@@ -108,7 +123,12 @@ impl Conn for AdvisoryConn {
                     return Box::pin(async { Ok(Answer::Finished(End::Gone)) });
                 };
                 request.over.cancel();
-                Box::pin(async move { request.ended().await.map(Answer::Finished) })
+                let requests = self.requests.clone();
+                Box::pin(async move {
+                    let end = request.ended().await?;
+                    remove(&requests, &request);
+                    Ok(Answer::Finished(end))
+                })
             }
             Call::Close => {
                 let left: Vec<Arc<Request>> = self.requests().values().cloned().collect();
@@ -135,6 +155,25 @@ impl Request {
     /// Its last try failed: whoever asks again begins anew.
     fn failed(&self) -> bool {
         matches!(*self.answer.borrow(), Some(Err(_)))
+    }
+
+    fn was_granted(&self) -> bool {
+        matches!(*self.answer.borrow(), Some(Ok(Answer::Granted(_))))
+    }
+
+    /// Asks the server whether it still holds (P7-a).
+    async fn confirmed(&self) -> Result<Answer, CallError> {
+        let (mut confirmed, mut endings) = (self.confirmed.subscribe(), self.ending.subscribe());
+        let mut number = 0;
+        self.asked.send_modify(|asked| {
+            *asked += 1;
+            number = *asked;
+        });
+        let holds = tokio::select! {
+            asked = confirmed.wait_for(|confirmed| *confirmed >= number) => asked.is_ok(),
+            ended = endings.wait_for(|ending| *ending != Ending::NotYet) => ended.is_err(),
+        };
+        if holds { self.answered().await } else { Ok(Answer::Finished(End::Gone)) }
     }
 
     async fn answered(&self) -> Result<Answer, CallError> {

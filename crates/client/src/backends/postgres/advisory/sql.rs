@@ -12,7 +12,7 @@ pub(super) enum Scope {
 }
 
 /// Draws a token.
-const TOKEN: &str = "pg_catalog.nextval('lockkeeper.token')";
+pub(in super::super) const TOKEN: &str = "pg_catalog.nextval('lockkeeper.token')";
 /// Makes the transaction one that is synced to the disk at its end: a sequence logs only every 32nd value, and a token
 /// that somebody else's unfinished transaction covers could come again after a crash.
 const SYNC: &str = "pg_catalog.pg_logical_emit_message(true, 'lockkeeper'::text, ''::text)";
@@ -111,12 +111,7 @@ impl Statements {
     }
 
     fn is_held(&self) -> String {
-        let mode = if self.shared { "ShareLock" } else { "ExclusiveLock" };
-        format!(
-            "exists (select from pg_catalog.pg_locks where {} and granted and mode = '{mode}' \
-             and pid = pg_catalog.pg_backend_pid())",
-            is_locked(self.key)
-        )
+        is_held(self.key, self.shared)
     }
 
     /// Gives the lock back. Its first row: whether it was held until now.
@@ -143,10 +138,22 @@ impl Statements {
     }
 }
 
+/// An expression: whether the connection that asks has this lock.
+pub(super) fn is_held(key: AdvisoryKey, shared: bool) -> String {
+    let mode = if shared { "ShareLock" } else { "ExclusiveLock" };
+    format!(
+        "exists (select from pg_catalog.pg_locks where {} and granted and mode = '{mode}' \
+         and pid = pg_catalog.pg_backend_pid())",
+        is_locked(key)
+    )
+}
+
 /// A condition on `pg_locks`: this key, in this database.
 pub(super) fn is_locked(key: AdvisoryKey) -> String {
     let (class, object, sub) = key.in_pg_locks();
-    format!("{IN_THIS_DATABASE} and classid = '{class}'::oid and objid = '{object}'::oid and objsubid = {sub}")
+    format!(
+        "{IN_THIS_DATABASE} and classid = '{class}'::oid and objid = '{object}'::oid and objsubid = {sub}"
+    )
 }
 
 /// A condition on `pg_locks`: an advisory lock of this database.

@@ -294,7 +294,7 @@ impl Link {
             let typed = params.iter().copied().zip(statement.types.iter().cloned());
             client.query_typed(statement.sql, &typed.collect::<Vec<(&(dyn ToSql + Sync), Type)>>()).await
         };
-        rows.map_err(|error| no_answer(error))
+        rows.map_err(no_answer)
     }
 }
 

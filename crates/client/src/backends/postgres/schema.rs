@@ -1,0 +1,71 @@
+//! What a database must have for tokens and for lease rows: made on request only.
+
+use postgres_protocol::escape::escape_identifier;
+
+use super::connect::{Connector, NoAnswer};
+use super::row;
+use super::settings::Settings;
+use crate::error::{BackendError, BackendErrorKind, ConnectError};
+use crate::url::Url;
+
+const TOKENS: &str = include_str!("init.sql");
+
+/// The SQL that [`init`] runs: one transaction, which may be run again at any time. With a role, also the least that
+/// this role must be granted to use the locks; only who owns the schema may use them otherwise.
+#[must_use]
+pub fn schema_sql(role: Option<&str>) -> String {
+    let grants = role.map(grants).unwrap_or_default();
+    format!("BEGIN;\n\n{TOKENS}\n{}\n{grants}COMMIT;\n", row::SCHEMA)
+}
+
+fn grants(role: &str) -> String {
+    let role = escape_identifier(role);
+    let role = role.trim();
+    let sequence = format!("GRANT USAGE, SELECT ON SEQUENCE lockkeeper.token TO {role};\n");
+    format!("-- What a client needs, and no more.\n{}{sequence}\n", row::grants(role))
+}
+
+/// Makes the schema `lockkeeper` in the database of the address, which needs no `lock=` for this, and grants `role` the
+/// use of it. May be done again at any time; tokens are never set back.
+///
+/// # Errors
+/// [`ConnectError`]: a bad address, a server out of reach, or a user who may not do this.
+pub async fn init(url: &str, role: Option<&str>) -> Result<(), ConnectError> {
+    let url = Url::parse(url, &["postgres", "postgresql"])?;
+    if !matches!(url.scheme.as_str(), "postgres" | "postgresql") {
+        return Err(url.bad_part(url.scheme.clone(), "`postgres:`, where a schema can be made").into());
+    }
+    let connector = Connector::new(Settings::of_any(&url)?)?;
+    let connection = connector.connect("lockkeeper init", None).await?;
+    match connection.ask(&schema_sql(role)).await {
+        Ok(_) => Ok(()),
+        Err(NoAnswer::Refused(error)) => {
+            let what = format!(
+                "the schema `lockkeeper` can't be made: {}; run this as a user that may create schemas in the database, \
+                 or give such a user what `lockkeeper postgres init --print` shows",
+                super::connect::chain(&error)
+            );
+            Err(BackendError::new(BackendErrorKind::Operator, what).into())
+        }
+        Err(none) => Err(none.explained("make the schema `lockkeeper`").into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grants_are_for_one_role_whatever_its_name() {
+        let sql = schema_sql(Some("a \"role\"; drop table x"));
+        assert!(sql.contains("TO \"a \"\"role\"\"; drop table x\";"), "{sql}");
+        assert!(!schema_sql(None).contains("GRANT"));
+    }
+
+    #[test]
+    fn it_is_one_transaction() {
+        let sql = schema_sql(Some("app"));
+        assert!(sql.starts_with("BEGIN;\n") && sql.ends_with("COMMIT;\n"));
+        assert_eq!(sql.lines().filter(|line| matches!(line.trim(), "BEGIN;" | "COMMIT;")).count(), 2);
+    }
+}

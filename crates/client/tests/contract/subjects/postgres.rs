@@ -1,0 +1,113 @@
+//! `postgres:` with advisory locks, on a real server, with a proxy before it for each client.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use lockkeeper::backends::postgres::schema_sql;
+use lockkeeper::{BreakOrder, Locks};
+use lockkeeper_rig::Postgres;
+
+use crate::proxy::Faults;
+use crate::subject::Subject;
+
+pub(crate) struct Advisory {
+    scheme: &'static str,
+    lock: &'static str,
+    server: Postgres,
+    faults: Faults,
+}
+
+impl Advisory {
+    pub(crate) fn session() -> Self {
+        Self::new("postgres-session", "session")
+    }
+
+    pub(crate) fn transaction() -> Self {
+        Self::new("postgres-transaction", "transaction")
+    }
+
+    fn new(scheme: &'static str, lock: &'static str) -> Self {
+        let server = Postgres::start();
+        server.psql(&schema_sql(None));
+        Self { scheme, lock, server, faults: Faults::default() }
+    }
+
+    fn url(&self, address: SocketAddr) -> String {
+        format!("postgres://postgres@{address}/postgres?lock={}&probe=500ms&timeout=2s", self.lock)
+    }
+
+    fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.server.port()).into()
+    }
+
+    /// A client that no fault reaches.
+    async fn operator(&self) -> Locks {
+        Locks::connect_as(&self.url(self.address()), "operator").await.unwrap()
+    }
+}
+
+impl Subject for Advisory {
+    fn scheme(&self) -> &'static str {
+        self.scheme
+    }
+
+    async fn client(&self, label: &str) -> Locks {
+        let proxy = self.faults.proxy(label, self.address());
+        Locks::connect_as(&self.url(proxy), label).await.unwrap()
+    }
+
+    async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration) {
+        let label = format!("crashes with {name}");
+        let client = self.client(&label).await;
+        let lock = client.mutex(name).keep_closed(keep_closed).lock_delay(lock_delay);
+        let held = lock.acquire().await.unwrap();
+        self.faults.cut_off(&label);
+        drop(held);
+    }
+
+    /// The holder hears nothing of it: the operator ends the server process that holds.
+    async fn take_away(&self, label: &str, name: &str) {
+        self.faults.silence(label);
+        let operator = self.operator().await;
+        let name = name.parse().unwrap();
+        let token = operator.inspect(&name).await.unwrap().holders[0].token.unwrap();
+        let order =
+            BreakOrder { name, token, reason: "taken away".into(), by: "the suite".into(), now: true };
+        operator.break_hold(order).await.unwrap();
+    }
+
+    fn cut_off(&self, label: &str) -> bool {
+        self.faults.cut_off(label);
+        true
+    }
+
+    fn lose_answers(&self, count: u32) -> bool {
+        self.faults.lose_answers(count);
+        true
+    }
+
+    fn lose_calls(&self, count: u32) -> bool {
+        self.faults.lose_calls(count);
+        true
+    }
+
+    fn stall(&self, duration: Duration) -> bool {
+        self.server.stop();
+        std::thread::sleep(duration);
+        self.server.cont();
+        true
+    }
+
+    async fn pass(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+
+    async fn restart(&self) {
+        self.server.restart();
+    }
+
+    async fn wipe(&self) {
+        self.server.wipe();
+        self.server.psql(&schema_sql(None));
+    }
+}

@@ -1,0 +1,187 @@
+//! Addresses that lead nowhere: each error says what was wrong and what to do.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use lockkeeper::{AcquireError, BackendErrorKind, ConnectError, Locks};
+use lockkeeper_rig::Postgres;
+
+use crate::world::{KINDS, World, with_kind};
+
+async fn error(url: &str) -> String {
+    match Locks::connect(url).await {
+        Ok(_) => panic!("{url} must be refused"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[track_caller]
+fn says(error: &str, parts: &[&str]) {
+    for part in parts {
+        assert!(error.contains(part), "`{part}` is missing in: {error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there() {
+    let server = Postgres::start();
+    let url = with_kind(&server.url(), "session");
+    server.kill();
+    let found = error(&url).await;
+    says(
+        &found,
+        &["no PostgreSQL server answers", &format!("127.0.0.1:{}", server.port()), "check host and port"],
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_stands_still_is_not_waited_for_for_ever() {
+    let server = Postgres::start();
+    server.stop();
+    let found = error(&format!("{}?lock=session&timeout=200ms", server.url())).await;
+    server.cont();
+    says(&found, &["did not answer within 200ms"]);
+}
+
+#[tokio::test]
+async fn a_database_that_is_not_there() {
+    let server = Postgres::start();
+    let url = format!("postgres://postgres@127.0.0.1:{}/nowhere?lock=transaction", server.port());
+    says(&error(&url).await, &["has no database `nowhere`", "create it"]);
+}
+
+#[tokio::test]
+async fn passwords_and_users_that_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let access = folder.path().join("access");
+    let lines = "host all postgres 127.0.0.1/32 trust\nhost all app 127.0.0.1/32 scram-sha-256\n";
+    fs::write(&access, lines).unwrap();
+    fs::set_permissions(&access, fs::Permissions::from_mode(0o644)).unwrap();
+    let server = Postgres::with(&["-c", &format!("hba_file={}", access.display())]);
+    server.psql("create role app login password 'right'; create role stranger login");
+    let at = format!("127.0.0.1:{}/postgres?lock=session", server.port());
+
+    let wrong = error(&format!("postgres://app:wr0ng@{at}")).await;
+    says(&wrong, &["refuses the password of the user `app`"]);
+    assert!(!wrong.contains("wr0ng"), "{wrong}");
+    says(&error(&format!("postgres://app@{at}")).await, &["wants a password for the user `app`"]);
+    says(
+        &error(&format!("postgres://stranger@{at}")).await,
+        &["does not let the user `stranger`", "pg_hba.conf"],
+    );
+    Locks::connect(&format!("postgres://app:right@{at}"))
+        .await
+        .unwrap()
+        .mutex("a")
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_asks_for_tls() {
+    let server = Postgres::with_tls();
+    let found = error(&format!("{}?lock=session&sslmode=disable", server.url())).await;
+    says(&found, &["asks for TLS: add `sslmode=require`"]);
+}
+
+#[tokio::test]
+async fn tls_that_the_server_does_not_offer_is_not_done_without() {
+    let server = Postgres::start();
+    let found = error(&format!("{}?lock=session&sslmode=require", server.url())).await;
+    let part = if cfg!(feature = "postgres-tls") { "offers none" } else { "`postgres-tls`" };
+    says(&found, &[part]);
+}
+
+#[cfg(feature = "postgres-tls")]
+#[tokio::test]
+async fn tls_with_and_without_a_look_at_the_certificate() {
+    let server = Postgres::with_tls();
+    let url = |more: &str| format!("{}?lock=session&{more}", server.url());
+    for more in [
+        "sslmode=require".to_owned(),
+        "sslmode=prefer".to_owned(),
+        format!("tls-ca={}", server.ca().display()),
+    ] {
+        let locks = Locks::connect(&url(&more)).await.unwrap();
+        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+        // A cancel goes the same way.
+        let held = locks.mutex("a").acquire().await.unwrap();
+        let waiting = locks.mutex("a").wait(lockkeeper::Wait::For(std::time::Duration::from_millis(100)));
+        assert!(matches!(waiting.acquire().await, Err(AcquireError::TimedOut { .. })));
+        held.release().await.unwrap();
+    }
+    let stranger = format!("sslmode=verify-full&tls-ca={}", server.stranger_ca().display());
+    says(&error(&url(&stranger)).await, &["no TLS with the server", "`tls-ca=FILE`"]);
+    says(&error(&url("tls-ca=/nowhere")).await, &["`tls-ca=/nowhere` can't be read"]);
+}
+
+#[tokio::test]
+async fn a_standby_or_read_only_server_is_refused() {
+    let server = Postgres::with(&["-c", "default_transaction_read_only=on"]);
+    says(&error(&with_kind(&server.url(), "session")).await, &["is read-only", "name the primary"]);
+}
+
+#[tokio::test]
+async fn a_list_of_hosts_is_tried_one_by_one() {
+    let (gone, server) = (Postgres::start(), World::start());
+    gone.kill();
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", gone.port(), server.server.port());
+    let locks = Locks::connect(&format!("postgres://postgres@{hosts}/postgres?lock=session")).await.unwrap();
+    locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_server_without_a_free_connection_says_so() {
+    for kind in KINDS {
+        let small = ["-c", "max_connections=4", "-c", "superuser_reserved_connections=0"];
+        let world = World::with(&small);
+        let locks = world.client(kind, "greedy").await;
+        let mut held = Vec::new();
+        let refused = loop {
+            match locks.mutex(format!("{}", held.len())).try_acquire().await {
+                Ok(Some(guard)) => held.push(guard),
+                Ok(None) => panic!("{kind}: nobody else is here"),
+                Err(error) => break error,
+            }
+            assert!(held.len() < 4, "{kind}: the server has four connections, one of which asks questions");
+        };
+        let AcquireError::Backend(error) = refused else { panic!("{kind}: {refused}") };
+        assert_eq!(error.kind, BackendErrorKind::Operator, "{kind}: {error}");
+        says(&error.to_string(), &["no connection left", "max_connections", "`connections=`"]);
+        // And one that is free again is used.
+        held.pop().unwrap().release().await.unwrap();
+        locks.mutex("again").acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_client_does_not_open_more_than_it_was_allowed() {
+    let world = World::start();
+    let locks = Locks::connect(&format!("{}&connections=1", world.url("session"))).await.unwrap();
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let error = locks.mutex("b").acquire().await.unwrap_err();
+    says(&error.to_string(), &["all 1 connections", "`connections=`"]);
+    held.release().await.unwrap();
+    locks.mutex("b").acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn addresses_that_are_none() {
+    let server = Postgres::start();
+    for (more, part) in [
+        ("", "lock=row"),
+        ("?lock=session&key=md5", "`sqlx`"),
+        ("?lock=session&connections=0", "1 to 10000"),
+        ("?lock=session&probe=1ms", "100ms"),
+        ("?lock=session&prob=2s", "did you mean `probe`"),
+    ] {
+        let url = format!("{}{more}", server.url());
+        let Err(ConnectError::Url(error)) = Locks::connect(&url).await else { panic!("{url}") };
+        says(&error.to_string(), &[part]);
+    }
+}

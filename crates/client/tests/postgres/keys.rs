@@ -1,0 +1,126 @@
+//! Names and keys, held against the server's own view.
+
+use lockkeeper::Locks;
+use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
+use lockkeeper::backends::postgres::{AdvisoryKey, PgKey};
+
+use crate::world::{KINDS, World};
+
+const NAME: &str = "orders:42:checkout";
+
+impl World {
+    async fn with_key(&self, kind: &str, key: &str) -> Locks {
+        Locks::connect(&format!("{}&key={key}", self.url(kind))).await.unwrap()
+    }
+
+    /// What is locked, as the server shows it.
+    fn locked(&self) -> String {
+        let shown = "select classid, objid, objsubid from pg_locks where locktype = 'advisory'";
+        self.server.psql(shown).trim().to_owned()
+    }
+}
+
+#[tokio::test]
+async fn the_server_locks_what_the_rule_says() {
+    for kind in KINDS {
+        let world = World::start();
+        for (key, name) in [
+            ("lockkeeper", NAME),
+            ("sqlx", NAME),
+            ("madelson", NAME),
+            ("madelson", "job1"),
+            ("ruby:-3", NAME),
+            ("tooz", NAME),
+            ("message-db", NAME),
+            ("raw", "-1"),
+            ("raw", "-1,7"),
+        ] {
+            let held = world.with_key(kind, key).await.mutex(name).acquire().await.unwrap();
+            let expected = match key.parse::<PgKey>().unwrap().key(name).unwrap() {
+                AdvisoryKey::Number(number) => {
+                    format!("{}|{}|1", (number >> 32) as u32, (number & 0xffff_ffff) as u32)
+                }
+                AdvisoryKey::Pair(a, b) => format!("{}|{}|2", a.cast_unsigned(), b.cast_unsigned()),
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(world.locked(), expected, "{kind}: {key} of {name}");
+            held.release().await.unwrap();
+        }
+    }
+}
+
+/// The vectors of the server's own functions, and that we lock what they say on this server.
+#[tokio::test]
+async fn the_servers_own_hashes() {
+    for kind in KINDS {
+        let world = World::start();
+        for (key, call, vector) in [
+            ("hashtext", "hashtext", "-557741655"),
+            ("hashtextextended", "hashtextextended", "2339883137032620457"),
+        ] {
+            let arguments = if key == "hashtext" { "" } else { ", 0" };
+            let found = world.server.psql(&format!("select {call}('{NAME}'{arguments})"));
+            assert_eq!(found.trim(), vector, "{key} of this server's version");
+            let held = world.with_key(kind, key).await.mutex(NAME).acquire().await.unwrap();
+            let locked =
+                world.server.psql(&format!("select pg_try_advisory_lock({call}('{NAME}'{arguments}))"));
+            assert_eq!(locked.trim(), "f", "{kind}: {key}");
+            held.release().await.unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_number_and_a_pair_of_the_same_bits_are_two_locks() {
+    let world = World::start();
+    let locks = world.with_key("session", "raw").await;
+    let _pair = locks.mutex("1,2").acquire().await.unwrap();
+    let number = ((1_i64 << 32) | 2).to_string();
+    let _number = locks.mutex(&number).try_acquire().await.unwrap().expect("it is another lock");
+    let listed = locks.list(None).await.unwrap();
+    let names: Vec<String> = listed.iter().map(|info| info.name.as_str().to_owned()).collect();
+    assert_eq!(names, ["1,2".to_owned(), number]);
+    let refused = locks.mutex("orders").acquire().await.unwrap_err().to_string();
+    assert!(refused.contains("`orders`") && refused.contains("key=raw"), "{refused}");
+}
+
+#[tokio::test]
+async fn locks_of_strangers_are_shown_to_who_asks_for_their_name() {
+    let world = World::start();
+    let locks = world.with_key("session", "crc32").await;
+    let at = format!("host=127.0.0.1 port={} user=postgres application_name=reporting", world.server.port());
+    let (client, connection) = connect(&at, NoTls).await.unwrap();
+    let carried = tokio::spawn(connection);
+    client.batch_execute("select pg_advisory_lock(763341982)").await.unwrap();
+    let shown = locks.inspect(&NAME.parse().unwrap()).await.unwrap();
+    assert_eq!(shown.holders.len(), 1);
+    assert!(shown.holders[0].owner.starts_with("reporting (process "), "{}", shown.holders[0].owner);
+    assert_eq!(shown.holders[0].token, None);
+    assert!(locks.list(None).await.unwrap().is_empty(), "its name is not known");
+    let lockkeeper::AcquireError::Busy(busy) =
+        locks.mutex(NAME).wait(lockkeeper::Wait::No).acquire().await.unwrap_err()
+    else {
+        panic!("it is held")
+    };
+    assert!(busy.holder.unwrap().starts_with("reporting"));
+    drop(client);
+    carried.await.unwrap().unwrap();
+    locks.mutex(NAME).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn names_of_any_letters_and_length_are_locked_and_found_again() {
+    for kind in KINDS {
+        let world = World::start();
+        let locks = world.client(kind, "owner's \"label\" \\ */").await;
+        for name in ["it's/\\/*/*/x", "größe/😀/数", "$$;--", &"x".repeat(512)] {
+            let held = locks.mutex(name).meta("k", "v */ 'w' \\").acquire().await.unwrap();
+            let listed = locks.list(None).await.unwrap();
+            assert_eq!(listed.len(), 1, "{kind}: {name}");
+            assert_eq!(listed[0].name.as_str(), name, "{kind}");
+            assert_eq!(listed[0].holders[0].owner, "owner's \"label\" \\ */", "{kind}");
+            assert_eq!(listed[0].holders[0].token, held.token_hint(), "{kind}");
+            held.release().await.unwrap();
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! A hold ends with its connection: who notices, and what is left.
+
+use std::time::Duration;
+
+use lockkeeper::{BreakOrder, Broken, LossCause, ReleaseError, Wait};
+
+use crate::world::{KINDS, World, until, until_lost, until_waiting};
+
+#[tokio::test]
+async fn a_terminated_server_process_is_noticed_and_costs_one_hold_only() {
+    for kind in KINDS {
+        let world = World::start();
+        let (locks, other) = (world.client(kind, "holder").await, world.client(kind, "other").await);
+        let lost = locks.mutex("lost").acquire().await.unwrap();
+        world.terminate_holders();
+        until_lost(&lost).await;
+        let kept = locks.mutex("kept").acquire().await.unwrap();
+        assert_eq!(lost.loss(), Some(LossCause::Disconnected), "{kind}");
+        assert!(lost.verify().await.is_err(), "{kind}: it is not taken anew");
+        let next = other.mutex("lost").acquire().await.unwrap();
+        assert!(next.token_hint() > lost.token_hint(), "{kind}");
+        let released = lost.release().await;
+        assert!(matches!(released, Err(ReleaseError::AlreadyLost(LossCause::Disconnected))), "{kind}");
+        kept.verify().await.unwrap();
+        next.verify().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn one_of_two_holds_is_lost_and_the_other_is_not() {
+    for kind in KINDS {
+        let world = World::start();
+        let locks = world.client(kind, "holder").await;
+        let first = locks.mutex("first").acquire().await.unwrap();
+        let pid = "select pid from pg_locks where locktype = 'advisory' and granted";
+        let pid = world.server.psql(pid);
+        let second = locks.mutex("second").acquire().await.unwrap();
+        world.server.psql(&format!("select pg_terminate_backend({})", pid.trim()));
+        until_lost(&first).await;
+        second.verify().await.unwrap();
+        assert_eq!(second.loss(), None, "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn a_restart_and_a_crash_of_the_server_end_every_hold_and_no_token_comes_again() {
+    for kind in KINDS {
+        let world = World::start();
+        let locks = world.client(kind, "holder").await;
+        let mut last = None;
+        for crash in [false, true, false, true] {
+            let held = locks.mutex("a").acquire().await.unwrap();
+            assert!(held.token_hint() > last, "{kind}");
+            last = held.token_hint();
+            if crash {
+                world.server.kill();
+                world.server.start_again();
+            } else {
+                world.server.restart();
+            }
+            until_lost(&held).await;
+            assert_eq!(held.loss(), Some(LossCause::Disconnected), "{kind}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn waiters_queue_up_again_after_a_restart() {
+    for kind in KINDS {
+        let world = World::start();
+        let (holds, waits) = (world.client(kind, "holds").await, world.client(kind, "waits").await);
+        let held = holds.mutex("a").acquire().await.unwrap();
+        let waiting = tokio::spawn(async move { waits.mutex("a").acquire().await });
+        until_waiting(&holds, "a", 1).await;
+        world.server.restart();
+        let next = waiting.await.unwrap().unwrap();
+        until_lost(&held).await;
+        next.verify().await.unwrap();
+    }
+}
+
+/// Nothing tells the holder but the missing answer to its probe; and what it leaves at the server is ended there.
+#[tokio::test]
+async fn a_server_that_does_not_answer_counts_as_lost() {
+    for kind in KINDS {
+        let world = World::start();
+        let locks = world.client(kind, "holder").await;
+        let held = locks.mutex("a").acquire().await.unwrap();
+        world.server.stop();
+        until_lost(&held).await;
+        world.server.cont();
+        assert_eq!(held.loss(), Some(LossCause::Disconnected), "{kind}");
+        world.until_nothing_is_left().await;
+        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_break_is_heard_by_its_holder_and_shown_to_others() {
+    let world = World::start();
+    let (locks, operator) =
+        (world.client("session", "holder").await, world.client("session", "operator").await);
+    let held = locks.mutex("a").grace(Duration::from_secs(5)).acquire().await.unwrap();
+    let order = |token| BreakOrder {
+        name: "a".parse().unwrap(),
+        token,
+        reason: "it's /* in */ the way; drop table x".into(),
+        by: "o'brien".into(),
+        now: false,
+    };
+    let token = held.token_hint().unwrap();
+    let other = lockkeeper::Token::new(token.get() + 1).unwrap();
+    let answer = operator.break_hold(order(other)).await.unwrap();
+    assert_eq!(answer, Broken::NotCurrent { live: vec![token] });
+    assert_eq!(held.loss(), None);
+    operator.break_hold(order(token)).await.unwrap();
+    until_lost(&held).await;
+    assert_eq!(held.loss(), Some(LossCause::Broken));
+    let revoked = lockkeeper::HolderState::Revoked {
+        reason: "it's /* in */ the way; drop table x".into(),
+        by: "o'brien".into(),
+    };
+    let name = "a".parse().unwrap();
+    until("the break is shown", async || {
+        (operator.inspect(&name).await.unwrap().holders.first()?.state == revoked).then_some(())
+    })
+    .await;
+    drop(held);
+    operator
+        .mutex("a")
+        .wait(Wait::For(Duration::from_secs(20)))
+        .acquire()
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn limits_of_the_role_do_not_end_a_hold_or_a_wait() {
+    for kind in KINDS {
+        let world = World::start();
+        world.server.psql(
+            "alter role postgres set statement_timeout = '300ms'; alter role postgres set lock_timeout = '300ms'; \
+             alter role postgres set idle_in_transaction_session_timeout = '300ms'; \
+             alter role postgres set idle_session_timeout = '300ms'",
+        );
+        let slow = |label: &'static str| {
+            let url = world.url(kind).replace("probe=200ms", "probe=10s");
+            async move { lockkeeper::Locks::connect_as(&url, label).await.unwrap() }
+        };
+        let (holds, waits) = (slow("holds").await, slow("waits").await);
+        let held = holds.mutex("a").acquire().await.unwrap();
+        let waiting = tokio::spawn(async move { waits.mutex("a").acquire().await });
+        until_waiting(&holds, "a", 1).await;
+        // Longer than any of the limits.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        held.verify().await.unwrap();
+        held.release().await.unwrap();
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+    }
+}

@@ -1,0 +1,14 @@
+//! Advisory locks on real PostgreSQL servers: each pitfall that people have fallen into is a scenario.
+
+#![cfg(feature = "postgres")]
+
+mod cancel;
+mod connect;
+mod crash;
+mod in_transaction;
+mod keys;
+mod loss;
+mod pooler;
+mod settings;
+mod tokens;
+mod world;

@@ -1,0 +1,100 @@
+//! `PgBouncer` between client and server.
+
+use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
+use lockkeeper::{ConnectError, Locks};
+use lockkeeper_rig::PgBouncer;
+
+use crate::world::{World, until_lost, until_waiting, with_kind};
+
+#[tokio::test]
+async fn a_sessions_locks_are_refused_through_a_transaction_pooler() {
+    let world = World::start();
+    for settings in [&[][..], &["default_pool_size=1"], &["server_round_robin=1"]] {
+        let pooler = PgBouncer::with(&world.server, settings);
+        let refused = Locks::connect(&with_kind(&pooler.url(), "session")).await;
+        let Err(ConnectError::Unsupported(error)) = refused else {
+            panic!("{settings:?}: it must be refused")
+        };
+        assert!(error.why.contains("transaction pooler"), "{error}");
+        assert!(error.instead.contains("lock=transaction"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_pooler_of_sessions_is_as_good_as_none() {
+    let world = World::start();
+    let pooler = PgBouncer::with(&world.server, &["pool_mode=session"]);
+    let locks = Locks::connect(&with_kind(&pooler.url(), "session")).await.unwrap();
+    let held = locks.mutex("a").acquire().await.unwrap();
+    held.verify().await.unwrap();
+    held.release().await.unwrap();
+    world.until_nothing_is_left().await;
+}
+
+/// What can't be found when the client is made is found by the probes.
+#[tokio::test]
+async fn a_pooler_that_changes_its_mode_under_holders_costs_them_their_locks() {
+    let world = World::start();
+    let pooler = PgBouncer::with(
+        &world.server,
+        &["pool_mode=session", "server_round_robin=1", "admin_users=postgres"],
+    );
+    let locks = Locks::connect(&with_kind(&pooler.url(), "session")).await.unwrap();
+    let (first, second) =
+        (locks.mutex("a").acquire().await.unwrap(), locks.mutex("b").acquire().await.unwrap());
+    let at = format!("host=127.0.0.1 port={} user=postgres dbname=pgbouncer", pooler.port());
+    let (console, connection) = connect(&at, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    console.simple_query("set pool_mode = 'transaction'").await.unwrap();
+    until_lost(&first).await;
+    until_lost(&second).await;
+}
+
+#[tokio::test]
+async fn a_pooler_that_takes_transactions_apart_is_refused() {
+    let world = World::start();
+    let pooler = PgBouncer::with(&world.server, &["pool_mode=statement"]);
+    let error = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.err().expect("it is refused");
+    assert!(error.to_string().contains("statement pooling mode"), "{error}");
+}
+
+#[tokio::test]
+async fn a_transactions_locks_work_through_a_transaction_pooler() {
+    let world = World::start();
+    let pooler = PgBouncer::start(&world.server);
+    let locks = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.unwrap();
+    let waits = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.unwrap();
+    let direct = world.client("session", "direct").await;
+    let held = locks.mutex("a").meta("job", "reindex").acquire().await.unwrap();
+    held.verify().await.unwrap();
+    assert!(direct.mutex("a").try_acquire().await.unwrap().is_none(), "both kinds are one lock");
+    let shown = direct.inspect(&"a".parse().unwrap()).await.unwrap();
+    assert_eq!(shown.holders[0].meta, [("job".to_owned(), "reindex".to_owned())]);
+    assert_eq!(shown.holders[0].token, held.token_hint());
+
+    let waiting = tokio::spawn(async move { waits.mutex("a").acquire().await });
+    until_waiting(&direct, "a", 1).await;
+    held.release().await.unwrap();
+    let next = waiting.await.unwrap().unwrap();
+    assert!(locks.mutex("a").try_acquire().await.unwrap().is_none());
+
+    // A wait that is given up is cancelled through the pooler too.
+    let gives_up = locks.mutex("a").wait(lockkeeper::Wait::For(std::time::Duration::from_millis(200)));
+    assert!(matches!(gives_up.acquire().await, Err(lockkeeper::AcquireError::TimedOut { .. })));
+    until_waiting(&direct, "a", 0).await;
+    next.release().await.unwrap();
+    world.until_nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_pooler_that_ends_takes_the_holds_with_it() {
+    let world = World::start();
+    let pooler = PgBouncer::start(&world.server);
+    let locks = Locks::connect(&with_kind(&pooler.url(), "transaction")).await.unwrap();
+    let held = locks.mutex("a").acquire().await.unwrap();
+    pooler.kill();
+    until_lost(&held).await;
+    world.until_nothing_is_left().await;
+    pooler.start_again();
+    locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+}

@@ -1,0 +1,43 @@
+//! What `doctor` is told of a server's settings.
+
+use crate::world::{World, with_kind};
+
+async fn findings(world: &World, kind: &str, more: &str) -> Vec<(bool, String)> {
+    let url = format!("{}{more}", world.url(kind));
+    let locks = lockkeeper::Locks::connect(&url).await.unwrap();
+    locks.findings().await.unwrap().into_iter().map(|found| (found.spoils, found.says)).collect()
+}
+
+#[tokio::test]
+async fn settings_that_spoil_something_are_named() {
+    let world = World::with(&["-c", "synchronous_commit=off", "-c", "max_connections=20"]);
+    let found = findings(&world, "transaction", "&connections=40").await;
+    for (spoils, part) in
+        [(true, "synchronous_commit is off"), (true, "fsync is off"), (true, "max_connections is 20")]
+    {
+        assert!(
+            found.iter().any(|(spoilt, says)| *spoilt == spoils && says.contains(part)),
+            "{part}: {found:?}"
+        );
+    }
+    // Its own connections turn it on.
+    let found = findings(&world, "session", "").await;
+    assert!(found.iter().any(|(spoils, says)| !spoils && says.contains("synchronous_commit")), "{found:?}");
+    let named = found.iter().any(|(_, says)| says.contains("max_connections"));
+    assert!(named, "64 connections are the default: {found:?}");
+}
+
+#[tokio::test]
+async fn what_a_client_can_not_promise_is_always_said() {
+    let world = World::start();
+    for kind in crate::world::KINDS {
+        let found = findings(&world, kind, "").await;
+        assert!(found.iter().any(|(_, says)| says.contains("P5")), "{kind}: {found:?}");
+    }
+    world.server.psql("drop schema lockkeeper cascade; create role app login");
+    let app = with_kind(&world.server.url_as("app"), "session");
+    let locks = lockkeeper::Locks::connect(&app).await.unwrap();
+    let found = locks.findings().await.unwrap();
+    let says = |part: &str| found.iter().any(|found| found.says.contains(part));
+    assert!(says("no fencing tokens") && says("pg_read_all_stats"), "{found:?}");
+}

@@ -1,0 +1,83 @@
+//! One server of one's own, its clients, and what the server itself says of its locks.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::backends::postgres::schema_sql;
+use lockkeeper::{Guard, Locks, Unfenced};
+use lockkeeper_rig::Postgres;
+
+/// Both kinds of advisory locks.
+pub(crate) const KINDS: [&str; 2] = ["session", "transaction"];
+
+/// Only there so that a failure ends.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+pub(crate) struct World {
+    pub(crate) server: Postgres,
+}
+
+impl World {
+    /// A server with the schema of tokens.
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    pub(crate) fn with(args: &[&str]) -> Self {
+        let server = Postgres::with(args);
+        server.psql(&schema_sql(None));
+        Self { server }
+    }
+
+    /// An address whose clients notice soon what happens.
+    pub(crate) fn url(&self, kind: &str) -> String {
+        with_kind(&self.server.url(), kind)
+    }
+
+    pub(crate) async fn client(&self, kind: &str, label: &str) -> Locks {
+        Locks::connect_as(&self.url(kind), label).await.unwrap()
+    }
+
+    /// How many advisory locks the server knows, held or waited for.
+    pub(crate) fn locks(&self) -> usize {
+        self.server.psql("select count(*) from pg_locks where locktype = 'advisory'").trim().parse().unwrap()
+    }
+
+    /// Until the server knows no advisory lock.
+    pub(crate) async fn until_nothing_is_left(&self) {
+        until("nothing is left in pg_locks", async || (self.locks() == 0).then_some(())).await;
+    }
+
+    /// Ends the server processes that hold.
+    pub(crate) fn terminate_holders(&self) {
+        self.server
+            .psql("select pg_terminate_backend(pid) from pg_locks where locktype = 'advisory' and granted");
+    }
+}
+
+pub(crate) fn with_kind(url: &str, kind: &str) -> String {
+    format!("{url}?lock={kind}&probe=200ms&timeout=3s")
+}
+
+/// Waits for a condition, with a deadline.
+pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
+    let since = Instant::now();
+    loop {
+        if let Some(found) = probe().await {
+            return found;
+        }
+        assert!(since.elapsed() < DEADLINE, "waited for {DEADLINE:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Until so many wait for a lock.
+pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
+    let name = name.parse().unwrap();
+    until("they wait", async || (locks.inspect(&name).await.ok()?.waiter_count == count).then_some(())).await;
+}
+
+/// Until the holder hears that its lock is lost.
+pub(crate) async fn until_lost(guard: &Guard<Unfenced>) {
+    let lost = guard.lost();
+    tokio::time::timeout(DEADLINE, lost.cancelled()).await.expect("the holder hears of the loss");
+}
