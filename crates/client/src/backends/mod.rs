@@ -13,6 +13,8 @@ pub(crate) mod redlock;
 #[cfg(feature = "service")]
 pub(crate) mod service;
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::backend::Backend;
@@ -35,25 +37,30 @@ const SCHEMES: &[(&str, Option<&str>)] = &[
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
     let known: Vec<&str> = SCHEMES.iter().map(|(scheme, _)| *scheme).collect();
     let url = Url::parse(url, &known)?;
-    match url.scheme.as_str() {
-        "file" => file::FileBackend::open(&url),
-        "memory" => Ok(memory::connect(&url)?),
-        #[cfg(feature = "service")]
-        "lockkeeper" => service::connect(&url).await,
-        #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => postgres::connect(&url).await,
-        #[cfg(feature = "redis")]
-        "redis" | "rediss" => redis::connect(&url).await,
-        #[cfg(feature = "redlock")]
-        "redlock" | "redlocks" => redlock::connect(&url).await,
-        scheme => Err(match SCHEMES.iter().find(|(known, _)| *known == scheme) {
-            Some(&(_, Some(feature))) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
-            _ => UrlError::UnknownScheme {
-                hint: did_you_mean(scheme, &known, ":"),
-                known: known.join(", "),
-                scheme: url.scheme,
-            },
-        }
-        .into()),
-    }
+    // Boxed: the future of one who connects should not have the size of all ways to connect.
+    let connecting: Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>, ConnectError>> + Send + '_>> =
+        match url.scheme.as_str() {
+            "file" => return file::FileBackend::open(&url),
+            "memory" => return Ok(memory::connect(&url)?),
+            #[cfg(feature = "service")]
+            "lockkeeper" => Box::pin(service::connect(&url)),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => Box::pin(postgres::connect(&url)),
+            #[cfg(feature = "redis")]
+            "redis" | "rediss" => Box::pin(redis::connect(&url)),
+            #[cfg(feature = "redlock")]
+            "redlock" | "redlocks" => Box::pin(redlock::connect(&url)),
+            scheme => {
+                return Err(match SCHEMES.iter().find(|(known, _)| *known == scheme) {
+                    Some(&(_, Some(feature))) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
+                    _ => UrlError::UnknownScheme {
+                        hint: did_you_mean(scheme, &known, ":"),
+                        known: known.join(", "),
+                        scheme: url.scheme,
+                    },
+                }
+                .into());
+            }
+        };
+    connecting.await
 }
