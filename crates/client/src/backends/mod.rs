@@ -35,17 +35,18 @@ const SCHEMES: &[(&str, Option<&str>)] = &[
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
     let known: Vec<&str> = SCHEMES.iter().map(|(scheme, _)| *scheme).collect();
     let url = Url::parse(url, &known)?;
+    // Boxed: a future with all of theirs inside is too deep for the compiler.
     match url.scheme.as_str() {
         "file" => file::FileBackend::open(&url),
         "memory" => Ok(memory::connect(&url)?),
         #[cfg(feature = "service")]
-        "lockkeeper" => service::connect(&url).await,
+        "lockkeeper" => Box::pin(service::connect(&url)).await,
         #[cfg(feature = "postgres")]
-        "postgres" | "postgresql" => postgres::connect(&url).await,
+        "postgres" | "postgresql" => Box::pin(postgres::connect(&url)).await,
         #[cfg(feature = "redis")]
-        "redis" | "rediss" => redis::connect(&url).await,
+        "redis" | "rediss" => Box::pin(redis::connect(&url)).await,
         #[cfg(feature = "redlock")]
-        "redlock" | "redlocks" => redlock::connect(&url).await,
+        "redlock" | "redlocks" => Box::pin(redlock::connect(&url)).await,
         scheme => Err(match SCHEMES.iter().find(|(known, _)| *known == scheme) {
             Some(&(_, Some(feature))) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
             _ => UrlError::UnknownScheme {
