@@ -130,3 +130,26 @@ async fn the_first_that_gives_up_is_followed_by_the_next() {
     held.release().await.unwrap();
     tokio::time::timeout(Duration::from_secs(20), last).await.expect("told").unwrap().unwrap();
 }
+
+/// Many tasks of few clients, all for one lock: every end is answered, and all have their turn.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_tasks_hand_a_lock_on_and_no_end_is_in_doubt() {
+    let redis = Redis::start();
+    let mut clients = Vec::new();
+    for label in ["one", "two", "three", "four"] {
+        clients.push(client(&redis, label).await);
+    }
+    let mut tasks = Vec::new();
+    for task in 0..64 {
+        let lock = clients[task % clients.len()].mutex("jobs");
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..25 {
+                lock.acquire().await.unwrap().release().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    until("nothing is left", async || keys(&redis).is_empty().then_some(())).await;
+}

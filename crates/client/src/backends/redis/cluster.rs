@@ -193,7 +193,8 @@ impl Inner {
     }
 
     async fn connect(&self, host: &Host) -> Result<Arc<RedisStore>, ConnectError> {
-        RedisStore::open_node(&self.settings, host, &self.worker, self.wakes.clone(), &self.client).await
+        let wakes = self.wakes.clone();
+        Box::pin(RedisStore::open_node(&self.settings, host, &self.worker, wakes, &self.client)).await
     }
 }
 
