@@ -152,21 +152,3 @@ async fn an_acquire_while_the_server_is_away_succeeds_when_it_is_back() {
     server.start_again();
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stall_that_outlasts_every_ttl_is_survived_by_who_waits() {
-    let server = server();
-    let locks = client(&server.url(), "holds").await;
-    let held = locks.mutex("stalled").ttl(2 * SECOND).acquire().await.unwrap();
-    let first = client(&server.url(), "first").await.mutex("stalled").ttl(2 * SECOND);
-    let first = tokio::spawn(async move { first.acquire().await });
-    until_waiting(&locks, "stalled", 1).await;
-    server.stop();
-    held.lost().cancelled().await;
-    // The first in the queue has given up its session too, and asks in another.
-    tokio::time::sleep(3 * SECOND).await;
-    server.cont();
-    assert_eq!(held.loss(), Some(LossCause::Expired));
-    first.await.unwrap().unwrap().check(SECOND).unwrap();
-    locks.mutex("new").acquire().await.unwrap().release().await.unwrap();
-}

@@ -153,7 +153,7 @@ async fn a_break_that_waits_tells_the_holder_and_says_why_to_everyone() {
     assert!(two.mutex("broken").try_acquire().await.unwrap().is_none(), "it is still held");
     let released = held.release().await;
     assert!(matches!(released, Err(ReleaseError::AlreadyLost(LossCause::Broken))), "{released:?}");
-    until("it is given back", async || two.mutex("broken").try_acquire().await.unwrap()).await;
+    drop(until("it is given back", async || two.mutex("broken").try_acquire().await.unwrap()).await);
 }
 
 #[tokio::test]

@@ -96,7 +96,7 @@ static CAPABILITIES: Capabilities = Capabilities {
         Promise::KeptIf("no standby takes over that lacks the last commits"),
         Promise::Kept,
         Promise::Kept,
-        Promise::KeptIf("the database stands still for less than what is left of the ttl"),
+        Promise::NotKept("holds and waits expire while the database stands still"),
         Promise::KeptIf("`fsync` and `synchronous_commit` are on, and a standby that takes over has the last commits"),
         Promise::Kept,
         Promise::Kept,

@@ -132,6 +132,11 @@ impl Pool {
         self.0.state().links.iter().any(|link| link.is_usable())
     }
 
+    /// What was wrong last, if nothing went well since.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.0.state().error.as_ref().map(ToString::to_string)
+    }
+
     /// A connection, as soon as there is one.
     pub(super) async fn link(&self) -> Arc<Link> {
         loop {
@@ -184,6 +189,10 @@ impl Pool {
             drop(under_way);
         };
         // A standby may have been the primary when the connection was made.
+        if matches!(why, NoAnswer::Silent(_)) {
+            let what = format!("the database did not answer within {limit:?}");
+            self.0.state().error = Some(BackendError::new(BackendErrorKind::Unreachable, what));
+        }
         if matches!(why, NoAnswer::Silent(_)) || why.code() == Some(&SqlState::READ_ONLY_SQL_TRANSACTION) {
             self.0.give_up(link);
         }

@@ -149,6 +149,10 @@ impl Store for Arc<RowStore> {
         Box::pin(async move { store.renew_all(&entries).await })
     }
 
+    fn trouble(&self) -> Option<String> {
+        self.pool.trouble()
+    }
+
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
         let store = self.clone();
         Box::pin(async move { store.end(&entry, doubt).await })
