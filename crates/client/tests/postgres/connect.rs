@@ -1,6 +1,7 @@
 //! Addresses that lead nowhere: each error says what was wrong and what to do.
 
 use std::fs;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 
 use lockkeeper::{AcquireError, BackendErrorKind, ConnectError, Locks};
@@ -124,6 +125,29 @@ async fn tls_with_and_without_a_look_at_the_certificate() {
 async fn a_standby_or_read_only_server_is_refused() {
     let server = Postgres::with(&["-c", "default_transaction_read_only=on"]);
     says(&error(&with_kind(&server.url(), "session")).await, &["is read-only", "name the primary"]);
+}
+
+/// As behind a balancer that knows of no primary.
+#[tokio::test]
+async fn an_address_that_leads_to_two_servers_is_refused() {
+    let servers = [Postgres::start(), Postgres::start()];
+    let ports = servers.each_ref().map(Postgres::port);
+    let balancer = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = balancer.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for (client, port) in balancer.incoming().map_while(Result::ok).zip(ports.into_iter().cycle()) {
+            let server = TcpStream::connect(("127.0.0.1", port)).unwrap();
+            for (mut from, mut to) in
+                [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)]
+            {
+                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            }
+        }
+    });
+    for kind in KINDS {
+        let url = with_kind(&format!("postgres://postgres@{address}/postgres"), kind);
+        says(&error(&url).await, &["held the same lock at once", "more than one server", "lock=row"]);
+    }
 }
 
 #[tokio::test]

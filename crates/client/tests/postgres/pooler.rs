@@ -1,7 +1,6 @@
 //! `PgBouncer` between client and server.
 
-use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
-use lockkeeper::{ConnectError, Locks};
+use lockkeeper::{AcquireError, ConnectError, Locks};
 use lockkeeper_rig::PgBouncer;
 
 use crate::world::{World, until_lost, until_waiting, with_kind};
@@ -31,23 +30,21 @@ async fn a_pooler_of_sessions_is_as_good_as_none() {
     world.until_nothing_is_left().await;
 }
 
-/// What can't be found when the client is made is found by the probes.
+/// What can't be found when the client is made is found when two of its connections turn out to be one.
 #[tokio::test]
-async fn a_pooler_that_changes_its_mode_under_holders_costs_them_their_locks() {
+async fn a_client_that_ends_up_at_a_transaction_pooler_later_is_refused_there() {
     let world = World::start();
-    let pooler = PgBouncer::with(
-        &world.server,
-        &["pool_mode=session", "server_round_robin=1", "admin_users=postgres"],
-    );
-    let locks = Locks::connect(&with_kind(&pooler.url(), "session")).await.unwrap();
-    let (first, second) =
-        (locks.mutex("a").acquire().await.unwrap(), locks.mutex("b").acquire().await.unwrap());
-    let at = format!("host=127.0.0.1 port={} user=postgres dbname=pgbouncer", pooler.port());
-    let (console, connection) = connect(&at, NoTls).await.unwrap();
-    tokio::spawn(connection);
-    console.simple_query("set pool_mode = 'transaction'").await.unwrap();
-    until_lost(&first).await;
-    until_lost(&second).await;
+    let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
+    let by_transaction = PgBouncer::start(&world.server);
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", by_session.port(), by_transaction.port());
+    let url = with_kind(&format!("postgres://postgres@{hosts}/postgres"), "session");
+    let locks = Locks::connect(&url).await.unwrap();
+    by_session.kill();
+    let _first = locks.mutex("a").acquire().await.unwrap();
+    // To the server both would be one session, which may take its own lock a second time.
+    let second = locks.mutex("a").try_acquire().await;
+    let Err(AcquireError::Backend(error)) = second else { panic!("it must be refused: {second:?}") };
+    assert!(error.to_string().contains("transaction pooler"), "{error}");
 }
 
 #[tokio::test]
@@ -80,7 +77,7 @@ async fn a_transactions_locks_work_through_a_transaction_pooler() {
 
     // A wait that is given up is cancelled through the pooler too.
     let gives_up = locks.mutex("a").wait(lockkeeper::Wait::For(std::time::Duration::from_millis(200)));
-    assert!(matches!(gives_up.acquire().await, Err(lockkeeper::AcquireError::TimedOut { .. })));
+    assert!(matches!(gives_up.acquire().await, Err(AcquireError::TimedOut { .. })));
     until_waiting(&direct, "a", 0).await;
     next.release().await.unwrap();
     world.until_nothing_is_left().await;

@@ -80,7 +80,7 @@ pub(super) async fn connect(url: &Url, kind: LockKind) -> Result<Arc<dyn Backend
     let connector = Connector::new(settings)?;
     let desk = Desk::new(connector.clone());
     let facts = server::facts(&desk).await?;
-    server::refuse_pooler(&connector, &desk, scope).await?;
+    server::try_the_way(&connector, &desk, scope).await?;
     let worker = connector.worker().clone();
     let pool = Pool::new(connector, scope, facts.version, connections);
     let shared = Arc::new(Shared { scope, key, probe, connections, facts, pool, desk, worker });

@@ -105,7 +105,7 @@ impl Pool {
     }
 
     /// Two connections with one server process are two clients of a pooler, and the locks of one are those of the other:
-    /// what `refuse_pooler` could not find when the client was made.
+    /// what `try_the_way` could not find when the client was made.
     fn own(&self, number: i32) -> Result<Pid, BackendError> {
         if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(number) {
             return Err(transaction_pooler().into());

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio_postgres::SimpleQueryRow;
+
 use super::Shared;
 use super::pool::{Desk, unreadable};
 use super::sql::{Scope, is_held};
@@ -90,11 +92,12 @@ fn fencing(sequence: Option<&str>) -> Fencing {
     }
 }
 
-/// Refuses what lies between client and server and can't carry this kind of lock.
+/// Refuses an address that can't carry this kind of lock.
 ///
 /// Two connections of a transaction pooler may share one server process, one after the other; two connections to a
-/// server never do. That they do not proves nothing, so each later probe looks as well.
-pub(super) async fn refuse_pooler(
+/// server never do. That they do not proves nothing, so each later probe looks as well. And two connections that don't
+/// exclude each other are no way to lock anything.
+pub(super) async fn try_the_way(
     connector: &Connector,
     desk: &Desk,
     scope: Scope,
@@ -105,18 +108,43 @@ pub(super) async fn refuse_pooler(
     let other = connector.connect(super::note::IDLE, None).await?;
     let begun = other.ask(&format!("begin; {PID}")).await;
     let second = pid(&begun.map_err(|none| none.explained("begin a transaction"))?)?;
-    let pooled = match scope {
-        Scope::Session => second == first || pid(&desk.ask(PID, doing).await?)? != first,
+    match scope {
+        Scope::Session if second == first || pid(&desk.ask(PID, doing).await?)? != first => {
+            return Err(transaction_pooler().into());
+        }
+        Scope::Session => {}
         // Here it is enough that a transaction stays where it is.
         Scope::Transaction => {
             let again = other.ask(PID).await.map_err(|none| none.explained(doing))?;
-            return if pid(&again)? == second { Ok(()) } else { Err(statement_pooler().into()) };
+            if pid(&again)? != second {
+                return Err(statement_pooler().into());
+            }
         }
-    };
-    if pooled { Err(transaction_pooler().into()) } else { Ok(()) }
+    }
+    let doing = "try an advisory lock";
+    let mut key = [0; 8];
+    getrandom::fill(&mut key).map_err(|error| {
+        let what = format!("the system gives no random bytes: {error}");
+        BackendError::new(BackendErrorKind::Operator, what)
+    })?;
+    let lock = format!("select pg_catalog.pg_try_advisory_xact_lock({}::bigint)", i64::from_be_bytes(key));
+    let held = other.ask(&lock).await.map_err(|none| none.explained(doing))?;
+    let too = desk.ask(&lock, doing).await?;
+    let granted = |rows: &[SimpleQueryRow]| rows.last().and_then(|row| row.get(0)) == Some("t");
+    if granted(&held) && !granted(&too) { Ok(()) } else { Err(no_exclusion().into()) }
 }
 
-fn pid(rows: &[tokio_postgres::SimpleQueryRow]) -> Result<i32, BackendError> {
+fn no_exclusion() -> Unsupported {
+    Unsupported {
+        backend: "postgres",
+        what: "hold advisory locks here",
+        why: "two connections to this address held the same lock at once: it leads to more than one server, or to one \
+              whose advisory locks do nothing (CockroachDB)",
+        instead: "name the one primary; `lock=row` needs no advisory locks",
+    }
+}
+
+fn pid(rows: &[SimpleQueryRow]) -> Result<i32, BackendError> {
     let pid = rows.last().and_then(|row| row.get(0)?.parse().ok());
     pid.ok_or_else(|| unreadable("say which process serves a connection"))
 }

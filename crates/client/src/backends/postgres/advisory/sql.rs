@@ -166,8 +166,13 @@ pub(super) const IN_THIS_DATABASE: &str = "locktype = 'advisory' and database = 
 pub(super) fn prepare_session(version: u32) -> String {
     let newer = (version >= SESSION_TIMEOUT_SINCE).then_some("idle_session_timeout");
     let patient = PATIENT.iter().copied().chain(newer).map(|setting| (setting, "0"));
-    let watchful =
-        [("tcp_keepalives_idle", "10"), ("tcp_keepalives_interval", "5"), ("tcp_keepalives_count", "3")];
+    // The last is for a network that is cut while an answer is on its way.
+    let watchful = [
+        ("tcp_keepalives_idle", "10"),
+        ("tcp_keepalives_interval", "5"),
+        ("tcp_keepalives_count", "3"),
+        ("tcp_user_timeout", "25000"),
+    ];
     let settings: String = patient
         .chain(watchful)
         .map(|(setting, value)| format!(", pg_catalog.set_config('{setting}', '{value}', false)"))
