@@ -143,8 +143,11 @@ impl Url {
     }
 
     pub(crate) fn parse(text: &str, schemes: &[&str]) -> Result<Self, UrlError> {
-        let bad =
-            |part: &str, wanted| UrlError::BadPart { url: without_password(text), part: part.to_owned(), wanted };
+        let bad = |part: &str, wanted| UrlError::BadPart {
+            url: without_password(text),
+            part: part.to_owned(),
+            wanted,
+        };
         let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
             return Err(UrlError::NoScheme { url: without_password(text), schemes: schemes.join(", ") });
         };
@@ -153,7 +156,8 @@ impl Url {
             None => ("", rest),
             Some(rest) => rest.split_at(rest.find('/').unwrap_or(rest.len())),
         };
-        let (login, hosts) = hosts.rsplit_once('@').map_or((None, hosts), |(login, hosts)| (Some(login), hosts));
+        let (login, hosts) =
+            hosts.rsplit_once('@').map_or((None, hosts), |(login, hosts)| (Some(login), hosts));
         let (user, password) = match login.map(|login| login.split_once(':').unwrap_or((login, ""))) {
             None => (None, None),
             Some((user, password)) => {
@@ -326,7 +330,10 @@ mod tests {
         let only = parse("lockkeeper://:secret@h").unwrap();
         assert_eq!((only.user, only.password.unwrap().reveal()), (None, "secret"));
         for shown in [url.to_string(), format!("{url:?}"), bad] {
-            assert!(!shown.contains("a:b@c") && !shown.contains("secret") && shown.contains("***"), "{shown}");
+            assert!(
+                !shown.contains("a:b@c") && !shown.contains("secret") && shown.contains("***"),
+                "{shown}"
+            );
         }
     }
 

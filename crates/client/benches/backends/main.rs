@@ -79,6 +79,10 @@ async fn postgres(server: &Postgres, kind: &str) -> Outcome {
         "transaction" => by_hand::advisory(server, by_hand::Scope::Transaction).await?,
         _ => by_hand::rows(server).await?,
     };
-    let url = if kind == "row" { format!("{}?lock=row&connections={}", server.url(), by_hand::ROW_CONNECTIONS) } else { url };
+    let url = if kind == "row" {
+        format!("{}?lock=row&connections={}", server.url(), by_hand::ROW_CONNECTIONS)
+    } else {
+        url
+    };
     compare(&format!("postgres, lock={kind}"), &by_hand, &ours(&url, 1).await?).await
 }

@@ -34,33 +34,34 @@ const SCHEMES: &[(&str, Option<&str>)] = &[
     ("redlocks", Some("redlock")),
 ];
 
+type Connecting<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>, ConnectError>> + Send + 'a>>;
+
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
     let known: Vec<&str> = SCHEMES.iter().map(|(scheme, _)| *scheme).collect();
     let url = Url::parse(url, &known)?;
     // Boxed: the future of one who connects should not have the size of all ways to connect.
-    let connecting: Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>, ConnectError>> + Send + '_>> =
-        match url.scheme.as_str() {
-            "file" => return file::FileBackend::open(&url),
-            "memory" => return Ok(memory::connect(&url)?),
-            #[cfg(feature = "service")]
-            "lockkeeper" => Box::pin(service::connect(&url)),
-            #[cfg(feature = "postgres")]
-            "postgres" | "postgresql" => Box::pin(postgres::connect(&url)),
-            #[cfg(feature = "redis")]
-            "redis" | "rediss" => Box::pin(redis::connect(&url)),
-            #[cfg(feature = "redlock")]
-            "redlock" | "redlocks" => Box::pin(redlock::connect(&url)),
-            scheme => {
-                return Err(match SCHEMES.iter().find(|(known, _)| *known == scheme) {
-                    Some(&(_, Some(feature))) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
-                    _ => UrlError::UnknownScheme {
-                        hint: did_you_mean(scheme, &known, ":"),
-                        known: known.join(", "),
-                        scheme: url.scheme,
-                    },
-                }
-                .into());
+    let connecting: Connecting<'_> = match url.scheme.as_str() {
+        "file" => return file::FileBackend::open(&url),
+        "memory" => return memory::connect(&url),
+        #[cfg(feature = "service")]
+        "lockkeeper" => Box::pin(service::connect(&url)),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Box::pin(postgres::connect(&url)),
+        #[cfg(feature = "redis")]
+        "redis" | "rediss" => Box::pin(redis::connect(&url)),
+        #[cfg(feature = "redlock")]
+        "redlock" | "redlocks" => Box::pin(redlock::connect(&url)),
+        scheme => {
+            return Err(match SCHEMES.iter().find(|(known, _)| *known == scheme) {
+                Some(&(_, Some(feature))) => UrlError::NotCompiledIn { scheme: url.scheme, feature },
+                _ => UrlError::UnknownScheme {
+                    hint: did_you_mean(scheme, &known, ":"),
+                    known: known.join(", "),
+                    scheme: url.scheme,
+                },
             }
-        };
+            .into());
+        }
+    };
     connecting.await
 }

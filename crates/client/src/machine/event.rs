@@ -78,7 +78,10 @@ pub enum Push {
         at: BootInstant,
     },
     /// What carried one hold is gone: a connection that holds no other.
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "only connections of one hold end alone"))]
+    #[cfg_attr(
+        not(feature = "postgres"),
+        allow(dead_code, reason = "only connections of one hold end alone")
+    )]
     HoldLost {
         seq: Seq,
         cause: LossCause,

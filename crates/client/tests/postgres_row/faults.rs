@@ -48,7 +48,10 @@ async fn a_server_that_is_killed_again_and_again_never_lets_two_hold() {
     for task in tasks {
         told.extend(task.await.unwrap());
     }
-    assert!(audited_grants(&server) >= told.len(), "nobody was told of a hold that the database does not know");
+    assert!(
+        audited_grants(&server) >= told.len(),
+        "nobody was told of a hold that the database does not know"
+    );
     let count = told.len();
     told.sort_unstable();
     told.dedup();
@@ -100,9 +103,13 @@ async fn a_release_into_a_dead_server_is_in_doubt_and_arrives_later() {
     server.stop();
     let releasing = tokio::spawn(async move { held.release().await });
     // It is on its way into a server that will not answer it any more.
-    tokio::time::timeout(Duration::from_millis(200), async { while !releasing.is_finished() { tokio::task::yield_now().await } })
-        .await
-        .unwrap_err();
+    tokio::time::timeout(Duration::from_millis(200), async {
+        while !releasing.is_finished() {
+            tokio::task::yield_now().await
+        }
+    })
+    .await
+    .unwrap_err();
     server.kill();
     let released = releasing.await.unwrap();
     assert!(matches!(released, Err(ReleaseError::Ambiguous)), "{released:?}");
@@ -131,7 +138,10 @@ async fn answers_that_are_lost_grant_nothing_twice_and_leave_nothing_behind() {
         faults.lose_calls(round % 2);
         // In doubt or not, it must be over in the end.
         let _ = held.release().await;
-        until("it is given back", async || inspect(&operator, "lossy").await.holders.is_empty().then_some(())).await;
+        until("it is given back", async || {
+            inspect(&operator, "lossy").await.holders.is_empty().then_some(())
+        })
+        .await;
     }
     faults.lose_answers(0);
     faults.lose_calls(0);

@@ -34,7 +34,8 @@ async fn a_lock_is_forgotten_when_nobody_used_it_for_thirty_days_and_not_before(
     age(29);
     assert_eq!(clean(&server), 0);
     age(31);
-    let before: u64 = server.psql("SELECT token FROM lockkeeper.row_lease WHERE name = 'old'").parse().unwrap();
+    let before: u64 =
+        server.psql("SELECT token FROM lockkeeper.row_lease WHERE name = 'old'").parse().unwrap();
     assert_eq!(clean(&server), 1, "the one that nobody holds");
     assert_eq!(server.psql("SELECT name FROM lockkeeper.row_lease ORDER BY name"), "fresh\nheld");
     let held = locks.mutex("old").acquire().await.unwrap();
@@ -50,7 +51,10 @@ fn waiters_permits_and_marks_whose_time_is_over_are_removed() {
     }
     call("row_acquire('a', 'w-1', false, NULL, 30000, 0, true, '', '', NULL)");
     call("row_finish('b', 'g-1', 0, 30000, true)");
-    assert_eq!((rows(&server, "row_lease"), rows(&server, "row_waiter"), rows(&server, "row_gone")), (4, 1, 1));
+    assert_eq!(
+        (rows(&server, "row_lease"), rows(&server, "row_waiter"), rows(&server, "row_gone")),
+        (4, 1, 1)
+    );
     assert_eq!(clean(&server), 0, "all are alive");
     server.psql(
         "UPDATE lockkeeper.row_lease SET held_until = held_until - interval '2 h', shut_until = shut_until - interval '2 h';
@@ -58,7 +62,10 @@ fn waiters_permits_and_marks_whose_time_is_over_are_removed() {
          UPDATE lockkeeper.row_gone SET expires = expires - interval '2 h'",
     );
     assert_eq!(clean(&server), 5, "two permits, a waiter, a mark, and a lock that never had a holder");
-    assert_eq!((rows(&server, "row_lease"), rows(&server, "row_waiter"), rows(&server, "row_gone")), (1, 0, 0));
+    assert_eq!(
+        (rows(&server, "row_lease"), rows(&server, "row_waiter"), rows(&server, "row_gone")),
+        (1, 0, 0)
+    );
     assert_eq!(server.psql("SELECT bool_or(crowded) FROM lockkeeper.row_lease"), "f");
     // Those whose lock was deleted by hand go as well.
     call("row_acquire('c', 'x-1', false, NULL, 30000, 0, true, '', '', NULL)");

@@ -4,10 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use lockkeeper::{
-    Broken, Guard, HolderState, Lock, LossCause, ReleaseError, TokenStatus,
-    Unfenced,
-};
+use lockkeeper::{Broken, Guard, HolderState, Lock, LossCause, ReleaseError, TokenStatus, Unfenced};
 
 use crate::support::{
     SECOND, audit, audited_grants, client, holder, inspect, order, server, token, until, until_waiting,
@@ -95,7 +92,10 @@ async fn permits_have_slots_of_their_own_and_never_more_than_the_limit() {
     let slots: Vec<_> = [&one, &two, &three].iter().map(|held| held.slot().unwrap()).collect();
     assert_eq!(slots, [0, 1, 2]);
     assert!(locks.semaphore("pool", 3).try_acquire().await.unwrap().is_none());
-    assert!(locks.mutex("pool").try_acquire().await.unwrap().is_none(), "a permit excludes whoever wants it alone");
+    assert!(
+        locks.mutex("pool").try_acquire().await.unwrap().is_none(),
+        "a permit excludes whoever wants it alone"
+    );
     two.release().await.unwrap();
     let again = locks.semaphore_in_force("pool").acquire().await.unwrap();
     assert_eq!(again.slot(), Some(1), "the lowest that is free");

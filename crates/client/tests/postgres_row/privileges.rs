@@ -25,7 +25,8 @@ fn grant(server: &Postgres, role: &str, functions: &str) {
 }
 
 const LOOKS: &str = "'row_version', 'row_look', 'row_check_token'";
-const LOCKS: &str = "'row_version', 'row_look', 'row_check_token', 'row_acquire', 'row_renew', 'row_finish', 'row_clean'";
+const LOCKS: &str =
+    "'row_version', 'row_look', 'row_check_token', 'row_acquire', 'row_renew', 'row_finish', 'row_clean'";
 
 #[tokio::test]
 async fn a_database_without_the_schema_is_refused_with_the_command_that_makes_it() {
@@ -39,7 +40,8 @@ async fn a_database_without_the_schema_is_refused_with_the_command_that_makes_it
 #[tokio::test]
 async fn a_schema_that_is_older_than_the_program_is_refused_with_the_command_too() {
     let server = server();
-    let body = "CREATE OR REPLACE FUNCTION lockkeeper.row_version() RETURNS integer LANGUAGE sql IMMUTABLE AS";
+    let body =
+        "CREATE OR REPLACE FUNCTION lockkeeper.row_version() RETURNS integer LANGUAGE sql IMMUTABLE AS";
     server.psql(&format!("{body} 'SELECT 0'"));
     let (said, _) = refused(&server.url()).await;
     assert!(said.contains("has version 0, this program needs 1"), "{said}");
@@ -112,7 +114,8 @@ async fn transactions_that_begin_with_an_old_snapshot_are_refused() {
     server.psql("ALTER ROLE postgres SET default_transaction_isolation = 'repeatable read'");
     let (said, _) = refused(&server.url()).await;
     assert!(said.contains("`repeatable read`") && said.contains("`read committed`"), "{said}");
-    let call = "SELECT outcome FROM lockkeeper.row_acquire('any', 'a-1', true, 1, 30000, 0, false, '', '', NULL)";
+    let call =
+        "SELECT outcome FROM lockkeeper.row_acquire('any', 'a-1', true, 1, 30000, 0, false, '', '', NULL)";
     let error = server.try_psql(call).unwrap_err();
     assert!(error.contains("lease rows need read committed"), "{error}");
 }
@@ -128,5 +131,7 @@ async fn settings_that_spoil_a_promise_are_found() {
     server.psql("ALTER ROLE postgres SET synchronous_commit = off");
     let found = client(&server.url(), "client").await.findings().await.unwrap();
     assert!(found.iter().any(|finding| finding.spoils && finding.says.starts_with("synchronous_commit=off")));
-    assert!(found.iter().any(|finding| !finding.spoils && finding.says.contains("time is the database's own")));
+    assert!(
+        found.iter().any(|finding| !finding.spoils && finding.says.contains("time is the database's own"))
+    );
 }

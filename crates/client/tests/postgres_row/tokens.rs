@@ -116,13 +116,17 @@ fn an_attempt_that_arrives_after_its_end_holds_nothing() {
 fn a_renewal_revives_nothing() {
     let server = server();
     let renew = || {
-        server.psql("SELECT lockkeeper.row_renew('{repeated,repeated,x}', '{a-1,a-2,a-1}', '{1000,60000,1000}')")
+        server.psql(
+            "SELECT lockkeeper.row_renew('{repeated,repeated,x}', '{a-1,a-2,a-1}', '{1000,60000,1000}')",
+        )
     };
     assert_eq!(renew(), "ggg");
     assert_eq!(server.psql("SELECT count(*) FROM lockkeeper.row_lease"), "0", "nor does it make a row");
     acquire(&server, "a-1", false);
     assert_eq!(renew(), "kgg");
-    server.psql("UPDATE lockkeeper.row_lease SET held_until = clock_timestamp(), shut_until = clock_timestamp()");
+    server.psql(
+        "UPDATE lockkeeper.row_lease SET held_until = clock_timestamp(), shut_until = clock_timestamp()",
+    );
     assert_eq!(renew(), "ggg");
     acquire(&server, "a-2", false);
     assert_eq!(renew(), "gkg", "by its id, not by its name");

@@ -87,7 +87,9 @@ async fn a_wake_up_that_is_lost_costs_a_second_and_not_the_lock() {
     let next = tokio::spawn(async move { next.acquire().await.unwrap() });
     until_waiting(&holds, "queue", 1).await;
     // The hold ends by an operator who knows nothing of wake-ups.
-    server.psql("UPDATE lockkeeper.row_lease SET held_until = clock_timestamp(), shut_until = clock_timestamp()");
+    server.psql(
+        "UPDATE lockkeeper.row_lease SET held_until = clock_timestamp(), shut_until = clock_timestamp()",
+    );
     next.await.unwrap().release().await.unwrap();
     drop(held);
 }
@@ -136,10 +138,11 @@ async fn a_lock_by_itself_that_somebody_has_locked_by_hand_holds_up_no_other() {
     let locks = client(&server.url(), "client").await;
     let kept = locks.mutex("kept").ttl(2 * SECOND).acquire().await.unwrap();
     let stuck = locks.mutex("stuck").acquire().await.unwrap();
-    let (hand, connection) =
-        tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.unwrap();
+    let (hand, connection) = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.unwrap();
     tokio::spawn(connection);
-    hand.batch_execute("BEGIN; SELECT FROM lockkeeper.row_lease WHERE name = 'stuck' FOR UPDATE").await.unwrap();
+    hand.batch_execute("BEGIN; SELECT FROM lockkeeper.row_lease WHERE name = 'stuck' FOR UPDATE")
+        .await
+        .unwrap();
     let stuck = tokio::spawn(async move { stuck.release().await });
     let until_kept = kept.valid_until().unwrap().unwrap();
     until("it is renewed meanwhile, several times", async || {
@@ -173,6 +176,7 @@ async fn an_address_says_how_many_connections() {
             }
         }
     }
-    let error = lockkeeper::Locks::connect(&format!("{}&connection=3", rows(&server.url()))).await.err().unwrap();
+    let error =
+        lockkeeper::Locks::connect(&format!("{}&connection=3", rows(&server.url()))).await.err().unwrap();
     assert!(error.to_string().contains("did you mean `connections`"), "{error}");
 }

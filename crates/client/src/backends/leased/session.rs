@@ -57,7 +57,9 @@ enum Stage {
     /// An operator broke it, and its session was told. It is not renewed any more.
     Revoked,
     /// A Finish is on its way: it must not be renewed after that (peers' flaw 5).
-    Ends { revoked: bool },
+    Ends {
+        revoked: bool,
+    },
 }
 
 /// What a call to acquire comes to.

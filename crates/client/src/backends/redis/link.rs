@@ -4,8 +4,8 @@
 //! time and nothing else was heard meanwhile. What Redis says of waiters comes as pushes on the same connection
 //! (RESP3); whatever was said while there was none is made up for by waking everyone.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;

@@ -3,9 +3,9 @@
 pub(crate) mod file;
 pub(crate) mod memory;
 #[cfg(feature = "postgres")]
-pub(crate) mod postgres_row;
-#[cfg(feature = "postgres")]
 pub(crate) mod postgres;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres_row;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 #[cfg(feature = "redlock")]

@@ -72,7 +72,9 @@ pub(super) fn grants(role: &str) -> String {
 static CAPABILITIES: Capabilities = Capabilities {
     backend: "postgres",
     reach: Reach::Network,
-    fencing: Fencing::Tokens { source: "the lock's row, by the rule max(last + 1, µs of the database's clock)" },
+    fencing: Fencing::Tokens {
+        source: "the lock's row, by the rule max(last + 1, µs of the database's clock)",
+    },
     ttl: true,
     shared: false,
     permits: true,
@@ -97,7 +99,9 @@ static CAPABILITIES: Capabilities = Capabilities {
         Promise::Kept,
         Promise::Kept,
         Promise::NotKept("holds and waits expire while the database stands still"),
-        Promise::KeptIf("`fsync` and `synchronous_commit` are on, and a standby that takes over has the last commits"),
+        Promise::KeptIf(
+            "`fsync` and `synchronous_commit` are on, and a standby that takes over has the last commits",
+        ),
         Promise::Kept,
         Promise::Kept,
     ],
@@ -253,7 +257,8 @@ impl Backend for RowBackend {
         let (store, limit) = (self.store.clone(), self.limit);
         Box::pin(async move {
             let prefix = prefix.as_ref().map(LockName::as_str);
-            let rows = Self::ask(store, limit, &LOOK, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?;
+            let rows =
+                Self::ask(store, limit, &LOOK, &[&prefix, &true, &WAITERS_SHOWN], "list locks").await?;
             looked(&rows)
         })
     }

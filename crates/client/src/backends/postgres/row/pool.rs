@@ -95,13 +95,8 @@ impl Pool {
         listens: Option<(String, UnboundedSender<Notification>)>,
         direct: Arc<AtomicBool>,
     ) -> Self {
-        let state = State {
-            links: Vec::new(),
-            opening: 0,
-            pause: PAUSES.0,
-            not_before: Instant::now(),
-            error: None,
-        };
+        let state =
+            State { links: Vec::new(), opening: 0, pause: PAUSES.0, not_before: Instant::now(), error: None };
         Self(Arc::new(Inner {
             connector,
             most,
@@ -317,8 +312,7 @@ fn no_answer(error: Error) -> NoAnswer {
 
 fn is_about_preparing(why: &NoAnswer) -> bool {
     let code = why.code();
-    code == Some(&SqlState::INVALID_SQL_STATEMENT_NAME)
-        || code == Some(&SqlState::DUPLICATE_PSTATEMENT)
+    code == Some(&SqlState::INVALID_SQL_STATEMENT_NAME) || code == Some(&SqlState::DUPLICATE_PSTATEMENT)
 }
 
 /// Counts a statement for as long as somebody waits for it.

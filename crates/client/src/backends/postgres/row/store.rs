@@ -121,7 +121,8 @@ impl RowStore {
 
     /// The error for people; `doing` says what was tried.
     pub(super) fn explained(&self, failure: Failure, doing: &str) -> BackendError {
-        let missing = [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE];
+        let missing =
+            [SqlState::UNDEFINED_FUNCTION, SqlState::INVALID_SCHEMA_NAME, SqlState::UNDEFINED_TABLE];
         if failure.code().is_some_and(|code| missing.contains(code)) {
             return no_schema(&self.init);
         }
@@ -188,9 +189,9 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
             let again = again(entry.ttl, acquired.ahead, acquired.left, hears);
             Tried::Waits { ahead: acquired.ahead, again }
         }
-        ("mismatch", Mode::Permit { of: Some(asked) }) => {
-            Tried::Refused(Rejection::LimitMismatch { name: name(), have: count(acquired.permits), asked }.into())
-        }
+        ("mismatch", Mode::Permit { of: Some(asked) }) => Tried::Refused(
+            Rejection::LimitMismatch { name: name(), have: count(acquired.permits), asked }.into(),
+        ),
         ("no-limit", _) => Tried::Refused(Rejection::NoLimit { name: name() }.into()),
         ("full", _) => Tried::Refused(Rejection::TooManyWaiters { name: name() }.into()),
         // Busy; or over, and then nobody waits for the answer.
