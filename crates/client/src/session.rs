@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use lockkeeper_core::Seq;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
@@ -283,27 +284,29 @@ impl Inner {
                 if what == (What::Open { fresh: true }) && std::mem::replace(&mut state.opened, true) {
                     self.renew_conn(state);
                 }
+                let letters = match by {
+                    // A caller outside of a tokio runtime can't carry I/O itself.
+                    By::Caller(key) if Handle::try_current().is_ok() => {
+                        state.callers.get(&key).map(|caller| &caller.letters)
+                    }
+                    _ => None,
+                };
+                // Whoever carries a call must not depend on another's runtime, from the first step on: whoever drops a
+                // guard may be in none, or in one that nobody drives any more.
+                let entered = letters.is_none().then(|| self.worker.enter());
                 let mut future = state.conn.submit(to_call(state, what)?);
                 let mut context = Context::from_waker(Waker::noop());
                 if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
                     return Some(to_event(call, result));
                 }
-                let letters = match by {
-                    By::Caller(key) => state.callers.get(&key).map(|caller| &caller.letters),
-                    By::Worker => None,
-                };
+                drop(entered);
                 let carried = match letters {
-                    // A caller outside of a tokio runtime can't carry I/O itself.
-                    Some(letters) if tokio::runtime::Handle::try_current().is_ok() => {
-                        match letters.send(Letter::Carry(call, future)) {
-                            Ok(()) => None,
-                            Err(refused) => match refused {
-                                Letter::Carry(_, future) => Some(future),
-                                _ => None,
-                            },
-                        }
-                    }
-                    _ => Some(future),
+                    Some(letters) => match letters.send(Letter::Carry(call, future)) {
+                        Ok(()) => None,
+                        Err(Letter::Carry(_, future)) => Some(future),
+                        Err(_) => None,
+                    },
+                    None => Some(future),
                 };
                 if let Some(future) = carried {
                     let inner = self.clone();

@@ -18,6 +18,7 @@ use super::wakes::{Wake, Wakes};
 use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Granted, Push, Spec};
+use crate::time::BootInstant;
 
 /// Carries a session of leased entries.
 pub(crate) struct LeasedConn(Arc<Inner>);
@@ -43,8 +44,12 @@ struct Request {
     entry: Arc<Entry>,
     woken: Arc<Woken>,
     stage: Stage,
+    /// An attempt left, or may have: there may be something to end.
+    left: bool,
     /// An attempt was sent and not answered: it may arrive late, even after a later one was granted.
     doubt: bool,
+    /// Since when it ends.
+    ends_since: Option<BootInstant>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -60,6 +65,14 @@ enum Stage {
     Ends {
         revoked: bool,
     },
+}
+
+/// What a keep-alive renews.
+struct Renewable {
+    seq: Seq,
+    entry: Arc<Entry>,
+    /// No attempt of it was answered yet.
+    asked: bool,
 }
 
 /// What a call to acquire comes to.
@@ -199,28 +212,39 @@ impl Inner {
     }
 
     /// Everything that a keep-alive must renew.
-    fn renewable(&self) -> Vec<(Seq, Arc<Entry>)> {
+    fn renewable(&self) -> Vec<Renewable> {
         let state = self.state();
         let renews = |stage: &Stage| matches!(stage, Stage::Asked | Stage::Waits | Stage::Holds(_));
         let requests = state.requests.iter().filter(|(_, request)| renews(&request.stage));
-        requests.map(|(&seq, request)| (seq, request.entry.clone())).collect()
+        let renewable = requests.map(|(&seq, request)| Renewable {
+            seq,
+            entry: request.entry.clone(),
+            asked: request.stage == Stage::Asked,
+        });
+        renewable.collect()
     }
 
-    async fn keep_alive(&self, renewing: Vec<(Seq, Arc<Entry>)>) -> Result<Answer, CallError> {
+    async fn keep_alive(&self, renewing: Vec<Renewable>) -> Result<Answer, CallError> {
         if renewing.is_empty() {
             return Ok(Answer::KeptAlive);
         }
-        let entries: Vec<Arc<Entry>> = renewing.iter().map(|(_, entry)| entry.clone()).collect();
+        let entries: Vec<Arc<Entry>> = renewing.iter().map(|one| one.entry.clone()).collect();
         let renewed = self.store.renew(entries).await?;
-        for ((seq, _), renewed) in renewing.into_iter().zip(renewed) {
-            self.renewed(seq, renewed);
+        let mut lost = false;
+        for (one, renewed) in renewing.into_iter().zip(renewed) {
+            // Its attempt was on its way when this left, and may have come after it: that says nothing of its grant.
+            if !(one.asked && renewed == Renewed::Gone) {
+                lost |= self.renewed(one.seq, renewed);
+            }
         }
-        Ok(Answer::KeptAlive)
+        // A deadline must not move before the loss is told, which goes another way. The others are renewed again soon.
+        if lost { Err(CallError { sent: true }) } else { Ok(Answer::KeptAlive) }
     }
 
-    fn renewed(&self, seq: Seq, renewed: Renewed) {
+    /// Whether a hold is lost by what was found.
+    fn renewed(&self, seq: Seq, renewed: Renewed) -> bool {
         let mut state = self.state();
-        let Some(request) = state.requests.get_mut(&seq) else { return };
+        let Some(request) = state.requests.get_mut(&seq) else { return false };
         match (renewed, &request.stage) {
             (Renewed::Gone, Stage::Holds(_)) => {
                 let gone = state.requests.remove(&seq);
@@ -229,15 +253,20 @@ impl Inner {
                     self.wakes.stop(&gone.entry.id);
                 }
                 self.push(Push::Ended { seq, end: End::Gone });
+                true
             }
             // Its place in the queue is gone: it asks for a new one.
-            (Renewed::Gone, Stage::Waits) => request.woken.wake(Duration::ZERO),
+            (Renewed::Gone, Stage::Waits) => {
+                request.woken.wake(Duration::ZERO);
+                false
+            }
             (Renewed::Revoked, Stage::Holds(_)) => {
                 request.stage = Stage::Revoked;
                 drop(state);
                 self.push(Push::Revoked { seq });
+                true
             }
-            _ => {}
+            _ => false,
         }
     }
 
@@ -265,7 +294,14 @@ impl Inner {
                     }
                 }
             });
-            Request { entry: Arc::new(entry), woken, stage: Stage::Asked, doubt: false }
+            Request {
+                entry: Arc::new(entry),
+                woken,
+                stage: Stage::Asked,
+                left: false,
+                doubt: false,
+                ends_since: None,
+            }
         });
         match &request.stage {
             Stage::Asked | Stage::Waits => {}
@@ -299,10 +335,9 @@ impl Inner {
         loop {
             // What was said before this try is answered by it.
             woken.take();
+            let left_before = self.leaves(seq);
             let tried = self.store.attempt(attempt.clone()).await.inspect_err(|error| {
-                if error.sent {
-                    self.doubt(seq);
-                }
+                self.unanswered(seq, error.sent, left_before);
             })?;
             match tried {
                 Tried::Granted(granted) => {
@@ -310,11 +345,11 @@ impl Inner {
                     return Ok(if self.advance(seq, stage) { Answer::Granted(granted) } else { OVER });
                 }
                 Tried::Busy(busy) => {
-                    self.forget(seq);
+                    self.refused(seq).await?;
                     return Ok(Answer::Busy(busy));
                 }
                 Tried::Refused(error) => {
-                    self.forget(seq);
+                    self.refused(seq).await?;
                     return Ok(Answer::Refused(error));
                 }
                 Tried::Waits { ahead, again } => {
@@ -330,10 +365,30 @@ impl Inner {
         }
     }
 
-    fn doubt(&self, seq: Seq) {
+    /// An attempt leaves. Whether one may have left before.
+    fn leaves(&self, seq: Seq) -> bool {
+        let mut state = self.state();
+        state.requests.get_mut(&seq).is_some_and(|request| std::mem::replace(&mut request.left, true))
+    }
+
+    fn unanswered(&self, seq: Seq, sent: bool, left_before: bool) {
         if let Some(request) = self.state().requests.get_mut(&seq) {
-            request.doubt = true;
+            request.doubt |= sent;
+            request.left = sent || left_before;
         }
+    }
+
+    /// A try that is refused ends the request. What earlier ones may have left behind is ended first: a place in the
+    /// queue, or a grant whose answer was lost (P7).
+    async fn refused(&self, seq: Seq) -> Result<(), CallError> {
+        let clean = |request: &Request| !request.doubt && request.stage == Stage::Asked;
+        if !self.state().requests.get(&seq).is_none_or(clean)
+            && let Some((entry, doubt)) = self.ending(seq)
+        {
+            self.store.finish(entry, doubt).await?;
+        }
+        self.forget(seq);
+        Ok(())
     }
 
     /// Moves a request on, unless it ends meanwhile.
@@ -348,21 +403,42 @@ impl Inner {
         }
     }
 
-    /// From here on the entry is not renewed. In doubt is whatever was asked and never answered.
+    /// From here on the entry is not renewed. In doubt is whatever was asked and never answered. `None` if there is
+    /// nothing to end, since nothing ever left.
     fn ending(&self, target: Seq) -> Option<(Arc<Entry>, bool)> {
         let mut state = self.state();
         let request = state.requests.get_mut(&target)?;
+        if !request.left {
+            drop(state);
+            self.forget(target);
+            return None;
+        }
         // One that waits may have its next attempt on its way.
         request.doubt |= matches!(request.stage, Stage::Asked | Stage::Waits);
         let revoked = matches!(request.stage, Stage::Revoked | Stage::Ends { revoked: true });
         request.stage = Stage::Ends { revoked };
+        request.ends_since.get_or_insert_with(BootInstant::now);
         Some((request.entry.clone(), request.doubt))
     }
 
     async fn finish(&self, target: Seq, entry: Arc<Entry>, doubt: bool) -> Result<Answer, CallError> {
-        let end = self.store.finish(entry, doubt).await?;
+        let end = match self.store.finish(entry, doubt).await {
+            Ok(end) => end,
+            // A service that is away for long must not be told of thousands of ends when it is back: by then they have
+            // come about by themselves.
+            Err(_) if self.is_long_over(target) => End::Gone,
+            Err(error) => return Err(error),
+        };
         let revoked = self.forget(target).is_some_and(|stage| stage == Stage::Ends { revoked: true });
         Ok(Answer::Finished(if revoked { End::Broken } else { end }))
+    }
+
+    /// Whether it ended so long ago that nothing of it can be left: two ttls, and as long as it stays shut.
+    fn is_long_over(&self, target: Seq) -> bool {
+        let state = self.state();
+        let Some(request) = state.requests.get(&target) else { return true };
+        let until = request.entry.ttl * 2 + request.entry.closed_after_expiry();
+        request.ends_since.is_some_and(|since| BootInstant::now() - since > until)
     }
 
     /// Ends whatever is left. What can't be ended now ends by itself.

@@ -156,7 +156,8 @@ async fn a_hold_that_a_keep_alive_does_not_find_is_told_and_not_asked_for_again(
     session.held(1).await;
     session.held(2).await;
     session.store.renewals.lock().unwrap().extend([Renewed::Gone, Renewed::Kept]);
-    assert!(matches!(session.call(Call::KeepAlive).await, Ok(Answer::KeptAlive)));
+    // The deadline must not move before the loss is told.
+    assert!(matches!(session.call(Call::KeepAlive).await, Err(CallError { sent: true })));
     assert!(matches!(session.pushes.recv().await, Some(Push::Ended { seq: Seq(1), end: End::Gone })));
     session.store.asked();
     session.call(Call::KeepAlive).await.unwrap();
@@ -228,6 +229,48 @@ async fn an_end_is_in_doubt_if_any_attempt_went_unanswered() {
         session.finish(seq).await;
     }
     assert_eq!(session.store.asked(), ["finish 1", "finish in doubt 2", "finish 3", "finish in doubt 4"]);
+}
+
+#[tokio::test]
+async fn a_keep_alive_that_overtook_an_attempt_says_nothing_of_its_grant() {
+    let mut session = Session::open().await;
+    let keep_alive = {
+        let mut asked = session.acquire(1);
+        start(&mut asked).await;
+        session.conn.submit(Call::KeepAlive)
+    };
+    session.held(1).await;
+    session.store.renewals.lock().unwrap().push_back(Renewed::Gone);
+    assert!(matches!(keep_alive.await, Ok(Answer::KeptAlive)));
+    assert!(session.pushes.try_recv().is_err());
+    session.store.asked();
+    session.call(Call::KeepAlive).await.unwrap();
+    assert_eq!(session.store.asked(), ["renew 1"], "it holds");
+}
+
+#[tokio::test]
+async fn a_refusal_after_an_unanswered_try_or_in_the_queue_leaves_nothing_behind() {
+    let mut session = Session::open().await;
+    session.store.will(Err(CallError { sent: true }));
+    assert!(session.acquire(1).await.is_err());
+    session.store.will(Ok(Tried::Busy(Busy::default())));
+    assert!(matches!(session.acquire(1).await, Ok(Answer::Busy(_))));
+    assert_eq!(session.store.asked(), ["attempt 1", "attempt 1", "finish in doubt 1"]);
+    session.store.will(waits(Duration::ZERO));
+    session.store.will(Ok(Tried::Busy(Busy::default())));
+    assert!(matches!(session.acquire(2).await, Ok(Answer::Busy(_))));
+    assert!(matches!(session.pushes.recv().await, Some(Push::Queued { .. })));
+    assert_eq!(session.store.asked(), ["attempt 2", "attempt 2", "finish in doubt 2"]);
+}
+
+#[tokio::test]
+async fn what_never_left_is_ended_without_a_word() {
+    let session = Session::open().await;
+    session.store.will(Err(CallError { sent: false }));
+    assert!(session.acquire(1).await.is_err());
+    session.store.asked();
+    assert!(matches!(session.finish(1).await, Answer::Finished(End::Gone)));
+    assert!(session.store.asked().is_empty());
 }
 
 #[tokio::test]
