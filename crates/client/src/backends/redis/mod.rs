@@ -191,8 +191,13 @@ impl Backend for Redis {
         let servers = self.servers.all();
         Box::pin(async move {
             let mut all = Vec::new();
-            for server in servers {
-                all.extend(findings::of(&server).await?);
+            for server in &servers {
+                let mut found = findings::of(server).await?;
+                if servers.len() > 1 {
+                    let name = server.server();
+                    found.iter_mut().for_each(|finding| finding.says.insert_str(0, &format!("{name}: ")));
+                }
+                all.append(&mut found);
             }
             Ok(all)
         })
