@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, oneshot};
 
 /// How many lanes there are at most; callers on further runtimes share the thread's connection.
 const LANES: usize = 8;
@@ -37,19 +37,21 @@ pub(super) struct Lane {
     way: Arc<Way>,
 }
 
-#[derive(Default)]
 struct Way {
     /// Made by whoever needs it first; `None` if that went wrong.
     wire: OnceCell<Option<MultiplexedConnection>>,
     /// How many answers came on it.
     heard: AtomicU64,
+    /// Closed when its runtime has ended.
+    runs: oneshot::Sender<()>,
 }
 
 impl Lanes {
     /// The lane of the runtime that we are on. `None` where there is none to have: on `thread`, whose connection is the
     /// link's, outside of a runtime, and where there are too many.
     pub(super) fn here(&self, thread: Id, beside: u64) -> Option<Lane> {
-        let runtime = Handle::try_current().ok()?.id();
+        let here = Handle::try_current().ok()?;
+        let runtime = here.id();
         if runtime == thread {
             return None;
         }
@@ -57,11 +59,15 @@ impl Lanes {
         if let Some(lane) = lanes.iter().find(|lane| lane.runtime == runtime && lane.beside == beside) {
             return Some(lane.clone());
         }
-        lanes.retain(|lane| lane.beside == beside && lane.runtime != runtime);
+        lanes.retain(|lane| lane.beside == beside && lane.runtime != runtime && !lane.way.runs.is_closed());
         if lanes.len() >= LANES {
             return None;
         }
-        let lane = Lane { runtime, beside, way: Arc::default() };
+        let (runs, ended) = oneshot::channel();
+        // Ends with the lane, or is dropped with its runtime.
+        here.spawn(async move { drop(ended.await) });
+        let way = Way { wire: OnceCell::new(), heard: AtomicU64::new(0), runs };
+        let lane = Lane { runtime, beside, way: Arc::new(way) };
         lanes.push(lane.clone());
         Some(lane)
     }

@@ -93,7 +93,7 @@ const NO_TOKENS: (&str, &str) = (
 
 /// What it can do depends on whether tokens were asked for: without one, nobody can say which hold to break.
 fn capabilities(fencing: bool) -> Capabilities {
-    const LAST: &str = "the server keeps its data, and its clock is not set back before it loses them";
+    const LAST: &str = "the server's clock is not set back while its data are lost";
     let (why, instead) = NO_TOKENS;
     let none = Promise::NotKept("there are no tokens without `?fencing=counter`");
     Capabilities {
@@ -191,8 +191,13 @@ impl Backend for Redis {
         let servers = self.servers.all();
         Box::pin(async move {
             let mut all = Vec::new();
-            for server in servers {
-                all.extend(findings::of(&server).await?);
+            for server in &servers {
+                let mut found = findings::of(server).await?;
+                if servers.len() > 1 {
+                    let name = server.server();
+                    found.iter_mut().for_each(|finding| finding.says.insert_str(0, &format!("{name}: ")));
+                }
+                all.append(&mut found);
             }
             Ok(all)
         })

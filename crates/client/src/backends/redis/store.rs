@@ -104,6 +104,11 @@ impl RedisStore {
         self.0.link.is_up()
     }
 
+    /// The server, as people know it.
+    pub(super) fn server(&self) -> &str {
+        self.0.link.server()
+    }
+
     pub(super) fn inner(&self) -> &Arc<Inner> {
         &self.0
     }
