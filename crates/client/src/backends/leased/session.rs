@@ -6,10 +6,13 @@
 //! has nothing that could end, and is kept alive without a word.
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper_core::{End, Seq};
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -147,6 +150,7 @@ impl Conn for LeasedConn {
             Call::Acquire { seq, want, .. } => {
                 let step = inner.step(seq, &want);
                 Box::pin(async move {
+                    on_a_runtime().await;
                     match step {
                         Step::Try(attempt, woken) => inner.acquire(seq, attempt, &woken).await,
                         Step::Check(entry, granted) => inner.check(seq, entry, granted).await,
@@ -158,7 +162,10 @@ impl Conn for LeasedConn {
                 let ending = inner.ending(target);
                 Box::pin(async move {
                     match ending {
-                        Some((entry, doubt)) => inner.finish(target, entry, doubt).await,
+                        Some((entry, doubt)) => {
+                            on_a_runtime().await;
+                            inner.finish(target, entry, doubt).await
+                        }
                         None => Ok(Answer::Finished(End::Gone)),
                     }
                 })
@@ -210,6 +217,7 @@ impl Inner {
         if renewing.is_empty() {
             return Ok(Answer::KeptAlive);
         }
+        on_a_runtime().await;
         let entries: Vec<Arc<Entry>> = renewing.iter().map(|(_, entry)| entry.clone()).collect();
         let renewed = self.store.renew(entries).await?;
         for ((seq, _), renewed) in renewing.into_iter().zip(renewed) {
@@ -370,6 +378,7 @@ impl Inner {
         let left: Vec<Seq> = self.state().requests.keys().copied().collect();
         for target in left {
             if let Some((entry, doubt)) = self.ending(target) {
+                on_a_runtime().await;
                 self.finish(target, entry, doubt).await?;
             }
         }
@@ -390,3 +399,9 @@ impl Inner {
 
 /// An acquire whose request was ended while it was under way: whoever ended it has its answer.
 const OVER: Answer = Answer::Finished(End::Gone);
+
+/// Waits until it is polled on a runtime, for there are timers. A call is polled first wherever it is made, and a guard
+/// may be dropped anywhere; whoever carries the call polls it again.
+async fn on_a_runtime() {
+    poll_fn(|_| if Handle::try_current().is_ok() { Poll::Ready(()) } else { Poll::Pending }).await;
+}
