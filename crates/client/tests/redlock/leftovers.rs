@@ -84,3 +84,32 @@ async fn rivals_leave_nothing_of_the_rounds_that_they_lost() {
     }
     servers.until_nothing_is_left(NAME).await;
 }
+
+/// A runtime that ends takes its tasks with it, and a guard may be dropped where there is none.
+#[test]
+fn a_runtime_that_ends_and_a_guard_that_is_dropped_outside_of_any_leave_nothing() {
+    let servers = Servers::start(3);
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let lasting = runtime();
+    for url in [servers.url(), servers.0[0].url()] {
+        let locks = lasting.block_on(lockkeeper::Locks::connect(&url)).unwrap();
+        let short = runtime();
+        let held = short.block_on(try_to_hold(&locks)).expect("it is free");
+        // An acquire is under way when its runtime ends; one server has not answered to the first either.
+        let waiting = locks.mutex(NAME).ttl(10 * SECOND);
+        short.spawn(async move { waiting.acquire().await.map(drop) });
+        servers.0[2].stop();
+        let lock = locks.mutex("another").ttl(10 * SECOND);
+        let another = short.block_on(lock.acquire()).unwrap();
+        short.shutdown_background();
+        std::thread::spawn(move || drop((held, another))).join().unwrap();
+        servers.0[2].cont();
+        lasting.block_on(async {
+            servers.until_nothing_is_left(NAME).await;
+            servers.until_nothing_is_left("another").await;
+            try_to_hold(&locks).await.expect("nothing is in the way").release().await.unwrap();
+            servers.until_nothing_is_left(NAME).await;
+        });
+    }
+}

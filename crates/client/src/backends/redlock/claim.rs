@@ -203,6 +203,9 @@ impl Claim {
         };
         let held = matches!(state.phase, Phase::Held { .. });
         let seat = &mut state.seats[index];
+        if !matches!(seat.standing, Standing::Asked { .. }) {
+            return false;
+        }
         let waited = matches!(seat.standing, Standing::Asked { waited: true });
         let leaving = |doubt| Standing::Leaving { doubt, held: false, failures: 0 };
         seat.standing = match said {
@@ -225,6 +228,15 @@ impl Claim {
         drop(state);
         self.changed.notify_waiters();
         take_back
+    }
+
+    /// A try was given up before its answer could be heard.
+    pub(super) fn unheard(&self, index: usize) {
+        let mut state = self.state();
+        let seat = &mut state.seats[index];
+        if let Standing::Asked { .. } = seat.standing {
+            seat.standing = Standing::Leaving { doubt: true, held: false, failures: 0 };
+        }
     }
 
     /// A majority granted. `Err`: it came too late to be of use, and everything of it must be taken back at these

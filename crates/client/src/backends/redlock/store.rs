@@ -1,9 +1,10 @@
 //! A majority of independent stores as one [`Store`].
 //!
 //! What follows from the nodes' answers is decided in [`claim`](super::claim) and [`tally`](super::tally); here the
-//! nodes are asked, all at once, each with a time limit of its own. Everything runs on the library's own thread and
-//! not on the caller's task, so that a caller that is gone, or gives up, cancels nothing: what was granted on the way
-//! is taken back all the same (peers' flaw 1).
+//! nodes are asked, all at once, each with a time limit of its own, on the runtime of whoever asks: a call that crosses
+//! to another thread and back costs more than Redis does. A caller that is gone, or its whole runtime, cancels nothing:
+//! every step that is dropped before its end is taken over by the library's own thread, which takes back what was
+//! granted on the way (peers' flaw 1).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::End;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::claim::{Claim, Ending, Renewing, TakeBack, majority_of};
@@ -101,27 +102,27 @@ impl RedlockStore {
 impl Store for RedlockStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
         let inner = self.0.clone();
-        let (answer, answered) = oneshot::channel();
-        self.0.worker.run(Box::pin(async move {
+        Box::pin(async move {
             // It may have been ended before it began.
-            let Some(claim) = inner.claim_for(&attempt.entry) else { return drop(answer.send(Err(LOST))) };
+            let Some(claim) = inner.claim_for(&attempt.entry) else { return Err(LOST) };
+            let step = Step::of(&inner, &claim, None);
             let tried = inner.attempt(&claim, attempt).await;
-            // Whoever asked is gone: nothing of it may stay.
-            if answer.send(tried).is_err() {
-                inner.end(&claim);
-            }
-        }));
-        Box::pin(async move { answered.await.unwrap_or(Err(LOST)) })
+            step.done();
+            tried
+        })
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
         let inner = self.0.clone();
-        self.0.on_worker(async move { inner.renew(entries).await })
+        let (answer, answered) = oneshot::channel();
+        // On the library's own thread, where most come from: whoever asked may be gone, and it is done all the same.
+        self.0.worker.run(Box::pin(async move { drop(answer.send(inner.renew(entries).await)) }));
+        Box::pin(async move { answered.await.unwrap_or(Err(LOST)) })
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
         let inner = self.0.clone();
-        self.0.on_worker(async move { inner.finish(&entry, doubt).await })
+        Box::pin(async move { inner.finish(&entry, doubt).await })
     }
 
     fn trouble(&self) -> Option<String> {
@@ -133,16 +134,6 @@ impl Store for RedlockStore {
 const LOST: CallError = CallError { sent: true };
 
 impl Inner {
-    fn on_worker<T: Send + 'static>(
-        &self,
-        job: impl Future<Output = Result<T, CallError>> + Send + 'static,
-    ) -> BoxFuture<Result<T, CallError>> {
-        let (answer, answered) = oneshot::channel();
-        // Whoever asked may be gone; what was asked is done all the same.
-        self.worker.run(Box::pin(async move { drop(answer.send(job.await)) }));
-        Box::pin(async move { answered.await.unwrap_or(Err(LOST)) })
-    }
-
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,7 +220,11 @@ impl Inner {
         let (says, mut said) = mpsc::unbounded_channel();
         for index in 0..self.nodes.len() {
             let (inner, claim, attempt, says) = (self.clone(), claim.clone(), attempt.clone(), says.clone());
-            tokio::spawn(async move { inner.ask(index, &claim, round, attempt, says).await });
+            let step = Step::of(&inner, &claim, Some(index));
+            tokio::spawn(async move {
+                inner.ask(index, &claim, round, attempt, says).await;
+                step.done();
+            });
         }
         drop(says);
         let mut tally = Tally::new(self.nodes.len(), self.majority);
@@ -290,12 +285,24 @@ impl Inner {
         if self.owed[index].load(Ordering::Relaxed) >= OWED_MAX {
             return tell(failed("not asked: it has not answered to earlier calls"));
         }
-        let Ok(_inside) = timeout_at(deadline, claim.doors[index].clone().lock_owned()).await else {
-            return tell(failed("not asked: it has not yet taken back an earlier try"));
+        const STILL: &str = "not asked: it has not yet taken back an earlier try";
+        let door = claim.doors[index].clone();
+        let inside = match door.clone().try_lock_owned() {
+            Ok(inside) => inside,
+            Err(_) => match timeout_at(deadline, door.lock_owned()).await {
+                Ok(inside) => inside,
+                Err(_) => return tell(failed(STILL)),
+            },
         };
         // The door may have been reached before whoever takes back.
-        if claim.owed(index).is_some() && timeout_at(deadline, self.take_back(index, claim)).await.is_err() {
-            return tell(failed("not asked: it has not yet taken back an earlier try"));
+        if claim.owed(index).is_some() {
+            match timeout_at(deadline, Box::pin(self.take_back(index, claim))).await {
+                Ok(true) => {}
+                Ok(false) | Err(_) => {
+                    tell(failed(STILL));
+                    return self.go_on_taking_back(index, claim, inside);
+                }
+            }
         }
         let Some(entry) = claim.ask(index, round) else {
             return tell(failed("not asked: the outcome was certain"));
@@ -322,8 +329,8 @@ impl Inner {
         }
         let take_back = claim.heard(index, round, &answer);
         tell(answer);
-        if take_back {
-            self.take_back(index, claim).await;
+        if take_back && !Box::pin(self.take_back(index, claim)).await {
+            self.go_on_taking_back(index, claim, inside);
         }
     }
 
@@ -343,34 +350,58 @@ impl Inner {
     fn take_back_all(self: &Arc<Self>, claim: &Arc<Claim>, indexes: Vec<usize>) {
         for index in indexes {
             let (inner, claim) = (self.clone(), claim.clone());
+            let step = Step::of(&inner, &claim, Some(index));
             tokio::spawn(async move {
-                let _inside = claim.doors[index].clone().lock_owned().await;
-                inner.take_back(index, &claim).await;
+                let inside = claim.doors[index].clone().lock_owned().await;
+                if !inner.take_back(index, &claim).await {
+                    inner.go_on_taking_back(index, &claim, inside);
+                }
+                step.done();
             });
         }
     }
 
-    /// Takes back at a node whatever is marked so, with the door of that node closed behind it. Repeated until the
-    /// node answers, or the entry has long ended there by itself.
-    async fn take_back(self: &Arc<Self>, index: usize, claim: &Arc<Claim>) {
-        let Some(TakeBack { entry, doubt }) = claim.owed(index) else { return };
+    /// Takes back at a node whatever is marked so, with the door of that node closed behind it. `false`: it did not
+    /// answer.
+    async fn take_back(&self, index: usize, claim: &Claim) -> bool {
+        let Some(TakeBack { entry, doubt }) = claim.owed(index) else { return true };
         let node = &self.nodes[index];
         node.wakes.stop(&entry.id);
-        let limit = claim.entry.limit();
-        let give_up = Instant::now() + 2 * claim.entry.ttl;
-        let mut pause = REPEAT.0;
-        let mut debt = doubt.then(|| Debt::of(&self.owed[index]));
-        let end = loop {
-            match timeout(limit, node.store.finish(entry.clone(), doubt)).await {
-                Ok(Ok(end)) => break end,
-                Ok(Err(_)) | Err(_) if Instant::now() >= give_up => break End::Gone,
-                Ok(Err(_)) | Err(_) => {}
+        let _debt = doubt.then(|| Debt::of(&self.owed[index]));
+        match timeout(claim.entry.limit(), node.store.finish(entry, doubt)).await {
+            Ok(Ok(end)) => {
+                self.cleared(index, claim, end);
+                true
             }
-            debt.get_or_insert_with(|| Debt::of(&self.owed[index]));
-            claim.not_cleared(index);
-            sleep(pause).await;
-            pause = (2 * pause).min(REPEAT.1);
-        };
+            Ok(Err(_)) | Err(_) => {
+                claim.not_cleared(index);
+                false
+            }
+        }
+    }
+
+    /// Goes on with it on the library's own thread, until the node answers, or the entry has long ended there by itself.
+    fn go_on_taking_back(self: &Arc<Self>, index: usize, claim: &Arc<Claim>, inside: OwnedMutexGuard<()>) {
+        let (inner, claim) = (self.clone(), claim.clone());
+        self.worker.run(Box::pin(async move {
+            let _inside = inside;
+            let _debt = Debt::of(&inner.owed[index]);
+            let give_up = Instant::now() + claim.entry.ttl.saturating_mul(2);
+            let mut pause = REPEAT.0;
+            loop {
+                sleep(pause).await;
+                pause = (2 * pause).min(REPEAT.1);
+                if inner.take_back(index, &claim).await {
+                    return;
+                }
+                if Instant::now() >= give_up {
+                    return inner.cleared(index, &claim, End::Gone);
+                }
+            }
+        }));
+    }
+
+    fn cleared(&self, index: usize, claim: &Claim, end: End) {
         claim.cleared(index, end);
         if claim.is_gone() {
             self.forget(claim);
@@ -521,6 +552,35 @@ impl Count {
         } else {
             Some(Renewed::Gone)
         }
+    }
+}
+
+/// A step of a claim on a caller's task or runtime, either of which may be gone before its end: then the library's own
+/// thread sees to it that nothing is left. At one node, or at all of them.
+struct Step(Option<(Arc<Inner>, Arc<Claim>, Option<usize>)>);
+
+impl Step {
+    fn of(inner: &Arc<Inner>, claim: &Arc<Claim>, at: Option<usize>) -> Self {
+        Self(Some((inner.clone(), claim.clone(), at)))
+    }
+
+    fn done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        let Some((inner, claim, at)) = self.0.take() else { return };
+        let worker = inner.worker.clone();
+        worker.run(Box::pin(async move {
+            let Some(index) = at else { return inner.end(&claim) };
+            let inside = claim.doors[index].clone().lock_owned().await;
+            claim.unheard(index);
+            if !inner.take_back(index, &claim).await {
+                inner.go_on_taking_back(index, &claim, inside);
+            }
+        }));
     }
 }
 
