@@ -258,7 +258,8 @@ impl Inner {
         let now = Instant::now();
         let opens = state.links.len() + state.opening < self.most && state.not_before <= now;
         state.opening += usize::from(opens);
-        let look_again = if state.opening > 0 { now + PAUSES.1 } else { state.not_before.max(now + PAUSES.0) };
+        let look_again =
+            if state.opening > 0 { now + PAUSES.1 } else { state.not_before.max(now + PAUSES.0) };
         let others = || state.links.iter().min_by_key(load).cloned();
         let link = if state.opening == 0 { idlest.or_else(others) } else { idlest };
         // A runtime that is ending drops it at once, and that takes the lock again.
