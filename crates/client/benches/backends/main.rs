@@ -35,7 +35,7 @@ async fn main() -> Outcome {
         redlock().await?;
     }
     if ["session", "transaction", "row"].into_iter().any(wanted) {
-        let server = Postgres::with(&["max_connections=200"]);
+        let server = Postgres::with(&["-c", "max_connections=200"]);
         lockkeeper::backends::postgres::init(&server.url(), None).await?;
         for kind in ["session", "transaction", "row"].into_iter().filter(|kind| wanted(kind)) {
             postgres(&server, kind).await?;

@@ -5,8 +5,11 @@ use lockkeeper_rig::Postgres;
 use crate::support::{client, server, token, until};
 
 fn clean(server: &Postgres) -> usize {
-    server.psql("UPDATE lockkeeper.row_sweep SET swept = '-infinity'");
-    server.psql("SELECT lockkeeper.row_clean(500)").parse().unwrap()
+    // At once, so that no client cleans in between.
+    server
+        .psql("UPDATE lockkeeper.row_sweep SET swept = '-infinity'; SELECT lockkeeper.row_clean(500)")
+        .parse()
+        .unwrap()
 }
 
 fn rows(server: &Postgres, table: &str) -> usize {
@@ -25,10 +28,15 @@ async fn a_lock_is_forgotten_when_nobody_used_it_for_thirty_days_and_not_before(
             held.release().await.unwrap();
         }
     }
+    until("the client has cleaned, as each does when it begins", async || {
+        (server.psql("SELECT swept > '-infinity' FROM lockkeeper.row_sweep") == "t").then_some(())
+    })
+    .await;
     assert_eq!(clean(&server), 0);
     let age = |days: u32| {
         server.psql(&format!(
-            "UPDATE lockkeeper.row_lease SET since = clock_timestamp() - interval '{days} days' WHERE name <> 'fresh'"
+            "UPDATE lockkeeper.row_lease SET since = clock_timestamp() - interval '{days} days', \
+             used = clock_timestamp() - interval '{days} days' WHERE name <> 'fresh'"
         ))
     };
     age(29);

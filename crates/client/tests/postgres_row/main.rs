@@ -3,6 +3,7 @@
 
 #![cfg(feature = "postgres")]
 
+mod clocks;
 mod faults;
 mod growth;
 mod holds;

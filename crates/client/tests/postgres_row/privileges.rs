@@ -88,6 +88,19 @@ async fn a_user_with_the_functions_locks_and_can_not_touch_the_tables() {
 }
 
 #[tokio::test]
+async fn a_role_that_the_schema_is_made_for_may_lock_look_and_break_and_nothing_else() {
+    let server = Postgres::start();
+    server.psql("CREATE ROLE \"odd role\" LOGIN");
+    server.psql(&lockkeeper::backends::postgres::schema_sql(Some("odd role")));
+    let locks = client(&server.url_as("odd%20role"), "client").await;
+    let held = locks.mutex("any").acquire().await.unwrap();
+    locks.break_hold(order("any", &held, true)).await.unwrap();
+    assert!(locks.list(None).await.unwrap().is_empty());
+    let granted = "SELECT count(*) FROM information_schema.table_privileges WHERE grantee = 'odd role'";
+    assert_eq!(server.psql(granted), "0", "no right on any table");
+}
+
+#[tokio::test]
 async fn a_user_who_may_only_look_does_not_lock() {
     let server = server();
     grant(&server, "looker", LOOKS);

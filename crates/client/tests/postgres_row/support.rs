@@ -15,7 +15,7 @@ pub(crate) fn server() -> Postgres {
 }
 
 pub(crate) fn init(server: &Postgres) {
-    server.psql(include_str!("../../src/backends/postgres/row/row.sql"));
+    server.psql(&lockkeeper::backends::postgres::schema_sql(None));
 }
 
 pub(crate) async fn client(url: &str, label: &str) -> Locks {

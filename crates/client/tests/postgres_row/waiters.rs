@@ -123,9 +123,10 @@ async fn the_listening_connection_is_made_anew_and_wakes_again() {
 async fn a_break_reaches_its_holder_long_before_a_keep_alive_would() {
     let server = server();
     let (holds, breaks) = (client(&server.url(), "holds").await, client(&server.url(), "breaks").await);
-    holds.findings().await.unwrap();
     // Renewed every twenty minutes.
     let held = holds.mutex("broken").ttl(3600 * SECOND).acquire().await.unwrap();
+    // It was granted before this was known, and is told all the same.
+    holds.findings().await.unwrap();
     breaks.break_hold(order("broken", &held, false)).await.unwrap();
     let began = Instant::now();
     until("the holder hears of it", async || held.loss()).await;

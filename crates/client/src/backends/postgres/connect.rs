@@ -102,6 +102,21 @@ impl Connector {
         })
     }
 
+    /// As [`Self::connect`], but carried by the runtime on which it is awaited: what is asked on it crosses to no other
+    /// thread. It ends with that runtime.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub(super) async fn connect_here(
+        &self,
+        label: &str,
+        notices: Option<UnboundedSender<Notification>>,
+    ) -> Result<Connection, BackendError> {
+        let (connection, carry) = self.first_of_all(label, notices).await?;
+        tokio::spawn(carry);
+        Ok(connection)
+    }
+
     async fn first_of_all(
         &self,
         label: &str,

@@ -22,7 +22,7 @@ impl Rows {
     }
 
     fn init(&self) {
-        self.server.psql(include_str!("../../../src/backends/postgres/row/row.sql"));
+        self.server.psql(&lockkeeper::backends::postgres::schema_sql(None));
     }
 
     /// A client that no fault reaches.

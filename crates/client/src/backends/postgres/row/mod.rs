@@ -134,7 +134,7 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let connector = Connector::new(settings)?;
     let worker = connector.worker().clone();
     let direct = Arc::new(AtomicBool::new(false));
-    let pool = Pool::new(connector.clone(), most, None, direct.clone());
+    let pool = Pool::new(connector.clone(), most, direct.clone());
     let init = format!("lockkeeper postgres init {url}");
     pool.open().await?;
     check(&pool, limit, &init).await?;
@@ -142,7 +142,7 @@ pub(super) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let wake = format!("{:016x}{:016x}", random(), random());
     let channel = format!("lockkeeper_{wake}");
     let (notices, heard) = unbounded_channel();
-    let own = Pool::new(connector, 1, Some((channel.clone(), notices)), direct.clone());
+    let own = Pool::listening(connector, channel.clone(), notices, direct.clone());
     let wakes = Wakes::default();
     let (hearing, hears) = watch::channel(Hearing::Unknown);
     let stop = CancellationToken::new();

@@ -1,13 +1,16 @@
 //! Connections that calls share: few, made when they are needed, made anew when they end.
 //!
 //! A statement goes to the connection with the fewest under way, behind those if all are busy: each is short, and a whole
-//! transaction. Nothing is kept in a connection but prepared statements, and those only where no transaction pooler
+//! transaction. A call that crosses to another thread and back costs more than what it asks for, so each runtime has
+//! connections of its own; but one that must not depend on a caller's runtime is on the backend's thread
+//! ([`Pool::listening`]). Nothing is kept in a connection but prepared statements, and those only where no transaction pooler
 //! lies between ([`Pool::is_direct`]): before PgBouncer 1.21 they end up on another's connection.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::runtime::{Handle, Id};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, OnceCell};
 use tokio::time::{Instant, timeout_at};
@@ -51,6 +54,8 @@ struct State {
 /// One connection.
 pub(super) struct Link {
     connection: Connection,
+    /// Where it is carried; `None` is the backend's thread.
+    runtime: Option<Id>,
     /// It said nothing for too long, or can't write any more.
     given_up: CancellationToken,
     under_way: AtomicUsize,
@@ -88,8 +93,23 @@ impl Failure {
 }
 
 impl Pool {
-    /// At most `most` connections; none is made yet. Whether they are `direct` is found out elsewhere.
-    pub(super) fn new(
+    /// At most `most` connections on the runtimes of whoever asks; none is made yet. Whether they are `direct` is found
+    /// out elsewhere.
+    pub(super) fn new(connector: Connector, most: usize, direct: Arc<AtomicBool>) -> Self {
+        Self::with(connector, most, None, direct)
+    }
+
+    /// One connection on the backend's thread, which listens on a channel.
+    pub(super) fn listening(
+        connector: Connector,
+        channel: String,
+        notices: UnboundedSender<Notification>,
+        direct: Arc<AtomicBool>,
+    ) -> Self {
+        Self::with(connector, 1, Some((channel, notices)), direct)
+    }
+
+    fn with(
         connector: Connector,
         most: usize,
         listens: Option<(String, UnboundedSender<Notification>)>,
@@ -140,10 +160,10 @@ impl Pool {
             changed.as_mut().enable();
             match self.0.pick() {
                 Ok(link) => return link,
-                Err(not_before) => {
+                Err(look_again) => {
                     tokio::select! {
                         () = changed => {}
-                        () = tokio::time::sleep_until(not_before) => {}
+                        () = tokio::time::sleep_until(look_again) => {}
                     }
                 }
             }
@@ -161,7 +181,12 @@ impl Pool {
         params: Params<'_>,
     ) -> Result<Vec<Row>, Failure> {
         let until = Instant::now() + limit;
-        let Ok(link) = timeout_at(until, self.link()).await else {
+        let at_once = self.0.pick().ok();
+        let link = match at_once {
+            Some(link) => Ok(link),
+            None => timeout_at(until, self.link()).await,
+        };
+        let Ok(link) = link else {
             let error = self.0.state().error.clone().unwrap_or_else(|| {
                 let what = format!("there was no connection to the database within {limit:?}");
                 BackendError::new(BackendErrorKind::Unreachable, what)
@@ -200,23 +225,54 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The connection with the least to do; while all are busy another is made. If there is none: when to look again.
+    /// The runtime whose connections serve the caller.
+    fn here(&self) -> Option<Id> {
+        self.listens.is_none().then(|| Handle::current().id())
+    }
+
+    /// The connection here with the least to do; while all are busy another is made. If there is none: when to look
+    /// again.
     fn pick(self: &Arc<Self>) -> Result<Arc<Link>, Instant> {
-        let mut state = self.state();
-        state.links.retain(|link| link.is_usable());
+        let here = self.here();
         let load = |link: &&Arc<Link>| link.under_way.load(Ordering::Relaxed);
-        let idlest = state.links.iter().min_by_key(load).cloned();
-        let idle = idlest.as_ref().is_some_and(|link| load(&link) == 0);
-        let now = Instant::now();
-        if !idle && state.links.len() + state.opening < self.most && state.not_before <= now {
-            state.opening += 1;
-            let this = self.clone();
-            self.connector.worker().run(Box::pin(async move {
-                let made = this.make().await;
-                this.made(made);
-            }));
+        let mut state = self.state();
+        let idlest = loop {
+            let ours = state.links.iter().filter(|link| link.runtime == here);
+            let Some(idlest) = ours.min_by_key(load).cloned() else { break None };
+            if idlest.is_usable() {
+                break Some(idlest);
+            }
+            state.links.retain(|link| link.is_usable());
+        };
+        if idlest.as_ref().is_some_and(|link| load(&link) == 0) {
+            return idlest.ok_or(state.not_before);
         }
-        idlest.ok_or(if state.opening > 0 { now + PAUSES.1 } else { state.not_before })
+        state.links.retain(|link| link.is_usable());
+        if idlest.is_none()
+            && state.links.len() + state.opening >= self.most
+            && let Some(idle) = state.links.iter().position(|link| load(&link) == 0)
+        {
+            // Other runtimes have them all, and this one is not in use.
+            state.links.swap_remove(idle);
+        }
+        let now = Instant::now();
+        let opens = state.links.len() + state.opening < self.most && state.not_before <= now;
+        state.opening += usize::from(opens);
+        let look_again =
+            if state.opening > 0 { now + PAUSES.1 } else { state.not_before.max(now + PAUSES.0) };
+        let others = || state.links.iter().min_by_key(load).cloned();
+        let link = if state.opening == 0 { idlest.or_else(others) } else { idlest };
+        // A runtime that is ending drops it at once, and that takes the lock again.
+        drop(state);
+        if opens {
+            let opening = Opening(self.clone());
+            let open = async move { opening.0.made(opening.0.make().await) };
+            match here {
+                Some(_) => drop(tokio::spawn(open)),
+                None => self.connector.worker().run(Box::pin(open)),
+            }
+        }
+        link.ok_or(look_again)
     }
 
     /// Nothing new goes to this connection. What it is at, if anything, is cancelled: a statement that waits for a row
@@ -234,7 +290,6 @@ impl Inner {
 
     fn made(&self, made: Result<Link, BackendError>) {
         let mut state = self.state();
-        state.opening -= 1;
         match made {
             Ok(link) => {
                 state.links.push(Arc::new(link));
@@ -248,19 +303,21 @@ impl Inner {
                 state.error = Some(error);
             }
         }
-        drop(state);
-        self.changed.notify_waiters();
     }
 
     async fn make(&self) -> Result<Link, BackendError> {
-        let notices = self.listens.as_ref().map(|(_, notices)| notices.clone());
-        let connection = self.connector.connect("lockkeeper", notices).await?;
-        if let Some((channel, _)) = &self.listens {
-            let listen = connection.ask(&format!("LISTEN {channel}")).await;
-            listen.map_err(|why| why.explained("listen for wake-ups"))?;
-        }
+        let connection = match &self.listens {
+            None => self.connector.connect_here("lockkeeper", None).await?,
+            Some((channel, notices)) => {
+                let connection = self.connector.connect("lockkeeper", Some(notices.clone())).await?;
+                let listen = connection.ask(&format!("LISTEN {channel}")).await;
+                listen.map_err(|why| why.explained("listen for wake-ups"))?;
+                connection
+            }
+        };
         Ok(Link {
             connection,
+            runtime: self.here(),
             given_up: CancellationToken::new(),
             under_way: AtomicUsize::new(0),
             prepared: Default::default(),
@@ -268,9 +325,20 @@ impl Inner {
     }
 }
 
+/// A connection that is being made; also over when its runtime ends.
+struct Opening(Arc<Inner>);
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        self.0.state().opening -= 1;
+        self.0.changed.notify_waiters();
+    }
+}
+
 impl Link {
     fn is_usable(&self) -> bool {
-        !self.given_up.is_cancelled() && !self.connection.is_ended()
+        // Also where its runtime has ended, which takes along who would say that it has.
+        !self.given_up.is_cancelled() && !self.connection.client().is_closed()
     }
 
     /// Resolves when it has ended, or was given up.

@@ -115,15 +115,13 @@ BEGIN
     END IF;
 END $$;
 
--- One try to hold. outcome: 'granted' (token; slot and permits for a permit), 'busy' or 'waits' (holder, ahead, and how
--- many ms what is in the way may last at most), 'over' (it was finished before), 'mismatch' (permits:
--- how many there are), 'no-limit', 'full'.
-CREATE OR REPLACE FUNCTION lockkeeper.row_acquire(
+-- What row_acquire does where the lock is not simply free and asked for alone.
+CREATE OR REPLACE FUNCTION lockkeeper.row_acquire_by_rule(
     a_name text, a_id text, a_permit boolean, a_of integer, a_ttl_ms bigint, a_closes_ms bigint, a_wait boolean,
     a_label text, a_meta bytea, a_wake text,
     OUT outcome text, OUT token bigint, OUT slot integer, OUT permits integer,
     OUT holder text, OUT ahead bigint, OUT left_ms bigint)
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
     ttl CONSTANT interval := a_ttl_ms * interval '1 ms';
@@ -137,31 +135,6 @@ DECLARE
     holds_alone integer;
     blocked_until timestamptz;
 BEGIN
-    IF NOT a_permit THEN
-        -- The usual case by one statement. Its condition holds for the row as it is when it is locked.
-        UPDATE lockkeeper.row_lease l SET
-            id = a_id, permit = false,
-            token = greatest(l.token + 1, l.last_token + 1, lockkeeper.row_floor(clock_timestamp())),
-            since = clock_timestamp(),
-            held_until = clock_timestamp() + ttl, shut_until = clock_timestamp() + ttl + closes,
-            ended = NULL, revoked = false, reason = NULL, by_whom = NULL,
-            label = a_label, meta = a_meta, wake = a_wake, permits = NULL
-            WHERE l.name = a_name AND l.slot = 0 AND l.shut_until <= clock_timestamp() AND NOT l.crowded
-            RETURNING l.token INTO row_acquire.token;
-        IF NOT FOUND THEN
-            INSERT INTO lockkeeper.row_lease AS l
-                (name, slot, id, token, since, held_until, shut_until, label, meta, wake)
-                VALUES (a_name, 0, a_id, greatest(lockkeeper.row_floor(clock_timestamp()), 1), clock_timestamp(),
-                    clock_timestamp() + ttl, clock_timestamp() + ttl + closes, a_label, a_meta, a_wake)
-                ON CONFLICT DO NOTHING
-                RETURNING l.token INTO row_acquire.token;
-        END IF;
-        IF FOUND THEN
-            outcome := 'granted';
-            RETURN;
-        END IF;
-    END IF;
-
     anchor := lockkeeper.row_anchor(a_name);
     now := clock_timestamp();
     SELECT l.* INTO hold FROM lockkeeper.row_lease l
@@ -220,15 +193,15 @@ BEGIN
         END IF;
         INSERT INTO lockkeeper.row_lease AS l
             (name, slot, id, permit, token, since, held_until, shut_until, label, meta, wake)
-            VALUES (a_name, row_acquire.slot, a_id, a_permit, row_acquire.token, now, now + ttl, now + ttl + closes,
+            VALUES (a_name, row_acquire_by_rule.slot, a_id, a_permit, row_acquire_by_rule.token, now, now + ttl, now + ttl + closes,
                 a_label, a_meta, a_wake)
             ON CONFLICT (name, slot) DO UPDATE SET
-                id = a_id, permit = a_permit, token = row_acquire.token, since = now,
+                id = a_id, permit = a_permit, token = row_acquire_by_rule.token, since = now,
                 held_until = now + ttl, shut_until = now + ttl + closes,
                 ended = NULL, revoked = false, reason = NULL, by_whom = NULL,
                 label = a_label, meta = a_meta, wake = a_wake;
         UPDATE lockkeeper.row_lease l SET
-            last_token = row_acquire.token, used = now, permits = row_acquire.permits,
+            last_token = row_acquire_by_rule.token, used = now, permits = row_acquire_by_rule.permits,
             crowded = lockkeeper.row_crowded(a_name, now)
             WHERE l.name = a_name AND l.slot = 0;
         IF holds + 1 < permits THEN
@@ -263,9 +236,42 @@ BEGIN
         UPDATE lockkeeper.row_waiter w SET expires = now + ttl, wake = a_wake WHERE w.name = a_name AND w.ticket = mine;
     END IF;
     IF NOT anchor.crowded OR a_permit AND anchor.permits IS NULL THEN
-        UPDATE lockkeeper.row_lease l SET crowded = true, permits = coalesce(anchor.permits, row_acquire.permits)
+        UPDATE lockkeeper.row_lease l SET crowded = true, permits = coalesce(anchor.permits, row_acquire_by_rule.permits)
             WHERE l.name = a_name AND l.slot = 0;
     END IF;
+END $$;
+
+-- One try to hold. outcome: 'granted' (token; slot and permits for a permit), 'busy' or 'waits' (holder, ahead, and how
+-- many ms what is in the way may last at most), 'over' (it was finished before), 'mismatch' (permits: how many there
+-- are), 'no-limit', 'full'.
+--
+-- The usual case is one statement, whose condition holds for the row as it is when it is locked. Few expressions: each of
+-- them is prepared anew in each transaction.
+CREATE OR REPLACE FUNCTION lockkeeper.row_acquire(
+    a_name text, a_id text, a_permit boolean, a_of integer, a_ttl_ms bigint, a_closes_ms bigint, a_wait boolean,
+    a_label text, a_meta bytea, a_wake text,
+    OUT outcome text, OUT token bigint, OUT slot integer, OUT permits integer,
+    OUT holder text, OUT ahead bigint, OUT left_ms bigint)
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE lockkeeper.row_lease l SET
+        id = a_id, permit = false,
+        token = greatest(l.token + 1, l.last_token + 1, lockkeeper.row_floor(clock_timestamp())),
+        since = clock_timestamp(),
+        held_until = clock_timestamp() + a_ttl_ms * interval '1 ms',
+        shut_until = clock_timestamp() + (a_ttl_ms + a_closes_ms) * interval '1 ms',
+        ended = NULL, revoked = false, reason = NULL, by_whom = NULL,
+        label = a_label, meta = a_meta, wake = a_wake, permits = NULL
+        WHERE l.name = a_name AND l.slot = 0 AND l.shut_until <= clock_timestamp() AND NOT l.crowded AND NOT a_permit
+        RETURNING 'granted', l.token INTO row_acquire.outcome, row_acquire.token;
+    IF FOUND THEN
+        RETURN;
+    END IF;
+    SELECT * INTO row_acquire.outcome, row_acquire.token, row_acquire.slot, row_acquire.permits, row_acquire.holder,
+            row_acquire.ahead, row_acquire.left_ms
+        FROM lockkeeper.row_acquire_by_rule(
+            a_name, a_id, a_permit, a_of, a_ttl_ms, a_closes_ms, a_wait, a_label, a_meta, a_wake);
 END $$;
 
 -- Gives each request a full ttl from now on, if it still holds or waits. One letter a request, in their order: k kept,
@@ -300,30 +306,16 @@ BEGIN
     RETURN coalesce(answer, '');
 END $$;
 
--- Ends a hold by its request, or leaves the queue, and wakes whoever is next: 'released', 'broken' (it was revoked),
--- 'left', or 'gone' (it neither held nor waited). a_doubt: an attempt of it may still be on its way.
-CREATE OR REPLACE FUNCTION lockkeeper.row_finish(
+-- What row_finish does where there is more beside the hold.
+CREATE OR REPLACE FUNCTION lockkeeper.row_finish_by_rule(
     a_name text, a_id text, a_keep_ms bigint, a_ttl_ms bigint, a_doubt boolean) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     anchor lockkeeper.row_lease;
     hold lockkeeper.row_lease;
     now timestamptz;
     answer text := 'gone';
 BEGIN
-    IF NOT a_doubt THEN
-        -- The usual case by one statement.
-        UPDATE lockkeeper.row_lease l SET
-            held_until = clock_timestamp(),
-            shut_until = clock_timestamp() + a_keep_ms * interval '1 ms',
-            ended = 'released'
-            WHERE l.name = a_name AND l.slot = 0 AND l.id = a_id AND l.held_until > clock_timestamp()
-                AND NOT l.crowded AND NOT l.revoked;
-        IF FOUND THEN
-            RETURN 'released';
-        END IF;
-    END IF;
-
     anchor := lockkeeper.row_anchor(a_name);
     now := clock_timestamp();
     DELETE FROM lockkeeper.row_waiter w WHERE w.name = a_name AND w.id = a_id;
@@ -353,6 +345,22 @@ BEGIN
         PERFORM lockkeeper.row_wake(a_name, now);
     END IF;
     RETURN answer;
+END $$;
+
+-- Ends a hold by its request, or leaves the queue, and wakes whoever is next: 'released', 'broken' (it was revoked),
+-- 'left', or 'gone' (it neither held nor waited). a_doubt: an attempt of it may still be on its way.
+CREATE OR REPLACE FUNCTION lockkeeper.row_finish(
+    a_name text, a_id text, a_keep_ms bigint, a_ttl_ms bigint, a_doubt boolean) RETURNS text
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    UPDATE lockkeeper.row_lease l SET
+        held_until = clock_timestamp(), shut_until = clock_timestamp() + a_keep_ms * interval '1 ms', ended = 'released'
+        WHERE l.name = a_name AND l.slot = 0 AND l.id = a_id AND l.held_until > clock_timestamp()
+            AND NOT l.crowded AND NOT l.revoked AND NOT a_doubt;
+    IF FOUND THEN
+        RETURN 'released';
+    END IF;
+    RETURN lockkeeper.row_finish_by_rule(a_name, a_id, a_keep_ms, a_ttl_ms, a_doubt);
 END $$;
 
 -- Ends another's hold. outcome: 'done', 'not-current' (live: the tokens of the live holds), 'still-closed'. It stands in

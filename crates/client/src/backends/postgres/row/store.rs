@@ -52,8 +52,10 @@ impl RowStore {
         let entry = &attempt.entry;
         let (permit, of) = calls::mode(entry.mode);
         let (ttl, closes) = (ms(entry.ttl), ms(entry.closed_after_expiry()));
-        let hears = *self.hearing.borrow() == Hearing::Hears;
-        let (label, wake) = (text(&attempt.label), hears.then_some(self.wake.as_str()));
+        let hearing = *self.hearing.borrow();
+        let hears = hearing == Hearing::Hears;
+        // Also while it is not known: a hold that is broken later is told then.
+        let (label, wake) = (text(&attempt.label), (hearing != Hearing::Deaf).then_some(self.wake.as_str()));
         let meta: &[u8] = &attempt.meta;
         let rows = self
             .pool
