@@ -79,6 +79,11 @@ impl Faults {
         let (faults, label) = (self.clone(), label.to_owned());
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
+                if faults.is_silent(&label) {
+                    // Not even a connection gets through, for which the service would wait.
+                    faults.state().open.push((label.clone(), client));
+                    continue;
+                }
                 let Ok(server) = TcpStream::connect(service) else { continue };
                 client.set_nodelay(true).unwrap();
                 server.set_nodelay(true).unwrap();

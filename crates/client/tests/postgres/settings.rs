@@ -10,11 +10,21 @@ async fn findings(world: &World, kind: &str, more: &str) -> Vec<(bool, String)> 
 
 #[tokio::test]
 async fn settings_that_spoil_something_are_named() {
-    let world = World::with(&["-c", "synchronous_commit=off", "-c", "max_connections=20"]);
+    let world = World::with(&[
+        "-c",
+        "synchronous_commit=off",
+        "-c",
+        "max_connections=20",
+        "-c",
+        "track_activities=off",
+    ]);
     let found = findings(&world, "transaction", "&connections=40").await;
-    for (spoils, part) in
-        [(true, "synchronous_commit is off"), (true, "fsync is off"), (true, "max_connections is 20")]
-    {
+    for (spoils, part) in [
+        (true, "synchronous_commit is off"),
+        (true, "fsync is off"),
+        (true, "max_connections is 20"),
+        (true, "track_activities is off"),
+    ] {
         assert!(
             found.iter().any(|(spoilt, says)| *spoilt == spoils && says.contains(part)),
             "{part}: {found:?}"

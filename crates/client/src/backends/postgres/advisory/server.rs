@@ -178,6 +178,7 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         "idle_in_transaction_session_timeout",
         "max_connections",
         "is_superuser",
+        "track_activities",
     ];
     let asked = names.map(|name| format!("pg_catalog.current_setting('{name}')")).join(", ");
     let newer = "pg_catalog.current_setting('idle_session_timeout', true)";
@@ -217,10 +218,10 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         );
         say(false, says);
     }
-    if ends(text(5)) {
+    if ends(text(6)) {
         let says = format!(
             "idle_session_timeout is {}: connections that hold turn it off, idle ones are made anew",
-            text(5)
+            text(6)
         );
         say(false, says);
     }
@@ -234,13 +235,18 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         );
         say(true, says);
     }
-    if text(4) != "on" && text(6) != "t" {
+    if text(4) != "on" && text(7) != "t" {
         say(
             false,
             "this role sees what connections of its own role say, and of others only that they hold: owners of other \
              roles' locks are not shown (`grant pg_read_all_stats to …`)"
                 .to_owned(),
         );
+    }
+    if text(5) == "off" {
+        let says =
+            "track_activities is off: whose a lock is, and what it is called, is not shown; set it to `on`";
+        say(true, says.to_owned());
     }
     let probe = shared.probe;
     say(
