@@ -26,6 +26,7 @@ enum Way {
     Down,
 }
 
+#[allow(dead_code, reason = "each test binary that takes this file in causes some of the faults")]
 impl Faults {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap()

@@ -12,6 +12,7 @@ mod permits;
 #[path = "../contract/proxy.rs"]
 mod proxy;
 mod queue;
+mod runtimes;
 mod support;
 mod switch;
 mod tokens;
