@@ -162,3 +162,17 @@ async fn an_acquire_while_the_server_is_away_succeeds_when_it_is_back() {
     server.start_again();
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_from_which_nothing_is_heard_any_more_gives_up_before_the_next_one_holds() {
+    let server = server();
+    let faults = Faults::default();
+    let proxy = faults.proxy("silent", ([127, 0, 0, 1], server.port()).into());
+    let silent = client(&format!("postgres://postgres@{proxy}/postgres"), "silent").await;
+    let held = silent.mutex("kept").ttl(2 * SECOND).acquire().await.unwrap();
+    // Its connections stay open: nothing but time tells.
+    faults.silence("silent");
+    let next = client(&server.url(), "next").await.mutex("kept").acquire().await.unwrap();
+    assert_eq!(held.loss(), Some(LossCause::Expired));
+    assert!(token(&next) > token(&held));
+}
