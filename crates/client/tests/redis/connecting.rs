@@ -143,6 +143,36 @@ async fn a_server_without_memory_refuses() {
     assert!(error.message.contains("maxmemory"), "{error}");
 }
 
+/// What is held already is renewed and given back all the same, and who waits goes on waiting.
+#[tokio::test]
+async fn a_server_that_runs_out_of_memory_keeps_what_is_held() {
+    let redis = Redis::with(&["--maxmemory-policy", "noeviction"]);
+    let locks = Locks::connect(&redis.url()).await.unwrap();
+    let alone = locks.mutex("jobs").ttl(3 * SECOND).keep_closed(SECOND).acquire().await.unwrap();
+    let longer = locks.semaphore("slots", 2).ttl(60 * SECOND).acquire().await.unwrap();
+    let permit = locks.semaphore("slots", 2).ttl(3 * SECOND).keep_closed(SECOND).acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = locks.mutex("jobs").ttl(3 * SECOND);
+        async move { lock.acquire().await.map(drop) }
+    });
+    crate::support::until_waiting(&locks, "jobs", 1).await;
+    redis.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    for held in [&alone, &permit] {
+        let before = held.valid_until().unwrap();
+        for _ in 0..2 {
+            let renewed = async || (held.valid_until().unwrap() > before).then_some(());
+            crate::support::until("it is renewed", renewed).await;
+            held.verify().await.unwrap();
+        }
+    }
+    for held in [alone, permit, longer] {
+        held.release().await.unwrap();
+    }
+    waiting.abort();
+    crate::support::until("nothing is left", async || crate::support::keys(&redis).is_empty().then_some(()))
+        .await;
+}
+
 #[cfg(feature = "redis-tls")]
 #[tokio::test]
 async fn tls_on_one_side_only_or_by_a_stranger() {

@@ -26,7 +26,7 @@ async fn a_fail_over_that_loses_the_hold_is_seen_as_loss() {
     let switch = Switch::to(address(&primary));
     let url = format!("{}?fencing=counter", switch.url());
     let alice = Locks::connect_as(&url, "alice").await.unwrap();
-    let copied = alice.mutex("copied").ttl(6 * SECOND).acquire().await.unwrap();
+    let copied = alice.mutex("copied").ttl(60 * SECOND).acquire().await.unwrap();
     assert_eq!(primary.cli(&["WAIT", "1", "5000"]), "1");
     // It is cut off and stands still while the primary acknowledges a hold that it never hears of.
     replica.stop();

@@ -120,6 +120,19 @@ async fn a_permit_that_stays_closed_keeps_its_slot() {
     assert_eq!(third.slot(), Some(0));
 }
 
+/// Whoever wants it alone waits for what is still shut, and no longer.
+#[tokio::test]
+async fn the_last_permit_that_stays_closed_keeps_others_out_no_longer_than_that() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holder").await;
+    let permit = locks.semaphore("slots", 2).ttl(600 * SECOND).keep_closed(SECOND).acquire().await.unwrap();
+    permit.release().await.unwrap();
+    assert!(locks.mutex("slots").try_acquire().await.unwrap().is_none());
+    let left: u64 = redis.cli(&["PTTL", "slots"]).parse().unwrap();
+    assert!(left <= 1000, "{left}");
+    locks.mutex("slots").wait(Wait::For(20 * SECOND)).acquire().await.unwrap().release().await.unwrap();
+}
+
 /// Many release and take at once: never more than there are, never two in one slot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn never_more_holders_than_permits() {

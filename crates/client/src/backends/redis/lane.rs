@@ -1,19 +1,22 @@
 //! Lanes: a connection for each runtime whose tasks acquire and release, beside the one on the backend's own thread.
 //!
 //! A call that crosses to another thread and back costs more than Redis does; so it travels on a connection that its own
-//! runtime drives. What must not depend on a caller's runtime, renewals and messages, stays on the thread's connection.
-//! A lane ends with its runtime, its first error, or the thread's connection.
+//! runtime drives. What must not depend on a caller's runtime, renewals and messages, stays on the thread's connection,
+//! which also serves everybody until a lane is there. A lane ends with its runtime, its connection, or the thread's.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Value};
 use tokio::runtime::{Handle, Id};
-use tokio::sync::{OnceCell, oneshot};
+use tokio::sync::oneshot;
 
 /// How many lanes there are at most; callers on further runtimes share the thread's connection.
 const LANES: usize = 8;
+/// The pause between tries to make a lane: the thread's connection serves as well.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// What became of a command on a lane.
 pub(super) enum Passed {
@@ -38,41 +41,69 @@ pub(super) struct Lane {
 }
 
 struct Way {
-    /// Made by whoever needs it first; `None` if that went wrong.
-    wire: OnceCell<Option<MultiplexedConnection>>,
+    /// Set once it is made.
+    wire: Arc<OnceLock<MultiplexedConnection>>,
+    /// Set once it has ended.
+    ended: Ended,
     /// How many answers came on it.
     heard: AtomicU64,
     /// Closed when its runtime has ended.
     runs: oneshot::Sender<()>,
 }
 
+/// Whether a connection has ended.
+pub(super) type Ended = Arc<AtomicBool>;
+
 impl Lanes {
-    /// The lane of the runtime that we are on. `None` where there is none to have: on `thread`, whose connection is the
-    /// link's, outside of a runtime, and where there are too many.
-    pub(super) fn here(&self, thread: Id, beside: u64) -> Option<Lane> {
+    /// The lane of the runtime that we are on; it is made in the background, by `connect`, which says when its connection
+    /// ends. `None` where there is none to have: on `thread`, whose connection is the link's, outside of a runtime, and
+    /// where there are too many.
+    pub(super) fn here<C, F>(&self, thread: Id, beside: u64, connect: C) -> Option<Lane>
+    where
+        C: Fn(Ended) -> F + Send + Sync + 'static,
+        F: Future<Output = Option<MultiplexedConnection>> + Send + 'static,
+    {
         let here = Handle::try_current().ok()?;
         let runtime = here.id();
         if runtime == thread {
             return None;
         }
         let mut lanes = self.lanes();
-        if let Some(lane) = lanes.iter().find(|lane| lane.runtime == runtime && lane.beside == beside) {
+        let serves = |lane: &&Lane| lane.runtime == runtime && lane.beside == beside && !lane.has_ended();
+        if let Some(lane) = lanes.iter().find(serves) {
             return Some(lane.clone());
         }
         lanes.retain(|lane| lane.beside == beside && lane.runtime != runtime && !lane.way.runs.is_closed());
         if lanes.len() >= LANES {
             return None;
         }
-        let (runs, ended) = oneshot::channel();
-        // Ends with the lane, or is dropped with its runtime.
-        here.spawn(async move { drop(ended.await) });
-        let way = Way { wire: OnceCell::new(), heard: AtomicU64::new(0), runs };
+        let (runs, over) = oneshot::channel();
+        let (wire, ended) = (Arc::new(OnceLock::new()), Ended::default());
+        let way = Way { wire: wire.clone(), ended: ended.clone(), heard: AtomicU64::new(0), runs };
         let lane = Lane { runtime, beside, way: Arc::new(way) };
         lanes.push(lane.clone());
+        drop(lanes);
+        // Ends with the lane, or is dropped with its runtime.
+        here.spawn(async move {
+            let making = async {
+                loop {
+                    if let Some(made) = connect(ended.clone()).await {
+                        // Nobody else makes it.
+                        let _ = wire.set(made);
+                        std::future::pending::<()>().await;
+                    }
+                    tokio::time::sleep(PAUSE).await;
+                }
+            };
+            tokio::select! {
+                () = making => {}
+                _ = over => {}
+            }
+        });
         Some(lane)
     }
 
-    /// It is of no use any more: the next call gets another.
+    /// Nothing was heard on it for as long as a call may take: the next call gets another.
     pub(super) fn give_up(&self, lane: &Lane) {
         self.lanes().retain(|other| !Arc::ptr_eq(&other.way, &lane.way));
     }
@@ -83,19 +114,22 @@ impl Lanes {
 }
 
 impl Lane {
-    /// Sends a command and waits for its answer; `connect` makes the connection if there is none yet.
-    pub(super) async fn pass(
-        &self,
-        command: &Cmd,
-        connect: impl Future<Output = Option<MultiplexedConnection>>,
-    ) -> Passed {
-        let Some(wire) = self.way.wire.get_or_init(|| connect).await else { return Passed::NotSent };
+    fn has_ended(&self) -> bool {
+        self.way.ended.load(Ordering::Relaxed)
+    }
+
+    /// Sends a command and waits for its answer.
+    pub(super) async fn pass(&self, command: &Cmd) -> Passed {
+        let Some(wire) = self.way.wire.get().filter(|_| !self.has_ended()) else { return Passed::NotSent };
         match wire.clone().send_packed_command(command).await {
             Ok(answer) => {
                 self.way.heard.fetch_add(1, Ordering::Relaxed);
                 Passed::Answered(answer)
             }
-            Err(_) => Passed::InDoubt,
+            Err(_) => {
+                self.way.ended.store(true, Ordering::Relaxed);
+                Passed::InDoubt
+            }
         }
     }
 

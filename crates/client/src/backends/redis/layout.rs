@@ -40,7 +40,7 @@ impl Keys {
         let lock = [prefix, name.as_str()].concat();
         // A key with a hash tag of its own keeps it; any other becomes the tag. The two can't meet: `tagged` tells
         // `{x}` from `x`.
-        let stem = if has_tag(&lock) { format!("{lock}{TAGGED}") } else { format!("{{{lock}}}{PLAIN}") };
+        let stem = if has_tag(&lock) { format!("{lock}{TAGGED}") } else { format!("{{{lock}}}{BESIDE}") };
         Self { lock, stem }
     }
 
@@ -74,7 +74,8 @@ impl Keys {
     }
 }
 
-const PLAIN: &str = ":lockkeeper:";
+/// Between the lock and what stands beside it. No lock has it in its key.
+pub(super) const BESIDE: &str = ":lockkeeper:";
 const TAGGED: &str = ":lockkeeper:tagged:";
 
 /// Whether Redis takes a part of the key for its hash tag.
@@ -85,7 +86,7 @@ fn has_tag(key: &str) -> bool {
 /// The patterns of `SCAN` that find every name in use: by its lock, and by its queue.
 pub(super) fn patterns(prefix: &str, below: Option<&LockName>) -> [String; 3] {
     let start = escape_pattern(&[prefix, below.map_or("", LockName::as_str)].concat());
-    [format!("{start}*"), format!("{{{start}*}}{PLAIN}queue"), format!("{start}*{TAGGED}queue")]
+    [format!("{start}*"), format!("{{{start}*}}{BESIDE}queue"), format!("{start}*{TAGGED}queue")]
 }
 
 fn escape_pattern(text: &str) -> String {
@@ -97,7 +98,7 @@ fn escape_pattern(text: &str) -> String {
 pub(super) fn lock_of_queue(key: &str) -> Option<&str> {
     let stem = key.strip_suffix("queue")?;
     let plain =
-        || stem.strip_suffix(PLAIN)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag(lock));
+        || stem.strip_suffix(BESIDE)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag(lock));
     stem.strip_suffix(TAGGED).filter(|lock| has_tag(lock)).or_else(plain)
 }
 

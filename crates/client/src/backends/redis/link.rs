@@ -15,7 +15,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::lane::{Lanes, Passed};
+use super::lane::{Ended, Lane, Lanes, Passed};
 use super::layout;
 use super::refusal::{self, Refusal};
 use super::scripts::Script;
@@ -177,39 +177,32 @@ impl Link {
         self.exchange(limit, async |wire| wire.send_packed_commands(&pipeline, 0, commands.len()).await).await
     }
 
-    /// On the caller's own lane, if there is one to have.
+    /// On the caller's own lane, if there is one already.
     async fn ask(&self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
-        let beside = self.up.borrow().as_ref().map(|connection| connection.number);
-        let lane = beside.and_then(|beside| self.lanes.here(self.thread, beside));
-        let Some(lane) = lane else {
-            return self.exchange(limit, async |wire| wire.send_packed_command(command).await).await;
-        };
-        let (deadline, heard) = (Instant::now() + limit, lane.heard());
-        match timeout_at(deadline, lane.pass(command, self.connect_lane())).await {
-            Ok(Passed::Answered(answer)) => Ok(answer),
-            Ok(Passed::InDoubt) => {
-                self.lanes.give_up(&lane);
-                Err(IN_DOUBT)
-            }
-            Ok(Passed::NotSent) => {
-                self.lanes.give_up(&lane);
-                let left = deadline.saturating_duration_since(Instant::now());
-                self.exchange(left, async |wire| wire.send_packed_command(command).await).await
-            }
-            Err(_) => {
-                // A server that is only slow keeps its connection.
-                if lane.heard() == heard {
-                    self.lanes.give_up(&lane);
-                    beside.into_iter().for_each(|number| self.suspect(number));
+        let deadline = Instant::now() + limit;
+        if let Some(lane) = self.lane() {
+            let heard = lane.heard();
+            match timeout_at(deadline, lane.pass(command)).await {
+                Ok(Passed::Answered(answer)) => return Ok(answer),
+                Ok(Passed::InDoubt) => return Err(IN_DOUBT),
+                Ok(Passed::NotSent) => {}
+                Err(_) => {
+                    // A server that is only slow keeps its connection.
+                    if lane.heard() == heard {
+                        self.lanes.give_up(&lane);
+                    }
+                    return Err(IN_DOUBT);
                 }
-                Err(IN_DOUBT)
             }
         }
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.exchange(left, async |wire| wire.send_packed_command(command).await).await
     }
 
-    async fn connect_lane(&self) -> Option<MultiplexedConnection> {
-        let client = self.target.client().await.ok()?;
-        client.get_multiplexed_async_connection_with_config(&config()).await.ok()
+    fn lane(&self) -> Option<Lane> {
+        let beside = self.up.borrow().as_ref().map(|connection| connection.number)?;
+        let target = self.target.clone();
+        self.lanes.here(self.thread, beside, move |ended| connect_lane(target.clone(), ended))
     }
 
     /// One exchange on whatever connection is up within the time.
@@ -275,6 +268,21 @@ fn config() -> AsyncConnectionConfig {
         .set_connection_timeout(None)
         .set_response_timeout(None)
         .set_pipeline_buffer_size(BUFFER)
+}
+
+/// A connection for one runtime; `ended` is set when it ends.
+async fn connect_lane(target: Arc<Target>, ended: Ended) -> Option<MultiplexedConnection> {
+    let connecting = async {
+        let client = target.client().await.ok()?;
+        let config = config().set_push_sender(move |push: PushInfo| {
+            if push.kind == PushKind::Disconnection {
+                ended.store(true, Ordering::Relaxed);
+            }
+            Ok::<(), ()>(())
+        });
+        client.get_multiplexed_async_connection_with_config(&config).await.ok()
+    };
+    timeout(CONNECT_LIMIT, connecting).await.ok().flatten()
 }
 
 fn is_unknown(error: &ServerError) -> bool {

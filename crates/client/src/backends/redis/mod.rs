@@ -93,7 +93,10 @@ const NO_TOKENS: (&str, &str) = (
 
 /// What it can do depends on whether tokens were asked for: without one, nobody can say which hold to break.
 fn capabilities(fencing: bool) -> Capabilities {
-    const LAST: &str = "the server's clock is not set back while its data are lost";
+    const LAST: &str = "the server's clock is not set back while its data are lost, also not by a fail-over to a host \
+                        whose clock is behind";
+    const RIGHT: &str = "the server loses no writes and its clock is not set forward, also not by a fail-over to a \
+                         host whose clock is ahead";
     let (why, instead) = NO_TOKENS;
     let none = Promise::NotKept("there are no tokens without `?fencing=counter`");
     Capabilities {
@@ -117,11 +120,11 @@ fn capabilities(fencing: bool) -> Capabilities {
         break_hold: fencing,
         break_now: fencing,
         promises: [
-            Promise::KeptIf("the server loses no writes and its clock is not set forward"),
+            Promise::KeptIf(RIGHT),
             if fencing { Promise::KeptIf(LAST) } else { none },
             if fencing { Promise::KeptIf("the resource has a fence, and tokens rise (P2)") } else { none },
             Promise::Kept,
-            Promise::KeptIf("the server loses no writes and its clock is not set forward"),
+            Promise::KeptIf(RIGHT),
             Promise::Kept,
             Promise::Kept,
             Promise::KeptIf("all who wait are clients of this library"),

@@ -2,7 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
+use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::TcpKeepalive;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
 
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
@@ -10,6 +13,9 @@ use crate::url::{Host, Url, UrlError};
 
 /// The port where none is given.
 pub(crate) const PORT: u16 = 6379;
+
+/// After how long without a word a connection is probed, and the pause between probes.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
 /// How to reach and use Redis, without the hosts.
 #[derive(Clone, Debug)]
@@ -108,7 +114,10 @@ impl Settings {
             ConnectError::from(BackendError::new(BackendErrorKind::Refused, what))
         };
         let info = self.address(host).into_connection_info().map_err(wrong)?;
-        let info = info.set_redis_settings(self.login.clone());
+        // A peer that vanished without a word is found out also while nothing is asked.
+        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1);
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+        let info = info.set_redis_settings(self.login.clone()).set_tcp_settings(tcp);
         self.open(info).map_err(wrong)
     }
 

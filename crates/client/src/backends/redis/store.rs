@@ -124,7 +124,7 @@ impl Store for RedisStore {
             }
             let (script, call) = inner.attempt_call(&attempt);
             match inner.link.run(script, &call, entry.limit()).await {
-                Ok(answer) => Ok(inner.tried(entry, answer)),
+                Ok(answer) => inner.tried(entry, answer),
                 Err(Failure::Silent(error)) => Err(error),
                 // It lives on another node now: nothing was done here.
                 Err(Failure::Refused(refusal)) if inner.cluster && refusal.moved => {
@@ -142,11 +142,12 @@ impl Store for RedisStore {
             let calls: Vec<Cmd> = entries.iter().map(|entry| inner.renew_call(entry)).collect();
             let answers = inner.link.run_all(&SCRIPTS.renew, &calls, limit).await.map_err(not_known)?;
             let renewed = |answer: &Value| match answer {
-                Value::Int(1) => Renewed::Kept,
-                Value::Int(2) => Renewed::Revoked,
-                _ => Renewed::Gone,
+                Value::Int(0) => Ok(Renewed::Gone),
+                Value::Int(1) => Ok(Renewed::Kept),
+                Value::Int(2) => Ok(Renewed::Revoked),
+                _ => Err(CallError { sent: true }),
             };
-            Ok(answers.iter().map(renewed).collect())
+            answers.iter().map(renewed).collect()
         })
     }
 
@@ -155,12 +156,13 @@ impl Store for RedisStore {
         Box::pin(async move {
             let call = inner.finish_call(&entry, doubt);
             let answer = inner.link.run(&SCRIPTS.finish, &call, entry.limit()).await.map_err(not_known)?;
-            Ok(match answer {
-                Value::Int(1) => End::Released,
-                Value::Int(2) => End::Broken,
-                Value::Int(3) => End::Left,
-                _ => End::Gone,
-            })
+            match answer {
+                Value::Int(0) => Ok(End::Gone),
+                Value::Int(1) => Ok(End::Released),
+                Value::Int(2) => Ok(End::Broken),
+                Value::Int(3) => Ok(End::Left),
+                _ => Err(CallError { sent: true }),
+            }
         })
     }
 
@@ -191,6 +193,13 @@ impl Inner {
     }
 
     pub(super) fn check_name(&self, name: &LockName) -> Result<(), BackendError> {
+        if [&*self.prefix, name.as_str()].concat().contains(layout::BESIDE) {
+            let what = format!(
+                "`{name}` can't be a lock: keys with `{}` in them are what stands beside locks; choose another name",
+                layout::BESIDE
+            );
+            return Err(BackendError::new(BackendErrorKind::Refused, what));
+        }
         if !self.cluster || self.keys(name).share_a_slot() {
             return Ok(());
         }
@@ -246,21 +255,21 @@ impl Inner {
     }
 
     /// Understands the answer of `acquire.lua` or `permit.lua`.
-    fn tried(&self, entry: &Entry, answer: Value) -> Tried {
+    fn tried(&self, entry: &Entry, answer: Value) -> Result<Tried, CallError> {
         let items = match answer {
             Value::Int(token) => {
                 let token = u64::try_from(token).ok().and_then(Token::new);
-                return Tried::Granted(Granted { token, permits: Vec::new() });
+                return Ok(Tried::Granted(Granted { token, permits: Vec::new() }));
             }
             Value::Array(items) => items,
-            other => return self.not_understood(&other),
+            other => return Ok(self.not_understood(&other)),
         };
         let mut items = Items::from(items);
-        match &*items.word() {
+        Ok(match &*items.word() {
             "granted" => {
                 let token = items.number().and_then(Token::new);
                 let (Some(slot), Some(limit)) = (items.small(), items.small()) else {
-                    return self.not_understood(&"a grant without its permit");
+                    return Ok(self.not_understood(&"a grant without its permit"));
                 };
                 Tried::Granted(Granted { token, permits: vec![PermitGrant { slot, limit }] })
             }
@@ -275,6 +284,8 @@ impl Inner {
             }
             // Its end arrived before it: nobody waits for its answer any more.
             "over" => Tried::Busy(Busy::default()),
+            // Broken before its grant was heard of. It ends by itself, since nobody renews it; then this is asked anew.
+            "revoked" => return Err(CallError { sent: true }),
             "type" => Tried::Refused(self.wrong_type(&entry.name, &items.word())),
             "limit" => {
                 let asked = match entry.mode {
@@ -286,7 +297,7 @@ impl Inner {
             }
             "no limit" => Tried::Refused(Rejection::NoLimit { name: entry.name.clone() }.into()),
             other => self.not_understood(&other),
-        }
+        })
     }
 
     fn not_understood(&self, answer: &dyn std::fmt::Debug) -> Tried {

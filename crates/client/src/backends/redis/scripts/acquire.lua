@@ -10,7 +10,8 @@ if kind == 'string' then
   if string.sub(found, 1, #mine) == mine then
     -- A repeat: the first grant again (P7), unless only what stays shut behind it is left.
     local state, token = string.match(found, '^1:(%a+):(%d+)', #mine + 1)
-    if state and state ~= 'closed' and left > px - ttl then return tonumber(token) end
+    if state == 'revoked' then return {'revoked'} end
+    if state == 'held' and left > px - ttl then return tonumber(token) end
   end
 end
 

@@ -3,6 +3,8 @@
 -- key outlives its ttl, 4 ms for which an attempt of it may still arrive, 0 if none can.
 -- Returns 1: released, 2: it was under a break, 3: it left the queue, 0: nothing is known of it.
 local closed, extra = tonumber(ARGV[2]), tonumber(ARGV[3])
+-- A server without memory allows what needs some only after a write that doesn't: this one changes nothing.
+redis.call('PEXPIRE', KEYS[2], 7200000)
 if ARGV[4] ~= '0' then redis.call('SET', KEYS[2], '', 'PX', ARGV[4]) end
 
 local found = redis.pcall('GET', KEYS[1])
@@ -29,6 +31,7 @@ if value and string.sub(value, 1, #mine) == mine then
       redis.call('HSET', KEYS[5], id, mine .. '1:closed' .. rest)
       redis.call('ZADD', KEYS[7], now + closed, id)
       keep_permits(closed)
+      settle()
     else
       redis.call('SET', KEYS[1], mine .. '1:closed' .. rest, 'PX', closed)
     end

@@ -6,17 +6,20 @@ local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'string' and kind ~= 'none' then return {'type', kind} end
 local found = kind == 'string' and redis.call('GET', KEYS[1]) or nil
 local limit = marked(found)
-if limit then
-  sweep()
-else
-  redis.call('DEL', KEYS[5], KEYS[6], KEYS[7])
+if limit then sweep() end
+if limit and redis.call('ZCARD', KEYS[6]) == 0 then
+  -- Nobody is left: the marker is about to end.
+  redis.call('DEL', KEYS[1])
+  found, limit = nil, nil
 end
+if not limit then redis.call('DEL', KEYS[5], KEYS[6], KEYS[7]) end
 
 local held = limit and redis.call('HGET', KEYS[5], id)
 if held then
   local state, token = string.match(held, '^1:(%a+):(%d+)', #mine + 1)
   local left = redis.call('ZSCORE', KEYS[7], id) - now
-  if state and state ~= 'closed' and left > px - ttl then
+  if state == 'revoked' then return {'revoked'} end
+  if state == 'held' and left > px - ttl then
     return {'granted', token, tonumber(redis.call('ZSCORE', KEYS[6], id)), limit}
   end
 end

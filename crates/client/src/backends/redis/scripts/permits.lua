@@ -23,11 +23,18 @@ local function keep_permits(ms)
   end
 end
 
--- Takes a permit back. The marker ends with the last of those that are left.
+-- Everything ends with the last of those that are left, and the marker at once with nobody.
+local function settle()
+  local last = redis.call('ZREVRANGE', KEYS[7], 0, 0, 'WITHSCORES')[2]
+  if not last then return redis.call('DEL', KEYS[1]) end
+  redis.call('PEXPIREAT', KEYS[1], last)
+  for key = 5, 7 do redis.call('PEXPIREAT', KEYS[key], last) end
+end
+
+-- Takes a permit back.
 local function give_back(holder)
   redis.call('HDEL', KEYS[5], holder)
   redis.call('ZREM', KEYS[6], holder)
   redis.call('ZREM', KEYS[7], holder)
-  local last = redis.call('ZREVRANGE', KEYS[7], 0, 0, 'WITHSCORES')[2]
-  if last then redis.call('PEXPIREAT', KEYS[1], last) else redis.call('DEL', KEYS[1]) end
+  settle()
 end

@@ -1,13 +1,14 @@
 -- The queue: who waits, in the order of arrival, and how to wake them.
 
--- The first waiter that is alive, and what is known of it. Those before it whose time is over are removed.
+-- The first waiter that is alive, and what is known of it. Those before it whose time is over are removed; nobody's is
+-- longer than the longest ttl, an hour, but that of one who died before the clock was set back.
 local function first()
   while true do
     local head = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
     if not head then return nil end
     local record = redis.call('HGET', KEYS[4], head)
     local till = record and tonumber(string.match(record, '^%d+'))
-    if till and till > now then return head, record, till end
+    if till and till > now and till <= now + 3601000 then return head, record, till end
     redis.call('ZREM', KEYS[3], head)
     redis.call('HDEL', KEYS[4], head)
   end

@@ -21,6 +21,8 @@ if value and string.sub(value, 1, #mine) == mine then
   if state == 'closed' or left <= px - ttl then return 0 end
   if state == 'revoked' then return 2 end
   if KEYS[5] then
+    -- A server without memory allows what makes something longer only after what doesn't.
+    redis.call('PEXPIRE', KEYS[7], math.max(px, redis.call('PTTL', KEYS[7])))
     redis.call('ZADD', KEYS[7], now + px, id)
     keep_permits(px)
   else
@@ -29,8 +31,11 @@ if value and string.sub(value, 1, #mine) == mine then
   return 1
 end
 
-local record = redis.call('HGET', KEYS[4], id)
-if not record or not redis.call('ZSCORE', KEYS[3], id) then return 0 end
-redis.call('HSET', KEYS[4], id, (now + ttl) .. string.match(record, '^%d+(.*)$'))
-keep_queue(ttl)
+-- Holds of the same session must not suffer from a queue that can't be written: what can't be renewed here keeps its
+-- place for as long as it has it.
+local record = redis.pcall('HGET', KEYS[4], id)
+if type(record) ~= 'string' or type(redis.pcall('ZSCORE', KEYS[3], id)) ~= 'string' then return 0 end
+redis.pcall('PEXPIRE', KEYS[4], math.max(ttl, redis.call('PTTL', KEYS[4])))
+redis.pcall('HSET', KEYS[4], id, (now + ttl) .. string.match(record, '^%d+(.*)$'))
+redis.pcall('PEXPIRE', KEYS[3], math.max(ttl, redis.call('PTTL', KEYS[3])))
 return 1

@@ -13,13 +13,13 @@ local function wait_or_fail(mode, found, left, head, record, till)
   keep_queue(ttl)
   local ahead = redis.call('ZRANK', KEYS[3], id)
   -- Others hear from whoever holds; they look by themselves only in case a message was lost or the first one dies.
-  local again = math.floor(ttl / 3)
+  local again = math.min(math.floor(ttl / 3), 30000)
   if ahead == 0 then
     -- A foreign holder tells nobody of its release: -1 asks for frequent looks.
     local foreign = found and string.sub(found, 1, 11) ~= 'lockkeeper:'
     again = foreign and -1 or (left < 0 and 1000 or math.min(left + 5, 1000))
   elseif head and head ~= id then
-    if ahead == 1 then again = math.min(again, math.max(till - now, 0) + 50) end
+    if ahead == 1 then again = math.min(again, 5000, math.max(till - now, 0) + 50) end
     -- It is free, and its turn: the message that said so may be lost.
     if not found then tell(head, record, 0) end
   end
