@@ -21,6 +21,7 @@
 //! every server, also if the caller is gone or the server did not answer, before that server is asked again.
 
 mod claim;
+mod renewal;
 mod server;
 mod store;
 mod tally;
