@@ -7,7 +7,7 @@ use crate::support::{client, server, token, until};
 fn clean(server: &Postgres) -> usize {
     // At once, so that no client cleans in between.
     server
-        .psql("UPDATE lockkeeper.row_sweep SET swept = '-infinity'; SELECT lockkeeper.row_clean(500)")
+        .psql("UPDATE lockkeeper.row_sweep SET swept = '-infinity'; SELECT lockkeeper.row_clean(500, false)")
         .parse()
         .unwrap()
 }
@@ -17,7 +17,7 @@ fn rows(server: &Postgres, table: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_lock_is_forgotten_when_nobody_used_it_for_thirty_days_and_not_before() {
+async fn a_lock_is_forgotten_when_nobody_used_it_for_a_day_and_not_before() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     for name in ["held", "old", "fresh"] {
@@ -33,15 +33,15 @@ async fn a_lock_is_forgotten_when_nobody_used_it_for_thirty_days_and_not_before(
     })
     .await;
     assert_eq!(clean(&server), 0);
-    let age = |days: u32| {
+    let age = |hours: u32| {
         server.psql(&format!(
-            "UPDATE lockkeeper.row_lease SET since = clock_timestamp() - interval '{days} days', \
-             used = clock_timestamp() - interval '{days} days' WHERE name <> 'fresh'"
+            "UPDATE lockkeeper.row_lease SET since = clock_timestamp() - interval '{hours} hours', \
+             used = clock_timestamp() - interval '{hours} hours' WHERE name <> 'fresh'"
         ))
     };
-    age(29);
+    age(23);
     assert_eq!(clean(&server), 0);
-    age(31);
+    age(25);
     let before: u64 =
         server.psql("SELECT token FROM lockkeeper.row_lease WHERE name = 'old'").parse().unwrap();
     assert_eq!(clean(&server), 1, "the one that nobody holds");
@@ -92,9 +92,14 @@ fn many_locks_are_cleaned_in_turns_which_are_kept_apart() {
     let turns: Vec<usize> = (0..4).map(|_| clean(&server)).collect();
     assert_eq!(turns.iter().sum::<usize>(), 1200, "{turns:?}");
     assert!(turns[0] <= 501, "{turns:?}");
-    let at_once = "SELECT lockkeeper.row_clean(500)";
+    let at_once = "SELECT lockkeeper.row_clean(500, false)";
     server.psql("INSERT INTO lockkeeper.row_lease (name, slot, since) VALUES ('z', 0, '2020-01-01')");
     assert_eq!(server.psql(at_once), "0", "ten seconds have not passed");
+    assert_eq!(
+        server.psql("SELECT lockkeeper.row_clean(500, true)"),
+        "1",
+        "who has just found something goes on"
+    );
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use lockkeeper::{Locks, TokenStatus};
 use lockkeeper_rig::Postgres;
 
-use crate::support::{SECOND, client, server, token};
+use crate::support::{SECOND, client, server, token, until};
 
 async fn grant(locks: &Locks) -> u64 {
     let held = locks.mutex("counted").acquire().await.unwrap();
@@ -107,6 +107,11 @@ fn an_attempt_that_arrives_after_its_end_holds_nothing() {
     assert_eq!(acquire(&server, "a-1", false), ("over".to_owned(), None));
     assert_eq!(acquire(&server, "a-2", false).0, "granted", "it stands in nobody else's way");
     assert_eq!(finish(&server, "a-2", false), "released");
+    // Also where the hold of that request was broken: a later attempt of it must not hold.
+    let (_, broken) = acquire(&server, "a-3", false);
+    server.psql(&format!("SELECT lockkeeper.row_break('repeated', {}, '', '', true)", broken.unwrap()));
+    assert_eq!(finish(&server, "a-3", true), "broken");
+    assert_eq!(acquire(&server, "a-3", false), ("over".to_owned(), None));
     // The mark ages out: nothing of that attempt can be on its way any more.
     server.psql("UPDATE lockkeeper.row_gone SET expires = clock_timestamp()");
     assert_eq!(acquire(&server, "a-1", false).0, "granted");
@@ -130,4 +135,48 @@ fn a_renewal_revives_nothing() {
     assert_eq!(renew(), "ggg");
     acquire(&server, "a-2", false);
     assert_eq!(renew(), "gkg", "by its id, not by its name");
+}
+
+#[test]
+fn what_a_client_says_is_bounded() {
+    let server = server();
+    let long = "x".repeat(1025);
+    for (ttl, label, wake, says) in [
+        (30_000, "", long.as_str(), "violates check constraint"),
+        (30_000, long.as_str(), "", "violates check constraint"),
+        (3_600_001, "", "", "at most 1 h"),
+        (0, "", "", "at most 1 h"),
+    ] {
+        for permit in ["false, NULL", "true, 2"] {
+            let call = format!(
+                "SELECT lockkeeper.row_acquire('bounded', 'a-1', {permit}, {ttl}, 0, false, '{label}', '', '{wake}')"
+            );
+            let error = server.try_psql(&call).unwrap_err();
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_time_that_a_grant_waits_for_its_row_is_not_taken_from_it() {
+    let server = server();
+    server.psql("SELECT lockkeeper.row_acquire('slow', 'a-1', false, NULL, 1000, 0, false, '', '', NULL)");
+    server.psql("SELECT lockkeeper.row_finish('slow', 'a-1', 0, 1000, false)");
+    let (hand, connection) = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    hand.batch_execute("BEGIN; SELECT FROM lockkeeper.row_lease WHERE name = 'slow' FOR UPDATE")
+        .await
+        .unwrap();
+    let (caller, connection) = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let call = "SELECT lockkeeper.row_acquire('slow', 'a-2', false, NULL, 60000, 0, false, '', '', NULL)";
+    let granted = tokio::spawn(async move { caller.batch_execute(call).await });
+    let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    until("it waits for the row", async || (server.psql(waits) == "1").then_some(())).await;
+    let before: f64 = server.psql("SELECT date_part('epoch', clock_timestamp())").parse().unwrap();
+    hand.batch_execute("COMMIT").await.unwrap();
+    granted.await.unwrap().unwrap();
+    let held: f64 =
+        server.psql("SELECT date_part('epoch', held_until) FROM lockkeeper.row_lease").parse().unwrap();
+    assert!(held >= before + 60.0, "{held} is a ttl after {before} at least");
 }

@@ -71,7 +71,7 @@ pub(super) const CHECK_TOKEN: Statement = Statement {
 };
 
 pub(super) const CLEAN: Statement =
-    Statement { sql: "SELECT lockkeeper.row_clean($1)", types: &[Type::INT4], place: 6 };
+    Statement { sql: "SELECT lockkeeper.row_clean($1, $2)", types: &[Type::INT4, Type::BOOL], place: 6 };
 
 pub(super) const NOTIFY: Statement =
     Statement { sql: "SELECT pg_notify($1, $2)", types: &[Type::TEXT, Type::TEXT], place: 7 };

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 use tokio_postgres::Notification;
 use tokio_util::sync::CancellationToken;
 
-use super::calls::{CLEAN, NOTIFY};
+use super::calls::{CLEAN, NOTIFY, column};
 use super::pool::{Link, Params, Pool};
 use crate::backends::leased::{EntryId, Wake, Wakes};
 
@@ -72,11 +72,14 @@ impl Listener {
         let pool = self.pool.clone();
         let channel = self.channel.clone();
         let params: Params<'_> = &[&channel, &echo];
-        let speak = pool.call(ECHO, &NOTIFY, params);
-        tokio::pin!(speak);
-        let mut spoken = false;
-        let deaf = tokio::time::sleep(ECHO);
-        tokio::pin!(deaf);
+        // Deaf is who hears nothing although it was said.
+        let not_heard = async {
+            while pool.call(ECHO, &NOTIFY, params).await.is_err() {
+                tokio::time::sleep(ECHO).await;
+            }
+            tokio::time::sleep(ECHO).await;
+        };
+        tokio::pin!(not_heard);
         loop {
             tokio::select! {
                 () = link.over() => return,
@@ -84,8 +87,7 @@ impl Listener {
                     Some(notice) => self.heard(notice.payload(), &echo),
                     None => return,
                 },
-                _ = &mut speak, if !spoken => spoken = true,
-                () = &mut deaf, if *self.hearing.borrow() == Hearing::Unknown => {
+                () = &mut not_heard, if *self.hearing.borrow() == Hearing::Unknown => {
                     self.hearing.send_replace(Hearing::Deaf);
                 }
             }
@@ -107,12 +109,21 @@ impl Listener {
     }
 }
 
-/// Offers to clean up, for as long as it runs. Whether it worked matters to nobody: the next one does.
+/// Offers to clean up, for as long as it runs, and goes on at once while there is something to remove. Whether it worked
+/// matters to nobody: the next one does.
 async fn clean(pool: Pool) {
+    let mut again = false;
     loop {
-        if let Err(failure) = pool.call(ECHO, &CLEAN, &[&CLEANED]).await {
-            tracing::debug!(?failure, "postgres: nothing was cleaned up");
+        let removed = match pool.call(ECHO, &CLEAN, &[&CLEANED, &again]).await {
+            Ok(rows) => column::<i32>(rows.first(), 0).unwrap_or(0),
+            Err(failure) => {
+                tracing::debug!(?failure, "postgres: nothing was cleaned up");
+                0
+            }
+        };
+        again = removed > 0;
+        if !again {
+            tokio::time::sleep(CLEANING).await;
         }
-        tokio::time::sleep(CLEANING).await;
     }
 }

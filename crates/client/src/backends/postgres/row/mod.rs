@@ -54,7 +54,7 @@ const TO_LOCK: &[&str] = &[
     "row_acquire(text, text, boolean, integer, bigint, bigint, boolean, text, bytea, text)",
     "row_renew(text[], text[], bigint[])",
     "row_finish(text, text, bigint, bigint, boolean)",
-    "row_clean(integer)",
+    "row_clean(integer, boolean)",
 ];
 const TO_LOOK: &[&str] =
     &["row_version()", "row_look(text, boolean, integer)", "row_check_token(text, bigint)"];
@@ -313,4 +313,15 @@ impl Backend for RowBackend {
 fn as_bigint(token: Token) -> i64 {
     // Below 2^53.
     token.get() as i64
+}
+
+#[cfg(test)]
+mod tests {
+    /// A database need not be in UTF-8.
+    #[test]
+    fn the_schema_is_ascii_in_all_its_parts() {
+        let sql = crate::backends::postgres::schema_sql(Some("app"));
+        let odd: Vec<&str> = sql.lines().filter(|line| !line.is_ascii()).collect();
+        assert!(odd.is_empty(), "{odd:?}");
+    }
 }

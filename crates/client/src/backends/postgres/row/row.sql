@@ -1,4 +1,4 @@
--- Lease rows: what `postgres://…?lock=row` stands on. May be run again at any time, also while it is used.
+-- Lease rows: what `postgres://...?lock=row` stands on. May be run again at any time, also while it is used.
 --
 -- What holds everywhere below:
 -- * Time is the database's, read by clock_timestamp() after the lock's row is locked. No client's clock counts.
@@ -34,7 +34,10 @@ CREATE TABLE IF NOT EXISTS lockkeeper.row_lease (
     used       timestamptz NOT NULL DEFAULT '-infinity', -- when that was
     permits    integer,                   -- how many permits there are, while a permit is held or waited for
     crowded    boolean NOT NULL DEFAULT false, -- there may be waiters, further permits or finished requests beside it
-    PRIMARY KEY (name, slot)
+    PRIMARY KEY (name, slot),
+    -- What one client says must not get in the way of another's call.
+    CHECK (octet_length(name) <= 512 AND octet_length(id) <= 100 AND octet_length(wake) <= 40),
+    CHECK (octet_length(label) <= 256 AND octet_length(meta) <= 1024)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
 -- Who waits, in the order of arrival.
@@ -47,7 +50,9 @@ CREATE TABLE IF NOT EXISTS lockkeeper.row_waiter (
     label   text NOT NULL,
     meta    bytea NOT NULL,
     wake    text,
-    PRIMARY KEY (name, ticket)
+    PRIMARY KEY (name, ticket),
+    CHECK (octet_length(name) <= 512 AND octet_length(id) <= 100 AND octet_length(wake) <= 40),
+    CHECK (octet_length(label) <= 256 AND octet_length(meta) <= 1024)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
 
 -- Requests that were finished while an attempt of theirs may still be on its way: it must not hold when it arrives.
@@ -55,7 +60,8 @@ CREATE TABLE IF NOT EXISTS lockkeeper.row_gone (
     name    text COLLATE "C" NOT NULL,
     id      text COLLATE "C" NOT NULL,
     expires timestamptz NOT NULL,
-    PRIMARY KEY (name, id)
+    PRIMARY KEY (name, id),
+    CHECK (octet_length(name) <= 512 AND octet_length(id) <= 100)
 );
 
 -- Where the last sweep stopped, and when it was.
@@ -84,7 +90,7 @@ BEGIN
         RAISE EXCEPTION 'lockkeeper: the transaction is %, lease rows need read committed',
             current_setting('transaction_isolation')
             USING ERRCODE = 'object_not_in_prerequisite_state',
-                HINT = 'ALTER ROLE … SET default_transaction_isolation = ''read committed''';
+                HINT = 'ALTER ROLE ... SET default_transaction_isolation = ''read committed''';
     END IF;
     LOOP
         SELECT l.* INTO anchor FROM lockkeeper.row_lease l WHERE l.name = a_name AND l.slot = 0 FOR UPDATE;
@@ -135,6 +141,10 @@ DECLARE
     holds_alone integer;
     blocked_until timestamptz;
 BEGIN
+    IF a_ttl_ms NOT BETWEEN 1 AND 3600000 OR a_closes_ms NOT BETWEEN 0 AND 86400000 OR a_of NOT BETWEEN 1 AND 65536 THEN
+        RAISE EXCEPTION 'lockkeeper: ttl % ms, closed for % ms, % permits: at most 1 h, 24 h, 65536 are allowed',
+            a_ttl_ms, a_closes_ms, a_of USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     anchor := lockkeeper.row_anchor(a_name);
     now := clock_timestamp();
     SELECT l.* INTO hold FROM lockkeeper.row_lease l
@@ -245,8 +255,9 @@ END $$;
 -- many ms what is in the way may last at most), 'over' (it was finished before), 'mismatch' (permits: how many there
 -- are), 'no-limit', 'full'.
 --
--- The usual case is one statement, whose condition holds for the row as it is when it is locked. Few expressions: each of
--- them is prepared anew in each transaction.
+-- The usual case is one statement, whose condition holds for the row as it is when it is locked. Only its times may have
+-- been read before that, if somebody had it locked and left it as it was: then they are set once more. Few expressions:
+-- each of them is prepared anew in each transaction.
 CREATE OR REPLACE FUNCTION lockkeeper.row_acquire(
     a_name text, a_id text, a_permit boolean, a_of integer, a_ttl_ms bigint, a_closes_ms bigint, a_wait boolean,
     a_label text, a_meta bytea, a_wake text,
@@ -254,6 +265,8 @@ CREATE OR REPLACE FUNCTION lockkeeper.row_acquire(
     OUT holder text, OUT ahead bigint, OUT left_ms bigint)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
+DECLARE
+    granted_at timestamptz;
 BEGIN
     UPDATE lockkeeper.row_lease l SET
         id = a_id, permit = false,
@@ -264,8 +277,16 @@ BEGIN
         ended = NULL, revoked = false, reason = NULL, by_whom = NULL,
         label = a_label, meta = a_meta, wake = a_wake, permits = NULL
         WHERE l.name = a_name AND l.slot = 0 AND l.shut_until <= clock_timestamp() AND NOT l.crowded AND NOT a_permit
-        RETURNING 'granted', l.token INTO row_acquire.outcome, row_acquire.token;
-    IF FOUND THEN
+            AND a_ttl_ms BETWEEN 1 AND 3600000 AND a_closes_ms BETWEEN 0 AND 86400000
+        RETURNING 'granted', l.token, l.since INTO row_acquire.outcome, row_acquire.token, granted_at;
+    IF granted_at > clock_timestamp() - interval '1 ms' THEN
+        RETURN;
+    ELSIF granted_at IS NOT NULL THEN
+        UPDATE lockkeeper.row_lease l SET
+            since = clock_timestamp(),
+            held_until = clock_timestamp() + a_ttl_ms * interval '1 ms',
+            shut_until = clock_timestamp() + (a_ttl_ms + a_closes_ms) * interval '1 ms'
+            WHERE l.name = a_name AND l.slot = 0;
         RETURN;
     END IF;
     SELECT * INTO row_acquire.outcome, row_acquire.token, row_acquire.slot, row_acquire.permits, row_acquire.holder,
@@ -285,7 +306,8 @@ BEGIN
     PERFORM FROM lockkeeper.row_lease l WHERE l.slot = 0 AND l.name = ANY (a_names) ORDER BY l.name FOR UPDATE;
     now := clock_timestamp();
     WITH asked AS MATERIALIZED (
-        SELECT * FROM unnest(a_names, a_ids, a_ttls_ms) WITH ORDINALITY a (name, id, ttl_ms, at)
+        SELECT a.name, a.id, least(a.ttl_ms, 3600000) AS ttl_ms, a.at
+            FROM unnest(a_names, a_ids, a_ttls_ms) WITH ORDINALITY a (name, id, ttl_ms, at)
     ), held AS (
         UPDATE lockkeeper.row_lease l SET
             held_until = now + a.ttl_ms * interval '1 ms',
@@ -316,6 +338,10 @@ DECLARE
     now timestamptz;
     answer text := 'gone';
 BEGIN
+    IF a_keep_ms NOT BETWEEN 0 AND 86400000 OR a_ttl_ms NOT BETWEEN 1 AND 3600000 THEN
+        RAISE EXCEPTION 'lockkeeper: closed for % ms, ttl % ms: at most 24 h, 1 h are allowed', a_keep_ms, a_ttl_ms
+            USING ERRCODE = 'invalid_parameter_value';
+    END IF;
     anchor := lockkeeper.row_anchor(a_name);
     now := clock_timestamp();
     DELETE FROM lockkeeper.row_waiter w WHERE w.name = a_name AND w.id = a_id;
@@ -331,7 +357,7 @@ BEGIN
             WHERE l.name = a_name AND l.slot = hold.slot;
     ELSIF FOUND AND hold.ended IS NOT NULL THEN
         -- A repeat is told how it ended (P7).
-        RETURN hold.ended;
+        answer := hold.ended;
     END IF;
     DELETE FROM lockkeeper.row_gone g WHERE g.name = a_name AND g.expires <= now;
     IF a_doubt THEN
@@ -353,10 +379,9 @@ CREATE OR REPLACE FUNCTION lockkeeper.row_finish(
     a_name text, a_id text, a_keep_ms bigint, a_ttl_ms bigint, a_doubt boolean) RETURNS text
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE lockkeeper.row_lease l SET
-        held_until = clock_timestamp(), shut_until = clock_timestamp() + a_keep_ms * interval '1 ms', ended = 'released'
+    UPDATE lockkeeper.row_lease l SET held_until = clock_timestamp(), shut_until = clock_timestamp(), ended = 'released'
         WHERE l.name = a_name AND l.slot = 0 AND l.id = a_id AND l.held_until > clock_timestamp()
-            AND NOT l.crowded AND NOT l.revoked AND NOT a_doubt;
+            AND NOT l.crowded AND NOT l.revoked AND NOT a_doubt AND a_keep_ms = 0;
     IF FOUND THEN
         RETURN 'released';
     END IF;
@@ -462,33 +487,39 @@ CREATE OR REPLACE FUNCTION lockkeeper.row_check_token(a_name text, a_token bigin
         FROM lockkeeper.row_lease l WHERE l.name = a_name
 $$;
 
--- Removes what is of no use any more from the next a_most locks, at most every ten seconds for all clients together:
--- waiters and permits whose time is over, marks of finished requests, and locks that nobody used for 30 days. How many
--- rows it removed. Never waits for anybody.
-CREATE OR REPLACE FUNCTION lockkeeper.row_clean(a_most integer) RETURNS integer
+-- Removes what is of no use any more: looks at the next 20 * a_most locks, and handles at most a_most of them: waiters and
+-- permits whose time is over, marks of finished requests, and locks that nobody used for a day. At most every ten seconds
+-- for all clients together, but a_again: whoever has just found something looks further at once. How many rows it removed.
+-- Never waits for anybody.
+DROP FUNCTION IF EXISTS lockkeeper.row_clean(integer);
+CREATE OR REPLACE FUNCTION lockkeeper.row_clean(a_most integer, a_again boolean) RETURNS integer
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
     begins text COLLATE "C";
     ends text COLLATE "C";
+    upto text COLLATE "C";
+    seen integer := 0;
     anchor record;
     removed integer := 0;
     rows integer;
 BEGIN
-    SELECT s.upto INTO begins FROM lockkeeper.row_sweep s WHERE s.swept < now - interval '10 s' OR s.swept > now
+    SELECT s.upto INTO begins FROM lockkeeper.row_sweep s WHERE a_again OR s.swept < now - interval '10 s' OR s.swept > now
         FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
     END IF;
     SELECT l.name INTO ends FROM lockkeeper.row_lease l
-        WHERE l.slot = 0 AND l.name > begins ORDER BY l.name OFFSET a_most LIMIT 1;
+        WHERE l.slot = 0 AND l.name > begins ORDER BY l.name OFFSET 20 * a_most LIMIT 1;
     FOR anchor IN
-        SELECT l.name, l.crowded, l.shut_until <= now AND greatest(l.since, l.used) < now - interval '30 days' AS unused
+        SELECT l.name, l.crowded, l.shut_until <= now AND greatest(l.since, l.used) < now - interval '1 day' AS unused
             FROM lockkeeper.row_lease l
             WHERE l.slot = 0 AND l.name > begins AND (ends IS NULL OR l.name <= ends)
-                AND (l.crowded OR l.shut_until <= now AND greatest(l.since, l.used) < now - interval '30 days')
-            FOR UPDATE SKIP LOCKED
+                AND (l.crowded OR l.shut_until <= now AND greatest(l.since, l.used) < now - interval '1 day')
+            ORDER BY l.name LIMIT a_most FOR UPDATE SKIP LOCKED
     LOOP
+        seen := seen + 1;
+        upto := anchor.name;
         IF anchor.crowded THEN
             DELETE FROM lockkeeper.row_waiter w WHERE w.name = anchor.name AND w.expires <= now;
             GET DIAGNOSTICS rows = ROW_COUNT;
@@ -505,6 +536,10 @@ BEGIN
             removed := removed + 1;
         END IF;
     END LOOP;
+    IF seen >= a_most THEN
+        -- There may be more before the end of what was looked at.
+        ends := upto;
+    END IF;
     -- Whoever repeats the release of a permit is told how it ended, for an hour.
     DELETE FROM lockkeeper.row_lease l WHERE l.ctid = ANY (ARRAY(SELECT d.ctid FROM lockkeeper.row_lease d
         WHERE d.slot > 0 AND d.name > begins AND (ends IS NULL OR d.name <= ends)
