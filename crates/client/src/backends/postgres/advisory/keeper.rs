@@ -15,7 +15,7 @@ use super::note::{Badge, Note, Revocation};
 use super::pool::{Link, unreadable};
 use super::server::{answer_within, transaction_pooler};
 use super::session::{Ending, Request};
-use super::sql::{Scope, Statements, draw};
+use super::sql::{Scope, Statements, draw, is_holder};
 use super::{Shared, look};
 use crate::backend::CallError;
 use crate::backends::postgres::connect::NoAnswer;
@@ -38,6 +38,9 @@ enum Asked<'a> {
     Not(Result<Answer, CallError>),
     /// Something may be left at the server, by this condition on `pg_stat_activity`.
     Doubt(String),
+    /// A pooler gave the statement to a server process that is not this connection's alone. The lock stays with that
+    /// process, by this condition on `pg_stat_activity`.
+    Pooled(String),
 }
 
 /// A granted request.
@@ -62,10 +65,18 @@ enum HoldEnd {
     Released,
     /// It was over before it was released.
     Gone,
-    /// The connection is lost, with a word on why.
-    Lost(String),
+    /// The connection is lost.
+    Lost(Loss),
     /// It was to be released, and no answer came.
     Doubt,
+}
+
+/// How a connection was lost.
+struct Loss {
+    /// A word for people.
+    why: String,
+    /// What may be left at the server, as a condition on `pg_stat_activity`.
+    left: String,
 }
 
 /// Carries a request to its end.
@@ -84,13 +95,21 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
             request.end(Ending::Unsure);
             left
         }
+        Asked::Pooled(left) => {
+            request.answer(Ok(Answer::Refused(transaction_pooler().into())));
+            request.end(Ending::Unsure);
+            left
+        }
         Asked::Held(hold) => {
             request.answer(Ok(Answer::Granted(hold.granted.clone())));
-            let left = hold.says.badge.is_worn();
+            let (worn, astray) = (hold.says.badge.is_worn(), hold.astray());
             match hold.hold_on().await {
                 HoldEnd::Released => return request.end(Ending::Sure(End::Released)),
-                HoldEnd::Gone => return request.end(Ending::Sure(End::Gone)),
-                HoldEnd::Lost(why) => {
+                HoldEnd::Gone => {
+                    request.end(Ending::Sure(End::Gone));
+                    astray
+                }
+                HoldEnd::Lost(Loss { why, left }) => {
                     request.push(Push::HoldLost { seq: request.seq, cause: LossCause::Disconnected });
                     request.end(Ending::Sure(End::Gone));
                     tracing::debug!(
@@ -98,10 +117,13 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
                         why,
                         "looks for what is left of a lost hold"
                     );
+                    left
                 }
-                HoldEnd::Doubt => request.end(Ending::Unsure),
+                HoldEnd::Doubt => {
+                    request.end(Ending::Unsure);
+                    worn
+                }
             }
-            left
         }
     };
     // What is left has no connection of ours any more.
@@ -132,9 +154,8 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
         Err(none) => return undone(none, &says, doing),
     };
     let Some(tried) = Tried::read(&tried) else { return Asked::Not(Ok(Answer::Refused(unreadable(doing)))) };
-    if link.pid.as_ref().is_some_and(|pid| pid.number != tried.pid) {
-        // Ended with the connection, whoever has the process now.
-        return Asked::Not(Ok(Answer::Refused(transaction_pooler().into())));
+    if let Some(pooled) = tried.pooled(&link, &says) {
+        return pooled;
     }
     if tried.held {
         return granted(shared, request, link, says, note, tried).await;
@@ -208,7 +229,10 @@ async fn wait<'a>(
         None => return forget(&link, &says).await,
     };
     match Tried::read(&rows) {
-        Some(tried) => granted(shared, request, link, says, note, tried).await,
+        Some(tried) => match tried.pooled(&link, &says) {
+            Some(pooled) => pooled,
+            None => granted(shared, request, link, says, note, tried).await,
+        },
         None => Asked::Not(Ok(Answer::Refused(unreadable(doing)))),
     }
 }
@@ -269,18 +293,34 @@ fn left<'a>() -> Asked<'a> {
     Asked::Not(Ok(Answer::Finished(End::Left)))
 }
 
+/// Where a try of a session tells what was before it.
+const BEFORE: usize = 5;
+
 /// The last row of a try.
 struct Tried {
     pid: i32,
     held: bool,
     token: Option<Token>,
+    /// The server process had the lock before it was asked for.
+    before: bool,
 }
 
 impl Tried {
     fn read(rows: &[SimpleQueryRow]) -> Option<Self> {
         let row = rows.last()?;
         let token = row.try_get(2).ok().flatten().and_then(|token| token.parse().ok()).and_then(Token::new);
-        Some(Self { pid: row.get(0)?.parse().ok()?, held: row.try_get(1).ok()?? == "t", token })
+        let before = row.try_get(BEFORE).ok().flatten() == Some("t");
+        Some(Self { pid: row.get(0)?.parse().ok()?, held: row.try_get(1).ok()?? == "t", token, before })
+    }
+
+    /// The proofs of a transaction pooler: another server process answers than the connection's own, or that has the
+    /// lock already, by somebody whose hold is worth as little. What is left ends with the process.
+    fn pooled<'a>(&self, link: &Link, says: &Statements) -> Option<Asked<'a>> {
+        let foreign = link.pid.as_ref().is_some_and(|pid| pid.number != self.pid);
+        if self.before || (foreign && self.held) {
+            return Some(Asked::Pooled(is_holder(self.pid, says.key)));
+        }
+        foreign.then(|| Asked::Not(Ok(Answer::Refused(transaction_pooler().into()))))
     }
 }
 
@@ -343,13 +383,14 @@ impl Hold<'_> {
                 () = self.request.over.cancelled() => return self.release().await,
                 () = self.link.connection.ended().cancelled() => {
                     let why = self.link.connection.why_ended().to_owned();
-                    return self.lost(why);
+                    let left = self.says.badge.is_worn();
+                    return self.lost(Loss { why, left });
                 }
                 Some(notice) = self.link.notices.recv() => self.heard_of(&notice),
                 Ok(()) = self.asked.changed() => self.due = Instant::now(),
                 () = sleep_until(due) => {
-                    if let Err(why) = self.probe().await {
-                        return self.lost(why);
+                    if let Err(loss) = self.probe().await {
+                        return self.lost(loss);
                     }
                 }
             }
@@ -357,7 +398,7 @@ impl Hold<'_> {
     }
 
     /// Looks whether the connection is still there and holds. A request that ends meanwhile does not wait for it.
-    async fn probe(&mut self) -> Result<(), String> {
+    async fn probe(&mut self) -> Result<(), Loss> {
         let limit = answer_within(self.shared.probe);
         let asked = *self.asked.borrow_and_update();
         let statement = self.says.probe(&self.note);
@@ -372,12 +413,25 @@ impl Hold<'_> {
                 self.request.confirmed.send_replace(asked);
                 Ok(())
             }
-            Ok(_) => {
-                Err("the server does not know this connection as a holder; a pooler that gives one client's \
-                          server process to another (pool_mode=transaction) is the likely cause"
-                    .to_owned())
-            }
-            Err(none) => Err(none.explained("give a sign of life").to_string()),
+            Ok(_) => Err(Loss {
+                why: "the server does not know this connection as a holder; a pooler that gives one client's server \
+                      process to another (pool_mode=transaction) is the likely cause"
+                    .to_owned(),
+                left: self.astray(),
+            }),
+            Err(none) => Err(Loss {
+                why: none.explained("give a sign of life").to_string(),
+                left: self.says.badge.is_worn(),
+            }),
+        }
+    }
+
+    /// What a pooler may have kept of the hold, as a condition on `pg_stat_activity`. It renames its processes as it
+    /// hands them on; a transaction's lock and name end with it.
+    fn astray(&self) -> String {
+        match self.says.scope {
+            Scope::Session => is_holder(self.pid, self.says.key),
+            Scope::Transaction => self.says.badge.is_worn(),
         }
     }
 
@@ -419,16 +473,16 @@ impl Hold<'_> {
         }
     }
 
-    fn lost(&self, why: String) -> HoldEnd {
+    fn lost(&self, loss: Loss) -> HoldEnd {
         let ms = u64::try_from(self.heard.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::warn!(
             name = self.request.name.as_str(),
             server = self.link.connection.server(),
-            why,
+            why = loss.why,
             last_heard_ms_ago = ms,
             "the connection that held a lock is lost; the server may have freed it at any time since it was last heard"
         );
-        HoldEnd::Lost(why)
+        HoldEnd::Lost(loss)
     }
 }
 
@@ -437,7 +491,7 @@ async fn see_to(shared: &Shared, request: &Request, which: &str) {
     let (mut pause, most) = SEE_TO_PAUSES;
     let since = Instant::now();
     while since.elapsed() < SEE_TO_FOR {
-        match look::end_process(shared, &format!("{which} and usename = current_user")).await {
+        match look::end_process(shared, &format!("({which}) and usename = current_user")).await {
             Ok(()) => return,
             Err(error) => tracing::debug!(name = request.name.as_str(), "what is left of a request: {error}"),
         }

@@ -231,10 +231,9 @@ fn letter(order: &BreakOrder) -> String {
 /// Ends the server processes of a condition on `pg_stat_activity`, and returns when they are gone.
 pub(super) async fn end_process(shared: &Shared, which: &str) -> Result<(), BackendError> {
     let doing = "end a server process";
-    let end = format!(
-        "select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity \
-         where {which} and pid <> pg_catalog.pg_backend_pid()"
-    );
+    // Behind a transaction pooler this may end the process that is asked: the desk asks again then.
+    let end =
+        format!("select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where {which}");
     let since = tokio::time::Instant::now();
     while !shared.desk.ask(&end, doing).await?.is_empty() {
         if since.elapsed() > END_WITHIN {
