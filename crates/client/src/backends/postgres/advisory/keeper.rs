@@ -79,11 +79,24 @@ struct Loss {
     left: String,
 }
 
+/// However its keeper ends, nobody waits for a request for ever.
+struct Told<'a>(&'a Request);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}
+
 /// Carries a request to its end.
 pub(super) async fn keep(shared: &Shared, request: &Request) {
+    let _told = Told(request);
     let slot = match shared.pool.slot() {
         Ok(slot) => slot,
-        Err(error) => return request.answer(Ok(Answer::Refused(error))),
+        Err(error) => {
+            request.answer(Ok(Answer::Refused(error)));
+            return request.end(Ending::Sure(End::NotAcquired));
+        }
     };
     let left = match ask(shared, request).await {
         Asked::Not(answer) => {
