@@ -96,12 +96,18 @@ pub(super) struct Held {
     pub(super) since: u64,
 }
 
+/// A label as any database can write it: in LATIN1 there are letters missing, and a zero byte is in no text. The note has
+/// it in full.
+fn shown(label: &str) -> String {
+    label.chars().map(|letter| if matches!(letter, ' '..='~') { letter } else { '?' }).collect()
+}
+
 impl Badge {
     pub(super) fn new(label: &str) -> Result<Self, getrandom::Error> {
         let mut random = [0; 6];
         getrandom::fill(&mut random)?;
         let id = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { id, label: label.to_owned() })
+        Ok(Self { id, label: shown(label) })
     }
 
     /// As a literal, for one that has no lock yet.
@@ -175,6 +181,15 @@ mod tests {
         assert_eq!(read(whole - 1), Note { meta: String::new(), ..note() });
         assert_eq!(read(120), Note { meta: String::new(), owner: String::new(), ..note() });
         assert_eq!(read(60), Note::default());
+    }
+
+    #[test]
+    fn a_badge_is_plain_whatever_the_label() {
+        let badge = Badge::new("b\u{fc}ro \0\n 😀 it's").unwrap();
+        for sql in [badge.waiting(), badge.held("1")] {
+            assert!(sql.contains("b?ro ?? ? it''s"), "{sql}");
+            assert!(sql.chars().all(|letter| matches!(letter, ' '..='~')), "{sql}");
+        }
     }
 
     #[test]
