@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_postgres::{Notification, SimpleQueryRow};
 
-use super::note::{Badge, Note, Revocation};
+use super::note::{Badge, Letter, Note, random};
 use super::pool::{Link, unreadable};
 use super::server::{answer_within, transaction_pooler};
 use super::session::{Ending, Request};
@@ -151,15 +151,9 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
         () = request.over.cancelled() => return left(),
         prepared = prepare(shared, request) => prepared,
     };
-    let (says, link) = match prepared {
+    let (says, note, link) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return Asked::Not(failed(error)),
-    };
-    let note = Note {
-        name: request.name.as_str().to_owned(),
-        owner: request.label.to_string(),
-        meta: request.meta.clone(),
-        revoked: None,
     };
     let doing = "take a lock";
     let tried = match link.connection.ask(&says.try_lock(&note)).await {
@@ -180,11 +174,19 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
     }
 }
 
-async fn prepare(shared: &Shared, request: &Request) -> Result<(Statements, Link), BackendError> {
-    let badge = Badge::new(&request.label).map_err(|error| {
+async fn prepare(shared: &Shared, request: &Request) -> Result<(Statements, Note, Link), BackendError> {
+    let no_random_bytes = |error| {
         let what = format!("the system gives no random bytes: {error}");
         BackendError::new(BackendErrorKind::Operator, what)
-    })?;
+    };
+    let badge = Badge::new(&request.label).map_err(no_random_bytes)?;
+    let note = Note {
+        key: random().map_err(no_random_bytes)?,
+        name: request.name.as_str().to_owned(),
+        owner: request.label.to_string(),
+        meta: request.meta.clone(),
+        revoked: None,
+    };
     let says = Statements {
         scope: shared.scope,
         key: shared.key_of(&request.name).await?,
@@ -194,7 +196,7 @@ async fn prepare(shared: &Shared, request: &Request) -> Result<(Statements, Link
         version: shared.facts.version,
         shown_bytes: shared.facts.shown_bytes,
     };
-    Ok((says, shared.pool.take().await?))
+    Ok((says, note, shared.pool.take().await?))
 }
 
 /// It isn't free, and the caller does not wait: says who is in the way.
@@ -454,9 +456,13 @@ impl Hold<'_> {
         row.get(0) == Some(self.pid.to_string().as_str()) && row.get(1) == Some("t")
     }
 
-    /// A break, if the letter names this hold's token: it never hits a later hold of this connection (P4).
+    /// A break, if the letter names this hold's token, so that it never hits a later hold of this connection (P4), and
+    /// knows its note: on the channel anybody can write.
     fn heard_of(&mut self, notice: &Notification) {
-        let Ok(revocation) = serde_json::from_str::<Revocation>(notice.payload()) else { return };
+        let Ok(Letter { key, revocation }) = serde_json::from_str(notice.payload()) else { return };
+        if key != self.note.key {
+            return;
+        }
         if self.granted.token.map(Token::get) == Some(revocation.token) && self.note.revoked.is_none() {
             self.note.revoked = Some(revocation);
             self.request.push(Push::Revoked { seq: self.request.seq });
