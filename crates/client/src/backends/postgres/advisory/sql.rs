@@ -187,7 +187,7 @@ pub(super) const IN_THIS_DATABASE: &str = "locktype = 'advisory' and database = 
 
 /// Makes a new connection fit to hold for long: no limit of the role or the database may end its statements, and the
 /// server asks it whether it lives, so that a machine that vanished keeps its locks for half a minute and not for hours
-/// (madelson #230). Its row: the server process.
+/// (madelson #230). Its row: the server process, and when that began.
 pub(super) fn prepare_session(version: u32) -> String {
     let newer = (version >= SESSION_TIMEOUT_SINCE).then_some("idle_session_timeout");
     let patient = PATIENT.iter().copied().chain(newer).map(|setting| (setting, "0"));
@@ -203,7 +203,8 @@ pub(super) fn prepare_session(version: u32) -> String {
         .map(|(setting, value)| format!(", pg_catalog.set_config('{setting}', '{value}', false)"))
         .collect();
     format!(
-        "select pg_catalog.pg_backend_pid(){settings}, \
+        "select pg_catalog.pg_backend_pid(), (select extract(epoch from backend_start) \
+         from pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())){settings}, \
          case when pg_catalog.current_setting('synchronous_commit') = 'off' \
          then pg_catalog.set_config('synchronous_commit', 'local', false) end"
     )
