@@ -141,8 +141,9 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
     };
     // What is left has no connection of ours any more.
     drop(slot);
-    see_to(shared, request, &left).await;
-    request.end(Ending::Sure(End::Released));
+    let known = see_to(shared, request, &left).await;
+    // What was told as certain stays; nobody can say any more what became of what could not be looked for.
+    request.settle(if known { End::Released } else { End::Gone });
 }
 
 /// Asks for the lock, and waits for it if that is wanted.
@@ -506,12 +507,13 @@ impl Hold<'_> {
 }
 
 /// Ends what may be left of a connection at the server, which may take hours to find out that nobody is there any more.
-async fn see_to(shared: &Shared, request: &Request, which: &str) {
+/// Whether it is known that nothing is left.
+async fn see_to(shared: &Shared, request: &Request, which: &str) -> bool {
     let (mut pause, most) = SEE_TO_PAUSES;
     let since = Instant::now();
     while since.elapsed() < SEE_TO_FOR {
         match look::end_process(shared, &format!("({which}) and usename = current_user")).await {
-            Ok(()) => return,
+            Ok(()) => return true,
             Err(error) => tracing::debug!(name = request.name.as_str(), "what is left of a request: {error}"),
         }
         sleep(pause).await;
@@ -522,4 +524,5 @@ async fn see_to(shared: &Shared, request: &Request, which: &str) {
         "could not look for {SEE_TO_FOR:?} whether a lost connection still holds at the server; the server ends it when \
          its own keep-alives fail"
     );
+    false
 }

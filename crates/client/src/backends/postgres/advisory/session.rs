@@ -200,6 +200,17 @@ impl Request {
         self.ending.send_replace(ending);
     }
 
+    /// The end, if none is certain yet.
+    pub(super) fn settle(&self, end: End) {
+        self.ending.send_if_modified(|ending| {
+            let unsure = !matches!(ending, Ending::Sure(_));
+            if unsure {
+                *ending = Ending::Sure(end);
+            }
+            unsure
+        });
+    }
+
     /// Says of what has not been said yet that it is not known.
     pub(super) fn give_up(&self) {
         self.answer.send_if_modified(|answer| {
