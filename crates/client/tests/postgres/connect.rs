@@ -209,3 +209,18 @@ async fn addresses_that_are_none() {
         says(&error.to_string(), &[part]);
     }
 }
+
+/// A connection's name has the label, which a database with fewer letters can't write.
+#[tokio::test]
+async fn a_label_that_the_database_has_no_letters_for() {
+    let server = Postgres::start();
+    server.psql("create database latin encoding 'LATIN1' locale 'C' template template0");
+    for kind in KINDS {
+        let at = format!("postgres://postgres@127.0.0.1:{}/latin", server.port());
+        let locks = Locks::connect_as(&with_kind(&at, kind), "Łódź 😀").await.unwrap();
+        let held = locks.mutex("a").acquire().await.unwrap();
+        let shown = locks.inspect(&"a".parse().unwrap()).await.unwrap();
+        assert!(shown.holders[0].owner.contains("Łódź 😀"), "{kind}: {:?}", shown.holders[0]);
+        held.release().await.unwrap();
+    }
+}

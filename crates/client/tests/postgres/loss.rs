@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper::{BreakOrder, Broken, LossCause, ReleaseError, Wait};
+use lockkeeper::{BreakOrder, Broken, Locks, LossCause, ReleaseError, Wait};
 
-use crate::world::{KINDS, World, until, until_lost, until_waiting};
+use crate::world::{KINDS, World, until, until_lost, until_waiting, with_kind};
 
 #[tokio::test]
 async fn a_terminated_server_process_is_noticed_and_costs_one_hold_only() {
@@ -113,6 +113,19 @@ async fn a_break_is_heard_by_its_holder_and_shown_to_others() {
     let answer = operator.break_hold(order(other)).await.unwrap();
     assert_eq!(answer, Broken::NotCurrent { live: vec![token] });
     assert_eq!(held.loss(), None);
+
+    // Anybody can write on the channel; who does not know the holder's comment is not heard. The answer to a question
+    // that is asked later comes later.
+    world.server.psql("create role stranger login");
+    let pid = world.server.psql("select pid from pg_locks where locktype = 'advisory' and granted");
+    let forged = format!(r#"{{"token":{token},"reason":"r","by":"b","key":"000000000000"}}"#);
+    world.server.psql(&format!("set role stranger; notify lockkeeper_{}, '{forged}'", pid.trim()));
+    held.verify().await.unwrap();
+    let stranger = Locks::connect(&with_kind(&world.server.url_as("stranger"), "session")).await.unwrap();
+    assert!(stranger.break_hold(order(token)).await.is_err(), "it does not see what the holder says");
+    held.verify().await.unwrap();
+    assert_eq!(held.loss(), None);
+
     operator.break_hold(order(token)).await.unwrap();
     until_lost(&held).await;
     assert_eq!(held.loss(), Some(LossCause::Broken));

@@ -1,5 +1,6 @@
 //! `PgBouncer` between client and server.
 
+use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
 use lockkeeper::{AcquireError, ConnectError, Locks};
 use lockkeeper_rig::PgBouncer;
 
@@ -45,6 +46,52 @@ async fn a_client_that_ends_up_at_a_transaction_pooler_later_is_refused_there() 
     let second = locks.mutex("a").try_acquire().await;
     let Err(AcquireError::Backend(error)) = second else { panic!("it must be refused: {second:?}") };
     assert!(error.to_string().contains("transaction pooler"), "{error}");
+}
+
+/// Two clients know nothing of each other's server processes; the lock itself shows that they have one.
+#[tokio::test]
+async fn a_lock_that_the_server_process_has_already_is_not_granted_again() {
+    let world = World::start();
+    let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
+    let by_transaction = PgBouncer::with(&world.server, &["default_pool_size=1"]);
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", by_session.port(), by_transaction.port());
+    let url = with_kind(&format!("postgres://postgres@{hosts}/postgres"), "session");
+    let (one, two) = (Locks::connect(&url).await.unwrap(), Locks::connect(&url).await.unwrap());
+    by_session.kill();
+    let first = one.mutex("a").acquire().await.unwrap();
+    let second = two.mutex("a").try_acquire().await;
+    let Err(AcquireError::Backend(error)) = second else { panic!("it must be refused: {second:?}") };
+    assert!(error.to_string().contains("transaction pooler"), "{error}");
+    // Nobody excludes anybody there: the first one hears of it too, and the process does not keep its lock.
+    until_lost(&first).await;
+    world.until_nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_lock_that_went_to_another_server_process_does_not_stay_there() {
+    let world = World::start();
+    let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
+    let by_transaction = PgBouncer::with(&world.server, &["server_round_robin=1"]);
+    let hosts = format!("127.0.0.1:{},127.0.0.1:{}", by_session.port(), by_transaction.port());
+    let url = with_kind(&format!("postgres://postgres@{hosts}/postgres"), "session");
+    let locks = Locks::connect(&url).await.unwrap();
+    by_session.kill();
+    // Five processes take turns.
+    let mut clients = Vec::new();
+    for _ in 0..5 {
+        let at = format!("host=127.0.0.1 port={} user=postgres dbname=postgres", by_transaction.port());
+        let (client, connection) = connect(&at, NoTls).await.unwrap();
+        tokio::spawn(connection);
+        client.batch_execute("begin").await.unwrap();
+        clients.push(client);
+    }
+    for client in &clients {
+        client.batch_execute("rollback").await.unwrap();
+    }
+    let refused = locks.mutex("a").try_acquire().await;
+    let Err(AcquireError::Backend(error)) = refused else { panic!("it must be refused: {refused:?}") };
+    assert!(error.to_string().contains("transaction pooler"), "{error}");
+    world.until_nothing_is_left().await;
 }
 
 #[tokio::test]

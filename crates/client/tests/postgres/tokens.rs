@@ -98,6 +98,29 @@ async fn init_begins_at_the_clock_and_never_sets_tokens_back() {
     assert!(last() >= first, "{} after {first}", last());
 }
 
+/// `if not exists` would keep it, with whatever it does to who uses it.
+#[tokio::test]
+async fn init_does_not_build_on_what_another_role_has_made() {
+    for trap in [
+        "create schema lockkeeper authorization other",
+        "create schema lockkeeper; create table lockkeeper.row_lease (); alter table lockkeeper.row_lease owner to other",
+        "create schema lockkeeper; create sequence lockkeeper.token; alter sequence lockkeeper.token owner to other",
+        "create schema lockkeeper; create function lockkeeper.f() returns int language sql as 'select 1'; \
+         alter function lockkeeper.f() owner to other",
+    ] {
+        let server = Postgres::start();
+        server.psql("create role other login; grant create on database postgres to other");
+        server.psql(trap);
+        let error = init(&server.url(), None).await.expect_err(trap).to_string();
+        assert!(error.contains("belongs to the role other and not to postgres"), "{error}");
+        // Who owns it all may run it, as often as he likes.
+        server.psql("drop schema lockkeeper cascade");
+        for _ in 0..2 {
+            init(&server.url_as("other"), None).await.unwrap();
+        }
+    }
+}
+
 #[tokio::test]
 async fn tokens_are_checked_and_never_below_those_before() {
     for kind in KINDS {

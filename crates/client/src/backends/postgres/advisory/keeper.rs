@@ -11,11 +11,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_postgres::{Notification, SimpleQueryRow};
 
-use super::note::{Badge, Note, Revocation};
+use super::note::{Badge, Letter, Note, random};
 use super::pool::{Link, unreadable};
 use super::server::{answer_within, transaction_pooler};
 use super::session::{Ending, Request};
-use super::sql::{Scope, Statements, draw};
+use super::sql::{Scope, Statements, draw, is_holder};
 use super::{Shared, look};
 use crate::backend::CallError;
 use crate::backends::postgres::connect::NoAnswer;
@@ -38,6 +38,9 @@ enum Asked<'a> {
     Not(Result<Answer, CallError>),
     /// Something may be left at the server, by this condition on `pg_stat_activity`.
     Doubt(String),
+    /// A pooler gave the statement to a server process that is not this connection's alone. The lock stays with that
+    /// process, by this condition on `pg_stat_activity`.
+    Pooled(String),
 }
 
 /// A granted request.
@@ -62,17 +65,38 @@ enum HoldEnd {
     Released,
     /// It was over before it was released.
     Gone,
-    /// The connection is lost, with a word on why.
-    Lost(String),
+    /// The connection is lost.
+    Lost(Loss),
     /// It was to be released, and no answer came.
     Doubt,
 }
 
+/// How a connection was lost.
+struct Loss {
+    /// A word for people.
+    why: String,
+    /// What may be left at the server, as a condition on `pg_stat_activity`.
+    left: String,
+}
+
+/// However its keeper ends, nobody waits for a request for ever.
+struct Told<'a>(&'a Request);
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        self.0.give_up();
+    }
+}
+
 /// Carries a request to its end.
 pub(super) async fn keep(shared: &Shared, request: &Request) {
+    let _told = Told(request);
     let slot = match shared.pool.slot() {
         Ok(slot) => slot,
-        Err(error) => return request.answer(Ok(Answer::Refused(error))),
+        Err(error) => {
+            request.answer(Ok(Answer::Refused(error)));
+            return request.end(Ending::Sure(End::NotAcquired));
+        }
     };
     let left = match ask(shared, request).await {
         Asked::Not(answer) => {
@@ -84,13 +108,21 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
             request.end(Ending::Unsure);
             left
         }
+        Asked::Pooled(left) => {
+            request.answer(Ok(Answer::Refused(transaction_pooler().into())));
+            request.end(Ending::Unsure);
+            left
+        }
         Asked::Held(hold) => {
             request.answer(Ok(Answer::Granted(hold.granted.clone())));
-            let left = hold.says.badge.is_worn();
+            let (worn, astray) = (hold.says.badge.is_worn(), hold.astray());
             match hold.hold_on().await {
                 HoldEnd::Released => return request.end(Ending::Sure(End::Released)),
-                HoldEnd::Gone => return request.end(Ending::Sure(End::Gone)),
-                HoldEnd::Lost(why) => {
+                HoldEnd::Gone => {
+                    request.end(Ending::Sure(End::Gone));
+                    astray
+                }
+                HoldEnd::Lost(Loss { why, left }) => {
                     request.push(Push::HoldLost { seq: request.seq, cause: LossCause::Disconnected });
                     request.end(Ending::Sure(End::Gone));
                     tracing::debug!(
@@ -98,16 +130,20 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
                         why,
                         "looks for what is left of a lost hold"
                     );
+                    left
                 }
-                HoldEnd::Doubt => request.end(Ending::Unsure),
+                HoldEnd::Doubt => {
+                    request.end(Ending::Unsure);
+                    worn
+                }
             }
-            left
         }
     };
     // What is left has no connection of ours any more.
     drop(slot);
-    see_to(shared, request, &left).await;
-    request.end(Ending::Sure(End::Released));
+    let known = see_to(shared, request, &left).await;
+    // What was told as certain stays; nobody can say any more what became of what could not be looked for.
+    request.settle(if known { End::Released } else { End::Gone });
 }
 
 /// Asks for the lock, and waits for it if that is wanted.
@@ -116,15 +152,9 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
         () = request.over.cancelled() => return left(),
         prepared = prepare(shared, request) => prepared,
     };
-    let (says, link) = match prepared {
+    let (says, note, link) = match prepared {
         Ok(prepared) => prepared,
         Err(error) => return Asked::Not(failed(error)),
-    };
-    let note = Note {
-        name: request.name.as_str().to_owned(),
-        owner: request.label.to_string(),
-        meta: request.meta.clone(),
-        revoked: None,
     };
     let doing = "take a lock";
     let tried = match link.connection.ask(&says.try_lock(&note)).await {
@@ -132,9 +162,8 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
         Err(none) => return undone(none, &says, doing),
     };
     let Some(tried) = Tried::read(&tried) else { return Asked::Not(Ok(Answer::Refused(unreadable(doing)))) };
-    if link.pid.as_ref().is_some_and(|pid| pid.number != tried.pid) {
-        // Ended with the connection, whoever has the process now.
-        return Asked::Not(Ok(Answer::Refused(transaction_pooler().into())));
+    if let Some(pooled) = tried.pooled(&link, &says) {
+        return pooled;
     }
     if tried.held {
         return granted(shared, request, link, says, note, tried).await;
@@ -146,11 +175,19 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
     }
 }
 
-async fn prepare(shared: &Shared, request: &Request) -> Result<(Statements, Link), BackendError> {
-    let badge = Badge::new(&request.label).map_err(|error| {
+async fn prepare(shared: &Shared, request: &Request) -> Result<(Statements, Note, Link), BackendError> {
+    let no_random_bytes = |error| {
         let what = format!("the system gives no random bytes: {error}");
         BackendError::new(BackendErrorKind::Operator, what)
-    })?;
+    };
+    let badge = Badge::new(&request.label).map_err(no_random_bytes)?;
+    let note = Note {
+        key: random().map_err(no_random_bytes)?,
+        name: request.name.as_str().to_owned(),
+        owner: request.label.to_string(),
+        meta: request.meta.clone(),
+        revoked: None,
+    };
     let says = Statements {
         scope: shared.scope,
         key: shared.key_of(&request.name).await?,
@@ -160,7 +197,7 @@ async fn prepare(shared: &Shared, request: &Request) -> Result<(Statements, Link
         version: shared.facts.version,
         shown_bytes: shared.facts.shown_bytes,
     };
-    Ok((says, shared.pool.take().await?))
+    Ok((says, note, shared.pool.take().await?))
 }
 
 /// It isn't free, and the caller does not wait: says who is in the way.
@@ -208,7 +245,10 @@ async fn wait<'a>(
         None => return forget(&link, &says).await,
     };
     match Tried::read(&rows) {
-        Some(tried) => granted(shared, request, link, says, note, tried).await,
+        Some(tried) => match tried.pooled(&link, &says) {
+            Some(pooled) => pooled,
+            None => granted(shared, request, link, says, note, tried).await,
+        },
         None => Asked::Not(Ok(Answer::Refused(unreadable(doing)))),
     }
 }
@@ -269,18 +309,34 @@ fn left<'a>() -> Asked<'a> {
     Asked::Not(Ok(Answer::Finished(End::Left)))
 }
 
+/// Where a try of a session tells what was before it.
+const BEFORE: usize = 5;
+
 /// The last row of a try.
 struct Tried {
     pid: i32,
     held: bool,
     token: Option<Token>,
+    /// The server process had the lock before it was asked for.
+    before: bool,
 }
 
 impl Tried {
     fn read(rows: &[SimpleQueryRow]) -> Option<Self> {
         let row = rows.last()?;
         let token = row.try_get(2).ok().flatten().and_then(|token| token.parse().ok()).and_then(Token::new);
-        Some(Self { pid: row.get(0)?.parse().ok()?, held: row.try_get(1).ok()?? == "t", token })
+        let before = row.try_get(BEFORE).ok().flatten() == Some("t");
+        Some(Self { pid: row.get(0)?.parse().ok()?, held: row.try_get(1).ok()?? == "t", token, before })
+    }
+
+    /// The proofs of a transaction pooler: another server process answers than the connection's own, or that has the
+    /// lock already, by somebody whose hold is worth as little. What is left ends with the process.
+    fn pooled<'a>(&self, link: &Link, says: &Statements) -> Option<Asked<'a>> {
+        let foreign = link.pid.as_ref().is_some_and(|pid| pid.number != self.pid);
+        if self.before || (foreign && self.held) {
+            return Some(Asked::Pooled(is_holder(self.pid, says.key)));
+        }
+        foreign.then(|| Asked::Not(Ok(Answer::Refused(transaction_pooler().into()))))
     }
 }
 
@@ -343,13 +399,14 @@ impl Hold<'_> {
                 () = self.request.over.cancelled() => return self.release().await,
                 () = self.link.connection.ended().cancelled() => {
                     let why = self.link.connection.why_ended().to_owned();
-                    return self.lost(why);
+                    let left = self.says.badge.is_worn();
+                    return self.lost(Loss { why, left });
                 }
                 Some(notice) = self.link.notices.recv() => self.heard_of(&notice),
                 Ok(()) = self.asked.changed() => self.due = Instant::now(),
                 () = sleep_until(due) => {
-                    if let Err(why) = self.probe().await {
-                        return self.lost(why);
+                    if let Err(loss) = self.probe().await {
+                        return self.lost(loss);
                     }
                 }
             }
@@ -357,7 +414,7 @@ impl Hold<'_> {
     }
 
     /// Looks whether the connection is still there and holds. A request that ends meanwhile does not wait for it.
-    async fn probe(&mut self) -> Result<(), String> {
+    async fn probe(&mut self) -> Result<(), Loss> {
         let limit = answer_within(self.shared.probe);
         let asked = *self.asked.borrow_and_update();
         let statement = self.says.probe(&self.note);
@@ -372,12 +429,25 @@ impl Hold<'_> {
                 self.request.confirmed.send_replace(asked);
                 Ok(())
             }
-            Ok(_) => {
-                Err("the server does not know this connection as a holder; a pooler that gives one client's \
-                          server process to another (pool_mode=transaction) is the likely cause"
-                    .to_owned())
-            }
-            Err(none) => Err(none.explained("give a sign of life").to_string()),
+            Ok(_) => Err(Loss {
+                why: "the server does not know this connection as a holder; a pooler that gives one client's server \
+                      process to another (pool_mode=transaction) is the likely cause"
+                    .to_owned(),
+                left: self.astray(),
+            }),
+            Err(none) => Err(Loss {
+                why: none.explained("give a sign of life").to_string(),
+                left: self.says.badge.is_worn(),
+            }),
+        }
+    }
+
+    /// What a pooler may have kept of the hold, as a condition on `pg_stat_activity`. It renames its processes as it
+    /// hands them on; a transaction's lock and name end with it.
+    fn astray(&self) -> String {
+        match self.says.scope {
+            Scope::Session => is_holder(self.pid, self.says.key),
+            Scope::Transaction => self.says.badge.is_worn(),
         }
     }
 
@@ -387,9 +457,13 @@ impl Hold<'_> {
         row.get(0) == Some(self.pid.to_string().as_str()) && row.get(1) == Some("t")
     }
 
-    /// A break, if the letter names this hold's token: it never hits a later hold of this connection (P4).
+    /// A break, if the letter names this hold's token, so that it never hits a later hold of this connection (P4), and
+    /// knows its note: on the channel anybody can write.
     fn heard_of(&mut self, notice: &Notification) {
-        let Ok(revocation) = serde_json::from_str::<Revocation>(notice.payload()) else { return };
+        let Ok(Letter { key, revocation }) = serde_json::from_str(notice.payload()) else { return };
+        if key != self.note.key {
+            return;
+        }
         if self.granted.token.map(Token::get) == Some(revocation.token) && self.note.revoked.is_none() {
             self.note.revoked = Some(revocation);
             self.request.push(Push::Revoked { seq: self.request.seq });
@@ -419,26 +493,27 @@ impl Hold<'_> {
         }
     }
 
-    fn lost(&self, why: String) -> HoldEnd {
+    fn lost(&self, loss: Loss) -> HoldEnd {
         let ms = u64::try_from(self.heard.elapsed().as_millis()).unwrap_or(u64::MAX);
         tracing::warn!(
             name = self.request.name.as_str(),
             server = self.link.connection.server(),
-            why,
+            why = loss.why,
             last_heard_ms_ago = ms,
             "the connection that held a lock is lost; the server may have freed it at any time since it was last heard"
         );
-        HoldEnd::Lost(why)
+        HoldEnd::Lost(loss)
     }
 }
 
 /// Ends what may be left of a connection at the server, which may take hours to find out that nobody is there any more.
-async fn see_to(shared: &Shared, request: &Request, which: &str) {
+/// Whether it is known that nothing is left.
+async fn see_to(shared: &Shared, request: &Request, which: &str) -> bool {
     let (mut pause, most) = SEE_TO_PAUSES;
     let since = Instant::now();
     while since.elapsed() < SEE_TO_FOR {
-        match look::end_process(shared, &format!("{which} and usename = current_user")).await {
-            Ok(()) => return,
+        match look::end_process(shared, &format!("({which}) and usename = current_user")).await {
+            Ok(()) => return true,
             Err(error) => tracing::debug!(name = request.name.as_str(), "what is left of a request: {error}"),
         }
         sleep(pause).await;
@@ -449,4 +524,5 @@ async fn see_to(shared: &Shared, request: &Request, which: &str) {
         "could not look for {SEE_TO_FOR:?} whether a lost connection still holds at the server; the server ends it when \
          its own keep-alives fail"
     );
+    false
 }

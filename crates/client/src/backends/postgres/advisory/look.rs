@@ -7,7 +7,7 @@ use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use postgres_protocol::escape::escape_literal;
 use tokio_postgres::SimpleQueryRow;
 
-use super::note::{Held, Note, Revocation};
+use super::note::{Held, Letter, Note, Revocation};
 use super::sql::{IN_THIS_DATABASE, channel, is_locked};
 use super::{Shared, pool::unreadable};
 use crate::backend::{BreakOrder, Broken};
@@ -198,7 +198,12 @@ pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Bro
     };
     let worn = Held::is_worn(order.token.get());
     if !order.now {
-        let letter = letter(&order);
+        let Some(note) = &holder.note else {
+            let what = "what the holder's connection says is not shown, and only who sees it may ask it to stop: use the \
+                        holder's role, or `grant pg_read_all_stats` to this one, or break it with `now`";
+            return Err(BackendError::new(BackendErrorKind::Operator, what));
+        };
+        let letter = letter(&order, &note.key);
         let notify = format!(
             "select pg_catalog.pg_notify('{}', {}) from pg_catalog.pg_stat_activity where pid = {} and {worn}",
             channel(holder.pid),
@@ -219,22 +224,21 @@ pub(super) async fn break_hold(shared: &Shared, order: BreakOrder) -> Result<Bro
     Ok(Broken::Done)
 }
 
-fn letter(order: &BreakOrder) -> String {
+fn letter(order: &BreakOrder, key: &str) -> String {
     let cut = |text: &str| {
         let end = (0..=LETTER_TEXT_BYTES.min(text.len())).rev().find(|&at| text.is_char_boundary(at));
         text[..end.unwrap_or(0)].to_owned()
     };
     let revocation = Revocation { token: order.token.get(), reason: cut(&order.reason), by: cut(&order.by) };
-    serde_json::to_string(&revocation).unwrap_or_default()
+    serde_json::to_string(&Letter { key: key.to_owned(), revocation }).unwrap_or_default()
 }
 
 /// Ends the server processes of a condition on `pg_stat_activity`, and returns when they are gone.
 pub(super) async fn end_process(shared: &Shared, which: &str) -> Result<(), BackendError> {
     let doing = "end a server process";
-    let end = format!(
-        "select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity \
-         where {which} and pid <> pg_catalog.pg_backend_pid()"
-    );
+    // Behind a transaction pooler this may end the process that is asked: the desk asks again then.
+    let end =
+        format!("select pg_catalog.pg_terminate_backend(pid) from pg_catalog.pg_stat_activity where {which}");
     let since = tokio::time::Instant::now();
     while !shared.desk.ask(&end, doing).await?.is_empty() {
         if since.elapsed() > END_WITHIN {

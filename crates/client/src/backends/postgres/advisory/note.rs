@@ -17,6 +17,10 @@ const COMMENT_BYTES: usize = 32;
 /// name.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Note {
+    /// 48 random bits, which a break must know. Other than the badge, a note is shown only to its own role and to those
+    /// that may read everything; a notification may be sent by anybody. Never left out.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub(super) key: String,
     /// The lock's name: the key alone does not tell it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) name: String,
@@ -30,7 +34,16 @@ pub(super) struct Note {
     pub(super) revoked: Option<Revocation>,
 }
 
-/// What an operator says as he breaks a hold; also the letter that tells its holder.
+/// What tells a holder of a break.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Letter {
+    /// That of the holder's note.
+    pub(super) key: String,
+    #[serde(flatten)]
+    pub(super) revocation: Revocation,
+}
+
+/// What an operator says as he breaks a hold.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Revocation {
     pub(super) token: u64,
@@ -96,12 +109,22 @@ pub(super) struct Held {
     pub(super) since: u64,
 }
 
+/// 48 bits, in hexadecimal digits.
+pub(super) fn random() -> Result<String, getrandom::Error> {
+    let mut random = [0; 6];
+    getrandom::fill(&mut random)?;
+    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// A label as any database can write it: in LATIN1 there are letters missing, and a zero byte is in no text. The note has
+/// it in full.
+fn shown(label: &str) -> String {
+    label.chars().map(|letter| if matches!(letter, ' '..='~') { letter } else { '?' }).collect()
+}
+
 impl Badge {
     pub(super) fn new(label: &str) -> Result<Self, getrandom::Error> {
-        let mut random = [0; 6];
-        getrandom::fill(&mut random)?;
-        let id = random.iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { id, label: label.to_owned() })
+        Ok(Self { id: random()?, label: shown(label) })
     }
 
     /// As a literal, for one that has no lock yet.
@@ -150,6 +173,7 @@ mod tests {
 
     fn note() -> Note {
         Note {
+            key: "0a1b2c3d4e5f".into(),
             name: "orders/42/* evil */".into(),
             owner: "büro@host 😀".into(),
             meta: "job=re\"index\nx=*/ select 1".into(),
@@ -173,8 +197,17 @@ mod tests {
         let read = |bytes| Note::read(&note().comment(bytes)).unwrap();
         assert_eq!(read(whole), note());
         assert_eq!(read(whole - 1), Note { meta: String::new(), ..note() });
-        assert_eq!(read(120), Note { meta: String::new(), owner: String::new(), ..note() });
-        assert_eq!(read(60), Note::default());
+        assert_eq!(read(142), Note { meta: String::new(), owner: String::new(), ..note() });
+        assert_eq!(read(60), Note { key: note().key, ..Note::default() });
+    }
+
+    #[test]
+    fn a_badge_is_plain_whatever_the_label() {
+        let badge = Badge::new("b\u{fc}ro \0\n 😀 it's").unwrap();
+        for sql in [badge.waiting(), badge.held("1")] {
+            assert!(sql.contains("b?ro ?? ? it''s"), "{sql}");
+            assert!(sql.chars().all(|letter| matches!(letter, ' '..='~')), "{sql}");
+        }
     }
 
     #[test]

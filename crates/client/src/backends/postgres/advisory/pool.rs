@@ -31,12 +31,19 @@ pub(super) struct Link {
 /// A server process that one link has for itself.
 pub(super) struct Pid {
     pub(super) number: i32,
-    taken: Arc<Mutex<BTreeSet<i32>>>,
+    /// When it began: after a fail-over or a restart numbers come again, while an old link may not know of its end yet.
+    began: String,
+    taken: Taken,
 }
+
+type Taken = Arc<Mutex<BTreeSet<(i32, String)>>>;
 
 impl Drop for Pid {
     fn drop(&mut self) {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.number);
+        self.taken
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&(self.number, std::mem::take(&mut self.began)));
     }
 }
 
@@ -50,7 +57,7 @@ pub(super) struct Pool {
     slots: Arc<Semaphore>,
     idle: Mutex<VecDeque<(Instant, Link)>>,
     /// The server processes behind the links of sessions.
-    taken: Arc<Mutex<BTreeSet<i32>>>,
+    taken: Taken,
 }
 
 impl Pool {
@@ -88,29 +95,30 @@ impl Pool {
         let notify = (self.scope == Scope::Session).then_some(notify);
         let connection = self.connector.connect(IDLE, notify).await?;
         let pid = match self.scope {
-            Scope::Session => Some(self.own(self.prepare(&connection).await?)?),
+            Scope::Session => Some(self.prepare(&connection).await?),
             Scope::Transaction => None,
         };
         Ok(Link { connection, pid, notices })
     }
 
-    async fn prepare(&self, connection: &Connection) -> Result<i32, BackendError> {
+    async fn prepare(&self, connection: &Connection) -> Result<Pid, BackendError> {
         let doing = "prepare a connection for locks";
         let rows = connection.ask(&prepare_session(self.version)).await;
         let rows = rows.map_err(|none| none.explained(doing))?;
-        let pid = rows.last().and_then(|row| row.get(0)?.parse().ok()).ok_or_else(|| unreadable(doing))?;
+        let process = rows.last().and_then(|row| Some((row.get(0)?.parse().ok()?, row.get(1)?.to_owned())));
+        let (pid, began) = process.ok_or_else(|| unreadable(doing))?;
         let listening = connection.ask(&format!("listen {}", channel(pid))).await;
         listening.map_err(|none| none.explained("listen for breaks"))?;
-        Ok(pid)
+        self.own(pid, began)
     }
 
     /// Two connections with one server process are two clients of a pooler, and the locks of one are those of the other:
     /// what `try_the_way` could not find when the client was made.
-    fn own(&self, number: i32) -> Result<Pid, BackendError> {
-        if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert(number) {
+    fn own(&self, number: i32, began: String) -> Result<Pid, BackendError> {
+        if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert((number, began.clone())) {
             return Err(transaction_pooler().into());
         }
-        Ok(Pid { number, taken: self.taken.clone() })
+        Ok(Pid { number, began, taken: self.taken.clone() })
     }
 
     /// Takes back a link that certainly holds nothing.

@@ -5,9 +5,10 @@ use std::time::Duration;
 use tokio_postgres::SimpleQueryRow;
 
 use super::Shared;
+use super::note::IDLE;
 use super::pool::{Desk, unreadable};
 use super::sql::{Scope, is_held};
-use crate::backends::postgres::connect::Connector;
+use crate::backends::postgres::connect::{Connection, Connector};
 use crate::backends::postgres::keys::AdvisoryKey;
 use crate::capabilities::Fencing;
 use crate::error::{BackendError, BackendErrorKind, ConnectError, Unsupported};
@@ -92,6 +93,32 @@ fn fencing(sequence: Option<&str>) -> Fencing {
     }
 }
 
+const PID: &str = "select pg_catalog.pg_backend_pid()";
+/// How often it is looked whether connections keep their server processes. Once is not enough: what else goes through a
+/// busy pooler may keep two connections apart by chance.
+const ROUNDS: usize = 4;
+
+/// Whether each connection has a server process for itself, as far as it can be seen. One transaction at a time, so that
+/// the smallest pool has a process left for the desk, or shows what it is.
+async fn keep_apart(desk: &Desk, others: &[Connection]) -> Result<bool, BackendError> {
+    let doing = "say which process serves a connection";
+    let first = pid(&desk.ask(PID, doing).await?)?;
+    let mut known = vec![None; others.len()];
+    for _ in 0..ROUNDS {
+        for at in 0..others.len() {
+            let begun = others[at].ask(&format!("begin; {PID}")).await;
+            let number = pid(&begun.map_err(|none| none.explained("begin a transaction"))?)?;
+            let moved = known[at].replace(number).is_some_and(|before| before != number);
+            let shared = known.iter().filter(|known| **known == Some(number)).count() > 1;
+            if moved || shared || number == first || pid(&desk.ask(PID, doing).await?)? != first {
+                return Ok(false);
+            }
+            others[at].ask("rollback").await.map_err(|none| none.explained("end a transaction"))?;
+        }
+    }
+    Ok(true)
+}
+
 /// Refuses an address that can't carry this kind of lock.
 ///
 /// Two connections of a transaction pooler may share one server process, one after the other; two connections to a
@@ -102,24 +129,22 @@ pub(super) async fn try_the_way(
     desk: &Desk,
     scope: Scope,
 ) -> Result<(), ConnectError> {
-    const PID: &str = "select pg_catalog.pg_backend_pid()";
-    let doing = "say which process serves a connection";
-    let first = pid(&desk.ask(PID, doing).await?)?;
-    let other = connector.connect(super::note::IDLE, None).await?;
-    let begun = other.ask(&format!("begin; {PID}")).await;
-    let second = pid(&begun.map_err(|none| none.explained("begin a transaction"))?)?;
-    match scope {
-        Scope::Session if second == first || pid(&desk.ask(PID, doing).await?)? != first => {
+    let mut others = vec![connector.connect(IDLE, None).await?];
+    if scope == Scope::Session {
+        // A server that has no third connection to give can be used all the same.
+        others.extend(connector.connect(IDLE, None).await.ok());
+        if !keep_apart(desk, &others).await? {
             return Err(transaction_pooler().into());
         }
-        Scope::Session => {}
-        // Here it is enough that a transaction stays where it is.
-        Scope::Transaction => {
-            let again = other.ask(PID).await.map_err(|none| none.explained(doing))?;
-            if pid(&again)? != second {
-                return Err(statement_pooler().into());
-            }
-        }
+    }
+    let doing = "say which process serves a connection";
+    let other = &others[0];
+    let begun = other.ask(&format!("begin; {PID}")).await;
+    let number = pid(&begun.map_err(|none| none.explained("begin a transaction"))?)?;
+    // For a transaction it is enough that it stays where it is.
+    let again = other.ask(PID).await.map_err(|none| none.explained(doing))?;
+    if scope == Scope::Transaction && pid(&again)? != number {
+        return Err(statement_pooler().into());
     }
     let doing = "try an advisory lock";
     let mut key = [0; 8];

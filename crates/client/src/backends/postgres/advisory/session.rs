@@ -200,6 +200,33 @@ impl Request {
         self.ending.send_replace(ending);
     }
 
+    /// The end, if none is certain yet.
+    pub(super) fn settle(&self, end: End) {
+        self.ending.send_if_modified(|ending| {
+            let unsure = !matches!(ending, Ending::Sure(_));
+            if unsure {
+                *ending = Ending::Sure(end);
+            }
+            unsure
+        });
+    }
+
+    /// Says of what has not been said yet that it is not known.
+    pub(super) fn give_up(&self) {
+        self.answer.send_if_modified(|answer| {
+            let unsaid = answer.is_none();
+            answer.get_or_insert(Err(CallError { sent: true }));
+            unsaid
+        });
+        self.ending.send_if_modified(|ending| {
+            let unsaid = *ending == Ending::NotYet;
+            if unsaid {
+                *ending = Ending::Unsure;
+            }
+            unsaid
+        });
+    }
+
     pub(super) fn push(&self, push: Push) {
         // Whoever listened is gone, and its requests are over.
         let _ = self.pushes.send(push);

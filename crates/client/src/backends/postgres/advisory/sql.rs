@@ -43,7 +43,9 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    /// One try. Its last row: the server process, whether it holds, the token.
+    /// One try. Its last row: the server process, whether it holds, the token; and of a session at the end, whether
+    /// the server process had this lock before it was asked for. That is asked in the same statement, since a pooler
+    /// may give the next one to another process.
     pub(super) fn try_lock(&self, note: &Note) -> String {
         let (comment, waiting, name) =
             (note.comment(self.shown_bytes), self.badge.waiting(), self.function("pg_try_advisory"));
@@ -72,16 +74,23 @@ impl Statements {
     /// The lock and, for a session, all that belongs to a grant. The subqueries are kept apart by their `offset`, so
     /// that the token is drawn after the lock is held.
     fn locked(&self, lock: &str) -> String {
-        let lock = format!("select {lock} as held offset 0");
         if self.scope == Scope::Transaction {
-            return format!("select pg_catalog.pg_backend_pid(), held, null from ({lock}) as l");
+            return format!(
+                "select pg_catalog.pg_backend_pid(), held, null from (select {lock} as held offset 0) as l"
+            );
         }
+        // To one server process a lock that it has is free, whichever of a pooler's clients took it.
+        let lock = format!(
+            "select before, case when before then false else {lock} end as held from (select {} as before offset 0) as b \
+             offset 0",
+            is_held_in_any_mode(self.key)
+        );
         let (token, sync) = if self.tokens { (TOKEN, SYNC) } else { ("null::bigint", "null") };
         let badge = self.badge.held("token");
         format!(
             "select pg_catalog.pg_backend_pid(), held, token, \
-             case when held then pg_catalog.set_config('application_name', {badge}, false) end, synced \
-             from (select held, case when held then {token} end as token, case when held then {sync} end as synced \
+             case when held then pg_catalog.set_config('application_name', {badge}, false) end, synced, before \
+             from (select before, held, case when held then {token} end as token, case when held then {sync} end as synced \
              from ({lock}) as l offset 0) as g"
         )
     }
@@ -148,6 +157,22 @@ pub(super) fn is_held(key: AdvisoryKey, shared: bool) -> String {
     )
 }
 
+/// An expression: whether the connection that asks has this lock, shared or exclusive.
+fn is_held_in_any_mode(key: AdvisoryKey) -> String {
+    format!(
+        "exists (select from pg_catalog.pg_locks where {} and granted and pid = pg_catalog.pg_backend_pid())",
+        is_locked(key)
+    )
+}
+
+/// A condition on `pg_stat_activity`: this server process, as long as it has this lock.
+pub(super) fn is_holder(pid: i32, key: AdvisoryKey) -> String {
+    format!(
+        "pid = {pid} and pid in (select pid from pg_catalog.pg_locks where {} and granted)",
+        is_locked(key)
+    )
+}
+
 /// A condition on `pg_locks`: this key, in this database.
 pub(super) fn is_locked(key: AdvisoryKey) -> String {
     let (class, object, sub) = key.in_pg_locks();
@@ -162,7 +187,7 @@ pub(super) const IN_THIS_DATABASE: &str = "locktype = 'advisory' and database = 
 
 /// Makes a new connection fit to hold for long: no limit of the role or the database may end its statements, and the
 /// server asks it whether it lives, so that a machine that vanished keeps its locks for half a minute and not for hours
-/// (madelson #230). Its row: the server process.
+/// (madelson #230). Its row: the server process, and when that began.
 pub(super) fn prepare_session(version: u32) -> String {
     let newer = (version >= SESSION_TIMEOUT_SINCE).then_some("idle_session_timeout");
     let patient = PATIENT.iter().copied().chain(newer).map(|setting| (setting, "0"));
@@ -178,7 +203,8 @@ pub(super) fn prepare_session(version: u32) -> String {
         .map(|(setting, value)| format!(", pg_catalog.set_config('{setting}', '{value}', false)"))
         .collect();
     format!(
-        "select pg_catalog.pg_backend_pid(){settings}, \
+        "select pg_catalog.pg_backend_pid(), (select extract(epoch from backend_start) \
+         from pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())){settings}, \
          case when pg_catalog.current_setting('synchronous_commit') = 'off' \
          then pg_catalog.set_config('synchronous_commit', 'local', false) end"
     )
