@@ -111,7 +111,8 @@ fn a_session_lock_whose_server_dies_ends_its_job() {
 
 #[test]
 fn doctor_warns_of_what_a_server_s_settings_spoil() {
-    let lax = Redis::with(&["--appendonly", "no", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let lax =
+        Redis::with(&["--appendonly", "no", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
     let place = Place::new().over(&lax.url());
     let told = place.ran("doctor").out;
     for words in ["warning", "allkeys-lru", "append"] {

@@ -10,7 +10,11 @@ fn runtime() -> tokio::runtime::Runtime {
 
 async fn until_free(redis: &Redis, name: &str) {
     let locks = client(redis, "next").await;
-    until("it is given back", async || locks.mutex(name).try_acquire().await.unwrap()).await.release().await.unwrap();
+    until("it is given back", async || locks.mutex(name).try_acquire().await.unwrap())
+        .await
+        .release()
+        .await
+        .unwrap();
 }
 
 #[test]
@@ -25,7 +29,8 @@ fn a_guard_that_is_dropped_outside_of_a_runtime_is_given_back() {
 fn a_guard_that_is_dropped_beside_a_runtime_that_stands_still_is_given_back() {
     let redis = Redis::start();
     let still = runtime();
-    let held = still.block_on(async { client(&redis, "still").await.mutex("still").acquire().await.unwrap() });
+    let held =
+        still.block_on(async { client(&redis, "still").await.mutex("still").acquire().await.unwrap() });
     let entered = still.enter();
     drop(held);
     drop(entered);
