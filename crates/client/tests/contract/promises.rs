@@ -308,12 +308,25 @@ async fn p12_unknown(subject: &impl Subject) -> bool {
         // Nothing lies between client and service in which an answer could be lost.
         return held.release().await.is_ok();
     }
-    let unknown = matches!(held.release().await, Err(ReleaseError::Ambiguous));
+    let said = held.release().await;
     let name = name.parse().unwrap();
+    let honest = match said {
+        Err(ReleaseError::Ambiguous) => true,
+        // The call that was lost was another one, or it was found out what became of it: then it must be so.
+        Ok(()) => {
+            let looks = subject.client("looks").await;
+            until("somebody looks", async || looks.inspect(&name).await.ok()).await.holders.is_empty()
+        }
+        // Where a connection is what holds, its end is known to be the hold's.
+        Err(ReleaseError::AlreadyLost(cause)) => {
+            cause == LossCause::Disconnected && !locks.capabilities().ttl
+        }
+        Err(_) => false,
+    };
     until("the release arrives after all", async || {
         subject.pass(SECOND).await;
         locks.inspect(&name).await.unwrap().holders.is_empty().then_some(())
     })
     .await;
-    unknown
+    honest
 }

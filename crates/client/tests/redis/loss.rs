@@ -2,7 +2,7 @@
 
 use lockkeeper::{Locks, LossCause};
 
-use crate::support::{SECOND, address, durable, loss, with_tokens};
+use crate::support::{SECOND, address, durable, loss, until, with_tokens};
 use crate::switch::Switch;
 
 #[tokio::test]
@@ -27,7 +27,8 @@ async fn a_fail_over_that_loses_the_hold_is_seen_as_loss() {
     let url = format!("{}?fencing=counter", switch.url());
     let alice = Locks::connect_as(&url, "alice").await.unwrap();
     let copied = alice.mutex("copied").ttl(60 * SECOND).acquire().await.unwrap();
-    assert_eq!(primary.cli(&["WAIT", "1", "5000"]), "1");
+    // WAIT would wait for the writes of its own connection only.
+    until("it is copied", async || (replica.cli(&["EXISTS", "copied"]) == "1").then_some(())).await;
     // It is cut off and stands still while the primary acknowledges a hold that it never hears of.
     replica.stop();
     primary.cli(&["CLIENT", "KILL", "TYPE", "replica"]);

@@ -3,7 +3,7 @@
 use lockkeeper::{Locks, LossCause, Wait};
 use lockkeeper_rig::{RedisCluster, Sentinel};
 
-use crate::support::{SECOND, loss, name, until_waiting};
+use crate::support::{SECOND, loss, name, until, until_waiting};
 
 /// The former primary dies: the link finds the new one. What was not copied is lost, and its holder knows.
 #[tokio::test]
@@ -14,7 +14,9 @@ async fn after_a_fail_over_the_new_primary_is_found() {
         (Locks::connect_as(&url, "alice").await.unwrap(), Locks::connect_as(&url, "bob").await.unwrap());
     let copied = alice.mutex("copied").ttl(30 * SECOND).acquire().await.unwrap();
     let former = servers.primary();
-    assert_eq!(former.cli(&["WAIT", "1", "5000"]), "1");
+    // WAIT would wait for the writes of its own connection only.
+    let replica = servers.replica();
+    until("it is copied", async || (replica.cli(&["EXISTS", "copied"]) == "1").then_some(())).await;
     former.kill();
     servers.wait_for_another_than(former);
     let next = bob.mutex("jobs").wait(Wait::For(25 * SECOND)).acquire().await.unwrap();

@@ -29,7 +29,8 @@ fn sentinels_make_the_replica_the_primary_when_the_primary_is_dead() {
     let former = sentinel.primary();
     assert_ne!(former.port(), sentinel.replica().port());
     former.cli(&["SET", "k", "7"]);
-    assert_eq!(former.cli(&["WAIT", "1", "0"]), "1");
+    // WAIT would wait for the writes of its own connection only.
+    until("it is copied", || sentinel.replica().try_cli(&["GET", "k"]) == Ok("7".into()));
     former.kill();
     sentinel.wait_for_another_than(former);
     let primary = sentinel.primary();
