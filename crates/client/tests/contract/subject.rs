@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use lockkeeper::Locks;
 
+use crate::proxy::Faults;
+
 /// A backend under test. Every method that causes a fault says whether that fault exists here at all.
 pub(crate) trait Subject: Sync {
     /// The URL scheme.
@@ -29,20 +31,33 @@ pub(crate) trait Subject: Sync {
     /// Takes a lock away from a holder that has stopped listening, by the strongest means there is.
     async fn take_away(&self, label: &str, name: &str);
 
+    /// What lies between clients and the service, where something does.
+    fn faults(&self) -> Option<&Faults> {
+        None
+    }
+
     /// From now on nothing of this client reaches the service. `false`: nothing lies between them.
-    fn cut_off(&self, label: &str) -> bool;
+    fn cut_off(&self, label: &str) -> bool {
+        self.faults().map(|faults| faults.cut_off(label)).is_some()
+    }
 
     /// The answers to the next calls are lost. `false`: nothing lies between.
-    fn lose_answers(&self, count: u32) -> bool;
+    fn lose_answers(&self, count: u32) -> bool {
+        self.faults().map(|faults| faults.lose_answers(count)).is_some()
+    }
 
     /// The next calls are lost.
-    fn lose_calls(&self, count: u32) -> bool;
+    fn lose_calls(&self, count: u32) -> bool {
+        self.faults().map(|faults| faults.lose_calls(count)).is_some()
+    }
 
     /// The service stands still for so long. `false`: there is no service.
     fn stall(&self, duration: Duration) -> bool;
 
     /// Lets time pass.
-    async fn pass(&self, duration: Duration);
+    async fn pass(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
 
     /// The service starts anew, with whatever it keeps.
     async fn restart(&self);

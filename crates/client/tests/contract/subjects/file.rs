@@ -57,24 +57,8 @@ impl Subject for File {
         locks.break_hold(order).await.unwrap();
     }
 
-    fn cut_off(&self, _label: &str) -> bool {
-        false
-    }
-
-    fn lose_answers(&self, _count: u32) -> bool {
-        false
-    }
-
-    fn lose_calls(&self, _count: u32) -> bool {
-        false
-    }
-
     fn stall(&self, _duration: Duration) -> bool {
         false
-    }
-
-    async fn pass(&self, duration: Duration) {
-        tokio::time::sleep(duration).await;
     }
 
     /// There is no service to start anew.

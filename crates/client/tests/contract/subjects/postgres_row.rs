@@ -78,19 +78,8 @@ impl Subject for Rows {
         self.until_expired(name).await;
     }
 
-    fn cut_off(&self, label: &str) -> bool {
-        self.faults.cut_off(label);
-        true
-    }
-
-    fn lose_answers(&self, count: u32) -> bool {
-        self.faults.lose_answers(count);
-        true
-    }
-
-    fn lose_calls(&self, count: u32) -> bool {
-        self.faults.lose_calls(count);
-        true
+    fn faults(&self) -> Option<&Faults> {
+        Some(&self.faults)
     }
 
     fn stall(&self, duration: Duration) -> bool {
@@ -98,10 +87,6 @@ impl Subject for Rows {
         std::thread::sleep(duration);
         self.server.cont();
         true
-    }
-
-    async fn pass(&self, duration: Duration) {
-        tokio::time::sleep(duration).await;
     }
 
     async fn restart(&self) {

@@ -72,19 +72,8 @@ impl Subject for Server {
         self.until_expired(name).await;
     }
 
-    fn cut_off(&self, label: &str) -> bool {
-        self.faults.cut_off(label);
-        true
-    }
-
-    fn lose_answers(&self, count: u32) -> bool {
-        self.faults.lose_answers(count);
-        true
-    }
-
-    fn lose_calls(&self, count: u32) -> bool {
-        self.faults.lose_calls(count);
-        true
+    fn faults(&self) -> Option<&Faults> {
+        Some(&self.faults)
     }
 
     fn stall(&self, duration: Duration) -> bool {
@@ -92,10 +81,6 @@ impl Subject for Server {
         std::thread::sleep(duration);
         self.redis.cont();
         true
-    }
-
-    async fn pass(&self, duration: Duration) {
-        tokio::time::sleep(duration).await;
     }
 
     async fn restart(&self) {

@@ -101,10 +101,6 @@ impl Subject for Servers {
         true
     }
 
-    async fn pass(&self, duration: Duration) {
-        tokio::time::sleep(duration).await;
-    }
-
     async fn restart(&self) {
         self.servers.iter().for_each(Redis::kill);
         self.servers.iter().for_each(Redis::start_again);

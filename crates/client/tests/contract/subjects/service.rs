@@ -120,14 +120,8 @@ impl Subject for Service {
         operator.break_hold(order).await.unwrap();
     }
 
-    fn cut_off(&self, label: &str) -> bool {
-        self.faults.cut_off(label);
-        true
-    }
-
-    fn lose_answers(&self, count: u32) -> bool {
-        self.faults.lose_answers(count);
-        true
+    fn faults(&self) -> Option<&Faults> {
+        Some(&self.faults)
     }
 
     /// They are lost with their connection; what was lost is sent again on the next, so that no caller hears of it.
@@ -141,10 +135,6 @@ impl Subject for Service {
         std::thread::sleep(duration);
         self.signal(Signal::SIGCONT);
         true
-    }
-
-    async fn pass(&self, duration: Duration) {
-        tokio::time::sleep(duration).await;
     }
 
     async fn restart(&self) {
