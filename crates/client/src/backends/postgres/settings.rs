@@ -57,6 +57,7 @@ pub(super) struct Settings {
     pub(super) servers: Vec<Server>,
     pub(super) tls: TlsMode,
     /// A file of certificates to trust instead of the system's.
+    #[cfg_attr(not(feature = "postgres-tls"), allow(dead_code, reason = "read, and of no use without TLS"))]
     pub(super) tls_ca: Option<PathBuf>,
     /// How long a connection, or a statement that does not wait, may take.
     pub(super) timeout: Duration,
