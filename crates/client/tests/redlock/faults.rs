@@ -184,6 +184,7 @@ async fn servers_killed_while_an_acquire_waits_and_while_one_releases() {
     let servers = Servers::start(5);
     let (one, two) = (servers.client("one").await, servers.client("two").await);
     let held = hold(&one, 2 * SECOND).await.unwrap();
+    until("all five have it", async || (servers.keys(NAME) == 5).then_some(())).await;
     let waiting = tokio::spawn({
         let lock = two.mutex(NAME).ttl(2 * SECOND).wait(Wait::For(20 * SECOND));
         async move { lock.acquire().await }
