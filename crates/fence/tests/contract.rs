@@ -1,209 +1,127 @@
-//! What every fence must do alike: one set of scenarios, instantiated per fence.
-//!
-//! A further fence costs one constructor. Each is held against the pure rule over all short histories, so that a
-//! fence that words the rule anew (in SQL, in a script) can't differ from it.
-#![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
+//! The suite of all fences, run on those that need no server; and what is the memory fence's own.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Barrier};
 use std::thread;
 
-use lockkeeper_core::Token;
-use lockkeeper_fence::{Action, FileError, FileFence, Marks, MemoryFence, Refused, Section};
+use lockkeeper_fence::{Marks, MemoryFence, Refused, Section};
+use suite::{Subject, token};
 
-/// One resource behind a fence, holding a number. Refusals are answers; anything else that fails ends the test.
-trait Subject: Clone + Send + 'static {
-    /// A resource never seen. A clone is another user of the same one.
-    fn fresh() -> Self;
-    fn enter(&self, section: Section) -> Result<(), Refused>;
-    fn read(&self) -> u64;
-    fn write(&self, section: Section, number: u64) -> Result<(), Refused>;
-    fn check_once(&self, section: Section) -> Result<(), Refused>;
-}
+mod suite;
+
+suite::contract!(memory => Memory);
+
+#[cfg(target_os = "linux")]
+suite::contract!(file => file_subject::File, lasting);
 
 #[derive(Clone)]
 struct Memory(Arc<(MemoryFence, AtomicU64)>);
 
 impl Subject for Memory {
-    fn fresh() -> Self {
+    type World = ();
+    const STEPS: u32 = 3;
+    const CASES: u32 = 256;
+    const ROUNDS: u64 = 200;
+
+    async fn world() {}
+
+    async fn fresh((): &()) -> Self {
         Self(Arc::new((MemoryFence::new(), AtomicU64::new(0))))
     }
 
-    fn enter(&self, section: Section) -> Result<(), Refused> {
+    async fn another(&self) -> Self {
+        self.clone()
+    }
+
+    async fn enter(&self, section: Section) -> Result<(), Refused> {
         self.0.0.enter("number", section)
     }
 
-    fn read(&self) -> u64 {
+    async fn read(&self) -> u64 {
         self.0.1.load(Ordering::SeqCst)
     }
 
-    fn write(&self, section: Section, number: u64) -> Result<(), Refused> {
+    async fn write(&self, section: Section, number: u64) -> Result<(), Refused> {
         self.0.0.write("number", section, || self.0.1.store(number, Ordering::SeqCst))
     }
 
-    fn check_once(&self, section: Section) -> Result<(), Refused> {
+    async fn check_once(&self, section: Section) -> Result<(), Refused> {
         self.0.0.check_once("number", section, || ())
     }
-}
 
-#[derive(Clone)]
-struct File {
-    fence: FileFence,
-    /// Removed with the last clone.
-    _dir: Arc<tempfile::TempDir>,
-}
-
-fn refusal<T>(result: Result<T, FileError>) -> Result<T, Refused> {
-    result.map_err(|error| match error {
-        FileError::Refused(refused) => refused,
-        other => panic!("{other}: {other:?}"),
-    })
-}
-
-impl Subject for File {
-    fn fresh() -> Self {
-        let dir = tempfile::tempdir().expect("a directory");
-        let fence = FileFence::new(dir.path().join("number")).expect("a fence");
-        Self { fence, _dir: Arc::new(dir) }
-    }
-
-    fn enter(&self, section: Section) -> Result<(), Refused> {
-        refusal(self.fence.enter(section))
-    }
-
-    fn read(&self) -> u64 {
-        let bytes = refusal(self.fence.read()).expect("no refusal").unwrap_or_else(|| b"0".to_vec());
-        String::from_utf8(bytes).expect("text").parse().expect("a number, never torn")
-    }
-
-    fn write(&self, section: Section, number: u64) -> Result<(), Refused> {
-        refusal(self.fence.write(section, number.to_string().as_bytes()))
-    }
-
-    fn check_once(&self, section: Section) -> Result<(), Refused> {
-        refusal(self.fence.check_once(section, || ()))
+    async fn marks(&self) -> Marks {
+        self.0.0.marks("number")
     }
 }
 
-fn token(value: u64) -> Token {
-    Token::new(value).expect("a token")
-}
+#[cfg(target_os = "linux")]
+mod file_subject {
+    use std::path::Path;
+    use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Every history of `steps` steps over two tokens and five kinds of section, step by step against the pure rule.
-fn answers_as_the_rule_does<S: Subject>(steps: u32) {
-    let sections: Vec<Section> = [1, 2]
-        .map(token)
-        .into_iter()
-        .flat_map(|token| {
-            let slots = [0, 1].map(|slot| Section::permit(slot, token).expect("a slot"));
-            [Section::exclusive(token), Section::shared(token), slots[0], slots[1]]
+    use lockkeeper_fence::{FileError, FileFence, Marks, Refused, Section};
+
+    use super::suite::{Lasting, Subject};
+
+    pub(crate) struct File(FileFence);
+
+    fn refusal<T>(result: Result<T, FileError>) -> Result<T, Refused> {
+        result.map_err(|error| match error {
+            FileError::Refused(refused) => refused,
+            other => panic!("{other}: {other:?}"),
         })
-        .collect();
-    let asks: Vec<(Action, Section)> = [Action::Enter, Action::Write, Action::CheckOnce]
-        .into_iter()
-        .flat_map(|action| sections.iter().map(move |section| (action, *section)))
-        .collect();
-    let histories = asks.len().pow(steps);
-    for history in 0..histories {
-        let (subject, mut marks, mut number) = (S::fresh(), Marks::default(), 0);
-        let mut rest = history;
-        for step in 1..=steps {
-            let (action, section) = asks[rest % asks.len()];
-            rest /= asks.len();
-            let answer = match action {
-                Action::Enter => subject.enter(section),
-                Action::Write => subject.write(section, u64::from(step)),
-                Action::CheckOnce => subject.check_once(section),
-            };
-            let expected = marks.check(action, section).map(drop);
-            assert_eq!(answer, expected, "history {history}, step {step}: {action} {section:?}");
-            if expected.is_ok() && action == Action::Write {
-                number = u64::from(step);
-            }
-            assert_eq!(subject.read(), number, "history {history}, step {step}: a refusal has no effect");
+    }
+
+    impl Subject for File {
+        type World = (tempfile::TempDir, AtomicU64);
+
+        async fn world() -> Self::World {
+            (tempfile::tempdir().expect("a directory"), AtomicU64::new(0))
+        }
+
+        async fn fresh((dir, made): &Self::World) -> Self {
+            let name = made.fetch_add(1, Ordering::SeqCst).to_string();
+            Self(FileFence::new(dir.path().join(name)).expect("a fence"))
+        }
+
+        async fn another(&self) -> Self {
+            Self::at(&self.address()).await
+        }
+
+        async fn enter(&self, section: Section) -> Result<(), Refused> {
+            refusal(self.0.enter(section))
+        }
+
+        async fn read(&self) -> u64 {
+            let Some(bytes) = refusal(self.0.read()).expect("no refusal") else { return 0 };
+            let text = String::from_utf8(bytes).expect("text");
+            text.strip_suffix(" end\n").expect("whole, never torn").parse().expect("a number")
+        }
+
+        async fn write(&self, section: Section, number: u64) -> Result<(), Refused> {
+            refusal(self.0.write(section, format!("{number} end\n").as_bytes()))
+        }
+
+        async fn check_once(&self, section: Section) -> Result<(), Refused> {
+            refusal(self.0.check_once(section, || ()))
+        }
+
+        async fn marks(&self) -> Marks {
+            refusal(self.0.marks()).expect("no refusal")
         }
     }
-    println!("{histories} histories of {steps} steps");
-}
 
-/// Threads that all believe they hold the lock: each enters, reads and writes back one more, with a token of its
-/// own. Every acknowledged write must be in the number.
-fn no_acknowledged_update_is_lost<S: Subject>(threads: u64, rounds: u64) {
-    let subject = S::fresh();
-    let next = Arc::new(AtomicU64::new(1));
-    let start = Arc::new(Barrier::new(usize::try_from(threads).expect("few")));
-    let workers: Vec<_> = (0..threads)
-        .map(|_| {
-            let (subject, next, start) = (subject.clone(), Arc::clone(&next), Arc::clone(&start));
-            thread::spawn(move || {
-                start.wait();
-                let mut acknowledged = 0;
-                for _ in 0..rounds {
-                    let section = Section::exclusive(token(next.fetch_add(1, Ordering::SeqCst)));
-                    if subject.enter(section).is_err() {
-                        continue;
-                    }
-                    let number = subject.read();
-                    thread::yield_now();
-                    acknowledged += u64::from(subject.write(section, number + 1).is_ok());
-                }
-                acknowledged
-            })
-        })
-        .collect();
-    let acknowledged: u64 = workers.into_iter().map(|worker| worker.join().expect("a worker")).sum();
-    println!("{acknowledged} of {} writes acknowledged", threads * rounds);
-    assert_eq!(subject.read(), acknowledged);
-    assert!(acknowledged > 0, "the last section at least is live");
-}
+    impl Lasting for File {
+        const KILLS: u64 = 120;
 
-/// The same token from many threads: exactly one effect.
-fn check_once_lets_one_of_many_through<S: Subject>() {
-    let subject = S::fresh();
-    let start = Arc::new(Barrier::new(8));
-    let workers: Vec<_> = (0..8)
-        .map(|_| {
-            let (subject, start) = (subject.clone(), Arc::clone(&start));
-            thread::spawn(move || {
-                start.wait();
-                subject.check_once(Section::exclusive(token(7)))
-            })
-        })
-        .collect();
-    let answers: Vec<_> = workers.into_iter().map(|worker| worker.join().expect("a worker")).collect();
-    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
-    let repeated = Err(Refused::Repeated { token: token(7) });
-    assert_eq!(answers.iter().filter(|answer| **answer == repeated).count(), 7, "{answers:?}");
-}
+        fn address(&self) -> String {
+            self.0.path().to_str().expect("a temporary directory of text").to_owned()
+        }
 
-#[test]
-fn the_memory_fence_answers_as_the_rule_does() {
-    answers_as_the_rule_does::<Memory>(3);
-}
-
-#[test]
-fn the_file_fence_answers_as_the_rule_does() {
-    answers_as_the_rule_does::<File>(2);
-}
-
-#[test]
-fn the_memory_fence_loses_no_acknowledged_update() {
-    no_acknowledged_update_is_lost::<Memory>(8, 2000);
-}
-
-#[test]
-fn the_file_fence_loses_no_acknowledged_update() {
-    no_acknowledged_update_is_lost::<File>(4, 50);
-}
-
-#[test]
-fn check_once_of_the_memory_fence_lets_one_of_many_through() {
-    check_once_lets_one_of_many_through::<Memory>();
-}
-
-#[test]
-fn check_once_of_the_file_fence_lets_one_of_many_through() {
-    check_once_lets_one_of_many_through::<File>();
+        async fn at(address: &str) -> Self {
+            Self(FileFence::new(Path::new(address)).expect("a fence"))
+        }
+    }
 }
 
 #[test]

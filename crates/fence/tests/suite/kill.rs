@@ -1,0 +1,126 @@
+//! Users that are processes of their own: killed at random points, and many at once.
+#![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
+
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::Token;
+use lockkeeper_fence::{Marks, Section};
+
+use super::child::{as_child, finished_well, lines, spawn, tell};
+use super::{Lasting, runtime, token};
+
+/// The name by which the test harness knows a test: without the crate.
+fn within_crate(test: &str) -> &str {
+    test.split_once("::").map_or(test, |(_, name)| name)
+}
+
+fn mark(marks: &Marks) -> u64 {
+    marks.base.any.map_or(0, Token::get)
+}
+
+/// The child: sections one after the other from the token `first` on, each step told once it is acknowledged.
+fn write_for_ever<S: Lasting>(address: &str, first: u64) -> ! {
+    runtime().block_on(async {
+        let user = S::at(address).await;
+        for value in first.. {
+            let section = Section::exclusive(token(value));
+            user.enter(section).await.expect("alone");
+            tell(&format!("entered {value}"));
+            let number = user.read().await + 1;
+            user.write(section, number).await.expect("alone");
+            tell(&format!("wrote {number}"));
+        }
+        unreachable!("more tokens than time")
+    })
+}
+
+/// What the last child said it had been told, by word.
+fn last_told(told: &[String], word: &str) -> Option<u64> {
+    told.iter().rev().find_map(|line| line.strip_prefix(word)?.trim().parse().ok())
+}
+
+/// `kill -9` in a loop: what was acknowledged is there, and marks don't fall.
+pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
+    if let Some((address, first)) = as_child() {
+        write_for_ever::<S>(&address, first);
+    }
+    let runtime = runtime();
+    let world = runtime.block_on(S::world());
+    let subject = runtime.block_on(S::fresh(&world));
+    let (mut entered, mut written, mut inside_a_section, mut untold) = (0, 0, 0, 0);
+    for kill in 0..S::KILLS {
+        let mut child = spawn(within_crate(test), &subject.address(), entered + 1);
+        let mut lines = lines(&mut child);
+        let mut told: Vec<String> = lines.by_ref().take(2).collect();
+        // The point of the kill, spread over a few sections; the spread is fixed, the point is the scheduler's.
+        thread::sleep(Duration::from_micros(kill * 7919 % 3001));
+        child.kill().expect("killed");
+        child.wait().expect("gone");
+        told.extend(lines);
+
+        let told_entered = last_told(&told, "entered").unwrap_or_else(|| panic!("{told:#?}"));
+        let told_written = last_told(&told, "wrote").unwrap_or_else(|| panic!("{told:#?}"));
+        let (marks, number) = runtime.block_on(settled(&subject, told_entered + 2));
+        assert!((told_entered..=told_entered + 1).contains(&marks), "mark {marks}, told {told_entered}");
+        assert!((told_written..=told_written + 1).contains(&number), "number {number}, told {told_written}");
+        // Each section wrote one more, except the last, which may have been killed between mark and number.
+        let (sections, writes) = (marks - entered, number - written);
+        assert!(writes == sections || writes + 1 == sections, "{writes} writes in {sections} sections");
+        inside_a_section += u64::from(writes < sections);
+        untold += u64::from(marks > told_entered || number > told_written);
+        (entered, written) = (told_entered + 2, number);
+    }
+    println!(
+        "{} kills, {inside_a_section} between mark and number, {untold} with an effect untold; {written} writes stand",
+        S::KILLS
+    );
+    assert!(inside_a_section > 0, "no kill ever hit the middle of a section: this test shows nothing");
+}
+
+/// The mark that the dead user left, and the number once the next holder has entered with `next`: a server may still
+/// be at work on what the dead client asked, and from then on nothing of it can come.
+async fn settled<S: Lasting>(subject: &S, next: u64) -> (u64, u64) {
+    let left = mark(&subject.marks().await);
+    subject.enter(Section::exclusive(token(next))).await.expect("higher than all before");
+    (left, subject.read().await)
+}
+
+/// Processes that all believe they hold the lock: every acknowledged write is in the number.
+pub(crate) fn no_acknowledged_update_of_processes_is_lost<S: Lasting>(test: &str) {
+    const PROCESSES: u64 = 4;
+    if let Some((address, process)) = as_child() {
+        let acknowledged = runtime().block_on(overlapping_sections::<S>(&address, process, PROCESSES));
+        tell(&format!("acknowledged {acknowledged}"));
+        return;
+    }
+    let runtime = runtime();
+    let world = runtime.block_on(S::world());
+    let subject = runtime.block_on(S::fresh(&world));
+    let children: Vec<_> =
+        (0..PROCESSES).map(|process| spawn(within_crate(test), &subject.address(), process)).collect();
+    let mut acknowledged = 0;
+    for child in children {
+        let told = finished_well(child);
+        acknowledged += last_told(&told, "acknowledged").unwrap_or_else(|| panic!("{told:#?}"));
+    }
+    println!("{acknowledged} of {} writes acknowledged", PROCESSES * S::ROUNDS);
+    assert_eq!(runtime.block_on(subject.read()), acknowledged);
+    assert!(acknowledged > 0);
+}
+
+async fn overlapping_sections<S: Lasting>(address: &str, process: u64, processes: u64) -> u64 {
+    let user = S::at(address).await;
+    let mut acknowledged = 0;
+    for _ in 0..S::ROUNDS {
+        // Every section believes that it has the lock by now: its token is above all that began before it.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
+        let value = u64::try_from(now).expect("below 2^53 with two bits more") * processes + process;
+        let section = Section::exclusive(token(value));
+        if user.enter(section).await.is_ok() {
+            let number = user.read().await + 1;
+            acknowledged += u64::from(user.write(section, number).await.is_ok());
+        }
+    }
+    acknowledged
+}

@@ -1,0 +1,148 @@
+//! What every fence must do alike: one suite, instantiated per fence by [`contract!`].
+//!
+//! A further fence costs one [`Subject`], and one [`Lasting`] if its marks outlive the process. Each is held against
+//! the pure rule, [`Marks::check`], so that a fence that words the rule anew (in SQL, in a script) can't differ from it.
+//!
+//! `histories`: every short history. `property`: long random ones. `concurrent`: many users at once, judged by what must
+//! hold whatever the order was. `kill`: users that are processes, killed in the middle.
+#![allow(dead_code, reason = "a fence that forgets with its process leaves out the part for processes")]
+
+pub(crate) mod child;
+pub(crate) mod concurrent;
+pub(crate) mod histories;
+pub(crate) mod kill;
+pub(crate) mod property;
+
+use std::future::Future;
+
+use lockkeeper_core::Token;
+use lockkeeper_fence::{Action, Marks, Refused, Section};
+
+/// One user of one resource behind a fence. The resource holds a number, 0 when it is fresh.
+///
+/// Refusals are answers; anything else that fails is a panic, which ends the test. What a caller must try again (a
+/// serialization failure, a lost connection) the subject tries again itself.
+pub(crate) trait Subject: Sized + Send + Sync + 'static {
+    /// What must be there as long as the test runs: a server, a directory.
+    type World: Send + Sync + 'static;
+
+    /// How long the histories are that are tried without exception; 24 to the power of it are run.
+    const STEPS: u32 = 2;
+    /// How many long random histories are run.
+    const CASES: u32 = 24;
+    /// How many sections each of the concurrent users runs.
+    const ROUNDS: u64 = 50;
+
+    fn world() -> impl Future<Output = Self::World> + Send;
+    /// A resource never seen.
+    fn fresh(world: &Self::World) -> impl Future<Output = Self> + Send;
+    /// Another user of the same resource, as independent of this one as it gets within a process.
+    fn another(&self) -> impl Future<Output = Self> + Send;
+
+    /// Whether the fence takes such calls at all; what it doesn't take it refuses loudly, in a test of its own.
+    fn takes(_action: Action, _section: Section) -> bool {
+        true
+    }
+
+    fn enter(&self, section: Section) -> impl Future<Output = Result<(), Refused>> + Send;
+    fn read(&self) -> impl Future<Output = u64> + Send;
+    fn write(&self, section: Section, number: u64) -> impl Future<Output = Result<(), Refused>> + Send;
+    fn check_once(&self, section: Section) -> impl Future<Output = Result<(), Refused>> + Send;
+    fn marks(&self) -> impl Future<Output = Marks> + Send;
+}
+
+/// A resource that other processes can use, and that outlives them.
+pub(crate) trait Lasting: Subject {
+    /// How many processes are killed.
+    const KILLS: u64 = 30;
+
+    /// By this another process finds the resource.
+    fn address(&self) -> String;
+    /// A user in another process.
+    fn at(address: &str) -> impl Future<Output = Self> + Send;
+}
+
+/// One test per fence and question, so that a failure names both: `contract!(file => File, lasting)`.
+macro_rules! contract {
+    ($name:ident => $subject:ty, lasting) => {
+        crate::suite::contract!($name => $subject,
+            #[test]
+            fn a_user_killed_at_random_points_loses_nothing_acknowledged() {
+                const TEST: &str =
+                    concat!(module_path!(), "::a_user_killed_at_random_points_loses_nothing_acknowledged");
+                crate::suite::kill::nothing_acknowledged_is_lost::<$subject>(TEST);
+            }
+
+            #[test]
+            fn processes_that_all_believe_they_hold_the_lock_lose_no_acknowledged_update() {
+                const TEST: &str = concat!(
+                    module_path!(),
+                    "::processes_that_all_believe_they_hold_the_lock_lose_no_acknowledged_update"
+                );
+                crate::suite::kill::no_acknowledged_update_of_processes_is_lost::<$subject>(TEST);
+            }
+        );
+    };
+    ($name:ident => $subject:ty $(, $($further:item)*)?) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the subject may stand in a path of its own")]
+            use super::*;
+
+            #[test]
+            fn every_short_history_is_answered_as_the_rule_does() {
+                crate::suite::histories::answered_as_the_rule_does::<$subject>();
+            }
+
+            #[test]
+            fn long_random_histories_are_answered_as_the_rule_does() {
+                crate::suite::property::answered_as_the_rule_does::<$subject>();
+            }
+
+            #[test]
+            fn users_that_all_believe_they_hold_the_lock_lose_no_acknowledged_update() {
+                crate::suite::concurrent::no_acknowledged_update_is_lost::<$subject>();
+            }
+
+            #[test]
+            fn what_passes_and_what_is_refused_among_many_users_has_its_reason() {
+                crate::suite::concurrent::every_answer_has_its_reason::<$subject>();
+            }
+
+            #[test]
+            fn check_once_lets_one_of_many_through() {
+                crate::suite::concurrent::check_once_lets_one_of_many_through::<$subject>();
+            }
+
+            $($($further)*)?
+        }
+    };
+}
+pub(crate) use contract;
+
+/// Where the subjects run: two threads, as many as the smallest machine we test on has.
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+pub(crate) fn token(value: u64) -> Token {
+    Token::new(value).expect("a token")
+}
+
+/// Does what `action` says; a write puts `number`.
+pub(crate) async fn ask<S: Subject>(
+    subject: &S,
+    action: Action,
+    section: Section,
+    number: u64,
+) -> Result<(), Refused> {
+    match action {
+        Action::Enter => subject.enter(section).await,
+        Action::Write => subject.write(section, number).await,
+        Action::CheckOnce => subject.check_once(section).await,
+    }
+}
+
+/// What marks say: of the base and of every slot up to `slots`. A store may keep pairs that say no more than the base.
+pub(crate) fn said(marks: &Marks, slots: u32) -> Vec<lockkeeper_fence::Pair> {
+    (0..slots).map(|slot| marks.effective(slot)).chain([marks.base]).collect()
+}
