@@ -37,6 +37,7 @@ mod error;
 mod keys;
 mod settings;
 
+use std::fmt;
 use std::sync::LazyLock;
 
 use redis::aio::ConnectionLike;
@@ -50,7 +51,7 @@ use crate::resource;
 use crate::rule::{Action, Marks, Pair, Refused, Section};
 use command::{CHECK, Script};
 use lockkeeper_core::limits::PERMITS_MAX;
-use lockkeeper_core::{ModeKind, Token};
+use lockkeeper_core::{ModeKind, Slot, Token};
 use settings::Servers;
 
 /// Checks, and runs commands: enter is a write without any.
@@ -66,10 +67,17 @@ static RESET: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("sc
 ///
 /// In a cluster the keys of a write must have the hash tag of the resource: for `stock`, `stock` itself and
 /// `{stock}:anything`; for `{user:1}:cart`, whatever has `{user:1}`. Others are refused before anything is sent.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct RedisFence<C> {
     connection: C,
     cluster: bool,
+}
+
+/// Not every connection can be shown.
+impl<C> fmt::Debug for RedisFence<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisFence").field("cluster", &self.cluster).finish_non_exhaustive()
+    }
 }
 
 impl<C: ConnectionLike + Clone> RedisFence<C> {
@@ -348,18 +356,14 @@ fn with_section(call: &mut Cmd, action: Action, section: Section) -> Result<(), 
     };
     call.arg(section.token().get()).arg(kind);
     match section.slot() {
-        Some(slot) => call.arg(slot),
-        None => call.arg(""),
-    };
-    Ok(())
-}
-
-/// The mark that a field of the hash holds.
-fn place<'m>(marks: &'m mut Marks, field: &str) -> Option<&'m mut Option<Token>> {
-    let (which, slot) = field.split_once(':').map_or((field, None), |(which, slot)| (which, Some(slot)));
-    let pair: &mut Pair = match slot {
-        None => &mut marks.base,
-        Some(slot) => marks.slots.entry(slot.parse().ok().filter(|slot| *slot < PERMITS_MAX)?).or_default(),
+        Some(text) => {
+            let slot: Slot = text.parse().ok().filter(|slot| *slot < PERMITS_MAX)?;
+            // As the script writes it: it would not find slot 3 under `03`.
+            if slot.to_string() != text {
+                return None;
+            }
+            marks.slots.entry(slot).or_default()
+        }
     };
     match which {
         "any" => Some(&mut pair.any),
