@@ -37,13 +37,21 @@
 pub struct Guide;
 
 pub mod memory;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "redis")]
+mod resource;
 pub mod rule;
 
 #[cfg(target_os = "linux")]
 pub mod file;
 
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisFence, RedisFenceError};
 #[cfg(target_os = "linux")]
 pub use file::{FileError, FileFence};
 pub use lockkeeper_core::{ModeKind, Slot, Token};
 pub use memory::MemoryFence;
+#[cfg(feature = "redis")]
+pub use resource::{BadResource, RESOURCE_BYTES_MAX};
 pub use rule::{Action, Marks, Pair, Passed, Refused, Section};

@@ -1,0 +1,157 @@
+//! What a fenced write does: the caller's commands, or the caller's own script.
+
+use redis::{Arg, Cmd, ToRedisArgs};
+
+/// Most words of one command, its name included: Lua spreads no more than about 8000 over a call.
+pub const WORDS_MAX: usize = 4000;
+
+/// A command of a fenced write: its name, then its keys and arguments in the order in which Redis wants them.
+///
+/// ```
+/// # use lockkeeper_fence::redis::Command;
+/// let pay = Command::new("HINCRBY").key("account:7").arg("balance").arg(-250);
+/// let log = Command::new("RPUSH").key("ledger").arg(&["rent", "250"]);
+/// # let _ = (pay, log);
+/// ```
+///
+/// Keys are told apart from arguments because a script must name the keys that it touches: a cluster finds its node by
+/// them, and access lists are checked against them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Command {
+    words: Vec<Vec<u8>>,
+    /// Which of the words are keys.
+    keys: Vec<usize>,
+}
+
+impl Command {
+    /// A command so far without keys and arguments: `SET`, `HINCRBY`.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        Self { words: vec![name.as_bytes().to_vec()], keys: Vec::new() }
+    }
+
+    /// A further key.
+    #[must_use]
+    pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
+        self.keys.push(self.words.len());
+        self.words.push(key.as_ref().to_vec());
+        self
+    }
+
+    /// A further argument, or several: a slice is as many as it has elements.
+    #[must_use]
+    pub fn arg(mut self, arg: impl ToRedisArgs) -> Self {
+        self.words.extend(arg.to_redis_args());
+        self
+    }
+
+    pub(super) fn name(&self) -> String {
+        String::from_utf8_lossy(&self.words[0]).into_owned()
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &[u8]> {
+        self.keys.iter().map(|at| self.words[*at].as_slice())
+    }
+
+    pub(super) fn words(&self) -> &[Vec<u8>] {
+        &self.words
+    }
+
+    /// Why it can't be part of a fenced write, as far as that can be known before it is sent.
+    pub(super) fn fault(&self) -> Option<&'static str> {
+        // They would delete the marks with the rest, and a fence that has forgotten lets every token in.
+        const FORGET: [&str; 3] = ["FLUSHALL", "FLUSHDB", "SWAPDB"];
+        let name = self.name();
+        if name.is_empty() {
+            Some("it has no name; give one, such as SET")
+        } else if self.words.len() > WORDS_MAX {
+            Some("it has more than 4000 words; split it into several commands of the same write")
+        } else if FORGET.iter().any(|word| word.eq_ignore_ascii_case(&name)) {
+            Some("it takes the marks away too; delete the keys by name")
+        } else {
+            None
+        }
+    }
+}
+
+/// Lua of the caller's own, to be run after the check in the same step: made once, used often.
+///
+/// It is the body of a function, and finds its keys and arguments in `KEYS` and `ARGV` as any script does. An error that
+/// it raises ends it there; what it did before stays done.
+#[derive(Clone, Debug)]
+pub struct FenceScript(Script);
+
+impl FenceScript {
+    /// A script from its text. That it is Lua shows when it runs.
+    #[must_use]
+    pub fn new(lua: &str) -> Self {
+        Self(Script::new(&[
+            CHECK,
+            include_str!("scripts/before.lua"),
+            lua,
+            include_str!("scripts/after.lua"),
+        ]))
+    }
+
+    pub(super) fn script(&self) -> &Script {
+        &self.0
+    }
+}
+
+pub(super) const CHECK: &str = include_str!("scripts/check.lua");
+
+/// A script and its digest. It runs by the digest; a server that doesn't know it, after a restart for example, is sent
+/// the text, which makes it known again.
+#[derive(Clone, Debug)]
+pub(super) struct Script {
+    text: String,
+    digest: String,
+}
+
+impl Script {
+    pub(super) fn new(parts: &[&str]) -> Self {
+        let text = parts.concat();
+        let digest = redis::Script::new(&text).get_hash().to_owned();
+        Self { text, digest }
+    }
+
+    /// The command that runs it, still without its arguments.
+    pub(super) fn call(&self, keys: &[&[u8]]) -> Cmd {
+        let mut call = Cmd::with_capacity(keys.len() + 16, 512);
+        call.arg("EVALSHA").arg(&self.digest).arg(keys.len());
+        for key in keys {
+            call.arg(key);
+        }
+        call
+    }
+
+    /// The same call, with the whole text.
+    pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
+        let mut full = Cmd::new();
+        full.arg("EVAL").arg(&self.text);
+        for arg in call.args_iter().skip(2) {
+            if let Arg::Simple(arg) = arg {
+                full.arg(arg);
+            }
+        }
+        full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_knows_its_keys_and_what_no_write_may_do() {
+        let copy = Command::new("COPY").key("from").key("to").arg("REPLACE");
+        assert_eq!(copy.keys().collect::<Vec<_>>(), [b"from".as_slice(), b"to"]);
+        assert_eq!(copy.words().len(), 4);
+        assert_eq!(copy.fault(), None);
+        let push = |values: usize| Command::new("RPUSH").key("list").arg(vec![7; values]);
+        assert_eq!(push(WORDS_MAX - 2).fault(), None);
+        for bad in [push(WORDS_MAX - 1), Command::new(""), Command::new("flushAll")] {
+            assert!(bad.fault().is_some(), "{}", bad.name());
+        }
+    }
+}

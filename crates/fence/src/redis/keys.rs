@@ -1,0 +1,66 @@
+//! Where the marks of a resource are, and which slot of a cluster a key is in.
+//!
+//! The marks are one hash beside the resource, in the same slot: `{orders/42}:lockkeeper:fence` for `orders/42`, or
+//! `{user:1}:cart:lockkeeper:tagged:fence` for `{user:1}:cart`, which brings a hash tag of its own. The two forms can't
+//! meet: `tagged` tells `{x}` from `x`. Its fields are `any` and `writer`, and `any:3` and `writer:3` for slot 3; the
+//! values are tokens in decimal. It never expires.
+
+/// How many slots every cluster has.
+const SLOTS: u16 = 16_384;
+
+/// The key of the marks of `resource`.
+pub(super) fn marks_key(resource: &str) -> String {
+    match tag(resource.as_bytes()) {
+        Some(_) => format!("{resource}:lockkeeper:tagged:fence"),
+        None => format!("{{{resource}}}:lockkeeper:fence"),
+    }
+}
+
+/// The part of a key that Redis hashes instead of the whole, if it has one.
+fn tag(key: &[u8]) -> Option<&[u8]> {
+    let from = key.iter().position(|byte| *byte == b'{')? + 1;
+    let len = key[from..].iter().position(|byte| *byte == b'}')?;
+    (len > 0).then(|| &key[from..from + len])
+}
+
+/// What of a key decides on its slot.
+pub(super) fn hashed(key: &[u8]) -> &[u8] {
+    tag(key).unwrap_or(key)
+}
+
+/// The slot of a key.
+pub(super) fn slot_of(key: &[u8]) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(hashed(key)) % SLOTS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_those_of_redis() {
+        // `CLUSTER KEYSLOT` of Redis 7.
+        for (key, slot) in
+            [("foo", 12182), ("{user1000}.following", 3443), ("foo{}{bar}", 8363), ("123456789", 12739)]
+        {
+            assert_eq!(slot_of(key.as_bytes()), slot, "{key}");
+        }
+    }
+
+    #[test]
+    fn the_marks_are_in_the_slot_of_their_resource() {
+        for resource in ["orders/42", "{user:1}:cart", "a{b}c{d}", "{open", "{}", "größe"] {
+            let marks = marks_key(resource);
+            assert_eq!(slot_of(marks.as_bytes()), slot_of(resource.as_bytes()), "{resource}: {marks}");
+        }
+    }
+
+    #[test]
+    fn no_two_resources_have_the_same_marks() {
+        let resources = ["x", "{x}", "{x}:lockkeeper", "x}", "{x", "{{x}}", "{}x", "{x}:lockkeeper:tagged"];
+        let mut keys: Vec<_> = resources.iter().map(|resource| marks_key(resource)).collect();
+        keys.sort();
+        keys.dedup();
+        assert_eq!(keys.len(), resources.len(), "{keys:?}");
+    }
+}

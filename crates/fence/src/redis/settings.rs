@@ -1,0 +1,221 @@
+//! What a server's settings mean for the marks in it.
+//!
+//! Responsible for refusing a server that throws keys away, and for telling what a crash may take. Asks `INFO`, which
+//! hosted servers answer too, before `CONFIG`, which they often forbid.
+
+use redis::aio::ConnectionLike;
+use redis::{Cmd, RedisError, Value};
+
+use super::error::RedisFenceError;
+
+/// What a setting of the server means for its marks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Whether a mark that was acknowledged may be forgotten.
+    pub spoils: bool,
+    /// The setting, what it means and, if it spoils, what to set.
+    pub says: String,
+}
+
+/// What the servers behind a connection say of themselves: one, or each primary of a cluster.
+#[derive(Default)]
+pub(super) struct Servers {
+    /// Text of `INFO`, one for each server.
+    told: Vec<String>,
+    /// Why there is none.
+    why: String,
+}
+
+impl Servers {
+    /// Asks them. That they don't answer is for the caller to judge.
+    pub(super) async fn ask(connection: &mut impl ConnectionLike) -> Result<Self, RedisError> {
+        let mut servers = Self::default();
+        match connection.req_packed_command(&redis::cmd("INFO")).await.and_then(Value::extract_error) {
+            Ok(answer) => gather(answer, &mut servers.told),
+            Err(error) if error.code().is_some() => servers.why = error.to_string(),
+            Err(error) => return Err(error),
+        }
+        Ok(servers)
+    }
+
+    /// The values of a field, of all servers.
+    fn field<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        let lines = self.told.iter().flat_map(|told| told.lines());
+        lines.filter_map(move |line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+    }
+
+    /// Whether keys of one call must be in one slot. Who says nothing is taken for a cluster.
+    pub(super) fn is_cluster(&self) -> bool {
+        let mut modes = self.field("cluster_enabled").peekable();
+        modes.peek().is_none() || modes.any(|mode| mode != "0")
+    }
+
+    /// Replicas may lag behind.
+    pub(super) fn refuse_replicas(&self) -> Result<(), RedisFenceError> {
+        if self.field("role").any(|role| role != "master") { Err(RedisFenceError::Replica) } else { Ok(()) }
+    }
+
+    /// Only `noeviction` keeps the marks when memory is short.
+    pub(super) async fn refuse_eviction(
+        &self,
+        connection: &mut impl ConnectionLike,
+    ) -> Result<(), RedisFenceError> {
+        let mut policies: Vec<String> = self.field("maxmemory_policy").map(str::to_owned).collect();
+        if policies.is_empty() {
+            let found = setting(connection, "maxmemory-policy").await;
+            policies
+                .extend(found.map_err(|error| RedisFenceError::EvictionUnknown { why: error.to_string() })?);
+        }
+        match policies.iter().find(|policy| *policy != "noeviction") {
+            Some(policy) => Err(RedisFenceError::Evicts { policy: policy.clone() }),
+            None if policies.is_empty() => {
+                let why = if self.why.is_empty() { "it has no such setting" } else { &self.why };
+                Err(RedisFenceError::EvictionUnknown { why: why.to_owned() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What a crash may take.
+    pub(super) async fn findings(&self, connection: &mut impl ConnectionLike) -> Vec<Finding> {
+        let mut findings = vec![of_eviction(self.field("maxmemory_policy").collect())];
+        let [append, sync, save] = [
+            setting(connection, "appendonly").await,
+            setting(connection, "appendfsync").await,
+            setting(connection, "save").await,
+        ];
+        findings.push(match (append, sync, save) {
+            (Ok(append), Ok(sync), Ok(save)) => of_disk(
+                append.as_deref().unwrap_or_default(),
+                sync.as_deref().unwrap_or_default(),
+                save.as_deref().unwrap_or_default(),
+            ),
+            (Err(error), ..) | (_, Err(error), _) | (.., Err(error)) => Finding {
+                spoils: true,
+                says: format!(
+                    "the server does not tell how it stores what it has ({error}); unless it is `appendonly yes` and \
+                     `appendfsync always`, a crash may forget marks"
+                ),
+            },
+        });
+        findings.push(of_replicas(
+            self.field("connected_slaves").filter_map(|count| count.parse::<u64>().ok()).sum(),
+        ));
+        findings
+    }
+}
+
+/// The strings of an answer, however deep: a connection to a cluster answers for each node.
+fn gather(answer: Value, told: &mut Vec<String>) {
+    match answer {
+        Value::BulkString(bytes) => told.push(String::from_utf8_lossy(&bytes).into_owned()),
+        Value::VerbatimString { text, .. } | Value::SimpleString(text) => told.push(text),
+        Value::Array(items) => items.into_iter().for_each(|item| gather(item, told)),
+        Value::Map(pairs) => pairs.into_iter().for_each(|(_, item)| gather(item, told)),
+        _ => {}
+    }
+}
+
+/// One setting; `None` if there is no such.
+async fn setting(connection: &mut impl ConnectionLike, name: &str) -> Result<Option<String>, RedisError> {
+    let mut ask = Cmd::new();
+    ask.arg("CONFIG").arg("GET").arg(name);
+    let mut words = Vec::new();
+    match connection.req_packed_command(&ask).await?.extract_error()? {
+        Value::Map(pairs) => pairs.into_iter().for_each(|(_, value)| gather(value, &mut words)),
+        Value::Array(items) => items.into_iter().skip(1).for_each(|value| gather(value, &mut words)),
+        _ => {}
+    }
+    Ok(words.into_iter().next())
+}
+
+fn of_eviction(policies: Vec<&str>) -> Finding {
+    match policies.iter().find(|policy| **policy != "noeviction") {
+        None if policies.is_empty() => {
+            Finding { spoils: true, says: "maxmemory-policy unknown: marks may be thrown away".into() }
+        }
+        None => Finding { spoils: false, says: "maxmemory-policy noeviction: no mark is thrown away".into() },
+        Some(policy) => Finding {
+            spoils: true,
+            says: format!(
+                "maxmemory-policy {policy}: marks may be thrown away, and every token be let in; set \
+                 `maxmemory-policy noeviction`"
+            ),
+        },
+    }
+}
+
+fn of_disk(append: &str, sync: &str, save: &str) -> Finding {
+    match (append, sync) {
+        ("yes", "always") => Finding {
+            spoils: false,
+            says: "appendonly yes, appendfsync always: marks outlive a crash of the server and of its host"
+                .into(),
+        },
+        ("yes", sync) => Finding {
+            spoils: true,
+            says: format!(
+                "appendonly yes, appendfsync {sync}: marks outlive a crash of the server; one of the host may forget \
+                 those of the last second. Set `appendfsync always`"
+            ),
+        },
+        _ => Finding {
+            spoils: true,
+            says: format!(
+                "appendonly {append}, save `{save}`: a restart forgets marks, and lets tokens in that were refused. Set \
+                 `appendonly yes` and `appendfsync always`"
+            ),
+        },
+    }
+}
+
+fn of_replicas(replicas: u64) -> Finding {
+    if replicas == 0 {
+        return Finding { spoils: false, says: "no replica: no fail-over can bring older marks".into() };
+    }
+    Finding {
+        spoils: true,
+        says: format!(
+            "{replicas} replicas, which follow without being waited for: a fail-over may forget the last marks together \
+             with the last writes"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn telling(told: &[&str]) -> Servers {
+        Servers { told: told.iter().map(|told| (*told).to_owned()).collect(), why: String::new() }
+    }
+
+    #[test]
+    fn every_server_of_a_cluster_counts() {
+        let cluster =
+            telling(&["role:master\r\ncluster_enabled:1\r\n", "role:slave\r\ncluster_enabled:1\r\n"]);
+        assert!(cluster.is_cluster());
+        assert!(matches!(cluster.refuse_replicas(), Err(RedisFenceError::Replica)));
+        let one = telling(&["role:master\r\ncluster_enabled:0\r\nmaxmemory_policy:allkeys-lru\r\n"]);
+        assert!(!one.is_cluster() && one.refuse_replicas().is_ok());
+        assert!(telling(&[]).is_cluster(), "who says nothing may be one");
+    }
+
+    #[test]
+    fn what_a_crash_may_take_is_told_with_what_to_set() {
+        for (append, sync, spoils) in
+            [("yes", "always", false), ("yes", "everysec", true), ("no", "always", true)]
+        {
+            let finding = of_disk(append, sync, "");
+            assert_eq!(
+                (finding.spoils, finding.says.contains("et `append")),
+                (spoils, spoils),
+                "{}",
+                finding.says
+            );
+        }
+        assert!(of_eviction(vec!["noeviction", "volatile-lru"]).says.contains("volatile-lru"));
+        assert!(of_eviction(vec![]).spoils && !of_eviction(vec!["noeviction"]).spoils);
+        assert!(of_replicas(2).spoils && !of_replicas(0).spoils);
+    }
+}
