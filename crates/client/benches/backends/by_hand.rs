@@ -18,6 +18,8 @@ const TTL_MS: u64 = 30_000;
 const SHARED: usize = 4;
 /// As many as there are clients in the larger comparison.
 const CONNECTIONS: usize = 64;
+/// On which of them tokens are drawn for transactions.
+const DRAWING: usize = 8;
 /// What the lease rows of both share.
 pub(crate) const ROW_CONNECTIONS: usize = 8;
 
@@ -107,37 +109,58 @@ pub(crate) enum Scope {
     Transaction,
 }
 
-async fn connect_postgres(server: &Postgres) -> Outcome<Client> {
-    let (client, connection) = tokio_postgres::connect(&server.url(), NoTls).await?;
+async fn connect_postgres(url: &str) -> Outcome<Client> {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
     Ok(client)
 }
 
-/// An advisory lock on a connection of each client's own, with prepared statements.
-pub(crate) async fn advisory(server: &Postgres, scope: Scope) -> Outcome<Pair> {
+/// How somebody who is careful draws a token: synced, since a sequence logs only every 32nd value.
+const DRAW: &str = "SELECT nextval('lockkeeper.token'), pg_logical_emit_message(true, 'bench'::text, ''::text)";
+
+/// An advisory lock on a connection of each client's own, with prepared statements; and a token, if that is wanted, which
+/// a transaction has to draw elsewhere: what it drew itself would be durable at its end only.
+pub(crate) async fn advisory(url: &str, scope: Scope, tokens: bool) -> Outcome<Pair> {
     let mut clients: Vec<(Arc<Client>, Statement, Statement)> = Vec::new();
+    let mut draws: Vec<(Arc<Client>, Statement)> = Vec::new();
     let (lock, unlock) = match scope {
         Scope::Session => ("SELECT pg_advisory_lock($1)", "SELECT pg_advisory_unlock($1)"),
         // The pair of the transaction's own is sent beside these.
         Scope::Transaction => ("SELECT pg_advisory_xact_lock($1)", "SELECT $1::bigint"),
     };
     for _ in 0..CONNECTIONS {
-        let client = connect_postgres(server).await?;
+        let client = Arc::new(connect_postgres(url).await?);
         let (lock, unlock) = (client.prepare(lock).await?, client.prepare(unlock).await?);
-        clients.push((Arc::new(client), lock, unlock));
+        match scope {
+            Scope::Session if tokens => draws.push((client.clone(), client.prepare(DRAW).await?)),
+            Scope::Transaction if tokens && draws.len() < DRAWING => {
+                let beside = connect_postgres(url).await?;
+                let draw = beside.prepare(DRAW).await?;
+                draws.push((Arc::new(beside), draw));
+            }
+            _ => {}
+        }
+        clients.push((client, lock, unlock));
     }
     Ok(Arc::new(move |number| {
         let (client, lock, unlock) = clients[number % clients.len()].clone();
+        let draw = tokens.then(|| draws[number % draws.len()].clone());
         let key = i64::try_from(number).unwrap_or_default();
         Box::pin(async move {
+            let token = async || match &draw {
+                Some((client, draw)) => client.query_one(draw, &[]).await.map(drop),
+                None => Ok(()),
+            };
             match scope {
                 Scope::Session => {
                     client.query(&lock, &[&key]).await?;
+                    token().await?;
                     client.query(&unlock, &[&key]).await?;
                 }
                 Scope::Transaction => {
                     client.batch_execute("BEGIN").await?;
                     client.query(&lock, &[&key]).await?;
+                    token().await?;
                     client.batch_execute("COMMIT").await?;
                 }
             }
@@ -150,14 +173,14 @@ pub(crate) async fn advisory(server: &Postgres, scope: Scope) -> Outcome<Pair> {
 pub(crate) async fn rows(server: &Postgres) -> Outcome<Pair> {
     let table = "CREATE TABLE IF NOT EXISTS by_hand (name text PRIMARY KEY, holder text, token bigint NOT NULL \
                  DEFAULT 0, until timestamptz NOT NULL)";
-    connect_postgres(server).await?.batch_execute(table).await?;
+    connect_postgres(&server.url()).await?.batch_execute(table).await?;
     let take = "INSERT INTO by_hand AS lease (name, holder, token, until) VALUES ($1, $2, 1, now() + interval '30 s') \
                 ON CONFLICT (name) DO UPDATE SET holder = $2, token = lease.token + 1, until = excluded.until \
                 WHERE lease.holder IS NULL OR lease.until < now() RETURNING token";
     let give = "UPDATE by_hand SET holder = NULL WHERE name = $1 AND holder = $2";
     let mut clients: Vec<(Arc<Client>, Statement, Statement)> = Vec::new();
     for _ in 0..ROW_CONNECTIONS {
-        let client = connect_postgres(server).await?;
+        let client = connect_postgres(&server.url()).await?;
         let (take, give) = (client.prepare(take).await?, client.prepare(give).await?);
         clients.push((Arc::new(client), take, give));
     }

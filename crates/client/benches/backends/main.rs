@@ -20,6 +20,9 @@ use measure::{compare, ours};
 const TURN: Duration = Duration::from_secs(2);
 const TURNS: usize = 3;
 
+/// A database in which ours finds no sequence of tokens.
+const WITHOUT_TOKENS: &str = "without_tokens";
+
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 #[tokio::main]
@@ -37,8 +40,13 @@ async fn main() -> Outcome {
     if ["session", "transaction", "row"].into_iter().any(wanted) {
         let server = Postgres::with(&["-c", "max_connections=200"]);
         lockkeeper::backends::postgres::init(&server.url(), None).await?;
+        server.psql(&format!("create database {WITHOUT_TOKENS}"));
         for kind in ["session", "transaction", "row"].into_iter().filter(|kind| wanted(kind)) {
-            postgres(&server, kind).await?;
+            match kind {
+                "session" => advisory(&server, kind, by_hand::Scope::Session).await?,
+                "transaction" => advisory(&server, kind, by_hand::Scope::Transaction).await?,
+                _ => rows(&server).await?,
+            }
         }
     }
     Ok(())
@@ -72,17 +80,20 @@ async fn redlock() -> Outcome {
     Ok(())
 }
 
-async fn postgres(server: &Postgres, kind: &str) -> Outcome {
-    let url = format!("{}?lock={kind}&connections=70", server.url());
-    let by_hand = match kind {
-        "session" => by_hand::advisory(server, by_hand::Scope::Session).await?,
-        "transaction" => by_hand::advisory(server, by_hand::Scope::Transaction).await?,
-        _ => by_hand::rows(server).await?,
-    };
-    let url = if kind == "row" {
-        format!("{}?lock=row&connections={}", server.url(), by_hand::ROW_CONNECTIONS)
-    } else {
-        url
-    };
-    compare(&format!("postgres, lock={kind}"), &by_hand, &ours(&url, 1).await?).await
+/// Both with tokens, and both without.
+async fn advisory(server: &Postgres, kind: &str, scope: by_hand::Scope) -> Outcome {
+    let bare = format!("{}{WITHOUT_TOKENS}", server.url().trim_end_matches("postgres"));
+    for (url, tokens) in [(bare, false), (server.url(), true)] {
+        let by_hand = by_hand::advisory(&url, scope, tokens).await?;
+        let ours = ours(&format!("{url}?lock={kind}&connections=70"), 1).await?;
+        let with = if tokens { "tokens" } else { "no tokens" };
+        compare(&format!("postgres, lock={kind}, {with}"), &by_hand, &ours).await?;
+    }
+    Ok(())
+}
+
+async fn rows(server: &Postgres) -> Outcome {
+    let by_hand = by_hand::rows(server).await?;
+    let url = format!("{}?lock=row&connections={}", server.url(), by_hand::ROW_CONNECTIONS);
+    compare("postgres, lock=row", &by_hand, &ours(&url, 1).await?).await
 }

@@ -15,6 +15,7 @@ use tokio_postgres::{AsyncMessage, Client, Error, Notification, SimpleQueryMessa
 use tokio_util::sync::CancellationToken;
 
 use super::cancel::cancel;
+use super::direct::process_of;
 use super::settings::{Server, Settings, TlsMode};
 use super::tls::{Tls, tls};
 use crate::error::{BackendError, BackendErrorKind};
@@ -253,6 +254,11 @@ impl Connection {
     /// As [`Self::ask_within`], within the address' `timeout=`.
     pub(super) async fn ask(&self, sql: &str) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
         self.ask_within(sql, self.timeout).await
+    }
+
+    /// The server process that the other side named when the connection was made; a pooler invents one.
+    pub(super) async fn process(&self) -> Option<i32> {
+        process_of(&self.client.cancel_token()).await
     }
 
     /// Asks the server to give up the statement that is under way. Whether it did shows in the statement's answer; a

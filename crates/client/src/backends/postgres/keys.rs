@@ -204,6 +204,14 @@ impl AdvisoryKey {
         }
     }
 
+    /// The key as three arguments, of which the first is null or the others are.
+    pub(super) fn either(self) -> String {
+        match self {
+            Self::Number(number) => format!("{number}, null, null"),
+            Self::Pair(a, b) => format!("null, {a}, {b}"),
+        }
+    }
+
     /// The key as `pg_locks` shows it: `classid`, `objid`, `objsubid`.
     pub(super) fn in_pg_locks(self) -> (u32, u32, u8) {
         match self {

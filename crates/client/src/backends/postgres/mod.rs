@@ -8,6 +8,7 @@
 mod advisory;
 mod cancel;
 mod connect;
+mod direct;
 mod in_transaction;
 mod keys;
 mod row;

@@ -15,11 +15,10 @@ use super::note::{Badge, Letter, Note, random};
 use super::pool::{Link, unreadable};
 use super::server::{answer_within, transaction_pooler};
 use super::session::{Ending, Request};
-use super::sql::{Scope, Statements, draw, is_holder};
+use super::sql::{Scope, Statements, is_holder};
 use super::{Shared, look};
 use crate::backend::CallError;
 use crate::backends::postgres::connect::NoAnswer;
-use crate::capabilities::Fencing;
 use crate::error::{BackendError, BackendErrorKind, LossCause};
 use crate::machine::{Answer, Granted, Push};
 
@@ -188,21 +187,20 @@ async fn prepare(shared: &Shared, request: &Request) -> Result<(Statements, Note
         meta: request.meta.clone(),
         revoked: None,
     };
+    let link = shared.pool.take().await?;
     let says = Statements {
-        scope: shared.scope,
+        common: shared.common,
         key: shared.key_of(&request.name).await?,
         shared: request.shared_mode,
-        tokens: matches!(shared.facts.fencing, Fencing::Tokens { .. }),
         badge,
-        version: shared.facts.version,
-        shown_bytes: shared.facts.shown_bytes,
+        prepared: link.prepared,
     };
-    Ok((says, note, shared.pool.take().await?))
+    Ok((says, note, link))
 }
 
 /// It isn't free, and the caller does not wait: says who is in the way.
 async fn busy<'a>(shared: &Shared, link: Link, says: &Statements) -> Asked<'a> {
-    let look = format!("{}; {}", says.give_up(), look::statement(shared.facts.version, Some(says.key)));
+    let look = format!("{}; {}", says.give_up(), look::statement(shared.common.version, Some(says.key)));
     match link.connection.ask(&look).await {
         Ok(rows) => {
             shared.pool.put(link);
@@ -220,7 +218,7 @@ async fn wait<'a>(
     note: Note,
 ) -> Asked<'a> {
     let doing = "wait for a lock";
-    let ahead = match link.connection.ask(&look::statement(shared.facts.version, Some(says.key))).await {
+    let ahead = match link.connection.ask(&look::statement(shared.common.version, Some(says.key))).await {
         Ok(rows) => look::busy(&rows).queued_ahead,
         Err(none) => return undone(none, &says, doing),
     };
@@ -273,7 +271,7 @@ async fn cancelled(link: &Link, mut waiting: Pin<&mut impl Future<Output = Rows>
 
 /// Gives back whatever a cancelled wait has, and ends its connection: a cancel that is late could hit what is next.
 async fn forget<'a>(link: &Link, says: &Statements) -> Asked<'a> {
-    let clear = match says.scope {
+    let clear = match says.common.scope {
         Scope::Session => "select pg_catalog.pg_advisory_unlock_all()",
         Scope::Transaction => "rollback",
     };
@@ -309,9 +307,6 @@ fn left<'a>() -> Asked<'a> {
     Asked::Not(Ok(Answer::Finished(End::Left)))
 }
 
-/// Where a try of a session tells what was before it.
-const BEFORE: usize = 5;
-
 /// The last row of a try.
 struct Tried {
     pid: i32,
@@ -325,7 +320,7 @@ impl Tried {
     fn read(rows: &[SimpleQueryRow]) -> Option<Self> {
         let row = rows.last()?;
         let token = row.try_get(2).ok().flatten().and_then(|token| token.parse().ok()).and_then(Token::new);
-        let before = row.try_get(BEFORE).ok().flatten() == Some("t");
+        let before = row.try_get(3).ok().flatten() == Some("t");
         Some(Self { pid: row.get(0)?.parse().ok()?, held: row.try_get(1).ok()?? == "t", token, before })
     }
 
@@ -354,18 +349,18 @@ async fn granted<'a>(
     let (pid, asked) = (tried.pid, request.asked.subscribe());
     let mut hold =
         Box::new(Hold { shared, request, link, says, note, pid, granted, heard: now, due: now, asked });
-    if shared.scope == Scope::Transaction {
+    if shared.common.tokens && shared.common.scope == Scope::Transaction {
         // Not in its own transaction: what that has drawn is durable only at its end.
-        match token_of_its_own(shared, &hold.says).await {
-            Ok(token) => hold.granted.token = token,
+        let token = match shared.draws.draw(shared).await {
+            Ok(token) => token,
             Err(error) => {
                 return match hold.link.connection.ask(&hold.says.give_up()).await {
                     Ok(_) => Asked::Not(failed(error)),
                     Err(_) => Asked::Doubt(hold.says.badge.is_worn()),
                 };
             }
-        }
-        let token = hold.granted.token.map(Token::get);
+        };
+        hold.granted.token = Some(token);
         let named = hold.says.probe_with_token(&hold.note, token);
         match hold.link.connection.ask(&named).await {
             Ok(rows) if hold.is_confirmed(&rows) => {}
@@ -373,21 +368,11 @@ async fn granted<'a>(
             Err(none) => return undone(none, &hold.says, "hold a lock"),
         }
     }
-    if hold.says.tokens && hold.granted.token.is_none() {
+    if shared.common.tokens && hold.granted.token.is_none() {
         return Asked::Not(Ok(Answer::Refused(unreadable("draw a token"))));
     }
     hold.due = Instant::now() + shared.probe;
     Asked::Held(hold)
-}
-
-async fn token_of_its_own(shared: &Shared, says: &Statements) -> Result<Option<Token>, BackendError> {
-    if !says.tokens {
-        return Ok(None);
-    }
-    let doing = "draw a token";
-    let rows = shared.desk.ask(&draw(), doing).await?;
-    let token = rows.first().and_then(|row| row.get(0)?.parse().ok()).and_then(Token::new);
-    token.map(Some).ok_or_else(|| unreadable(doing))
 }
 
 impl Hold<'_> {
@@ -445,7 +430,7 @@ impl Hold<'_> {
     /// What a pooler may have kept of the hold, as a condition on `pg_stat_activity`. It renames its processes as it
     /// hands them on; a transaction's lock and name end with it.
     fn astray(&self) -> String {
-        match self.says.scope {
+        match self.says.common.scope {
             Scope::Session => is_holder(self.pid, self.says.key),
             Scope::Transaction => self.says.badge.is_worn(),
         }

@@ -127,7 +127,7 @@ fn info(name: LockName, seen: &[Seen]) -> LockInfo {
 }
 
 async fn seen(shared: &Shared, key: Option<AdvisoryKey>) -> Result<Vec<Seen>, BackendError> {
-    let rows = shared.desk.ask(&statement(shared.facts.version, key), "look at its locks").await?;
+    let rows = shared.desk.ask(&statement(shared.common.version, key), "look at its locks").await?;
     rows.iter().map(|row| Seen::read(row).ok_or_else(|| unreadable("look at its locks"))).collect()
 }
 

@@ -3,7 +3,7 @@
 //! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl, no table, and nothing
 //! to set up, except for tokens. `docs/backends/postgres-session.md` and `postgres-transaction.md` are the pages for
 //! users. Reading order: `sql` (what is said), `note` (what people see), `pool` (connections), `keeper` (one request from
-//! its first try to its end), `session` (the calls of the library), `look` (questions and breaks), `server` (what the
+//! its first try to its end), `draws` (tokens of transactions), `session` (the calls of the library), `look` (questions and breaks), `server` (what the
 //! server is).
 //!
 //! What may surprise:
@@ -11,6 +11,7 @@
 //! - A connection whose state is in any doubt is ended, never used again (madelson #147); and what may be left of it at
 //!   the server, if the network was cut, is looked for and ended there.
 
+mod draws;
 mod keeper;
 mod look;
 mod note;
@@ -35,11 +36,11 @@ use crate::info::{Finding, LockInfo};
 use crate::machine::{Push, Spec};
 use crate::url::Url;
 use crate::worker::Worker;
+use draws::Draws;
 use pool::{Desk, Pool};
-use server::Facts;
 pub(super) use server::{gives_tokens, is_held_and_fences};
 use session::AdvisoryConn;
-use sql::Scope;
+use sql::{Common, Scope};
 pub(super) use sql::TOKEN as DRAW;
 
 /// How many connections may hold or wait at once (`?connections=`).
@@ -51,13 +52,14 @@ const PROBES: (Duration, Duration) = (Duration::from_millis(100), Duration::from
 
 /// What all sessions of a client share.
 struct Shared {
-    scope: Scope,
     key: PgKey,
     probe: Duration,
     connections: usize,
-    facts: Facts,
+    common: Common,
+    fencing: Fencing,
     pool: Pool,
     desk: Desk,
+    draws: Draws,
     worker: Worker,
 }
 
@@ -79,12 +81,13 @@ pub(super) async fn connect(url: &Url, kind: LockKind) -> Result<Arc<dyn Backend
     let key = url.parameter("key", keys::WANTED)?.unwrap_or_default();
     let connector = Connector::new(settings)?;
     let desk = Desk::new(connector.clone());
-    let facts = server::facts(&desk).await?;
+    let (common, fencing) = server::facts(&desk, scope).await?;
     server::try_the_way(&connector, &desk, scope).await?;
     let worker = connector.worker().clone();
-    let pool = Pool::new(connector, scope, facts.version, connections);
-    let shared = Arc::new(Shared { scope, key, probe, connections, facts, pool, desk, worker });
-    Ok(Arc::new(Advisory { capabilities: capabilities(scope, facts.fencing), shared }))
+    let pool = Pool::new(connector, common, connections);
+    let draws = Draws::default();
+    let shared = Arc::new(Shared { key, probe, connections, common, fencing, pool, desk, draws, worker });
+    Ok(Arc::new(Advisory { capabilities: capabilities(scope, fencing), shared }))
 }
 
 fn capabilities(scope: Scope, fencing: Fencing) -> Capabilities {

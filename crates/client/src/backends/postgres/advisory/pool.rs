@@ -6,17 +6,19 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Notification, SimpleQueryRow};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::note::IDLE;
-use super::server::transaction_pooler;
-use super::sql::{Scope, channel, prepare_session};
+use super::server::{PID, transaction_pooler};
+use super::sql::{Common, Scope, channel, prepare, prepare_session};
 use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
 use crate::error::{BackendError, BackendErrorKind};
 
-/// How many idle connections are kept at most, and for how long: each is a process of the server.
-const IDLE_KEPT: usize = 8;
+/// How long an idle connection is kept: each is a process of the server. Making one costs more than a hundred locks, so
+/// that as many are kept as were in use at once within that time.
 const IDLE_FOR: Duration = Duration::from_secs(60);
 
 /// A connection that may hold.
@@ -24,6 +26,8 @@ pub(super) struct Link {
     pub(super) connection: Connection,
     /// The server process behind it. Of a transaction's it is known only within the transaction.
     pub(super) pid: Option<Pid>,
+    /// What is asked for every lock is prepared there: no pooler lies between.
+    pub(super) prepared: bool,
     /// What is notified on it: breaks.
     pub(super) notices: UnboundedReceiver<Notification>,
 }
@@ -50,20 +54,22 @@ impl Drop for Pid {
 /// Makes links, and keeps those that certainly hold nothing.
 pub(super) struct Pool {
     connector: Connector,
-    scope: Scope,
-    /// Of the server.
-    version: u32,
+    common: Common,
     most: usize,
     slots: Arc<Semaphore>,
-    idle: Mutex<VecDeque<(Instant, Link)>>,
+    /// Those that were in use last are at the end.
+    idle: Arc<Mutex<VecDeque<(Instant, Link)>>>,
     /// The server processes behind the links of sessions.
     taken: Taken,
+    _sweeping: DropGuard,
 }
 
 impl Pool {
-    pub(super) fn new(connector: Connector, scope: Scope, version: u32, most: usize) -> Self {
-        let slots = Arc::new(Semaphore::new(most));
-        Self { connector, scope, version, most, slots, idle: Mutex::default(), taken: Arc::default() }
+    pub(super) fn new(connector: Connector, common: Common, most: usize) -> Self {
+        let (slots, idle, stop) = (Arc::new(Semaphore::new(most)), Arc::default(), CancellationToken::new());
+        let _sweeping = stop.clone().drop_guard();
+        connector.worker().run(Box::pin(sweep(Arc::clone(&idle), stop)));
+        Self { connector, common, most, slots, idle, taken: Arc::default(), _sweeping }
     }
 
     /// The right to one connection.
@@ -92,24 +98,39 @@ impl Pool {
             }
         }
         let (notify, notices) = unbounded_channel();
-        let notify = (self.scope == Scope::Session).then_some(notify);
+        let notify = (self.common.scope == Scope::Session).then_some(notify);
         let connection = self.connector.connect(IDLE, notify).await?;
-        let pid = match self.scope {
-            Scope::Session => Some(self.prepare(&connection).await?),
-            Scope::Transaction => None,
-        };
-        Ok(Link { connection, pid, notices })
+        let (pid, prepared) = self.prepare(&connection).await?;
+        Ok(Link { connection, pid, prepared, notices })
     }
 
-    async fn prepare(&self, connection: &Connection) -> Result<Pid, BackendError> {
+    /// Whose server process it is, as far as one can be its own, and whether anything is prepared there.
+    async fn prepare(&self, connection: &Connection) -> Result<(Option<Pid>, bool), BackendError> {
         let doing = "prepare a connection for locks";
-        let rows = connection.ask(&prepare_session(self.version)).await;
-        let rows = rows.map_err(|none| none.explained(doing))?;
-        let process = rows.last().and_then(|row| Some((row.get(0)?.parse().ok()?, row.get(1)?.to_owned())));
-        let (pid, began) = process.ok_or_else(|| unreadable(doing))?;
-        let listening = connection.ask(&format!("listen {}", channel(pid))).await;
-        listening.map_err(|none| none.explained("listen for breaks"))?;
-        self.own(pid, began)
+        let ask = async |sql: &str| match connection.ask(sql).await {
+            Ok(rows) => Ok(rows),
+            // Somebody else has it prepared there already.
+            Err(none) if none.code() == Some(&SqlState::DUPLICATE_PSTATEMENT) => Err(transaction_pooler().into()),
+            Err(none) => Err(none.explained(doing)),
+        };
+        let in_session = self.common.scope == Scope::Session;
+        let rows = ask(&if in_session { prepare_session(self.common.version) } else { PID.to_owned() }).await?;
+        let row = rows.last().ok_or_else(|| unreadable(doing))?;
+        let number: i32 = row.get(0).and_then(|pid| pid.parse().ok()).ok_or_else(|| unreadable(doing))?;
+        let prepared = connection.process().await == Some(number);
+        let mut further = String::new();
+        if in_session {
+            further = format!("listen {}; ", channel(number));
+        }
+        if prepared {
+            further += &prepare(&self.common);
+        }
+        ask(&further).await?;
+        if !in_session {
+            return Ok((None, prepared));
+        }
+        let began = row.get(1).ok_or_else(|| unreadable(doing))?.to_owned();
+        Ok((Some(self.own(number, began)?), prepared))
     }
 
     /// Two connections with one server process are two clients of a pooler, and the locks of one are those of the other:
@@ -123,18 +144,22 @@ impl Pool {
 
     /// Takes back a link that certainly holds nothing.
     pub(super) fn put(&self, link: Link) {
-        let mut idle = self.idle();
-        let now = Instant::now();
-        while idle.front().is_some_and(|(since, _)| now - *since > IDLE_FOR) || idle.len() >= IDLE_KEPT {
-            idle.pop_front();
-        }
         if !link.connection.is_ended() {
-            idle.push_back((now, link));
+            self.idle().push_back((Instant::now(), link));
         }
     }
 
     fn idle(&self) -> MutexGuard<'_, VecDeque<(Instant, Link)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends connections that were idle for too long, until `stop`.
+async fn sweep(idle: Arc<Mutex<VecDeque<(Instant, Link)>>>, stop: CancellationToken) {
+    while timeout(IDLE_FOR / 4, stop.cancelled()).await.is_err() {
+        let now = Instant::now();
+        let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
+        idle.retain(|(since, _)| now - *since < IDLE_FOR);
     }
 }
 

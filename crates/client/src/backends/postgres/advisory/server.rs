@@ -7,7 +7,7 @@ use tokio_postgres::SimpleQueryRow;
 use super::Shared;
 use super::note::IDLE;
 use super::pool::{Desk, unreadable};
-use super::sql::{Scope, is_held};
+use super::sql::{Common, KNOWS_LOG, Scope, is_held};
 use crate::backends::postgres::connect::{Connection, Connector};
 use crate::backends::postgres::keys::AdvisoryKey;
 use crate::capabilities::Fencing;
@@ -16,16 +16,6 @@ use crate::info::Finding;
 
 /// 12 is the oldest that our tests could say anything of; its own support ended in 2024.
 const VERSION_MIN: u32 = 120_000;
-
-/// What is true of the server for as long as it is connected to.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Facts {
-    /// `server_version_num`.
-    pub(super) version: u32,
-    /// How much of a statement the server shows.
-    pub(super) shown_bytes: usize,
-    pub(super) fencing: Fencing,
-}
 
 const FACTS: &str = "select pg_catalog.current_setting('server_version_num'), \
     pg_catalog.current_setting('server_version'), \
@@ -50,11 +40,11 @@ pub(in super::super) fn gives_tokens(sequence: Option<&str>) -> bool {
     matches!(fencing(sequence), Fencing::Tokens { .. })
 }
 
-/// Asks the server what it is.
+/// Asks the server what it is, which stays true for as long as it is connected to.
 ///
 /// # Errors
 /// It is too old, out of reach, or refuses.
-pub(super) async fn facts(desk: &Desk) -> Result<Facts, BackendError> {
+pub(super) async fn facts(desk: &Desk, scope: Scope) -> Result<(Common, Fencing), BackendError> {
     let doing = "say what it is";
     let rows = desk.ask(&format!("{FACTS}, {SEQUENCE}"), doing).await?;
     let row = rows.first().ok_or_else(|| unreadable(doing))?;
@@ -64,11 +54,15 @@ pub(super) async fn facts(desk: &Desk) -> Result<Facts, BackendError> {
         let what = format!("the server is PostgreSQL {}; 12 or newer is needed", row.get(1).unwrap_or("?"));
         return Err(BackendError::new(BackendErrorKind::Unsupported, what));
     }
-    Ok(Facts {
+    let fencing = fencing(row.get(3));
+    let common = Common {
+        scope,
+        tokens: matches!(fencing, Fencing::Tokens { .. }),
+        knows_log: desk.ask(KNOWS_LOG, "say what of its log is synced").await.is_ok(),
         version,
         shown_bytes: usize::try_from(shown).unwrap_or(usize::MAX),
-        fencing: fencing(row.get(3)),
-    })
+    };
+    Ok((common, fencing))
 }
 
 fn fencing(sequence: Option<&str>) -> Fencing {
@@ -93,7 +87,7 @@ fn fencing(sequence: Option<&str>) -> Fencing {
     }
 }
 
-const PID: &str = "select pg_catalog.pg_backend_pid()";
+pub(super) const PID: &str = "select pg_catalog.pg_backend_pid()";
 /// How often it is looked whether connections keep their server processes. Once is not enough: what else goes through a
 /// busy pooler may keep two connections apart by chance.
 const ROUNDS: usize = 4;
@@ -213,12 +207,12 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
     let text = |column: usize| row.get(column).unwrap_or_default();
     let mut found = Vec::new();
     let mut say = |spoils: bool, says: String| found.push(Finding { spoils, says });
-    match shared.facts.fencing {
+    match shared.fencing {
         Fencing::None { why, instead } => say(true, format!("no fencing tokens: {why}; {instead}")),
         Fencing::Tokens { .. } => {
             if text(0) == "off" {
                 say(
-                    shared.scope == Scope::Transaction,
+                    shared.common.scope == Scope::Transaction,
                     "synchronous_commit is off: after a crash of the server a token may come a second time, except \
                      from connections of `lock=session`, which turn it on; set it to `on` for the role or the \
                      database"
@@ -235,7 +229,7 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         }
     }
     let ends = |value: &str| !matches!(value, "" | "0");
-    if shared.scope == Scope::Transaction && ends(text(2)) {
+    if shared.common.scope == Scope::Transaction && ends(text(2)) {
         let says = format!(
             "idle_in_transaction_session_timeout is {}: our transactions turn it off for themselves, those of \
              `lock_in_transaction` do not",
