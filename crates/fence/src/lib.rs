@@ -36,7 +36,13 @@
 #[doc = include_str!("../../../docs/fencing.md")]
 pub struct Guide;
 
+#[cfg(any(target_os = "linux", feature = "object_store"))]
+mod lines;
 pub mod memory;
+#[cfg(feature = "object_store")]
+pub mod object_store;
+#[cfg(feature = "object_store")]
+pub mod resource;
 pub mod rule;
 
 #[cfg(target_os = "linux")]
@@ -46,4 +52,6 @@ pub mod file;
 pub use file::{FileError, FileFence};
 pub use lockkeeper_core::{ModeKind, Slot, Token};
 pub use memory::MemoryFence;
+#[cfg(feature = "object_store")]
+pub use crate::object_store::{ObjectError, ObjectFence, PointerFence};
 pub use rule::{Action, Marks, Pair, Passed, Refused, Section};
