@@ -1,4 +1,5 @@
-//! Libraries of other languages that the tests drive: lock clients that ours must exclude, and be excluded by.
+//! Libraries of other languages that the tests drive: lock clients that ours must exclude, and be excluded by; and
+//! stand-ins for the stores of clouds.
 //!
 //! Responsible for the table of them, and for one folder per package registry below `target/foreign` that holds exactly
 //! what the table says. Which registry that is, is the machine's own setting of pip and npm. May not install a
@@ -29,7 +30,7 @@ struct Library {
 /// A package registry, and what the tests need of it.
 struct Registry {
     name: &'static str,
-    /// Below the root of all of them; crates/client/tests/interop looks there.
+    /// Below the root of all of them; crates/client/tests/interop and the fences' tests look there.
     folder: &'static str,
     /// Stands between a library's name and its version.
     at: &'static str,
@@ -60,6 +61,11 @@ const REGISTRIES: &[Registry] = &[
         libraries: &[
             // `Lock`: SET NX PX with a random token, and scripts that compare it. Python 3.10 and above.
             Library { name: "redis", version: "8.1.0", used_by: "the tests beside redis-py" },
+            // S3 in memory. Its own extra `server` installs far more; the rest is what its S3 needs.
+            Library { name: "moto", version: "5.2.5", used_by: "the tests of fences in S3" },
+            Library { name: "flask", version: "3.1.2", used_by: "the same" },
+            Library { name: "flask-cors", version: "6.0.1", used_by: "the same" },
+            Library { name: "PyYAML", version: "6.0.3", used_by: "the same" },
         ],
     },
     Registry {
@@ -79,6 +85,10 @@ const REGISTRIES: &[Registry] = &[
             Library { name: "redlock", version: "5.0.0-beta.2", used_by: "the tests beside node-redlock" },
             // redlock's page names ioredis as its client. 5 is the newest line that runs on Debian's node.
             Library { name: "ioredis", version: "5.11.1", used_by: "the same" },
+            // The newest that runs on Debian's node.
+            Library { name: "azurite", version: "3.35.0", used_by: "the tests of fences in Azure Blob Storage" },
+            // Speaks S3, and ignores the conditions of puts: a store that a fence must refuse.
+            Library { name: "s3rver", version: "3.7.1", used_by: "the tests of fences in S3" },
         ],
     },
 ];

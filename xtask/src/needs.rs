@@ -61,9 +61,9 @@ const TEST_NEEDS: &[Need] = &[
     Need::of(postgres::PSQL, "the same, and the tests beside psql"),
     Need::of(pgbouncer::SERVER, "the tests of PostgreSQL behind a pool"),
     Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
-    Need { program: "python3", package: "python3", used_by: "the tests beside redis-py" },
+    Need { program: "python3", package: "python3", used_by: "the tests beside redis-py, and of fences in S3" },
     Need { program: "pip3", package: "python3-pip", used_by: "the same" },
-    Need { program: "node", package: "nodejs", used_by: "the tests beside node-redlock" },
+    Need { program: "node", package: "nodejs", used_by: "the tests beside node-redlock, and of fences in Azure" },
     Need { program: "npm", package: "npm", used_by: "the same" },
 ];
 

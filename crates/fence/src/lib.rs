@@ -36,22 +36,26 @@
 #[doc = include_str!("../../../docs/fencing.md")]
 pub struct Guide;
 
+#[cfg(any(target_os = "linux", feature = "object_store"))]
+mod lines;
 pub mod memory;
+#[cfg(feature = "object_store")]
+pub mod object_store;
 #[cfg(feature = "redis")]
 pub mod redis;
-#[cfg(feature = "redis")]
-mod resource;
+pub mod resource;
 pub mod rule;
 
 #[cfg(target_os = "linux")]
 pub mod file;
 
+#[cfg(feature = "object_store")]
+pub use self::object_store::{ObjectError, ObjectFence, PointerFence};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisFence, RedisFenceError};
 #[cfg(target_os = "linux")]
 pub use file::{FileError, FileFence};
 pub use lockkeeper_core::{ModeKind, Slot, Token};
 pub use memory::MemoryFence;
-#[cfg(feature = "redis")]
 pub use resource::{BadResource, RESOURCE_BYTES_MAX};
 pub use rule::{Action, Marks, Pair, Passed, Refused, Section};

@@ -48,7 +48,7 @@ impl fmt::Display for BadResource {
 impl std::error::Error for BadResource {}
 
 /// `resource`, if it is a name: 1 to 512 bytes, no control characters.
-pub(crate) fn checked(resource: &str) -> Result<&str, BadResource> {
+pub fn checked(resource: &str) -> Result<&str, BadResource> {
     match resource {
         "" => Err(BadResource::Empty),
         _ if resource.len() > RESOURCE_BYTES_MAX => Err(BadResource::TooLong { bytes: resource.len() }),

@@ -10,6 +10,7 @@
 //! Reading order: `program.rs` (what is started), `process.rs` (how it lives and dies), `port.rs`, `folder.rs`, then one
 //! module for each server.
 
+pub mod azurite;
 mod cluster;
 mod folder;
 pub mod pgbouncer;
@@ -18,15 +19,18 @@ pub mod postgres;
 mod process;
 mod program;
 pub mod redis;
+pub mod s3;
 mod sentinel;
 mod shim;
 mod tls;
 mod wait;
 
+pub use azurite::Azurite;
 pub use cluster::RedisCluster;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use program::{Line, Program, find};
 pub use redis::Redis;
+pub use s3::S3;
 pub use sentinel::Sentinel;
 pub use shim::{Clock, Number, Shim};

@@ -10,19 +10,17 @@
 //! ```
 //! 0 is a mark that no token reached. The last line is the XXH3 of all bytes before it.
 
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use lockkeeper_core::Token;
-use lockkeeper_core::limits::PERMITS_MAX;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::rule::{Marks, Pair};
+use crate::lines;
+use crate::rule::Marks;
 
 /// The version that this code writes, and the only one that it reads.
 pub(super) const VERSION: u32 = 1;
 /// Longest mark file, in bytes: every slot with the longest numbers. Checked before the file is read.
-pub(super) const BYTES_MAX: u64 = 128 + PERMITS_MAX as u64 * 64;
+pub(super) const BYTES_MAX: u64 = 64 + lines::BYTES_MAX;
 
 const MAGIC: &str = "lockkeeper-fence ";
 
@@ -38,18 +36,10 @@ pub(super) enum Unreadable {
 /// The bytes of `marks`; the same marks give the same bytes.
 pub(super) fn encode(marks: &Marks) -> Vec<u8> {
     let mut text = format!("{MAGIC}{VERSION}\n");
-    push_pair(&mut text, "base", marks.base);
-    for (slot, pair) in &marks.slots {
-        push_pair(&mut text, &format!("slot {slot}"), *pair);
-    }
+    lines::push(&mut text, marks);
     let check = xxh3_64(text.as_bytes());
     let _ = writeln!(text, "check {check:016x}"); // writing to a String can't fail
     text.into_bytes()
-}
-
-fn push_pair(text: &mut String, of: &str, pair: Pair) {
-    let number = |mark: Option<Token>| mark.map_or(0, Token::get);
-    let _ = writeln!(text, "{of} any {} writer {}", number(pair.any), number(pair.writer));
 }
 
 /// The marks of `bytes`, if they are exactly what [`encode`] makes of those marks.
@@ -67,7 +57,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
         VERSION => {}
         version => return Err(Unreadable::Newer { version }),
     }
-    let marks = parse(body).ok_or(corrupt("a line is not one of a mark file"))?;
+    let marks = lines::parse(body.lines().skip(1)).ok_or(corrupt("a line is not one of a mark file"))?;
     // One form only: whatever a lax parse might let through would not come out again as the same bytes.
     if encode(&marks) == bytes {
         Ok(marks)
@@ -76,35 +66,13 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
     }
 }
 
-fn parse(body: &str) -> Option<Marks> {
-    let mut lines = body.lines().skip(1);
-    let base = parse_pair(lines.next()?.strip_prefix("base ")?)?;
-    let mut slots = BTreeMap::new();
-    for line in lines {
-        let (slot, pair) = line.strip_prefix("slot ")?.split_once(' ')?;
-        let slot = slot.parse().ok().filter(|slot| *slot < PERMITS_MAX)?;
-        slots.insert(slot, parse_pair(pair)?);
-    }
-    Some(Marks { base, slots })
-}
-
-fn parse_pair(text: &str) -> Option<Pair> {
-    let (any, writer) = text.strip_prefix("any ")?.split_once(" writer ")?;
-    let pair = Pair { any: parse_mark(any)?, writer: parse_mark(writer)? };
-    (pair.writer <= pair.any).then_some(pair)
-}
-
-fn parse_mark(text: &str) -> Option<Option<Token>> {
-    match text.parse().ok()? {
-        0 => Some(None),
-        value => Token::new(value).map(Some),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use lockkeeper_core::Token;
+    use lockkeeper_core::limits::PERMITS_MAX;
+
     use super::*;
-    use crate::rule::{Action, Section};
+    use crate::rule::{Action, Pair, Section};
 
     fn token(value: u64) -> Token {
         Token::new(value).expect("a token")

@@ -1,0 +1,58 @@
+//! Marks as lines of text, as the fences keep them that store text of their own.
+//!
+//! Responsible for the lines of the marks only, not for what stands around them or for their checksum:
+//! ```text
+//! base any 18 writer 17
+//! slot 3 any 20 writer 20
+//! ```
+//! 0 is a mark that no token reached. One line for each slot that is kept, the lowest first.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use lockkeeper_core::Token;
+use lockkeeper_core::limits::PERMITS_MAX;
+
+use crate::rule::{Marks, Pair};
+
+/// Most bytes that the lines of any marks have: every slot with the longest numbers.
+pub(crate) const BYTES_MAX: u64 = 64 + PERMITS_MAX as u64 * 64;
+
+/// Adds the lines of `marks`; the same marks give the same lines.
+pub(crate) fn push(text: &mut String, marks: &Marks) {
+    push_pair(text, "base", marks.base);
+    for (slot, pair) in &marks.slots {
+        push_pair(text, &format!("slot {slot}"), *pair);
+    }
+}
+
+fn push_pair(text: &mut String, of: &str, pair: Pair) {
+    let number = |mark: Option<Token>| mark.map_or(0, Token::get);
+    // Writing to a String can't fail.
+    let _ = writeln!(text, "{of} any {} writer {}", number(pair.any), number(pair.writer));
+}
+
+/// The marks of all `lines`. Lax about how numbers are written: who stores them compares what [`push`] makes of them.
+pub(crate) fn parse<'a>(mut lines: impl Iterator<Item = &'a str>) -> Option<Marks> {
+    let base = parse_pair(lines.next()?.strip_prefix("base ")?)?;
+    let mut slots = BTreeMap::new();
+    for line in lines {
+        let (slot, pair) = line.strip_prefix("slot ")?.split_once(' ')?;
+        let slot = slot.parse().ok().filter(|slot| *slot < PERMITS_MAX)?;
+        slots.insert(slot, parse_pair(pair)?);
+    }
+    Some(Marks { base, slots })
+}
+
+fn parse_pair(text: &str) -> Option<Pair> {
+    let (any, writer) = text.strip_prefix("any ")?.split_once(" writer ")?;
+    let pair = Pair { any: parse_mark(any)?, writer: parse_mark(writer)? };
+    (pair.writer <= pair.any).then_some(pair)
+}
+
+fn parse_mark(text: &str) -> Option<Option<Token>> {
+    match text.parse().ok()? {
+        0 => Some(None),
+        value => Token::new(value).map(Some),
+    }
+}

@@ -1,0 +1,180 @@
+//! What a store is asked before it is trusted: whether it refuses a put whose condition does not hold.
+//!
+//! Responsible for finding a store that ignores conditions (many that speak the protocol of S3 do, and so did old
+//! versions of those that don't), that gives ETags which name no content, or that checks and puts in two steps. The last
+//! can be found only by luck; the others always are. It leaves nothing behind.
+
+use std::fmt::Display;
+
+use futures_util::future::join_all;
+use futures_util::{StreamExt, stream};
+use object_store::path::Path;
+use object_store::{Error, GetOptions, ObjectStore, PutMode, PutOptions, PutResult, UpdateVersion};
+
+use super::error::{ObjectError, Unfit};
+use super::record::Nonce;
+
+/// How many puts with one condition are sent at once.
+const RIVALS: usize = 8;
+
+const CREATE: &str = "a put of an object that exists, with If-None-Match: *";
+const STALE: &str = "a put with the ETag of an earlier content (If-Match)";
+const ABSENT: &str = "a put of an object that does not exist, with an ETag (If-Match)";
+
+/// The objects that a probe makes.
+struct Probe<'a> {
+    store: &'a dyn ObjectStore,
+    main: Path,
+    absent: Path,
+    rivals: Path,
+}
+
+/// Asks `store` everything.
+///
+/// # Errors
+/// [`ObjectError::Unfit`], [`ObjectError::Store`], [`ObjectError::Random`].
+pub(super) async fn probe(store: &dyn ObjectStore) -> Result<(), ObjectError> {
+    if store.to_string().contains("LocalFileSystem") {
+        return Err(unfit(store, Unfit::LocalFiles));
+    }
+    let nonce = Nonce::random().map_err(ObjectError::Random)?;
+    let path = |name: &str| Path::from_iter([".lockkeeper-probe", &nonce.to_string(), name]);
+    let probe = Probe { store, main: path("main"), absent: path("absent"), rivals: path("rivals") };
+    let found = match probe.one_by_one().await {
+        Ok(()) => probe.at_once().await,
+        Err(error) => Err(error),
+    };
+    let cleaned = probe.clean().await;
+    // What was found out about the store matters more than that its probes are still there.
+    found.and(cleaned)
+}
+
+fn unfit(store: &dyn ObjectStore, why: Unfit) -> ObjectError {
+    ObjectError::Unfit { store: store.to_string(), why }
+}
+
+impl Probe<'_> {
+    /// Puts one after the other, each of which has one right answer.
+    async fn one_by_one(&self) -> Result<(), ObjectError> {
+        self.must_be_done("a put with If-None-Match: *", &self.main, "one", PutMode::Create).await?;
+        self.must_be_refused(CREATE, &self.main, "two", PutMode::Create).await?;
+        let first = self.read("one").await?;
+        let update = PutMode::Update(first.clone());
+        self.must_be_done("a put with If-Match", &self.main, "three", update.clone()).await?;
+        let second = self.read("three").await?;
+        if first.e_tag == second.e_tag {
+            let etag = first.e_tag.unwrap_or_default();
+            return Err(unfit(self.store, Unfit::SameETag { etag }));
+        }
+        self.must_be_refused(STALE, &self.main, "four", update).await?;
+        self.read("three").await?;
+        self.must_be_refused(ABSENT, &self.absent, "five", PutMode::Update(second)).await
+    }
+
+    /// Puts at the same time, of which one may be done.
+    async fn at_once(&self) -> Result<(), ObjectError> {
+        self.one_of_many("If-None-Match: *", &self.rivals, PutMode::Create).await?;
+        let base = self.read("three").await?;
+        self.one_of_many("one ETag (If-Match)", &self.main, PutMode::Update(base)).await
+    }
+
+    async fn one_of_many(&self, what: &'static str, path: &Path, mode: PutMode) -> Result<(), ObjectError> {
+        let contents: Vec<String> = (0..RIVALS).map(|rival| format!("rival {rival}")).collect();
+        let puts = contents.iter().map(|content| self.put(path, content, mode.clone()));
+        let mut done = 0;
+        for answer in join_all(puts).await {
+            match answer {
+                Ok(_) => done += 1,
+                Err(error) if is_refusal(&error) => {}
+                Err(error) => return Err(ObjectError::store("put", path)(error)),
+            }
+        }
+        // None is no fault: a client that lost an answer sends its put again, and is refused for its own.
+        if done > 1 {
+            return Err(unfit(self.store, Unfit::NotAtomic { what, done, of: RIVALS }));
+        }
+        Ok(())
+    }
+
+    async fn put(&self, path: &Path, content: &str, mode: PutMode) -> Result<PutResult, Error> {
+        self.store.put_opts(path, content.to_owned().into(), PutOptions::from(mode)).await
+    }
+
+    async fn must_be_done(
+        &self,
+        what: &'static str,
+        path: &Path,
+        content: &str,
+        mode: PutMode,
+    ) -> Result<(), ObjectError> {
+        match self.put(path, content, mode).await {
+            Ok(_) => Ok(()),
+            // Refused, yet perhaps done by a first one whose answer the client has lost: the read that follows tells.
+            Err(error) if is_refusal(&error) => Ok(()),
+            Err(error) => Err(self.not_supported(what, path, error)),
+        }
+    }
+
+    async fn must_be_refused(
+        &self,
+        what: &'static str,
+        path: &Path,
+        content: &str,
+        mode: PutMode,
+    ) -> Result<(), ObjectError> {
+        match self.put(path, content, mode).await {
+            Ok(_) => Err(unfit(self.store, Unfit::Ignored { what })),
+            Err(error) if is_refusal(&error) => Ok(()),
+            Err(error) => Err(self.not_supported(what, path, error)),
+        }
+    }
+
+    fn not_supported(&self, what: &'static str, path: &Path, error: Error) -> ObjectError {
+        let told =
+            |answer: &dyn Display| unfit(self.store, Unfit::Unsupported { what, answer: answer.to_string() });
+        match &error {
+            Error::NotImplemented { .. } | Error::NotSupported { .. } => told(&error),
+            // What a server answers that does not know the header.
+            _ if error.to_string().contains("501 Not Implemented") => told(&error),
+            _ => ObjectError::store("put", path)(error),
+        }
+    }
+
+    /// What names the object of the puts one by one, which must have `content`.
+    async fn read(&self, content: &str) -> Result<UpdateVersion, ObjectError> {
+        let failed = |error| ObjectError::store("read", &self.main)(error);
+        let got = self.store.get_opts(&self.main, GetOptions::default()).await.map_err(failed)?;
+        let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+        if got.bytes().await.map_err(failed)? != content.as_bytes() {
+            return Err(unfit(self.store, Unfit::StaleRead));
+        }
+        if version.e_tag.is_none() {
+            return Err(unfit(self.store, Unfit::NoETag));
+        }
+        Ok(version)
+    }
+
+    async fn clean(&self) -> Result<(), ObjectError> {
+        for path in [&self.main, &self.absent, &self.rivals] {
+            let mut deleted = self.store.delete_stream(stream::iter([Ok(path.clone())]).boxed());
+            while let Some(answer) = deleted.next().await {
+                match answer {
+                    Ok(_) | Err(Error::NotFound { .. }) => {}
+                    Err(error) => return Err(ObjectError::store("delete", path)(error)),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a put was refused for its condition.
+fn is_refusal(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::AlreadyExists { .. }
+            | Error::Precondition { .. }
+            | Error::NotModified { .. }
+            | Error::NotFound { .. }
+    )
+}

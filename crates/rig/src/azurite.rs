@@ -1,0 +1,83 @@
+//! A stand-in for Azure Blob Storage, of npm.
+
+use std::path::Path;
+
+use nix::sys::signal::Signal;
+
+use crate::folder::Folder;
+use crate::port::Port;
+use crate::process::{Process, Slot};
+use crate::program::{Line, ask};
+use crate::s3::{NODE, installed};
+
+/// The container that is there.
+pub const CONTAINER: &str = "lockkeeper";
+
+/// Makes the container: signed, with the key that every emulator has.
+const MAKE_CONTAINER: &str = r"
+const [port, container] = process.argv.slice(1);
+const account = 'devstoreaccount1';
+const key = 'Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==';
+const headers = { 'x-ms-date': new Date().toUTCString(), 'x-ms-version': '2021-08-06' };
+const signed = ['PUT', ...Array(11).fill(''), `x-ms-date:${headers['x-ms-date']}`,
+  `x-ms-version:${headers['x-ms-version']}`, `/${account}/${account}/${container}`, 'restype:container'].join('\n');
+const mac = require('crypto').createHmac('sha256', Buffer.from(key, 'base64')).update(signed, 'utf8').digest('base64');
+headers.Authorization = `SharedKey ${account}:${mac}`;
+headers['Content-Length'] = 0;
+const path = `/${account}/${container}?restype=container`;
+require('http').request({ host: '127.0.0.1', port, path, method: 'PUT', headers }, (answer) => {
+  if (answer.statusCode !== 201) { console.error(`status ${answer.statusCode}`); process.exitCode = 1; }
+  answer.resume();
+}).on('error', (error) => { console.error(error.message); process.exitCode = 1; }).end();
+";
+
+/// An Azurite with an empty container, on plain HTTP; what it keeps is gone when it ends. Ended when dropped.
+pub struct Azurite {
+    // Ended before its folder is removed and its port given back.
+    slot: Slot,
+    port: Port,
+    folder: Folder,
+}
+
+impl Azurite {
+    /// One that answers. `foreign` is the folder where `cargo xtask test` puts what it installs of package registries.
+    ///
+    /// # Panics
+    /// `node` or Azurite is missing, or it doesn't start.
+    #[must_use]
+    pub fn start(foreign: &Path) -> Self {
+        let program = installed(foreign, "npm", "node_modules/azurite").join("dist/src/blob/main.js");
+        NODE.path();
+        let azurite = Self { port: Port::free(), folder: Folder::new("azurite"), slot: Slot::empty() };
+        let port = azurite.port().to_string();
+        let line = Line::new(NODE.name)
+            .path(&program)
+            .args(["--blobHost", "127.0.0.1", "--blobPort", &port, "--location"])
+            .path(azurite.folder.path())
+            // It speaks to nobody else, and takes the newest protocol of its clients.
+            .args(["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"]);
+        azurite.slot.fill(|| {
+            let mut process = Process::start(&line, Signal::SIGKILL, &azurite.folder.log());
+            process.wait_until_ready("azurite", || {
+                ask(NODE, |node| {
+                    node.args(["-e", MAKE_CONTAINER, &port, CONTAINER]);
+                })
+                .map(drop)
+            });
+            process
+        });
+        azurite
+    }
+
+    /// Where it listens on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// `http://127.0.0.1:PORT/devstoreaccount1`, the address of the account that every emulator has.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}/devstoreaccount1", self.port())
+    }
+}

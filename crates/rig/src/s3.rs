@@ -1,0 +1,144 @@
+//! Stand-ins for Amazon S3, of PyPI and npm.
+//!
+//! Responsible for starting them, each with an empty bucket. What they keep is gone when they end.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::folder::Folder;
+use crate::port::Port;
+use crate::process::{Process, Slot};
+use crate::program::{Line, Program};
+
+/// Runs moto.
+pub const PYTHON: Program = Program { name: "python3", package: "python3" };
+/// Runs s3rver and Azurite.
+pub const NODE: Program = Program { name: "node", package: "nodejs" };
+
+/// The bucket that is there.
+pub const BUCKET: &str = "lockkeeper";
+
+/// moto compares the ETag and puts the object in two steps, and serves each connection on a thread. S3 promises that of
+/// two puts with one condition one is refused: so one request at a time.
+const MOTO: &str = "\
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import run_simple
+app, turn = DomainDispatcherApplication(create_backend_app), threading.Lock()
+def one_at_a_time(environ, start_response):
+    with turn:
+        return list(app(environ, start_response))
+run_simple('127.0.0.1', int(sys.argv[1]), one_at_a_time, threaded=True, request_handler=MotoRequestHandler)
+";
+
+/// A server that speaks S3, on plain HTTP, to whoever asks. Ended when dropped.
+pub struct S3 {
+    // Ended before its folder is removed and its port given back.
+    slot: Slot,
+    port: Port,
+    folder: Folder,
+}
+
+impl S3 {
+    /// One that keeps what S3 promises of conditional puts: moto. `foreign` is the folder where `cargo xtask test` puts
+    /// what it installs of package registries.
+    ///
+    /// # Panics
+    /// `python3` or moto is missing, or it doesn't start.
+    #[must_use]
+    pub fn start(foreign: &Path) -> Self {
+        let library = installed(foreign, "pypi", "moto");
+        PYTHON.path();
+        let line = |s3: &Self| {
+            Line::new(PYTHON.name).env("PYTHONPATH", library.parent().unwrap_or(foreign)).args([
+                "-c",
+                MOTO,
+                &s3.port().to_string(),
+            ])
+        };
+        Self::run("moto", line)
+    }
+
+    /// One that ignores the conditions of puts: s3rver.
+    ///
+    /// # Panics
+    /// `node` or s3rver is missing, or it doesn't start.
+    #[must_use]
+    pub fn without_conditions(foreign: &Path) -> Self {
+        let program = installed(foreign, "npm", "node_modules/s3rver").join("bin/s3rver.js");
+        NODE.path();
+        let line = |s3: &Self| {
+            Line::new(NODE.name)
+                .path(&program)
+                .args(["--address", "127.0.0.1", "--port", &s3.port().to_string(), "--directory"])
+                .path(s3.folder.path())
+        };
+        Self::run("s3rver", line)
+    }
+
+    fn run(name: &str, line: impl FnOnce(&Self) -> Line) -> Self {
+        let s3 = Self { port: Port::free(), folder: Folder::new(name), slot: Slot::empty() };
+        let line = line(&s3);
+        s3.slot.fill(|| {
+            let mut process = Process::start(&line, Signal::SIGKILL, &s3.folder.log());
+            process.wait_until_ready(name, || make_bucket(s3.port()));
+            process
+        });
+        s3
+    }
+
+    /// Where it listens on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// `http://127.0.0.1:PORT`, with buckets as the first segment of the path. Any credentials will do for moto; s3rver
+    /// knows `S3RVER` with the secret `S3RVER`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port())
+    }
+
+    /// SIGSTOP: it answers nobody, connections stay.
+    pub fn stop(&self) {
+        self.slot.stop();
+    }
+
+    /// SIGCONT after [`S3::stop`].
+    pub fn cont(&self) {
+        self.slot.cont();
+    }
+}
+
+/// The folder of a library that xtask installs.
+pub(crate) fn installed(foreign: &Path, registry: &str, library: &str) -> std::path::PathBuf {
+    let folder = foreign.join(registry).join(library);
+    assert!(
+        folder.is_dir(),
+        "{} is missing, and this test needs it: `cargo xtask test` installs it",
+        folder.display()
+    );
+    folder
+}
+
+/// Asks for a bucket without a signature, which neither stand-in wants for that.
+fn make_bucket(port: u16) -> Result<(), String> {
+    let ask = || -> std::io::Result<String> {
+        let mut server = TcpStream::connect(("127.0.0.1", port))?;
+        server.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let head = format!(
+            "PUT /{BUCKET} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        );
+        server.write_all(head.as_bytes())?;
+        let mut answer = Vec::new();
+        server.read_to_end(&mut answer)?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    };
+    let answer = ask().map_err(|error| error.to_string())?;
+    if answer.starts_with("HTTP/1.1 200") { Ok(()) } else { Err(format!("no bucket: {answer}")) }
+}
