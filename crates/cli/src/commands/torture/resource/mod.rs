@@ -1,0 +1,114 @@
+//! What the workers write to: a ledger, one line an update, read and written as a whole.
+//!
+//! Responsible for the three ways of writing that are compared: round the fence, checked, and checked after `enter`.
+//! Each kind of resource is reached as its own users reach it. May not know of locks, nor of what is done to workers.
+
+mod file;
+
+use lockkeeper::url::Url;
+use lockkeeper_fence::{Refused, Section};
+
+use crate::exit::{Failure, USAGE, chain};
+
+/// A ledger that is open.
+pub(super) enum Resource {
+    /// A file, guarded by the file fence.
+    File(file::Ledger),
+}
+
+/// Why a step at the resource was not done.
+#[derive(Debug)]
+pub(super) enum Trouble {
+    /// The fence refused it: nothing was done.
+    Stale {
+        /// The token of who asked.
+        offered: u64,
+        /// The mark that it did not reach.
+        highest: u64,
+    },
+    /// Anything else; it may have been done.
+    Failed(String),
+}
+
+impl Trouble {
+    fn failed(error: &dyn std::error::Error) -> Self {
+        Self::Failed(chain(error))
+    }
+}
+
+impl From<Refused> for Trouble {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Stale { offered, highest } => {
+                Self::Stale { offered: offered.get(), highest: highest.get() }
+            }
+            other => Self::failed(&other),
+        }
+    }
+}
+
+impl Resource {
+    /// The ledger called `name` at this address.
+    ///
+    /// # Errors
+    /// The address is none of a resource, or it can't be used.
+    pub(super) async fn open(url: &str, name: &str) -> Result<Self, Failure> {
+        let parsed: Url =
+            url.parse().map_err(|error| Failure::new(USAGE, format!("--resource: {}", chain(&error))))?;
+        match parsed.scheme.as_str() {
+            "file" => file::Ledger::open(&parsed, name).map(Self::File),
+            scheme => Err(Failure::new(
+                USAGE,
+                format!("`{scheme}:` is no resource of torture; known: file; write `file:///dir`"),
+            )),
+        }
+    }
+
+    /// Makes the empty ledger.
+    ///
+    /// # Errors
+    /// It can't be made.
+    pub(super) async fn create(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::File(file) => file.create(),
+        }
+    }
+
+    /// Raises the marks.
+    pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
+        match self {
+            Self::File(file) => file.enter(section),
+        }
+    }
+
+    /// The whole ledger.
+    pub(super) async fn read(&mut self) -> Result<String, Trouble> {
+        match self {
+            Self::File(file) => file.read(),
+        }
+    }
+
+    /// Replaces the whole ledger: checked by the section's token, or round the fence without one.
+    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
+        match self {
+            Self::File(file) => file.write(section, ledger),
+        }
+    }
+
+    /// Where it is, for people who want to look at it.
+    pub(super) fn place(&self) -> String {
+        match self {
+            Self::File(file) => file.place(),
+        }
+    }
+
+    /// Removes the ledger and its marks.
+    ///
+    /// # Errors
+    /// Something is left, and where.
+    pub(super) async fn remove(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::File(file) => file.remove(),
+        }
+    }
+}
