@@ -63,17 +63,17 @@ fn show(args: &FenceShow) -> Result<u8, Failure> {
 fn reset(args: &FenceReset) -> Result<u8, Failure> {
     let to = token(args.to)?;
     let fence = file_fence(&args.which)?;
+    let before = fence.marks().map_err(|error| failed(&error))?;
     if !args.yes {
-        let marks = fence.marks().map_err(|error| failed(&error))?;
         let why = format!(
             "nothing was done: this would set the marks of `{}` to {to}; now they are: {}. A lower mark lets old tokens \
              in again: stop all writers, then repeat it with --yes",
             args.which.target.display(),
-            marks_text(&marks).replace('\n', "; ")
+            marks_text(&before).replace('\n', "; ")
         );
         return Err(Failure::new(USAGE, why));
     }
-    let before = fence.reset(to).map_err(|error| failed(&error))?;
+    fence.reset(to).map_err(|error| failed(&error))?;
     let after = fence.marks().map_err(|error| failed(&error))?;
     if args.which.json {
         output::json(&json!({ "before": marks_json(&before), "after": marks_json(&after) }))?;

@@ -162,13 +162,13 @@ impl FileFence {
         disk::peek(&self.paths)
     }
 
-    /// Sets both marks to `to`, higher or lower, and forgets those of slots; tells what they were. For the one case in
+    /// Sets both marks to `to`, higher or lower, and forgets those of slots. For the one case in
     /// which marks may fall: another lock service takes over, whose tokens are lower. Stop all writers first: whoever
     /// still holds by the old service would be turned away, or let in, by accident.
     ///
     /// # Errors
     /// As [`marks`](Self::marks) and [`enter`](Self::enter); the marks are as they were.
-    pub fn reset(&self, to: Token) -> Result<Marks, FileError> {
+    pub fn reset(&self, to: Token) -> Result<(), FileError> {
         steps::reset(&mut Held::open(&self.paths, self.wait)?, to)
     }
 

@@ -59,13 +59,12 @@ pub(super) fn pass(disk: &mut impl Disk, action: Action, section: Section) -> Re
     settle(disk)
 }
 
-/// Sets the marks, whatever they were; tells what they were.
-pub(super) fn reset(disk: &mut impl Disk, to: Token) -> Result<Marks, FileError> {
-    let before = load(disk)?;
+/// Sets the marks, whatever they were; but damaged ones are not written over.
+pub(super) fn reset(disk: &mut impl Disk, to: Token) -> Result<(), FileError> {
+    load(disk)?;
     let base = Pair { any: Some(to), writer: Some(to) };
     replace(disk, &Marks { base, ..Marks::default() })?;
-    settle(disk)?;
-    Ok(before)
+    settle(disk)
 }
 
 fn replace(disk: &mut impl Disk, marks: &Marks) -> Result<(), FileError> {
