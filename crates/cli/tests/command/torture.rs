@@ -143,17 +143,24 @@ fn a_descriptor_holds_through_a_pause() {
     assert_eq!(figures.0["ttl_ms"], Value::Null, "{figures:?}");
 }
 
-/// A connection holds: a pause changes nothing, a cut does.
-fn a_connection_holds(kind: &str) {
+/// A database that is ready for locks, and a place with its locks there.
+fn postgres(kind: &str) -> (Postgres, Place) {
     let server = Postgres::start();
     let place = Place::new().over(&format!("{}?lock={kind}", server.url()));
     let made = place.bare(["postgres", "init", &server.url()]).ended();
     assert_eq!(made.code, 0, "{made:?}");
+    (server, place)
+}
 
+#[track_caller]
+fn holds_through_a_pause(place: &Place) {
     let paused = place.tortured("--fence none --faults pause", exit::OK);
     assert_eq!((paused.injected("pause"), paused.injected("held_through")), (3, 3), "{paused:?}");
     assert_eq!((paused.of("lost"), paused.of("overlaps")), (0, 0), "{paused:?}");
+}
 
+#[track_caller]
+fn is_cut_off(place: &Place) {
     let cut = place.tortured("--fence none --faults cut", exit::NO);
     assert_eq!((cut.injected("cut"), cut.injected("held_through")), (3, 0), "{cut:?}");
     assert!(cut.of("lost") >= 2, "{cut:?}");
@@ -165,13 +172,27 @@ fn a_connection_holds(kind: &str) {
 }
 
 #[test]
-fn a_session_holds_through_a_pause_and_not_through_a_cut() {
-    a_connection_holds("session");
+fn a_session_holds_through_a_pause() {
+    let (_server, place) = postgres("session");
+    holds_through_a_pause(&place);
 }
 
 #[test]
-fn a_transaction_holds_through_a_pause_and_not_through_a_cut() {
-    a_connection_holds("transaction");
+fn a_session_that_is_cut_off_loses_without_a_fence_and_not_with_enter() {
+    let (_server, place) = postgres("session");
+    is_cut_off(&place);
+}
+
+#[test]
+fn a_transaction_holds_through_a_pause() {
+    let (_server, place) = postgres("transaction");
+    holds_through_a_pause(&place);
+}
+
+#[test]
+fn a_transaction_that_is_cut_off_loses_without_a_fence_and_not_with_enter() {
+    let (_server, place) = postgres("transaction");
+    is_cut_off(&place);
 }
 
 #[test]
@@ -205,10 +226,14 @@ fn what_is_not_possible_is_said_before_anything_begins() {
     place.torture("--faults cut").is_one_line(exit::USAGE, &["--faults cut", "file:", "--faults pause,kill"]);
     place.torture("--locks memory:").is_one_line(exit::USAGE, &["memory:", "process"]);
     place.torture("--faults server").is_one_line(exit::USAGE, &["--server-pid"]);
-    place.torture("--pause 2x").is_one_line(exit::USAGE, &["2x", "2x-ttl"]);
+    place.ran("torture --resource file:///tmp --pause 2x").is_one_line(exit::USAGE, &["2x", "2m"]);
+    place
+        .ran("torture --resource file:///tmp --pause 1e9x-ttl")
+        .is_one_line(exit::USAGE, &["1e9x-ttl", "100"]);
     place.torture("--workers 1").is_one_line(exit::USAGE, &["1", "2..=64"]);
+    place.ran("torture").is_one_line(exit::USAGE, &["--resource"]);
+    place.ran("torture --worker").is_one_line(exit::INTERNAL, &["no orders"]);
     let own = std::process::id();
-    std::fs::write(place.path("plain"), "").unwrap();
     for (resource, words) in [
         ("file:///nowhere/at/all", vec!["/nowhere/at/all", "no directory"]),
         ("ftp://host", vec!["ftp", "no resource"]),
@@ -257,7 +282,7 @@ fn an_interrupted_run_reports_and_leaves_nothing() {
 }
 
 #[test]
-fn killed_workers_conductor_takes_its_workers_along() {
+fn a_conductor_that_is_killed_takes_its_workers_along() {
     let place = Place::new();
     std::fs::create_dir(place.ledgers()).unwrap();
     let resource = format!("file://{}", place.ledgers().display());
