@@ -105,8 +105,11 @@ impl Orders {
 
 /// The life of a worker. Standard input and output are the conductor's.
 pub(super) async fn work() -> Result<u8, Failure> {
-    let worked = Worker::start().await;
-    let ended = match worked {
+    let line = heard()?.unwrap_or_default();
+    let orders = Orders::from_line(&line).ok_or_else(|| {
+        Failure::new(INTERNAL, "a worker of torture was given no orders; it is started by `torture` itself")
+    })?;
+    let ended = match Worker::start(orders).await {
         Ok(worker) => worker.run().await,
         Err(failure) => Err(failure),
     };

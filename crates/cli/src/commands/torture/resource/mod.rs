@@ -4,16 +4,25 @@
 //! Each kind of resource is reached as its own users reach it. May not know of locks, nor of what is done to workers.
 
 mod file;
+#[cfg(feature = "redis")]
+mod redis;
 
 use lockkeeper::url::Url;
 use lockkeeper_fence::{Refused, Section};
 
 use crate::exit::{Failure, USAGE, chain};
 
+/// What the address of a resource may look like.
+const KNOWN: &str =
+    if cfg!(feature = "redis") { "file:///dir, redis://host:port/database" } else { "file:///dir" };
+
 /// A ledger that is open.
 pub(super) enum Resource {
     /// A file, guarded by the file fence.
     File(file::Ledger),
+    /// A key of a Redis, guarded by its fence.
+    #[cfg(feature = "redis")]
+    Redis(redis::Ledger),
 }
 
 /// Why a step at the resource was not done.
@@ -57,10 +66,11 @@ impl Resource {
             url.parse().map_err(|error| Failure::new(USAGE, format!("--resource: {}", chain(&error))))?;
         match parsed.scheme.as_str() {
             "file" => file::Ledger::open(&parsed, name).map(Self::File),
-            scheme => Err(Failure::new(
-                USAGE,
-                format!("`{scheme}:` is no resource of torture; known: file; write `file:///dir`"),
-            )),
+            #[cfg(feature = "redis")]
+            "redis" => redis::Ledger::open(url, name).await.map(Self::Redis),
+            scheme => {
+                Err(Failure::new(USAGE, format!("`{scheme}:` is no resource of torture; known: {KNOWN}")))
+            }
         }
     }
 
@@ -71,6 +81,8 @@ impl Resource {
     pub(super) async fn create(&mut self) -> Result<(), Failure> {
         match self {
             Self::File(file) => file.create(),
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.create().await,
         }
     }
 
@@ -78,6 +90,8 @@ impl Resource {
     pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
         match self {
             Self::File(file) => file.enter(section),
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.enter(section).await,
         }
     }
 
@@ -85,6 +99,8 @@ impl Resource {
     pub(super) async fn read(&mut self) -> Result<String, Trouble> {
         match self {
             Self::File(file) => file.read(),
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.read().await,
         }
     }
 
@@ -92,6 +108,8 @@ impl Resource {
     pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
         match self {
             Self::File(file) => file.write(section, ledger),
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.write(section, ledger).await,
         }
     }
 
@@ -99,6 +117,8 @@ impl Resource {
     pub(super) fn place(&self) -> String {
         match self {
             Self::File(file) => file.place(),
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.place(),
         }
     }
 
@@ -109,6 +129,8 @@ impl Resource {
     pub(super) async fn remove(&mut self) -> Result<(), Failure> {
         match self {
             Self::File(file) => file.remove(),
+            #[cfg(feature = "redis")]
+            Self::Redis(redis) => redis.remove().await,
         }
     }
 }

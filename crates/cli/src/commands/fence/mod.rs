@@ -1,0 +1,82 @@
+//! `fence`: the file fence for shell scripts; and in `marks` those of any fence, for whoever looks after it.
+
+mod marks;
+mod store;
+
+use std::io::Read;
+
+use lockkeeper::{Mode, Token};
+use lockkeeper_fence::{FileError, FileFence, Refused, Section};
+use serde_json::json;
+
+use crate::args::{Fence, FenceArgs, FenceMode};
+use crate::exit::{Failure, IO, OK, STALE, USAGE, chain, code_below};
+use crate::output;
+
+#[cfg(feature = "redis")]
+pub(super) use store::redis;
+
+pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
+    let args = match command {
+        Fence::Enter(args) | Fence::Check(args) | Fence::Write(args) => args,
+        Fence::Show(args) => return super::block_on(marks::show(args)),
+        Fence::Reset(args) => return super::block_on(marks::reset(args)),
+    };
+    let section = section(args)?;
+    let fence = FileFence::new(&args.file).map_err(|error| Failure::new(USAGE, chain(&error)))?;
+    let result = match command {
+        Fence::Enter(_) => fence.enter(section),
+        Fence::Check(_) => fence.check(section),
+        _ => {
+            // Whole before the check: a slow pipe must not keep others out.
+            let mut bytes = Vec::new();
+            std::io::stdin().read_to_end(&mut bytes)?;
+            fence.write(section, &bytes)
+        }
+    };
+    if args.json {
+        let refused = result.as_ref().err().and_then(stale);
+        let highest = refused.map(|(_, highest)| highest.get());
+        let says = result.as_ref().err().map(|error| chain(error));
+        output::json(
+            &json!({ "passed": result.is_ok(), "token": args.token, "highest": highest, "says": says }),
+        )?;
+    }
+    match result {
+        Ok(()) => Ok(OK),
+        Err(error) => {
+            let failure = failed(&error);
+            Err(if args.json { Failure::new(failure.code, "") } else { failure })
+        }
+    }
+}
+
+fn failed(error: &FileError) -> Failure {
+    let code = match error {
+        FileError::Refused(Refused::SharedWrite { .. }) => USAGE,
+        FileError::Refused(_) => STALE,
+        _ => code_below(error).unwrap_or(IO),
+    };
+    Failure::new(code, chain(error))
+}
+
+fn token(typed: u64) -> Result<Token, Failure> {
+    Token::new(typed).ok_or_else(|| Failure::new(USAGE, format!("{typed} is not a token; 1 to 2^53 − 1 are")))
+}
+
+fn stale(error: &FileError) -> Option<(Token, Token)> {
+    match error {
+        FileError::Refused(Refused::Stale { offered, highest }) => Some((*offered, *highest)),
+        _ => None,
+    }
+}
+
+fn section(args: &FenceArgs) -> Result<Section, Failure> {
+    let token = token(args.token)?;
+    let mode = match args.mode {
+        FenceMode::Exclusive => Mode::Exclusive,
+        FenceMode::Shared => Mode::Shared,
+        FenceMode::Permit => Mode::Permit,
+    };
+    Section::new(mode, args.slot, token).map_err(|error| Failure::new(USAGE, chain(&error)))
+}
