@@ -8,7 +8,8 @@ use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Uns
 
 /// Done.
 pub const OK: u8 = 0;
-/// The answer is no: a token that is not current.
+/// The answer is no: a token that is not current; `torture`: updates were lost, a token fell, or nothing was put to the
+/// test.
 pub const NO: u8 = 1;
 /// Wrong arguments, names, URLs or option values.
 pub const USAGE: u8 = 64;

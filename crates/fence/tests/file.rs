@@ -75,6 +75,21 @@ fn looking_at_the_marks_creates_nothing() {
 }
 
 #[test]
+fn a_reset_lets_the_lower_tokens_of_another_service_in_and_none_below_it() {
+    let (_dir, fence) = fenced();
+    fence.enter(exclusive(900)).expect("the first");
+    let slot = Section::permit(3, Token::new(950).expect("a token")).expect("a section");
+    fence.enter(slot).expect("a slot");
+    assert!(matches!(fence.enter(exclusive(17)), Err(FileError::Refused(Refused::Stale { .. }))));
+    fence.reset(Token::new(17).expect("a token")).expect("a reset");
+    let marks = FileFence::new(fence.path()).expect("a fence").marks().expect("marks");
+    assert_eq!((marks.base.any, marks.base.writer), (Token::new(17), Token::new(17)));
+    assert!(marks.slots.is_empty(), "{marks:?}");
+    fence.enter(exclusive(17)).expect("as high as the mark");
+    assert!(matches!(fence.enter(exclusive(16)), Err(FileError::Refused(Refused::Stale { .. }))));
+}
+
+#[test]
 fn content_of_any_size_and_names_of_any_bytes_work() {
     let dir = tempfile::tempdir().expect("a directory");
     for name in [&b"with space"[..], b"not \xff text", b"-rf", b".hidden", &[b'n'; 244]] {

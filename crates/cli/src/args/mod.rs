@@ -1,6 +1,8 @@
 //! What can be typed. Only shapes and texts; what they come to is decided in `settings` and the commands.
 
+mod fence;
 mod service;
+mod torture;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,7 +14,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
+pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget};
 pub use service::{LogFormat, Permits, Serve, Sessions, SetLimit};
+pub use torture::{Fault, Fenced, Pause, Torture};
 
 /// Distributed locks that keep their promise even when a holder stalls.
 #[derive(Parser, Debug)]
@@ -55,7 +59,7 @@ pub enum Command {
     /// Ask what a token is worth now: exit code 0 if it is current, 1 if not
     #[command(after_help = "Example:\n  lockkeeper check-token orders/42 17 && echo it is current")]
     CheckToken(CheckToken),
-    /// Guard a file with tokens, from shell scripts
+    /// Guard a file with tokens, from shell scripts; look at the marks of a fence, or set them
     #[command(after_help = "Example:\n  lockkeeper fence enter stock.txt --token \"$LOCKKEEPER_TOKEN\"")]
     #[command(subcommand)]
     Fence(Fence),
@@ -64,6 +68,8 @@ pub enum Command {
         after_help = "Example:\n  lockkeeper bench --locks file:///tmp/locks --workload handoff --clients 16 --processes --json"
     )]
     Bench(Bench),
+    /// Stop, kill and cut off holders, and count the updates that are lost: with a fence, and without
+    Torture(Torture),
     /// Say what a lock service can do, and try it
     #[command(after_help = "Example:\n  lockkeeper doctor file:///var/lib/lockkeeper")]
     Doctor(Doctor),
@@ -232,51 +238,6 @@ pub struct CheckToken {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// `fence`.
-#[derive(Subcommand, Debug)]
-pub enum Fence {
-    /// Before reading: turn away everyone with a lower token from now on
-    Enter(FenceArgs),
-    /// Ask whether a write with this token would pass now (exit code 79 if not)
-    Check(FenceArgs),
-    /// Replace the file by standard input, if the token still passes
-    Write(FenceArgs),
-}
-
-/// What all `fence` commands take.
-#[derive(Args, Debug)]
-#[command(after_help = "\
-Example, in a script under `lockkeeper run`:
-  lockkeeper fence enter stock.txt --token $LOCKKEEPER_TOKEN || exit
-  n=$(cat stock.txt); echo $((n + 1)) | lockkeeper fence write stock.txt --token $LOCKKEEPER_TOKEN")]
-pub struct FenceArgs {
-    /// The file
-    pub file: PathBuf,
-    /// The token of the lock that guards it
-    #[arg(long, env = "LOCKKEEPER_TOKEN")]
-    pub token: u64,
-    /// How the lock is held
-    #[arg(long, value_enum, default_value_t = FenceMode::Exclusive)]
-    pub mode: FenceMode,
-    /// Which permit, with `--mode permit`
-    #[arg(long, required_if_eq("mode", "permit"))]
-    pub slot: Option<u32>,
-    /// Print JSON
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// The modes, for a fence.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FenceMode {
-    /// Alone.
-    Exclusive,
-    /// Among readers: may enter, not write.
-    Shared,
-    /// One of N: the marks of its slot.
-    Permit,
 }
 
 /// `bench`.

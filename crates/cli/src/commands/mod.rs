@@ -9,6 +9,7 @@ mod operate;
 mod postgres;
 mod run;
 mod serve;
+mod torture;
 mod watch;
 
 use std::future::Future;
@@ -34,6 +35,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::SetLimit(args) => block_on(operate::set_limit(args)),
         Command::CheckToken(args) => block_on(operate::check_token(args)),
         Command::Fence(args) => fence::fence(&args),
+        Command::Torture(args) => torture::torture(&args),
         Command::Bench(args) => block_on_all_cores(bench::bench(args)),
         Command::Doctor(args) => block_on(doctor::doctor(args)),
         #[cfg(feature = "postgres")]

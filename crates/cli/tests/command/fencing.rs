@@ -1,7 +1,7 @@
 //! `fence`: for shell scripts.
 
 use lockkeeper_cli::exit;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::{CommandExt, Place};
 
@@ -46,4 +46,43 @@ fn readers_enter_and_never_write() {
     place.ran("fence enter stock --token 5 --slot 1").is_one_line(exit::USAGE, &["slot 1"]);
     assert_eq!(place.ran("fence enter stock --token 7 --mode permit --slot 1").code, 0);
     assert_eq!(place.ran("fence enter stock --token 6 --mode permit --slot 0").code, 0, "another slot");
+}
+
+#[test]
+fn marks_are_shown_and_reset_only_on_purpose() {
+    let place = Place::new();
+    assert_eq!(place.ran("fence show stock").out, "any none, writer none\n");
+    assert!(!place.path("stock.fence").exists(), "a look makes nothing");
+    assert_eq!(place.ran("fence enter stock --token 900").code, 0);
+    assert_eq!(place.ran("fence enter stock --token 901 --mode permit --slot 2").code, 0);
+    let shown = place.ran("fence show stock");
+    assert_eq!((shown.code, shown.out.as_str()), (0, "any 900, writer 900\nslot 2: any 901, writer 901\n"));
+    let json: Value = serde_json::from_str(&place.ran("fence show stock --json").out).unwrap();
+    assert_eq!(json, json!({ "any": 900, "writer": 900, "slots": { "2": { "any": 901, "writer": 901 } } }));
+
+    // The tokens of the lock service that takes over are lower: refused until somebody says that it is meant.
+    place.ran("fence enter stock --token 17").is_one_line(exit::STALE, &["token 17 is stale"]);
+    let unsure = place.ran("fence reset stock --to 17");
+    unsure.is_one_line(exit::USAGE, &["stock", "to 17", "any 900", "--yes"]);
+    place.ran("fence enter stock --token 17").is_one_line(exit::STALE, &["token 17 is stale"]);
+    let done = place.ran("fence reset stock --to 17 --yes");
+    let text =
+        "before: any 900, writer 900\n        slot 2: any 901, writer 901\nafter:  any 17, writer 17\n";
+    assert_eq!((done.code, done.out.as_str(), done.err.as_str()), (0, text, ""));
+    assert_eq!(place.ran("fence enter stock --token 17").code, 0);
+    place.ran("fence enter stock --token 16").is_one_line(exit::STALE, &["token 16 is stale"]);
+    let raised = place.ran("fence reset stock --to 2000 --yes --json");
+    let json: Value = serde_json::from_str(&raised.out).unwrap();
+    assert_eq!((&json["before"]["any"], &json["after"]["writer"]), (&17.into(), &2000.into()));
+}
+
+#[test]
+fn a_reset_of_nothing_or_to_nothing_is_refused() {
+    let place = Place::new();
+    place.ran("fence reset stock --to 0 --yes").is_one_line(exit::USAGE, &["0 is not a token"]);
+    place.ran("fence show stock orders").is_one_line(exit::USAGE, &["orders", "stock"]);
+    std::fs::write(place.path("stock.fence"), "damaged").unwrap();
+    std::fs::write(place.path("stock.fence.lock"), "1").unwrap();
+    place.ran("fence reset stock --to 5 --yes").is_one_line(exit::IO, &["stock.fence", "damaged"]);
+    assert_eq!(std::fs::read(place.path("stock.fence")).unwrap(), b"damaged", "not written over");
 }

@@ -11,4 +11,5 @@ mod running;
 mod serving;
 mod starting;
 mod support;
+mod torture;
 mod waiting;

@@ -26,6 +26,8 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use lockkeeper_core::Token;
+
 use crate::rule::{Action, Marks, Section};
 use disk::Held;
 pub use error::{FileError, Unguardable};
@@ -158,6 +160,16 @@ impl FileFence {
     /// [`FileError::MarksMissing`], [`FileError::MarksCorrupt`], [`FileError::MarksNewer`], [`FileError::Io`].
     pub fn marks(&self) -> Result<Marks, FileError> {
         disk::peek(&self.paths)
+    }
+
+    /// Sets both marks to `to`, higher or lower, and forgets those of slots. For the one case in
+    /// which marks may fall: another lock service takes over, whose tokens are lower. Stop all writers first: whoever
+    /// still holds by the old service would be turned away, or let in, by accident.
+    ///
+    /// # Errors
+    /// As [`marks`](Self::marks) and [`enter`](Self::enter); the marks are as they were.
+    pub fn reset(&self, to: Token) -> Result<(), FileError> {
+        steps::reset(&mut Held::open(&self.paths, self.wait)?, to)
     }
 
     fn pass<R>(

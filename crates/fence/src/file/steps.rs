@@ -4,9 +4,11 @@
 //! nothing is answered before it is durable. May not touch a disk itself: it drives a [`Disk`], so that
 //! `steps_tests` can cut the power after every step.
 
+use lockkeeper_core::Token;
+
 use super::error::FileError;
 use super::format;
-use crate::rule::{Action, Marks, Passed, Section};
+use crate::rule::{Action, Marks, Pair, Passed, Section};
 
 /// What a replacement becomes when it is renamed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,11 +54,27 @@ pub(super) fn load(disk: &mut impl Disk) -> Result<Marks, FileError> {
 pub(super) fn pass(disk: &mut impl Disk, action: Action, section: Section) -> Result<(), FileError> {
     let mut marks = load(disk)?;
     if marks.check(action, section)? == Passed::Raised {
-        disk.prepare(Target::Marks, &format::encode(&marks))?;
-        disk.rename(Target::Marks)?;
+        replace(disk, &marks)?;
     }
-    // Also when nothing rose: the mark, or the data that this section will read, may stem from a process that was
-    // killed between its rename and this call.
+    settle(disk)
+}
+
+/// Sets the marks, whatever they were; but damaged ones are not written over.
+pub(super) fn reset(disk: &mut impl Disk, to: Token) -> Result<(), FileError> {
+    load(disk)?;
+    let base = Pair { any: Some(to), writer: Some(to) };
+    replace(disk, &Marks { base, ..Marks::default() })?;
+    settle(disk)
+}
+
+fn replace(disk: &mut impl Disk, marks: &Marks) -> Result<(), FileError> {
+    disk.prepare(Target::Marks, &format::encode(marks))?;
+    disk.rename(Target::Marks)
+}
+
+/// Also when nothing rose: the mark, or the data that this section will read, may stem from a process that was killed
+/// between its rename and this call.
+fn settle(disk: &mut impl Disk) -> Result<(), FileError> {
     disk.sync_names()?;
     if !disk.founded()? {
         disk.found()?;

@@ -264,3 +264,24 @@ fn trusting_an_equal_mark_that_a_dead_process_left_is_found_out() {
     });
     assert!(found.expect_err("an error").contains("under the data"));
 }
+
+#[test]
+fn a_reset_that_is_cut_leaves_the_old_marks_or_the_new_ones() {
+    let token = |token| Token::new(token).expect("a token");
+    for cut in 0.. {
+        let mut disk = Model { steps_left: usize::MAX, ..Model::default() };
+        steps::pass(&mut disk, Action::Enter, Section::exclusive(token(900))).expect("no cut yet");
+        disk.steps_left = cut;
+        let told = steps::reset(&mut disk, token(17)).is_ok();
+        for left in disk.after_power_cut() {
+            let mut disk = Model { seen: left, ..Model::default() };
+            let marks = steps::load(&mut disk).expect("the fence is not shut");
+            let mark = marks.base.any.map_or(0, Token::get);
+            assert!(mark == 17 || (mark == 900 && !told), "cut after {cut} steps: {marks:?}");
+        }
+        if told {
+            assert!(cut > 2, "only {cut} steps");
+            return;
+        }
+    }
+}

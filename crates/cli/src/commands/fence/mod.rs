@@ -1,4 +1,7 @@
-//! `fence`: the file fence for shell scripts.
+//! `fence`: the file fence for shell scripts; and in `marks` those of any fence, for whoever looks after it.
+
+mod marks;
+mod store;
 
 use std::io::Read;
 
@@ -10,14 +13,21 @@ use crate::args::{Fence, FenceArgs, FenceMode};
 use crate::exit::{Failure, IO, OK, STALE, USAGE, chain, code_below};
 use crate::output;
 
+#[cfg(feature = "redis")]
+pub(super) use store::redis;
+
 pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
-    let (Fence::Enter(args) | Fence::Check(args) | Fence::Write(args)) = command;
+    let args = match command {
+        Fence::Enter(args) | Fence::Check(args) | Fence::Write(args) => args,
+        Fence::Show(args) => return super::block_on(marks::show(args)),
+        Fence::Reset(args) => return super::block_on(marks::reset(args)),
+    };
     let section = section(args)?;
     let fence = FileFence::new(&args.file).map_err(|error| Failure::new(USAGE, chain(&error)))?;
     let result = match command {
         Fence::Enter(_) => fence.enter(section),
         Fence::Check(_) => fence.check(section),
-        Fence::Write(_) => {
+        _ => {
             // Whole before the check: a slow pipe must not keep others out.
             let mut bytes = Vec::new();
             std::io::stdin().read_to_end(&mut bytes)?;
@@ -35,14 +45,23 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
     match result {
         Ok(()) => Ok(OK),
         Err(error) => {
-            let code = match &error {
-                FileError::Refused(Refused::SharedWrite { .. }) => USAGE,
-                FileError::Refused(_) => STALE,
-                _ => code_below(&error).unwrap_or(IO),
-            };
-            Err(Failure::new(code, if args.json { String::new() } else { chain(&error) }))
+            let failure = failed(&error);
+            Err(if args.json { Failure::new(failure.code, "") } else { failure })
         }
     }
+}
+
+fn failed(error: &FileError) -> Failure {
+    let code = match error {
+        FileError::Refused(Refused::SharedWrite { .. }) => USAGE,
+        FileError::Refused(_) => STALE,
+        _ => code_below(error).unwrap_or(IO),
+    };
+    Failure::new(code, chain(error))
+}
+
+fn token(typed: u64) -> Result<Token, Failure> {
+    Token::new(typed).ok_or_else(|| Failure::new(USAGE, format!("{typed} is not a token; 1 to 2^53 − 1 are")))
 }
 
 fn stale(error: &FileError) -> Option<(Token, Token)> {
@@ -53,8 +72,7 @@ fn stale(error: &FileError) -> Option<(Token, Token)> {
 }
 
 fn section(args: &FenceArgs) -> Result<Section, Failure> {
-    let token = Token::new(args.token)
-        .ok_or_else(|| Failure::new(USAGE, format!("{} is not a token; 1 to 2^53 − 1 are", args.token)))?;
+    let token = token(args.token)?;
     let mode = match args.mode {
         FenceMode::Exclusive => Mode::Exclusive,
         FenceMode::Shared => Mode::Shared,

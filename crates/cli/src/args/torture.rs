@@ -1,0 +1,134 @@
+//! What can be typed behind `torture`.
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+
+use super::Service;
+use crate::settings::duration;
+
+/// `torture`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  lockkeeper torture --locks lockkeeper://127.0.0.1 --resource file:///tmp --fence none
+  lockkeeper torture --locks 'redis://127.0.0.1?fencing=counter' --resource file:///tmp --fence enter --json
+  lockkeeper torture --locks 'postgres://127.0.0.1/app?lock=session' --resource file:///tmp --faults cut
+
+It takes a lock and a resource of its own, with random names, and removes what it made. docs/torture.md says what it
+does and how to read what it prints.")]
+pub struct Torture {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// Where the workers keep what they write: `file:///dir`, and others that docs/torture.md lists
+    #[arg(long, value_name = "URL", required_unless_present = "worker")]
+    pub resource: Option<String>,
+    /// How the workers use the tokens of their holds
+    #[arg(long, value_enum, default_value_t = Fenced::Enter)]
+    pub fence: Fenced,
+    /// What is done to holders
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Fault::Pause, Fault::Kill])]
+    pub faults: Vec<Fault>,
+    /// How many processes want the lock
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=64))]
+    pub workers: u32,
+    /// How long holds outlive their last keep-alive, where they have to be kept alive: 1s to 1h
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1s")]
+    pub ttl: Duration,
+    /// How long a holder is stopped, or cut off, at least: a duration, or a multiple of the ttl
+    #[arg(long, value_name = "DURATION", value_parser = pause, default_value = "2x-ttl")]
+    pub pause: Pause,
+    /// For how long at least; each fault is tried at each of its points, however long that takes
+    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "20s")]
+    pub duration: Duration,
+    /// The lock server's process, for `--faults server`: it is stopped and continued
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(2..), required_if_eq("faults", "server"))]
+    pub server_pid: Option<i32>,
+    /// Leave the resource and the workers' logs, and say where they are
+    #[arg(long)]
+    pub keep: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The part of one worker
+    #[arg(long, hide = true)]
+    pub worker: bool,
+}
+
+/// How a worker of `torture` uses its token.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fenced {
+    /// Not at all: it trusts its lock.
+    None,
+    /// Every write is checked.
+    Write,
+    /// It enters before it reads, and every write is checked.
+    Enter,
+}
+
+impl Fenced {
+    /// As it is typed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Write => "write",
+            Self::Enter => "enter",
+        }
+    }
+}
+
+/// What `torture` does to a holder.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Stops its process (SIGSTOP) past its lease.
+    Pause,
+    /// Ends its process (SIGKILL).
+    Kill,
+    /// Cuts its connections to the lock service, and lets it make no new ones for a while.
+    Cut,
+    /// Stops the lock server while it holds.
+    Server,
+}
+
+impl Fault {
+    /// As it is typed.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pause => "pause",
+            Self::Kill => "kill",
+            Self::Cut => "cut",
+            Self::Server => "server",
+        }
+    }
+}
+
+/// How long a holder stalls.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Pause {
+    /// So many times the ttl.
+    Times(f64),
+    /// So long.
+    For(Duration),
+}
+
+impl Pause {
+    /// With this ttl.
+    #[must_use]
+    pub fn with(self, ttl: Duration) -> Duration {
+        match self {
+            Self::Times(times) => ttl.mul_f64(times),
+            Self::For(duration) => duration,
+        }
+    }
+}
+
+fn pause(typed: &str) -> Result<Pause, String> {
+    let Some(times) = typed.strip_suffix("x-ttl") else { return duration(typed).map(Pause::For) };
+    match times.parse() {
+        Ok(times) if (0.0..=100.0).contains(&times) => Ok(Pause::Times(times)),
+        _ => Err(format!("`{typed}` is not a multiple of the ttl; write `2x-ttl`, 0 to 100 of them")),
+    }
+}

@@ -1,0 +1,137 @@
+//! Where a fence keeps its marks: a file, or a server by its address.
+
+use std::path::PathBuf;
+
+use lockkeeper::Token;
+use lockkeeper::url::Url;
+use lockkeeper_fence::{FileFence, Marks};
+
+use super::failed;
+use crate::args::FenceTarget;
+use crate::exit::{Failure, USAGE, chain};
+
+/// The fence of one resource.
+pub(super) enum Store {
+    File(FileFence),
+    #[cfg(feature = "redis")]
+    Redis(redis::Fence, String),
+}
+
+impl Store {
+    /// # Errors
+    /// The target is none, or is out of reach; or the resource's name is missing, or one too many.
+    pub(super) async fn open(which: &FenceTarget) -> Result<Self, Failure> {
+        let target = which.target.to_string_lossy();
+        if !target.contains("://") {
+            return Self::file(which.target.clone(), which.resource.as_deref());
+        }
+        let url: Url = target.parse().map_err(|error| Failure::new(USAGE, chain(&error)))?;
+        match url.scheme.as_str() {
+            "file" => Self::file(url.path.into(), which.resource.as_deref()),
+            #[cfg(feature = "redis")]
+            "redis" => {
+                let resource = named(which.resource.as_deref(), &url)?;
+                let (_, fence) = redis::connect(&target).await?;
+                Ok(Self::Redis(fence, resource))
+            }
+            _ => Err(Failure::new(
+                USAGE,
+                format!("`{url}` is no fence that this command knows; known: {KNOWN}"),
+            )),
+        }
+    }
+
+    fn file(path: PathBuf, resource: Option<&str>) -> Result<Self, Failure> {
+        if let Some(resource) = resource {
+            let why = format!(
+                "`{resource}` is one name too many: `{}` is a file, which has one fence",
+                path.display()
+            );
+            return Err(Failure::new(USAGE, why));
+        }
+        FileFence::new(path).map(Self::File).map_err(|error| Failure::new(USAGE, chain(&error)))
+    }
+
+    /// # Errors
+    /// They can't be read.
+    pub(super) async fn marks(&self) -> Result<Marks, Failure> {
+        match self {
+            Self::File(fence) => fence.marks().map_err(|error| failed(&error)),
+            #[cfg(feature = "redis")]
+            Self::Redis(fence, resource) => {
+                fence.marks(resource).await.map_err(|error| redis::failed(&error))
+            }
+        }
+    }
+
+    /// # Errors
+    /// They are as they were, or nobody knows.
+    pub(super) async fn reset(&self, to: Token) -> Result<(), Failure> {
+        match self {
+            Self::File(fence) => fence.reset(to).map_err(|error| failed(&error)),
+            #[cfg(feature = "redis")]
+            Self::Redis(fence, resource) => {
+                fence.reset(resource, to).await.map_err(|error| redis::failed(&error))
+            }
+        }
+    }
+}
+
+/// What a fence's address may look like.
+const KNOWN: &str =
+    if cfg!(feature = "redis") { "a file's path, redis://host:port/database" } else { "a file's path" };
+
+#[cfg(feature = "redis")]
+fn named(resource: Option<&str>, url: &Url) -> Result<String, Failure> {
+    let missing = || format!("`{url}` has the marks of many resources: give the resource's name behind it");
+    resource.map(str::to_owned).ok_or_else(|| Failure::new(USAGE, missing()))
+}
+
+#[cfg(feature = "redis")]
+pub(in crate::commands) mod redis {
+    //! The Redis fence, by an address.
+
+    use std::time::Duration;
+
+    use lockkeeper_fence::redis::{RedisFence, RedisFenceError};
+    use redis::AsyncConnectionConfig;
+    use redis::aio::MultiplexedConnection;
+
+    use crate::exit::{Failure, IO, STALE, UNAVAILABLE, USAGE, chain};
+    use crate::settings;
+
+    /// For a connection, and for each answer.
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    /// A fence over a connection that is shared with it.
+    pub(in crate::commands) type Fence = RedisFence<MultiplexedConnection>;
+
+    /// # Errors
+    /// It is out of reach, or can't keep marks.
+    pub(in crate::commands) async fn connect(url: &str) -> Result<(MultiplexedConnection, Fence), Failure> {
+        let said = |code, error: &dyn std::error::Error| {
+            Failure::new(code, format!("{}: {}", settings::shown(url), chain(error)))
+        };
+        let client = redis::Client::open(url).map_err(|error| said(USAGE, &error))?;
+        let limits = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(LIMIT))
+            .set_response_timeout(Some(LIMIT));
+        let connection = client.get_multiplexed_async_connection_with_config(&limits).await;
+        let connection = connection.map_err(|error| said(UNAVAILABLE, &error))?;
+        let fence = RedisFence::connect(connection.clone()).await.map_err(|error| failed(&error))?;
+        Ok((connection, fence))
+    }
+
+    pub(in crate::commands) fn failed(error: &RedisFenceError) -> Failure {
+        use RedisFenceError as Error;
+        let code = match error {
+            Error::Refused(_) => STALE,
+            Error::Resource(_) | Error::Evicts { .. } | Error::EvictionUnknown { .. } | Error::Replica => {
+                USAGE
+            }
+            Error::Unknown { .. } => UNAVAILABLE,
+            _ => IO,
+        };
+        Failure::new(code, chain(error))
+    }
+}

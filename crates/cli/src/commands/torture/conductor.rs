@@ -1,0 +1,258 @@
+//! What is done to whom, and when: so that the outcome is certain, not likely.
+//!
+//! Responsible for the order of events in each round. A is the first worker that comes to the round's point; B is the
+//! first other one that then comes to the point before its write: it holds the lock in A's place and has read what A
+//! has read. While B is waited for, all others go on as they like.
+//!
+//! The *hole* of a check on writes, by its numbers: (1) A reads; (2) A stalls past its lease; (3) B acquires, reads,
+//! and is kept from writing; (4) A wakes and writes: accepted, since nobody has written with B's token; (5) B writes
+//! what it has read and its own: A's update is lost. In a *late* round B writes before A wakes.
+
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::crew::{Crew, Stop};
+use super::journal::now;
+use super::worker::Point;
+use crate::args::Fault;
+use crate::exit::{Failure, UNAVAILABLE, USAGE};
+
+/// On top of pause and leases: far longer than a healthy lock service takes to hand a lock over.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Sections between two rounds, for each worker: what a lock does on a quiet day.
+const QUIET: usize = 4;
+
+/// Something that was done to a holder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Injected {
+    pub(super) fault: Fault,
+    /// Whom.
+    pub(super) serial: u32,
+    /// When, on the workers' clock.
+    pub(super) at: u64,
+    /// Another worker had the lock before this one went on.
+    pub(super) taken_over: bool,
+}
+
+/// One kind of round.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    fault: Fault,
+    /// Where A is when it happens.
+    point: Point,
+    /// B has written before A goes on.
+    late: bool,
+}
+
+/// How long things last.
+pub(super) struct Times {
+    pub(super) ttl: Duration,
+    pub(super) pause: Duration,
+    pub(super) duration: Duration,
+}
+
+pub(super) struct Conductor {
+    pub(super) crew: Crew,
+    times: Times,
+    /// A stopped holder's lock ends by itself.
+    leased: bool,
+    server: Option<Pid>,
+    pub(super) injected: Vec<Injected>,
+}
+
+/// Every round there is for these faults.
+fn rounds(faults: &[Fault]) -> Vec<Round> {
+    let all = |fault: Fault| {
+        let at = |point, late| Round { fault, point, late };
+        match fault {
+            Fault::Pause | Fault::Cut => {
+                vec![at(Point::Write, false), at(Point::Write, true), at(Point::Read, true)]
+            }
+            Fault::Server => vec![at(Point::Write, false), at(Point::Write, true)],
+            Fault::Kill => vec![at(Point::Read, true), at(Point::Write, true), at(Point::Done, true)],
+        }
+    };
+    let mut seen = Vec::new();
+    for fault in faults {
+        if !seen.contains(fault) {
+            seen.push(*fault);
+        }
+    }
+    seen.into_iter().flat_map(all).collect()
+}
+
+/// The lock server while it is stopped; it goes on however this ends.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(pid: Pid) -> Result<Self, Stop> {
+        kill(pid, Signal::SIGSTOP).map_err(|errno| refused(pid, errno))?;
+        Ok(Self(pid))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
+}
+
+/// Whether the lock server's process can be stopped by this user.
+///
+/// # Errors
+/// It can't, and why.
+pub(super) fn can_signal(pid: Pid) -> Result<(), Failure> {
+    kill(pid, None).map_err(|errno| refused(pid, errno))
+}
+
+fn refused(pid: Pid, errno: Errno) -> Failure {
+    let why = errno.desc();
+    Failure::new(
+        USAGE,
+        format!("--server-pid {pid} can't be stopped ({why}); give the lock server's own process"),
+    )
+}
+
+impl Conductor {
+    pub(super) fn new(crew: Crew, times: Times, leased: bool, server: Option<Pid>) -> Self {
+        Self { crew, times, leased, server, injected: Vec::new() }
+    }
+
+    /// Every round once, and again until the time is over; then lets all finish what they are at.
+    pub(super) fn conduct(&mut self, faults: &[Fault], workers: u32) -> Result<(), Stop> {
+        let end = Instant::now() + self.times.duration;
+        for _ in 0..workers {
+            self.crew.start()?;
+        }
+        let rounds = rounds(faults);
+        for (number, round) in rounds.iter().cycle().enumerate() {
+            if number >= rounds.len() && Instant::now() >= end {
+                break;
+            }
+            match round.fault {
+                Fault::Kill => self.killed(*round)?,
+                _ => self.stalled(*round)?,
+            }
+        }
+        self.finish()
+    }
+
+    /// A quiet stretch, then the worker that comes to the round's point; it waits there.
+    fn first(&mut self, point: Point) -> Result<u32, Stop> {
+        let mut quiet = QUIET * self.crew.len();
+        let found = self.first_at(self.patience(), |_, at| {
+            if at == Point::Done {
+                quiet = quiet.saturating_sub(1);
+            }
+            at == point && quiet == 0
+        })?;
+        found.ok_or_else(|| self.nobody())
+    }
+
+    fn killed(&mut self, round: Round) -> Result<(), Stop> {
+        let a = self.first(round.point)?;
+        let at = now();
+        self.crew.kill(a)?;
+        let b = self.first_at(self.patience(), |_, at| at == Point::Write)?;
+        self.injected.push(Injected { fault: round.fault, serial: a, at, taken_over: b.is_some() });
+        match b {
+            Some(b) => self.crew.go(b),
+            None => Err(self.nobody()),
+        }
+    }
+
+    fn stalled(&mut self, round: Round) -> Result<(), Stop> {
+        let a = self.first(round.point)?;
+        let at = now();
+        let pause_over = Instant::now() + self.times.pause;
+        let patience = match round.fault {
+            // A connection or a descriptor holds the lock: nobody else gets it, and that is what is to be seen.
+            Fault::Pause if !self.leased => pause_over,
+            _ => self.patience() + self.times.pause,
+        };
+        self.begin(round.fault, a, pause_over)?;
+        let b = self.first_at(patience, |worker, at| worker != a && at == Point::Write)?;
+        self.injected.push(Injected { fault: round.fault, serial: a, at, taken_over: b.is_some() });
+        if let (Some(b), true) = (b, round.late) {
+            self.crew.go(b)?;
+            let written = self.first_at(self.patience(), |worker, at| worker == b && at == Point::Done)?;
+            written.ok_or_else(|| self.nobody())?;
+            self.crew.go(b)?;
+        }
+        self.first_at(pause_over, |_, _| false)?;
+        if round.fault == Fault::Pause {
+            self.crew.resume(a)?;
+        }
+        self.crew.go(a)?;
+        let done = self.first_at(self.patience(), |worker, at| worker == a && at == Point::Done)?;
+        done.ok_or_else(|| self.nobody())?;
+        self.crew.heal(a);
+        self.crew.go(a)?;
+        match b {
+            Some(b) if !round.late => self.crew.go(b),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets the stall begin. The lock server itself goes on when the pause is over.
+    fn begin(&mut self, fault: Fault, a: u32, pause_over: Instant) -> Result<(), Stop> {
+        match (fault, self.server) {
+            (Fault::Pause, _) => self.crew.stop(a),
+            (Fault::Cut, _) => {
+                self.crew.cut(a);
+                Ok(())
+            }
+            (Fault::Server, Some(pid)) => {
+                let stopped = Stopped::new(pid)?;
+                // Whoever comes to a point meanwhile goes on, and waits for the server there.
+                self.first_at(pause_over, |_, _| false)?;
+                drop(stopped);
+                Ok(())
+            }
+            (Fault::Server | Fault::Kill, _) => Ok(()),
+        }
+    }
+
+    /// Lets all go on until one is where it is wanted; that one waits there. `None` if none is before `until`.
+    fn first_at(
+        &mut self,
+        until: Instant,
+        mut wanted: impl FnMut(u32, Point) -> bool,
+    ) -> Result<Option<u32>, Stop> {
+        while let Some((worker, point)) = self.crew.next(until)? {
+            if wanted(worker, point) {
+                return Ok(Some(worker));
+            }
+            self.crew.go(worker)?;
+        }
+        Ok(None)
+    }
+
+    /// Lets each finish its section and keeps it from another.
+    fn finish(&mut self) -> Result<(), Stop> {
+        let until = self.patience();
+        for _ in 0..self.crew.len() {
+            let idle = self.first_at(until, |_, at| at == Point::Idle)?;
+            idle.ok_or_else(|| self.nobody())?;
+        }
+        self.crew.part();
+        Ok(())
+    }
+
+    /// Until when somebody must have got the lock.
+    fn patience(&self) -> Instant {
+        Instant::now() + 3 * self.times.ttl + PATIENCE
+    }
+
+    fn nobody(&self) -> Stop {
+        let waited = 3 * self.times.ttl + PATIENCE;
+        let after = match self.injected.last() {
+            Some(injected) => format!("after the last fault ({})", injected.fault.name()),
+            None => "before the first fault".to_owned(),
+        };
+        Failure::new(UNAVAILABLE, format!("the workers stood still for {waited:?} {after}: nobody got the lock, or the resource did not answer")).into()
+    }
+}

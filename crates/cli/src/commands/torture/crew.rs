@@ -1,0 +1,280 @@
+//! The workers as processes: started, heard, let go on, stopped, killed; and replaced when they were.
+//!
+//! Responsible for ending exactly the processes that it started, however this program ends, and for never waiting for
+//! ever. What is done to whom, and when, is the conductor's.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::Pid;
+use tokio::runtime::Handle;
+
+use super::proxy::Proxy;
+use super::worker::{Orders, Point};
+use crate::exit::{Failure, INTERNAL};
+
+/// How long a worker may take to end when it was asked to.
+const PARTING: Duration = Duration::from_secs(5);
+
+/// Why no more is heard.
+pub(super) enum Stop {
+    /// A signal to end came.
+    Interrupted,
+    /// It can't go on.
+    Failed(Failure),
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<std::io::Error> for Stop {
+    fn from(error: std::io::Error) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// What comes in.
+pub(super) enum Event {
+    /// A worker, by its serial number, is at a point and waits.
+    At(u32, Point),
+    /// A worker has failed, with the exit code that it would have used.
+    Failed(u32, Failure),
+    /// A worker's process is gone.
+    Gone(u32),
+    /// A signal to end came to this program.
+    Interrupted,
+}
+
+/// One worker.
+struct Worker {
+    child: Child,
+    go: Option<ChildStdin>,
+    proxy: Option<Proxy>,
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // Also if it is stopped.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// All workers, by serial number.
+pub(super) struct Crew {
+    orders: Orders,
+    /// What the connections of each go through, if they are to be cut.
+    hosts: Vec<(String, u16)>,
+    directory: PathBuf,
+    runtime: Handle,
+    workers: BTreeMap<u32, Worker>,
+    next: u32,
+    tell: mpsc::Sender<Event>,
+    told: mpsc::Receiver<Event>,
+}
+
+impl Crew {
+    /// Nobody yet. `orders` are those of every worker but for what each has of its own.
+    pub(super) fn new(
+        orders: Orders,
+        hosts: Vec<(String, u16)>,
+        directory: PathBuf,
+        runtime: Handle,
+    ) -> Self {
+        let (tell, told) = mpsc::channel();
+        Self { orders, hosts, directory, runtime, workers: BTreeMap::new(), next: 0, tell, told }
+    }
+
+    /// Where events can be sent to.
+    pub(super) fn sender(&self) -> mpsc::Sender<Event> {
+        self.tell.clone()
+    }
+
+    /// The journals of all workers there ever were.
+    pub(super) fn journals(&self) -> impl Iterator<Item = (u32, PathBuf)> {
+        (0..self.next).map(|serial| (serial, self.journal(serial)))
+    }
+
+    fn journal(&self, serial: u32) -> PathBuf {
+        self.directory.join(format!("worker-{serial}.log"))
+    }
+
+    /// Starts one more.
+    ///
+    /// # Errors
+    /// The system refuses a process, a pipe or a port.
+    pub(super) fn start(&mut self) -> Result<(), Failure> {
+        let serial = self.next;
+        let proxy = if self.hosts.is_empty() {
+            None
+        } else {
+            Some(Proxy::start(&self.orders.locks, &self.hosts, &self.runtime)?)
+        };
+        let orders = Orders {
+            locks: proxy.as_ref().map_or(&self.orders.locks, |proxy| &proxy.url).clone(),
+            journal: self.journal(serial),
+            serial,
+            ..self.orders.clone()
+        };
+        let mut child = Command::new("/proc/self/exe")
+            .args(["torture", "--worker"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Not the terminal's foreground group: Ctrl-C is for the conductor alone.
+            .process_group(0)
+            .spawn()?;
+        let (go, says) = (child.stdin.take(), child.stdout.take());
+        let mut worker = Worker { child, go, proxy };
+        let (Some(go), Some(says)) = (&mut worker.go, says) else {
+            return Err(Failure::new(INTERNAL, "a worker was started without its pipes"));
+        };
+        go.write_all(format!("{}\n", orders.to_line()).as_bytes())?;
+        let tell = self.tell.clone();
+        std::thread::spawn(move || {
+            // Nobody listens any more when the conductor has gone.
+            for line in BufReader::new(says).lines().map_while(Result::ok) {
+                let _ = tell.send(event(serial, &line));
+            }
+            let _ = tell.send(Event::Gone(serial));
+        });
+        self.workers.insert(serial, worker);
+        self.next += 1;
+        Ok(())
+    }
+
+    /// The next worker that is at a point; `None` if none is before `until`.
+    ///
+    /// # Errors
+    /// A worker failed, or a signal to end came.
+    pub(super) fn next(&mut self, until: Instant) -> Result<Option<(u32, Point)>, Stop> {
+        loop {
+            let Ok(event) = self.told.recv_timeout(until.saturating_duration_since(Instant::now())) else {
+                return Ok(None);
+            };
+            match event {
+                Event::Interrupted => return Err(Stop::Interrupted),
+                // What a worker said before it was killed.
+                Event::At(serial, _) | Event::Gone(serial) | Event::Failed(serial, _)
+                    if !self.workers.contains_key(&serial) => {}
+                Event::At(serial, point) => return Ok(Some((serial, point))),
+                Event::Failed(_, failure) => return Err(failure.into()),
+                Event::Gone(serial) => {
+                    let why = format!("worker {serial} ended by itself; its own message is above");
+                    return Err(Failure::new(INTERNAL, why).into());
+                }
+            }
+        }
+    }
+
+    /// Lets a worker go on from the point where it is.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub(super) fn go(&mut self, serial: u32) -> Result<(), Stop> {
+        let go = self.workers.get_mut(&serial).and_then(|worker| worker.go.as_mut());
+        match go.map(|go| go.write_all(b"go\n")) {
+            None | Some(Ok(())) => Ok(()),
+            // It has said why, or its end will be heard.
+            Some(Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            Some(Err(error)) => Err(error.into()),
+        }
+    }
+
+    /// Stops a worker's process as a whole, and waits until it is.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn stop(&self, serial: u32) -> Result<(), Stop> {
+        let Some(pid) = self.pid(serial) else { return Ok(()) };
+        kill(pid, Signal::SIGSTOP).map_err(std::io::Error::from)?;
+        // Without reaping it, should it have ended.
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        waitid(Id::Pid(pid), flags).map_err(std::io::Error::from)?;
+        Ok(())
+    }
+
+    /// Lets a stopped process run again.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn resume(&self, serial: u32) -> Result<(), Stop> {
+        let Some(pid) = self.pid(serial) else { return Ok(()) };
+        Ok(kill(pid, Signal::SIGCONT).map_err(std::io::Error::from)?)
+    }
+
+    /// Ends a worker's process, and starts another in its place.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub(super) fn kill(&mut self, serial: u32) -> Result<(), Stop> {
+        self.workers.remove(&serial);
+        Ok(self.start()?)
+    }
+
+    /// Cuts a worker's connections to the lock service.
+    pub(super) fn cut(&self, serial: u32) {
+        if let Some(proxy) = self.workers.get(&serial).and_then(|worker| worker.proxy.as_ref()) {
+            proxy.cut();
+        }
+    }
+
+    /// Lets its connections through again.
+    pub(super) fn heal(&self, serial: u32) {
+        if let Some(proxy) = self.workers.get(&serial).and_then(|worker| worker.proxy.as_ref()) {
+            proxy.heal();
+        }
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.workers.len()
+    }
+
+    /// Lets all end that are idle, and waits until they have closed their sessions. Who does not is killed with the
+    /// crew.
+    pub(super) fn part(&mut self) {
+        for worker in self.workers.values_mut() {
+            worker.go = None;
+        }
+        let until = Instant::now() + PARTING;
+        let mut left = self.workers.len();
+        while left > 0 {
+            match self.told.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(Event::Gone(_)) => left -= 1,
+                Ok(Event::Interrupted) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Ends all at once.
+    pub(super) fn dismiss(&mut self) {
+        self.workers.clear();
+    }
+
+    fn pid(&self, serial: u32) -> Option<Pid> {
+        self.workers.get(&serial).and_then(|worker| i32::try_from(worker.child.id()).ok()).map(Pid::from_raw)
+    }
+}
+
+fn event(serial: u32, line: &str) -> Event {
+    if let Some(point) = Point::named(line) {
+        return Event::At(serial, point);
+    }
+    let mut words = line.splitn(3, ' ');
+    let failure = match (words.next(), words.next().and_then(|code| code.parse().ok()), words.next()) {
+        (Some("failed"), Some(code), Some(why)) => Failure::new(code, format!("worker {serial}: {why}")),
+        _ => Failure::new(INTERNAL, format!("worker {serial} said what no worker says: {line}")),
+    };
+    Event::Failed(serial, failure)
+}

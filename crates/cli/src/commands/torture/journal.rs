@@ -1,0 +1,163 @@
+//! What a worker writes down of its own life, line by line, and how it is read again.
+//!
+//! Responsible for one thing that everything else rests on: a step is in the file before the worker goes on, so that
+//! a worker that is killed anywhere has told all that it did. An update counts as acknowledged by this file alone.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+use std::str::FromStr;
+
+use lockkeeper::{BootInstant, Token};
+
+/// The workers' clock: nanoseconds since boot, the same for all processes of a machine.
+pub(super) fn now() -> u64 {
+    BootInstant::now().as_nanos()
+}
+
+/// Something that a worker did or was told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Asked for the lock.
+    Asked,
+    /// Has it.
+    Granted { token: Option<Token> },
+    /// Raised the marks.
+    Entered,
+    /// Read the ledger.
+    Read,
+    /// Saw that its hold is lost, and wrote nothing. Until when it had believed, if holds have deadlines.
+    GaveUp { believed_until: Option<u64> },
+    /// Is about to write this update.
+    Writes { update: String },
+    /// The write of this update returned that it was done.
+    Acknowledged { update: String },
+    /// The fence refused it.
+    Stale { offered: u64, highest: u64 },
+    /// The lock or the resource failed; what was being written may be there or not.
+    Trouble { why: String },
+    /// Gives the lock back.
+    Releasing,
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let or_none =
+            |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        match self {
+            Self::Asked => write!(f, "asked"),
+            Self::Granted { token } => write!(f, "granted {}", or_none(token.map(Token::get))),
+            Self::Entered => write!(f, "entered"),
+            Self::Read => write!(f, "read"),
+            Self::GaveUp { believed_until } => write!(f, "gave-up {}", or_none(*believed_until)),
+            Self::Writes { update } => write!(f, "writes {update}"),
+            Self::Acknowledged { update } => write!(f, "acknowledged {update}"),
+            Self::Stale { offered, highest } => write!(f, "stale {offered} {highest}"),
+            Self::Trouble { why } => write!(f, "trouble {}", why.replace(char::is_control, " ")),
+            Self::Releasing => write!(f, "releasing"),
+        }
+    }
+}
+
+impl FromStr for Step {
+    type Err = ();
+    fn from_str(line: &str) -> Result<Self, ()> {
+        let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let number = |text: &str| text.parse::<u64>().map_err(|_| ());
+        let or_none = |text: &str| if text == "-" { Ok(None) } else { number(text).map(Some) };
+        let update = rest.to_owned();
+        Ok(match word {
+            "asked" => Self::Asked,
+            "granted" => {
+                let token = or_none(rest)?;
+                Self::Granted { token: token.map(|token| Token::new(token).ok_or(())).transpose()? }
+            }
+            "entered" => Self::Entered,
+            "read" => Self::Read,
+            "gave-up" => Self::GaveUp { believed_until: or_none(rest)? },
+            "writes" => Self::Writes { update },
+            "acknowledged" => Self::Acknowledged { update },
+            "stale" => {
+                let (offered, highest) = rest.split_once(' ').ok_or(())?;
+                Self::Stale { offered: number(offered)?, highest: number(highest)? }
+            }
+            "trouble" => Self::Trouble { why: update },
+            "releasing" => Self::Releasing,
+            _ => return Err(()),
+        })
+    }
+}
+
+/// The writing end.
+pub(super) struct Journal(File);
+
+impl Journal {
+    pub(super) fn create(path: &Path) -> std::io::Result<Self> {
+        File::options().create_new(true).append(true).open(path).map(Self)
+    }
+
+    /// One system call, so that a line is there or not there, whenever the process is killed.
+    pub(super) fn note(&mut self, step: &Step) -> std::io::Result<()> {
+        self.0.write_all(format!("{} {step}\n", now()).as_bytes())
+    }
+}
+
+/// The steps of a worker with their times, in order.
+///
+/// # Errors
+/// The file can't be read, or has a line that no worker writes.
+pub(super) fn read(path: &Path) -> std::io::Result<Vec<(u64, Step)>> {
+    let text = std::fs::read_to_string(path)?;
+    let step = |line: &str| -> Option<(u64, Step)> {
+        let (at, step) = line.split_once(' ')?;
+        Some((at.parse().ok()?, step.parse().ok()?))
+    };
+    let lines = text.lines().map(|line| {
+        let damaged = || format!("{}: `{line}` is no line of a worker's log", path.display());
+        step(line).ok_or_else(|| std::io::Error::new(std::io::ErrorKind::InvalidData, damaged()))
+    });
+    lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_step_is_read_as_it_was_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("worker");
+        let update = || "3.17".to_owned();
+        let steps = [
+            Step::Asked,
+            Step::Granted { token: None },
+            Step::Granted { token: Token::new(17) },
+            Step::Entered,
+            Step::Read,
+            Step::GaveUp { believed_until: None },
+            Step::GaveUp { believed_until: Some(5) },
+            Step::Writes { update: update() },
+            Step::Acknowledged { update: update() },
+            Step::Stale { offered: 4, highest: 5 },
+            Step::Trouble { why: "no route to host".to_owned() },
+            Step::Releasing,
+        ];
+        let mut journal = Journal::create(&path).unwrap();
+        for step in &steps {
+            journal.note(step).unwrap();
+        }
+        let read: Vec<Step> = read(&path).unwrap().into_iter().map(|(_, step)| step).collect();
+        assert_eq!(read, steps);
+    }
+
+    #[test]
+    fn what_no_worker_writes_is_refused_and_quoted() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("worker");
+        for line in ["", "asked", "5 rested", "5 granted x", "5 granted 0", "5 stale 4", "x asked"] {
+            std::fs::write(&path, format!("5 asked\n{line}\n")).unwrap();
+            let error = read(&path).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{line}`")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! `torture`: real processes write under a lock while their holders are stopped, killed and cut off; then it is counted
+//! what was lost.
+//!
+//! Reading order: `worker` (what a worker does and where it can be held), `journal` (what it writes down), `resource`
+//! (what it writes to), `crew` (the workers as processes), `conductor` (what is done to whom, and when), `proxy` (how
+//! a network is cut), `verdict` (what it comes to), `report`.
+//!
+//! Everything here has a name of its own with a random end, and is removed afterwards, whatever happened.
+
+mod conductor;
+mod crew;
+mod journal;
+mod proxy;
+mod report;
+mod resource;
+mod verdict;
+mod worker;
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::{Capabilities, Fencing, Reach};
+use nix::unistd::Pid;
+use tokio::runtime::{Handle, Runtime};
+
+use crate::args::{Fault, Fenced, Torture};
+use crate::exit::{Failure, INTERNAL, NO, OK, USAGE};
+use crate::guardian::{Signal, Signals};
+use crate::output;
+use crate::settings;
+use conductor::{Conductor, Times};
+use crew::{Crew, Event, Stop};
+use report::Report;
+use resource::{Resource, Trouble};
+use verdict::Verdict;
+use worker::Orders;
+
+/// Closing the session is a courtesy: it ends by itself.
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
+/// What is made begins with this.
+const PREFIX: &str = "lockkeeper-torture-";
+
+pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
+    if args.worker {
+        return super::block_on(worker::work());
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let runtime =
+        runtime.map_err(|error| Failure::new(INTERNAL, format!("no runtime can be started: {error}")))?;
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let can = runtime.block_on(capabilities(&url))?;
+    let hosts = possible(args, &url, &can)?;
+
+    // Its random end is that of everything else here.
+    let directory = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
+    let name = directory.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let resource_url = args.resource.clone().unwrap_or_default();
+    let shown = settings::shown(&url);
+    let mut resource = runtime.block_on(Resource::open(&resource_url, &name))?;
+    runtime.block_on(resource.create())?;
+    let orders = Orders {
+        locks: url,
+        resource: resource_url,
+        fence: args.fence,
+        ttl: args.ttl,
+        name: name.clone(),
+        ledger: name,
+        journal: directory.path().to_owned(),
+        serial: 0,
+        conductor: std::process::id(),
+    };
+    let crew = Crew::new(orders, hosts, directory.path().to_owned(), runtime.handle().clone());
+    let ended = conduct(args, (shown, &can), crew, &mut resource, &runtime);
+    if args.keep {
+        let logs = directory.keep();
+        output::say(format_args!(
+            "kept: the ledger {}, the workers' logs {}",
+            resource.place(),
+            logs.display()
+        ));
+        return ended;
+    }
+    let removed = runtime.block_on(resource.remove());
+    // What was found out is worth more than what could not be removed.
+    ended.and_then(|code| removed.map(|()| code))
+}
+
+async fn capabilities(url: &str) -> Result<Capabilities, Failure> {
+    let locks = settings::connect(url, "torture").await?;
+    let can = locks.capabilities().clone();
+    let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
+    Ok(can)
+}
+
+/// The hosts that workers are to be cut off from; nothing that this lock service can't do is begun.
+fn possible(args: &Torture, url: &str, can: &Capabilities) -> Result<Vec<(String, u16)>, Failure> {
+    let cannot = |what: &str, why: &str| {
+        Err(Failure::new(USAGE, format!("{what} is not possible with `{}:` locks: {why}", can.backend)))
+    };
+    if can.reach == Reach::Process {
+        return cannot("torture", "each worker is a process, and would have locks of its own");
+    }
+    if let (Fencing::None { why, instead }, true) = (&can.fencing, args.fence != Fenced::None) {
+        return cannot(
+            &format!("--fence {}", args.fence.name()),
+            &format!("{why}; {instead}; or try --fence none"),
+        );
+    }
+    if let (true, Some(pid)) = (args.faults.contains(&Fault::Server), args.server_pid) {
+        conductor::can_signal(Pid::from_raw(pid))?;
+    }
+    if !args.faults.contains(&Fault::Cut) {
+        return Ok(Vec::new());
+    }
+    let hosts = proxy::hosts(url);
+    if hosts.is_empty() {
+        return cannot("--faults cut", "no network lies between; try --faults pause,kill");
+    }
+    Ok(hosts)
+}
+
+/// Everything between the beginning and the removal of what was made.
+fn conduct(
+    args: &Torture,
+    (locks, can): (String, &Capabilities),
+    crew: Crew,
+    resource: &mut Resource,
+    runtime: &Runtime,
+) -> Result<u8, Failure> {
+    let began = Instant::now();
+    let pause = args.pause.with(args.ttl);
+    let times = Times { ttl: args.ttl, pause, duration: args.duration };
+    listen(&crew, runtime.handle())?;
+    let mut conductor = Conductor::new(crew, times, can.ttl, args.server_pid.map(Pid::from_raw));
+    let interrupted = match conductor.conduct(&args.faults, args.workers) {
+        Ok(()) => false,
+        Err(Stop::Interrupted) => true,
+        Err(Stop::Failed(failure)) => return Err(failure),
+    };
+    // Nobody may write while it is read.
+    conductor.crew.dismiss();
+    let took = began.elapsed();
+    let mut journals = Vec::new();
+    for (serial, path) in conductor.crew.journals() {
+        match journal::read(&path) {
+            Ok(steps) => journals.push((serial, steps)),
+            // Killed before it began.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let ledger = runtime.block_on(resource.read()).map_err(|trouble| {
+        let why = match trouble {
+            Trouble::Failed(why) => why,
+            Trouble::Stale { .. } => "a fence refused to let it be read".to_owned(),
+        };
+        Failure::new(crate::exit::IO, format!("the ledger {} can't be read: {why}", resource.place()))
+    })?;
+    let verdict = Verdict::new(&journals, &ledger, &conductor.injected);
+    let report = Report {
+        locks,
+        resource: settings::shown(args.resource.as_deref().unwrap_or_default()),
+        fence: args.fence,
+        workers: args.workers,
+        ttl: can.ttl.then_some(args.ttl),
+        pause,
+        took,
+        injected: &conductor.injected,
+        verdict: &verdict,
+        interrupted,
+    };
+    if args.json { report.print_json() } else { report.print_text() }?;
+    Ok(if report.is_safe() { OK } else { NO })
+}
+
+/// Tells the crew of a signal to end.
+fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
+    use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+    let tell = crew.sender();
+    let _inside = runtime.enter();
+    let mut signals =
+        Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
+    runtime.spawn(async move {
+        loop {
+            if matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {
+                // A conductor that has gone needs no telling.
+                let _ = tell.send(Event::Interrupted);
+            }
+        }
+    });
+    Ok(())
+}

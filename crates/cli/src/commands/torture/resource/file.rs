@@ -1,0 +1,102 @@
+//! A file in a directory of the user's choice, guarded by [`FileFence`].
+
+use std::fs;
+use std::path::PathBuf;
+
+use lockkeeper::url::Url;
+use lockkeeper_fence::{FileError, FileFence, Section};
+
+use super::Trouble;
+use crate::exit::{CANNOT_CREATE, Failure, IO, USAGE, chain};
+
+pub(in super::super) struct Ledger {
+    fence: FileFence,
+    path: PathBuf,
+}
+
+impl Ledger {
+    pub(super) fn open(url: &Url, name: &str) -> Result<Self, Failure> {
+        let directory = PathBuf::from(&url.path);
+        if !url.hosts.is_empty() || !directory.is_absolute() {
+            return Err(Failure::new(
+                USAGE,
+                format!("--resource `{url}` names no directory of this host; write `file:///dir`"),
+            ));
+        }
+        if !directory.is_dir() {
+            return Err(Failure::new(
+                CANNOT_CREATE,
+                format!("--resource: `{}` is no directory; the ledger is made in one", directory.display()),
+            ));
+        }
+        let path = directory.join(name);
+        let fence = FileFence::new(&path).map_err(|error| Failure::new(USAGE, chain(&error)))?;
+        Ok(Self { fence, path })
+    }
+
+    pub(super) fn create(&self) -> Result<(), Failure> {
+        let made = fs::File::options().write(true).create_new(true).open(&self.path);
+        let doing = || format!("cannot create `{}`", self.path.display());
+        made.map(drop).map_err(|error| Failure::system(CANNOT_CREATE, &doing(), &error))
+    }
+
+    pub(super) fn enter(&self, section: Section) -> Result<(), Trouble> {
+        Ok(self.fence.enter(section)?)
+    }
+
+    pub(super) fn read(&self) -> Result<String, Trouble> {
+        fs::read_to_string(&self.path).map_err(|error| Trouble::failed(&error))
+    }
+
+    pub(super) fn write(&self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
+        match section {
+            Some(section) => Ok(self.fence.write(section, ledger.as_bytes())?),
+            None => {
+                // Whole, as a careful program does it: a worker that is killed must not leave half a ledger. One name
+                // for each process, since nothing keeps two of them apart here.
+                let new = self.beside(&format!(".{}", std::process::id()));
+                let put = fs::write(&new, ledger).and_then(|()| fs::rename(&new, &self.path));
+                put.map_err(|error| Trouble::failed(&error))
+            }
+        }
+    }
+
+    pub(super) fn place(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    pub(super) fn remove(&self) -> Result<(), Failure> {
+        // Also what a killed worker was about to rename: everything that begins with the ledger's random name.
+        let failed = |error: &std::io::Error| {
+            Failure::system(
+                IO,
+                &format!("cannot remove `{}` and what is beside it", self.path.display()),
+                error,
+            )
+        };
+        let own = self.path.file_name().unwrap_or_default().as_encoded_bytes();
+        let directory = self.path.parent().unwrap_or(&self.path);
+        for entry in fs::read_dir(directory).map_err(|error| failed(&error))? {
+            let entry = entry.map_err(|error| failed(&error))?;
+            if entry.file_name().as_encoded_bytes().starts_with(own) {
+                fs::remove_file(entry.path()).map_err(|error| failed(&error))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn beside(&self, end: &str) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(end);
+        name.into()
+    }
+}
+
+impl From<FileError> for Trouble {
+    fn from(error: FileError) -> Self {
+        match error {
+            FileError::Refused(refused) => refused.into(),
+            other => Self::failed(&other),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! A key in a Redis, guarded by the Redis fence.
+
+use lockkeeper_fence::Section;
+use lockkeeper_fence::redis::{Command, RedisFenceError};
+use redis::AsyncCommands;
+use redis::aio::MultiplexedConnection;
+
+use super::Trouble;
+use crate::commands::fence::redis::{Fence, connect};
+use crate::exit::{Failure, UNAVAILABLE, chain};
+
+pub(in super::super) struct Ledger {
+    url: String,
+    key: String,
+    /// `None` after a failure: made anew by the next who needs it.
+    link: Option<(MultiplexedConnection, Fence)>,
+}
+
+impl Ledger {
+    pub(super) async fn open(url: &str, name: &str) -> Result<Self, Failure> {
+        Ok(Self { url: url.to_owned(), key: name.to_owned(), link: Some(connect(url).await?) })
+    }
+
+    pub(super) async fn create(&mut self) -> Result<(), Failure> {
+        self.write(None, "").await.map_err(|trouble| self.failed("cannot make", trouble))
+    }
+
+    pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
+        let (_, fence) = self.link().await?;
+        let entered = fence.enter(&self.key, section).await;
+        self.told(entered)
+    }
+
+    pub(super) async fn read(&mut self) -> Result<String, Trouble> {
+        let (mut connection, _) = self.link().await?;
+        let ledger: Result<Option<String>, _> = connection.get(&self.key).await;
+        match self.told(ledger)? {
+            Some(ledger) => Ok(ledger),
+            None => Err(Trouble::Failed(format!("the key `{}` is gone", self.key))),
+        }
+    }
+
+    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
+        let (mut connection, fence) = self.link().await?;
+        match section {
+            Some(section) => {
+                let set = Command::new("SET").key(&self.key).arg(ledger);
+                let written = fence.write(&self.key, section, &[set]).await;
+                self.told(written).map(drop)
+            }
+            None => {
+                let written = connection.set::<_, _, ()>(&self.key, ledger).await;
+                self.told(written)
+            }
+        }
+    }
+
+    pub(super) fn place(&self) -> String {
+        format!("the key {}", self.key)
+    }
+
+    pub(super) async fn remove(&mut self) -> Result<(), Failure> {
+        // The name is ours and has no braces: these are its marks.
+        let marks = format!("{{{}}}:lockkeeper:fence", self.key);
+        let removed = match self.link().await {
+            Ok((mut connection, _)) => {
+                let removed = connection.del::<_, ()>(&self.key).await;
+                let removed = match removed {
+                    Ok(()) => connection.del::<_, ()>(&marks).await,
+                    failed => failed,
+                };
+                self.told(removed)
+            }
+            Err(trouble) => Err(trouble),
+        };
+        removed.map_err(|trouble| self.failed("cannot remove", trouble))
+    }
+
+    async fn link(&mut self) -> Result<(MultiplexedConnection, Fence), Trouble> {
+        if let Some(link) = &self.link {
+            return Ok(link.clone());
+        }
+        let link = connect(&self.url).await.map_err(|failure| Trouble::Failed(failure.message))?;
+        self.link = Some(link.clone());
+        Ok(link)
+    }
+
+    /// After a failure that is no refusal the connection is not used again.
+    fn told<T, E: Into<Trouble>>(&mut self, result: Result<T, E>) -> Result<T, Trouble> {
+        let result = result.map_err(Into::into);
+        if let Err(Trouble::Failed(_)) = result {
+            self.link = None;
+        }
+        result
+    }
+
+    fn failed(&self, doing: &str, trouble: Trouble) -> Failure {
+        let why = match trouble {
+            Trouble::Failed(why) => why,
+            Trouble::Stale { offered, highest } => format!("token {offered} is below {highest}"),
+        };
+        Failure::new(UNAVAILABLE, format!("{doing} the key `{}`: {why}", self.key))
+    }
+}
+
+impl From<redis::RedisError> for Trouble {
+    fn from(error: redis::RedisError) -> Self {
+        Self::Failed(chain(&error))
+    }
+}
+
+impl From<RedisFenceError> for Trouble {
+    fn from(error: RedisFenceError) -> Self {
+        match error {
+            RedisFenceError::Refused(refused) => refused.into(),
+            other => Self::failed(&other),
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! `torture` on real lock services: what is lost without a fence, with a check on writes, and with `enter`.
+//!
+//! What happens to whom is certain, so the figures are too: in one cycle of `pause` or `cut` a holder stalls three
+//! times. (1) It wakes after the next one has read and before that one writes: the hole of a check on writes. (2) It
+//! wakes after the next one has written. (3) It wakes before it looks at its hold, and gives up.
+
+use std::path::PathBuf;
+
+use lockkeeper_cli::exit;
+use lockkeeper_rig::{Postgres, Redis};
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::support::{CommandExt, Ended, Place, wait_until};
+
+impl Place {
+    /// Runs one cycle of these faults on the locks of this place, with a ledger in a directory of this place.
+    fn torture(&self, options: &str) -> Ended {
+        let ledgers = self.ledgers();
+        std::fs::create_dir_all(&ledgers).unwrap();
+        let short = "--ttl 1s --pause 1200ms --duration 1s --json";
+        let line = format!("torture --resource file://{} {short} {options}", ledgers.display());
+        self.ran(&line)
+    }
+
+    fn ledgers(&self) -> PathBuf {
+        self.path("ledgers")
+    }
+
+    /// The figures, and that the run ended as it should: with nothing left behind.
+    #[track_caller]
+    fn tortured(&self, options: &str, code: u8) -> Figures {
+        let ended = self.torture(options);
+        assert_eq!((ended.code, ended.err.as_str()), (i32::from(code), ""), "{ended:?}");
+        assert_eq!(std::fs::read_dir(self.ledgers()).unwrap().count(), 0, "a ledger is left");
+        Figures(serde_json::from_str(&ended.out).unwrap())
+    }
+}
+
+#[derive(Debug)]
+struct Figures(Value);
+
+impl Figures {
+    #[track_caller]
+    fn of(&self, field: &str) -> u64 {
+        self.0[field].as_u64().unwrap_or_else(|| panic!("{field}: {self:?}"))
+    }
+
+    #[track_caller]
+    fn injected(&self, fault: &str) -> u64 {
+        self.0["injected"][fault].as_u64().unwrap_or_else(|| panic!("{fault}: {self:?}"))
+    }
+}
+
+/// A pause is longer than the lease, nothing looks at tokens: whoever wakes writes over what others wrote, or is
+/// written over.
+#[track_caller]
+fn loses_without_a_fence(place: &Place) {
+    let figures = place.tortured("--fence none --faults pause", exit::NO);
+    assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
+    // One in the hole, and at least one that was there when the other woke.
+    assert!(figures.of("lost") >= 2, "{figures:?}");
+    assert!(figures.of("overlaps") >= 2, "{figures:?}");
+    assert!(figures.of("gave_up") >= 1, "{figures:?}");
+    assert_eq!((figures.of("stale_rejected"), figures.of("token_regressions")), (0, 0), "{figures:?}");
+    let handover = &figures.0["handover_ms"];
+    assert!(handover["max"].as_f64().unwrap() >= handover["p50"].as_f64().unwrap(), "{figures:?}");
+    assert!(figures.0["verdict"].as_str().unwrap().starts_with("LOST"), "{figures:?}");
+}
+
+/// A late write is refused; the one in the hole is not.
+#[track_caller]
+fn loses_less_with_a_check_on_writes(place: &Place) {
+    let figures = place.tortured("--fence write --faults pause", exit::NO);
+    assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
+    assert_eq!(figures.of("lost"), 1, "{figures:?}");
+    assert!(figures.of("stale_rejected") >= 1, "{figures:?}");
+    assert!(figures.0["verdict"].as_str().unwrap().contains("enter before you read"), "{figures:?}");
+}
+
+/// Both are refused; so are those of the killed.
+#[track_caller]
+fn never_loses_with_enter(place: &Place) {
+    let figures = place.tortured("--fence enter --faults pause,kill", exit::OK);
+    let injected = (figures.injected("pause"), figures.injected("kill"), figures.injected("held_through"));
+    assert_eq!(injected, (3, 3, 0), "{figures:?}");
+    assert_eq!((figures.of("lost"), figures.of("token_regressions")), (0, 0), "{figures:?}");
+    assert!(figures.of("stale_rejected") >= 2, "{figures:?}");
+    assert!(figures.of("overlaps") >= 2, "they believe that they hold, all the same: {figures:?}");
+    assert!(figures.of("acknowledged") > 0, "{figures:?}");
+}
+
+/// A Redis that may fence.
+fn redis() -> (Redis, Place) {
+    let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let url = format!("{}?fencing=counter", redis.url());
+    (redis, Place::new().over(&url))
+}
+
+#[test]
+fn our_service_loses_without_a_fence() {
+    let (place, _node) = Place::new().served();
+    loses_without_a_fence(&place);
+}
+
+#[test]
+fn our_service_loses_less_with_a_check_on_writes() {
+    let (place, _node) = Place::new().served();
+    loses_less_with_a_check_on_writes(&place);
+}
+
+#[test]
+fn our_service_never_loses_with_enter() {
+    let (place, _node) = Place::new().served();
+    never_loses_with_enter(&place);
+}
+
+#[test]
+fn redis_loses_without_a_fence() {
+    let (_redis, place) = redis();
+    loses_without_a_fence(&place);
+}
+
+#[test]
+fn redis_loses_less_with_a_check_on_writes() {
+    let (_redis, place) = redis();
+    loses_less_with_a_check_on_writes(&place);
+}
+
+#[test]
+fn redis_never_loses_with_enter() {
+    let (_redis, place) = redis();
+    never_loses_with_enter(&place);
+}
+
+#[test]
+fn a_descriptor_holds_through_a_pause() {
+    let place = Place::new();
+    let figures = place.tortured("--fence none --faults pause,kill", exit::OK);
+    let injected = (figures.injected("pause"), figures.injected("kill"), figures.injected("held_through"));
+    assert_eq!(injected, (3, 3, 3), "every pause, and no kill, is held through: {figures:?}");
+    assert_eq!((figures.of("lost"), figures.of("overlaps")), (0, 0), "{figures:?}");
+    assert_eq!(figures.0["ttl_ms"], Value::Null, "{figures:?}");
+}
+
+/// A database that is ready for locks, and a place with its locks there.
+fn postgres(kind: &str) -> (Postgres, Place) {
+    let server = Postgres::start();
+    let place = Place::new().over(&format!("{}?lock={kind}", server.url()));
+    let made = place.bare(["postgres", "init", &server.url()]).ended();
+    assert_eq!(made.code, 0, "{made:?}");
+    (server, place)
+}
+
+#[track_caller]
+fn holds_through_a_pause(place: &Place) {
+    let paused = place.tortured("--fence none --faults pause", exit::OK);
+    assert_eq!((paused.injected("pause"), paused.injected("held_through")), (3, 3), "{paused:?}");
+    assert_eq!((paused.of("lost"), paused.of("overlaps")), (0, 0), "{paused:?}");
+}
+
+#[track_caller]
+fn is_cut_off(place: &Place) {
+    let cut = place.tortured("--fence none --faults cut", exit::NO);
+    assert_eq!((cut.injected("cut"), cut.injected("held_through")), (3, 0), "{cut:?}");
+    assert!(cut.of("lost") >= 2, "{cut:?}");
+
+    let fenced = place.tortured("--fence enter --faults cut", exit::OK);
+    assert_eq!((fenced.injected("cut"), fenced.injected("held_through")), (3, 0), "{fenced:?}");
+    assert_eq!((fenced.of("lost"), fenced.of("token_regressions")), (0, 0), "{fenced:?}");
+    assert!(fenced.of("stale_rejected") >= 2, "{fenced:?}");
+}
+
+#[test]
+fn a_session_holds_through_a_pause() {
+    let (_server, place) = postgres("session");
+    holds_through_a_pause(&place);
+}
+
+#[test]
+fn a_session_that_is_cut_off_loses_without_a_fence_and_not_with_enter() {
+    let (_server, place) = postgres("session");
+    is_cut_off(&place);
+}
+
+#[test]
+fn a_transaction_holds_through_a_pause() {
+    let (_server, place) = postgres("transaction");
+    holds_through_a_pause(&place);
+}
+
+#[test]
+fn a_transaction_that_is_cut_off_loses_without_a_fence_and_not_with_enter() {
+    let (_server, place) = postgres("transaction");
+    is_cut_off(&place);
+}
+
+#[test]
+fn redlock_loses_and_can_not_be_fenced() {
+    let nodes = [Redis::start(), Redis::start(), Redis::start()];
+    let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
+    let place = Place::new().over(&format!("redlock://{}", hosts.join(",")));
+    for fence in ["write", "enter"] {
+        let ended = place.torture(&format!("--fence {fence}"));
+        ended.is_one_line(exit::USAGE, &[&format!("--fence {fence}"), "not possible", "redlock", "counter"]);
+    }
+    let figures = place.tortured("--fence none --faults pause", exit::NO);
+    assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
+    assert!(figures.of("lost") >= 2, "{figures:?}");
+    assert_eq!(figures.0["token_regressions"], Value::Null, "{figures:?}");
+}
+
+#[test]
+fn a_stopped_lock_server_takes_the_lock_from_its_holder() {
+    let (redis, place) = redis();
+    let pid = redis.pid().unwrap();
+    let figures = place.tortured(&format!("--fence none --faults server --server-pid {pid}"), exit::NO);
+    assert_eq!((figures.injected("server"), figures.injected("held_through")), (2, 0), "{figures:?}");
+    assert!(figures.of("lost") >= 2, "{figures:?}");
+    assert_eq!(redis.cli(&["PING"]).trim(), "PONG", "it goes on");
+}
+
+#[test]
+fn what_is_not_possible_is_said_before_anything_begins() {
+    let place = Place::new();
+    place.torture("--faults cut").is_one_line(exit::USAGE, &["--faults cut", "file:", "--faults pause,kill"]);
+    place.torture("--locks memory:").is_one_line(exit::USAGE, &["memory:", "process"]);
+    place.torture("--faults server").is_one_line(exit::USAGE, &["--server-pid"]);
+    place.ran("torture --resource file:///tmp --pause 2x").is_one_line(exit::USAGE, &["2x", "2m"]);
+    place
+        .ran("torture --resource file:///tmp --pause 1e9x-ttl")
+        .is_one_line(exit::USAGE, &["1e9x-ttl", "100"]);
+    place.torture("--workers 1").is_one_line(exit::USAGE, &["1", "2..=64"]);
+    place.ran("torture").is_one_line(exit::USAGE, &["--resource"]);
+    place.ran("torture --worker").is_one_line(exit::INTERNAL, &["no orders"]);
+    let own = std::process::id();
+    for (resource, words) in [
+        ("file:///nowhere/at/all", vec!["/nowhere/at/all", "no directory"]),
+        ("ftp://host", vec!["ftp", "no resource"]),
+        ("nonsense", vec!["nonsense", "scheme"]),
+    ] {
+        let line = format!("torture --resource {resource} --server-pid {own}");
+        let ended = place.ran(&line);
+        assert!(ended.code == i32::from(exit::USAGE) || ended.code == i32::from(exit::CANNOT_CREATE));
+        assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
+        assert!(words.iter().all(|word| ended.err.contains(word)), "{ended:?}");
+    }
+}
+
+/// The processes whose parent is `parent`.
+fn children(parent: u32) -> Vec<u32> {
+    let path = format!("/proc/{parent}/task/{parent}/children");
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
+#[test]
+fn an_interrupted_run_reports_and_leaves_nothing() {
+    let place = Place::new();
+    std::fs::create_dir(place.ledgers()).unwrap();
+    let resource = format!("file://{}", place.ledgers().display());
+    let mut running =
+        place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h", "--json"]).started();
+    let conductor = running.child_mut().id();
+    let ledger = || {
+        let mut entries = std::fs::read_dir(place.ledgers()).unwrap().flatten();
+        let text = entries.find(|entry| entry.path().extension().is_none());
+        text.and_then(|entry| std::fs::read_to_string(entry.path()).ok()).unwrap_or_default()
+    };
+    wait_until("the workers write", || !ledger().is_empty());
+    let workers = children(conductor);
+    assert_eq!(workers.len(), 3);
+    running.signal(Signal::SIGINT);
+    let ended = running.ended();
+    let figures: Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!((&figures["interrupted"], &figures["lost"]), (&Value::Bool(true), &0.into()), "{ended:?}");
+    assert!(figures["acknowledged"].as_u64().unwrap() > 0, "{ended:?}");
+    for worker in workers {
+        assert!(!PathBuf::from(format!("/proc/{worker}")).exists(), "worker {worker} is left");
+    }
+    assert_eq!(std::fs::read_dir(place.ledgers()).unwrap().count(), 0, "a ledger is left");
+}
+
+#[test]
+fn a_conductor_that_is_killed_takes_its_workers_along() {
+    let place = Place::new();
+    std::fs::create_dir(place.ledgers()).unwrap();
+    let resource = format!("file://{}", place.ledgers().display());
+    let mut running = place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]).started();
+    let conductor = running.child_mut().id();
+    wait_until("there are workers", || children(conductor).len() == 3);
+    let workers = children(conductor);
+    drop(running);
+    wait_until("the workers are gone", || {
+        workers.iter().all(|worker| !PathBuf::from(format!("/proc/{worker}")).exists())
+    });
+}
+
+#[test]
+fn what_is_kept_is_said_and_text_is_for_people() {
+    let place = Place::new();
+    std::fs::create_dir(place.ledgers()).unwrap();
+    let resource = format!("file://{}", place.ledgers().display());
+    let words = ["torture", "--resource", &resource, "--faults", "kill", "--duration", "1s", "--keep"];
+    let ended = place.lockkeeper(words).ended();
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert!(ended.out.contains("verdict") && ended.out.contains("nothing was lost"), "{ended:?}");
+    let kept = ended.err.lines().find(|line| line.contains("kept: ")).unwrap();
+    let logs = PathBuf::from(kept.rsplit("logs ").next().unwrap());
+    assert!(std::fs::read_dir(&logs).unwrap().count() >= 6, "three workers, three in their place");
+    std::fs::remove_dir_all(logs).unwrap();
+    assert!(std::fs::read_dir(place.ledgers()).unwrap().count() >= 1);
+}
