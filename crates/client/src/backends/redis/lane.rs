@@ -13,6 +13,8 @@ use redis::{Cmd, Value};
 use tokio::runtime::{Handle, Id};
 use tokio::sync::oneshot;
 
+use super::paced::{Made, UnderWay};
+
 /// How many lanes there are at most; callers on further runtimes share the thread's connection.
 const LANES: usize = 8;
 /// The pause between tries to make a lane: the thread's connection serves as well.
@@ -47,6 +49,7 @@ struct Way {
     ended: Ended,
     /// How many answers came on it.
     heard: AtomicU64,
+    callers: UnderWay,
     /// Closed when its runtime has ended.
     runs: oneshot::Sender<()>,
 }
@@ -60,8 +63,8 @@ impl Lanes {
     /// where there are too many.
     pub(super) fn here<C, F>(&self, thread: Id, beside: u64, connect: C) -> Option<Lane>
     where
-        C: Fn(Ended) -> F + Send + Sync + 'static,
-        F: Future<Output = Option<MultiplexedConnection>> + Send + 'static,
+        C: Fn(Ended, UnderWay) -> F + Send + Sync + 'static,
+        F: Future<Output = Option<Made>> + Send + 'static,
     {
         let here = Handle::try_current().ok()?;
         let runtime = here.id();
@@ -78,8 +81,9 @@ impl Lanes {
             return None;
         }
         let (runs, over) = oneshot::channel();
-        let (wire, ended) = (Arc::new(OnceLock::new()), Ended::default());
-        let way = Way { wire: wire.clone(), ended: ended.clone(), heard: AtomicU64::new(0), runs };
+        let (wire, ended, callers) = (Arc::new(OnceLock::new()), Ended::default(), UnderWay::default());
+        let (heard, way_callers) = (AtomicU64::new(0), callers.clone());
+        let way = Way { wire: wire.clone(), ended: ended.clone(), heard, callers: way_callers, runs };
         let lane = Lane { runtime, beside, way: Arc::new(way) };
         lanes.push(lane.clone());
         drop(lanes);
@@ -87,9 +91,10 @@ impl Lanes {
         here.spawn(async move {
             let making = async {
                 loop {
-                    if let Some(made) = connect(ended.clone()).await {
+                    if let Some((made, driver)) = connect(ended.clone(), callers.clone()).await {
                         // Nobody else makes it.
                         let _ = wire.set(made);
+                        driver.await;
                         std::future::pending::<()>().await;
                     }
                     tokio::time::sleep(PAUSE).await;
@@ -121,6 +126,7 @@ impl Lane {
     /// Sends a command and waits for its answer.
     pub(super) async fn pass(&self, command: &Cmd) -> Passed {
         let Some(wire) = self.way.wire.get().filter(|_| !self.has_ended()) else { return Passed::NotSent };
+        let _caller = Caller::of(&self.way.callers);
         match wire.clone().send_packed_command(command).await {
             Ok(answer) => {
                 self.way.heard.fetch_add(1, Ordering::Relaxed);
@@ -135,5 +141,21 @@ impl Lane {
 
     pub(super) fn heard(&self) -> u64 {
         self.way.heard.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts a call for as long as it is under way.
+struct Caller<'a>(&'a UnderWay);
+
+impl<'a> Caller<'a> {
+    fn of(callers: &'a UnderWay) -> Self {
+        callers.fetch_add(1, Ordering::Relaxed);
+        Self(callers)
+    }
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

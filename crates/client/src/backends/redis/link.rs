@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::lane::{Ended, Lane, Lanes, Passed};
 use super::layout;
+use super::paced::{self, Made, UnderWay};
 use super::refusal::{self, Refusal};
 use super::scripts::Script;
 use super::target::Target;
@@ -202,7 +203,9 @@ impl Link {
     fn lane(&self) -> Option<Lane> {
         let beside = self.up.borrow().as_ref().map(|connection| connection.number)?;
         let target = self.target.clone();
-        self.lanes.here(self.thread, beside, move |ended| connect_lane(target.clone(), ended))
+        self.lanes.here(self.thread, beside, move |ended, callers| {
+            connect_lane(target.clone(), ended, callers)
+        })
     }
 
     /// One exchange on whatever connection is up within the time.
@@ -271,7 +274,7 @@ fn config() -> AsyncConnectionConfig {
 }
 
 /// A connection for one runtime; `ended` is set when it ends.
-async fn connect_lane(target: Arc<Target>, ended: Ended) -> Option<MultiplexedConnection> {
+async fn connect_lane(target: Arc<Target>, ended: Ended, callers: UnderWay) -> Option<Made> {
     let connecting = async {
         let client = target.client().await.ok()?;
         let config = config().set_push_sender(move |push: PushInfo| {
@@ -280,7 +283,7 @@ async fn connect_lane(target: Arc<Target>, ended: Ended) -> Option<MultiplexedCo
             }
             Ok::<(), ()>(())
         });
-        client.get_multiplexed_async_connection_with_config(&config).await.ok()
+        paced::connect(&client, config, callers).await.ok()
     };
     timeout(CONNECT_LIMIT, connecting).await.ok().flatten()
 }

@@ -14,6 +14,7 @@ mod inspect;
 mod lane;
 mod layout;
 mod link;
+mod paced;
 mod refusal;
 mod scripts;
 mod servers;

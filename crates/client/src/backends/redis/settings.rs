@@ -17,6 +17,11 @@ pub(crate) const PORT: u16 = 6379;
 /// After how long without a word a connection is probed, and the pause between probes.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
 
+/// A peer that vanished without a word is found out also while nothing is asked.
+pub(super) fn keepalive() -> TcpKeepalive {
+    TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1)
+}
+
 /// How to reach and use Redis, without the hosts.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -114,9 +119,7 @@ impl Settings {
             ConnectError::from(BackendError::new(BackendErrorKind::Refused, what))
         };
         let info = self.address(host).into_connection_info().map_err(wrong)?;
-        // A peer that vanished without a word is found out also while nothing is asked.
-        let keepalive = TcpKeepalive::new().with_time(KEEPALIVE.0).with_interval(KEEPALIVE.1);
-        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive);
+        let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
         let info = info.set_redis_settings(self.login.clone()).set_tcp_settings(tcp);
         self.open(info).map_err(wrong)
     }
