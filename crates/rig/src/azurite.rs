@@ -52,10 +52,9 @@ impl Azurite {
         let port = azurite.port().to_string();
         let line = Line::new(NODE.name)
             .path(&program)
-            .args(["--blobHost", "127.0.0.1", "--blobPort", &port, "--location"])
-            .path(azurite.folder.path())
+            .args(["--blobHost", "127.0.0.1", "--blobPort", &port, "--inMemoryPersistence"])
             // It speaks to nobody else, and takes the newest protocol of its clients.
-            .args(["--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"]);
+            .args(["--silent", "--disableTelemetry", "--skipApiVersionCheck"]);
         azurite.slot.fill(|| {
             let mut process = Process::start(&line, Signal::SIGKILL, &azurite.folder.log());
             process.wait_until_ready("azurite", || {

@@ -53,8 +53,8 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
         let mut child = spawn(within_crate(test), &subject.address(), entered + 1);
         let mut lines = lines(&mut child);
         let mut told: Vec<String> = lines.by_ref().take(2).collect();
-        // The point of the kill, spread over a few sections; the spread is fixed, the point is the scheduler's.
-        thread::sleep(Duration::from_micros(kill * 7919 % 3001));
+        // The point of the kill, spread over a section or more; the spread is fixed, the point is the scheduler's.
+        thread::sleep(Duration::from_micros(kill * 7919 % S::KILLS_SPREAD_US));
         child.kill().expect("killed");
         child.wait().expect("gone");
         told.extend(lines);

@@ -55,6 +55,8 @@ pub(crate) trait Subject: Sized + Send + Sync + 'static {
 pub(crate) trait Lasting: Subject {
     /// How many processes are killed.
     const KILLS: u64 = 30;
+    /// Over how long the points of the kills are spread, in microseconds: about the length of a section.
+    const KILLS_SPREAD_US: u64 = 3001;
 
     /// By this another process finds the resource.
     fn address(&self) -> String;
