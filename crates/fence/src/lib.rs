@@ -43,16 +43,24 @@ pub mod memory;
 pub mod object_store;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 pub mod resource;
 pub mod rule;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
 #[cfg(target_os = "linux")]
 pub mod file;
 
 #[cfg(feature = "object_store")]
 pub use self::object_store::{ObjectError, ObjectFence, PointerFence};
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresError;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisFence, RedisFenceError};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteError;
 #[cfg(target_os = "linux")]
 pub use file::{FileError, FileFence};
 pub use lockkeeper_core::{ModeKind, Slot, Token};

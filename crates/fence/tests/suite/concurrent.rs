@@ -204,9 +204,6 @@ pub(crate) fn every_answer_has_its_reason<S: Subject>() {
 pub(crate) fn check_once_lets_one_of_many_through<S: Subject>() {
     const MANY: usize = 8;
     let section = Section::exclusive(token(7));
-    if !S::takes(Action::CheckOnce, section) {
-        return;
-    }
     runtime().block_on(async {
         let world = S::world().await;
         let first = S::fresh(&world).await;

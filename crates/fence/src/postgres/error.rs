@@ -1,0 +1,237 @@
+//! What can go wrong at a Postgres fence, and whose move is next.
+
+use lockkeeper_core::{ModeKind, Token};
+
+use super::SCHEMA_VERSION;
+use crate::resource::BadResource;
+use crate::rule::{Action, Refused};
+
+/// Why a call at a Postgres fence did not do what it should.
+///
+/// After any of them the transaction in which it happened can only be rolled back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PostgresError {
+    /// The rule said no; the transaction has no effect.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The text is no resource's name.
+    #[error(transparent)]
+    Resource(#[from] BadResource),
+    /// Another transaction was in the way: at REPEATABLE READ and SERIALIZABLE it left something that this one's
+    /// snapshot can't see (40001), or both waited for each other (40P01). Nothing was decided.
+    #[error(
+        "another transaction was in the way; nothing was done: roll back and run the whole transaction again"
+    )]
+    TryAgain(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The database has no fence.
+    #[error(
+        "this database has no schema lockkeeper_fence, or this role may not use it; apply \
+         `lockkeeper_fence::postgres::SCHEMA_SQL` as the owner, and `grants_sql` for this role"
+    )]
+    NotInstalled(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The fence in the database is of another version.
+    #[error(
+        "the schema lockkeeper_fence in this database has version {found}; this program knows {SCHEMA_VERSION}: apply \
+         the SCHEMA_SQL of the newer of the two"
+    )]
+    OtherVersion {
+        /// What the database has.
+        found: i32,
+    },
+    /// The server is a replica, which can keep no mark.
+    #[error("the server is a replica and takes no writes, so it can keep no mark; connect to the primary")]
+    Replica,
+    /// A row of marks that the fence's functions never write.
+    #[error(
+        "the marks of `{resource}` are damaged: slot {slot} has any_token {any}, writer_token {writer}; somebody wrote \
+         lockkeeper_fence.marks by hand. Stop all writers, find the last token granted (`lockkeeper check-token`), and \
+         call lockkeeper_fence.reset_marks with it"
+    )]
+    MarksCorrupt {
+        /// The resource.
+        resource: String,
+        /// The row's slot.
+        slot: i32,
+        /// What it has.
+        any: i64,
+        /// What it has.
+        writer: i64,
+    },
+    /// A guarded table was written without a token.
+    #[error("{message}; SET LOCAL lockkeeper.token = '…' in the transaction before it writes")]
+    NoToken {
+        /// The server's words, with the table.
+        message: String,
+    },
+    /// A row that carries its own mark is not there.
+    #[error(
+        "there is no row of {table} with this {key}; nothing was done: insert it, with its fence column at 0"
+    )]
+    RowAbsent {
+        /// The table, quoted as in SQL.
+        table: String,
+        /// Its key column, quoted.
+        key: String,
+    },
+    /// A fence column is NULL.
+    #[error(
+        "{column} of this row of {table} is NULL, which no token can be compared with; nothing was done: make the column \
+         `bigint NOT NULL DEFAULT 0`"
+    )]
+    ColumnNull {
+        /// The table, quoted as in SQL.
+        table: String,
+        /// Its fence column, quoted.
+        column: String,
+    },
+    /// A fence column holds what is no token.
+    #[error(
+        "{column} of this row of {table} is {value}, which is no token (1 to 2^53 - 1, or 0 for none); nothing was done"
+    )]
+    ColumnOutOfRange {
+        /// The table, quoted as in SQL.
+        table: String,
+        /// Its fence column, quoted.
+        column: String,
+        /// What it holds.
+        value: i64,
+    },
+    /// An `UPDATE` reported no row, and yet the mark is not above the token: the row came back, or the statement had
+    /// further conditions.
+    #[error(
+        "the update of {table} found no row, but token {token} is not stale (the mark is {mark}): the statement has further \
+         conditions, or the row was inserted meanwhile; nothing was done"
+    )]
+    NoRowMatched {
+        /// The table, quoted as in SQL.
+        table: String,
+        /// The section's token.
+        token: Token,
+        /// The row's mark.
+        mark: i64,
+    },
+    /// A column keeps one mark, which readers and slots can't be told apart by.
+    #[error(
+        "a fence column keeps one mark, so only exclusive holds can use it, not mode {mode}; use the functions of the \
+         schema lockkeeper_fence for shared holds and slots"
+    )]
+    ExclusiveOnly {
+        /// The section's mode.
+        mode: ModeKind,
+    },
+    /// The database failed, or the connection to it.
+    #[error("the database did not carry out {doing}")]
+    Database {
+        /// What was asked.
+        doing: &'static str,
+        /// Why; the client library's error.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+}
+
+/// What an adapter found in an error of its library.
+pub(super) struct Reported<'a> {
+    pub(super) sqlstate: Option<&'a str>,
+    pub(super) message: &'a str,
+    pub(super) detail: Option<&'a str>,
+}
+
+impl Reported<'_> {
+    /// The refusal, if that is what the server raised. `action` is what was asked: the server does not repeat it.
+    pub(super) fn refused(&self, action: Action) -> Option<Refused> {
+        match self.sqlstate? {
+            "LK001" => {
+                let (offered, highest) = self.tokens()?;
+                Some(Refused::Stale { offered, highest })
+            }
+            "LK002" => Some(Refused::Repeated { token: self.tokens()?.0 }),
+            "LK003" => Some(Refused::SharedWrite { action }),
+            _ => None,
+        }
+    }
+
+    /// `offered=5 highest=7`.
+    fn tokens(&self) -> Option<(Token, Token)> {
+        let (offered, highest) = self.detail?.strip_prefix("offered=")?.split_once(" highest=")?;
+        Some((Token::new(offered.parse().ok()?)?, Token::new(highest.parse().ok()?)?))
+    }
+
+    /// What it means for the caller.
+    pub(super) fn verdict(&self, action: Action) -> Verdict {
+        if let Some(refused) = self.refused(action) {
+            return Verdict::Refused(refused);
+        }
+        match self.sqlstate {
+            Some("40001" | "40P01") => Verdict::TryAgain,
+            // No such schema, no such function; no right to either, if it names them: it may also be another table.
+            Some("3F000" | "42883") => Verdict::NotInstalled,
+            Some("42501") if names_the_fence(self.message) => Verdict::NotInstalled,
+            Some("25006") => Verdict::Replica,
+            Some("LK005") => Verdict::NoToken { message: self.message.to_owned() },
+            _ => Verdict::Other,
+        }
+    }
+}
+
+fn names_the_fence(message: &str) -> bool {
+    ["lockkeeper_fence", "enter", "check_write", "check_once", "read_marks", "version", "reset_marks"]
+        .into_iter()
+        .any(|name| message.ends_with(&format!(" {name}")))
+}
+
+/// [`PostgresError`] without its source: the source is what it was found in.
+pub(super) enum Verdict {
+    Refused(Refused),
+    TryAgain,
+    NotInstalled,
+    Replica,
+    NoToken { message: String },
+    Other,
+}
+
+impl Verdict {
+    pub(super) fn of(
+        self,
+        doing: &'static str,
+        source: Box<dyn std::error::Error + Send + Sync>,
+    ) -> PostgresError {
+        match self {
+            Self::Refused(refused) => refused.into(),
+            Self::TryAgain => PostgresError::TryAgain(source),
+            Self::NotInstalled => PostgresError::NotInstalled(source),
+            Self::Replica => PostgresError::Replica,
+            Self::NoToken { message } => PostgresError::NoToken { message },
+            Self::Other => PostgresError::Database { doing, source },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reported<'a>(sqlstate: &'a str, detail: Option<&'a str>) -> Reported<'a> {
+        Reported { sqlstate: Some(sqlstate), message: "", detail }
+    }
+
+    #[test]
+    fn a_refusal_comes_back_as_itself_and_nothing_else_is_one() {
+        let [five, seven] = [5, 7].map(|value| Token::new(value).expect("a token"));
+        let both = Some("offered=5 highest=7");
+        let stale = Refused::Stale { offered: five, highest: seven };
+        assert_eq!(reported("LK001", both).refused(Action::Write), Some(stale));
+        let equal = Some("offered=5 highest=5");
+        assert_eq!(
+            reported("LK002", equal).refused(Action::CheckOnce),
+            Some(Refused::Repeated { token: five })
+        );
+        for detail in
+            [None, Some(""), Some("offered=5"), Some("offered=0 highest=7"), Some("offered=x highest=7")]
+        {
+            assert_eq!(reported("LK001", detail).refused(Action::Write), None, "{detail:?}");
+        }
+        assert_eq!(reported("23505", both).refused(Action::Write), None);
+    }
+}

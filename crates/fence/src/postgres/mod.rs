@@ -1,0 +1,192 @@
+//! A fence in PostgreSQL: the check is the first statement of the transaction that it guards.
+//!
+//! Responsible for the SQL (`fence.sql`, which a DBA can read and apply: [`SCHEMA_SQL`]) and for what both adapters
+//! share. The rule stands in that file, as functions of the server, so that programs in any language are held to it;
+//! here it is only asked. May not open connections: the caller's are used.
+//!
+//! [`tokio_postgres`](self::tokio_postgres) and [`sqlx`](self::sqlx) have the same calls for two client libraries
+//! (features `tokio-postgres` and `sqlx`). Three ways to fence a table:
+//!
+//! - `enter`, then `write` as the first statement of a transaction: any number of tables under one resource's name, all
+//!   modes, marks in a table of their own.
+//! - [`Column`]: a table that carries its own mark, a row at a time, nothing installed; exclusive holds only.
+//! - `lockkeeper_fence.guard_table('orders')`: a trigger, for writers that can't be changed.
+//!
+//! What survives: a killed client or server. A power loss, if the server runs with `fsync = on`: a check sets
+//! `synchronous_commit` to `local` for its transaction where it is `off`. A fail-over to a replica only if that replica
+//! is synchronous (`synchronous_standby_names`, and `synchronous_commit` at least `on`): else marks may be older than
+//! what was acknowledged, and a stale holder may pass. [`Findings`] tells what a server is set to.
+//!
+//! A transaction pooler (pgbouncer) is no obstacle: a check needs its own transaction, not its session.
+
+mod column;
+mod error;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
+#[cfg(feature = "tokio-postgres")]
+pub mod tokio_postgres;
+
+pub use column::Column;
+pub use error::PostgresError;
+
+#[cfg(any(feature = "sqlx", feature = "tokio-postgres"))]
+use shared::{READ_MARKS, RESET, SETTINGS, arguments, bigint, call, found, marks_of};
+
+/// Schema, table, functions and the grants that an application needs, as plain SQL with comments. `install` applies
+/// it; nothing else does.
+pub const SCHEMA_SQL: &str = include_str!("fence.sql");
+
+/// The version of [`SCHEMA_SQL`], as `lockkeeper_fence.version()` tells it.
+pub const SCHEMA_VERSION: i32 = 1;
+
+/// What `role` needs for the fence and nothing else, as SQL: to use the schema, and to call the functions by which marks
+/// only rise. Apply it as who applied [`SCHEMA_SQL`].
+#[must_use]
+pub fn grants_sql(role: &str) -> String {
+    let role = column::quoted(role);
+    format!(
+        "GRANT USAGE ON SCHEMA lockkeeper_fence TO {role};\n\
+         GRANT EXECUTE ON FUNCTION lockkeeper_fence.enter, lockkeeper_fence.check_write, \
+         lockkeeper_fence.check_once, lockkeeper_fence.read_marks, lockkeeper_fence.version TO {role};\n"
+    )
+}
+
+/// What a server is set to, as far as it matters for marks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Findings {
+    /// `server_version`: `15.18 (Debian …)`.
+    pub server_version: String,
+    /// `fsync`: whether anything outlives a power loss at all.
+    pub fsync: bool,
+    /// `synchronous_commit` of this session. A check overrules `off`.
+    pub synchronous_commit: String,
+    /// `synchronous_standby_names`: empty where no replica is waited for.
+    pub synchronous_standby_names: String,
+}
+
+impl Findings {
+    /// What is weaker than it may look, one sentence each; empty if nothing is.
+    #[must_use]
+    pub fn weaknesses(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        if !self.fsync {
+            found.push(
+                "fsync = off: a power loss or a crash of the system may lose marks that were acknowledged, or the \
+                 whole database; set fsync = on"
+                    .to_owned(),
+            );
+        }
+        let waits = ["on", "remote_apply", "remote_write"].contains(&self.synchronous_commit.as_str());
+        if self.synchronous_standby_names.is_empty() || !waits {
+            found.push(format!(
+                "a fail-over may lose marks that were acknowledged, since no replica is waited for \
+                 (synchronous_standby_names = '{}', synchronous_commit = {}); after one, enter again with a new token \
+                 before anything is read",
+                self.synchronous_standby_names, self.synchronous_commit
+            ));
+        }
+        found
+    }
+}
+
+/// What the adapters share.
+#[cfg(any(feature = "sqlx", feature = "tokio-postgres"))]
+mod shared {
+    use super::{Findings, PostgresError, SCHEMA_VERSION};
+    use crate::resource::checked;
+    use crate::rule::{Action, Marks, Pair, Section};
+    use lockkeeper_core::{Slot, Token};
+
+    pub(crate) const READ_MARKS: &str =
+        "SELECT slot, any_token, writer_token FROM lockkeeper_fence.read_marks($1)";
+    pub(crate) const RESET: &str = "SELECT lockkeeper_fence.reset_marks($1, $2)";
+    pub(crate) const SETTINGS: &str = "SELECT current_setting('server_version'), current_setting('fsync') = 'on', \
+         current_setting('synchronous_commit'), current_setting('synchronous_standby_names'), pg_is_in_recovery(), \
+         lockkeeper_fence.version()";
+
+    /// The call that checks, with its arguments `$1` to `$4`: [`arguments`].
+    pub(crate) const fn call(action: Action) -> &'static str {
+        match action {
+            Action::Enter => "SELECT lockkeeper_fence.enter($1, $2, $3, $4)",
+            Action::Write => "SELECT lockkeeper_fence.check_write($1, $2, $3, $4)",
+            Action::CheckOnce => "SELECT lockkeeper_fence.check_once($1, $2, $3, $4)",
+        }
+    }
+
+    /// A section as the server's functions take it.
+    pub(crate) struct Arguments<'a> {
+        pub(crate) resource: &'a str,
+        pub(crate) mode: String,
+        pub(crate) slot: Option<i32>,
+        pub(crate) token: i64,
+    }
+
+    pub(crate) fn arguments(resource: &str, section: Section) -> Result<Arguments<'_>, PostgresError> {
+        checked(resource)?;
+        Ok(Arguments {
+            resource,
+            mode: section.mode().to_string(),
+            slot: section.slot().map(|slot| i32::try_from(slot).expect("a section's slot is below 2^16")),
+            token: bigint(section.token()),
+        })
+    }
+
+    pub(crate) fn bigint(token: Token) -> i64 {
+        i64::try_from(token.get()).expect("a token is below 2^53")
+    }
+
+    /// Marks from rows of [`READ_MARKS`]. Slots that say no more than the base are left out, as the rule does.
+    pub(crate) fn marks_of(
+        resource: &str,
+        rows: impl Iterator<Item = (i32, i64, i64)>,
+    ) -> Result<Marks, PostgresError> {
+        let mut marks = Marks::default();
+        let mut slots = Vec::new();
+        for (slot, any, writer) in rows {
+            let damaged = || PostgresError::MarksCorrupt { resource: resource.to_owned(), slot, any, writer };
+            let pair =
+                Pair { any: mark(any).ok_or_else(damaged)?, writer: mark(writer).ok_or_else(damaged)? };
+            match slot {
+                -1 => marks.base = pair,
+                _ => slots.push((Slot::try_from(slot).map_err(|_| damaged())?, pair)),
+            }
+        }
+        for (slot, own) in slots {
+            let base = marks.base;
+            let effective = Pair { any: own.any.max(base.any), writer: own.writer.max(base.writer) };
+            if effective != base {
+                marks.slots.insert(slot, effective);
+            }
+        }
+        Ok(marks)
+    }
+
+    /// 0 is a mark that no token has reached; outer `None` is no mark.
+    fn mark(value: i64) -> Option<Option<Token>> {
+        match value {
+            0 => Some(None),
+            _ => Token::new(u64::try_from(value).ok()?).map(Some),
+        }
+    }
+
+    /// What [`SETTINGS`] tell.
+    pub(crate) fn found(
+        (server_version, fsync, synchronous_commit, synchronous_standby_names): (
+            String,
+            bool,
+            String,
+            String,
+        ),
+        in_recovery: bool,
+        schema: i32,
+    ) -> Result<Findings, PostgresError> {
+        if in_recovery {
+            return Err(PostgresError::Replica);
+        }
+        if schema != SCHEMA_VERSION {
+            return Err(PostgresError::OtherVersion { found: schema });
+        }
+        Ok(Findings { server_version, fsync, synchronous_commit, synchronous_standby_names })
+    }
+}

@@ -1,0 +1,225 @@
+//! The Postgres fence on connections of `tokio_postgres`.
+//!
+//! Each check is one round trip, on an unnamed statement: nothing stays in the session, so a transaction pooler is no
+//! obstacle.
+//!
+//! ```no_run
+//! use lockkeeper_fence::{Section, Token, postgres::{PostgresError, tokio_postgres as fence}};
+//!
+//! # async fn take(client: &mut tokio_postgres::Client, token: Token) -> Result<(), Box<dyn std::error::Error>> {
+//! let section = Section::exclusive(token); // the token of the guard
+//! fence::enter(client, "stock", section).await?; // committed: no lower token writes from here on
+//! let pieces: i32 = client.query_one("SELECT pieces FROM stock WHERE id = 3", &[]).await?.get(0);
+//! let transaction = client.transaction().await?;
+//! fence::write(&transaction, "stock", section).await?; // first, then the write
+//! transaction.execute("UPDATE stock SET pieces = $1 WHERE id = 3", &[&(pieces - 1)]).await?;
+//! transaction.commit().await?;
+//! # Ok(())
+//! # }
+//! ```
+
+/// The client library whose connections are taken.
+pub use ::tokio_postgres;
+use ::tokio_postgres::types::{ToSql, Type};
+use ::tokio_postgres::{Error, GenericClient, Transaction};
+use lockkeeper_core::Token;
+
+use super::error::{PostgresError, Reported};
+use super::{
+    Column, Findings, READ_MARKS, RESET, SCHEMA_SQL, SETTINGS, arguments, bigint, call, found, marks_of,
+};
+use crate::resource::checked;
+use crate::rule::{Action, Marks, Refused, Section};
+
+/// Applies [`SCHEMA_SQL`], as the owner that the marks shall have. Again and again is harmless.
+///
+/// # Errors
+/// [`PostgresError::Database`]: above all, no right to create a schema.
+pub async fn install<C: GenericClient + Sync>(client: &C) -> Result<(), PostgresError> {
+    client.batch_execute(SCHEMA_SQL).await.map_err(|error| means(Action::Enter, "SCHEMA_SQL", error))
+}
+
+/// Whether this database can keep marks for this role, and what it is set to.
+///
+/// # Errors
+/// [`PostgresError::NotInstalled`], [`PostgresError::OtherVersion`], [`PostgresError::Replica`],
+/// [`PostgresError::Database`].
+pub async fn check<C: GenericClient + Sync>(client: &C) -> Result<Findings, PostgresError> {
+    let failed = |error| means(Action::Enter, "the look at its settings", error);
+    let row = client.query_typed_one(SETTINGS, &[]).await.map_err(failed)?;
+    found((row.get(0), row.get(1), row.get(2), row.get(3)), row.get(4), row.get(5))
+}
+
+/// Raises the marks of `resource`. Call it before the section reads what it will write.
+///
+/// With a `Client` the mark is committed when this returns. With a `Transaction` it must be its first statement, and the
+/// section's reads and writes must all be in that transaction: then other sections wait for it instead of being refused
+/// (a section that stalls inside holds them up, until `idle_in_transaction_session_timeout` if that is set).
+///
+/// # Errors
+/// [`Refused::Stale`] if a later section has been here: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and above.
+/// [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is harmless.
+pub async fn enter<C: GenericClient + Sync>(
+    client: &C,
+    resource: &str,
+    section: Section,
+) -> Result<(), PostgresError> {
+    pass(client, Action::Enter, resource, section).await
+}
+
+/// Checks. The first statement of a transaction that writes; until its end nobody else passes, and the whole of it takes
+/// effect with its commit, or nothing.
+///
+/// # Errors
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at REPEATABLE
+/// READ and above. [`PostgresError::Database`].
+pub async fn write(
+    transaction: &Transaction<'_>,
+    resource: &str,
+    section: Section,
+) -> Result<(), PostgresError> {
+    pass(transaction, Action::Write, resource, section).await
+}
+
+/// As [`write`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
+/// commit, the token was not here.
+///
+/// # Errors
+/// As `write`, and [`Refused::Repeated`] for a token that was here.
+pub async fn check_once(
+    transaction: &Transaction<'_>,
+    resource: &str,
+    section: Section,
+) -> Result<(), PostgresError> {
+    pass(transaction, Action::CheckOnce, resource, section).await
+}
+
+/// The marks as they are now; the default ones if the resource was never seen.
+///
+/// # Errors
+/// [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`], [`PostgresError::Database`].
+pub async fn marks<C: GenericClient + Sync>(client: &C, resource: &str) -> Result<Marks, PostgresError> {
+    checked(resource)?;
+    let failed = |error| means(Action::Enter, "the look at the marks", error);
+    let rows = client.query_typed(READ_MARKS, &[(&resource, Type::TEXT)]).await.map_err(failed)?;
+    marks_of(resource, rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))))
+}
+
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower. Stop
+/// all writers first: an old holder passes a mark that was lowered. Needs EXECUTE on `reset_marks`, which
+/// [`grants_sql`](super::grants_sql) leaves out on purpose.
+///
+/// # Errors
+/// [`PostgresError::NotInstalled`], [`PostgresError::Database`].
+pub async fn reset<C: GenericClient + Sync>(
+    client: &C,
+    resource: &str,
+    to: Token,
+) -> Result<(), PostgresError> {
+    checked(resource)?;
+    let parameters: [(&(dyn ToSql + Sync), Type); 2] = [(&resource, Type::TEXT), (&bigint(to), Type::INT8)];
+    let asked = client.query_typed(RESET, &parameters).await;
+    asked.map(drop).map_err(|error| means(Action::Enter, "the reset of the marks", error))
+}
+
+/// Raises the mark that a row carries itself. As [`enter`].
+///
+/// # Errors
+/// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`], [`PostgresError::ExclusiveOnly`],
+/// [`PostgresError::TryAgain`], [`PostgresError::Database`].
+pub async fn enter_row<C: GenericClient + Sync>(
+    client: &C,
+    column: &Column,
+    key: &(dyn ToSql + Sync),
+    section: Section,
+) -> Result<(), PostgresError> {
+    update(client, column, Action::Enter, &column.enter_sql(), key, section, &[]).await
+}
+
+/// Writes a row that carries its own mark: `set` stands after `SET`, with `parameters` from `$3` on. Check and effect are
+/// one statement, so no transaction is needed.
+///
+/// # Errors
+/// As [`enter_row`].
+pub async fn write_row<C: GenericClient + Sync>(
+    client: &C,
+    column: &Column,
+    key: &(dyn ToSql + Sync),
+    section: Section,
+    set: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<(), PostgresError> {
+    update(client, column, Action::Write, &column.write_sql(set), key, section, parameters).await
+}
+
+/// As [`write_row`], once per token and without an enter (F-d).
+///
+/// # Errors
+/// As [`enter_row`], and [`Refused::Repeated`] for a token that was here.
+pub async fn write_row_once<C: GenericClient + Sync>(
+    client: &C,
+    column: &Column,
+    key: &(dyn ToSql + Sync),
+    section: Section,
+    set: &str,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<(), PostgresError> {
+    update(client, column, Action::CheckOnce, &column.write_once_sql(set), key, section, parameters).await
+}
+
+/// The refusal in an error of the caller's own statement: a trigger (`guard_table`) raises it there.
+#[must_use]
+pub fn refusal(error: &Error) -> Option<Refused> {
+    reported(error).refused(Action::Write)
+}
+
+async fn pass<C: GenericClient + Sync>(
+    client: &C,
+    action: Action,
+    resource: &str,
+    section: Section,
+) -> Result<(), PostgresError> {
+    let arguments = arguments(resource, section)?;
+    let parameters: [(&(dyn ToSql + Sync), Type); 4] = [
+        (&arguments.resource, Type::TEXT),
+        (&arguments.mode, Type::TEXT),
+        (&arguments.slot, Type::INT4),
+        (&arguments.token, Type::INT8),
+    ];
+    let asked = client.query_typed(call(action), &parameters).await;
+    asked.map(drop).map_err(|error| means(action, "the check of the fence", error))
+}
+
+async fn update<C: GenericClient + Sync>(
+    client: &C,
+    column: &Column,
+    action: Action,
+    sql: &str,
+    key: &(dyn ToSql + Sync),
+    section: Section,
+    parameters: &[&(dyn ToSql + Sync)],
+) -> Result<(), PostgresError> {
+    let token = column.token(section)?;
+    let failed = |error| means(action, "the fenced update", error);
+    let mut all: Vec<&(dyn ToSql + Sync)> = vec![key, &token];
+    all.extend(parameters);
+    if client.execute(sql, &all).await.map_err(failed)? > 0 {
+        return Ok(());
+    }
+    let row = client.query_opt(&column.mark_sql(), &[key]).await.map_err(failed)?;
+    let mark = row.map(|row| row.try_get(0)).transpose().map_err(failed)?;
+    Err(column.why_no_row(action, section, mark))
+}
+
+fn reported(error: &Error) -> Reported<'_> {
+    let db = error.as_db_error();
+    Reported {
+        sqlstate: db.map(|db| db.code().code()),
+        message: db.map_or("", |db| db.message()),
+        detail: db.and_then(|db| db.detail()),
+    }
+}
+
+fn means(action: Action, doing: &'static str, error: Error) -> PostgresError {
+    reported(&error).verdict(action).of(doing, error.into())
+}

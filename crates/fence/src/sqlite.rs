@@ -1,0 +1,363 @@
+//! A fence in SQLite: marks in the caller's own database, raised in the transaction that they guard.
+//!
+//! Responsible for the marks table and for holding the write lock before it looks at a mark. The rule itself is
+//! [`Marks::check`], run here: SQLite lets one writer in at a time, of all processes, so nothing comes between.
+//!
+//! ```
+//! use lockkeeper_fence::{Section, Token, sqlite as fence};
+//! use rusqlite::TransactionBehavior::Immediate;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let token = Token::MIN;
+//! # let mut database = rusqlite::Connection::open_in_memory()?;
+//! # database.execute_batch("CREATE TABLE stock (id INTEGER, pieces INTEGER); INSERT INTO stock VALUES (3, 5)")?;
+//! fence::install(&database)?; // once: CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks
+//! let section = Section::exclusive(token); // the token of the guard
+//! fence::enter(&mut database, "stock", section)?; // committed: no lower token writes from here on
+//! let pieces: i64 = database.query_row("SELECT pieces FROM stock WHERE id = 3", [], |row| row.get(0))?;
+//! let transaction = database.transaction_with_behavior(Immediate)?;
+//! fence::write(&transaction, "stock", section)?; // first, then the write
+//! transaction.execute("UPDATE stock SET pieces = ?1 WHERE id = 3", [pieces - 1])?;
+//! transaction.commit()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! What survives: a killed process, always. A power loss: [`enter`] commits with `synchronous = FULL` whatever the
+//! connection is set to; a caller's own transaction is as durable as its connection ([`check`] tells). A database in
+//! memory keeps its marks as long as itself, which is right for tests. Not on network filesystems, whose locks need not
+//! hold: SQLite itself warns of them.
+//!
+//! The system's library is linked (Debian: `libsqlite3-dev`); a program that wants its own turns on `bundled` of
+//! rusqlite in its own `Cargo.toml`.
+
+/// The client library whose connections are taken.
+pub use rusqlite;
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior, params};
+
+use lockkeeper_core::{Slot, Token};
+
+use crate::resource::{BadResource, checked};
+use crate::rule::{Action, Marks, Pair, Passed, Refused, Section};
+
+/// What [`install`] does: one table, with a row for each resource (slot -1) and one for each slot of a permit that was
+/// seen. 0 is a mark that no token has reached.
+pub const SCHEMA_SQL: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks (
+    resource     TEXT    NOT NULL,
+    slot         INTEGER NOT NULL,
+    any_token    INTEGER NOT NULL,
+    writer_token INTEGER NOT NULL,
+    PRIMARY KEY (resource, slot)
+) WITHOUT ROWID";
+
+/// The slot of the base's row.
+const BASE: i64 = -1;
+
+/// Why a call at a SQLite fence did not do what it should.
+///
+/// After any of them the transaction in which it happened must be rolled back.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SqliteError {
+    /// The rule said no; nothing was written.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// The text is no resource's name.
+    #[error(transparent)]
+    Resource(#[from] BadResource),
+    /// Another connection writes, for longer than `busy_timeout`; or it wrote since this transaction first read, and
+    /// this one began as DEFERRED.
+    #[error(
+        "another connection is writing, or wrote since this transaction first read; nothing was done: roll back and try \
+         again. Begin transactions that write as IMMEDIATE, and raise busy_timeout if writers take long"
+    )]
+    Busy(#[source] rusqlite::Error),
+    /// The database has no fence.
+    #[error(
+        "this database has no table lockkeeper_fence_marks; call `lockkeeper_fence::sqlite::install` once"
+    )]
+    NotInstalled(#[source] rusqlite::Error),
+    /// A row of marks that no fence writes.
+    #[error(
+        "the marks of `{resource}` are damaged: slot {slot} has any_token {any}, writer_token {writer}. Stop all writers, \
+         find the last token granted (`lockkeeper check-token`), and call `reset` with it"
+    )]
+    MarksCorrupt {
+        /// The resource.
+        resource: String,
+        /// The row's slot.
+        slot: i64,
+        /// What it has.
+        any: i64,
+        /// What it has.
+        writer: i64,
+    },
+    /// `enter` was called inside a transaction that was begun by hand.
+    #[error(
+        "enter was called with a transaction open on this connection; commit it first, or use `enter_within` as the first \
+         statement of a transaction that holds all of the section"
+    )]
+    InTransaction,
+    /// SQLite failed.
+    #[error("SQLite did not carry out {doing}")]
+    Database {
+        /// What was asked.
+        doing: &'static str,
+        /// Why.
+        #[source]
+        source: rusqlite::Error,
+    },
+}
+
+/// What a connection is set to, as far as it matters for marks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub struct Findings {
+    /// `PRAGMA synchronous`: 0 off, 1 normal, 2 full, 3 extra. [`enter`] overrules the first two.
+    pub synchronous: u8,
+    /// `PRAGMA journal_mode`: `wal`, `delete`, …
+    pub journal_mode: String,
+    /// Whether the database is in memory, or a temporary file: its marks end with it.
+    pub in_memory: bool,
+}
+
+impl Findings {
+    /// What is weaker than it may look, one sentence each; empty if nothing is.
+    #[must_use]
+    pub fn weaknesses(&self) -> Vec<String> {
+        let mut found = Vec::new();
+        if self.in_memory {
+            found.push(
+                "the database is in memory: its marks end with this connection; open a file".to_owned(),
+            );
+        }
+        if self.synchronous < 2 {
+            found.push(format!(
+                "PRAGMA synchronous = {}: a power loss may take back transactions that were committed, and marks that \
+                 only they raised; set it to FULL (2) or EXTRA (3)",
+                self.synchronous
+            ));
+        }
+        if ["off", "memory"].contains(&self.journal_mode.as_str()) && !self.in_memory {
+            found.push(format!(
+                "PRAGMA journal_mode = {}: a killed process may leave the database damaged; set it to WAL or DELETE",
+                self.journal_mode
+            ));
+        }
+        found
+    }
+}
+
+/// Makes the marks table where it is missing.
+///
+/// # Errors
+/// [`SqliteError::Busy`], [`SqliteError::Database`].
+pub fn install(connection: &Connection) -> Result<(), SqliteError> {
+    connection.execute_batch(SCHEMA_SQL).map_err(|error| means("SCHEMA_SQL", error))
+}
+
+/// Whether this database has the marks table, and what the connection is set to.
+///
+/// # Errors
+/// [`SqliteError::NotInstalled`], [`SqliteError::Database`].
+pub fn check(connection: &Connection) -> Result<Findings, SqliteError> {
+    let failed = |error| means("the look at its settings", error);
+    connection.prepare_cached(READ).map_err(failed)?;
+    Ok(Findings {
+        synchronous: synchronous(connection)?,
+        journal_mode: connection
+            .pragma_query_value(None, "journal_mode", |row| row.get(0))
+            .map_err(failed)?,
+        in_memory: connection.path().is_none_or(|path| path.is_empty() || path == ":memory:"),
+    })
+}
+
+/// Raises the marks of `resource`, durably. Call it before the section reads what it will write.
+///
+/// # Errors
+/// [`Refused::Stale`] if a later section has been here: stop. [`SqliteError::InTransaction`], [`SqliteError::Busy`],
+/// [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
+pub fn enter(connection: &mut Connection, resource: &str, section: Section) -> Result<(), SqliteError> {
+    const FULL: u8 = 2;
+    if !connection.is_autocommit() {
+        return Err(SqliteError::InTransaction);
+    }
+    let before = synchronous(connection)?;
+    if before >= FULL {
+        return enter_synced(connection, resource, section);
+    }
+    let set = |connection: &Connection, to: u8| {
+        connection.pragma_update(None, "synchronous", to).map_err(|error| means("PRAGMA synchronous", error))
+    };
+    set(connection, FULL)?;
+    let entered = enter_synced(connection, resource, section);
+    set(connection, before)?;
+    entered
+}
+
+fn enter_synced(connection: &mut Connection, resource: &str, section: Section) -> Result<(), SqliteError> {
+    let doing = "the transaction of an enter";
+    let failed = |error| means(doing, error);
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    pass(&transaction, Action::Enter, resource, section)?;
+    transaction.commit().map_err(failed)
+}
+
+/// [`enter`] as the first statement of a transaction that holds all of the section: its reads and its writes. Other
+/// sections wait for it, as all writers of the database do.
+///
+/// # Errors
+/// As `enter`.
+pub fn enter_within(
+    transaction: &Transaction<'_>,
+    resource: &str,
+    section: Section,
+) -> Result<(), SqliteError> {
+    pass(transaction, Action::Enter, resource, section)
+}
+
+/// Checks. The first statement of a transaction that writes; the whole of it takes effect with its commit, or nothing.
+///
+/// # Errors
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`SqliteError::Busy`] above all where the
+/// transaction began as DEFERRED. [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`],
+/// [`SqliteError::Database`].
+pub fn write(transaction: &Transaction<'_>, resource: &str, section: Section) -> Result<(), SqliteError> {
+    pass(transaction, Action::Write, resource, section)
+}
+
+/// As [`write`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
+/// commit, the token was not here.
+///
+/// # Errors
+/// As `write`, and [`Refused::Repeated`] for a token that was here.
+pub fn check_once(
+    transaction: &Transaction<'_>,
+    resource: &str,
+    section: Section,
+) -> Result<(), SqliteError> {
+    pass(transaction, Action::CheckOnce, resource, section)
+}
+
+/// The marks as they are now; the default ones if the resource was never seen.
+///
+/// # Errors
+/// [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
+pub fn marks(connection: &Connection, resource: &str) -> Result<Marks, SqliteError> {
+    checked(resource)?;
+    load(connection, resource)
+}
+
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower. Stop
+/// all writers first: an old holder passes a mark that was lowered.
+///
+/// # Errors
+/// [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::Database`].
+pub fn reset(connection: &mut Connection, resource: &str, to: Token) -> Result<(), SqliteError> {
+    checked(resource)?;
+    let failed = |error| means("the reset of the marks", error);
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    transaction
+        .execute("DELETE FROM lockkeeper_fence_marks WHERE resource = ?1", [resource])
+        .map_err(failed)?;
+    put(&transaction, resource, BASE, Pair { any: Some(to), writer: Some(to) })?;
+    transaction.commit().map_err(failed)
+}
+
+fn pass(
+    transaction: &Transaction<'_>,
+    action: Action,
+    resource: &str,
+    section: Section,
+) -> Result<(), SqliteError> {
+    checked(resource)?;
+    // A statement that writes, before the marks are read: in a DEFERRED transaction it takes the write lock, or fails if
+    // someone wrote since this transaction's first read.
+    transaction
+        .prepare_cached("UPDATE lockkeeper_fence_marks SET slot = slot WHERE resource = ?1 AND slot = -1")
+        .and_then(|mut statement| statement.execute([resource]))
+        .map_err(|error| means("the check of the fence", error))?;
+    let before = load(transaction, resource)?;
+    let mut after = before.clone();
+    if after.check(action, section)? == Passed::Unchanged {
+        return Ok(());
+    }
+    if after.base != before.base {
+        put(transaction, resource, BASE, after.base)?;
+    }
+    for slot in before.slots.keys().filter(|slot| !after.slots.contains_key(slot)) {
+        // It says no more than the base: the rule drops it.
+        transaction
+            .prepare_cached("DELETE FROM lockkeeper_fence_marks WHERE resource = ?1 AND slot = ?2")
+            .and_then(|mut statement| statement.execute(params![resource, slot]))
+            .map_err(|error| means("the marks", error))?;
+    }
+    for (slot, pair) in &after.slots {
+        if before.slots.get(slot) != Some(pair) {
+            put(transaction, resource, (*slot).into(), *pair)?;
+        }
+    }
+    Ok(())
+}
+
+const READ: &str = "SELECT slot, any_token, writer_token FROM lockkeeper_fence_marks WHERE resource = ?1";
+
+fn load(connection: &Connection, resource: &str) -> Result<Marks, SqliteError> {
+    let failed = |error| means("the look at the marks", error);
+    let mut statement = connection.prepare_cached(READ).map_err(failed)?;
+    let mut rows = statement.query([resource]).map_err(failed)?;
+    let mut marks = Marks::default();
+    while let Some(row) = rows.next().map_err(failed)? {
+        let (slot, any, writer): (i64, i64, i64) =
+            row.get(0).and_then(|slot| Ok((slot, row.get(1)?, row.get(2)?))).map_err(failed)?;
+        let damaged = || SqliteError::MarksCorrupt { resource: resource.to_owned(), slot, any, writer };
+        let pair = Pair { any: mark(any).ok_or_else(damaged)?, writer: mark(writer).ok_or_else(damaged)? };
+        if pair.writer > pair.any {
+            return Err(damaged());
+        }
+        match slot {
+            BASE => marks.base = pair,
+            _ => _ = marks.slots.insert(Slot::try_from(slot).map_err(|_| damaged())?, pair),
+        }
+    }
+    Ok(marks)
+}
+
+/// 0 is a mark that no token has reached; outer `None` is no mark.
+fn mark(value: i64) -> Option<Option<Token>> {
+    match value {
+        0 => Some(None),
+        _ => Token::new(u64::try_from(value).ok()?).map(Some),
+    }
+}
+
+fn put(transaction: &Transaction<'_>, resource: &str, slot: i64, pair: Pair) -> Result<(), SqliteError> {
+    let number =
+        |mark: Option<Token>| i64::try_from(mark.map_or(0, Token::get)).expect("a token is below 2^53");
+    transaction
+        .prepare_cached("INSERT OR REPLACE INTO lockkeeper_fence_marks VALUES (?1, ?2, ?3, ?4)")
+        .and_then(|mut statement| {
+            statement.execute(params![resource, slot, number(pair.any), number(pair.writer)])
+        })
+        .map(drop)
+        .map_err(|error| means("the marks", error))
+}
+
+fn synchronous(connection: &Connection) -> Result<u8, SqliteError> {
+    connection
+        .pragma_query_value(None, "synchronous", |row| row.get(0))
+        .optional()
+        .map(Option::unwrap_or_default)
+        .map_err(|error| means("PRAGMA synchronous", error))
+}
+
+fn means(doing: &'static str, error: rusqlite::Error) -> SqliteError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => SqliteError::Busy(error),
+        // Which variant has the text depends on features of rusqlite that are the caller's to choose.
+        _ if error.to_string().contains("no such table: lockkeeper_fence_marks") => {
+            SqliteError::NotInstalled(error)
+        }
+        _ => SqliteError::Database { doing, source: error },
+    }
+}
