@@ -60,6 +60,11 @@ const TEST_NEEDS: &[Need] = &[
     Need::of(postgres::SERVER, "the tests of PostgreSQL"),
     Need::of(postgres::PSQL, "the same, and the tests beside psql"),
     Need::of(pgbouncer::SERVER, "the tests of PostgreSQL behind a pool"),
+    Need {
+        program: "/usr/include/sqlite3.h",
+        package: "libsqlite3-dev",
+        used_by: "the SQLite fence, whose tests link the system's library",
+    },
     Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
     Need { program: "python3", package: "python3", used_by: "the tests beside redis-py, and of fences in S3" },
     Need { program: "pip3", package: "python3-pip", used_by: "the same" },

@@ -24,8 +24,9 @@ struct Number<const WAL: bool> {
 fn open(path: &std::path::Path, wal: bool) -> Connection {
     let database = Connection::open(path).expect("a file");
     database.busy_timeout(Duration::from_secs(30)).expect("a setting");
-    // Tests kill processes, not the system: what a dead process has written is kept without syncing it.
-    database.pragma_update(None, "synchronous", "OFF").expect("a setting");
+    // Tests kill processes, not the system: what a dead process has written is kept without syncing it. With a sync, a
+    // kill has time to hit the write.
+    database.pragma_update(None, "synchronous", if wal { "FULL" } else { "OFF" }).expect("a setting");
     let mode = if wal { "WAL" } else { "DELETE" };
     database.pragma_update_and_check(None, "journal_mode", mode, |_| Ok(())).expect("a setting");
     database
@@ -95,6 +96,8 @@ impl<const WAL: bool> Subject for Number<WAL> {
 }
 
 impl<const WAL: bool> Lasting for Number<WAL> {
+    const KILLS: u64 = 60;
+
     fn address(&self) -> String {
         self.path.to_str().expect("a temporary directory of text").to_owned()
     }
@@ -226,6 +229,7 @@ fn what_is_weaker_than_it_looks_is_told_and_enter_syncs_all_the_same() {
     );
 
     let (_dir, mut lax, _) = two();
+    lax.pragma_update(None, "synchronous", "OFF").expect("a setting");
     let told = fence::check(&lax).expect("installed").weaknesses();
     assert!(told.len() == 1 && told[0].contains("synchronous = 0"), "{told:?}");
     fence::enter(&mut lax, "stock", exclusive(1)).expect("never seen");

@@ -208,31 +208,35 @@ END $$;
 CREATE OR REPLACE FUNCTION lockkeeper_fence.guard() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 DECLARE
-    token CONSTANT text := nullif(current_setting('lockkeeper.token', true), '');
-    mode  CONSTANT text := nullif(current_setting('lockkeeper.mode', true), '');
-    slot  CONSTANT text := nullif(current_setting('lockkeeper.slot', true), '');
+    said_token CONSTANT text := nullif(current_setting('lockkeeper.token', true), '');
+    said_mode  CONSTANT text := coalesce(nullif(current_setting('lockkeeper.mode', true), ''), 'exclusive');
+    said_slot  CONSTANT text := nullif(current_setting('lockkeeper.slot', true), '');
+    p_token    bigint;
+    p_slot     integer;
 BEGIN
-    IF token IS NULL THEN
+    IF said_token IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'LK005',
             MESSAGE = format('table %I.%I is guarded by the fence %L and is written with a token only; nothing was done',
                              TG_TABLE_SCHEMA, TG_TABLE_NAME, TG_ARGV[0]),
             HINT = 'Acquire the lock, enter with its token, and SET LOCAL lockkeeper.token = ''…'' in each transaction that writes.';
-    ELSIF token !~ '^[0-9]{1,16}$' OR coalesce(slot, '0') !~ '^[0-9]{1,5}$' THEN
+    ELSIF said_token !~ '^[0-9]{1,16}$' OR coalesce(said_slot, '0') !~ '^[0-9]{1,5}$' THEN
         RAISE EXCEPTION USING ERRCODE = 'LK004',
-            MESSAGE = format('lockkeeper.token = %L, lockkeeper.slot = %L: both must be numbers', token, slot);
+            MESSAGE = format('lockkeeper.token = %L, lockkeeper.slot = %L: both must be numbers', said_token, said_slot);
     END IF;
+    p_token := said_token;
+    p_slot := said_slot;
     -- A load of many statements passes once: our own transaction wrote the mark, so it holds the row, and nothing above
     -- it is there. Else each statement would leave one more version of the row for the next to walk over.
     PERFORM FROM lockkeeper_fence.marks m
-    WHERE m.resource = TG_ARGV[0] AND m.slot = coalesce(slot::integer, -1)
-        AND m.any_token = token::bigint AND m.writer_token = token::bigint
+    WHERE m.resource = TG_ARGV[0] AND m.slot = coalesce(p_slot, -1)
+        AND m.any_token = p_token AND m.writer_token = p_token
         AND m.xmin::text::bigint = txid_current_if_assigned() % 4294967296
-        AND coalesce(mode, 'exclusive') = CASE WHEN slot IS NULL THEN 'exclusive' ELSE 'permit' END
+        AND said_mode = CASE WHEN p_slot IS NULL THEN 'exclusive' ELSE 'permit' END
         AND NOT EXISTS (SELECT FROM lockkeeper_fence.marks o
-                        WHERE o.resource = TG_ARGV[0] AND (slot IS NULL OR o.slot IN (-1, slot::integer))
-                            AND o.any_token > token::bigint);
+                        WHERE o.resource = TG_ARGV[0] AND (p_slot IS NULL OR o.slot IN (-1, p_slot))
+                            AND o.any_token > p_token);
     IF NOT FOUND THEN
-        PERFORM lockkeeper_fence.pass(TG_ARGV[0], coalesce(mode, 'exclusive'), slot::integer, token::bigint, 'write');
+        PERFORM lockkeeper_fence.pass(TG_ARGV[0], said_mode, p_slot, p_token, 'write');
     END IF;
     RETURN NULL;
 END $$;

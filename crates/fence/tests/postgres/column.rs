@@ -185,15 +185,12 @@ fn no_row_updated_is_told_apart() {
         assert_eq!(refusal(write(1, 6).await), Err(stale(6, 7)));
         assert!(matches!(write(99, 8).await, Err(PostgresError::RowAbsent { .. })));
         write(1, 7).await.expect("live");
-        let conditional = fence::write_row(
-            &client,
-            &Column::new("numbers", "false AND id", "fence"),
-            &1_i64,
-            exclusive(9),
-            "id = id",
-            &[],
+        let odd = Column::new("numbers", "false AND id", "fence");
+        let conditional = fence::write_row(&client, &odd, &1_i64, exclusive(9), "id = id", &[]).await;
+        assert!(
+            matches!(conditional, Err(PostgresError::Database { .. })),
+            "names are quoted: {conditional:?}"
         );
-        assert!(matches!(conditional.await, Err(PostgresError::Database { .. })), "names are quoted");
 
         let careless = Column::new("careless", "id", "fence");
         let enter = async |id: i64| fence::enter_row(&client, &careless, &id, exclusive(9)).await;

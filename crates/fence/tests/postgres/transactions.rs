@@ -146,8 +146,7 @@ fn a_slot_that_appears_after_the_snapshot_is_not_overlooked() {
         let server = server();
         let (mut late, other) = (connect(&server.url()).await, connect(&server.url()).await);
         fence::enter(&other, "stock", exclusive(1)).await.expect("never seen");
-        for level in [IsolationLevel::RepeatableRead, IsolationLevel::Serializable] {
-            let slot = if level == IsolationLevel::RepeatableRead { 0 } else { 1 };
+        for (slot, level) in (0..).zip([IsolationLevel::RepeatableRead, IsolationLevel::Serializable]) {
             let transaction =
                 late.build_transaction().isolation_level(level).start().await.expect("a connection");
             transaction.query_one("SELECT 1", &[]).await.expect("the snapshot is taken");
