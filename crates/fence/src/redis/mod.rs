@@ -356,6 +356,17 @@ fn with_section(call: &mut Cmd, action: Action, section: Section) -> Result<(), 
     };
     call.arg(section.token().get()).arg(kind);
     match section.slot() {
+        Some(slot) => call.arg(slot),
+        None => call.arg(""),
+    };
+    Ok(())
+}
+
+/// The mark that a field of the hash holds.
+fn place<'m>(marks: &'m mut Marks, field: &str) -> Option<&'m mut Option<Token>> {
+    let (which, slot) = field.split_once(':').map_or((field, None), |(which, slot)| (which, Some(slot)));
+    let pair: &mut Pair = match slot {
+        None => &mut marks.base,
         Some(text) => {
             let slot: Slot = text.parse().ok().filter(|slot| *slot < PERMITS_MAX)?;
             // As the script writes it: it would not find slot 3 under `03`.

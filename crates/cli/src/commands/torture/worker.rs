@@ -145,14 +145,7 @@ impl From<std::io::Error> for Cut {
 }
 
 impl Worker {
-    async fn start() -> Result<Self, Failure> {
-        let line = heard()?.unwrap_or_default();
-        let orders = Orders::from_line(&line).ok_or_else(|| {
-            Failure::new(
-                INTERNAL,
-                "a worker of torture was given no orders; it is started by `torture` itself",
-            )
-        })?;
+    async fn start(orders: Orders) -> Result<Self, Failure> {
         // Before the look at the parent, so that one that ends in between is seen by either.
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
         if nix::unistd::getppid().as_raw() as u32 != orders.conductor {
