@@ -41,7 +41,7 @@ const PREFIX: &str = "lockkeeper-torture-";
 
 pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     if args.worker {
-        return super::block_on(worker::work());
+        return super::block_on_all_cores(worker::work());
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime =
