@@ -30,7 +30,7 @@ use crate::settings;
 use conductor::{Conductor, Times};
 use crew::{Crew, Event, Stop};
 use report::Report;
-use resource::{Resource, Trouble};
+use resource::Resource;
 use verdict::Verdict;
 use worker::Orders;
 
@@ -149,11 +149,8 @@ fn conduct(
         }
     }
     let ledger = runtime.block_on(resource.read()).map_err(|trouble| {
-        let why = match trouble {
-            Trouble::Failed(why) => why,
-            Trouble::Stale { .. } => "a fence refused to let it be read".to_owned(),
-        };
-        Failure::new(crate::exit::IO, format!("the ledger {} can't be read: {why}", resource.place()))
+        let why = format!("the ledger {} can't be read: {}", resource.place(), trouble.why());
+        Failure::new(crate::exit::IO, why)
     })?;
     let verdict = Verdict::new(&journals, &ledger, &conductor.injected);
     let report = Report {
