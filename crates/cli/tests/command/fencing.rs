@@ -1,6 +1,7 @@
 //! `fence`: for shell scripts.
 
 use lockkeeper_cli::exit;
+use lockkeeper_rig::Redis;
 use serde_json::{Value, json};
 
 use crate::support::{CommandExt, Place};
@@ -85,4 +86,28 @@ fn a_reset_of_nothing_or_to_nothing_is_refused() {
     std::fs::write(place.path("stock.fence.lock"), "1").unwrap();
     place.ran("fence reset stock --to 5 --yes").is_one_line(exit::IO, &["stock.fence", "damaged"]);
     assert_eq!(std::fs::read(place.path("stock.fence")).unwrap(), b"damaged", "not written over");
+}
+
+#[test]
+fn marks_in_redis_are_shown_and_reset_by_their_resource() {
+    let redis = Redis::start();
+    let place = Place::new();
+    let url = redis.url();
+    assert_eq!(place.ran(&format!("fence show {url} orders/42")).out, "any none, writer none\n");
+    redis.cli(&["HSET", "{orders/42}:lockkeeper:fence", "any", "900", "writer", "900", "any:3", "901"]);
+    let shown = place.ran(&format!("fence show {url} orders/42")).out;
+    assert_eq!(shown, "any 900, writer 900\nslot 3: any 901, writer none\n");
+    place.ran(&format!("fence show {url}")).is_one_line(exit::USAGE, &[&url, "resource's name"]);
+    let unsure = place.ran(&format!("fence reset {url} orders/42 --to 17"));
+    unsure.is_one_line(exit::USAGE, &["orders/42", "to 17", "any 900", "--yes"]);
+    let done = place.ran(&format!("fence reset {url} orders/42 --to 17 --yes"));
+    assert!(done.out.ends_with("after:  any 17, writer 17\n"), "{done:?}");
+    // Damaged marks shut the fence; a reset is the way out.
+    redis.cli(&["HSET", "{orders/42}:lockkeeper:fence", "any", "x"]);
+    place.ran(&format!("fence show {url} orders/42")).is_one_line(exit::IO, &["orders/42"]);
+    let mended = place.ran(&format!("fence reset {url} orders/42 --to 18 --yes --json"));
+    let json: Value = serde_json::from_str(&mended.out).unwrap();
+    assert_eq!((&json["before"], &json["after"]["any"]), (&Value::Null, &18.into()), "{mended:?}");
+    place.ran("fence show redis://127.0.0.1:1 x").is_one_line(exit::UNAVAILABLE, &["127.0.0.1:1"]);
+    place.ran("fence show etcd://host x").is_one_line(exit::USAGE, &["etcd://host", "a file's path"]);
 }

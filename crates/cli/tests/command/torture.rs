@@ -311,3 +311,26 @@ fn what_is_kept_is_said_and_text_is_for_people() {
     std::fs::remove_dir_all(logs).unwrap();
     assert!(std::fs::read_dir(place.ledgers()).unwrap().count() >= 1);
 }
+
+#[test]
+fn a_ledger_in_redis_is_fenced_there_and_removed() {
+    let (redis, place) = redis();
+    let tortured = |fence: &str, code: u8| {
+        let line = format!(
+            "torture --resource {} --fence {fence} --faults pause --pause 1200ms --duration 1s --json",
+            redis.url()
+        );
+        let ended = place.ran(&line);
+        assert_eq!((ended.code, ended.err.as_str()), (i32::from(code), ""), "{ended:?}");
+        Figures(serde_json::from_str(&ended.out).unwrap())
+    };
+    let checked = tortured("write", exit::NO);
+    assert_eq!(checked.of("lost"), 1, "{checked:?}");
+    assert!(checked.of("stale_rejected") >= 1, "{checked:?}");
+    let entered = tortured("enter", exit::OK);
+    assert_eq!(entered.of("lost"), 0, "{entered:?}");
+    assert!(entered.of("stale_rejected") >= 2, "{entered:?}");
+    // The locks' counters of tokens are the lock service's, and end by themselves.
+    let left = redis.cli(&["KEYS", "*"]);
+    assert!(left.lines().all(|key| key.ends_with(":lockkeeper:token")), "{left}");
+}

@@ -26,7 +26,8 @@ pub(super) enum Step {
     Entered,
     /// Read the ledger.
     Read,
-    /// Saw that its hold is lost, and wrote nothing. Until when it had believed, if holds have deadlines.
+    /// Saw that its hold is lost, and wrote nothing. Until when it had believed: its deadline, or the moment in which the
+    /// library told it.
     GaveUp { believed_until: Option<u64> },
     /// Is about to write this update.
     Writes { update: String },

@@ -30,7 +30,7 @@ use crate::settings;
 use conductor::{Conductor, Times};
 use crew::{Crew, Event, Stop};
 use report::Report;
-use resource::{Resource, Trouble};
+use resource::Resource;
 use verdict::Verdict;
 use worker::Orders;
 
@@ -41,7 +41,7 @@ const PREFIX: &str = "lockkeeper-torture-";
 
 pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     if args.worker {
-        return super::block_on(worker::work());
+        return super::block_on_all_cores(worker::work());
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime =
@@ -149,11 +149,8 @@ fn conduct(
         }
     }
     let ledger = runtime.block_on(resource.read()).map_err(|trouble| {
-        let why = match trouble {
-            Trouble::Failed(why) => why,
-            Trouble::Stale { .. } => "a fence refused to let it be read".to_owned(),
-        };
-        Failure::new(crate::exit::IO, format!("the ledger {} can't be read: {why}", resource.place()))
+        let why = format!("the ledger {} can't be read: {}", resource.place(), trouble.why());
+        Failure::new(crate::exit::IO, why)
     })?;
     let verdict = Verdict::new(&journals, &ledger, &conductor.injected);
     let report = Report {

@@ -6,6 +6,7 @@
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lockkeeper::{Guard, Lock, Locks, Unfenced, Wait};
@@ -13,7 +14,7 @@ use lockkeeper_fence::Section;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::journal::{Journal, Step};
+use super::journal::{Journal, Step, now};
 use super::resource::{Resource, Trouble};
 use crate::args::Fenced;
 use crate::exit::{Failure, INTERNAL, OK};
@@ -145,14 +146,7 @@ impl From<std::io::Error> for Cut {
 }
 
 impl Worker {
-    async fn start() -> Result<Self, Failure> {
-        let line = heard()?.unwrap_or_default();
-        let orders = Orders::from_line(&line).ok_or_else(|| {
-            Failure::new(
-                INTERNAL,
-                "a worker of torture was given no orders; it is started by `torture` itself",
-            )
-        })?;
+    async fn start(orders: Orders) -> Result<Self, Failure> {
         // Before the look at the parent, so that one that ends in between is seen by either.
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
         if nix::unistd::getppid().as_raw() as u32 != orders.conductor {
@@ -195,7 +189,16 @@ impl Worker {
             }
         };
         self.journal.note(&Step::Granted { token: guard.token_hint() })?;
-        match self.held(&guard).await? {
+        // On the runtime's other thread: this one stands still at the points.
+        let lost_at = Arc::new(OnceLock::new());
+        let (lost, stamp) = (guard.lost(), lost_at.clone());
+        let watching = tokio::spawn(async move {
+            lost.cancelled().await;
+            let _ = stamp.set(now());
+        });
+        let held = self.held(&guard, &lost_at).await;
+        watching.abort();
+        match held? {
             Ok(()) => {}
             Err(Trouble::Stale { offered, highest }) => {
                 self.journal.note(&Step::Stale { offered, highest })?
@@ -212,8 +215,12 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads, computes, writes.
-    async fn held(&mut self, guard: &Guard<Unfenced>) -> Result<Result<(), Trouble>, Cut> {
+    /// Reads, computes, writes. `lost_at` is set when the library says that the hold is lost.
+    async fn held(
+        &mut self,
+        guard: &Guard<Unfenced>,
+        lost_at: &OnceLock<u64>,
+    ) -> Result<Result<(), Trouble>, Cut> {
         let section = match (self.fence, guard.token_hint()) {
             (Fenced::None, _) => None,
             (_, Some(token)) => Some(Section::exclusive(token)),
@@ -233,10 +240,11 @@ impl Worker {
             Err(trouble) => return Ok(Err(trouble)),
         };
         self.journal.note(&Step::Read)?;
-        let believed = guard.valid_until();
+        let deadline = guard.valid_until().ok().flatten().map(lockkeeper::BootInstant::as_nanos);
         reached(Point::Read)?;
         if guard.check(Duration::ZERO).is_err() {
-            let believed_until = believed.ok().flatten().map(lockkeeper::BootInstant::as_nanos);
+            let told = lost_at.get().copied();
+            let believed_until = [deadline, told].into_iter().flatten().min();
             self.journal.note(&Step::GaveUp { believed_until })?;
             return Ok(Ok(()));
         }

@@ -45,6 +45,16 @@ impl Trouble {
     }
 }
 
+impl Trouble {
+    /// In words.
+    pub(super) fn why(&self) -> String {
+        match self {
+            Self::Stale { offered, highest } => format!("token {offered} is below {highest}"),
+            Self::Failed(why) => why.clone(),
+        }
+    }
+}
+
 impl From<Refused> for Trouble {
     fn from(refused: Refused) -> Self {
         match refused {

@@ -95,11 +95,7 @@ impl Ledger {
     }
 
     fn failed(&self, doing: &str, trouble: Trouble) -> Failure {
-        let why = match trouble {
-            Trouble::Failed(why) => why,
-            Trouble::Stale { offered, highest } => format!("token {offered} is below {highest}"),
-        };
-        Failure::new(UNAVAILABLE, format!("{doing} the key `{}`: {why}", self.key))
+        Failure::new(UNAVAILABLE, format!("{doing} the key `{}`: {}", self.key, trouble.why()))
     }
 }
 
