@@ -36,7 +36,13 @@
 #[doc = include_str!("../../../docs/fencing.md")]
 pub struct Guide;
 
-#[cfg(any(target_os = "linux", feature = "object_store"))]
+#[cfg(feature = "http")]
+pub mod door;
+#[cfg(any(feature = "store", target_os = "linux"))]
+mod format;
+#[cfg(feature = "http")]
+pub mod http;
+#[cfg(any(target_os = "linux", feature = "object_store", feature = "store"))]
 mod lines;
 pub mod memory;
 #[cfg(feature = "object_store")]
@@ -45,10 +51,14 @@ pub mod object_store;
 pub mod redis;
 pub mod resource;
 pub mod rule;
+#[cfg(feature = "store")]
+pub mod store;
 
 #[cfg(target_os = "linux")]
 pub mod file;
 
+#[cfg(feature = "http")]
+pub use self::http::HttpFence;
 #[cfg(feature = "object_store")]
 pub use self::object_store::{ObjectError, ObjectFence, PointerFence};
 #[cfg(feature = "redis")]
@@ -57,5 +67,7 @@ pub use self::redis::{RedisFence, RedisFenceError};
 pub use file::{FileError, FileFence};
 pub use lockkeeper_core::{ModeKind, Slot, Token};
 pub use memory::MemoryFence;
-pub use resource::{BadResource, RESOURCE_BYTES_MAX};
+pub use resource::{BadResource, RESOURCE_BYTES_MAX, Resource};
 pub use rule::{Action, Marks, Pair, Passed, Refused, Section};
+#[cfg(feature = "store")]
+pub use store::{DurableMarks, MarkStore, MarksError};
