@@ -36,23 +36,33 @@
 #[doc = include_str!("../../../docs/fencing.md")]
 pub struct Guide;
 
-#[cfg(any(target_os = "linux", feature = "object_store"))]
+#[cfg(feature = "http")]
+pub mod door;
+#[cfg(any(feature = "store", target_os = "linux"))]
+mod format;
+#[cfg(feature = "http")]
+pub mod http;
+#[cfg(any(target_os = "linux", feature = "object_store", feature = "store"))]
 mod lines;
 pub mod memory;
 #[cfg(feature = "object_store")]
 pub mod object_store;
-#[cfg(feature = "redis")]
-pub mod redis;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 pub mod resource;
 pub mod rule;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(feature = "store")]
+pub mod store;
 
 #[cfg(target_os = "linux")]
 pub mod file;
 
+#[cfg(feature = "http")]
+pub use self::http::HttpFence;
 #[cfg(feature = "object_store")]
 pub use self::object_store::{ObjectError, ObjectFence, PointerFence};
 #[cfg(feature = "postgres")]
@@ -65,5 +75,7 @@ pub use self::sqlite::SqliteError;
 pub use file::{FileError, FileFence};
 pub use lockkeeper_core::{ModeKind, Slot, Token};
 pub use memory::MemoryFence;
-pub use resource::{BadResource, RESOURCE_BYTES_MAX};
+pub use resource::{BadResource, RESOURCE_BYTES_MAX, Resource};
 pub use rule::{Action, Marks, Pair, Passed, Refused, Section};
+#[cfg(feature = "store")]
+pub use store::{DurableMarks, MarkStore, MarksError};

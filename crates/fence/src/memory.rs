@@ -71,6 +71,14 @@ impl MemoryFence {
         section: Section,
         effect: impl FnOnce() -> R,
     ) -> Result<R, Refused> {
+        self.change(resource, |marks| {
+            let (Passed::Raised | Passed::Unchanged) = marks.check(action, section)?;
+            Ok(effect())
+        })
+    }
+
+    /// Runs `change` on the marks of `resource`, and nothing else meanwhile that asks for them.
+    pub(crate) fn change<R>(&self, resource: &str, change: impl FnOnce(&mut Marks) -> R) -> R {
         // The map is held only to find the resource: a long effect on one must not stop the others.
         let marks = {
             let mut resources = lock(&self.resources);
@@ -79,9 +87,7 @@ impl MemoryFence {
                 None => Arc::clone(resources.entry(resource.to_owned()).or_default()),
             }
         };
-        let mut marks = lock(&marks);
-        let (Passed::Raised | Passed::Unchanged) = marks.check(action, section)?;
-        Ok(effect())
+        change(&mut lock(&marks))
     }
 }
 

@@ -4,9 +4,36 @@
 //! not be moved.
 
 use std::fmt;
+use std::sync::Arc;
 
 /// Longest name of a resource, in bytes: that of a lock, so that the two can have one name.
 pub const RESOURCE_BYTES_MAX: usize = 512;
+
+/// The name of a resource that was checked. Names are compared byte by byte. Cloning is cheap.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Resource(Arc<str>);
+
+impl Resource {
+    /// A name from what came in.
+    ///
+    /// # Errors
+    /// [`BadResource`], with the limit that it breaks.
+    pub fn new(name: &str) -> Result<Self, BadResource> {
+        checked(name).map(|name| Self(name.into()))
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Resource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 /// A name that no resource can have.
 #[derive(Clone, PartialEq, Eq, Debug)]

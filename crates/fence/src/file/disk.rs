@@ -16,8 +16,8 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use super::Paths;
 use super::error::{FileError, Unguardable};
-use super::format::{self, Unreadable};
 use super::steps::{self, Disk, Target};
+use crate::format::{self, Unreadable};
 use crate::rule::Marks;
 
 /// The content of a lock file once marks exist. Only its presence is read; the words are for whoever finds it.

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::format::VERSION;
+use crate::format::VERSION;
 use crate::rule::Refused;
 
 /// Why a call at a file fence did not do what it should.

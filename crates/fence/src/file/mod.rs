@@ -17,7 +17,6 @@
 
 mod disk;
 mod error;
-mod format;
 mod steps;
 #[cfg(test)]
 mod steps_tests;

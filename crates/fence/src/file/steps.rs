@@ -7,7 +7,7 @@
 use lockkeeper_core::Token;
 
 use super::error::FileError;
-use super::format;
+use crate::format;
 use crate::rule::{Action, Marks, Pair, Passed, Section};
 
 /// What a replacement becomes when it is renamed.

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use lockkeeper_core::Token;
 
 use super::error::FileError;
-use super::format;
 use super::steps::{self, Disk, Target};
+use crate::format;
 use crate::rule::{Action, Marks, Section};
 
 #[derive(Clone, Default, PartialEq, Eq, Debug)]

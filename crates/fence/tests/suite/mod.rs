@@ -33,6 +33,9 @@ pub(crate) trait Subject: Sized + Send + Sync + 'static {
     /// How many sections each of the concurrent users runs.
     const ROUNDS: u64 = 50;
 
+    /// Whether a call may wait for others, and be turned away then: after it has turned lower ones away itself.
+    const WAITS: bool = false;
+
     fn world() -> impl Future<Output = Self::World> + Send;
     /// A resource never seen.
     fn fresh(world: &Self::World) -> impl Future<Output = Self> + Send;

@@ -1,4 +1,4 @@
-//! The bytes of a mark file.
+//! The bytes of one resource's marks, as a mark file and a store of marks keep them.
 //!
 //! Responsible for telling marks from anything else: every cut, flip or hand edit is an error, never other marks. It
 //! is text, so that `cat` answers an operator:
@@ -18,15 +18,16 @@ use crate::lines;
 use crate::rule::Marks;
 
 /// The version that this code writes, and the only one that it reads.
-pub(super) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 /// Longest mark file, in bytes: every slot with the longest numbers. Checked before the file is read.
-pub(super) const BYTES_MAX: u64 = 64 + lines::BYTES_MAX;
+#[cfg(any(test, target_os = "linux"))]
+pub(crate) const BYTES_MAX: u64 = 64 + lines::BYTES_MAX;
 
 const MAGIC: &str = "lockkeeper-fence ";
 
 /// Why bytes are not marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Unreadable {
+pub(crate) enum Unreadable {
     /// Another version's file.
     Newer { version: u32 },
     /// Cut, flipped, edited, or something else altogether.
@@ -34,7 +35,7 @@ pub(super) enum Unreadable {
 }
 
 /// The bytes of `marks`; the same marks give the same bytes.
-pub(super) fn encode(marks: &Marks) -> Vec<u8> {
+pub(crate) fn encode(marks: &Marks) -> Vec<u8> {
     let mut text = format!("{MAGIC}{VERSION}\n");
     lines::push(&mut text, marks);
     let check = xxh3_64(text.as_bytes());
@@ -43,7 +44,7 @@ pub(super) fn encode(marks: &Marks) -> Vec<u8> {
 }
 
 /// The marks of `bytes`, if they are exactly what [`encode`] makes of those marks.
-pub(super) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
+pub(crate) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
     let corrupt = |why| Unreadable::Corrupt { why };
     let text = std::str::from_utf8(bytes).map_err(|_| corrupt("it is not text"))?;
     let rest = text.strip_prefix(MAGIC).ok_or(corrupt("its first line is not that of a mark file"))?;

@@ -1,0 +1,49 @@
+//! What the pure check costs: [`Marks::check`], to stay within 200 ns.
+//!
+//! `cargo bench -p lockkeeper-fence --bench rule`. Prints nanoseconds per check; no assertion, since the machine's mood
+//! decides too.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use lockkeeper_core::Token;
+use lockkeeper_fence::{Action, Marks, Section};
+
+/// Checks per sample, so that reading the clock costs nothing beside them.
+const BATCH: u64 = 1000;
+const SAMPLES: usize = 2000;
+
+#[expect(clippy::print_stdout, reason = "a bench prints its figures")]
+fn main() {
+    let token = |value| Token::new(value).expect("a token");
+    let permit = |value: u64| {
+        let slot = u32::try_from(value % 8).expect("small");
+        Section::permit(slot, token(value)).expect("a slot")
+    };
+    type Case = (&'static str, Action, Box<dyn Fn(u64) -> Section>);
+    let cases: [Case; 5] = [
+        ("an equal token", Action::Write, Box::new(move |_| Section::exclusive(token(1 << 50)))),
+        ("a rising token", Action::Enter, Box::new(move |n| Section::exclusive(token(n)))),
+        ("a stale token", Action::Write, Box::new(move |_| Section::exclusive(token(1)))),
+        ("a rising reader", Action::Enter, Box::new(move |n| Section::shared(token(n)))),
+        ("a permit of one of 8 slots", Action::Write, Box::new(permit)),
+    ];
+    println!("nanoseconds per check, p50 and p99 of {SAMPLES} batches of {BATCH}");
+    for (what, action, section) in cases {
+        let mut marks = Marks::default();
+        let _ = marks.check(Action::Enter, Section::exclusive(token(2))).expect("never seen");
+        let mut count = 3;
+        let mut samples: Vec<u128> = (0..SAMPLES)
+            .map(|_| {
+                let begun = Instant::now();
+                for _ in 0..BATCH {
+                    count += 1;
+                    let _ = black_box(marks.check(black_box(action), section(black_box(count))));
+                }
+                begun.elapsed().as_nanos() / u128::from(BATCH)
+            })
+            .collect();
+        samples.sort_unstable();
+        println!("{what:>28}: {:>5} {:>5}", samples[SAMPLES / 2], samples[SAMPLES * 99 / 100]);
+    }
+}

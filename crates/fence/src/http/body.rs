@@ -1,0 +1,89 @@
+//! The body of a response that came through the fence.
+//!
+//! Responsible for how long a response holds the door: see [`FencedBody`].
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use super::passage::Pass;
+
+pin_project! {
+  /// The handler's body, or the fence's own.
+  ///
+  /// A write has ended when its body has: a handler may do its work while it streams, and would then be overtaken. So
+  /// the door stays held until the last frame, or until the body is dropped since the client is gone. A read changes
+  /// nothing, so it leaves the door when the handler returns; else a slow client could keep the next holder out for as
+  /// long as it likes.
+  pub struct FencedBody<B> {
+    #[pin]
+    inner: Inner<B>,
+    pass: Option<Pass>,
+  }
+}
+
+pin_project! {
+  #[project = InnerProjection]
+  enum Inner<B> {
+    Handler { #[pin] body: B },
+    Own { bytes: Option<Bytes> },
+  }
+}
+
+impl<B: Body> FencedBody<B> {
+    pub(super) fn of_handler(body: B, pass: Option<Pass>) -> Self {
+        let pass = pass.filter(|_| !body.is_end_stream());
+        Self { inner: Inner::Handler { body }, pass }
+    }
+
+    pub(super) fn own(bytes: Bytes) -> Self {
+        Self { inner: Inner::Own { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) }, pass: None }
+    }
+}
+
+impl<B> Body for FencedBody<B>
+where
+    B: Body,
+    B::Data: From<Bytes>,
+{
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        let this = self.project();
+        let mut body = match this.inner.project() {
+            InnerProjection::Handler { body } => body,
+            InnerProjection::Own { bytes } => {
+                return Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes.into()))));
+            }
+        };
+        let frame = ready!(body.as_mut().poll_frame(context));
+        // A server need not ask again after the last frame, nor after an error.
+        if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
+            *this.pass = None;
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Handler { body } => body.is_end_stream(),
+            Inner::Own { bytes } => bytes.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Handler { body } => body.size_hint(),
+            Inner::Own { bytes } => {
+                SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+            }
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! What a request is told that is not let through: `application/problem+json` (RFC 9457).
+//!
+//! Responsible for statuses and words. What the operator alone may know (paths, faults of the disk) goes to the log.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use http::{Method, Response, StatusCode};
+use lockkeeper_core::Token;
+use serde_json::json;
+
+use super::headers::shown;
+use crate::rule::Refused;
+use crate::store::MarksError;
+
+/// What every `type` begins with; the rest is the word of the kind.
+pub const TYPE_PREFIX: &str = "urn:lockkeeper:fence:";
+
+/// When to ask again after 503, in seconds: at once would meet the same, and the caller has waited already.
+const RETRY_AFTER_S: u32 = 1;
+
+/// Why a request was not let through.
+#[derive(Clone, Debug)]
+pub(super) struct Problem {
+    kind: Kind,
+    detail: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Malformed,
+    SharedWrite,
+    Repeated(Token),
+    Stale { offered: Token, highest: Token },
+    TokenRequired,
+    Busy,
+    Unavailable,
+}
+
+impl Problem {
+    /// `why` follows the header's name.
+    pub(super) fn malformed(header: &HeaderName, why: String) -> Self {
+        Self { kind: Kind::Malformed, detail: format!("{} {why}", shown(header)) }
+    }
+
+    /// A request that can't mean what it says.
+    pub(super) fn meaningless(detail: String) -> Self {
+        Self { kind: Kind::Malformed, detail }
+    }
+
+    pub(super) fn token_required(method: &Method) -> Self {
+        let detail = format!(
+            "{method} is guarded here: send the token of your lock's grant as Fencing-Token, after you entered with it"
+        );
+        Self { kind: Kind::TokenRequired, detail }
+    }
+
+    pub(super) fn busy(waited: Duration) -> Self {
+        let detail = format!(
+            "a request with a lower token is still at work on this resource after {waited:?}; it will be waited for again \
+       when you send this request again. Nothing was done"
+        );
+        Self { kind: Kind::Busy, detail }
+    }
+
+    pub(super) fn status(&self) -> StatusCode {
+        match self.kind {
+            Kind::Malformed | Kind::SharedWrite => StatusCode::BAD_REQUEST,
+            Kind::Repeated(_) => StatusCode::CONFLICT,
+            Kind::Stale { .. } => StatusCode::PRECONDITION_FAILED,
+            Kind::TokenRequired => StatusCode::PRECONDITION_REQUIRED,
+            Kind::Busy | Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    fn kind_and_title(&self) -> (&'static str, &'static str) {
+        match self.kind {
+            Kind::Malformed => ("malformed", "What the request says about fencing can't be understood"),
+            Kind::SharedWrite => ("shared-write", "A shared hold may only read"),
+            Kind::Repeated(_) => ("repeated", "This token has been here before"),
+            Kind::Stale { .. } => ("stale", "A later section has been here"),
+            Kind::TokenRequired => ("token-required", "A fencing token is required"),
+            Kind::Busy => ("busy", "The section before is still at work"),
+            Kind::Unavailable => ("unavailable", "The fence can't check at the moment"),
+        }
+    }
+
+    pub(super) fn into_response(self) -> Response<Bytes> {
+        let (kind, title) = self.kind_and_title();
+        let mut body = json!({
+          "type": format!("{TYPE_PREFIX}{kind}"),
+          "title": title,
+          "status": self.status().as_u16(),
+          "detail": self.detail,
+        });
+        match self.kind {
+            Kind::Stale { offered, highest } => {
+                body["offered"] = offered.get().into();
+                body["highest"] = highest.get().into();
+            }
+            Kind::Repeated(token) => body["offered"] = token.get().into(),
+            _ => {}
+        }
+        let mut response = Response::new(Bytes::from(body.to_string()));
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if self.status() == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(RETRY_AFTER, RETRY_AFTER_S.into());
+        }
+        response
+    }
+}
+
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Self {
+        let kind = match refused {
+            Refused::Stale { offered, highest } => Kind::Stale { offered, highest },
+            Refused::Repeated { token } => Kind::Repeated(token),
+            Refused::SharedWrite { .. } => Kind::SharedWrite,
+            Refused::SlotWithoutPermit { .. } | Refused::SlotTooHigh { .. } => Kind::Malformed,
+        };
+        Self { kind, detail: refused.to_string() }
+    }
+}
+
+impl From<MarksError> for Problem {
+    fn from(error: MarksError) -> Self {
+        match error {
+            MarksError::Refused(refused) => refused.into(),
+            error => {
+                tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "a fence could not check a request"
+                );
+                let detail = "its marks could not be read or made durable; the log of the service says why. Nothing was done; \
+                      send the request again with the same token"
+          .to_owned();
+                Self { kind: Kind::Unavailable, detail }
+            }
+        }
+    }
+}

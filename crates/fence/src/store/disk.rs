@@ -1,0 +1,204 @@
+//! The file of marks: a redb database with one table.
+//!
+//! Responsible for what is on disk and for telling a whole file from anything else. A record is the same text as a mark
+//! file, with its checksum; redb keeps checksums of its pages besides, and a commit is one `fdatasync`.
+//!
+//! A file is made beside its place and linked there when it is whole, so what is found at the place and is empty or cut
+//! is damage, never a beginning. One case can't be told from the last commit before a crash: the process was killed
+//! *and* that commit's pages were damaged afterwards. Then the marks are those of the commit before.
+
+use std::any::Any;
+use std::fs;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use redb::{Builder, Database, DatabaseError, StorageError, TableDefinition};
+
+use super::error::MarksError;
+use crate::format::{self, Unreadable};
+use crate::resource::Resource;
+use crate::rule::Marks;
+
+const MARKS: TableDefinition<&str, &[u8]> = TableDefinition::new("lockkeeper-fence marks");
+/// What redb may keep of the file in memory, in bytes. Marks are kept by `rounds.rs`; this serves a commit.
+const CACHE: usize = 8 << 20;
+
+/// The file, opened for as long as nothing went wrong.
+#[derive(Debug)]
+pub(super) struct Disk {
+    path: PathBuf,
+    /// After an error redb wants to be opened anew; `None` until that works.
+    database: Option<Database>,
+}
+
+impl Disk {
+    pub(super) fn open(path: &Path) -> Result<Self, MarksError> {
+        let mut disk = Self { path: path.to_owned(), database: None };
+        match fs::metadata(path) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => disk.create()?,
+            Err(error) => return Err(disk.io("look for")(error)),
+        }
+        disk.database()?;
+        Ok(disk)
+    }
+
+    /// The marks of a resource never seen are the default ones.
+    pub(super) fn load(&mut self, resource: &Resource) -> Result<Marks, MarksError> {
+        let path = self.path.clone();
+        let bytes = self.with("read", |database| {
+            let table = database.begin_read()?.open_table(MARKS)?;
+            Ok(table.get(resource.as_str())?.map(|bytes| bytes.value().to_vec()))
+        })?;
+        match bytes.map(|bytes| format::decode(&bytes)) {
+            None => Ok(Marks::default()),
+            Some(Ok(marks)) => Ok(marks),
+            Some(Err(Unreadable::Newer { version })) => Err(MarksError::Newer { path, version }),
+            Some(Err(Unreadable::Corrupt { why })) => {
+                Err(MarksError::Damaged { path, why: format!("of the resource `{resource}`, {why}") })
+            }
+        }
+    }
+
+    /// Makes all changes durable, or none of them.
+    pub(super) fn commit(&mut self, changes: &[(Resource, Marks)]) -> Result<(), MarksError> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.with("write", |database| put(database, changes))
+    }
+
+    fn with<T>(
+        &mut self,
+        doing: &'static str,
+        work: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, MarksError> {
+        let database = self.database()?;
+        match guarded(|| work(database)) {
+            Ok(Ok(done)) => Ok(done),
+            failed => {
+                self.database = None;
+                Err(self.failed(doing, failed.map(|result| result.err())))
+            }
+        }
+    }
+
+    fn database(&mut self) -> Result<&Database, MarksError> {
+        let database = match self.database.take() {
+            Some(database) => database,
+            None => self.opened()?,
+        };
+        Ok(self.database.insert(database))
+    }
+
+    fn opened(&self) -> Result<Database, MarksError> {
+        let length = fs::metadata(&self.path).map_err(self.io("open"))?.len();
+        if length == 0 {
+            return Err(self.damaged("it is empty"));
+        }
+        let opened = guarded(|| {
+            let mut database = Builder::new().set_cache_size(CACHE).open(&self.path)?;
+            if !database.check_integrity()? {
+                return Err(StorageError::Corrupted("its checksums don't match".to_owned()).into());
+            }
+            Ok::<_, DatabaseError>(database)
+        });
+        let database = match opened {
+            Ok(Ok(database)) => database,
+            failed => {
+                return Err(self.failed("open", failed.map(|result| result.err().map(redb::Error::from))));
+            }
+        };
+        // A database of something else has no such table.
+        let table = guarded(|| Ok::<_, redb::Error>(database.begin_read()?.open_table(MARKS).map(|_| ())?));
+        match table {
+            Ok(Ok(())) => Ok(database),
+            failed => Err(self.failed("open", failed.map(|result| result.err()))),
+        }
+    }
+
+    fn create(&self) -> Result<(), MarksError> {
+        let parent = match self.path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        let new = tempfile::NamedTempFile::new_in(parent).map_err(self.io("create"))?;
+        let file = new.reopen().map_err(self.io("create"))?;
+        let made = guarded(|| {
+            let mut builder = Builder::new();
+            // Later releases of redb read only this format.
+            let database =
+                builder.create_with_file_format_v3(true).set_cache_size(CACHE).create_file(file)?;
+            put(&database, &[])?;
+            Ok::<_, redb::Error>(())
+        });
+        if !matches!(made, Ok(Ok(()))) {
+            return Err(self.failed("create", made.map(|result| result.err())));
+        }
+        match new.persist_noclobber(&self.path) {
+            Ok(_) => {}
+            // Another process was quicker, and has it now or had it: as if it had been there.
+            Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(self.io("create")(error.error)),
+        }
+        #[cfg(unix)]
+        fs::File::open(parent).and_then(|parent| parent.sync_all()).map_err(self.io("create"))?;
+        Ok(())
+    }
+
+    /// The error of a step; `Err` is the word of a panic, `Ok(None)` does not come.
+    fn failed(&self, doing: &'static str, error: Result<Option<redb::Error>, String>) -> MarksError {
+        match error {
+            Err(panic) => self.damaged(&panic),
+            Ok(Some(redb::Error::DatabaseAlreadyOpen)) => MarksError::InUse { path: self.path.clone() },
+            Ok(Some(redb::Error::Io(source))) => match source.kind() {
+                io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+                    self.damaged(&source.to_string())
+                }
+                _ => self.io(doing)(source),
+            },
+            Ok(Some(redb::Error::TableDoesNotExist(_))) => {
+                self.damaged("it is a redb database of something else")
+            }
+            Ok(Some(other)) => self.damaged(&other.to_string()),
+            Ok(None) => self.damaged("it could not be used"),
+        }
+    }
+
+    fn damaged(&self, why: &str) -> MarksError {
+        MarksError::Damaged { path: self.path.clone(), why: why.to_owned() }
+    }
+
+    fn io(&self, doing: &'static str) -> impl FnOnce(io::Error) -> MarksError + use<> {
+        let path = self.path.clone();
+        move |source| MarksError::Io { doing, path, source: Arc::new(source) }
+    }
+}
+
+fn put(database: &Database, changes: &[(Resource, Marks)]) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    {
+        let mut table = transaction.open_table(MARKS)?;
+        for (resource, marks) in changes {
+            table.insert(resource.as_str(), format::encode(marks).as_slice())?;
+        }
+    }
+    Ok(transaction.commit()?)
+}
+
+/// redb asserts where a damaged file makes it meet the impossible. That is damage too, and no reason to end a service.
+fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|panic: Box<dyn Any + Send>| {
+        let word = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|word| (*word).to_owned()));
+        word.unwrap_or_else(|| "it can't be read".to_owned())
+    })
+}
+
+#[cfg(test)]
+#[path = "disk_tests.rs"]
+mod tests;

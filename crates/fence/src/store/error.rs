@@ -1,0 +1,87 @@
+//! What can go wrong with kept marks, and whose move is next.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::format;
+use crate::rule::Refused;
+
+/// Why marks were not checked or not made durable.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MarksError {
+    /// The rule said no.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// Another process has the file.
+    #[error(
+    "the marks in `{}` are in use by another process, and only one may keep them at a time; end it (`fuser` tells \
+     who it is), or give this one a file of its own if it guards other resources",
+    path.display()
+  )]
+    InUse {
+        /// The file of marks.
+        path: PathBuf,
+    },
+    /// The file is damaged, or no file of marks. It is never read as "never seen".
+    #[error(
+    "the marks in `{}` are damaged: {why}; nothing was let through. Restore the file; or stop all sections, find the \
+     last token granted (`lockkeeper check-token`), remove the file, and enter each resource once with that token",
+    path.display()
+  )]
+    Damaged {
+        /// The file of marks.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Marks of a format that this program does not know.
+    #[error(
+    "the marks in `{}` have format {version}; this program reads format {}; nothing was let through. Use the newer \
+     program that wrote them",
+    path.display(), format::VERSION
+  )]
+    Newer {
+        /// The file of marks.
+        path: PathBuf,
+        /// Its format.
+        version: u32,
+    },
+    /// The system refused a step.
+    #[error("cannot {doing} the marks in `{}`{}", path.display(), advice(source))]
+    Io {
+        /// The step, as a verb.
+        doing: &'static str,
+        /// The file of marks.
+        path: PathBuf,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+    /// A mark rose in memory and could not be made durable. Other tokens are judged by it; the section itself must not
+    /// go on.
+    #[error(
+        "the mark rose, but could not be made durable, so nothing was let through; ask again with the same token when \
+     the cause is gone"
+    )]
+    NotDurable(#[source] Arc<MarksError>),
+    /// The store is closed, or its thread died.
+    #[error("the store of marks has ended, so nothing can be let through; open it again")]
+    Ended,
+}
+
+/// What to do about the faults that users meet; the cause itself is the error's source.
+fn advice(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => ": the directory does not exist; create it, or correct the path",
+        io::ErrorKind::PermissionDenied => {
+            ": not allowed; the user needs to write in the directory and in the file"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ": the disk is full; free space",
+        io::ErrorKind::FileTooLarge => {
+            ": it would be larger than the process may write; raise the limit (`ulimit -f`)"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => ": the filesystem is mounted read-only",
+        _ => "",
+    }
+}

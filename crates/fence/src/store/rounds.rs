@@ -1,0 +1,207 @@
+//! Which check waits for which commit.
+//!
+//! Responsible for deciding every check at once, in memory, and for answering it no sooner than its marks are durable.
+//! Knows no disk and no thread: `durable.rs` takes a round of changes from here, commits it and tells how it went.
+//!
+//! Checks that raise a mark gather in the *collecting* round while another is being *committed*. A check that raises
+//! nothing is answered at once if the marks it met are durable, and else with the round that makes them so.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::Arc;
+
+use tokio::sync::oneshot;
+
+use super::error::MarksError;
+use crate::resource::Resource;
+use crate::rule::{Marks, Passed};
+
+/// Resources whose marks are kept in memory beside the file; above it, some that are at rest are dropped and read again
+/// when asked for. With one pair of marks each takes some 200 bytes.
+pub(super) const RESOURCES_IN_MEMORY_MAX: usize = 100_000;
+
+/// Told when a round is durable, or could not be made so.
+pub(super) type Told = oneshot::Receiver<Result<(), MarksError>>;
+type Teller = oneshot::Sender<Result<(), MarksError>>;
+
+/// Everything in memory.
+#[derive(Debug)]
+pub(super) struct Rounds {
+    resources: HashMap<Resource, Entry>,
+    /// Resources that were asked for and are not in memory.
+    loads: Vec<(Resource, Teller)>,
+    collecting: Round,
+    committing: Option<Round>,
+    limit: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    marks: Marks,
+    kept: Kept,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kept {
+    Durable,
+    /// By the round of this number, if that goes well.
+    With(u64),
+    /// A round went wrong: the next check that meets these marks asks for another.
+    Not,
+}
+
+/// One commit: what changes, and who waits for it.
+#[derive(Debug, Default)]
+struct Round {
+    number: u64,
+    changed: Vec<Resource>,
+    waiting: Vec<Teller>,
+}
+
+/// How far a check came.
+#[derive(Debug)]
+#[must_use]
+pub(super) enum Decision<T> {
+    /// Decided, and durable.
+    Now(T),
+    /// Decided; durable with a round.
+    With(T, Told),
+    /// The marks are not in memory: ask again when told.
+    Load(Told),
+}
+
+/// What to do next, away from the lock.
+#[derive(Debug, Default)]
+pub(super) struct Work {
+    pub(super) loads: Vec<Resource>,
+    pub(super) changes: Vec<(Resource, Marks)>,
+}
+
+impl Rounds {
+    pub(super) fn new(limit: usize) -> Self {
+        Self {
+            resources: HashMap::new(),
+            loads: Vec::new(),
+            collecting: Round { number: 1, ..Round::default() },
+            committing: None,
+            limit,
+        }
+    }
+
+    /// Applies `change` to the marks of `resource`.
+    ///
+    /// # Errors
+    /// Those of `change`; the marks are then as they were.
+    pub(super) fn decide<E>(
+        &mut self,
+        resource: &Resource,
+        change: impl FnOnce(&mut Marks) -> Result<Passed, E>,
+    ) -> Result<Decision<Passed>, E> {
+        let Some(entry) = self.resources.get_mut(resource) else {
+            let (teller, told) = oneshot::channel();
+            self.loads.push((resource.clone(), teller));
+            return Ok(Decision::Load(told));
+        };
+        let passed = change(&mut entry.marks)?;
+        let collecting = Kept::With(self.collecting.number);
+        if (passed == Passed::Raised || entry.kept == Kept::Not) && entry.kept != collecting {
+            entry.kept = collecting;
+            self.collecting.changed.push(resource.clone());
+        }
+        let round = match entry.kept {
+            Kept::With(number) if number == self.collecting.number => &mut self.collecting,
+            Kept::With(_) => {
+                self.committing.as_mut().expect("a round is collected, then committed, then settled")
+            }
+            Kept::Durable | Kept::Not => return Ok(Decision::Now(passed)),
+        };
+        let (teller, told) = oneshot::channel();
+        round.waiting.push(teller);
+        Ok(Decision::With(passed, told))
+    }
+
+    /// The marks, if they are in memory; else to be loaded. They may not be durable yet.
+    pub(super) fn marks(&mut self, resource: &Resource) -> Decision<Marks> {
+        if let Some(entry) = self.resources.get(resource) {
+            return Decision::Now(entry.marks.clone());
+        }
+        let (teller, told) = oneshot::channel();
+        self.loads.push((resource.clone(), teller));
+        Decision::Load(told)
+    }
+
+    /// Nothing to do.
+    pub(super) fn is_idle(&self) -> bool {
+        self.loads.is_empty() && self.collecting.changed.is_empty()
+    }
+
+    /// Takes all there is to do; [`Rounds::settle`] must follow.
+    pub(super) fn take(&mut self) -> (Work, Loads) {
+        debug_assert!(self.committing.is_none(), "one round at a time");
+        let next = Round { number: self.collecting.number + 1, ..Round::default() };
+        let round = mem::replace(&mut self.collecting, next);
+        let marks = |resource: &Resource| self.resources.get(resource).map(|entry| entry.marks.clone());
+        let changes =
+            round.changed.iter().filter_map(|resource| Some((resource.clone(), marks(resource)?))).collect();
+        self.committing = Some(round);
+        let loads = mem::take(&mut self.loads);
+        let asked = loads.iter().map(|(resource, _)| resource.clone()).collect();
+        (Work { loads: asked, changes }, Loads(loads))
+    }
+
+    /// Tells everyone how the work went.
+    pub(super) fn settle(
+        &mut self,
+        loads: Loads,
+        loaded: Vec<Result<Marks, MarksError>>,
+        committed: &Result<(), MarksError>,
+    ) {
+        let round = self.committing.take().unwrap_or_default();
+        for resource in &round.changed {
+            if let Some(entry) = self.resources.get_mut(resource)
+                && entry.kept == Kept::With(round.number)
+            {
+                entry.kept = if committed.is_ok() { Kept::Durable } else { Kept::Not };
+            }
+        }
+        self.make_room();
+        let outcome = committed.clone().map_err(|why| MarksError::NotDurable(Arc::new(why)));
+        for teller in round.waiting {
+            // Who no longer waits needs no answer; so below.
+            let _ = teller.send(outcome.clone());
+        }
+        for ((resource, teller), marks) in loads.0.into_iter().zip(loaded) {
+            let _ = teller.send(marks.map(|marks| {
+                self.resources.entry(resource).or_insert(Entry { marks, kept: Kept::Durable });
+            }));
+        }
+    }
+
+    /// Ends every wait: the receivers see that nobody will answer.
+    pub(super) fn end(&mut self) {
+        self.loads.clear();
+        self.collecting.waiting.clear();
+        self.committing = None;
+    }
+
+    /// Drops what is at rest, any half of it: no order is kept, since keeping one would cost every check.
+    fn make_room(&mut self) {
+        if self.resources.len() <= self.limit {
+            return;
+        }
+        let mut surplus = self.resources.len() - self.limit / 2;
+        self.resources.retain(|_, entry| {
+            let drop = surplus > 0 && entry.kept == Kept::Durable;
+            surplus -= usize::from(drop);
+            !drop
+        });
+    }
+}
+
+/// Who asked for which marks.
+#[derive(Debug)]
+pub(super) struct Loads(Vec<(Resource, Teller)>);
+
+#[cfg(test)]
+#[path = "rounds_tests.rs"]
+mod tests;

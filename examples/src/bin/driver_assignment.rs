@@ -1,0 +1,99 @@
+//! Drivers and rides: many short holds, on a name for each driver.
+//!
+//! The problem: a ride is offered to the nearest free driver, who has some seconds to accept. Two dispatchers with two
+//! rides see the same driver as free, offer both, and the driver accepts both.
+//!
+//! Why a lock per driver: it is held from looking whether the driver is free until the answer is written down, seconds at
+//! most. Dispatchers with other drivers don't meet. Nobody waits: a driver who is being asked is as good as busy, and the
+//! next one is tried. The ttl is short, so that a driver whose dispatcher has died is asked again soon.
+//!
+//! Why a fence: short leases are overrun easily, by a slow answer or a pause. A dispatcher that comes back late must not
+//! write its ride over the one that was assigned meanwhile. The row's `fence` column refuses it.
+//!
+//! `driver_assignment redis://locks.example postgres://db.example/rides ride-7`
+
+use std::error::Error;
+use std::time::Duration;
+
+use lockkeeper::{Fenced, Guard, Locks};
+use tokio_postgres::{Client, NoTls};
+
+/// An offer takes up to a second; the hold is renewed as long as this process lives.
+const TTL: Duration = Duration::from_secs(2);
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let [locks, database, ride] =
+        arguments().ok_or("usage: driver_assignment LOCKS_URL POSTGRES_URL RIDE")?;
+    let locks = Locks::connect(&locks).await?.fenced()?;
+    // CREATE TABLE drivers (id bigint PRIMARY KEY, ride text, fence bigint NOT NULL DEFAULT 0);
+    let (db, connection) = tokio_postgres::connect(&database, NoTls).await?;
+    let connection = tokio::spawn(connection);
+    match assign(&locks, &db, &ride).await? {
+        Some(driver) => println!("{ride} goes to driver {driver}"),
+        None => println!("{ride}: no driver is free"),
+    }
+    drop(db);
+    connection.await??;
+    Ok(())
+}
+
+async fn assign(locks: &Locks<Fenced>, db: &Client, ride: &str) -> Result<Option<i64>, Box<dyn Error>> {
+    loop {
+        // Nearest first, in earnest. What is read here is a hint; it is looked at again under the lock.
+        let free = db.query("SELECT id FROM drivers WHERE ride IS NULL ORDER BY id", &[]).await?;
+        if free.is_empty() {
+            return Ok(None);
+        }
+        for row in free {
+            let driver: i64 = row.get("id");
+            let lock = locks.mutex(format!("drivers/{driver}")).ttl(TTL);
+            let Some(guard) = lock.try_acquire().await? else { continue };
+            let assigned = offer(&guard, db, driver, ride).await?;
+            // If it was lost meanwhile, the fence has decided already.
+            let _ = guard.release().await;
+            if assigned {
+                return Ok(Some(driver));
+            }
+        }
+        // All are being asked by others; some of them will say no.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Whether the driver has our ride now.
+async fn offer(
+    guard: &Guard<Fenced>,
+    db: &Client,
+    driver: i64,
+    ride: &str,
+) -> Result<bool, tokio_postgres::Error> {
+    let fence = guard.token().get() as i64; // below 2^53
+    // Enter, and look again: no dispatcher with a lower token can assign this driver from here on.
+    let entered = db
+        .query_opt(
+            "UPDATE drivers SET fence = $2 WHERE id = $1 AND fence <= $2 RETURNING ride IS NULL AS free",
+            &[&driver, &fence],
+        )
+        .await?;
+    if !entered.is_some_and(|row| row.get("free")) || !accepts(driver).await {
+        return Ok(false);
+    }
+    let written = db
+        .execute(
+            "UPDATE drivers SET ride = $3, fence = $2 WHERE id = $1 AND fence <= $2",
+            &[&driver, &fence, &ride],
+        )
+        .await?;
+    Ok(written == 1)
+}
+
+/// Stands for the phone on the dashboard.
+async fn accepts(_driver: i64) -> bool {
+    tokio::time::sleep(Duration::from_millis(30)).await;
+    true
+}
+
+fn arguments<const N: usize>() -> Option<[String; N]> {
+    std::env::args().skip(1).collect::<Vec<_>>().try_into().ok()
+}
