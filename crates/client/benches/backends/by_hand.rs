@@ -116,7 +116,8 @@ async fn connect_postgres(url: &str) -> Outcome<Client> {
 }
 
 /// How somebody who is careful draws a token: synced, since a sequence logs only every 32nd value.
-const DRAW: &str = "SELECT nextval('lockkeeper.token'), pg_logical_emit_message(true, 'bench'::text, ''::text)";
+const DRAW: &str =
+    "SELECT nextval('lockkeeper.token'), pg_logical_emit_message(true, 'bench'::text, ''::text)";
 
 /// An advisory lock on a connection of each client's own, with prepared statements; and a token, if that is wanted, which
 /// a transaction has to draw elsewhere: what it drew itself would be durable at its end only.

@@ -1,5 +1,6 @@
 //! Addresses that lead nowhere: each error says what was wrong and what to do.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
@@ -222,5 +223,26 @@ async fn a_label_that_the_database_has_no_letters_for() {
         let shown = locks.inspect(&"a".parse().unwrap()).await.unwrap();
         assert!(shown.holders[0].owner.contains("Łódź 😀"), "{kind}: {:?}", shown.holders[0]);
         held.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn as_many_connections_are_kept_as_were_in_use_at_once() {
+    for kind in KINDS {
+        let world = World::start();
+        let locks = world.client(kind, "many").await;
+        let holders =
+            "select string_agg(pid::text, ' ' order by pid) from pg_locks where locktype = 'advisory'";
+        let mut seen = BTreeSet::new();
+        for _ in 0..2 {
+            let mutexes: Vec<_> = (0..20).map(|number| locks.mutex(format!("a/{number}"))).collect();
+            let held = futures_util::future::join_all(mutexes.iter().map(|mutex| mutex.acquire())).await;
+            let held: Vec<_> = held.into_iter().map(Result::unwrap).collect();
+            seen.insert(world.server.psql(holders));
+            for held in held {
+                held.release().await.unwrap();
+            }
+        }
+        assert_eq!(seen.len(), 1, "{kind}: {seen:?}");
     }
 }

@@ -2,9 +2,9 @@
 
 use lockkeeper::backends::postgres::tokio_postgres::{NoTls, connect};
 use lockkeeper::{AcquireError, ConnectError, Locks};
-use lockkeeper_rig::PgBouncer;
+use lockkeeper_rig::{PgBouncer, Postgres};
 
-use crate::world::{World, until_lost, until_waiting, with_kind};
+use crate::world::{KINDS, World, until_lost, until_waiting, with_kind};
 
 #[tokio::test]
 async fn a_sessions_locks_are_refused_through_a_transaction_pooler() {
@@ -141,4 +141,37 @@ async fn a_pooler_that_ends_takes_the_holds_with_it() {
     world.until_nothing_is_left().await;
     pooler.start_again();
     locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+}
+
+/// Whether what is asked for every lock is prepared on its connection.
+async fn prepares(server: &Postgres, url: &str, kind: &str) -> bool {
+    // No probe comes between, which says something else.
+    let locks = Locks::connect(&format!("{url}?lock={kind}&probe=10min")).await.unwrap();
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let said = server.psql(
+        "select count(*) from pg_stat_activity where query like '%execute lockkeeper_%' and pid <> pg_backend_pid()",
+    );
+    held.release().await.unwrap();
+    said == "1"
+}
+
+/// A pooler would hand what is prepared there to somebody else; and only where none lies between can a server process
+/// not have another's lock.
+#[tokio::test]
+async fn only_a_connection_to_the_server_itself_is_taken_for_one() {
+    let world = World::start();
+    let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
+    for kind in KINDS {
+        assert!(prepares(&world.server, &world.server.url(), kind).await, "{kind}");
+        assert!(!prepares(&world.server, &by_session.url(), kind).await, "{kind}");
+    }
+}
+
+#[cfg(feature = "postgres-tls")]
+#[tokio::test]
+async fn so_is_an_encrypted_one() {
+    let server = Postgres::with_tls();
+    for kind in KINDS {
+        assert!(prepares(&server, &server.url(), kind).await, "{kind}");
+    }
 }

@@ -1,10 +1,13 @@
 //! The sequence of tokens: what it takes, what spoils it, and that it only rises.
 
+use std::collections::BTreeSet;
+
 use lockkeeper::backends::postgres::init;
+use lockkeeper::backends::postgres::tokio_postgres::{self, NoTls};
 use lockkeeper::{AcquireError, ConnectError, Locks, TokenStatus};
 use lockkeeper_rig::Postgres;
 
-use crate::world::{KINDS, World, with_kind};
+use crate::world::{KINDS, World, until, with_kind};
 
 fn why_not(locks: Locks) -> String {
     locks.fenced().err().expect("it gives no tokens").to_string()
@@ -145,5 +148,87 @@ async fn tokens_are_checked_and_never_below_those_before() {
         );
         let above = live[1].get() + 1;
         assert_eq!(one.check_token(&name, above).await.unwrap(), TokenStatus::NeverIssued);
+    }
+}
+
+/// What was logged until now, and what of it is synced.
+fn log(server: &Postgres) -> (u64, u64) {
+    let position = |which: &str| -> u64 {
+        server.psql(&format!("select pg_wal_lsn_diff(pg_current_wal_{which}_lsn(), '0/0')")).parse().unwrap()
+    };
+    (position("insert"), position("flush"))
+}
+
+#[tokio::test]
+async fn a_token_is_synced_before_it_is_told_unless_all_is_synced_already() {
+    for kind in KINDS {
+        // Nobody else syncs the log.
+        let world = World::with(&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"]);
+        world.server.psql("create table noise (a int)");
+        let locks = world.client(kind, "draws").await;
+        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+
+        let (mut hand, connection) = tokio_postgres::connect(&world.server.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let transaction = hand.transaction().await.unwrap();
+        transaction.batch_execute("insert into noise values (1)").await.unwrap();
+        let (logged, synced) = log(&world.server);
+        assert!(synced < logged, "{kind}: the fault did not bite");
+        let held = locks.mutex("a").acquire().await.unwrap();
+        assert!(log(&world.server).1 >= logged, "{kind}: what covers the token is not synced");
+        held.release().await.unwrap();
+        transaction.rollback().await.unwrap();
+
+        // Every 32nd is logged whatever we do, and the server logs something now and then.
+        until("a token costs nothing", async || {
+            let before = log(&world.server).0;
+            locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+            (log(&world.server).0 == before).then_some(())
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_token_waits_for_standbys_that_commits_wait_for() {
+    for kind in KINDS {
+        let world = World::start();
+        let locks = Locks::connect(&format!("{}?lock={kind}&timeout=30s", world.server.url())).await.unwrap();
+        locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
+        let wait_for = |standby: &str| {
+            world.server.psql(&format!("alter system set synchronous_standby_names = '{standby}'"));
+            world.server.psql("select pg_reload_conf()");
+        };
+        wait_for("nobody");
+        let shown = || world.server.psql("show synchronous_standby_names");
+        until("it is in force", async || (shown() == "nobody").then_some(())).await;
+        let acquiring = tokio::spawn(async move { locks.mutex("a").acquire().await });
+        let waits =
+            || world.server.psql("select count(*) from pg_stat_activity where wait_event = 'SyncRep'");
+        until("it waits for the standby", async || (waits() == "1").then_some(())).await;
+        assert!(!acquiring.is_finished(), "{kind}");
+        wait_for("");
+        acquiring.await.unwrap().unwrap().release().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn tokens_that_are_drawn_at_once_are_all_different_and_below_later_ones() {
+    for kind in KINDS {
+        let world = World::start();
+        let locks = world.client(kind, "many").await;
+        let mut highest = 0;
+        for _ in 0..3 {
+            let mutexes: Vec<_> = (0..20).map(|number| locks.mutex(format!("a/{number}"))).collect();
+            let held = futures_util::future::join_all(mutexes.iter().map(|mutex| mutex.acquire())).await;
+            let held: Vec<_> = held.into_iter().map(Result::unwrap).collect();
+            let tokens: BTreeSet<u64> = held.iter().map(|held| held.token_hint().unwrap().get()).collect();
+            assert_eq!(tokens.len(), 20, "{kind}: {tokens:?}");
+            assert!(*tokens.first().unwrap() > highest, "{kind}: {tokens:?} after {highest}");
+            highest = *tokens.last().unwrap();
+            for held in held {
+                held.release().await.unwrap();
+            }
+        }
     }
 }

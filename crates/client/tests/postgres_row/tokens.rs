@@ -140,21 +140,40 @@ fn a_renewal_revives_nothing() {
 #[test]
 fn what_a_client_says_is_bounded() {
     let server = server();
-    let long = "x".repeat(1025);
-    for (ttl, label, wake, says) in [
-        (30_000, "", long.as_str(), "violates check constraint"),
-        (30_000, long.as_str(), "", "violates check constraint"),
-        (3_600_001, "", "", "at most 1 h"),
-        (0, "", "", "at most 1 h"),
-    ] {
-        for permit in ["false, NULL", "true, 2"] {
-            let call = format!(
-                "SELECT lockkeeper.row_acquire('bounded', 'a-1', {permit}, {ttl}, 0, false, '{label}', '', '{wake}')"
-            );
-            let error = server.try_psql(&call).unwrap_err();
-            assert!(error.contains(says), "{error}");
+    // A name in use, which is granted by the short way, and one that is not.
+    server.psql("SELECT lockkeeper.row_acquire('used', 'a-0', false, NULL, 1000, 0, false, '', '', NULL)");
+    server.psql("SELECT lockkeeper.row_finish('used', 'a-0', 0, 1000, false)");
+    let said = |bytes: usize| format!("'{}'", "x".repeat(bytes));
+    let (id, none) = (said(3), said(0));
+    for name in ["used", "new"] {
+        for (ttl, id, label, meta, wake, says) in [
+            (30_000, &said(101), &none, &none, &none, "at most 100, 40, 256, 1024"),
+            (30_000, &id, &said(257), &none, &none, "at most 100, 40, 256, 1024"),
+            (30_000, &id, &none, &said(1025), &none, "at most 100, 40, 256, 1024"),
+            (30_000, &id, &none, &none, &said(41), "at most 100, 40, 256, 1024"),
+            (3_600_001, &id, &none, &none, &none, "at most 1 h"),
+            (0, &id, &none, &none, &none, "at most 1 h"),
+        ] {
+            for permit in ["false, NULL", "true, 2"] {
+                let call = format!(
+                    "SELECT lockkeeper.row_acquire('{name}', {id}, {permit}, {ttl}, 0, false, {label}, {meta}, {wake})"
+                );
+                let error = server.try_psql(&call).unwrap_err();
+                assert!(error.contains(says), "{error}");
+            }
         }
     }
+    let long = "x".repeat(513);
+    for call in [
+        format!("row_acquire('{long}', 'a-1', false, NULL, 1000, 0, false, '', '', NULL)"),
+        format!("row_finish('{long}', 'a-1', 0, 1000, true)"),
+        format!("row_break('{long}', 1, '', '', false)"),
+    ] {
+        let error = server.try_psql(&format!("SELECT lockkeeper.{call}")).unwrap_err();
+        assert!(error.contains("a name of 513 bytes"), "{error}");
+    }
+    let left = "SELECT string_agg(name, ' ') FROM lockkeeper.row_lease WHERE held_until > clock_timestamp() OR name <> 'used'";
+    assert_eq!(server.psql(left), "");
 }
 
 #[tokio::test]

@@ -27,7 +27,11 @@ pub(super) async fn process_of(token: &CancelToken) -> Option<i32> {
 struct Paper<'a>(&'a mut Vec<u8>);
 
 impl AsyncRead for Paper<'_> {
-    fn poll_read(self: Pin<&mut Self>, _: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         buffer.put_slice(b"S");
         Poll::Ready(Ok(()))
     }

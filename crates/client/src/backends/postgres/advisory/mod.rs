@@ -40,8 +40,8 @@ use draws::Draws;
 use pool::{Desk, Pool};
 pub(super) use server::{gives_tokens, is_held_and_fences};
 use session::AdvisoryConn;
-use sql::{Common, Scope};
 pub(super) use sql::TOKEN as DRAW;
+use sql::{Common, Scope};
 
 /// How many connections may hold or wait at once (`?connections=`).
 const CONNECTIONS: usize = 64;

@@ -7,7 +7,6 @@ use std::time::Duration;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
-use tokio_postgres::error::SqlState;
 use tokio_postgres::{Notification, SimpleQueryRow};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -40,6 +39,8 @@ pub(super) struct Pid {
     taken: Taken,
 }
 
+/// What is not in use, and since when.
+type Idle<T> = Arc<Mutex<VecDeque<(Instant, T)>>>;
 type Taken = Arc<Mutex<BTreeSet<(i32, String)>>>;
 
 impl Drop for Pid {
@@ -58,7 +59,7 @@ pub(super) struct Pool {
     most: usize,
     slots: Arc<Semaphore>,
     /// Those that were in use last are at the end.
-    idle: Arc<Mutex<VecDeque<(Instant, Link)>>>,
+    idle: Idle<Link>,
     /// The server processes behind the links of sessions.
     taken: Taken,
     _sweeping: DropGuard,
@@ -107,14 +108,10 @@ impl Pool {
     /// Whose server process it is, as far as one can be its own, and whether anything is prepared there.
     async fn prepare(&self, connection: &Connection) -> Result<(Option<Pid>, bool), BackendError> {
         let doing = "prepare a connection for locks";
-        let ask = async |sql: &str| match connection.ask(sql).await {
-            Ok(rows) => Ok(rows),
-            // Somebody else has it prepared there already.
-            Err(none) if none.code() == Some(&SqlState::DUPLICATE_PSTATEMENT) => Err(transaction_pooler().into()),
-            Err(none) => Err(none.explained(doing)),
-        };
+        let ask = async |sql: &str| connection.ask(sql).await.map_err(|none| none.explained(doing));
         let in_session = self.common.scope == Scope::Session;
-        let rows = ask(&if in_session { prepare_session(self.common.version) } else { PID.to_owned() }).await?;
+        let rows =
+            ask(&if in_session { prepare_session(self.common.version) } else { PID.to_owned() }).await?;
         let row = rows.last().ok_or_else(|| unreadable(doing))?;
         let number: i32 = row.get(0).and_then(|pid| pid.parse().ok()).ok_or_else(|| unreadable(doing))?;
         let prepared = connection.process().await == Some(number);
@@ -154,8 +151,8 @@ impl Pool {
     }
 }
 
-/// Ends connections that were idle for too long, until `stop`.
-async fn sweep(idle: Arc<Mutex<VecDeque<(Instant, Link)>>>, stop: CancellationToken) {
+/// Ends what was idle for too long, until `stop`.
+async fn sweep<T>(idle: Idle<T>, stop: CancellationToken) {
     while timeout(IDLE_FOR / 4, stop.cancelled()).await.is_err() {
         let now = Instant::now();
         let mut idle = idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,4 +214,27 @@ impl Desk {
 pub(super) fn unreadable(doing: &str) -> BackendError {
     let what = format!("the server's answer can't be read when asked to {doing}; is it PostgreSQL?");
     BackendError::new(BackendErrorKind::Operator, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_idle_for_long_is_ended_and_nothing_else() {
+        let idle = Idle::default();
+        let kept = || idle.lock().unwrap().iter().map(|(_, name)| *name).collect::<Vec<_>>();
+        let stop = CancellationToken::new();
+        let sweeping = tokio::spawn(sweep(idle.clone(), stop.clone()));
+        idle.lock().unwrap().push_back((Instant::now(), "early"));
+        tokio::time::sleep(IDLE_FOR / 2).await;
+        idle.lock().unwrap().push_back((Instant::now(), "late"));
+        assert_eq!(kept(), ["early", "late"]);
+        tokio::time::sleep(IDLE_FOR * 4 / 5).await;
+        assert_eq!(kept(), ["late"]);
+        tokio::time::sleep(IDLE_FOR).await;
+        assert!(kept().is_empty());
+        stop.cancel();
+        sweeping.await.unwrap();
+    }
 }

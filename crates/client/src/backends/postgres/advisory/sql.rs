@@ -77,26 +77,29 @@ pub(super) struct Statements {
     pub(super) prepared: bool,
 }
 
-/// The names of what [`prepare`] prepares. A server process that has them already serves somebody else too.
+/// The names of what [`prepare`] prepares.
 const TRY: &str = "lockkeeper_try";
 const NAME: &str = "lockkeeper_name";
 const UNLOCK: &str = "lockkeeper_unlock";
 
 /// Prepares what is asked for every lock, on a connection to a server process that is its own.
 pub(super) fn prepare(common: &Common) -> String {
-    let key = |function: &str| {
-        format!("case when $1 is null then {function}($2, $3) else {function}($1) end")
-    };
+    let key =
+        |function: &str| format!("case when $1 is null then {function}($2, $3) else {function}($1) end");
     let either = |function: &dyn Fn(bool) -> String| {
         format!("case when $4 then {} else {} end", key(&function(true)), key(&function(false)))
     };
     let badge = Words { id: "$5", label: "$6" };
-    let lock = common.locked(&either(&|shared| common.function("pg_try_advisory", shared)), "false", badge, true);
+    let lock =
+        common.locked(&either(&|shared| common.function("pg_try_advisory", shared)), "false", badge, true);
     let with_key = "bigint, integer, integer, boolean, text, text";
     let more = match common.scope {
         Scope::Session => {
             let unlock = either(&|shared| unlock_function(shared).to_owned());
-            format!("prepare {UNLOCK} (bigint, integer, integer, boolean) as select {unlock}, {}", named_idle())
+            format!(
+                "prepare {UNLOCK} (bigint, integer, integer, boolean) as select {unlock}, {}",
+                named_idle()
+            )
         }
         Scope::Transaction => {
             let name = common.named(Words { id: "$1", label: "$2" }, "$3");
@@ -142,9 +145,8 @@ impl Common {
     /// the token is drawn after the lock is held.
     fn locked(&self, lock: &str, before: &str, badge: Words<'_>, anew: bool) -> String {
         let in_transaction = self.scope == Scope::Transaction;
-        let named = |name: &str| {
-            format!("pg_catalog.set_config('application_name', {name}, {in_transaction})")
-        };
+        let named =
+            |name: &str| format!("pg_catalog.set_config('application_name', {name}, {in_transaction})");
         let mut first = String::new();
         if anew {
             first = format!(", {}", named(&badge.waiting()));

@@ -34,10 +34,9 @@ CREATE TABLE IF NOT EXISTS lockkeeper.row_lease (
     used       timestamptz NOT NULL DEFAULT '-infinity', -- when that was
     permits    integer,                   -- how many permits there are, while a permit is held or waited for
     crowded    boolean NOT NULL DEFAULT false, -- there may be waiters, further permits or finished requests beside it
-    PRIMARY KEY (name, slot),
-    -- What one client says must not get in the way of another's call.
-    CHECK (octet_length(name) <= 512 AND octet_length(id) <= 100 AND octet_length(wake) <= 40),
-    CHECK (octet_length(label) <= 256 AND octet_length(meta) <= 1024)
+    PRIMARY KEY (name, slot)
+    -- No CHECK: it would be parsed anew by each call, which is a seventh of the whole. row_anchor and row_acquire say
+    -- how long what is.
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
 -- Who waits, in the order of arrival.
@@ -51,6 +50,7 @@ CREATE TABLE IF NOT EXISTS lockkeeper.row_waiter (
     meta    bytea NOT NULL,
     wake    text,
     PRIMARY KEY (name, ticket),
+    -- What one client says must not get in the way of another's call.
     CHECK (octet_length(name) <= 512 AND octet_length(id) <= 100 AND octet_length(wake) <= 40),
     CHECK (octet_length(label) <= 256 AND octet_length(meta) <= 1024)
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
@@ -91,6 +91,10 @@ BEGIN
             current_setting('transaction_isolation')
             USING ERRCODE = 'object_not_in_prerequisite_state',
                 HINT = 'ALTER ROLE ... SET default_transaction_isolation = ''read committed''';
+    END IF;
+    IF octet_length(a_name) > 512 THEN
+        RAISE EXCEPTION 'lockkeeper: a name of % bytes: at most 512 are allowed', octet_length(a_name)
+            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     LOOP
         SELECT l.* INTO anchor FROM lockkeeper.row_lease l WHERE l.name = a_name AND l.slot = 0 FOR UPDATE;
@@ -144,6 +148,13 @@ BEGIN
     IF a_ttl_ms NOT BETWEEN 1 AND 3600000 OR a_closes_ms NOT BETWEEN 0 AND 86400000 OR a_of NOT BETWEEN 1 AND 65536 THEN
         RAISE EXCEPTION 'lockkeeper: ttl % ms, closed for % ms, % permits: at most 1 h, 24 h, 65536 are allowed',
             a_ttl_ms, a_closes_ms, a_of USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- What one client says must not get in the way of another's call.
+    IF octet_length(a_id) > 100 OR octet_length(a_wake) > 40 OR octet_length(a_label) > 256 OR octet_length(a_meta) > 1024
+    THEN
+        RAISE EXCEPTION 'lockkeeper: id, wake, label, meta of %, %, %, % bytes: at most 100, 40, 256, 1024 are allowed',
+            octet_length(a_id), octet_length(a_wake), octet_length(a_label), octet_length(a_meta)
+            USING ERRCODE = 'invalid_parameter_value';
     END IF;
     anchor := lockkeeper.row_anchor(a_name);
     now := clock_timestamp();
@@ -278,6 +289,8 @@ BEGIN
         label = a_label, meta = a_meta, wake = a_wake, permits = NULL
         WHERE l.name = a_name AND l.slot = 0 AND l.shut_until <= clock_timestamp() AND NOT l.crowded AND NOT a_permit
             AND a_ttl_ms BETWEEN 1 AND 3600000 AND a_closes_ms BETWEEN 0 AND 86400000
+            AND octet_length(a_id) <= 100 AND octet_length(coalesce(a_wake, '')) <= 40
+            AND octet_length(a_label) <= 256 AND octet_length(a_meta) <= 1024
         RETURNING 'granted', l.token, l.since INTO row_acquire.outcome, row_acquire.token, granted_at;
     IF granted_at > clock_timestamp() - interval '1 ms' THEN
         RETURN;
