@@ -50,6 +50,8 @@ struct Way {
     /// How many answers came on it.
     heard: AtomicU64,
     callers: UnderWay,
+    /// A call was given up before its answer: it may still arrive.
+    unsettled: AtomicBool,
     /// Closed when its runtime has ended.
     runs: oneshot::Sender<()>,
 }
@@ -83,7 +85,7 @@ impl Lanes {
         let (runs, over) = oneshot::channel();
         let (wire, ended, callers) = (Arc::new(OnceLock::new()), Ended::default(), UnderWay::default());
         let (heard, way_callers) = (AtomicU64::new(0), callers.clone());
-        let way = Way { wire: wire.clone(), ended: ended.clone(), heard, callers: way_callers, runs };
+        let way = Way { wire: wire.clone(), ended: ended.clone(), heard, callers: way_callers, unsettled: AtomicBool::new(false), runs };
         let lane = Lane { runtime, beside, way: Arc::new(way) };
         lanes.push(lane.clone());
         drop(lanes);
@@ -113,6 +115,18 @@ impl Lanes {
         self.lanes().retain(|other| !Arc::ptr_eq(&other.way, &lane.way));
     }
 
+    /// Waits until nothing is on its way any more of what was sent before: answers come in the order of the calls.
+    pub(super) async fn settle(&self) {
+        let unsettled = |lane: &&Lane| {
+            lane.way.callers.load(Ordering::SeqCst) > 0 || lane.way.unsettled.load(Ordering::SeqCst)
+        };
+        let lanes: Vec<Lane> = self.lanes().iter().filter(unsettled).cloned().collect();
+        for lane in lanes {
+            lane.way.unsettled.store(false, Ordering::SeqCst);
+            lane.pass(&redis::cmd("TIME")).await;
+        }
+    }
+
     fn lanes(&self) -> MutexGuard<'_, Vec<Lane>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,8 +140,10 @@ impl Lane {
     /// Sends a command and waits for its answer.
     pub(super) async fn pass(&self, command: &Cmd) -> Passed {
         let Some(wire) = self.way.wire.get().filter(|_| !self.has_ended()) else { return Passed::NotSent };
-        let _caller = Caller::of(&self.way.callers);
-        match wire.clone().send_packed_command(command).await {
+        let caller = Caller::of(&self.way);
+        let answered = wire.clone().send_packed_command(command).await;
+        caller.answered();
+        match answered {
             Ok(answer) => {
                 self.way.heard.fetch_add(1, Ordering::Relaxed);
                 Passed::Answered(answer)
@@ -144,18 +160,28 @@ impl Lane {
     }
 }
 
-/// Counts a call for as long as it is under way.
-struct Caller<'a>(&'a UnderWay);
+/// A call that is under way.
+struct Caller<'a> {
+    way: &'a Way,
+    answered: bool,
+}
 
 impl<'a> Caller<'a> {
-    fn of(callers: &'a UnderWay) -> Self {
-        callers.fetch_add(1, Ordering::Relaxed);
-        Self(callers)
+    fn of(way: &'a Way) -> Self {
+        way.callers.fetch_add(1, Ordering::SeqCst);
+        Self { way, answered: false }
+    }
+
+    fn answered(mut self) {
+        self.answered = true;
     }
 }
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        if !self.answered {
+            self.way.unsettled.store(true, Ordering::SeqCst);
+        }
+        self.way.callers.fetch_sub(1, Ordering::SeqCst);
     }
 }
