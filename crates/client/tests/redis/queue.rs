@@ -76,7 +76,8 @@ async fn nobody_passes_the_queue_at_a_release() {
     let faults = Faults::default();
     let url = format!("redis://{}", faults.proxy("waits", address(&redis)));
     let waits = Locks::connect_as(&url, "waits").await.unwrap();
-    let makes: [fn(&Locks) -> Lock<Unfenced>; 2] = [|locks| locks.mutex("jobs"), |locks| locks.semaphore("jobs", 1)];
+    let makes: [fn(&Locks) -> Lock<Unfenced>; 2] =
+        [|locks| locks.mutex("jobs"), |locks| locks.semaphore("jobs", 1)];
     for make in makes {
         let held = make(&locks).acquire().await.unwrap();
         let lock = make(&waits).ttl(600 * SECOND);
@@ -111,7 +112,11 @@ async fn what_is_kept_for_one_who_died_is_free_soon() {
     let left: i64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
     assert!((1..=2000).contains(&left), "{left}");
     // Although the dead one would be the first for ten minutes.
-    until("it is free", async || locks.mutex("jobs").try_acquire().await.unwrap()).await.release().await.unwrap();
+    until("it is free", async || locks.mutex("jobs").try_acquire().await.unwrap())
+        .await
+        .release()
+        .await
+        .unwrap();
     dead.abort();
 }
 

@@ -227,9 +227,8 @@ impl Link {
     fn lane(&self) -> Option<Lane> {
         let beside = self.up.borrow().as_ref().map(|connection| connection.number)?;
         let target = self.target.clone();
-        self.lanes.here(self.thread, beside, move |ended, callers| {
-            connect_lane(target.clone(), ended, callers)
-        })
+        self.lanes
+            .here(self.thread, beside, move |ended, callers| connect_lane(target.clone(), ended, callers))
     }
 
     /// One exchange on whatever connection is up within the time.

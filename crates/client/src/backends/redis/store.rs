@@ -139,9 +139,7 @@ impl Store for RedisStore {
             let (limit, began) = (entry.limit(), Instant::now());
             let asked = match inner.plain_call(&attempt) {
                 Some(set) => match inner.link.command(&set, limit).await {
-                    Ok(Value::Nil) => {
-                        inner.ask_script(&attempt, limit.saturating_sub(began.elapsed())).await
-                    }
+                    Ok(Value::Nil) => inner.ask_script(&attempt, limit.saturating_sub(began.elapsed())).await,
                     answered => answered.map(|_| Value::Int(0)),
                 },
                 None => inner.ask_script(&attempt, limit).await,

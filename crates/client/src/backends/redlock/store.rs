@@ -17,7 +17,7 @@ use lockkeeper_core::End;
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::claim::{Claim, Ending, TakeBack, majority_of};
+use super::claim::{Claim, Debt, Ending, TakeBack, majority_of};
 use super::tally::{Said, Tally, Verdict, timed_out};
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
@@ -485,21 +485,5 @@ impl Drop for Step {
                 inner.go_on_taking_back(index, &claim, inside);
             }
         }));
-    }
-}
-
-/// A take-back that a node has not answered, for as long as it is tried.
-struct Debt<'a>(&'a AtomicUsize);
-
-impl<'a> Debt<'a> {
-    fn of(owed: &'a AtomicUsize) -> Self {
-        owed.fetch_add(1, Ordering::Relaxed);
-        Self(owed)
-    }
-}
-
-impl Drop for Debt<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
