@@ -72,6 +72,11 @@ impl<T> Reader<T> {
         })
         .await
     }
+
+    /// A letter wakes nobody before the next [`Self::recv`]: for a reader that is running, and looks by itself.
+    pub(crate) fn look_up(&self) {
+        self.0.state().reader = None;
+    }
 }
 
 impl<T> Drop for Writer<T> {

@@ -432,6 +432,8 @@ impl HoldHandle {
                 done = work => done,
             };
             *carried = None;
+            // What comes of it is read right away: a task that wakes itself is run once more, and wakes a thread for it.
+            self.letters.look_up();
             self.session.0.input(to_event(call, result));
         }
     }

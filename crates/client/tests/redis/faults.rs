@@ -156,8 +156,9 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     let redis = durable();
     let switch = Switch::to(address(&redis));
     let locks = Locks::connect_as(&switch.url(), "late").await.unwrap();
-    for lock in [locks.mutex("jobs"), locks.semaphore("jobs", 2)] {
-        let lock = lock.ttl(10 * SECOND);
+    let next = client(&redis, "next").await;
+    for (lock, asks_by) in [(locks.mutex("jobs"), "set"), (locks.semaphore("jobs", 2), "evalsha")] {
+        let lock = lock.ttl(40 * SECOND);
         lock.acquire().await.unwrap().release().await.unwrap();
         // Some other call would be kept back if the session were renewed just now; then it is tried again.
         switch.keep_next_back();
@@ -170,7 +171,10 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
         .await;
         redis.cli(&["CONFIG", "RESETSTAT"]);
         switch.deliver_late();
-        until("it arrived", async || (calls(&redis, "evalsha") > 0).then_some(())).await;
+        until("it arrived", async || (calls(&redis, asks_by) > 0).then_some(())).await;
+        assert!(next.inspect(&name("jobs")).await.unwrap().holders.is_empty(), "{asks_by}");
+        let taken = next.mutex("jobs").try_acquire().await.unwrap().expect("nobody holds it");
+        taken.release().await.unwrap();
         until_nothing_is_left(&redis, "an acquire that came late").await;
         redis.cli(&["FLUSHALL"]);
     }

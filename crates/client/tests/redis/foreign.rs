@@ -87,6 +87,7 @@ async fn a_key_of_another_type_is_refused_by_its_type() {
 async fn a_queue_of_another_type_is_refused() {
     let redis = Redis::start();
     let locks = client(&redis, "ours").await;
+    assert!(take(&redis, "jobs", "theirs"));
     redis.cli(&["SET", "{jobs}:lockkeeper:queue", "x"]);
     let refused = tokio::time::timeout(20 * SECOND, locks.mutex("jobs").acquire()).await.unwrap();
     let Err(AcquireError::Backend(error)) = refused else { panic!("{refused:?}") };

@@ -3,11 +3,11 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lockkeeper::{Locks, Wait};
+use lockkeeper::{Lock, Locks, Unfenced, Wait};
 use lockkeeper_rig::Redis;
 
 use crate::proxy::Faults;
-use crate::support::{SECOND, address, calls, client, keys, until, until_waiting};
+use crate::support::{SECOND, address, calls, client, keys, name, until, until_waiting};
 
 /// How many commands it takes to hand a lock through a queue of so many clients, for each time.
 async fn commands_for_each_hand_over(waiters: usize) -> f64 {
@@ -65,6 +65,58 @@ async fn a_waiter_that_died_is_forgotten_when_its_time_is_over() {
     held.release().await.unwrap();
     next.await.unwrap().expect("the dead one is passed over").release().await.unwrap();
     until("nothing is left", async || keys(&redis).is_empty().then_some(())).await;
+    dead.abort();
+}
+
+/// Whoever asks at the moment of a release does not pass those who wait: a release keeps the lock for them.
+#[tokio::test]
+async fn nobody_passes_the_queue_at_a_release() {
+    let redis = Redis::start();
+    let (locks, late) = (client(&redis, "holds").await, client(&redis, "late").await);
+    let faults = Faults::default();
+    let url = format!("redis://{}", faults.proxy("waits", address(&redis)));
+    let waits = Locks::connect_as(&url, "waits").await.unwrap();
+    let makes: [fn(&Locks) -> Lock<Unfenced>; 2] =
+        [|locks| locks.mutex("jobs"), |locks| locks.semaphore("jobs", 1)];
+    for make in makes {
+        let held = make(&locks).acquire().await.unwrap();
+        let lock = make(&waits).ttl(600 * SECOND);
+        let waiting = tokio::spawn(async move { lock.acquire().await });
+        until_waiting(&locks, "jobs", 1).await;
+        // It hears of the release, but can't come yet.
+        faults.lose_calls(u32::MAX);
+        held.release().await.unwrap();
+        assert_eq!(redis.cli(&["GET", "jobs"]), "lockkeeper:reserved:1");
+        assert_eq!(redis.cli(&["SET", "jobs", "theirs", "NX", "PX", "60000"]), "");
+        assert!(late.mutex("jobs").try_acquire().await.unwrap().is_none(), "it is the other's turn");
+        assert!(late.inspect(&name("jobs")).await.unwrap().holders.is_empty(), "nobody holds it");
+        faults.lose_calls(0);
+        waiting.await.unwrap().unwrap().release().await.unwrap();
+        assert_eq!(redis.cli(&["EXISTS", "jobs"]), "0");
+    }
+}
+
+/// What is kept for one who does not come is free again, at once for those who ask by a script, soon for all others.
+#[tokio::test]
+async fn what_is_kept_for_one_who_died_is_free_soon() {
+    let redis = Redis::start();
+    let locks = client(&redis, "holds").await;
+    let faults = Faults::default();
+    let url = format!("redis://{}", faults.proxy("dies", address(&redis)));
+    let dies = Locks::connect_as(&url, "dies").await.unwrap();
+    let held = locks.mutex("jobs").acquire().await.unwrap();
+    let dead = tokio::spawn(async move { dies.mutex("jobs").ttl(600 * SECOND).acquire().await.map(drop) });
+    until_waiting(&locks, "jobs", 1).await;
+    faults.cut_off("dies");
+    held.release().await.unwrap();
+    let left: i64 = redis.cli(&["PTTL", "jobs"]).parse().unwrap();
+    assert!((1..=2000).contains(&left), "{left}");
+    // Although the dead one would be the first for ten minutes.
+    until("it is free", async || locks.mutex("jobs").try_acquire().await.unwrap())
+        .await
+        .release()
+        .await
+        .unwrap();
     dead.abort();
 }
 

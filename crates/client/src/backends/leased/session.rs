@@ -310,7 +310,7 @@ impl Inner {
             Stage::Ends { .. } => return Step::Over(OVER),
         }
         let (label, meta) = (self.label.clone(), want.meta.clone());
-        let attempt = Attempt { entry: request.entry.clone(), wait: want.wait, label, meta };
+        let attempt = Attempt { entry: request.entry.clone(), first: false, wait: want.wait, label, meta };
         Step::Try(attempt, request.woken.clone())
     }
 
@@ -330,12 +330,13 @@ impl Inner {
         })
     }
 
-    async fn acquire(&self, seq: Seq, attempt: Attempt, woken: &Woken) -> Result<Answer, CallError> {
+    async fn acquire(&self, seq: Seq, mut attempt: Attempt, woken: &Woken) -> Result<Answer, CallError> {
         let mut told = None;
         loop {
             // What was said before this try is answered by it.
             woken.take();
             let left_before = self.leaves(seq);
+            attempt.first = !left_before;
             let tried = self.store.attempt(attempt.clone()).await.inspect_err(|error| {
                 self.unanswered(seq, error.sent, left_before);
             })?;

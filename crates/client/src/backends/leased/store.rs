@@ -77,6 +77,8 @@ impl Entry {
 #[derive(Clone, Debug)]
 pub(crate) struct Attempt {
     pub(crate) entry: Arc<Entry>,
+    /// None of this entry left before.
+    pub(crate) first: bool,
     /// Take a place in the queue if it isn't free.
     pub(crate) wait: bool,
     /// Who asks, for people who look.

@@ -1,4 +1,5 @@
-//! Lanes: a connection for each runtime whose tasks acquire and release, beside the one on the backend's own thread.
+//! Lanes: a connection for each runtime whose tasks acquire and release, a few for one with many, beside the one on the
+//! backend's own thread.
 //!
 //! A call that crosses to another thread and back costs more than Redis does; so it travels on a connection that its own
 //! runtime drives. What must not depend on a caller's runtime, renewals and messages, stays on the thread's connection,
@@ -17,6 +18,11 @@ use super::paced::{Made, UnderWay};
 
 /// How many lanes there are at most; callers on further runtimes share the thread's connection.
 const LANES: usize = 8;
+/// Up to how many of them are further lanes of a runtime that has one: while the server works on what came by one, the
+/// callers of another have their turn.
+const FURTHER: usize = 4;
+/// How many calls are under way on each of its lanes when a runtime is given a further one.
+const CROWD: usize = 8;
 /// The pause between tries to make a lane: the thread's connection serves as well.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -50,6 +56,8 @@ struct Way {
     /// How many answers came on it.
     heard: AtomicU64,
     callers: UnderWay,
+    /// A call was given up before its answer: it may still arrive.
+    unsettled: AtomicBool,
     /// Closed when its runtime has ended.
     runs: oneshot::Sender<()>,
 }
@@ -73,17 +81,33 @@ impl Lanes {
         }
         let mut lanes = self.lanes();
         let serves = |lane: &&Lane| lane.runtime == runtime && lane.beside == beside && !lane.has_ended();
-        if let Some(lane) = lanes.iter().find(serves) {
-            return Some(lane.clone());
+        // One that is being made comes last.
+        let load = |lane: &&Lane| (lane.way.wire.get().is_none(), lane.way.callers.load(Ordering::Relaxed));
+        if let Some(lane) = lanes.iter().filter(serves).min_by_key(load) {
+            let is_crowded = lane.way.callers.load(Ordering::Relaxed) >= CROWD;
+            let is_made = |lane: &Lane| lane.way.wire.get().is_some();
+            if !is_crowded || lanes.len() >= FURTHER || !lanes.iter().all(is_made) {
+                return Some(lane.clone());
+            }
         }
-        lanes.retain(|lane| lane.beside == beside && lane.runtime != runtime && !lane.way.runs.is_closed());
+        lanes.retain(|lane| {
+            let is_over = lane.has_ended() || lane.way.runs.is_closed();
+            lane.beside == beside && !is_over
+        });
         if lanes.len() >= LANES {
             return None;
         }
         let (runs, over) = oneshot::channel();
         let (wire, ended, callers) = (Arc::new(OnceLock::new()), Ended::default(), UnderWay::default());
         let (heard, way_callers) = (AtomicU64::new(0), callers.clone());
-        let way = Way { wire: wire.clone(), ended: ended.clone(), heard, callers: way_callers, runs };
+        let way = Way {
+            wire: wire.clone(),
+            ended: ended.clone(),
+            heard,
+            callers: way_callers,
+            unsettled: AtomicBool::new(false),
+            runs,
+        };
         let lane = Lane { runtime, beside, way: Arc::new(way) };
         lanes.push(lane.clone());
         drop(lanes);
@@ -113,6 +137,18 @@ impl Lanes {
         self.lanes().retain(|other| !Arc::ptr_eq(&other.way, &lane.way));
     }
 
+    /// Waits until nothing is on its way any more of what was sent before: answers come in the order of the calls.
+    pub(super) async fn settle(&self) {
+        let unsettled = |lane: &&Lane| {
+            lane.way.callers.load(Ordering::SeqCst) > 0 || lane.way.unsettled.load(Ordering::SeqCst)
+        };
+        let lanes: Vec<Lane> = self.lanes().iter().filter(unsettled).cloned().collect();
+        for lane in lanes {
+            lane.way.unsettled.store(false, Ordering::SeqCst);
+            lane.pass(&redis::cmd("TIME")).await;
+        }
+    }
+
     fn lanes(&self) -> MutexGuard<'_, Vec<Lane>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,8 +162,10 @@ impl Lane {
     /// Sends a command and waits for its answer.
     pub(super) async fn pass(&self, command: &Cmd) -> Passed {
         let Some(wire) = self.way.wire.get().filter(|_| !self.has_ended()) else { return Passed::NotSent };
-        let _caller = Caller::of(&self.way.callers);
-        match wire.clone().send_packed_command(command).await {
+        let caller = Caller::of(&self.way);
+        let answered = wire.clone().send_packed_command(command).await;
+        caller.answered();
+        match answered {
             Ok(answer) => {
                 self.way.heard.fetch_add(1, Ordering::Relaxed);
                 Passed::Answered(answer)
@@ -144,18 +182,28 @@ impl Lane {
     }
 }
 
-/// Counts a call for as long as it is under way.
-struct Caller<'a>(&'a UnderWay);
+/// A call that is under way.
+struct Caller<'a> {
+    way: &'a Way,
+    answered: bool,
+}
 
 impl<'a> Caller<'a> {
-    fn of(callers: &'a UnderWay) -> Self {
-        callers.fetch_add(1, Ordering::Relaxed);
-        Self(callers)
+    fn of(way: &'a Way) -> Self {
+        way.callers.fetch_add(1, Ordering::SeqCst);
+        Self { way, answered: false }
+    }
+
+    fn answered(mut self) {
+        self.answered = true;
     }
 }
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        if !self.answered {
+            self.way.unsettled.store(true, Ordering::SeqCst);
+        }
+        self.way.callers.fetch_sub(1, Ordering::SeqCst);
     }
 }

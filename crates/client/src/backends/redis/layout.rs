@@ -12,8 +12,10 @@
 //! ```
 //!
 //! `1` is the version of the layout. `state`: `held`, `revoked` or `closed`; `token`: 0 for none; `since`: µs of the
-//! server's clock; `extra`: for how many ms the key outlives the hold, to keep the lock shut; `client`: whose channel
-//! wakes its owner. A waiter is `<ms until it is forgotten>:<mode>` and the rest from `:<extra>` on.
+//! server's clock, or, from a plain `SET` to the first renewal, `+` and the ms for which the key was set; `extra`: for how
+//! many ms the key outlives the hold, to keep the lock shut; `client`: whose channel wakes its owner. A waiter is `<ms
+//! until it is forgotten>:<mode>` and the rest from `:<extra>` on. `lockkeeper:reserved:1` keeps a free lock for those who
+//! wait.
 
 use std::time::Duration;
 
@@ -116,6 +118,13 @@ pub(super) fn tail(attempt: &Attempt, client: &str) -> Vec<u8> {
     tail
 }
 
+/// The value of a hold that is made without a script: no token, and no time but that of its key.
+pub(super) fn plain_value(attempt: &Attempt, client: &str, lives_ms: u64) -> Vec<u8> {
+    let mut value = format!("{OURS}{}:1:held:0:+{lives_ms}", attempt.entry.id.0).into_bytes();
+    value.append(&mut tail(attempt, client));
+    value
+}
+
 /// A text without line breaks.
 pub(super) fn one_line(text: &str) -> String {
     text.replace('\\', "\\\\").replace('\n', "\\n")
@@ -153,12 +162,38 @@ pub(super) struct Hold {
     pub(super) id: EntryId,
     pub(super) state: State,
     pub(super) token: Option<Token>,
-    since: u64,
+    since: Since,
     extra: Duration,
     owner: String,
     reason: String,
     by: String,
     meta: Vec<u8>,
+}
+
+/// Since when it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Since {
+    /// µs of the server's clock.
+    At(u64),
+    /// Since its key was set for so long, which was not renewed yet.
+    SetFor(Duration),
+}
+
+impl Since {
+    fn decode(text: &str) -> Option<Self> {
+        Some(match text.strip_prefix('+') {
+            Some(ms) => Self::SetFor(Duration::from_millis(ms.parse().ok()?)),
+            None => Self::At(text.parse().ok()?),
+        })
+    }
+
+    /// How long ago that is; `left`: what its key has left, `now`: µs of the server's clock.
+    fn ago(self, left: Duration, now: u64) -> Duration {
+        match self {
+            Self::At(since) => Duration::from_micros(now.saturating_sub(since)),
+            Self::SetFor(lives) => lives.saturating_sub(left),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -219,7 +254,7 @@ impl Hold {
             id: EntryId(id.to_owned()),
             state,
             token: Token::new(token.parse().ok()?),
-            since: since.parse().ok()?,
+            since: Since::decode(since)?,
             extra: Duration::from_millis(extra.parse().ok()?),
             owner: many_lines(line(&mut rest)?),
             reason: many_lines(line(&mut rest)?),
@@ -242,7 +277,7 @@ impl Hold {
             subtree: false,
             slot,
             owner: if over { String::new() } else { self.owner.clone() },
-            held_for: Some(Duration::from_micros(now.saturating_sub(self.since))),
+            held_for: Some(self.since.ago(left, now)),
             state: match self.state {
                 _ if over => HolderState::Closed { left },
                 State::Revoked => HolderState::Revoked { reason: self.reason.clone(), by: self.by.clone() },
@@ -332,7 +367,7 @@ mod tests {
             keep_closed: Duration::from_secs(1),
             lock_delay: Duration::from_secs(2),
         };
-        Attempt { entry: Arc::new(entry), wait: false, label: label.into(), meta: meta.into() }
+        Attempt { entry: Arc::new(entry), first: true, wait: false, label: label.into(), meta: meta.into() }
     }
 
     #[test]
@@ -351,6 +386,15 @@ mod tests {
             let shut = hold.shown(None, Duration::from_secs(2), 0);
             assert_eq!(shut.state, HolderState::Closed { left: Duration::from_secs(2) });
         }
+    }
+
+    #[test]
+    fn a_value_of_a_plain_set_tells_its_time_by_its_key() {
+        let value = plain_value(&attempt("alice", b""), "c0ffee", 32_000);
+        let Value::Ours(hold) = Value::decode(&value) else { panic!("not ours: {value:?}") };
+        let shown = hold.shown(None, Duration::from_secs(29), 1_800_000_000_000_000);
+        assert_eq!((shown.held_for, shown.state), (Some(Duration::from_secs(3)), HolderState::Held));
+        assert_eq!((shown.token, shown.owner.as_str()), (None, "alice"));
     }
 
     #[test]

@@ -134,6 +134,30 @@ impl Link {
         }
     }
 
+    /// Runs a script after everything that was sent before and may still be on its way, as far as the lanes answer
+    /// within a part of the time.
+    pub(super) async fn run_last(
+        &self,
+        script: &Script,
+        call: &Cmd,
+        limit: Duration,
+    ) -> Result<Value, Failure> {
+        let deadline = Instant::now() + limit;
+        // What is lost with its connection can't be waited for.
+        let _ = timeout_at(Instant::now() + limit / 4, self.lanes.settle()).await;
+        let ask = async |command: &Cmd| {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.exchange(left, async |wire| wire.send_packed_command(command).await).await
+        };
+        match ask(call).await? {
+            Value::ServerError(error) if is_unknown(&error) => {
+                let value = ask(&script.in_full(call)).await?;
+                self.sound(value)
+            }
+            value => self.sound(value),
+        }
+    }
+
     /// Runs a script many times. Each that fails fails all.
     pub(super) async fn run_all(
         &self,
@@ -203,9 +227,8 @@ impl Link {
     fn lane(&self) -> Option<Lane> {
         let beside = self.up.borrow().as_ref().map(|connection| connection.number)?;
         let target = self.target.clone();
-        self.lanes.here(self.thread, beside, move |ended, callers| {
-            connect_lane(target.clone(), ended, callers)
-        })
+        self.lanes
+            .here(self.thread, beside, move |ended, callers| connect_lane(target.clone(), ended, callers))
     }
 
     /// One exchange on whatever connection is up within the time.

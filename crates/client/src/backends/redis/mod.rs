@@ -128,7 +128,7 @@ fn capabilities(fencing: bool) -> Capabilities {
             Promise::KeptIf(RIGHT),
             Promise::Kept,
             Promise::Kept,
-            Promise::KeptIf("all who wait are clients of this library"),
+            Promise::KeptIf("all who hold or wait are clients of this library, and holds end by a release"),
             Promise::NotKept("holds and waits expire while the server stands still"),
             Promise::KeptIf("the server is set to `appendonly yes` and `appendfsync always`"),
             Promise::Kept,

@@ -25,17 +25,18 @@ const TIME: &str = include_str!("scripts/time.lua");
 const VALUE: &str = include_str!("scripts/value.lua");
 const FREE: &str = include_str!("scripts/free.lua");
 const RELEASE: &str = include_str!("scripts/release.lua");
+const WAY: &str = include_str!("scripts/way.lua");
 const QUEUE: &str = include_str!("scripts/queue.lua");
 const WAIT: &str = include_str!("scripts/wait.lua");
 const PERMITS: &str = include_str!("scripts/permits.lua");
 
 pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
-    acquire: Script::new(&[TIME, VALUE, FREE, QUEUE, WAIT, include_str!("scripts/acquire.lua")]),
-    permit: Script::new(&[TIME, VALUE, QUEUE, WAIT, PERMITS, include_str!("scripts/permit.lua")]),
+    acquire: Script::new(&[TIME, VALUE, FREE, WAY, QUEUE, WAIT, include_str!("scripts/acquire.lua")]),
+    permit: Script::new(&[TIME, VALUE, WAY, QUEUE, WAIT, PERMITS, include_str!("scripts/permit.lua")]),
     renew: Script::new(&[TIME, QUEUE, PERMITS, include_str!("scripts/renew.lua")]),
     finish: Script::new(&[RELEASE, TIME, QUEUE, PERMITS, include_str!("scripts/finish.lua")]),
     break_hold: Script::new(&[TIME, QUEUE, PERMITS, include_str!("scripts/break.lua")]),
-    inspect: Script::new(&[TIME, PERMITS, include_str!("scripts/inspect.lua")]),
+    inspect: Script::new(&[TIME, WAY, PERMITS, include_str!("scripts/inspect.lua")]),
 });
 
 impl Script {

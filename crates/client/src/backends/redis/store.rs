@@ -1,10 +1,24 @@
-//! Entries in one Redis: each call is one script.
+//! Entries in one Redis: each call is one script, but the first try to hold alone without a token, which is a plain
+//! `SET NX PX`; only if that finds something is the script asked.
+//!
+//! Why a plain `SET` may stand for the script, which looks at more than the lock's key:
+//! - *The queue* (P8). Whatever frees a lock of ours while others wait leaves in its key, in the same step, that it is
+//!   kept for them (`keep_free` in queue.lua), until the first of them comes. So a `SET` succeeds beside a queue only
+//!   where a key ended by itself or by another client's hand: then one who asks just then may come first, once.
+//! - *Its own end* (P7). A `SET` whose entry was ended before it arrived must not hold. It can't arrive late if it
+//!   travelled before its end on the same connection; and an end that is in doubt waits for whatever may be left on the
+//!   lanes, and travels on the connection that is kept up ([`Link::run_last`]). If that connection is another one than the
+//!   `SET`'s, since the other was lost or does not answer, nobody knows when the `SET` arrives. Then the end that is
+//!   remembered (`gone`) says of the key which the `SET` makes that nobody holds by it (`in_the_way` in way.lua): every
+//!   script takes such a key for free, and whoever finds it by a `SET` asks a script. What is remembered outlives the key.
+//! - *A repeat* (P7) is never a `SET`: the script knows the entry's own value.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{End, LockName, Mode, PermitGrant, Rejection, Token};
 use redis::{Cmd, Value};
+use tokio::time::Instant;
 
 use super::answers::Items;
 use super::layout::{self, Keys};
@@ -122,8 +136,15 @@ impl Store for RedisStore {
             if let Err(refused) = inner.check_name(&entry.name) {
                 return Ok(Tried::Refused(refused));
             }
-            let (script, call) = inner.attempt_call(&attempt);
-            match inner.link.run(script, &call, entry.limit()).await {
+            let (limit, began) = (entry.limit(), Instant::now());
+            let asked = match inner.plain_call(&attempt) {
+                Some(set) => match inner.link.command(&set, limit).await {
+                    Ok(Value::Nil) => inner.ask_script(&attempt, limit.saturating_sub(began.elapsed())).await,
+                    answered => answered.map(|_| Value::Int(0)),
+                },
+                None => inner.ask_script(&attempt, limit).await,
+            };
+            match asked {
                 Ok(answer) => inner.tried(entry, answer),
                 Err(Failure::Silent(error)) => Err(error),
                 // It lives on another node now: nothing was done here.
@@ -155,7 +176,11 @@ impl Store for RedisStore {
         let inner = self.0.clone();
         Box::pin(async move {
             let call = inner.finish_call(&entry, doubt);
-            let answer = inner.link.run(&SCRIPTS.finish, &call, entry.limit()).await.map_err(not_known)?;
+            let answer = match doubt {
+                true => inner.link.run_last(&SCRIPTS.finish, &call, entry.limit()).await,
+                false => inner.link.run(&SCRIPTS.finish, &call, entry.limit()).await,
+            };
+            let answer = answer.map_err(not_known)?;
             match answer {
                 Value::Int(0) => Ok(End::Gone),
                 Value::Int(1) => Ok(End::Released),
@@ -210,6 +235,25 @@ impl Inner {
         Err(BackendError::new(BackendErrorKind::Refused, what))
     }
 
+    /// What takes a lock that is free, where that needs no more than its key.
+    fn plain_call(&self, attempt: &Attempt) -> Option<Cmd> {
+        let entry = &attempt.entry;
+        if !attempt.first || self.fencing || matches!(entry.mode, Mode::Permit { .. }) {
+            return None;
+        }
+        let lives = lives_ms(entry);
+        let value = layout::plain_value(attempt, &self.client, lives);
+        let key = [&*self.prefix, entry.name.as_str()].concat();
+        let mut set = Cmd::with_capacity(6, key.len() + value.len() + 64);
+        set.arg("SET").arg(key).arg(value).arg("NX").arg("PX").arg(lives);
+        Some(set)
+    }
+
+    async fn ask_script(&self, attempt: &Attempt, limit: Duration) -> Result<Value, Failure> {
+        let (script, call) = self.attempt_call(attempt);
+        self.link.run(script, &call, limit).await
+    }
+
     fn attempt_call(&self, attempt: &Attempt) -> (&'static Script, Cmd) {
         let entry = &attempt.entry;
         let tail = layout::tail(attempt, &self.client);
@@ -246,11 +290,12 @@ impl Inner {
     fn finish_call(&self, entry: &Entry, doubt: bool) -> Cmd {
         let keys = self.keys(&entry.name).for_entry(&entry.id, entry.mode, false);
         let mut call = SCRIPTS.finish.call(&keys, 64);
-        // A server can stand still for longer than any ttl, and with it what was sent before: twice the ttl is what
-        // is remembered of an end. What arrives even later ends by itself.
-        let remembered = if doubt { ms(entry.ttl * 2) } else { 0 };
+        // A server can stand still for longer than any ttl, and with it what was sent before: what arrives within twice
+        // the ttl is known to be over for as long as it may be there. What arrives even later ends by itself.
+        let remembered = if doubt { ms(entry.ttl * 2) + lives_ms(entry) } else { 0 };
         let extra = ms(entry.closed_after_expiry());
         call.arg(&entry.id.0).arg(ms(entry.keep_closed)).arg(extra).arg(remembered);
+        call.arg(if self.fair { "f" } else { "" });
         call
     }
 

@@ -4,6 +4,7 @@
 //! step under one lock, so that whatever the order in which nodes answer, nothing of ours is left where it does not
 //! count.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -421,4 +422,20 @@ fn leave(seats: &mut [Seat], which: impl Fn(Standing) -> bool, held: bool) -> Ve
 /// More than half.
 pub(super) const fn majority_of(nodes: usize) -> usize {
     nodes / 2 + 1
+}
+
+/// A take-back that a node has not answered, for as long as it is tried.
+pub(super) struct Debt<'a>(&'a AtomicUsize);
+
+impl<'a> Debt<'a> {
+    pub(super) fn of(owed: &'a AtomicUsize) -> Self {
+        owed.fetch_add(1, Ordering::Relaxed);
+        Self(owed)
+    }
+}
+
+impl Drop for Debt<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }

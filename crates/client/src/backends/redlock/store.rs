@@ -7,19 +7,22 @@
 //! granted on the way (peers' flaw 1).
 
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use lockkeeper_core::End;
-use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
+use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::claim::{Claim, Ending, TakeBack, majority_of};
+use super::claim::{Claim, Debt, Ending, TakeBack, majority_of};
 use super::tally::{Said, Tally, Verdict, timed_out};
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
 use crate::machine::Granted;
+use crate::mailbox::{Writer, mailbox};
 use crate::time::BootInstant;
 use crate::worker::Worker;
 
@@ -217,16 +220,18 @@ impl Inner {
     /// is left open was won too late.
     async fn round(self: &Arc<Self>, claim: &Arc<Claim>, attempt: &Attempt) -> Option<Tally> {
         let round = claim.begin((self.now)())?;
-        let (says, mut said) = mpsc::unbounded_channel();
+        let (says, mut said) = mailbox();
+        let (says, mut asking) = (Arc::new(says), Vec::<BoxFuture<()>>::with_capacity(self.nodes.len()));
         for index in 0..self.nodes.len() {
             let (inner, claim, attempt, says) = (self.clone(), claim.clone(), attempt.clone(), says.clone());
             let step = Step::of(&inner, &claim, Some(index));
-            tokio::spawn(async move {
+            asking.push(Box::pin(async move {
                 inner.ask(index, &claim, round, attempt, says).await;
                 step.done();
-            });
+            }));
         }
         drop(says);
+        tokio::spawn(together(asking));
         let mut tally = Tally::new(self.nodes.len(), self.majority);
         while tally.verdict() == Verdict::Open {
             let Some((index, answer)) = said.recv().await else { break };
@@ -272,7 +277,7 @@ impl Inner {
         claim: &Arc<Claim>,
         round: u64,
         attempt: Attempt,
-        says: mpsc::UnboundedSender<(usize, Said)>,
+        says: Arc<Writer<(usize, Said)>>,
     ) {
         let limit = claim.try_limit();
         let deadline = Instant::now() + limit;
@@ -311,8 +316,9 @@ impl Inner {
         if attempt.wait {
             self.listen(index, claim, &entry.id);
         }
-        let tried =
-            timeout_at(deadline, node.store.attempt(Attempt { entry: entry.clone(), ..attempt })).await;
+        // An id at a node is asked for once.
+        let attempt = Attempt { entry: entry.clone(), first: true, ..attempt };
+        let tried = timeout_at(deadline, node.store.attempt(attempt)).await;
         let answer = match tried {
             Ok(Ok(Tried::Granted(_))) => Said::Granted,
             Ok(Ok(Tried::Busy(busy))) => Said::Busy(busy),
@@ -348,16 +354,20 @@ impl Inner {
     }
 
     fn take_back_all(self: &Arc<Self>, claim: &Arc<Claim>, indexes: Vec<usize>) {
+        let mut taking_back = Vec::<BoxFuture<()>>::with_capacity(indexes.len());
         for index in indexes {
             let (inner, claim) = (self.clone(), claim.clone());
             let step = Step::of(&inner, &claim, Some(index));
-            tokio::spawn(async move {
+            taking_back.push(Box::pin(async move {
                 let inside = claim.doors[index].clone().lock_owned().await;
                 if !inner.take_back(index, &claim).await {
                     inner.go_on_taking_back(index, &claim, inside);
                 }
                 step.done();
-            });
+            }));
+        }
+        if !taking_back.is_empty() {
+            tokio::spawn(together(taking_back));
         }
     }
 
@@ -440,6 +450,15 @@ impl Inner {
     }
 }
 
+/// All of them side by side, on one task: a task for each costs more than what it does.
+async fn together(mut all: Vec<BoxFuture<()>>) {
+    poll_fn(|context| {
+        all.retain_mut(|one| one.as_mut().poll(context).is_pending());
+        if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
 /// A step of a claim on a caller's task or runtime, either of which may be gone before its end: then the library's own
 /// thread sees to it that nothing is left. At one node, or at all of them.
 struct Step(Option<(Arc<Inner>, Arc<Claim>, Option<usize>)>);
@@ -466,21 +485,5 @@ impl Drop for Step {
                 inner.go_on_taking_back(index, &claim, inside);
             }
         }));
-    }
-}
-
-/// A take-back that a node has not answered, for as long as it is tried.
-struct Debt<'a>(&'a AtomicUsize);
-
-impl<'a> Debt<'a> {
-    fn of(owed: &'a AtomicUsize) -> Self {
-        owed.fetch_add(1, Ordering::Relaxed);
-        Self(owed)
-    }
-}
-
-impl Drop for Debt<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -14,9 +14,13 @@ if kind == 'string' then
     if state == 'held' and left > px - ttl then return tonumber(token) end
   end
 end
+local there = found
+found = in_the_way(found, id)
+if not found then left = nil end
 
 local head, record, till = first()
 if not found and (not fair or not head or head == id) then
+  if there then redis.call('DEL', KEYS[1]) end
   local token = grant()
   if leave(id) then head, record = first() end
   -- The next one now knows until when to wait.

@@ -27,8 +27,11 @@ for _, hold in ipairs(holds) do
     if over and not at_once then return {'closed'} end
     if at_once then
       if permits then give_back(id) else redis.call('DEL', KEYS[1]) end
-      local head, record = first()
-      if head then tell(head, record, 0) end
+      local head, record, till = first()
+      if head then
+        keep_free(till)
+        tell(head, record, 0)
+      end
     elseif state == 'held' then
       local value = front .. 'revoked' .. middle .. ARGV[3] .. '\n' .. ARGV[4] .. '\n' .. meta
       if permits then

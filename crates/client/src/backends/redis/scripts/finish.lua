@@ -1,6 +1,7 @@
 -- Ends a hold by its id, or leaves the queue, and wakes whoever is next.
 -- KEYS: as value.lua says, without the counter. ARGV: 1 id, 2 ms for which the lock stays shut now, 3 ms for which its
 -- key outlives its ttl, 4 ms for which an attempt of it may still arrive, 0 if none can.
+-- 5 `f`: the queue is first come, first served.
 -- Returns 1: released, 2: it was under a break, 3: it left the queue, 0: nothing is known of it.
 local closed, extra = tonumber(ARGV[2]), tonumber(ARGV[3])
 -- A server without memory allows what needs some only after a write that doesn't: this one changes nothing.
@@ -42,8 +43,13 @@ if redis.call('EXISTS', KEYS[3]) == 1 then
   local left_queue = leave(id)
   if left_queue and ended == 0 then ended = 3 end
   if ended > 0 then
-    local head, record = first()
-    if head then tell(head, record, ended == 3 and 0 or closed) end
+    local head, record, till = first()
+    if head then
+      if ended ~= 3 and closed == 0 and ARGV[5] == 'f' then keep_free(till) end
+      tell(head, record, ended == 3 and 0 or closed)
+    elseif found == 'lockkeeper:reserved:1' then
+      redis.call('DEL', KEYS[1])
+    end
   end
 end
 return ended

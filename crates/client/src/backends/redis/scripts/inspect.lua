@@ -3,7 +3,8 @@
 -- Returns the server's time in µs, the lock's type, its value, the ms its key has left, the permits (value, slot, ms
 -- left, for each), how many wait, the first of them (what is known of each), and the last token.
 local kind = redis.call('TYPE', KEYS[1]).ok
-local found = kind == 'string' and redis.call('GET', KEYS[1]) or ''
+local found = kind == 'string' and in_the_way(redis.call('GET', KEYS[1]), '') or ''
+if found == '' and kind == 'string' then kind = 'none' end
 local permits = {}
 if marked(found) then
   for _, id in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1)) do

@@ -6,6 +6,7 @@ local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'string' and kind ~= 'none' then return {'type', kind} end
 local found = kind == 'string' and redis.call('GET', KEYS[1]) or nil
 local limit = marked(found)
+if not limit then found = in_the_way(found, id) end
 if limit then sweep() end
 if limit and redis.call('ZCARD', KEYS[6]) == 0 then
   -- Nobody is left: the marker is about to end.

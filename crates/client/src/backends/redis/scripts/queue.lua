@@ -20,6 +20,12 @@ local function tell(waiter, record, pause)
   if client then redis.call('PUBLISH', 'lockkeeper:wake:' .. client, waiter .. ' ' .. pause) end
 end
 
+-- Keeps a lock that became free for those who wait: until the first of them comes, for longer than it takes if a message
+-- is lost, and not for longer than it lives. Whoever tries by a plain `SET` finds it taken, and asks by a script then.
+local function keep_free(till)
+  redis.call('SET', KEYS[1], 'lockkeeper:reserved:1', 'NX', 'PX', math.min(till - now, 2000))
+end
+
 -- Takes a waiter out. Whether it waited.
 local function leave(waiter)
   redis.call('HDEL', KEYS[4], waiter)

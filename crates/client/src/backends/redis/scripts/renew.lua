@@ -27,6 +27,12 @@ if value and string.sub(value, 1, #mine) == mine then
     keep_permits(px)
   else
     redis.call('PEXPIRE', KEYS[1], px)
+    -- Since when it holds could be seen by its key alone until now.
+    local lived, rest = string.match(value, '^1:held:0:%+(%d+)(:.*)$', #mine + 1)
+    if lived then
+      local since = time[1] * 1000000 + time[2] - (lived - left) * 1000
+      redis.call('SET', KEYS[1], mine .. string.format('1:held:0:%.0f', since) .. rest, 'KEEPTTL')
+    end
   end
   return 1
 end

@@ -302,7 +302,13 @@ pub(super) fn name() -> LockName {
 }
 
 pub(super) fn attempt(entry: &Arc<Entry>, wait: bool) -> Attempt {
-    Attempt { entry: entry.clone(), wait, label: entry.id.0.as_str().into(), meta: Box::default() }
+    Attempt {
+        entry: entry.clone(),
+        first: false,
+        wait,
+        label: entry.id.0.as_str().into(),
+        meta: Box::default(),
+    }
 }
 
 /// Who holds the lock at each node.
