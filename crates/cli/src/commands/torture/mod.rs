@@ -55,7 +55,7 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     let name = directory.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
     let resource_url = args.resource.clone().unwrap_or_default();
     let shown = settings::shown(&url);
-    let mut resource = runtime.block_on(Resource::open(&resource_url, &name))?;
+    let mut resource = runtime.block_on(Resource::open(&resource_url, &name, args.fence))?;
     runtime.block_on(resource.create())?;
     let orders = Orders {
         locks: url,
