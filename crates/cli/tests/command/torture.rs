@@ -286,7 +286,9 @@ fn a_conductor_that_is_killed_takes_its_workers_along() {
     let place = Place::new();
     std::fs::create_dir(place.ledgers()).unwrap();
     let resource = format!("file://{}", place.ledgers().display());
-    let mut running = place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]).started();
+    let mut command = place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]);
+    // It can't tidy up: what it leaves goes with the place.
+    let mut running = command.env("TMPDIR", place.path("")).started();
     let conductor = running.child_mut().id();
     wait_until("there are workers", || children(conductor).len() == 3);
     let workers = children(conductor);
