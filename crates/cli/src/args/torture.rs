@@ -21,7 +21,7 @@ pub struct Torture {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub service: Service,
-    /// Where the workers keep what they write: `file:///dir`, and others that docs/torture.md lists
+    /// Where the workers write: `file:///dir`, `postgres://host/database`, `redis://host`
     #[arg(long, value_name = "URL", required_unless_present = "worker")]
     pub resource: Option<String>,
     /// How the workers use the tokens of their holds

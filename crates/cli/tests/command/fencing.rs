@@ -1,7 +1,7 @@
 //! `fence`: for shell scripts.
 
 use lockkeeper_cli::exit;
-use lockkeeper_rig::Redis;
+use lockkeeper_rig::{Postgres, Redis};
 use serde_json::{Value, json};
 
 use crate::support::{CommandExt, Place};
@@ -110,4 +110,21 @@ fn marks_in_redis_are_shown_and_reset_by_their_resource() {
     assert_eq!((&json["before"], &json["after"]["any"]), (&Value::Null, &18.into()), "{mended:?}");
     place.ran("fence show redis://127.0.0.1:1 x").is_one_line(exit::UNAVAILABLE, &["127.0.0.1:1"]);
     place.ran("fence show etcd://host x").is_one_line(exit::USAGE, &["etcd://host", "a file's path"]);
+}
+
+#[test]
+fn marks_in_postgres_are_shown_and_reset_by_their_resource() {
+    let server = Postgres::start();
+    let place = Place::new();
+    let url = server.url();
+    let show = format!("fence show {url} stock");
+    place.ran(&show).is_one_line(exit::USAGE, &["lockkeeper_fence", "SCHEMA_SQL"]);
+    server.psql(lockkeeper_fence::postgres::SCHEMA_SQL);
+    assert_eq!(place.ran(&show).out, "any none, writer none\n");
+    server.psql("SELECT lockkeeper_fence.enter('stock', 'exclusive', NULL, 900)");
+    assert_eq!(place.ran(&show).out, "any 900, writer 900\n");
+    let unsure = place.ran(&format!("fence reset {url} stock --to 17"));
+    unsure.is_one_line(exit::USAGE, &["stock", "to 17", "any 900", "--yes"]);
+    let done = place.ran(&format!("fence reset {url} stock --to 17 --yes"));
+    assert_eq!(done.out, "before: any 900, writer 900\nafter:  any 17, writer 17\n", "{done:?}");
 }

@@ -286,7 +286,9 @@ fn a_conductor_that_is_killed_takes_its_workers_along() {
     let place = Place::new();
     std::fs::create_dir(place.ledgers()).unwrap();
     let resource = format!("file://{}", place.ledgers().display());
-    let mut running = place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]).started();
+    let mut command = place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]);
+    // It can't tidy up: what it leaves goes with the place.
+    let mut running = command.env("TMPDIR", place.path("")).started();
     let conductor = running.child_mut().id();
     wait_until("there are workers", || children(conductor).len() == 3);
     let workers = children(conductor);
@@ -333,4 +335,32 @@ fn a_ledger_in_redis_is_fenced_there_and_removed() {
     // The locks' counters of tokens are the lock service's, and end by themselves.
     let left = redis.cli(&["KEYS", "*"]);
     assert!(left.lines().all(|key| key.ends_with(":lockkeeper:token")), "{left}");
+}
+
+#[test]
+fn a_ledger_in_postgres_is_fenced_there_and_removed() {
+    let server = Postgres::start();
+    let (_redis, place) = redis();
+    let line = |fence: &str| {
+        let resource = server.url();
+        format!(
+            "torture --resource {resource} --fence {fence} --faults pause --pause 1200ms --duration 1s --json"
+        )
+    };
+    place.ran(&line("enter")).is_one_line(exit::USAGE, &["lockkeeper_fence", "SCHEMA_SQL"]);
+    server.psql(lockkeeper_fence::postgres::SCHEMA_SQL);
+    let tortured = |fence: &str, code: u8| {
+        let ended = place.ran(&line(fence));
+        assert_eq!((ended.code, ended.err.as_str()), (i32::from(code), ""), "{ended:?}");
+        Figures(serde_json::from_str(&ended.out).unwrap())
+    };
+    let checked = tortured("write", exit::NO);
+    assert_eq!(checked.of("lost"), 1, "{checked:?}");
+    assert!(checked.of("stale_rejected") >= 1, "{checked:?}");
+    let entered = tortured("enter", exit::OK);
+    assert_eq!(entered.of("lost"), 0, "{entered:?}");
+    assert!(entered.of("stale_rejected") >= 2, "{entered:?}");
+    let left = "SELECT count(*) FROM pg_tables WHERE tablename LIKE 'lockkeeper-torture%'";
+    assert_eq!(server.psql(left).trim(), "0");
+    assert_eq!(server.psql("SELECT count(*) FROM lockkeeper_fence.marks").trim(), "0");
 }

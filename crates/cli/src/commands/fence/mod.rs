@@ -13,6 +13,8 @@ use crate::args::{Fence, FenceArgs, FenceMode};
 use crate::exit::{Failure, IO, OK, STALE, USAGE, chain, code_below};
 use crate::output;
 
+#[cfg(feature = "postgres")]
+pub(super) use store::postgres;
 #[cfg(feature = "redis")]
 pub(super) use store::redis;
 

@@ -13,6 +13,8 @@ use crate::exit::{Failure, USAGE, chain};
 /// The fence of one resource.
 pub(super) enum Store {
     File(FileFence),
+    #[cfg(feature = "postgres")]
+    Postgres(tokio_postgres::Client, String),
     #[cfg(feature = "redis")]
     Redis(redis::Fence, String),
 }
@@ -28,6 +30,11 @@ impl Store {
         let url: Url = target.parse().map_err(|error| Failure::new(USAGE, chain(&error)))?;
         match url.scheme.as_str() {
             "file" => Self::file(url.path.into(), which.resource.as_deref()),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => {
+                let resource = named(which.resource.as_deref(), &url)?;
+                Ok(Self::Postgres(postgres::connect(&target).await?, resource))
+            }
             #[cfg(feature = "redis")]
             "redis" => {
                 let resource = named(which.resource.as_deref(), &url)?;
@@ -36,7 +43,7 @@ impl Store {
             }
             _ => Err(Failure::new(
                 USAGE,
-                format!("`{url}` is no fence that this command knows; known: {KNOWN}"),
+                format!("`{url}` is no fence that this command knows; known: {}", KNOWN.join(", ")),
             )),
         }
     }
@@ -57,6 +64,11 @@ impl Store {
     pub(super) async fn marks(&self) -> Result<Marks, Failure> {
         match self {
             Self::File(fence) => fence.marks().map_err(|error| failed(&error)),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(client, resource) => {
+                let marks = postgres::fence::marks(client, resource).await;
+                marks.map_err(|error| postgres::failed(&error))
+            }
             #[cfg(feature = "redis")]
             Self::Redis(fence, resource) => {
                 fence.marks(resource).await.map_err(|error| redis::failed(&error))
@@ -69,6 +81,11 @@ impl Store {
     pub(super) async fn reset(&self, to: Token) -> Result<(), Failure> {
         match self {
             Self::File(fence) => fence.reset(to).map_err(|error| failed(&error)),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(client, resource) => {
+                let reset = postgres::fence::reset(client, resource, to).await;
+                reset.map_err(|error| postgres::failed(&error))
+            }
             #[cfg(feature = "redis")]
             Self::Redis(fence, resource) => {
                 fence.reset(resource, to).await.map_err(|error| redis::failed(&error))
@@ -78,10 +95,19 @@ impl Store {
 }
 
 /// What a fence's address may look like.
-const KNOWN: &str =
-    if cfg!(feature = "redis") { "a file's path, redis://host:port/database" } else { "a file's path" };
+const KNOWN: &[&str] = &[
+    "a file's path",
+    #[cfg(feature = "postgres")]
+    "postgres://host:port/database",
+    #[cfg(feature = "redis")]
+    "redis://host:port/database",
+];
 
-#[cfg(feature = "redis")]
+/// For a connection, and for each answer.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
 fn named(resource: Option<&str>, url: &Url) -> Result<String, Failure> {
     let missing = || format!("`{url}` has the marks of many resources: give the resource's name behind it");
     resource.map(str::to_owned).ok_or_else(|| Failure::new(USAGE, missing()))
@@ -91,17 +117,13 @@ fn named(resource: Option<&str>, url: &Url) -> Result<String, Failure> {
 pub(in crate::commands) mod redis {
     //! The Redis fence, by an address.
 
-    use std::time::Duration;
-
     use lockkeeper_fence::redis::{RedisFence, RedisFenceError};
     use redis::AsyncConnectionConfig;
     use redis::aio::MultiplexedConnection;
 
+    use super::LIMIT;
     use crate::exit::{Failure, IO, STALE, UNAVAILABLE, USAGE, chain};
     use crate::settings;
-
-    /// For a connection, and for each answer.
-    const LIMIT: Duration = Duration::from_secs(5);
 
     /// A fence over a connection that is shared with it.
     pub(in crate::commands) type Fence = RedisFence<MultiplexedConnection>;
@@ -130,6 +152,45 @@ pub(in crate::commands) mod redis {
                 USAGE
             }
             Error::Unknown { .. } => UNAVAILABLE,
+            _ => IO,
+        };
+        Failure::new(code, chain(error))
+    }
+}
+
+#[cfg(feature = "postgres")]
+pub(in crate::commands) mod postgres {
+    //! The Postgres fence, by an address. Without TLS.
+
+    use lockkeeper_fence::postgres::PostgresError;
+    pub(in crate::commands) use lockkeeper_fence::postgres::tokio_postgres as fence;
+    use tokio_postgres::{Client, Config, NoTls};
+
+    use super::LIMIT;
+    use crate::exit::{Failure, IO, STALE, UNAVAILABLE, USAGE, chain};
+    use crate::settings;
+
+    /// # Errors
+    /// It is out of reach, or lets nobody in.
+    pub(in crate::commands) async fn connect(url: &str) -> Result<Client, Failure> {
+        let said = |code, error: &tokio_postgres::Error| {
+            Failure::new(code, format!("{}: {}", settings::shown(url), chain(error)))
+        };
+        let mut config: Config = url.parse().map_err(|error| said(USAGE, &error))?;
+        config.connect_timeout(LIMIT).application_name("lockkeeper");
+        let (client, connection) = config.connect(NoTls).await.map_err(|error| said(UNAVAILABLE, &error))?;
+        // It ends with the client; what goes wrong on it, the client's calls are told.
+        tokio::spawn(connection);
+        Ok(client)
+    }
+
+    pub(in crate::commands) fn failed(error: &PostgresError) -> Failure {
+        use PostgresError as Error;
+        let code = match error {
+            Error::Refused(_) => STALE,
+            Error::Resource(_) | Error::NotInstalled(_) | Error::OtherVersion { .. } | Error::Replica => {
+                USAGE
+            }
             _ => IO,
         };
         Failure::new(code, chain(error))

@@ -29,6 +29,7 @@ use crate::output;
 use crate::settings;
 use conductor::{Conductor, Times};
 use crew::{Crew, Event, Stop};
+use journal::Step;
 use report::Report;
 use resource::Resource;
 use verdict::Verdict;
@@ -53,17 +54,19 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     // Its random end is that of everything else here.
     let directory = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
     let name = directory.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // Not the lock's name: lock service and resource may be the same Redis.
+    let ledger = format!("{name}-ledger");
     let resource_url = args.resource.clone().unwrap_or_default();
     let shown = settings::shown(&url);
-    let mut resource = runtime.block_on(Resource::open(&resource_url, &name))?;
+    let mut resource = runtime.block_on(Resource::open(&resource_url, &ledger, args.fence))?;
     runtime.block_on(resource.create())?;
     let orders = Orders {
         locks: url,
         resource: resource_url,
         fence: args.fence,
         ttl: args.ttl,
-        name: name.clone(),
-        ledger: name,
+        name,
+        ledger,
         journal: directory.path().to_owned(),
         serial: 0,
         conductor: std::process::id(),
@@ -134,20 +137,12 @@ fn conduct(
     let interrupted = match conductor.conduct(&args.faults, args.workers) {
         Ok(()) => false,
         Err(Stop::Interrupted) => true,
-        Err(Stop::Failed(failure)) => return Err(failure),
+        Err(Stop::Failed(failure)) => return Err(explained(failure, &conductor.crew)),
     };
     // Nobody may write while it is read.
     conductor.crew.dismiss();
     let took = began.elapsed();
-    let mut journals = Vec::new();
-    for (serial, path) in conductor.crew.journals() {
-        match journal::read(&path) {
-            Ok(steps) => journals.push((serial, steps)),
-            // Killed before it began.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    let journals = journals(&conductor.crew)?;
     let ledger = runtime.block_on(resource.read()).map_err(|trouble| {
         let why = format!("the ledger {} can't be read: {}", resource.place(), trouble.why());
         Failure::new(crate::exit::IO, why)
@@ -167,6 +162,35 @@ fn conduct(
     };
     if args.json { report.print_json() } else { report.print_text() }?;
     Ok(if report.is_safe() { OK } else { NO })
+}
+
+/// The journals of all workers there ever were.
+fn journals(crew: &Crew) -> Result<Vec<(u32, Vec<(u64, Step)>)>, Failure> {
+    let mut journals = Vec::new();
+    for (serial, path) in crew.journals() {
+        match journal::read(&path) {
+            Ok(steps) => journals.push((serial, steps)),
+            // Killed before it began.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(journals)
+}
+
+/// Why it can't go on, with what the workers met last: that may be why.
+fn explained(failure: Failure, crew: &Crew) -> Failure {
+    let steps = journals(crew).unwrap_or_default().into_iter().flat_map(|(_, steps)| steps);
+    let troubles = steps.filter_map(|(at, step)| match step {
+        Step::Trouble { why } => Some((at, why)),
+        _ => None,
+    });
+    match troubles.max() {
+        Some((_, why)) => {
+            Failure::new(failure.code, format!("{}; a worker's last trouble: {why}", failure.message))
+        }
+        None => failure,
+    }
 }
 
 /// Tells the crew of a signal to end.

@@ -157,7 +157,7 @@ impl Worker {
         Ok(Self {
             lock,
             locks,
-            resource: Resource::open(&orders.resource, &orders.ledger).await?,
+            resource: Resource::open(&orders.resource, &orders.ledger, orders.fence).await?,
             fence: orders.fence,
             journal: Journal::create(&orders.journal)?,
             serial: orders.serial,

@@ -4,22 +4,33 @@
 //! Each kind of resource is reached as its own users reach it. May not know of locks, nor of what is done to workers.
 
 mod file;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 
 use lockkeeper::url::Url;
 use lockkeeper_fence::{Refused, Section};
 
+use crate::args::Fenced;
 use crate::exit::{Failure, USAGE, chain};
 
 /// What the address of a resource may look like.
-const KNOWN: &str =
-    if cfg!(feature = "redis") { "file:///dir, redis://host:port/database" } else { "file:///dir" };
+const KNOWN: &[&str] = &[
+    "file:///dir",
+    #[cfg(feature = "postgres")]
+    "postgres://host:port/database",
+    #[cfg(feature = "redis")]
+    "redis://host:port/database",
+];
 
 /// A ledger that is open.
 pub(super) enum Resource {
     /// A file, guarded by the file fence.
     File(file::Ledger),
+    /// A table of a PostgreSQL database, guarded by the fence there.
+    #[cfg(feature = "postgres")]
+    Postgres(postgres::Ledger),
     /// A key of a Redis, guarded by its fence.
     #[cfg(feature = "redis")]
     Redis(redis::Ledger),
@@ -71,16 +82,21 @@ impl Resource {
     ///
     /// # Errors
     /// The address is none of a resource, or it can't be used.
-    pub(super) async fn open(url: &str, name: &str) -> Result<Self, Failure> {
+    pub(super) async fn open(url: &str, name: &str, fence: Fenced) -> Result<Self, Failure> {
         let parsed: Url =
             url.parse().map_err(|error| Failure::new(USAGE, format!("--resource: {}", chain(&error))))?;
         match parsed.scheme.as_str() {
             "file" => file::Ledger::open(&parsed, name).map(Self::File),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => {
+                postgres::Ledger::open(url, name, fence != Fenced::None).await.map(Self::Postgres)
+            }
             #[cfg(feature = "redis")]
             "redis" => redis::Ledger::open(url, name).await.map(Self::Redis),
-            scheme => {
-                Err(Failure::new(USAGE, format!("`{scheme}:` is no resource of torture; known: {KNOWN}")))
-            }
+            scheme => Err(Failure::new(
+                USAGE,
+                format!("`{scheme}:` is no resource of torture; known: {}", KNOWN.join(", ")),
+            )),
         }
     }
 
@@ -91,6 +107,8 @@ impl Resource {
     pub(super) async fn create(&mut self) -> Result<(), Failure> {
         match self {
             Self::File(file) => file.create(),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(postgres) => postgres.create().await,
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.create().await,
         }
@@ -100,6 +118,8 @@ impl Resource {
     pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
         match self {
             Self::File(file) => file.enter(section),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(postgres) => postgres.enter(section).await,
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.enter(section).await,
         }
@@ -109,6 +129,8 @@ impl Resource {
     pub(super) async fn read(&mut self) -> Result<String, Trouble> {
         match self {
             Self::File(file) => file.read(),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(postgres) => postgres.read().await,
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.read().await,
         }
@@ -118,6 +140,8 @@ impl Resource {
     pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
         match self {
             Self::File(file) => file.write(section, ledger),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(postgres) => postgres.write(section, ledger).await,
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.write(section, ledger).await,
         }
@@ -127,6 +151,8 @@ impl Resource {
     pub(super) fn place(&self) -> String {
         match self {
             Self::File(file) => file.place(),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(postgres) => postgres.place(),
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.place(),
         }
@@ -139,6 +165,8 @@ impl Resource {
     pub(super) async fn remove(&mut self) -> Result<(), Failure> {
         match self {
             Self::File(file) => file.remove(),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(postgres) => postgres.remove().await,
             #[cfg(feature = "redis")]
             Self::Redis(redis) => redis.remove().await,
         }

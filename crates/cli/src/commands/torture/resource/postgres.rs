@@ -1,0 +1,140 @@
+//! A table of one row in a PostgreSQL database, guarded by the fence of `lockkeeper_fence`'s schema there.
+
+use lockkeeper_fence::Section;
+use lockkeeper_fence::postgres::PostgresError;
+use lockkeeper_fence::postgres::tokio_postgres as fence;
+use tokio_postgres::Client;
+use tokio_postgres::error::SqlState;
+
+use super::Trouble;
+use crate::commands::fence::postgres::{connect, failed};
+use crate::exit::{Failure, UNAVAILABLE, chain};
+use crate::output;
+
+pub(in super::super) struct Ledger {
+    url: String,
+    name: String,
+    fenced: bool,
+    /// `None` after a failure: made anew by the next who needs it.
+    client: Option<Client>,
+}
+
+impl Ledger {
+    pub(super) async fn open(url: &str, name: &str, fenced: bool) -> Result<Self, Failure> {
+        let client = connect(url).await?;
+        if fenced {
+            fence::check(&client).await.map_err(|error| failed(&error))?;
+        }
+        Ok(Self { url: url.to_owned(), name: name.to_owned(), fenced, client: Some(client) })
+    }
+
+    /// Its name is ours, so that nothing in it needs to be quoted twice.
+    fn table(&self) -> String {
+        format!("\"{}\"", self.name)
+    }
+
+    pub(super) async fn create(&mut self) -> Result<(), Failure> {
+        let table = self.table();
+        let make = format!(
+            "BEGIN; CREATE TABLE {table} (ledger text NOT NULL); INSERT INTO {table} VALUES (''); COMMIT"
+        );
+        self.run(&make).await.map_err(|trouble| self.failed("make", trouble))
+    }
+
+    pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
+        let name = self.name.clone();
+        let entered = fence::enter(self.client().await?, &name, section).await;
+        self.told(entered)
+    }
+
+    pub(super) async fn read(&mut self) -> Result<String, Trouble> {
+        let ask = format!("SELECT ledger FROM {}", self.table());
+        let row = self.client().await?.query_one(&ask, &[]).await;
+        self.told(row.and_then(|row| row.try_get(0)))
+    }
+
+    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
+        let (name, table) = (self.name.clone(), self.table());
+        let client = self.client().await?;
+        let written = async {
+            let transaction = client.transaction().await?;
+            if let Some(section) = section {
+                fence::write(&transaction, &name, section).await?;
+            }
+            transaction.execute(&format!("UPDATE {table} SET ledger = $1"), &[&ledger]).await?;
+            Ok::<_, Trouble>(transaction.commit().await?)
+        };
+        let written = written.await;
+        self.told(written)
+    }
+
+    pub(super) fn place(&self) -> String {
+        format!("the table {}", self.table())
+    }
+
+    pub(super) async fn remove(&mut self) -> Result<(), Failure> {
+        let drop = format!("DROP TABLE IF EXISTS {}", self.table());
+        self.run(&drop).await.map_err(|trouble| self.failed("remove", trouble))?;
+        if !self.fenced {
+            return Ok(());
+        }
+        let name = self.name.clone();
+        let forget = "DELETE FROM lockkeeper_fence.marks WHERE resource = $1";
+        let forgot = match self.client().await {
+            Ok(client) => client.execute(forget, &[&name]).await,
+            Err(trouble) => return Err(self.failed("remove", trouble)),
+        };
+        match forgot {
+            Ok(_) => Ok(()),
+            // Who uses a fence may not lower its marks: only its owner can.
+            Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                output::say(format_args!(
+                    "the marks of `{name}` stay in lockkeeper_fence.marks: this role may not remove them"
+                ));
+                Ok(())
+            }
+            Err(error) => Err(self.failed("remove", error.into())),
+        }
+    }
+
+    async fn run(&mut self, sql: &str) -> Result<(), Trouble> {
+        let done = self.client().await?.batch_execute(sql).await;
+        self.told(done)
+    }
+
+    async fn client(&mut self) -> Result<&mut Client, Trouble> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            None => connect(&self.url).await.map_err(|failure| Trouble::Failed(failure.message))?,
+        };
+        Ok(self.client.insert(client))
+    }
+
+    /// After a failure that is no refusal the connection is not used again.
+    fn told<T, E: Into<Trouble>>(&mut self, result: Result<T, E>) -> Result<T, Trouble> {
+        let result = result.map_err(Into::into);
+        if let Err(Trouble::Failed(_)) = result {
+            self.client = None;
+        }
+        result
+    }
+
+    fn failed(&self, doing: &str, trouble: Trouble) -> Failure {
+        Failure::new(UNAVAILABLE, format!("cannot {doing} {}: {}", self.place(), trouble.why()))
+    }
+}
+
+impl From<tokio_postgres::Error> for Trouble {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Failed(chain(&error))
+    }
+}
+
+impl From<PostgresError> for Trouble {
+    fn from(error: PostgresError) -> Self {
+        match error {
+            PostgresError::Refused(refused) => refused.into(),
+            other => Self::failed(&other),
+        }
+    }
+}
