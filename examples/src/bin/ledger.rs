@@ -12,7 +12,7 @@
 //! raises it before the balance is read; the write is refused, in the transaction that does it, if a higher one came.
 //! Leave `enter` out and the check on the write alone loses updates (docs/fencing.md has the trace).
 //!
-//! `ledger redis://locks.example postgres://db.example/bank alice 300`
+//! `ledger lockkeeper://locks.example postgres://db.example/bank alice 300`
 
 use std::error::Error;
 use std::time::Duration;
