@@ -13,20 +13,24 @@ use lockkeeper_fence::{Action, Marks, Section};
 const BATCH: u64 = 1000;
 const SAMPLES: usize = 2000;
 
+fn token(value: u64) -> Token {
+    Token::new(value).expect("a token")
+}
+
+fn permit(number: u64) -> Section {
+    let slot = u32::try_from(number % 8).expect("small");
+    Section::permit(slot, token(number)).expect("a slot")
+}
+
 #[expect(clippy::print_stdout, reason = "a bench prints its figures")]
 fn main() {
-    let token = |value| Token::new(value).expect("a token");
-    let permit = |value: u64| {
-        let slot = u32::try_from(value % 8).expect("small");
-        Section::permit(slot, token(value)).expect("a slot")
-    };
-    type Case = (&'static str, Action, Box<dyn Fn(u64) -> Section>);
+    type Case = (&'static str, Action, fn(u64) -> Section);
     let cases: [Case; 5] = [
-        ("an equal token", Action::Write, Box::new(move |_| Section::exclusive(token(1 << 50)))),
-        ("a rising token", Action::Enter, Box::new(move |n| Section::exclusive(token(n)))),
-        ("a stale token", Action::Write, Box::new(move |_| Section::exclusive(token(1)))),
-        ("a rising reader", Action::Enter, Box::new(move |n| Section::shared(token(n)))),
-        ("a permit of one of 8 slots", Action::Write, Box::new(permit)),
+        ("an equal token", Action::Write, |_| Section::exclusive(token(1 << 50))),
+        ("a rising token", Action::Enter, |number| Section::exclusive(token(number))),
+        ("a stale token", Action::Write, |_| Section::exclusive(token(1))),
+        ("a rising reader", Action::Enter, |number| Section::shared(token(number))),
+        ("a permit of one of 8 slots", Action::Write, permit),
     ];
     println!("nanoseconds per check, p50 and p99 of {SAMPLES} batches of {BATCH}");
     for (what, action, section) in cases {

@@ -11,7 +11,7 @@
 //! lid hours) wakes up in the next period and sends then, beside the one whose turn it is. `check_once` lets a token
 //! through once and no lower one after it.
 //!
-//! Run it on each host: `cron_singleton redis://locks.example /var/spool/report`
+//! Run it on each host: `cron_singleton lockkeeper://locks.example /var/spool/report`
 
 use std::error::Error;
 use std::fs::OpenOptions;

@@ -10,7 +10,7 @@
 //! Why a fence: short leases are overrun easily, by a slow answer or a pause. A dispatcher that comes back late must not
 //! write its ride over the one that was assigned meanwhile. The row's `fence` column refuses it.
 //!
-//! `driver_assignment redis://locks.example postgres://db.example/rides ride-7`
+//! `driver_assignment lockkeeper://locks.example postgres://db.example/rides ride-7`
 
 use std::error::Error;
 use std::time::Duration;

@@ -9,7 +9,7 @@
 //! that one's. The token goes with the slot: each slot has marks of its own, so the jobs on the other cards, which work
 //! at the same time with tokens that are higher or lower, don't turn each other away.
 //!
-//! `gpu_pool redis://locks.example /var/lib/gpus 4 train-resnet`
+//! `gpu_pool lockkeeper://locks.example /var/lib/gpus 4 train-resnet`
 
 use std::error::Error;
 use std::fs;

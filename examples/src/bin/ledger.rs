@@ -10,9 +10,10 @@
 //! Why a fence: the lock ends with its lease. A worker that is paused while it waits for the risk service wakes up with an
 //! old balance and writes it back over a newer one. So the account has a column with the highest token seen. `enter`
 //! raises it before the balance is read; the write is refused, in the transaction that does it, if a higher one came.
-//! Leave `enter` out and the check on the write alone loses updates (docs/fencing.md has the trace).
+//! Leave `enter` out and the check on the write alone loses updates (docs/fencing.md has the trace). Below it is spelled
+//! out in SQL; `lockkeeper_fence::postgres` has it as calls, for shared holds and permits too.
 //!
-//! `ledger redis://locks.example postgres://db.example/bank alice 300`
+//! `ledger lockkeeper://locks.example postgres://db.example/bank alice 300`
 
 use std::error::Error;
 use std::time::Duration;

@@ -13,7 +13,7 @@
 //!
 //! Why a fence: our own record can be fenced, so it is. Else a late worker could turn "paid" back into something older.
 //!
-//! `payment redis://locks.example postgres://db.example/shop order-42 1999`
+//! `payment lockkeeper://locks.example postgres://db.example/shop order-42 1999`
 
 use std::error::Error;
 

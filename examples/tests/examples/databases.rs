@@ -2,13 +2,14 @@
 
 use lockkeeper_rig::{Postgres, Redis};
 
+use crate::service::Service;
 use crate::{at_once, count, fails};
 
 #[test]
 fn payment_charges_once_however_many_workers_and_after_a_crash() {
     let program = env!("CARGO_BIN_EXE_payment");
-    let (redis, postgres) = (Redis::start(), Postgres::start());
-    let (locks, database) = (redis.url(), postgres.url());
+    let (service, postgres) = (Service::start(), Postgres::start());
+    let (locks, database) = (service.url(), postgres.url());
     let one = vec![locks.as_str(), &database, "order-1", "1999"];
     // Alone first, so that the tables are there.
     let first = at_once(program, &[one.clone()]);
@@ -36,13 +37,13 @@ fn payment_charges_once_however_many_workers_and_after_a_crash() {
 #[test]
 fn ledger_never_spends_what_is_not_there() {
     let program = env!("CARGO_BIN_EXE_ledger");
-    let (redis, postgres) = (Redis::start(), Postgres::start());
+    let (service, postgres) = (Service::start(), Postgres::start());
     postgres.psql(
         "CREATE TABLE accounts (id text PRIMARY KEY, cents bigint NOT NULL, fence bigint NOT NULL DEFAULT 0);
          CREATE TABLE entries (account text NOT NULL, cents bigint NOT NULL, token bigint NOT NULL);
          INSERT INTO accounts VALUES ('alice', 1000)",
     );
-    let (locks, database) = (redis.url(), postgres.url());
+    let (locks, database) = (service.url(), postgres.url());
     let told = at_once(program, &vec![vec![locks.as_str(), &database, "alice", "300"]; 6]);
     assert_eq!((count(&told, "withdrew"), count(&told, "refused")), (3, 3), "{told:#?}");
     assert_eq!(postgres.psql("SELECT cents FROM accounts"), "100");
@@ -57,12 +58,12 @@ fn ledger_never_spends_what_is_not_there() {
 #[test]
 fn driver_assignment_gives_a_driver_one_ride() {
     let program = env!("CARGO_BIN_EXE_driver_assignment");
-    let (redis, postgres) = (Redis::start(), Postgres::start());
+    let (service, postgres) = (Service::start(), Postgres::start());
     postgres.psql(
         "CREATE TABLE drivers (id bigint PRIMARY KEY, ride text, fence bigint NOT NULL DEFAULT 0);
          INSERT INTO drivers SELECT generate_series(1, 4)",
     );
-    let (locks, database) = (redis.url(), postgres.url());
+    let (locks, database) = (service.url(), postgres.url());
     let rides: Vec<String> = (0..7).map(|number| format!("ride-{number}")).collect();
     let lines: Vec<_> = rides.iter().map(|ride| vec![locks.as_str(), &database, ride.as_str()]).collect();
     let told = at_once(program, &lines);

@@ -1,11 +1,43 @@
 //! The examples whose effects are files.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use lockkeeper_rig::Redis;
 
+use crate::service::Service;
 use crate::{at_once, count, fails};
+
+/// What the locks of an example are kept in, each time anew: for as long as this lives.
+struct Kept {
+    service: Service,
+    redis: Redis,
+    dir: tempfile::TempDir,
+}
+
+impl Kept {
+    fn start() -> Self {
+        Self {
+            service: Service::start(),
+            redis: Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]),
+            dir: tempfile::tempdir().expect("a directory"),
+        }
+    }
+
+    /// URLs, each with a directory of its own for what the example changes.
+    fn each(&self) -> [(String, PathBuf); 3] {
+        let urls = [
+            ("service", self.service.url()),
+            ("redis", format!("{}?fencing=counter", self.redis.url())),
+            ("file", format!("file://{}", self.dir.path().join("locks").display())),
+        ];
+        urls.map(|(name, url)| {
+            let place = self.dir.path().join(name);
+            fs::create_dir(&place).expect("created");
+            (url, place)
+        })
+    }
+}
 
 /// Puts a mark of a later holder on `file`.
 fn fence_off(file: &Path) {
@@ -17,12 +49,9 @@ fn fence_off(file: &Path) {
 #[test]
 fn cron_singleton_runs_on_one_host_of_many_and_not_again_in_its_period() {
     let program = env!("CARGO_BIN_EXE_cron_singleton");
-    let dir = tempfile::tempdir().expect("a directory");
-    let redis = Redis::start();
-    for (locks, name) in
-        [(redis.url(), "redis"), (format!("file://{}", dir.path().join("locks").display()), "file")]
-    {
-        let outbox = dir.path().join(name);
+    let kept = Kept::start();
+    for (locks, place) in kept.each() {
+        let outbox = place.join("outbox");
         let outbox = outbox.to_str().expect("text");
         let hosts = vec![vec![locks.as_str(), outbox]; 6];
         let told = at_once(program, &hosts);
@@ -40,7 +69,7 @@ fn cron_singleton_that_wakes_after_a_later_one_sends_nothing() {
     let outbox = dir.path().join("outbox");
     fence_off(&outbox);
     let why = fails(env!("CARGO_BIN_EXE_cron_singleton"), &[&locks, outbox.to_str().expect("text")]);
-    assert!(why.contains("stale"), "{why}");
+    assert!(why.contains("Stale"), "{why}");
     assert!(!outbox.exists());
 }
 
@@ -68,13 +97,8 @@ fn shared_file_loses_no_line() {
 
 #[test]
 fn gpu_pool_gives_each_card_to_one_job_at_a_time() {
-    let dir = tempfile::tempdir().expect("a directory");
-    let redis = Redis::start();
-    for (locks, name) in
-        [(redis.url(), "redis"), (format!("file://{}", dir.path().join("locks").display()), "file")]
-    {
-        let cards = dir.path().join(format!("cards-{name}"));
-        fs::create_dir(&cards).expect("created");
+    let kept = Kept::start();
+    for (locks, cards) in kept.each() {
         let cards = cards.to_str().expect("text");
         let jobs: Vec<String> = (0..6).map(|number| format!("job-{number}")).collect();
         let lines: Vec<_> = jobs.iter().map(|job| vec![locks.as_str(), cards, "2", job.as_str()]).collect();

@@ -4,6 +4,7 @@ use std::process::{Command, Output, Stdio};
 
 mod databases;
 mod files;
+mod service;
 
 /// Runs `program` once for each of `lines`, all at the same time; what each printed, if all ended well.
 #[track_caller]

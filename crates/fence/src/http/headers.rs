@@ -2,13 +2,6 @@
 //!
 //! Responsible for reading the four request headers, each at most once and in one form: what is misspelt is refused,
 //! since reading it as its default would check less than was meant.
-//!
-//! | header | value | left out |
-//! | --- | --- | --- |
-//! | `Fencing-Token` | decimal, 1 to 2^53 - 1 | no section |
-//! | `Fencing-Resource` | a name ([`Resource`]) | by the service, from the request |
-//! | `Fencing-Mode` | `exclusive`, `shared`, `permit`, `permit;slot=3` | `exclusive` |
-//! | `Fencing-Action` | `enter`, `write`, `check_once` | by the method: safe ones enter, others write |
 
 use http::header::{HeaderMap, HeaderName};
 

@@ -12,8 +12,14 @@
 //! ```
 //! *Enter before you read* holds here too, so a read with a token enters: `GET`, `HEAD` and the other safe methods raise
 //! the mark and then go on to the handler. A client that reads by other ways enters first by `POST` with
-//! `Fencing-Action: enter`, to any path; the handler never sees it. `Fencing-Mode` and `Fencing-Resource` are in
-//! `headers.rs`. `Fencing-Action: check_once` is for one blind effect per grant.
+//! `Fencing-Action: enter`; the handler never sees it.
+//!
+//! | header | value | left out |
+//! | --- | --- | --- |
+//! | `Fencing-Token` | decimal, 1 to 2^53 - 1 | no section |
+//! | `Fencing-Resource` | a name ([`Resource`]) | what [`Rules::resource_by`] says, or the path |
+//! | `Fencing-Mode` | `exclusive`, `shared`, `permit`, `permit;slot=3` | `exclusive` |
+//! | `Fencing-Action` | `enter`, `write`, or `check_once` for one blind effect per grant | safe methods enter, others write |
 //!
 //! # What it is told
 //! | status | `type` | when |

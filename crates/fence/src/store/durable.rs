@@ -194,3 +194,7 @@ impl fmt::Debug for DurableMarks {
         f.debug_struct("DurableMarks").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[path = "durable_tests.rs"]
+mod tests;

@@ -1,0 +1,61 @@
+//! The store as a whole: more resources than room in memory, many checks at once, and its end.
+
+use super::*;
+use crate::rule::Refused;
+
+fn exclusive(value: u64) -> Section {
+    Section::exclusive(Token::new(value).expect("a token"))
+}
+
+fn name(number: u64) -> Resource {
+    Resource::new(&format!("resource {number}")).expect("a name")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn marks_that_made_room_for_others_are_found_again() {
+    const RESOURCES: u64 = 200;
+    let dir = tempfile::tempdir().expect("a directory");
+    let marks = Arc::new(DurableMarks::with_room(&dir.path().join("marks.redb"), 8).expect("new"));
+    for round in [10, 20] {
+        let checks: Vec<_> = (1..=RESOURCES)
+            .map(|number| {
+                let marks = Arc::clone(&marks);
+                tokio::spawn(async move {
+                    marks.check(&name(number), Action::Enter, exclusive(number + round)).await
+                })
+            })
+            .collect();
+        for check in checks {
+            let passed = check.await.expect("no panic").expect("never seen, or higher");
+            assert_eq!(passed, Passed::Raised);
+        }
+    }
+    for number in 1..=RESOURCES {
+        let highest = Token::new(number + 20).expect("a token");
+        let section = exclusive(number + 19);
+        let stale = marks.check(&name(number), Action::Enter, section).await.expect_err("20 was here");
+        assert!(
+            matches!(&stale, MarksError::Refused(Refused::Stale { highest: told, .. }) if *told == highest),
+            "{stale:?}"
+        );
+        assert_eq!(marks.marks(&name(number)).await.expect("kept").base.any, Some(highest));
+    }
+}
+
+#[tokio::test]
+async fn a_check_that_is_given_up_is_harmless_and_a_closed_file_is_free() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("marks.redb");
+    let marks = DurableMarks::open(&path).expect("new");
+    let resource = name(1);
+    {
+        let mut check = std::pin::pin!(marks.check(&resource, Action::Enter, exclusive(5)));
+        // Asked, and then no longer waited for.
+        let _ = std::future::poll_fn(|context| std::task::Poll::Ready(check.as_mut().poll(context))).await;
+    }
+    let _ = marks.check(&resource, Action::Enter, exclusive(6)).await.expect("higher");
+    drop(marks);
+    let marks = DurableMarks::open(&path).expect("free when the drop has returned");
+    let stale = marks.check(&resource, Action::Enter, exclusive(5)).await.expect_err("6 was here");
+    assert!(matches!(stale, MarksError::Refused(Refused::Stale { .. })), "{stale:?}");
+}
