@@ -48,7 +48,7 @@ fn who_has_no_rights_or_no_fence_is_told_what_to_apply() {
         server.psql("CREATE ROLE nobody LOGIN");
         let stranger = connect(&server.url_as("nobody")).await;
         server.psql("CREATE DATABASE bare");
-        let bare = connect(&server.url().replace("/postgres", "/bare")).await;
+        let bare = connect(&format!("postgres://postgres@127.0.0.1:{}/bare", server.port())).await;
         for client in [&stranger, &bare] {
             let error = fence::enter(client, "stock", exclusive(1)).await.expect_err("no rights");
             assert!(matches!(error, PostgresError::NotInstalled(_)), "{error:?}");

@@ -8,6 +8,7 @@ use lockkeeper_rig::Postgres;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Mutex;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, IsolationLevel, Transaction};
 
 use crate::suite::{Lasting, Subject};
@@ -83,7 +84,7 @@ impl<const LEVEL: u8> Tokio<LEVEL> {
             return Err(error);
         }
         if let Call::Write(number) = call {
-            put(&transaction, &self.resource, *number).await;
+            put(&transaction, &self.resource, *number).await?;
         }
         transaction.commit().await.expect("what passed the fence commits");
         Ok(())
@@ -99,8 +100,15 @@ impl<const LEVEL: u8> Tokio<LEVEL> {
     }
 }
 
-async fn put(transaction: &Transaction<'_>, resource: &str, number: u64) {
-    transaction.execute(WRITE, &[&resource, &bigint(number)]).await.expect("nobody else is in the way");
+/// Permits of different slots write side by side, so at REPEATABLE READ the write may have to be tried again, too.
+async fn put(transaction: &Transaction<'_>, resource: &str, number: u64) -> Result<(), PostgresError> {
+    match transaction.execute(WRITE, &[&resource, &bigint(number)]).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
+            Err(PostgresError::TryAgain(error.into()))
+        }
+        Err(error) => panic!("{error:?}"),
+    }
 }
 
 impl<const LEVEL: u8> Subject for Tokio<LEVEL> {
