@@ -66,6 +66,8 @@ const REGISTRIES: &[Registry] = &[
             Library { name: "flask", version: "3.1.2", used_by: "the same" },
             Library { name: "flask-cors", version: "6.0.1", used_by: "the same" },
             Library { name: "PyYAML", version: "6.0.3", used_by: "the same" },
+            // What its DynamoDB needs besides.
+            Library { name: "py-partiql-parser", version: "0.6.3", used_by: "the tests of fences in DynamoDB" },
         ],
     },
     Registry {

@@ -38,6 +38,8 @@ pub struct Guide;
 
 #[cfg(feature = "http")]
 pub mod door;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(any(feature = "store", target_os = "linux"))]
 mod format;
 #[cfg(feature = "http")]
@@ -71,6 +73,8 @@ pub use self::postgres::PostgresError;
 pub use self::redis::{RedisFence, RedisFenceError};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteError;
+#[cfg(feature = "dynamodb")]
+pub use dynamodb::{DynamoDbError, DynamoDbFence};
 #[cfg(target_os = "linux")]
 pub use file::{FileError, FileFence};
 pub use lockkeeper_core::{ModeKind, Slot, Token};

@@ -12,6 +12,7 @@
 
 pub mod azurite;
 mod cluster;
+pub mod dynamodb;
 mod folder;
 pub mod pgbouncer;
 mod port;
@@ -27,6 +28,7 @@ mod wait;
 
 pub use azurite::Azurite;
 pub use cluster::RedisCluster;
+pub use dynamodb::DynamoDb;
 pub use pgbouncer::PgBouncer;
 pub use postgres::Postgres;
 pub use program::{Line, Program, find};

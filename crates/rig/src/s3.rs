@@ -24,7 +24,7 @@ pub const BUCKET: &str = "lockkeeper";
 
 /// moto compares the ETag and puts the object in two steps, and serves each connection on a thread. S3 promises that of
 /// two puts with one condition one is refused: so one request at a time.
-const MOTO: &str = "\
+pub(crate) const MOTO: &str = "\
 import sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from werkzeug.serving import run_simple

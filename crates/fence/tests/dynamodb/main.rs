@@ -1,0 +1,113 @@
+//! The DynamoDB fence on moto: the suite of all fences, and what is its own.
+//!
+//! moto shows that the requests are well formed and that the conditions say what the rule says. It does not show what
+//! only DynamoDB can keep: that check and write are one step (here the rig lets one request in at a time), that what was
+//! acknowledged lasts, that a transaction sent twice under one idempotency token happens once (moto does it again), that
+//! values of different types compare as false (moto fails), what a global table does. Nor does it refuse all that DynamoDB
+//! refuses (permissions, sizes, throughput).
+
+mod client;
+mod requests;
+#[path = "../suite/mod.rs"]
+mod suite;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use client::{Client, resource, server};
+use lockkeeper_fence::dynamodb::{DynamoDbError, Effect, Item, Resource, Update, Value, item_to_json};
+use lockkeeper_fence::{DynamoDbFence, Marks, Refused, Section};
+use lockkeeper_rig::DynamoDb;
+use suite::{Lasting, Subject};
+
+suite::contract!(moto => User, lasting);
+
+fn refusal<T>(result: Result<T, DynamoDbError>) -> Result<T, Refused> {
+    result.map_err(|error| match error {
+        DynamoDbError::Refused(refused) => refused,
+        other => panic!("{other}: {other:?}"),
+    })
+}
+
+fn number(item: Option<&Item>) -> u64 {
+    item.and_then(|item| item.get("number")).and_then(Value::as_u64).unwrap_or_default()
+}
+
+struct User {
+    client: Client,
+    id: String,
+    resource: Resource,
+}
+
+impl Subject for User {
+    type World = (DynamoDb, AtomicU64);
+    // A request of moto takes milliseconds.
+    const CASES: u32 = 12;
+    const ROUNDS: u64 = 15;
+
+    async fn world() -> Self::World {
+        (server(), AtomicU64::new(0))
+    }
+
+    async fn fresh((server, made): &Self::World) -> Self {
+        Self::at(&format!("{} number:{}", server.url(), made.fetch_add(1, Ordering::SeqCst))).await
+    }
+
+    async fn another(&self) -> Self {
+        Self::at(&self.address()).await
+    }
+
+    async fn enter(&self, section: Section) -> Result<(), Refused> {
+        let entered =
+            self.client.fenced(DynamoDbFence.enter(&self.resource, section).expect("a request")).await;
+        let (item, _) = refusal(entered)?;
+        assert!(
+            DynamoDbFence.marks(Some(&item)).expect("marks").base.any.is_some() || section.slot().is_some()
+        );
+        Ok(())
+    }
+
+    async fn read(&self) -> u64 {
+        number(self.client.get(&self.resource).await.as_ref())
+    }
+
+    async fn write(&self, section: Section, number: u64) -> Result<(), Refused> {
+        // Both ways to write in turn, where both are allowed.
+        let effect = match section.slot() {
+            None if number % 2 == 0 => Effect::Put([("number".to_owned(), Value::number(number))].into()),
+            _ => Effect::Update(
+                Update::new()
+                    .set("#number = :number")
+                    .name("#number", "number")
+                    .value(":number", Value::number(number)),
+            ),
+        };
+        let guarded = refusal(DynamoDbFence.write(&self.resource, section, effect))?;
+        refusal(self.client.fenced(guarded).await).map(drop)
+    }
+
+    async fn check_once(&self, section: Section) -> Result<(), Refused> {
+        let effect = Effect::Update(Update::new());
+        let guarded = refusal(DynamoDbFence.check_once(&self.resource, section, effect))?;
+        refusal(self.client.fenced(guarded).await).map(drop)
+    }
+
+    async fn marks(&self) -> Marks {
+        let item = self.client.get(&self.resource).await;
+        DynamoDbFence
+            .marks(item.as_ref())
+            .unwrap_or_else(|error| panic!("{error}: {}", item_to_json(&item.unwrap_or_default())))
+    }
+}
+
+impl Lasting for User {
+    const KILLS: u64 = 20;
+
+    fn address(&self) -> String {
+        format!("{} {}", self.client.url, self.id)
+    }
+
+    async fn at(address: &str) -> Self {
+        let (url, id) = address.split_once(' ').expect("a URL and an id");
+        Self { client: Client::new(url), id: id.to_owned(), resource: resource(id) }
+    }
+}

@@ -1,0 +1,109 @@
+//! A stand-in for Amazon DynamoDB, of PyPI: moto.
+//!
+//! Responsible for starting it, with one empty table. What it keeps is gone when it ends.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::folder::Folder;
+use crate::port::Port;
+use crate::process::{Process, Slot};
+use crate::program::Line;
+use crate::s3::{MOTO, PYTHON, installed};
+
+/// The table that is there; its partition key is the text `id`.
+pub const TABLE: &str = "lockkeeper";
+
+/// What a request needs beside its body: moto reads the region from it, and checks no signature.
+pub const AUTHORIZATION: &str = "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/dynamodb/aws4_request, SignedHeaders=host, Signature=0";
+
+/// A server that speaks DynamoDB's API on plain HTTP, one request at a time: moto checks a condition and writes in two
+/// steps, where DynamoDB promises one. Ended when dropped.
+pub struct DynamoDb {
+    // Ended before its folder is removed and its port given back.
+    slot: Slot,
+    port: Port,
+    folder: Folder,
+}
+
+impl DynamoDb {
+    /// One with the empty table [`TABLE`]. `foreign` is the folder where `cargo xtask test` puts what it installs of
+    /// package registries.
+    ///
+    /// # Panics
+    /// `python3` or moto is missing, or it doesn't start.
+    #[must_use]
+    pub fn start(foreign: &Path) -> Self {
+        let library = installed(foreign, "pypi", "moto");
+        // DynamoDB of moto needs it, S3 of moto doesn't.
+        let _ = installed(foreign, "pypi", "py_partiql_parser");
+        PYTHON.path();
+        let server = Self { port: Port::free(), folder: Folder::new("dynamodb"), slot: Slot::empty() };
+        let line = Line::new(PYTHON.name).env("PYTHONPATH", library.parent().unwrap_or(foreign)).args([
+            "-c",
+            MOTO,
+            &server.port().to_string(),
+        ]);
+        server.slot.fill(|| {
+            let mut process = Process::start(&line, Signal::SIGKILL, &server.folder.log());
+            process.wait_until_ready("moto", || make_table(server.port()));
+            process
+        });
+        server
+    }
+
+    /// Where it listens on 127.0.0.1.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port.number()
+    }
+
+    /// `http://127.0.0.1:PORT`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port())
+    }
+
+    /// SIGSTOP: it answers nobody, connections stay.
+    pub fn stop(&self) {
+        self.slot.stop();
+    }
+
+    /// SIGCONT after [`DynamoDb::stop`].
+    pub fn cont(&self) {
+        self.slot.cont();
+    }
+}
+
+fn make_table(port: u16) -> Result<(), String> {
+    let body = format!(
+        r#"{{"TableName":"{TABLE}","BillingMode":"PAY_PER_REQUEST",
+            "KeySchema":[{{"AttributeName":"id","KeyType":"HASH"}}],
+            "AttributeDefinitions":[{{"AttributeName":"id","AttributeType":"S"}}]}}"#
+    );
+    let ask = || -> std::io::Result<String> {
+        let mut server = TcpStream::connect(("127.0.0.1", port))?;
+        server.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let head = format!(
+            "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Amz-Target: DynamoDB_20120810.CreateTable\r\nAuthorization: \
+             {AUTHORIZATION}\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\nConnection: close\
+             \r\n\r\n{body}",
+            body.len()
+        );
+        server.write_all(head.as_bytes())?;
+        let mut answer = Vec::new();
+        server.read_to_end(&mut answer)?;
+        Ok(String::from_utf8_lossy(&answer).into_owned())
+    };
+    let answer = ask().map_err(|error| error.to_string())?;
+    // Asked twice, when its first answer was lost.
+    if answer.starts_with("HTTP/1.1 200") || answer.contains("ResourceInUseException") {
+        Ok(())
+    } else {
+        Err(format!("no table: {answer}"))
+    }
+}
