@@ -10,6 +10,7 @@
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
 mod bench;
+mod features;
 mod foreign;
 mod needs;
 mod parts;

@@ -9,6 +9,7 @@ use std::time::Instant;
 use clap::ValueEnum;
 
 use crate::Outcome;
+use crate::features;
 use crate::needs::DENY;
 use crate::process::{cargo, run};
 
@@ -61,14 +62,10 @@ pub(crate) fn verify(parts: &[Part]) -> Outcome {
 /// before a commit is what it is for.
 pub(crate) fn fix() -> Outcome {
     run(cargo().args(["fmt", "--all"]))?;
-    run(cargo().args([
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--fix",
-        "--allow-dirty",
-        "--allow-staged",
-    ]))?;
+    let mut clippy = cargo();
+    clippy.args(["clippy", "--workspace", "--all-targets", "--fix", "--allow-dirty", "--allow-staged"]);
+    features::turn_on(&mut clippy, &[])?;
+    run(&mut clippy)?;
     // What clippy rewrote is not always formatted.
     run(cargo().args(["fmt", "--all"]))
 }
@@ -77,7 +74,10 @@ fn check(part: Part) -> Outcome {
     match part {
         Part::Format => run(cargo().args(["fmt", "--all", "--check"])),
         Part::Clippy => {
-            run(cargo().args(["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"]))
+            let mut cargo = cargo();
+            cargo.args(["clippy", "--workspace", "--all-targets", "--locked"]);
+            features::turn_on(&mut cargo, &[])?;
+            run(cargo.args(["--", "-D", "warnings"]))
         }
         Part::Docs => docs(),
         Part::Deny => {
@@ -98,5 +98,8 @@ fn docs() -> Outcome {
         cargo
     };
     run(doc().args(["--package", COMMAND]))?;
-    run(doc().args(["--workspace", "--exclude", COMMAND]))
+    let mut rest = doc();
+    rest.args(["--workspace", "--exclude", COMMAND]);
+    features::turn_on(&mut rest, &[])?;
+    run(&mut rest)
 }

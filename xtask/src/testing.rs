@@ -10,10 +10,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use cargo_metadata::MetadataCommand;
 use clap::Args;
 
 use crate::Outcome;
+use crate::features;
 use crate::needs::install_test_needs;
 use crate::process::{cargo, has_cargo_tool, not_started, shown};
 use crate::tally::{Runner, Tally};
@@ -38,13 +38,13 @@ pub(crate) fn run(selection: &Selection) -> Outcome {
     let nextest = has_cargo_tool("nextest");
 
     let mut commands = if nextest {
-        vec![("tests", Runner::Nextest, selection.nextest())]
+        vec![("tests", Runner::Nextest, selection.nextest()?)]
     } else {
-        vec![("tests", Runner::Libtest, selection.libtest())]
+        vec![("tests", Runner::Libtest, selection.libtest()?)]
     };
     // nextest can't run doctests; `cargo test` without a target choice runs them itself.
     if nextest && with_doctests {
-        commands.push(("doctests", Runner::Libtest, selection.doctests()));
+        commands.push(("doctests", Runner::Libtest, selection.doctests()?));
     }
     let mut total = Tally::default();
     let mut problems = Vec::new();
@@ -72,32 +72,39 @@ pub(crate) fn run(selection: &Selection) -> Outcome {
 }
 
 impl Selection {
-    fn nextest(&self) -> Command {
+    fn nextest(&self) -> Outcome<Command> {
         let mut cargo = cargo();
         // Whether any test ran is judged over all parts together.
         cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
-        cargo.args(self.package_args()).args(&self.filters);
-        cargo
+        self.choose_packages(&mut cargo)?;
+        cargo.args(&self.filters);
+        Ok(cargo)
     }
 
-    fn libtest(&self) -> Command {
+    fn libtest(&self) -> Outcome<Command> {
         let mut cargo = cargo();
-        cargo.args(["test", "--no-fail-fast"]).args(self.package_args()).arg("--").args(&self.filters);
-        cargo
+        cargo.args(["test", "--no-fail-fast"]);
+        self.choose_packages(&mut cargo)?;
+        cargo.arg("--").args(&self.filters);
+        Ok(cargo)
     }
 
-    fn doctests(&self) -> Command {
+    fn doctests(&self) -> Outcome<Command> {
         let mut cargo = cargo();
         cargo.args(["test", "--doc", "--no-fail-fast"]);
-        cargo.args(self.package_args()).arg("--").args(&self.filters);
-        cargo
+        self.choose_packages(&mut cargo)?;
+        cargo.arg("--").args(&self.filters);
+        Ok(cargo)
     }
 
-    fn package_args(&self) -> Vec<String> {
+    fn choose_packages(&self, cargo: &mut Command) -> Outcome {
         if self.packages.is_empty() {
-            return vec!["--workspace".to_owned()];
+            cargo.arg("--workspace");
         }
-        self.packages.iter().flat_map(|package| ["--package".to_owned(), package.clone()]).collect()
+        for package in &self.packages {
+            cargo.args(["--package", package]);
+        }
+        features::turn_on(cargo, &self.packages)
     }
 
     /// Whether a selected package can have doctests at all: cargo refuses `--doc` for one without a library.
@@ -105,10 +112,7 @@ impl Selection {
         if self.packages.is_empty() {
             return Ok(true);
         }
-        let metadata = MetadataCommand::new()
-            .no_deps()
-            .exec()
-            .map_err(|error| format!("cannot read the workspace's packages: {error}"))?;
+        let metadata = features::metadata()?;
         for wanted in &self.packages {
             if !metadata.packages.iter().any(|package| package.name.as_str() == wanted) {
                 let names: Vec<&str> =

@@ -31,8 +31,16 @@
 //!
 //! Rules are cited by the numbers of `docs/table-rules.md` (F-a …), promises as P1–P12 (`docs/SAFETY.md`).
 
-/// Compiles the examples of the guide.
-#[cfg(all(doctest, target_os = "linux"))]
+/// Compiles the examples of the guide, which are of all fences.
+#[cfg(all(
+    doctest,
+    target_os = "linux",
+    feature = "http",
+    feature = "object_store",
+    feature = "redis",
+    feature = "sqlite",
+    feature = "tokio-postgres"
+))]
 #[doc = include_str!("../../../docs/fencing.md")]
 pub struct Guide;
 
