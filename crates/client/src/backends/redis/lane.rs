@@ -1,5 +1,4 @@
-//! Lanes: a connection for each runtime whose tasks acquire and release, a few for one with many, beside the one on the
-//! backend's own thread.
+//! Lanes: a connection for each runtime whose tasks acquire and release, beside the one on the backend's own thread.
 //!
 //! A call that crosses to another thread and back costs more than Redis does; so it travels on a connection that its own
 //! runtime drives. What must not depend on a caller's runtime, renewals and messages, stays on the thread's connection,
@@ -18,11 +17,6 @@ use super::paced::{Made, UnderWay};
 
 /// How many lanes there are at most; callers on further runtimes share the thread's connection.
 const LANES: usize = 8;
-/// Up to how many of them are further lanes of a runtime that has one: while the server works on what came by one, the
-/// callers of another have their turn.
-const FURTHER: usize = 4;
-/// How many calls are under way on each of its lanes when a runtime is given a further one.
-const CROWD: usize = 8;
 /// The pause between tries to make a lane: the thread's connection serves as well.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -81,19 +75,10 @@ impl Lanes {
         }
         let mut lanes = self.lanes();
         let serves = |lane: &&Lane| lane.runtime == runtime && lane.beside == beside && !lane.has_ended();
-        // One that is being made comes last.
-        let load = |lane: &&Lane| (lane.way.wire.get().is_none(), lane.way.callers.load(Ordering::Relaxed));
-        if let Some(lane) = lanes.iter().filter(serves).min_by_key(load) {
-            let is_crowded = lane.way.callers.load(Ordering::Relaxed) >= CROWD;
-            let is_made = |lane: &Lane| lane.way.wire.get().is_some();
-            if !is_crowded || lanes.len() >= FURTHER || !lanes.iter().all(is_made) {
-                return Some(lane.clone());
-            }
+        if let Some(lane) = lanes.iter().find(serves) {
+            return Some(lane.clone());
         }
-        lanes.retain(|lane| {
-            let is_over = lane.has_ended() || lane.way.runs.is_closed();
-            lane.beside == beside && !is_over
-        });
+        lanes.retain(|lane| lane.beside == beside && lane.runtime != runtime && !lane.way.runs.is_closed());
         if lanes.len() >= LANES {
             return None;
         }
