@@ -89,6 +89,9 @@ impl FromStr for Step {
     }
 }
 
+/// What one worker did, each step with its time.
+pub(super) type Steps = Vec<(u64, Step)>;
+
 /// The writing end.
 pub(super) struct Journal(File);
 
@@ -107,7 +110,7 @@ impl Journal {
 ///
 /// # Errors
 /// The file can't be read, or has a line that no worker writes.
-pub(super) fn read(path: &Path) -> std::io::Result<Vec<(u64, Step)>> {
+pub(super) fn read(path: &Path) -> std::io::Result<Steps> {
     let text = std::fs::read_to_string(path)?;
     let step = |line: &str| -> Option<(u64, Step)> {
         let (at, step) = line.split_once(' ')?;

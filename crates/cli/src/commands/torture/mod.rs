@@ -29,7 +29,7 @@ use crate::output;
 use crate::settings;
 use conductor::{Conductor, Times};
 use crew::{Crew, Event, Stop};
-use journal::Step;
+use journal::{Step, Steps};
 use report::Report;
 use resource::Resource;
 use verdict::Verdict;
@@ -165,7 +165,7 @@ fn conduct(
 }
 
 /// The journals of all workers there ever were.
-fn journals(crew: &Crew) -> Result<Vec<(u32, Vec<(u64, Step)>)>, Failure> {
+fn journals(crew: &Crew) -> Result<Vec<(u32, Steps)>, Failure> {
     let mut journals = Vec::new();
     for (serial, path) in crew.journals() {
         match journal::read(&path) {

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 
 use super::conductor::Injected;
-use super::journal::Step;
+use super::journal::{Step, Steps};
 
 /// The figures.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -46,7 +46,7 @@ struct Section {
 }
 
 impl Verdict {
-    pub(super) fn new(journals: &[(u32, Vec<(u64, Step)>)], ledger: &str, injected: &[Injected]) -> Self {
+    pub(super) fn new(journals: &[(u32, Steps)], ledger: &str, injected: &[Injected]) -> Self {
         let mut verdict = Self::default();
         let there: HashSet<&str> = ledger.lines().collect();
         for step in journals.iter().flat_map(|(_, steps)| steps).map(|(_, step)| step) {
@@ -152,7 +152,7 @@ mod tests {
     use crate::args::Fault;
 
     /// `5 asked`, `6 granted 17`, … as in a journal.
-    fn journal(serial: u32, lines: &str) -> (u32, Vec<(u64, Step)>) {
+    fn journal(serial: u32, lines: &str) -> (u32, Steps) {
         let steps = lines.split(", ").map(|line| {
             let (at, step) = line.split_once(' ').unwrap();
             (at.parse().unwrap(), step.parse().unwrap())
@@ -160,7 +160,7 @@ mod tests {
         (serial, steps.collect())
     }
 
-    fn judged(journals: &[(u32, Vec<(u64, Step)>)], ledger: &str, injected: &[Injected]) -> Verdict {
+    fn judged(journals: &[(u32, Steps)], ledger: &str, injected: &[Injected]) -> Verdict {
         Verdict::new(journals, ledger, injected)
     }
 
