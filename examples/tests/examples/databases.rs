@@ -12,7 +12,7 @@ fn payment_charges_once_however_many_workers_and_after_a_crash() {
     let (locks, database) = (service.url(), postgres.url());
     let one = vec![locks.as_str(), &database, "order-1", "1999"];
     // Alone first, so that the tables are there.
-    let first = at_once(program, &[one.clone()]);
+    let first = at_once(program, std::slice::from_ref(&one));
     let told = at_once(program, &vec![one; 5]);
     assert!(told.iter().all(|line| *line == first[0]), "one receipt for all: {told:#?}");
     let two = vec![locks.as_str(), database.as_str(), "order-2", "500"];

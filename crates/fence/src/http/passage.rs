@@ -15,6 +15,9 @@ use crate::resource::Resource;
 use crate::rule::{Action, Refused, Section};
 use crate::store::MarkStore;
 
+/// What whoever waits is told.
+type Verdict = oneshot::Receiver<Result<(), Refused>>;
+
 /// The doors at which somebody is.
 #[derive(Debug, Default)]
 pub(super) struct Doors {
@@ -75,7 +78,7 @@ impl Doors {
         resource: Resource,
         action: Action,
         section: Section,
-    ) -> Result<(Pass, Option<oneshot::Receiver<Result<(), Refused>>>), Refused> {
+    ) -> Result<(Pass, Option<Verdict>), Refused> {
         let mut doors = self.lock();
         let kept = doors.entry(resource.clone()).or_default();
         let mut answers = Vec::new();

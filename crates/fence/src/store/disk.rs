@@ -6,6 +6,7 @@
 //! A file is made beside its place and linked there when it is whole, so what is found at the place and is empty or cut
 //! is damage, never a beginning. One case can't be told from the last commit before a crash: the process was killed
 //! *and* that commit's pages were damaged afterwards. Then the marks are those of the commit before.
+#![expect(clippy::result_large_err, reason = "redb's own error, at most once a commit")]
 
 use std::any::Any;
 use std::fs;
