@@ -10,11 +10,12 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
-    PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMode,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
 /// What a store does wrong. Rates are in per cent of the calls.
@@ -56,18 +57,36 @@ pub(crate) struct Happened {
     pub(crate) reads_stale: AtomicU64,
 }
 
+/// Where in a call something else comes between.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    BeforePut,
+    /// Done, and about to be answered.
+    AfterPut,
+    AfterGet,
+}
+
+/// Is asked at each of these moments what comes between.
+type Between = Box<dyn FnMut(When, &Path) -> Option<BoxFuture<'static, ()>> + Send>;
+
 type Late = (Path, PutPayload, PutOptions);
 
 /// `inner` with faults.
-#[derive(Debug)]
 pub(crate) struct Faulty {
     inner: Arc<dyn ObjectStore>,
     faults: Mutex<Faults>,
     random: Mutex<fastrand::Rng>,
     pub(crate) happened: Happened,
     late: Mutex<Vec<Late>>,
+    between: Mutex<Option<Between>>,
     /// What each object was before its last change.
     before: Mutex<HashMap<Path, Option<(Bytes, ObjectMeta)>>>,
+}
+
+impl fmt::Debug for Faulty {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl fmt::Display for Faulty {
@@ -84,6 +103,7 @@ impl Faulty {
             random: Mutex::new(fastrand::Rng::with_seed(seed)),
             happened: Happened::default(),
             late: Mutex::default(),
+            between: Mutex::default(),
             before: Mutex::default(),
         })
     }
@@ -91,6 +111,21 @@ impl Faulty {
     /// From now on it does this wrong.
     pub(crate) fn set(&self, faults: Faults) {
         *self.faults.lock().unwrap() = faults;
+    }
+
+    /// From now on this comes between.
+    pub(crate) fn between(
+        &self,
+        what: impl FnMut(When, &Path) -> Option<BoxFuture<'static, ()>> + Send + 'static,
+    ) {
+        *self.between.lock().unwrap() = Some(Box::new(what));
+    }
+
+    async fn let_between(&self, when: When, path: &Path) {
+        let what = self.between.lock().unwrap().as_mut().and_then(|between| between(when, path));
+        if let Some(what) = what {
+            what.await;
+        }
     }
 
     fn faults(&self) -> Faults {
@@ -103,8 +138,9 @@ impl Faulty {
         happens
     }
 
-    /// Does what came late.
+    /// Does what came late. Others have a go first: a real store answers no call at once.
     pub(crate) async fn settle(&self) {
+        tokio::task::yield_now().await;
         let late = std::mem::take(&mut *self.late.lock().unwrap());
         for (path, payload, options) in late {
             // It was refused or done: nobody hears of it.
@@ -150,12 +186,7 @@ fn as_was(path: &Path, was: Option<(Bytes, ObjectMeta)>) -> Result<GetResult> {
 
 #[async_trait]
 impl ObjectStore for Faulty {
-    async fn put_opts(
-        &self,
-        path: &Path,
-        payload: PutPayload,
-        mut options: PutOptions,
-    ) -> Result<PutResult> {
+    async fn put_opts(&self, path: &Path, payload: PutPayload, mut options: PutOptions) -> Result<PutResult> {
         let faults = self.faults();
         self.settle().await;
         if faults.unsupported && options.mode != PutMode::Overwrite {
@@ -183,6 +214,7 @@ impl ObjectStore for Faulty {
             tokio::task::yield_now().await;
             options.mode = PutMode::Overwrite;
         }
+        self.let_between(When::BeforePut, path).await;
         if self.happens(faults.put_lost, &self.happened.puts_lost) {
             return Err(no_answer());
         }
@@ -191,6 +223,7 @@ impl ObjectStore for Faulty {
             return Err(no_answer());
         }
         let put = self.really_put(path, payload, options).await?;
+        self.let_between(When::AfterPut, path).await;
         if self.happens(faults.answer_lost, &self.happened.answers_lost) {
             return Err(no_answer());
         }
@@ -211,6 +244,7 @@ impl ObjectStore for Faulty {
             return as_was(path, was);
         }
         let mut got = self.inner.get_opts(path, options).await?;
+        self.let_between(When::AfterGet, path).await;
         if faults.one_etag {
             got.meta.e_tag = Some("\"the one\"".to_owned());
         }

@@ -5,6 +5,9 @@ mod suite;
 
 mod faults;
 mod fitness;
+mod lost;
+mod object;
+mod pointer;
 mod stores;
 mod subjects;
 

@@ -52,12 +52,7 @@ macro_rules! fence {
                 refusal(<$fence>::read(self, resource).await).expect("no refusal").map(Vec::from)
             }
 
-            async fn write(
-                &self,
-                resource: &str,
-                section: Section,
-                content: Vec<u8>,
-            ) -> Result<(), Refused> {
+            async fn write(&self, resource: &str, section: Section, content: Vec<u8>) -> Result<(), Refused> {
                 refusal(<$fence>::write(self, resource, section, content).await)
             }
 

@@ -1,0 +1,350 @@
+//! Answers that are lost, puts that are lost or come late, reads that lag: what a call says has been done is done, what
+//! it says has not been done is not and never will be.
+#![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::join_all;
+use lockkeeper_fence::{ObjectError, ObjectFence, PointerFence, Refused, Section};
+use lockkeeper_rig::{Azurite, S3};
+use object_store::{ObjectStore, ObjectStoreExt};
+
+use crate::faults::{Faults, Faulty, When};
+use crate::stores::{azure_client, foreign, in_memory, s3_client};
+use crate::suite::token;
+
+const RESOURCE: &str = "log";
+const USERS: u64 = 4;
+
+/// A few in a hundred of everything that can get lost.
+const LOSSES: Faults = Faults {
+    answer_lost: 15,
+    put_lost: 10,
+    put_late: 10,
+    read_fails: 5,
+    read_stale: 0,
+    ignores_if_match: false,
+    ignores_if_none_match: false,
+    one_etag: false,
+    no_etag: false,
+    two_steps: false,
+    unsupported: false,
+    keeps: false,
+};
+
+/// A resource that holds the tokens of those who wrote, one a line.
+trait Log: Clone + Send + Sync + 'static {
+    fn connect(store: Arc<dyn ObjectStore>) -> impl Future<Output = Self> + Send;
+    /// Enters, and gives what is there.
+    fn enter(&self, section: Section) -> impl Future<Output = Result<String, ObjectError>> + Send;
+    fn write(&self, section: Section, log: String) -> impl Future<Output = Result<(), ObjectError>> + Send;
+    fn read(&self) -> impl Future<Output = String> + Send;
+    /// What an operator does beside the users.
+    fn tend(&self) -> impl Future<Output = ()> + Send;
+}
+
+fn text(content: Option<bytes::Bytes>) -> String {
+    String::from_utf8(content.unwrap_or_default().to_vec()).expect("text")
+}
+
+impl Log for ObjectFence {
+    async fn connect(store: Arc<dyn ObjectStore>) -> Self {
+        Self::connect(store).await.expect("fit")
+    }
+
+    async fn enter(&self, section: Section) -> Result<String, ObjectError> {
+        self.enter(RESOURCE, section).await.map(text)
+    }
+
+    async fn write(&self, section: Section, log: String) -> Result<(), ObjectError> {
+        self.write(RESOURCE, section, log).await
+    }
+
+    async fn read(&self) -> String {
+        text(self.read(RESOURCE).await.expect("readable"))
+    }
+
+    async fn tend(&self) {}
+}
+
+impl Log for PointerFence {
+    async fn connect(store: Arc<dyn ObjectStore>) -> Self {
+        Self::connect(store).await.expect("fit")
+    }
+
+    async fn enter(&self, section: Section) -> Result<String, ObjectError> {
+        self.enter(RESOURCE, section).await?;
+        self.read(RESOURCE).await.map(text)
+    }
+
+    async fn write(&self, section: Section, log: String) -> Result<(), ObjectError> {
+        self.write(RESOURCE, section, log).await
+    }
+
+    async fn read(&self) -> String {
+        text(self.read(RESOURCE).await.expect("readable"))
+    }
+
+    /// A sweep of everything that can be swept, also what is just being uploaded.
+    async fn tend(&self) {
+        // It may fail as any call may; another one comes.
+        let _ = self.sweep(RESOURCE, Duration::ZERO).await;
+    }
+}
+
+#[derive(Default)]
+struct Told {
+    done: Vec<u64>,
+    not_done: Vec<u64>,
+    unsure: Vec<u64>,
+}
+
+/// Users that each enter with a new token and add it to what they found, while calls fail.
+async fn sections<L: Log>(log: L, tokens: Arc<AtomicU64>, rounds: u64) -> Told {
+    let mut told = Told::default();
+    for round in 0..rounds {
+        if round % 5 == 4 {
+            log.tend().await;
+        }
+        let value = tokens.fetch_add(1, Ordering::SeqCst);
+        let section = Section::exclusive(token(value));
+        let Ok(found) = log.enter(section).await else { continue };
+        match log.write(section, format!("{found}{value}\n")).await {
+            Ok(()) => told.done.push(value),
+            Err(ObjectError::Unsure { .. }) => told.unsure.push(value),
+            // All others say that nothing was written.
+            Err(_) => told.not_done.push(value),
+        }
+    }
+    told
+}
+
+/// Runs it on `inner` with `faults` by `seed`, and compares what is there in the end with what everyone was told. Gives
+/// the faults that happened and how many were told "done" and "unsure".
+async fn what_is_told_is_true<L: Log>(
+    inner: Arc<dyn ObjectStore>,
+    faults: Faults,
+    seed: u64,
+    rounds: u64,
+) -> (Arc<Faulty>, usize, usize) {
+    let store = Faulty::new(inner, Faults::default(), seed);
+    let log = L::connect(Arc::clone(&store) as Arc<dyn ObjectStore>).await;
+    store.set(faults);
+    let tokens = Arc::new(AtomicU64::new(1));
+    let users = (0..USERS).map(|_| tokio::spawn(sections(log.clone(), Arc::clone(&tokens), rounds)));
+    let mut told = Told::default();
+    for user in join_all(users).await {
+        let user = user.expect("a user");
+        told.done.extend(user.done);
+        told.not_done.extend(user.not_done);
+        told.unsure.extend(user.unsure);
+    }
+    store.set(Faults::default());
+    store.settle().await;
+    let there = log.read().await;
+    let there: Vec<u64> = there.lines().map(|line| line.parse().expect("a token")).collect();
+    assert!(
+        there.is_sorted_by(|a, b| a < b),
+        "seed {seed}: each once, and in the order of tokens: {there:?}"
+    );
+    for done in &told.done {
+        assert!(there.contains(done), "seed {seed}: {done} was told to be written, and is lost: {there:?}");
+    }
+    for not_done in &told.not_done {
+        assert!(!there.contains(not_done), "seed {seed}: {not_done} was told not to be written: {there:?}");
+    }
+    let known = |value| told.done.contains(value) || told.unsure.contains(value);
+    assert!(there.iter().all(known), "seed {seed}: somebody wrote who was not even let in: {there:?}");
+    (store, told.done.len(), told.unsure.len())
+}
+
+async fn many_seeds<L: Log>() {
+    let (mut done, mut unsure, mut happened) = (0, 0, [0; 4]);
+    for seed in 0..60 {
+        let (store, writes, open) = what_is_told_is_true::<L>(in_memory(), LOSSES, seed, 20).await;
+        (done, unsure) = (done + writes, unsure + open);
+        let counts = &store.happened;
+        let now = [&counts.answers_lost, &counts.puts_lost, &counts.puts_late, &counts.reads_failed];
+        happened = std::array::from_fn(|fault| happened[fault] + now[fault].load(Ordering::SeqCst));
+    }
+    println!(
+        "{done} writes told as done, {unsure} as unsure; lost answers, lost puts, late puts, failed reads: {happened:?}"
+    );
+    assert!(done > 100 && happened.iter().all(|count| *count > 100), "too tame: {done}, {happened:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_object_fence_tells_is_true_whatever_gets_lost() {
+    many_seeds::<ObjectFence>().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_pointer_fence_tells_is_true_whatever_gets_lost_and_swept() {
+    many_seeds::<PointerFence>().await;
+}
+
+/// With the ETags of S3, which are equal where bytes are.
+#[tokio::test]
+async fn what_is_told_is_true_of_s3_too() {
+    let s3 = S3::start(&foreign());
+    let (store, done, unsure) =
+        what_is_told_is_true::<ObjectFence>(s3_client(&s3.url()), LOSSES, 1, 15).await;
+    println!("{done} done, {unsure} unsure, {:?}", store.happened);
+    assert!(done > 0);
+    let s3 = S3::start(&foreign());
+    let (store, done, unsure) =
+        what_is_told_is_true::<PointerFence>(s3_client(&s3.url()), LOSSES, 2, 15).await;
+    println!("{done} done, {unsure} unsure, {:?}", store.happened);
+    assert!(done > 0);
+}
+
+#[tokio::test]
+async fn what_is_told_is_true_of_azure_too() {
+    let azurite = Azurite::start(&foreign());
+    let (store, done, unsure) =
+        what_is_told_is_true::<ObjectFence>(azure_client(&azurite.url()), LOSSES, 3, 15).await;
+    println!("{done} done, {unsure} unsure, {:?}", store.happened);
+    assert!(done > 0);
+}
+
+/// No check rests on a read being the latest; who uses what `enter` gives needs no such read at all.
+#[tokio::test(start_paused = true)]
+async fn reads_that_lag_lose_no_update() {
+    let (mut done, mut stale) = (0, 0);
+    for seed in 0..60 {
+        let faults = Faults { read_stale: 40, ..Faults::default() };
+        let (store, writes, _) = what_is_told_is_true::<ObjectFence>(in_memory(), faults, seed, 20).await;
+        done += writes;
+        stale += store.happened.reads_stale.load(Ordering::SeqCst);
+    }
+    println!("{done} writes done, {stale} stale reads");
+    assert!(done > 100 && stale > 1000, "too tame: {done}, {stale}");
+}
+
+/// A write with token 5 whose first put meets `faults`, and what others do to the object once, at `when` in it. Gives what
+/// was told, and the content in the end.
+async fn write_while<F>(
+    faults: Faults,
+    when: When,
+    others: impl FnOnce(ObjectFence, Arc<dyn ObjectStore>) -> F,
+) -> (Result<(), ObjectError>, String)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let inner = in_memory();
+    let other = ObjectFence::connect(Arc::clone(&inner)).await.expect("fit");
+    let store = Faulty::new(Arc::clone(&inner), Faults::default(), 1);
+    let fence = ObjectFence::connect(Arc::clone(&store) as Arc<dyn ObjectStore>).await.expect("fit");
+    let five = Section::exclusive(token(5));
+    fence.enter(RESOURCE, five).await.expect("never seen");
+    store.set(faults);
+    let well = Arc::clone(&store);
+    let mut others = Some(others(other.clone(), inner).boxed());
+    store.between(move |now, _| {
+        // The put that is under way has its faults already.
+        well.set(Faults::default());
+        if now == when { others.take() } else { None }
+    });
+    let told = fence.write(RESOURCE, five, "five").await;
+    (told, text(other.read(RESOURCE).await.expect("readable")))
+}
+
+/// `count` changes by others, each with a higher token.
+async fn changes(fence: ObjectFence, count: u64) {
+    for value in 100..100 + count {
+        fence.enter(RESOURCE, Section::exclusive(token(value))).await.expect("higher");
+    }
+}
+
+const ANSWER_LOST: Faults = Faults { answer_lost: 100, put_lost: 0, put_late: 0, read_fails: 0, ..LOSSES };
+const PUT_LOST: Faults = Faults { answer_lost: 0, put_lost: 100, put_late: 0, read_fails: 0, ..LOSSES };
+const PUT_LATE: Faults = Faults { answer_lost: 0, put_lost: 0, put_late: 100, read_fails: 0, ..LOSSES };
+
+#[tokio::test(start_paused = true)]
+async fn a_write_whose_answer_is_lost_is_found_done_also_under_later_changes() {
+    for count in [0, 1, 32] {
+        let others = |fence, _| changes(fence, count);
+        let (told, content) = write_while(ANSWER_LOST, When::AfterPut, others).await;
+        assert!(told.is_ok() && content == "five", "{count} changes later: {told:?}, {content:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_that_is_lost_is_tried_again_and_one_that_comes_late_is_not_done_twice() {
+    for faults in [PUT_LOST, PUT_LATE] {
+        let (told, content) = write_while(faults, When::AfterPut, |_, _| async {}).await;
+        assert!(told.is_ok() && content == "five", "{faults:?}: {told:?}, {content:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_write_that_was_overtaken_is_refused_and_never_done() {
+    for faults in [PUT_LOST, PUT_LATE] {
+        let (told, content) = write_while(faults, When::BeforePut, |fence, _| changes(fence, 1)).await;
+        let stale = Refused::Stale { offered: token(5), highest: token(100) };
+        assert!(matches!(told, Err(ObjectError::Refused(refused)) if refused == stale), "{told:?}");
+        assert_eq!(content, "");
+    }
+}
+
+/// More changes than a record names: then it is not known, and not guessed.
+#[tokio::test(start_paused = true)]
+async fn what_can_not_be_found_out_is_told_as_unsure() {
+    for (faults, when, after) in [(ANSWER_LOST, When::AfterPut, "five"), (PUT_LOST, When::BeforePut, "")] {
+        let (told, content) = write_while(faults, when, |fence, _| changes(fence, 33)).await;
+        let error = told.expect_err("not known");
+        assert!(matches!(error, ObjectError::Unsure { tries: 1, .. }), "{error:?}");
+        assert!(error.to_string().contains("Enter again with the same token"), "{error}");
+        assert_eq!(content, after);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_never_answers_is_unsure_at_the_bound() {
+    let store = Faulty::new(in_memory(), Faults::default(), 1);
+    let fence = ObjectFence::connect(Arc::clone(&store) as Arc<dyn ObjectStore>).await.expect("fit");
+    let fence = fence.tries_at_most(3);
+    store.set(PUT_LOST);
+    let error = fence.enter(RESOURCE, Section::exclusive(token(1))).await.expect_err("no answer");
+    assert!(matches!(error, ObjectError::Unsure { tries: 3, source: Some(_), .. }), "{error:?}");
+    store.set(Faults { read_fails: 100, ..LOSSES });
+    let error = fence.enter(RESOURCE, Section::exclusive(token(1))).await.expect_err("no answer");
+    assert!(matches!(error, ObjectError::Store { .. }), "nothing was sent yet: {error:?}");
+    store.set(Faults::default());
+    fence.enter(RESOURCE, Section::exclusive(token(1))).await.expect("well again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_others_remove_meanwhile_is_told() {
+    let remove = |_, store: Arc<dyn ObjectStore>| async move {
+        store.delete(&RESOURCE.into()).await.expect("deleted");
+    };
+    let (told, _) = write_while(ANSWER_LOST, When::AfterPut, remove).await;
+    assert!(matches!(told, Err(ObjectError::Removed { .. })), "{told:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn writers_that_meet_too_often_are_told_how_often() {
+    let inner = in_memory();
+    let rival = ObjectFence::connect(Arc::clone(&inner)).await.expect("fit");
+    let store = Faulty::new(inner, Faults::default(), 1);
+    let fence = ObjectFence::connect(Arc::clone(&store) as Arc<dyn ObjectStore>).await.expect("fit");
+    // A reader that enters under each put: it never makes the writer stale.
+    store.between(move |when, _| {
+        let rival = rival.clone();
+        let enter = async move {
+            rival.enter(RESOURCE, Section::shared(token(1))).await.expect("no writer came through");
+        };
+        (when == When::BeforePut).then(|| enter.boxed())
+    });
+    let five = Section::exclusive(token(5));
+    let error = fence.clone().tries_at_most(4).write(RESOURCE, five, "five").await.expect_err("contended");
+    assert!(matches!(error, ObjectError::Contended { tries: 4, .. }), "{error:?}");
+    assert!(error.to_string().contains("each of 4 tries; nothing was done"), "{error}");
+    store.between(|_, _| None);
+    assert_eq!(fence.read(RESOURCE).await.expect("readable"), None);
+    fence.write(RESOURCE, five, "five").await.expect("alone");
+}
