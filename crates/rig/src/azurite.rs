@@ -13,11 +13,15 @@ use crate::s3::{NODE, installed};
 /// The container that is there.
 pub const CONTAINER: &str = "lockkeeper";
 
-/// Makes the container: signed, with the key that every emulator has.
+/// The account that every emulator has.
+pub const ACCOUNT: &str = "devstoreaccount1";
+/// Its key: no secret, it stands in the manual.
+pub const KEY: &str =
+    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+
+/// Makes the container, by a signed request.
 const MAKE_CONTAINER: &str = r"
-const [port, container] = process.argv.slice(1);
-const account = 'devstoreaccount1';
-const key = 'Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==';
+const [port, container, account, key] = process.argv.slice(1);
 const headers = { 'x-ms-date': new Date().toUTCString(), 'x-ms-version': '2021-08-06' };
 const signed = ['PUT', ...Array(11).fill(''), `x-ms-date:${headers['x-ms-date']}`,
   `x-ms-version:${headers['x-ms-version']}`, `/${account}/${account}/${container}`, 'restype:container'].join('\n');
@@ -59,7 +63,7 @@ impl Azurite {
             let mut process = Process::start(&line, Signal::SIGKILL, &azurite.folder.log());
             process.wait_until_ready("azurite", || {
                 ask(NODE, |node| {
-                    node.args(["-e", MAKE_CONTAINER, &port, CONTAINER]);
+                    node.args(["-e", MAKE_CONTAINER, &port, CONTAINER, ACCOUNT, KEY]);
                 })
                 .map(drop)
             });
@@ -74,9 +78,9 @@ impl Azurite {
         self.port.number()
     }
 
-    /// `http://127.0.0.1:PORT/devstoreaccount1`, the address of the account that every emulator has.
+    /// `http://127.0.0.1:PORT/devstoreaccount1`, the address of [`ACCOUNT`].
     #[must_use]
     pub fn url(&self) -> String {
-        format!("http://127.0.0.1:{}/devstoreaccount1", self.port())
+        format!("http://127.0.0.1:{}/{ACCOUNT}", self.port())
     }
 }

@@ -5,6 +5,18 @@
 //! before it is trusted in `probe`. It knows nothing of locks or lock services, and of no particular store: the caller
 //! brings one.
 //!
+//! ```
+//! # use std::sync::Arc;
+//! # use lockkeeper_fence::{ObjectError, ObjectFence, Section, Token};
+//! # async fn add(store: Arc<dyn object_store::ObjectStore>, token: Token) -> Result<(), ObjectError> {
+//! let fence = ObjectFence::connect(store).await?; // once: it tries what the store honours
+//! let section = Section::exclusive(token); // the token of the guard
+//! let old = fence.enter("stock/42", section).await?.unwrap_or_default();
+//! fence.write("stock/42", section, [&old[..], b"one more\n"].concat()).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Two shapes, for small and for large content:
 //! - [`ObjectFence`]: marks and content in one object, so that check and effect are one put. Every call reads and puts the
 //!   whole of it: for content up to [`CONTENT_BYTES_MAX`].

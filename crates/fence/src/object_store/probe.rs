@@ -4,8 +4,6 @@
 //! versions of those that don't), that gives ETags which name no content, or that checks and puts in two steps. The last
 //! can be found only by luck; the others always are. It leaves nothing behind.
 
-use std::fmt::Display;
-
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use object_store::path::Path;
@@ -34,9 +32,6 @@ struct Probe<'a> {
 /// # Errors
 /// [`ObjectError::Unfit`], [`ObjectError::Store`], [`ObjectError::Random`].
 pub(super) async fn probe(store: &dyn ObjectStore) -> Result<(), ObjectError> {
-    if store.to_string().contains("LocalFileSystem") {
-        return Err(unfit(store, Unfit::LocalFiles));
-    }
     let nonce = Nonce::random().map_err(ObjectError::Random)?;
     let path = |name: &str| Path::from_iter([".lockkeeper-probe", &nonce.to_string(), name]);
     let probe = Probe { store, main: path("main"), absent: path("absent"), rivals: path("rivals") };
@@ -130,12 +125,19 @@ impl Probe<'_> {
     }
 
     fn not_supported(&self, what: &'static str, path: &Path, error: Error) -> ObjectError {
-        let told =
-            |answer: &dyn Display| unfit(self.store, Unfit::Unsupported { what, answer: answer.to_string() });
+        let answer = error.to_string();
         match &error {
-            Error::NotImplemented { .. } | Error::NotSupported { .. } => told(&error),
+            // By its own name: a store around it need not tell what it is around.
+            Error::NotImplemented { implementer, .. } if implementer.contains("LocalFileSystem") => {
+                unfit(self.store, Unfit::LocalFiles)
+            }
+            Error::NotImplemented { .. } | Error::NotSupported { .. } => {
+                unfit(self.store, Unfit::Unsupported { what, answer })
+            }
             // What a server answers that does not know the header.
-            _ if error.to_string().contains("501 Not Implemented") => told(&error),
+            _ if answer.contains("501 Not Implemented") => {
+                unfit(self.store, Unfit::Unsupported { what, answer })
+            }
             _ => ObjectError::store("put", path)(error),
         }
     }

@@ -81,7 +81,8 @@ pub(crate) fn azure_client(url: &str) -> Arc<dyn ObjectStore> {
     let builder = MicrosoftAzureBuilder::new()
         .with_http_connector(PlainHttp)
         .with_retry(sends_nothing_twice())
-        .with_use_emulator(true)
+        .with_account(azurite::ACCOUNT)
+        .with_access_key(azurite::KEY)
         .with_allow_http(true)
         .with_endpoint(url.to_owned())
         .with_container_name(azurite::CONTAINER);

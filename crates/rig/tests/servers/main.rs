@@ -2,6 +2,7 @@
 
 mod end;
 mod groups;
+mod objects;
 mod postgres;
 mod redis;
 
