@@ -4,6 +4,7 @@
 //! versions of those that don't), that gives ETags which name no content, or that checks and puts in two steps. The last
 //! can be found only by luck; the others always are. It leaves nothing behind.
 
+use bytes::Bytes;
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
 use object_store::path::Path;
@@ -51,11 +52,11 @@ fn unfit(store: &dyn ObjectStore, why: Unfit) -> ObjectError {
 impl Probe<'_> {
     /// Puts one after the other, each of which has one right answer.
     async fn one_by_one(&self) -> Result<(), ObjectError> {
-        self.must_be_done("a put with If-None-Match: *", &self.main, "one", PutMode::Create).await?;
+        self.must_be_done("a put of a new object, with If-None-Match: *", "one", PutMode::Create).await?;
         self.must_be_refused(CREATE, &self.main, "two", PutMode::Create).await?;
         let first = self.read("one").await?;
         let update = PutMode::Update(first.clone());
-        self.must_be_done("a put with If-Match", &self.main, "three", update.clone()).await?;
+        self.must_be_done("a put with the ETag that was read (If-Match)", "three", update.clone()).await?;
         let second = self.read("three").await?;
         if first.e_tag == second.e_tag {
             let etag = first.e_tag.unwrap_or_default();
@@ -98,15 +99,20 @@ impl Probe<'_> {
     async fn must_be_done(
         &self,
         what: &'static str,
-        path: &Path,
         content: &str,
         mode: PutMode,
     ) -> Result<(), ObjectError> {
-        match self.put(path, content, mode).await {
+        match self.put(&self.main, content, mode).await {
             Ok(_) => Ok(()),
-            // Refused, yet perhaps done by a first one whose answer the client has lost: the read that follows tells.
-            Err(error) if is_refusal(&error) => Ok(()),
-            Err(error) => Err(self.not_supported(what, path, error)),
+            Err(error) if is_refusal(&error) => {
+                // Perhaps done, by a first one whose answer the client has lost.
+                let (found, _) = self.look().await?;
+                if found == content.as_bytes() {
+                    return Ok(());
+                }
+                Err(unfit(self.store, Unfit::Unsupported { what, answer: error.to_string() }))
+            }
+            Err(error) => Err(self.not_supported(what, &self.main, error)),
         }
     }
 
@@ -144,16 +150,21 @@ impl Probe<'_> {
 
     /// What names the object of the puts one by one, which must have `content`.
     async fn read(&self, content: &str) -> Result<UpdateVersion, ObjectError> {
-        let failed = |error| ObjectError::store("read", &self.main)(error);
-        let got = self.store.get_opts(&self.main, GetOptions::default()).await.map_err(failed)?;
-        let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
-        if got.bytes().await.map_err(failed)? != content.as_bytes() {
+        let (found, version) = self.look().await?;
+        if found != content.as_bytes() {
             return Err(unfit(self.store, Unfit::StaleRead));
         }
         if version.e_tag.is_none() {
             return Err(unfit(self.store, Unfit::NoETag));
         }
         Ok(version)
+    }
+
+    async fn look(&self) -> Result<(Bytes, UpdateVersion), ObjectError> {
+        let failed = |error| ObjectError::store("read", &self.main)(error);
+        let got = self.store.get_opts(&self.main, GetOptions::default()).await.map_err(failed)?;
+        let version = UpdateVersion { e_tag: got.meta.e_tag.clone(), version: got.meta.version.clone() };
+        Ok((got.bytes().await.map_err(failed)?, version))
     }
 
     async fn clean(&self) -> Result<(), ObjectError> {

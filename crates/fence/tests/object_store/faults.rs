@@ -35,6 +35,8 @@ pub(crate) struct Faults {
     pub(crate) ignores_if_match: bool,
     /// Puts with If-None-Match: * are done whatever is there.
     pub(crate) ignores_if_none_match: bool,
+    /// Puts with If-Match are refused whatever is there.
+    pub(crate) refuses_if_match: bool,
     /// All ETags are the same.
     pub(crate) one_etag: bool,
     /// There are no ETags.
@@ -194,6 +196,9 @@ impl ObjectStore for Faulty {
                 operation: "a conditional put".to_owned(),
                 implementer: self.to_string(),
             });
+        }
+        if faults.refuses_if_match && matches!(options.mode, PutMode::Update(_)) {
+            return Err(Error::Precondition { path: path.to_string(), source: "another ETag".into() });
         }
         let ignores = match &options.mode {
             PutMode::Create => faults.ignores_if_none_match,

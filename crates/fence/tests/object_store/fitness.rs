@@ -85,6 +85,9 @@ async fn a_store_without_conditional_puts_is_refused_with_its_answer() {
     let (why, told) = refused(faulty(Faults { unsupported: true, ..Faults::default() })).await;
     assert!(matches!(why, Unfit::Unsupported { .. }), "{why:?}");
     assert!(told.contains("a conditional put not yet implemented"), "{told}");
+    let (why, told) = refused(faulty(Faults { refuses_if_match: true, ..Faults::default() })).await;
+    assert!(matches!(why, Unfit::Unsupported { what, .. } if what.contains("If-Match")), "{why:?}");
+    assert!(told.contains("another ETag"), "{told}");
 }
 
 #[tokio::test]

@@ -28,6 +28,7 @@ const LOSSES: Faults = Faults {
     read_stale: 0,
     ignores_if_match: false,
     ignores_if_none_match: false,
+    refuses_if_match: false,
     one_etag: false,
     no_etag: false,
     two_steps: false,
