@@ -165,9 +165,8 @@ impl Reported<'_> {
         }
         match self.sqlstate {
             Some("40001" | "40P01") => Verdict::TryAgain,
-            // No such schema, no such function; no right to either, if it names them: it may also be another table.
-            Some("3F000" | "42883") => Verdict::NotInstalled,
-            Some("42501") if names_the_fence(self.message) => Verdict::NotInstalled,
+            // No such schema, no such function, no right to either. It may also be the caller's own that is meant.
+            Some("3F000" | "42883" | "42501") if names_the_fence(self.message) => Verdict::NotInstalled,
             Some("25006") => Verdict::Replica,
             Some("LK005") => Verdict::NoToken { message: self.message.to_owned() },
             _ => Verdict::Other,
@@ -175,10 +174,12 @@ impl Reported<'_> {
     }
 }
 
+/// Of a function without rights the server names only the function.
 fn names_the_fence(message: &str) -> bool {
-    ["lockkeeper_fence", "enter", "check_write", "check_once", "read_marks", "version", "reset_marks"]
-        .into_iter()
-        .any(|name| message.ends_with(&format!(" {name}")))
+    message.contains("lockkeeper_fence")
+        || ["enter", "check_write", "check_once", "read_marks", "version", "reset_marks"]
+            .into_iter()
+            .any(|name| message.ends_with(&format!(" {name}")))
 }
 
 /// [`PostgresError`] without its source: the source is what it was found in.

@@ -222,6 +222,27 @@ fn permits_of_different_slots_do_not_wait_for_each_other() {
     });
 }
 
+/// Else a permit would pass by the mark from before a section that has entered, read, and not committed yet.
+#[test]
+fn a_permit_waits_for_an_open_section_without_a_slot() {
+    runtime().block_on(async {
+        let server = server();
+        let (mut section, mut holder) = (connect(&server.url()).await, connect(&server.url()).await);
+        let permit = Section::permit(0, token(5)).expect("a slot");
+        fence::enter(&holder, "pool", permit).await.expect("never seen");
+        let open = section.transaction().await.expect("a connection");
+        fence::enter(&open, "pool", exclusive(9)).await.expect("above");
+        let late = holder.transaction().await.expect("a connection");
+        late.batch_execute("SET LOCAL lock_timeout = '100ms'").await.expect("a setting");
+        let waited = fence::write(&late, "pool", permit).await.expect_err("it waits as long as it may");
+        assert!(matches!(waited, PostgresError::Database { .. }), "{waited:?}");
+        late.rollback().await.expect("a connection");
+        open.commit().await.expect("live");
+        let late = holder.transaction().await.expect("a connection");
+        assert_eq!(refusal(fence::write(&late, "pool", permit).await), Err(stale(5, 9)));
+    });
+}
+
 #[test]
 fn a_transaction_that_is_rolled_back_leaves_no_mark_and_lets_the_token_through_again() {
     runtime().block_on(async {
