@@ -57,7 +57,6 @@ impl Transaction {
     }
 
     /// The requests, in order.
-    #[must_use]
     pub fn members(&self) -> &[Guarded] {
         &self.members
     }

@@ -67,6 +67,7 @@ impl Update {
 
     /// A further action of `ADD`: `count :one`.
     #[must_use]
+    #[expect(clippy::should_implement_trait, reason = "it is DynamoDB's word")]
     pub fn add(mut self, action: &str) -> Self {
         self.add.push(action.to_owned());
         self
