@@ -67,7 +67,11 @@ const REGISTRIES: &[Registry] = &[
             Library { name: "flask-cors", version: "6.0.1", used_by: "the same" },
             Library { name: "PyYAML", version: "6.0.3", used_by: "the same" },
             // What its DynamoDB needs besides.
-            Library { name: "py-partiql-parser", version: "0.6.3", used_by: "the tests of fences in DynamoDB" },
+            Library {
+                name: "py-partiql-parser",
+                version: "0.6.3",
+                used_by: "the tests of fences in DynamoDB",
+            },
         ],
     },
     Registry {
@@ -88,7 +92,11 @@ const REGISTRIES: &[Registry] = &[
             // redlock's page names ioredis as its client. 5 is the newest line that runs on Debian's node.
             Library { name: "ioredis", version: "5.11.1", used_by: "the same" },
             // The newest that runs on Debian's node.
-            Library { name: "azurite", version: "3.35.0", used_by: "the tests of fences in Azure Blob Storage" },
+            Library {
+                name: "azurite",
+                version: "3.35.0",
+                used_by: "the tests of fences in Azure Blob Storage",
+            },
             // Speaks S3, and ignores the conditions of puts: a store that a fence must refuse.
             Library { name: "s3rver", version: "3.7.1", used_by: "the tests of fences in S3" },
         ],

@@ -66,9 +66,17 @@ const TEST_NEEDS: &[Need] = &[
         used_by: "the SQLite fence, whose tests link the system's library",
     },
     Need { program: "git", package: "git", used_by: "tidy, which reads the list of tracked files" },
-    Need { program: "python3", package: "python3", used_by: "the tests beside redis-py, and of fences in S3" },
+    Need {
+        program: "python3",
+        package: "python3",
+        used_by: "the tests beside redis-py, and of fences in S3",
+    },
     Need { program: "pip3", package: "python3-pip", used_by: "the same" },
-    Need { program: "node", package: "nodejs", used_by: "the tests beside node-redlock, and of fences in Azure" },
+    Need {
+        program: "node",
+        package: "nodejs",
+        used_by: "the tests beside node-redlock, and of fences in Azure",
+    },
     Need { program: "npm", package: "npm", used_by: "the same" },
 ];
 

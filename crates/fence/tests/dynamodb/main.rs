@@ -73,7 +73,9 @@ impl Subject for User {
     async fn write(&self, section: Section, number: u64) -> Result<(), Refused> {
         // Both ways to write in turn, where both are allowed.
         let effect = match section.slot() {
-            None if number % 2 == 0 => Effect::Put([("number".to_owned(), Value::number(number))].into()),
+            None if number.is_multiple_of(2) => {
+                Effect::Put([("number".to_owned(), Value::number(number))].into())
+            }
             _ => Effect::Update(
                 Update::new()
                     .set("#number = :number")
