@@ -78,10 +78,14 @@ impl From<Refused> for Trouble {
 }
 
 impl Resource {
-    /// The ledger called `name` at this address.
+    /// The ledger called `name` at this address, for workers who use its fence so.
     ///
     /// # Errors
     /// The address is none of a resource, or it can't be used.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        allow(unused_variables, reason = "only a database can lack its fence")
+    )]
     pub(super) async fn open(url: &str, name: &str, fence: Fenced) -> Result<Self, Failure> {
         let parsed: Url =
             url.parse().map_err(|error| Failure::new(USAGE, format!("--resource: {}", chain(&error))))?;
