@@ -90,7 +90,7 @@ fn no_flipped_bit_makes_a_mark_fall() {
     let used: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != 0).collect();
     let (mut refused, mut harmless) = (0, 0);
     // A step that is prime to every power of two, so that all fields of all pages have their turn.
-    for at in used.iter().copied().step_by(used.len() / 200 | 1) {
+    for at in used.iter().copied().step_by((used.len() / 200) | 1) {
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);
         fs::write(&path, &flipped).expect("written");
