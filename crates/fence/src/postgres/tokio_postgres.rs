@@ -70,6 +70,9 @@ pub async fn enter<C: GenericClient + Sync>(
 /// Checks. The first statement of a transaction that writes; until its end nobody else passes, and the whole of it takes
 /// effect with its commit, or nothing.
 ///
+/// It may be sent together with what follows, which saves its round trip: `tokio::join!(write(&transaction, …),
+/// transaction.execute(…))`, this one first. If it refuses, the server does not carry out the other either.
+///
 /// # Errors
 /// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at REPEATABLE
 /// READ and above. [`PostgresError::Database`].

@@ -232,14 +232,35 @@ fn a_permit_waits_for_an_open_section_without_a_slot() {
         fence::enter(&holder, "pool", permit).await.expect("never seen");
         let open = section.transaction().await.expect("a connection");
         fence::enter(&open, "pool", exclusive(9)).await.expect("above");
-        let late = holder.transaction().await.expect("a connection");
-        late.batch_execute("SET LOCAL lock_timeout = '100ms'").await.expect("a setting");
-        let waited = fence::write(&late, "pool", permit).await.expect_err("it waits as long as it may");
-        assert!(matches!(waited, PostgresError::Database { .. }), "{waited:?}");
-        late.rollback().await.expect("a connection");
+        let late = tokio::spawn(async move {
+            let late = holder.transaction().await.expect("a connection");
+            refusal(fence::write(&late, "pool", permit).await)
+        });
+        until_one_waits(&server).await;
         open.commit().await.expect("live");
-        let late = holder.transaction().await.expect("a connection");
-        assert_eq!(refusal(fence::write(&late, "pool", permit).await), Err(stale(5, 9)));
+        assert_eq!(late.await.expect("a task"), Err(stale(5, 9)));
+    });
+}
+
+#[test]
+fn a_write_that_is_sent_together_with_a_check_that_refuses_has_no_effect() {
+    runtime().block_on(async {
+        let server = server();
+        server.psql("CREATE TABLE stock (pieces bigint); INSERT INTO stock VALUES (10)");
+        let mut client = connect(&server.url()).await;
+        fence::enter(&client, "stock", exclusive(6)).await.expect("never seen");
+        for (value, pieces) in [(5, "10"), (6, "11")] {
+            let transaction = client.transaction().await.expect("a connection");
+            let (checked, written) = tokio::join!(
+                fence::write(&transaction, "stock", exclusive(value)),
+                transaction.execute("UPDATE stock SET pieces = pieces + 1", &[])
+            );
+            assert_eq!(refusal(checked), if value == 5 { Err(stale(5, 6)) } else { Ok(()) });
+            assert_eq!(written.is_ok(), value == 6);
+            // Also of a caller who does not look at the answers.
+            transaction.commit().await.expect("a connection");
+            assert_eq!(server.psql("SELECT pieces FROM stock").trim(), pieces);
+        }
     });
 }
 
