@@ -1,9 +1,8 @@
 //! `postgres://`: locks in a database that is there already.
 //!
 //! Three kinds, of which the address names one (`?lock=`): advisory locks of a session or of a transaction
-//! ([`advisory`]), and rows with an expiry ([`row`]). [`settings`] reads the address, [`connect`](self::connect) makes
-//! the connections of all three, [`keys`] makes numbers of names for advisory locks,
-//! [`schema`] is what a database must have for tokens and rows.
+//! (`advisory`), and rows with an expiry (`row`). `settings` reads the address, `connect` makes the connections of all
+//! three, `keys` makes numbers of names for advisory locks, `schema` is what a database must have for tokens and rows.
 
 mod advisory;
 mod cancel;
