@@ -226,7 +226,7 @@ pub fn write(transaction: &Transaction<'_>, resource: &str, section: Section) ->
     pass(transaction, Action::Write, resource, section)
 }
 
-/// As [`write`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
+/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
 /// commit, the token was not here.
 ///
 /// # Errors

@@ -4,7 +4,7 @@
 //! share. The rule stands in that file, as functions of the server, so that programs in any language are held to it;
 //! here it is only asked. May not open connections: the caller's are used.
 //!
-//! [`tokio_postgres`](self::tokio_postgres) and [`sqlx`](self::sqlx) have the same calls for two client libraries
+//! [`tokio_postgres`] and [`sqlx`] have the same calls for two client libraries
 //! (features `tokio-postgres` and `sqlx`). Three ways to fence a table:
 //!
 //! - `enter`, then `write` as the first statement of a transaction: any number of tables under one resource's name, all

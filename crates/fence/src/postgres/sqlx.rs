@@ -87,7 +87,7 @@ pub async fn write(
     pass(&mut **transaction, Action::Write, resource, section).await
 }
 
-/// As [`write`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
+/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
 /// commit, the token was not here.
 ///
 /// # Errors
