@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::str::FromStr;
 
 /// An address, taken apart. Which parts mean something is the backend's to say.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Url {
     /// Before the first colon.
     pub scheme: String,
@@ -42,6 +42,8 @@ impl std::fmt::Debug for Password {
 
 /// What is shown in place of a password.
 const HIDDEN: &str = "***";
+/// Parameters whose value nobody may see.
+const SECRET: [&str; 2] = ["password", "sslpassword"];
 
 /// One of the hosts.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -143,10 +145,11 @@ impl Url {
     }
 
     pub(crate) fn parse(text: &str, schemes: &[&str]) -> Result<Self, UrlError> {
-        let bad = |part: &str, wanted| UrlError::BadPart {
-            url: without_password(text),
-            part: part.to_owned(),
-            wanted,
+        let bad = |part: &str, wanted| {
+            let url = without_password(text);
+            // What looks like a part may be a piece of the password.
+            let part = if url.contains(part) { part } else { HIDDEN };
+            UrlError::BadPart { part: part.to_owned(), url, wanted }
         };
         let Some((scheme, rest)) = text.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
             return Err(UrlError::NoScheme { url: without_password(text), schemes: schemes.join(", ") });
@@ -199,6 +202,13 @@ impl FromStr for Url {
     }
 }
 
+/// As it is shown: a log must not have what an error hides.
+impl std::fmt::Debug for Url {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Url({self})")
+    }
+}
+
 impl std::fmt::Display for Url {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}:", self.scheme)?;
@@ -219,6 +229,8 @@ impl std::fmt::Display for Url {
         }
         f.write_str(&self.path)?;
         for (index, (key, value)) in self.query.iter().enumerate() {
+            // Postgres' addresses may have it among the parameters.
+            let value = if SECRET.contains(&key.as_str()) { HIDDEN } else { value.as_str() };
             write!(f, "{}{key}={value}", if index == 0 { '?' } else { '&' })?;
         }
         Ok(())
@@ -228,12 +240,10 @@ impl std::fmt::Display for Url {
 /// The text, fit to be shown in an error.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("//") else { return text.to_owned() };
-    let authority = rest.split(['/', '?']).next().unwrap_or_default();
-    match authority.rsplit_once('@').and_then(|(login, _)| login.split_once(':')) {
+    // Up to the last `@`, wherever it is: a password may have the `/` or `?` that makes the text no URL.
+    match rest.rsplit_once('@').and_then(|(login, end)| Some((login.split_once(':')?.0, end))) {
+        Some((user, end)) => format!("{scheme}//{user}:{HIDDEN}@{end}"),
         None => text.to_owned(),
-        Some((user, password)) => {
-            format!("{scheme}//{user}:{HIDDEN}{}", &rest[user.len() + 1 + password.len()..])
-        }
     }
 }
 
@@ -329,7 +339,11 @@ mod tests {
         let bad = parse("lockkeeper://me:secret@h:99999/x").unwrap_err().to_string();
         let only = parse("lockkeeper://:secret@h").unwrap();
         assert_eq!((only.user, only.password.unwrap().reveal()), (None, "secret"));
-        for shown in [url.to_string(), format!("{url:?}"), bad] {
+        let cut = parse("lockkeeper://me:sec/a:b@c@h").unwrap_err().to_string();
+        let parameter = parse("lockkeeper://h/db?user=u&password=secret").unwrap();
+        for shown in
+            [url.to_string(), format!("{url:?}"), bad, cut, parameter.to_string(), format!("{parameter:?}")]
+        {
             assert!(
                 !shown.contains("a:b@c") && !shown.contains("secret") && shown.contains("***"),
                 "{shown}"

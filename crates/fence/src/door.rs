@@ -15,10 +15,12 @@
 //! token finds either its mark raised by us or us inside, and never neither.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::rule::{Action, Marks, Refused, Section};
 
-/// Somebody at a door, from the knock to the leaving. Numbers are not used again at the same door.
+/// Somebody at a door, from the knock to the leaving. No number is used again, at any door: one that was turned away may
+/// leave late, when its door was forgotten and another one stands there.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Place(u64);
 
@@ -42,6 +44,8 @@ pub enum Knock {
     Waits(Place),
 }
 
+static KNOCKS: AtomicU64 = AtomicU64::new(0);
+
 /// One resource's door. Where nobody is, it may be forgotten: [`Door::is_unused`].
 #[derive(Clone, Debug, Default)]
 pub struct Door {
@@ -49,7 +53,6 @@ pub struct Door {
     /// Those inside agree with each other (`together`), and so do those who wait: whoever doesn't agree with a newcomer
     /// has the lower token, and was turned away by it.
     people: BTreeMap<Place, Person>,
-    knocks: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,8 +91,7 @@ impl Door {
         }
         answers.extend(turned_away);
 
-        let place = Place(self.knocks);
-        self.knocks += 1;
+        let place = Place(KNOCKS.fetch_add(1, Ordering::Relaxed));
         let inside = self.has_room_for(section);
         self.people.insert(place, Person { action, section, inside });
         Ok(if inside { Knock::Inside(place) } else { Knock::Waits(place) })

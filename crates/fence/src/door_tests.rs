@@ -223,3 +223,23 @@ proptest! {
         prop_assert!(came_in <= waited);
     }
 }
+
+/// One that was turned away may leave when its door is long forgotten, and another one stands in its place.
+#[test]
+fn who_leaves_late_takes_nobody_elses_place() {
+    let section = |token| Section::exclusive(Token::new(token).expect("above zero"));
+    let mut answers = Vec::new();
+    let mut first = Door::default();
+    let Ok(Knock::Inside(_)) = first.knock(Action::Write, section(1), &mut answers) else {
+        panic!("it is empty")
+    };
+    let Ok(Knock::Waits(late)) = first.knock(Action::Write, section(2), &mut answers) else {
+        panic!("1 is inside")
+    };
+    let mut second = Door::default();
+    for _ in 0..2 {
+        let _ = second.knock(Action::Write, section(4), &mut answers).expect("never seen");
+    }
+    second.leave(late, &mut answers);
+    assert_eq!(second.inside().count(), 2);
+}

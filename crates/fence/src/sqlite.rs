@@ -23,8 +23,9 @@
 //! # }
 //! ```
 //!
-//! What survives: a killed process, always. A power loss: [`enter`] commits with `synchronous = FULL` whatever the
-//! connection is set to; a caller's own transaction is as durable as its connection ([`check`] tells). A database in
+//! What survives: a killed process, always. A power loss: [`enter`] commits with `synchronous = EXTRA` whatever
+//! the connection is set to; a caller's own transaction is as durable as its connection ([`check`] tells): FULL is
+//! enough with WAL, and not with a rollback journal, whose removal only EXTRA syncs. A database in
 //! memory keeps its marks as long as itself, which is right for tests. Not on network filesystems, whose locks need not
 //! hold: SQLite itself warns of them.
 //!
@@ -52,6 +53,9 @@ pub const SCHEMA_SQL: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks 
 
 /// The slot of the base's row.
 const BASE: i64 = -1;
+
+/// `PRAGMA synchronous` that syncs all that a commit rests on, in every journal mode.
+const EXTRA: u8 = 3;
 
 /// Why a call at a SQLite fence did not do what it should.
 ///
@@ -131,11 +135,13 @@ impl Findings {
                 "the database is in memory: its marks end with this connection; open a file".to_owned(),
             );
         }
-        if self.synchronous < 2 {
+        // With a rollback journal the removal of the journal is the commit, and only EXTRA syncs the directory after it.
+        let enough = if self.journal_mode == "wal" { 2 } else { EXTRA };
+        if self.synchronous < enough && !self.in_memory {
             found.push(format!(
-                "PRAGMA synchronous = {}: a power loss may take back transactions that were committed, and marks that \
-                 only they raised; set it to FULL (2) or EXTRA (3)",
-                self.synchronous
+                "PRAGMA synchronous = {} with journal_mode = {}: a power loss may take back transactions that were \
+                 committed, and marks that only they raised; set it to EXTRA (3), or to FULL (2) with WAL",
+                self.synchronous, self.journal_mode
             ));
         }
         if ["off", "memory"].contains(&self.journal_mode.as_str()) && !self.in_memory {
@@ -178,18 +184,17 @@ pub fn check(connection: &Connection) -> Result<Findings, SqliteError> {
 /// [`Refused::Stale`] if a later section has been here: stop. [`SqliteError::InTransaction`], [`SqliteError::Busy`],
 /// [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
 pub fn enter(connection: &mut Connection, resource: &str, section: Section) -> Result<(), SqliteError> {
-    const FULL: u8 = 2;
     if !connection.is_autocommit() {
         return Err(SqliteError::InTransaction);
     }
     let before = synchronous(connection)?;
-    if before >= FULL {
+    if before >= EXTRA {
         return enter_synced(connection, resource, section);
     }
     let set = |connection: &Connection, to: u8| {
         connection.pragma_update(None, "synchronous", to).map_err(|error| means("PRAGMA synchronous", error))
     };
-    set(connection, FULL)?;
+    set(connection, EXTRA)?;
     let entered = enter_synced(connection, resource, section);
     set(connection, before)?;
     entered

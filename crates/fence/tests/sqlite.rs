@@ -234,12 +234,16 @@ fn what_is_weaker_than_it_looks_is_told_and_enter_syncs_all_the_same() {
     assert!(told.len() == 1 && told[0].contains("synchronous = 0"), "{told:?}");
     fence::enter(&mut lax, "stock", exclusive(1)).expect("never seen");
     assert_eq!(fence::check(&lax).expect("installed").synchronous, 0, "the setting is the caller's");
-    for (synchronous, level) in [("FULL", 2), ("EXTRA", 3)] {
+    for (journal, synchronous, level, weak) in
+        [("WAL", "FULL", 2, 0), ("DELETE", "FULL", 2, 1), ("DELETE", "EXTRA", 3, 0), ("WAL", "EXTRA", 3, 0)]
+    {
+        lax.pragma_update_and_check(None, "journal_mode", journal, |_| Ok(())).expect("a setting");
         lax.pragma_update(None, "synchronous", synchronous).expect("a setting");
-        fence::enter(&mut lax, "stock", exclusive(level.into())).expect("above");
+        fence::enter(&mut lax, "stock", exclusive(level.into())).expect("not below");
         let findings = fence::check(&lax).expect("installed");
-        assert!(findings.synchronous == level && findings.weaknesses().is_empty(), "{findings:?}");
+        assert!(findings.synchronous == level && findings.weaknesses().len() == weak, "{findings:?}");
     }
+    lax.pragma_update_and_check(None, "journal_mode", "DELETE", |_| Ok(())).expect("a setting");
     lax.pragma_update_and_check(None, "journal_mode", "MEMORY", |_| Ok(())).expect("a setting");
     let told = fence::check(&lax).expect("installed").weaknesses();
     assert!(told.len() == 1 && told[0].contains("journal_mode = memory"), "{told:?}");

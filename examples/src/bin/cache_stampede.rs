@@ -53,18 +53,24 @@ async fn missed(
             None
         }
     };
+    // The next one finds it too.
     if let Some(content) = cache.get(key).await? {
-        return Ok(("waited", content)); // the guard's drop gives the lock to the next, who finds it too
+        give_back(guard).await;
+        return Ok(("waited", content));
     }
     let content = compute(cache, page).await?;
     let () = cache.set_ex(key, &content, FRESH_S).await?;
-    if let Some(guard) = guard {
-        // A lock that was lost in the meantime is no error here.
-        if let Err(error) = guard.release().await {
-            eprintln!("released late: {error}");
-        }
-    }
+    give_back(guard).await;
     Ok(("computed", content))
+}
+
+/// A lock that was lost in the meantime is no error here.
+async fn give_back(guard: Option<Guard<Unfenced>>) {
+    if let Some(guard) = guard
+        && let Err(error) = guard.release().await
+    {
+        eprintln!("released late: {error}");
+    }
 }
 
 /// A long-running program connects once; what matters here is that any failure only costs the lock.

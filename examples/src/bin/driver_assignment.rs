@@ -62,12 +62,7 @@ async fn assign(locks: &Locks<Fenced>, db: &Client, ride: &str) -> Result<Option
 }
 
 /// Whether the driver has our ride now.
-async fn offer(
-    guard: &Guard<Fenced>,
-    db: &Client,
-    driver: i64,
-    ride: &str,
-) -> Result<bool, tokio_postgres::Error> {
+async fn offer(guard: &Guard<Fenced>, db: &Client, driver: i64, ride: &str) -> Result<bool, Box<dyn Error>> {
     let fence = guard.token().get() as i64; // below 2^53
     // Enter, and look again: no dispatcher with a lower token can assign this driver from here on.
     let entered = db
@@ -76,7 +71,8 @@ async fn offer(
             &[&driver, &fence],
         )
         .await?;
-    if !entered.is_some_and(|row| row.get("free")) || !accepts(driver).await {
+    let Some(entered) = entered else { return Err("stale: a later dispatcher is at this driver".into()) };
+    if !entered.get::<_, bool>("free") || !accepts(driver).await {
         return Ok(false);
     }
     let written = db

@@ -37,6 +37,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     match outcome {
         Outcome::Done { left } => println!("withdrew {cents}, {left} left"),
         Outcome::TooLittle { balance } => println!("refused: {balance} is too little"),
+        Outcome::Unknown => return Err(format!("there is no account {account}").into()),
         Outcome::Stale => return Err("stale: a later worker has this account; nothing was written".into()),
     }
     drop(db);
@@ -49,6 +50,7 @@ enum Outcome {
     Done { left: i64 },
     TooLittle { balance: i64 },
     Stale,
+    Unknown,
 }
 
 async fn withdraw(
@@ -67,7 +69,10 @@ async fn withdraw(
             &[&account, &fence],
         )
         .await?;
-    let Some(row) = entered else { return Ok(Outcome::Stale) };
+    let Some(row) = entered else {
+        let known = db.query_opt("SELECT 1 FROM accounts WHERE id = $1", &[&account]).await?.is_some();
+        return Ok(if known { Outcome::Stale } else { Outcome::Unknown });
+    };
     let balance: i64 = row.get("cents");
 
     if !allowed(balance, cents).await {

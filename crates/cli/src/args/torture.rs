@@ -34,13 +34,13 @@ pub struct Torture {
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=64))]
     pub workers: u32,
     /// How long holds outlive their last keep-alive, where they have to be kept alive: 1s to 1h
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1s")]
+    #[arg(long, value_name = "DURATION", value_parser = ttl, default_value = "1s")]
     pub ttl: Duration,
-    /// How long a holder is stopped, or cut off, at least: a duration, or a multiple of the ttl
+    /// How long a holder is stopped, or cut off, at least: a duration up to 24h, or a multiple of the ttl
     #[arg(long, value_name = "DURATION", value_parser = pause, default_value = "2x-ttl")]
     pub pause: Pause,
-    /// For how long at least; each fault is tried at each of its points, however long that takes
-    #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "20s")]
+    /// For how long at least, up to 24h; each fault is tried at each of its points, however long that takes
+    #[arg(long, value_name = "DURATION", value_parser = run_time, default_value = "20s")]
     pub duration: Duration,
     /// The lock server's process, for `--faults server`: it is stopped and continued
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(2..), required_if_eq("faults", "server"))]
@@ -125,8 +125,23 @@ impl Pause {
     }
 }
 
+/// What the library takes for a lease, so that it is refused here and not by every worker.
+fn ttl(typed: &str) -> Result<Duration, String> {
+    match duration(typed)? {
+        ttl if (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&ttl) => Ok(ttl),
+        _ => Err(format!("`{typed}` is no ttl: give 1s to 1h")),
+    }
+}
+
+fn run_time(typed: &str) -> Result<Duration, String> {
+    match duration(typed)? {
+        time if time <= Duration::from_secs(24 * 3600) => Ok(time),
+        _ => Err(format!("`{typed}` is longer than a day; give at most 24h")),
+    }
+}
+
 fn pause(typed: &str) -> Result<Pause, String> {
-    let Some(times) = typed.strip_suffix("x-ttl") else { return duration(typed).map(Pause::For) };
+    let Some(times) = typed.strip_suffix("x-ttl") else { return run_time(typed).map(Pause::For) };
     match times.parse() {
         Ok(times) if (0.0..=100.0).contains(&times) => Ok(Pause::Times(times)),
         _ => Err(format!("`{typed}` is not a multiple of the ttl; write `2x-ttl`, 0 to 100 of them")),

@@ -96,7 +96,7 @@ async fn nobody_passes_the_queue_at_a_release() {
     }
 }
 
-/// What is kept for one who does not come is free again, at once for those who ask by a script, soon for all others.
+/// What is kept for one who does not come is free again soon, for whoever asks then.
 #[tokio::test]
 async fn what_is_kept_for_one_who_died_is_free_soon() {
     let redis = Redis::start();

@@ -38,9 +38,10 @@
 //!
 //! - **Reads.** `enter` gives the item as it is after the marks rose. Another read must be consistent
 //!   (`ConsistentRead`), or it may show what was before the mark.
-//! - **A request without an answer** may have been done, or may be done later (P12). Repeating `enter` or `write` with the
-//!   same token is safe as far as the fence goes, since equal tokens pass: an update that counts would count twice.
-//!   Repeating `check_once` tells that the token was here, whether or not the first try brought it; in a
+//! - **A request without an answer** may have been done, or may be done later (P12). Repeating `enter` is
+//!   safe. A `write` that lingers may take effect after later writes with the same token, and one that counts would count
+//!   twice: switch off the client's own retries, and repeat it only as the last write of the section, or acquire again and
+//!   enter with the new token, which shuts it out. Repeating `check_once` tells that the token was here, whether or not the first try brought it; in a
 //!   [`Transaction`] it may be repeated.
 //! - **Deletes** leave a tombstone: [`Effect::Delete`]. Queries leave it out by `attribute_not_exists(lk_deleted)`.
 //!   `enter` on what does not exist makes an item of key and marks: [`DynamoDbFence::content`] tells what is there.

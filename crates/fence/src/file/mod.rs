@@ -166,7 +166,8 @@ impl FileFence {
     /// still holds by the old service would be turned away, or let in, by accident.
     ///
     /// # Errors
-    /// As [`marks`](Self::marks) and [`enter`](Self::enter); the marks are as they were.
+    /// As [`marks`](Self::marks) and [`enter`](Self::enter): marks that are damaged or missing are refused here too. After
+    /// an error of the disk the marks may be either; reset them again.
     pub fn reset(&self, to: Token) -> Result<(), FileError> {
         steps::reset(&mut Held::open(&self.paths, self.wait)?, to)
     }

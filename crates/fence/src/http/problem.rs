@@ -141,7 +141,7 @@ impl From<MarksError> for Problem {
                     "a fence could not check a request"
                 );
                 let detail = "its marks could not be read or made durable; the log of the service says why. Nothing was done; \
-                      send the request again with the same token"
+                      send the request again with the same token, but a `check_once` with a new one: its token counts as used"
           .to_owned();
                 Self { kind: Kind::Unavailable, detail }
             }

@@ -60,7 +60,7 @@ pub enum ObjectError {
     },
     /// The object was there and is gone: somebody went round the fence.
     #[error(
-        "`{resource}` was removed by something other than this fence, and its marks with it. Keep everybody else from \
+        "`{resource}` was removed by something other than this fence, and its marks with it (or the store's reads lag). Keep everybody else from \
          removing it; then `reset` it to the last token granted (`lockkeeper check-token`)"
     )]
     Removed {
@@ -88,8 +88,9 @@ pub enum ObjectError {
     },
     /// The object is damaged. It is never read as "never seen".
     #[error(
-        "the object `{resource}` is damaged: {why}; nothing was done. Restore an earlier version of it if the store keeps \
-         any; or move it away, and `reset` the resource to the last token granted (`lockkeeper check-token`)"
+        "the object `{resource}` is damaged: {why}; nothing was done. Stop all sections, move it away \
+         or restore an earlier version, and `reset` the resource to the last token granted (`lockkeeper check-token`) before \
+         anyone writes"
     )]
     Corrupt {
         /// The resource.

@@ -2,7 +2,8 @@
 //!
 //! Responsible for the statements, as text that can be read and copied, and for what "no row was updated" means. The
 //! condition `fence <= token` in the `UPDATE` itself makes check and effect one step, in any isolation level; nothing
-//! needs to be installed. One mark can't tell readers or slots apart, so only exclusive holds use it.
+//! needs to be installed. They are as durable as the session's `synchronous_commit`: with `off`, a server that crashes may
+//! forget a mark on which somebody has read. One mark can't tell readers or slots apart, so only exclusive holds use it.
 
 use lockkeeper_core::{ModeKind, Token};
 

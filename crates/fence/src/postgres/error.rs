@@ -39,8 +39,11 @@ pub enum PostgresError {
         /// What the database has.
         found: i32,
     },
-    /// The server is a replica, which can keep no mark.
-    #[error("the server is a replica and takes no writes, so it can keep no mark; connect to the primary")]
+    /// Nothing can be written: the server is a replica, or the transaction is READ ONLY.
+    #[error(
+        "the server is a replica, or the transaction is READ ONLY, so it can keep no mark; connect to the primary, and \
+         begin READ WRITE"
+    )]
     Replica,
     /// A row of marks that the fence's functions never write.
     #[error(

@@ -13,7 +13,8 @@
 //! - `lockkeeper_fence.guard_table('orders')`: a trigger, for writers that can't be changed.
 //!
 //! What survives: a killed client or server. A power loss, if the server runs with `fsync = on`: a check sets
-//! `synchronous_commit` to `local` for its transaction where it is `off`. A fail-over to a replica only if that replica
+//! `synchronous_commit` to `local` for its transaction where it is `off` (the plain statements of [`Column`] can't: there
+//! the session must have it on). A fail-over to a replica only if that replica
 //! is synchronous (`synchronous_standby_names`, and `synchronous_commit` at least `on`): else marks may be older than
 //! what was acknowledged, and a stale holder may pass. [`Findings`] tells what a server is set to.
 //!
@@ -74,6 +75,13 @@ impl Findings {
             found.push(
                 "fsync = off: a power loss or a crash of the system may lose marks that were acknowledged, or the \
                  whole database; set fsync = on"
+                    .to_owned(),
+            );
+        }
+        if self.synchronous_commit == "off" {
+            found.push(
+                "synchronous_commit = off: a crash of the server may take back what the statements of a Column did, and \
+                 writes that committed before a check; SET synchronous_commit = local, or on"
                     .to_owned(),
             );
         }

@@ -64,7 +64,7 @@ pub enum RedisFenceError {
     /// One of the caller's commands failed. The section has passed and its marks are raised.
     #[error(
         "command {} of {of}, `{command}`, failed: {message}. The {done} before it took effect and stay so, it and those \
-         after it did not. The token has passed: mend the command and write again with the same one",
+         after it did not. The token has passed: mend the command and `write` again with the same one",
         done + 1
     )]
     Failed {
@@ -116,8 +116,10 @@ pub enum RedisFenceError {
     },
     /// No answer, or none that can be read: it may have been done, or may be done later (P12).
     #[error(
-        "no answer from Redis: {source}. Whether it was done is unknown. Repeating `enter` with the same token is safe; \
-         repeating `write` is if doing its commands twice is; `check_once` would answer that the token was here, \
+        "no answer from Redis: {source}. Whether it was done is unknown. Repeating `enter` with the same token is safe. \
+         A `write` may still take effect, also after later writes with the same token: repeat it only if its commands \
+         may be done twice and nothing is written after it, or acquire again and enter with the new token, which shuts \
+         it out. `check_once` would answer that the token was here, \
          whether or not the first try was what brought it"
     )]
     Unknown {
@@ -158,9 +160,12 @@ fn advice(source: &RedisError) -> &'static str {
         ". It can't save to its disk, and takes no writes until it can"
     } else if said("NOREPLICAS") {
         ". It has fewer replicas than `min-replicas-to-write` asks for"
-    } else if source.kind() == ErrorKind::Server(ServerErrorKind::NoPerm) || said("ACL failure") {
-        ". Its user needs EVAL and EVALSHA, the commands of the write, and the keys `*:lockkeeper:fence` and \
-         `*:lockkeeper:tagged:fence`"
+    } else if source.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+        || said("ACL failure")
+        || said("run this command")
+    {
+        ". Its user needs EVAL, EVALSHA, HGETALL, HMGET, HKEYS, HSET and HDEL, INFO, the commands of the write, and the keys \
+         `*:lockkeeper:fence` and `*:lockkeeper:tagged:fence`"
     } else if source.is_cluster_error() {
         ". It is a node of a cluster: use a connection for clusters"
     } else {

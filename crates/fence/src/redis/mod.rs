@@ -62,8 +62,8 @@ static RESET: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("sc
 /// Fences in one Redis, or in one cluster of them: any number of resources by name, any number of processes.
 ///
 /// `C` is a connection that is shared by cloning: `redis`'s multiplexed connection, its connection manager, or its
-/// connection for clusters. Those of them that repeat a command by themselves when a connection breaks (the latter two)
-/// may do a write twice, and answer a `check_once` that passed with [`Refused::Repeated`].
+/// connection for clusters. One that repeats a command by itself when a connection breaks (the last of them) may do a write
+/// twice, and answer a `check_once` that passed with [`Refused::Repeated`].
 ///
 /// In a cluster the keys of a write must have the hash tag of the resource: for `stock`, `stock` itself and
 /// `{stock}:anything`; for `{user:1}:cart`, whatever has `{user:1}`. Others are refused before anything is sent.
@@ -135,8 +135,9 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
     ///
     /// # Errors
     /// [`RedisFenceError::Refused`]: nothing was done. [`RedisFenceError::Failed`]: the commands before the one that
-    /// failed took effect. [`RedisFenceError::Unknown`]: no answer; whether it was done is unknown, and writing again
-    /// with the same token is safe if the commands may run twice. Others: nothing was done.
+    /// failed took effect. [`RedisFenceError::Unknown`]: no answer; whether it was done is unknown, and it may yet
+    /// take effect, after later writes with the same token too: repeat it only as the last write of the section and if its
+    /// commands may run twice; else acquire again, and enter with the new token. Others: nothing was done.
     pub async fn write(
         &self,
         resource: &str,

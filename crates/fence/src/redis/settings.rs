@@ -84,6 +84,27 @@ impl Servers {
             setting(connection, "appendfsync").await,
             setting(connection, "save").await,
         ];
+        let pauses = setting(connection, "no-appendfsync-on-rewrite").await;
+        if self.told.len() > 1 {
+            findings.push(Finding {
+                spoils: true,
+                says: format!(
+                    "{} nodes: what follows about disks is of one of them, whichever answered; ask each",
+                    self.told.len()
+                ),
+            });
+        }
+        if let (Ok(Some(sync)), Ok(Some(pauses))) = (&sync, &pauses)
+            && sync == "always"
+            && pauses == "yes"
+        {
+            findings.push(Finding {
+                spoils: true,
+                says: "no-appendfsync-on-rewrite yes: while the log is rewritten nothing is synced, and a crash of the host \
+                       may forget marks. Set it to `no`"
+                    .into(),
+            });
+        }
         findings.push(match (append, sync, save) {
             (Ok(append), Ok(sync), Ok(save)) => of_disk(
                 append.as_deref().unwrap_or_default(),

@@ -43,6 +43,11 @@ impl Disk {
             Err(error) => return Err(disk.io("look for")(error)),
         }
         disk.database()?;
+        // Also of a file that was found: who made it may have been killed before its name was durable.
+        #[cfg(unix)]
+        fs::File::open(disk.parent())
+            .and_then(|parent| parent.sync_all())
+            .map_err(disk.io("sync the directory of"))?;
         Ok(disk)
     }
 
@@ -120,12 +125,15 @@ impl Disk {
         }
     }
 
-    fn create(&self) -> Result<(), MarksError> {
-        let parent = match self.path.parent() {
+    fn parent(&self) -> &Path {
+        match self.path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
-        };
-        let new = tempfile::NamedTempFile::new_in(parent).map_err(self.io("create"))?;
+        }
+    }
+
+    fn create(&self) -> Result<(), MarksError> {
+        let new = tempfile::NamedTempFile::new_in(self.parent()).map_err(self.io("create"))?;
         let file = new.reopen().map_err(self.io("create"))?;
         let made = guarded(|| {
             let mut builder = Builder::new();
@@ -144,8 +152,6 @@ impl Disk {
             Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(self.io("create")(error.error)),
         }
-        #[cfg(unix)]
-        fs::File::open(parent).and_then(|parent| parent.sync_all()).map_err(self.io("create"))?;
         Ok(())
     }
 

@@ -154,8 +154,9 @@ impl Shared {
                 }
                 state.rounds.take()
             };
-            let loaded = work.loads.iter().map(|resource| disk.load(resource)).collect();
             let committed = disk.commit(&work.changes);
+            // What is loaded must not be older than what was just made durable: it may be of the same resource.
+            let loaded = work.loads.iter().map(|resource| disk.load(resource)).collect();
             if let Err(why) = &committed {
                 tracing::error!(
                     error = why as &dyn std::error::Error,

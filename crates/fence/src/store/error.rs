@@ -26,7 +26,7 @@ pub enum MarksError {
     },
     /// The file is damaged, or no file of marks. It is never read as "never seen".
     #[error(
-    "the marks in `{}` are damaged: {why}; nothing was let through. Restore the file; or stop all sections, find the \
+    "the marks in `{}` are damaged: {why}; nothing was let through. Stop all sections, find the \
      last token granted (`lockkeeper check-token`), remove the file, and enter each resource once with that token",
     path.display()
   )]
@@ -62,7 +62,7 @@ pub enum MarksError {
     /// go on.
     #[error(
         "the mark rose, but could not be made durable, so nothing was let through; ask again with the same token when \
-     the cause is gone"
+     the cause is gone (for a `check_once` the token counts as used: acquire again)"
     )]
     NotDurable(#[source] Arc<MarksError>),
     /// The store is closed, or its thread died.

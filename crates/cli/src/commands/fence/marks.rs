@@ -19,7 +19,7 @@ pub(super) async fn show(args: &FenceShow) -> Result<u8, Failure> {
 pub(super) async fn reset(args: &FenceReset) -> Result<u8, Failure> {
     let to = token(args.to)?;
     let store = Store::open(&args.which).await?;
-    // Marks that can't be read may be why they are to be set.
+    // Marks that can't be read may be why they are to be set (in a server; the file fence refuses those).
     let before = store.marks().await;
     if !args.yes {
         let now = match &before {

@@ -13,10 +13,10 @@ use crate::args::{Fence, FenceArgs, FenceMode};
 use crate::exit::{Failure, IO, OK, STALE, USAGE, chain, code_below};
 use crate::output;
 
-#[cfg(feature = "postgres")]
-pub(super) use store::postgres;
 #[cfg(feature = "redis")]
 pub(super) use store::redis;
+#[cfg(feature = "postgres")]
+pub(super) use store::{LIMIT, postgres};
 
 pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
     let args = match command {

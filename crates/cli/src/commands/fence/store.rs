@@ -29,6 +29,10 @@ impl Store {
         }
         let url: Url = target.parse().map_err(|error| Failure::new(USAGE, chain(&error)))?;
         match url.scheme.as_str() {
+            "file" if !url.hosts.is_empty() => Err(Failure::new(
+                USAGE,
+                format!("`{url}` names no file of this host; write `file:///path`, or the path alone"),
+            )),
             "file" => Self::file(url.path.into(), which.resource.as_deref()),
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
@@ -66,8 +70,7 @@ impl Store {
             Self::File(fence) => fence.marks().map_err(|error| failed(&error)),
             #[cfg(feature = "postgres")]
             Self::Postgres(client, resource) => {
-                let marks = postgres::fence::marks(client, resource).await;
-                marks.map_err(|error| postgres::failed(&error))
+                postgres::answered(postgres::fence::marks(client, resource)).await
             }
             #[cfg(feature = "redis")]
             Self::Redis(fence, resource) => {
@@ -83,8 +86,7 @@ impl Store {
             Self::File(fence) => fence.reset(to).map_err(|error| failed(&error)),
             #[cfg(feature = "postgres")]
             Self::Postgres(client, resource) => {
-                let reset = postgres::fence::reset(client, resource, to).await;
-                reset.map_err(|error| postgres::failed(&error))
+                postgres::answered(postgres::fence::reset(client, resource, to)).await
             }
             #[cfg(feature = "redis")]
             Self::Redis(fence, resource) => {
@@ -105,7 +107,7 @@ const KNOWN: &[&str] = &[
 
 /// For a connection, and for each answer.
 #[cfg(any(feature = "postgres", feature = "redis"))]
-const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
+pub(in crate::commands) const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 
 #[cfg(any(feature = "postgres", feature = "redis"))]
 fn named(resource: Option<&str>, url: &Url) -> Result<String, Failure> {
@@ -182,6 +184,18 @@ pub(in crate::commands) mod postgres {
         // It ends with the client; what goes wrong on it, the client's calls are told.
         tokio::spawn(connection);
         Ok(client)
+    }
+
+    /// The answer, if it comes in time.
+    pub(super) async fn answered<T>(
+        call: impl Future<Output = Result<T, PostgresError>>,
+    ) -> Result<T, Failure> {
+        let silent =
+            || format!("the database has not answered for {LIMIT:?}; look again, and repeat it if need be");
+        match tokio::time::timeout(LIMIT, call).await {
+            Ok(answer) => answer.map_err(|error| failed(&error)),
+            Err(_) => Err(Failure::new(UNAVAILABLE, silent())),
+        }
     }
 
     pub(in crate::commands) fn failed(error: &PostgresError) -> Failure {

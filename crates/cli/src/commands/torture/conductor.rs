@@ -84,7 +84,8 @@ fn rounds(faults: &[Fault]) -> Vec<Round> {
     seen.into_iter().flat_map(all).collect()
 }
 
-/// The lock server while it is stopped; it goes on however this ends.
+/// The lock server while it is stopped. It goes on whatever goes wrong here, but for a kill of this process (said in
+/// docs/torture.md).
 struct Stopped(Pid);
 
 impl Stopped {
@@ -143,13 +144,17 @@ impl Conductor {
     /// A quiet stretch, then the worker that comes to the round's point; it waits there.
     fn first(&mut self, point: Point) -> Result<u32, Stop> {
         let mut quiet = QUIET * self.crew.len();
-        let found = self.first_at(self.patience(), |_, at| {
+        // Patience begins anew with each step of anybody: many sections on a slow resource may take long.
+        while let Some((worker, at)) = self.crew.next(self.patience())? {
             if at == Point::Done {
                 quiet = quiet.saturating_sub(1);
             }
-            at == point && quiet == 0
-        })?;
-        found.ok_or_else(|| self.nobody())
+            if at == point && quiet == 0 {
+                return Ok(worker);
+            }
+            self.crew.go(worker)?;
+        }
+        Err(self.nobody())
     }
 
     fn killed(&mut self, round: Round) -> Result<(), Stop> {
@@ -233,9 +238,8 @@ impl Conductor {
 
     /// Lets each finish its section and keeps it from another.
     fn finish(&mut self) -> Result<(), Stop> {
-        let until = self.patience();
         for _ in 0..self.crew.len() {
-            let idle = self.first_at(until, |_, at| at == Point::Idle)?;
+            let idle = self.first_at(self.patience(), |_, at| at == Point::Idle)?;
             idle.ok_or_else(|| self.nobody())?;
         }
         self.crew.part();

@@ -100,23 +100,25 @@ impl Journal {
         File::options().create_new(true).append(true).open(path).map(Self)
     }
 
-    /// One system call, so that a line is there or not there, whenever the process is killed.
+    /// One system call. A kill in the middle of it can leave half a line, which a reader leaves out.
     pub(super) fn note(&mut self, step: &Step) -> std::io::Result<()> {
         self.0.write_all(format!("{} {step}\n", now()).as_bytes())
     }
 }
 
-/// The steps of a worker with their times, in order.
+/// The steps of a worker with their times, in order. A last line without an end was cut by a kill: what it would have
+/// said was not yet acted on.
 ///
 /// # Errors
 /// The file can't be read, or has a line that no worker writes.
 pub(super) fn read(path: &Path) -> std::io::Result<Steps> {
     let text = std::fs::read_to_string(path)?;
+    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     let step = |line: &str| -> Option<(u64, Step)> {
         let (at, step) = line.split_once(' ')?;
         Some((at.parse().ok()?, step.parse().ok()?))
     };
-    let lines = text.lines().map(|line| {
+    let lines = whole.lines().map(|line| {
         let damaged = || format!("{}: `{line}` is no line of a worker's log", path.display());
         step(line).ok_or_else(|| std::io::Error::new(std::io::ErrorKind::InvalidData, damaged()))
     });

@@ -5,7 +5,8 @@
 //! (what it writes to), `crew` (the workers as processes), `conductor` (what is done to whom, and when), `proxy` (how
 //! a network is cut), `verdict` (what it comes to), `report`.
 //!
-//! Everything here has a name of its own with a random end, and is removed afterwards, whatever happened.
+//! Everything here has a name of its own with a random end, and is removed afterwards, unless this process itself is
+//! killed.
 
 mod conductor;
 mod crew;
@@ -37,6 +38,8 @@ use worker::Orders;
 
 /// Closing the session is a courtesy: it ends by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
+/// After a second signal: what a shell says of a program that SIGINT ended.
+const INTERRUPTED: i32 = 130;
 /// What is made begins with this.
 const PREFIX: &str = "lockkeeper-torture-";
 
@@ -142,7 +145,7 @@ fn conduct(
     // Nobody may write while it is read.
     conductor.crew.dismiss();
     let took = began.elapsed();
-    let journals = journals(&conductor.crew)?;
+    let journals = journals(&conductor.crew, interrupted)?;
     let ledger = runtime.block_on(resource.read()).map_err(|trouble| {
         let why = format!("the ledger {} can't be read: {}", resource.place(), trouble.why());
         Failure::new(crate::exit::IO, why)
@@ -164,15 +167,20 @@ fn conduct(
     Ok(if report.is_safe() { OK } else { NO })
 }
 
-/// The journals of all workers there ever were.
-fn journals(crew: &Crew) -> Result<Vec<(u32, Steps)>, Failure> {
+/// The journals of all workers there ever were. `some`: of those that came to write one, since they were ended early.
+fn journals(crew: &Crew, some: bool) -> Result<Vec<(u32, Steps)>, Failure> {
     let mut journals = Vec::new();
     for (serial, path) in crew.journals() {
         match journal::read(&path) {
             Ok(steps) => journals.push((serial, steps)),
-            // Killed before it began.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error.into()),
+            Err(error) if some && error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => {
+                let doing = format!(
+                    "cannot read the worker's log `{}`, without which nothing can be told",
+                    path.display()
+                );
+                return Err(Failure::system(crate::exit::IO, &doing, &error));
+            }
         }
     }
     Ok(journals)
@@ -180,7 +188,7 @@ fn journals(crew: &Crew) -> Result<Vec<(u32, Steps)>, Failure> {
 
 /// Why it can't go on, with what the workers met last: that may be why.
 fn explained(failure: Failure, crew: &Crew) -> Failure {
-    let steps = journals(crew).unwrap_or_default().into_iter().flat_map(|(_, steps)| steps);
+    let steps = journals(crew, true).unwrap_or_default().into_iter().flat_map(|(_, steps)| steps);
     let troubles = steps.filter_map(|(at, step)| match step {
         Step::Trouble { why } => Some((at, why)),
         _ => None,
@@ -201,11 +209,18 @@ fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
     let mut signals =
         Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
     runtime.spawn(async move {
+        let mut asked = false;
         loop {
-            if matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {
-                // A conductor that has gone needs no telling.
-                let _ = tell.send(Event::Interrupted);
+            if !matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {
+                continue;
             }
+            if asked {
+                // Who asks twice does not want to wait for a resource that is silent. The workers end with us.
+                std::process::exit(INTERRUPTED);
+            }
+            asked = true;
+            // A conductor that has gone needs no telling.
+            let _ = tell.send(Event::Interrupted);
         }
     });
     Ok(())

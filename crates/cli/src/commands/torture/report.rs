@@ -38,9 +38,9 @@ impl Report<'_> {
         self.injected.iter().filter(|injected| !injected.taken_over).count()
     }
 
-    /// Whether the run is a reason to trust: something was done, and nothing got lost.
+    /// Whether the run is a reason to trust: something was written, something was done, and nothing got lost.
     pub(super) fn is_safe(&self) -> bool {
-        !self.injected.is_empty() && self.verdict.is_safe()
+        !self.injected.is_empty() && self.verdict.acknowledged > 0 && self.verdict.is_safe()
     }
 
     /// The half and the longest hand-over, in milliseconds.
@@ -75,6 +75,9 @@ impl Report<'_> {
         }
         if faults == 0 {
             return "this says nothing: it ended before anything was done to a holder".to_owned();
+        }
+        if *acknowledged == 0 {
+            return "this says nothing: no update was acknowledged; the workers' troubles say why".to_owned();
         }
         let through = match self.held_through() {
             0 => String::new(),

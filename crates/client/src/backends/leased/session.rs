@@ -366,10 +366,10 @@ impl Inner {
         }
     }
 
-    /// An attempt leaves. Whether one may have left before.
+    /// An attempt leaves. Whether one may have left before; one of a request that is over certainly has.
     fn leaves(&self, seq: Seq) -> bool {
         let mut state = self.state();
-        state.requests.get_mut(&seq).is_some_and(|request| std::mem::replace(&mut request.left, true))
+        state.requests.get_mut(&seq).is_none_or(|request| std::mem::replace(&mut request.left, true))
     }
 
     fn unanswered(&self, seq: Seq, sent: bool, left_before: bool) {

@@ -2,6 +2,7 @@
 //!
 //! A server tells each connection, for requests to cancel, which process serves it. A pooler can't pass that on: its
 //! client has one number for as long as it stays, while server processes change. So `PgBouncer` and its like invent one.
+//! (Pgpool-II passes the server's on, and resets a process before it is used again: the page says what must stay set.)
 //! `tokio_postgres` has the number in its request to cancel only, which is therefore written here to nobody.
 
 use std::convert::Infallible;

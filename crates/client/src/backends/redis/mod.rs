@@ -128,7 +128,10 @@ fn capabilities(fencing: bool) -> Capabilities {
             Promise::KeptIf(RIGHT),
             Promise::Kept,
             Promise::Kept,
-            Promise::KeptIf("all who hold or wait are clients of this library, and holds end by a release"),
+            Promise::KeptIf(
+                "all who hold or wait are clients of this library, holds end by a release, and the first in the queue comes \
+                 within two seconds",
+            ),
             Promise::NotKept("holds and waits expire while the server stands still"),
             Promise::KeptIf("the server is set to `appendonly yes` and `appendfsync always`"),
             Promise::Kept,

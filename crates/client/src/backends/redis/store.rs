@@ -4,13 +4,14 @@
 //! Why a plain `SET` may stand for the script, which looks at more than the lock's key:
 //! - *The queue* (P8). Whatever frees a lock of ours while others wait leaves in its key, in the same step, that it is
 //!   kept for them (`keep_free` in queue.lua), until the first of them comes. So a `SET` succeeds beside a queue only
-//!   where a key ended by itself or by another client's hand: then one who asks just then may come first, once.
+//!   where a key ended by itself or by another client's hand, or the first did not come within the two seconds.
 //! - *Its own end* (P7). A `SET` whose entry was ended before it arrived must not hold. It can't arrive late if it
 //!   travelled before its end on the same connection; and an end that is in doubt waits for whatever may be left on the
 //!   lanes, and travels on the connection that is kept up ([`Link::run_last`]). If that connection is another one than the
 //!   `SET`'s, since the other was lost or does not answer, nobody knows when the `SET` arrives. Then the end that is
 //!   remembered (`gone`) says of the key which the `SET` makes that nobody holds by it (`in_the_way` in way.lua): every
-//!   script takes such a key for free, and whoever finds it by a `SET` asks a script. What is remembered outlives the key.
+//!   script takes such a key for free, and whoever finds it by a `SET` asks a script. What is remembered outlives the key,
+//!   which with `keep_closed` it might not: there the first try is the script.
 //! - *A repeat* (P7) is never a `SET`: the script knows the entry's own value.
 
 use std::sync::Arc;
@@ -140,7 +141,10 @@ impl Store for RedisStore {
             let asked = match inner.plain_call(&attempt) {
                 Some(set) => match inner.link.command(&set, limit).await {
                     Ok(Value::Nil) => inner.ask_script(&attempt, limit.saturating_sub(began.elapsed())).await,
-                    answered => answered.map(|_| Value::Int(0)),
+                    Ok(Value::Okay) => Ok(Value::Int(0)),
+                    // Nothing that a `SET` answers: it must not pass for a grant.
+                    Ok(_) => return Err(CallError { sent: true }),
+                    Err(failure) => Err(failure),
                 },
                 None => inner.ask_script(&attempt, limit).await,
             };
@@ -238,7 +242,9 @@ impl Inner {
     /// What takes a lock that is free, where that needs no more than its key.
     fn plain_call(&self, attempt: &Attempt) -> Option<Cmd> {
         let entry = &attempt.entry;
-        if !attempt.first || self.fencing || matches!(entry.mode, Mode::Permit { .. }) {
+        // With `keep_closed` the key lives for so long that what is remembered of its end might not outlive it.
+        let lasts = !entry.keep_closed.is_zero();
+        if !attempt.first || lasts || self.fencing || matches!(entry.mode, Mode::Permit { .. }) {
             return None;
         }
         let lives = lives_ms(entry);

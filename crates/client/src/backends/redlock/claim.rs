@@ -180,18 +180,20 @@ impl Claim {
 
     /// What to ask of a node in this round; `None` if the round is decided already, or an earlier try is still being
     /// taken back there.
-    pub(super) fn ask(&self, index: usize, round: u64) -> Option<Arc<Entry>> {
+    /// Whether this is the first time that the node is asked for it.
+    pub(super) fn ask(&self, index: usize, round: u64) -> Option<(Arc<Entry>, bool)> {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Trying { round: now, .. } if now == round) {
             return None;
         }
         let seat = &mut state.seats[index];
-        match seat.standing {
-            Standing::Clear => seat.standing = Standing::Asked { waited: false },
-            Standing::Waits => seat.standing = Standing::Asked { waited: true },
+        let waited = match seat.standing {
+            Standing::Clear => false,
+            Standing::Waits => true,
             _ => return None,
-        }
-        Some(self.at_node(seat.number, self.entry.keep_closed))
+        };
+        seat.standing = Standing::Asked { waited };
+        Some((self.at_node(seat.number, self.entry.keep_closed), !waited))
     }
 
     /// What a node said to a try of this round. `true`: it must be taken back there.

@@ -309,15 +309,14 @@ impl Inner {
                 }
             }
         }
-        let Some(entry) = claim.ask(index, round) else {
+        let Some((entry, first)) = claim.ask(index, round) else {
             return tell(failed("not asked: the outcome was certain"));
         };
         let node = &self.nodes[index];
         if attempt.wait {
             self.listen(index, claim, &entry.id);
         }
-        // An id at a node is asked for once.
-        let attempt = Attempt { entry: entry.clone(), first: true, ..attempt };
+        let attempt = Attempt { entry: entry.clone(), first, ..attempt };
         let tried = timeout_at(deadline, node.store.attempt(attempt)).await;
         let answer = match tried {
             Ok(Ok(Tried::Granted(_))) => Said::Granted,

@@ -7,7 +7,8 @@ local keys, args = {}, {}
 for i = 2, #KEYS do keys[i - 1] = KEYS[i] end
 for i = 4, #ARGV do args[i - 3] = ARGV[i] end
 local well, result = pcall(work, keys, args)
-if not well then
+-- An error that the script gives back is one as well as an error that it raises.
+if not well or type(result) == 'table' and result.err then
   return {'failed', 0, type(result) == 'table' and result.err or tostring(result)}
 end
 return {'done', result}

@@ -53,12 +53,12 @@ local function check(write)
       end
     end
   elseif slot == '' then
-    local seen = next(slots)
-    -- No slot says more than the base from here on.
-    if seen then redis.call('DEL', key) end
-    if seen or write or any ~= token or writer ~= token then
+    if write or any ~= token or writer ~= token then
       redis.call('HSET', key, 'any', offered, 'writer', offered)
     end
+    -- No slot says more than the base from here on. After the base is raised: a user who may do the one and not the
+    -- other must not take marks away.
+    for number in pairs(slots) do redis.call('HDEL', key, 'any:' .. number, 'writer:' .. number) end
   else
     local own_any, own_writer = marks['any:' .. slot] or 0, marks['writer:' .. slot] or 0
     if math.max(any, own_any) ~= token or math.max(writer, own_writer) ~= token then

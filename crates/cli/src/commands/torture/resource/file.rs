@@ -1,7 +1,9 @@
 //! A file in a directory of the user's choice, guarded by [`FileFence`].
 
 use std::fs;
-use std::path::PathBuf;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use lockkeeper::url::Url;
 use lockkeeper_fence::{FileError, FileFence, Section};
@@ -55,7 +57,7 @@ impl Ledger {
                 // Whole, as a careful program does it: a worker that is killed must not leave half a ledger. One name
                 // for each process, since nothing keeps two of them apart here.
                 let new = self.beside(&format!(".{}", std::process::id()));
-                let put = fs::write(&new, ledger).and_then(|()| fs::rename(&new, &self.path));
+                let put = write_new(&new, ledger).and_then(|()| fs::rename(&new, &self.path));
                 put.map_err(|error| Trouble::failed(&error))
             }
         }
@@ -90,6 +92,15 @@ impl Ledger {
         name.push(end);
         name.into()
     }
+}
+
+/// Into a file of this process's own: never through a link that somebody else left at its name, in a directory that is
+/// everybody's.
+fn write_new(path: &Path, ledger: &str) -> std::io::Result<()> {
+    let mut options = fs::File::options();
+    let mut file =
+        options.write(true).create(true).truncate(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
+    file.write_all(ledger.as_bytes())
 }
 
 impl From<FileError> for Trouble {

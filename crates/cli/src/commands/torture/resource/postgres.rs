@@ -3,10 +3,12 @@
 use lockkeeper_fence::Section;
 use lockkeeper_fence::postgres::PostgresError;
 use lockkeeper_fence::postgres::tokio_postgres as fence;
+use tokio::time::timeout;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
 use super::Trouble;
+use crate::commands::fence::LIMIT;
 use crate::commands::fence::postgres::{connect, failed};
 use crate::exit::{Failure, UNAVAILABLE, chain};
 use crate::output;
@@ -43,14 +45,14 @@ impl Ledger {
 
     pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
         let name = self.name.clone();
-        let entered = fence::enter(self.client().await?, &name, section).await;
+        let entered = within(fence::enter(self.client().await?, &name, section)).await;
         self.told(entered)
     }
 
     pub(super) async fn read(&mut self) -> Result<String, Trouble> {
         let ask = format!("SELECT ledger FROM {}", self.table());
-        let row = self.client().await?.query_one(&ask, &[]).await;
-        self.told(row.and_then(|row| row.try_get(0)))
+        let row = within(self.client().await?.query_one(&ask, &[])).await;
+        self.told(row.and_then(|row| row.try_get(0).map_err(Trouble::from)))
     }
 
     pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
@@ -64,7 +66,7 @@ impl Ledger {
             transaction.execute(&format!("UPDATE {table} SET ledger = $1"), &[&ledger]).await?;
             Ok::<_, Trouble>(transaction.commit().await?)
         };
-        let written = written.await;
+        let written = within(written).await;
         self.told(written)
     }
 
@@ -81,9 +83,10 @@ impl Ledger {
         let name = self.name.clone();
         let forget = "DELETE FROM lockkeeper_fence.marks WHERE resource = $1";
         let forgot = match self.client().await {
-            Ok(client) => client.execute(forget, &[&name]).await,
+            Ok(client) => timeout(LIMIT, client.execute(forget, &[&name])).await,
             Err(trouble) => return Err(self.failed("remove", trouble)),
         };
+        let Ok(forgot) = forgot else { return Err(self.failed("remove", silent())) };
         match forgot {
             Ok(_) => Ok(()),
             // Who uses a fence may not lower its marks: only its owner can.
@@ -98,7 +101,7 @@ impl Ledger {
     }
 
     async fn run(&mut self, sql: &str) -> Result<(), Trouble> {
-        let done = self.client().await?.batch_execute(sql).await;
+        let done = within(self.client().await?.batch_execute(sql)).await;
         self.told(done)
     }
 
@@ -137,4 +140,16 @@ impl From<PostgresError> for Trouble {
             other => Self::failed(&other),
         }
     }
+}
+
+/// The answer, if it comes in time: a database that says nothing must not hold up who wants to end.
+async fn within<T, E: Into<Trouble>>(call: impl Future<Output = Result<T, E>>) -> Result<T, Trouble> {
+    match timeout(LIMIT, call).await {
+        Ok(answer) => answer.map_err(Into::into),
+        Err(_) => Err(silent()),
+    }
+}
+
+fn silent() -> Trouble {
+    Trouble::Failed(format!("the database has not answered for {LIMIT:?}"))
 }

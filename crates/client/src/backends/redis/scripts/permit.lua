@@ -44,6 +44,8 @@ if (limit or not found) and count < of and (not fair or not head or head == id) 
   redis.call('HSET', KEYS[5], id, value(token))
   redis.call('ZADD', KEYS[6], low, id)
   redis.call('ZADD', KEYS[7], now + px, id)
+  -- What is there and in nobody's way must not lend its ttl to the marker.
+  if not limit then redis.call('DEL', KEYS[1]) end
   redis.call('SET', KEYS[1], 'lockkeeper:permits:1:' .. of .. '\n' .. ARGV[7], 'KEEPTTL')
   keep_permits(px)
   drawn(token)

@@ -21,7 +21,10 @@ local function wait_or_fail(mode, found, left, head, record, till)
   elseif head and head ~= id then
     if ahead == 1 then again = math.min(again, 5000, math.max(till - now, 0) + 50) end
     -- It is free, and its turn: the message that said so may be lost.
-    if not found then tell(head, record, 0) end
+    if not found then
+      keep_free(till)
+      tell(head, record, 0)
+    end
   end
   return {'waits', ahead, again}
 end
