@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use lockkeeper_fence::redis::{Command, RedisFence, RedisFenceError};
-use lockkeeper_fence::{Marks, Refused};
+use lockkeeper_fence::{Marks, Refused, Section};
 use lockkeeper_rig::Redis;
 use redis::{AsyncConnectionConfig, Client};
 
@@ -123,7 +123,18 @@ async fn a_server_that_tells_nothing_is_refused_unless_it_is_trusted_by_name() {
     let (_redis, url) = user(&["-evalsha", "-eval"]);
     let fence = RedisFence::connect(connected(&url).await).await.expect("a fence");
     let error = fence.enter("stock", exclusive(5)).await.expect_err("no right").to_string();
-    assert!(error.contains("needs EVAL and EVALSHA"), "{error}");
+    assert!(error.contains("needs EVAL, EVALSHA"), "{error}");
+
+    // Half of the rights must not take marks away.
+    let (redis, url) = user(&["-hset"]);
+    let slot = Section::permit(3, token(50)).expect("a slot");
+    let able = RedisFence::connect(connected(&redis.url()).await).await.expect("a fence");
+    able.enter("stock", slot).await.expect("never seen");
+    let before = able.marks("stock").await.expect("marks");
+    let unable = RedisFence::connect(connected(&url).await).await.expect("a fence");
+    unable.enter("stock", exclusive(60)).await.expect_err("no right");
+    unable.reset("stock", token(60)).await.expect_err("no right");
+    assert_eq!(able.marks("stock").await.expect("marks"), before);
 }
 
 #[tokio::test]

@@ -153,6 +153,13 @@ async fn a_script_of_the_callers_own_sees_its_keys_and_arguments_only() {
         matches!(&error, RedisFenceError::Script { message } if message.contains("no more of this")),
         "{error}"
     );
+    // One that gives an error back has failed as well.
+    let refusing = FenceScript::new("return redis.error_reply('sold out')");
+    let result = fence.write_script("stock", exclusive(6), &refusing, &["stock"], "").await;
+    assert!(
+        matches!(&result, Err(RedisFenceError::Script { message }) if message.contains("sold out")),
+        "{result:?}"
+    );
     let not_lua = FenceScript::new("this is no Lua");
     let error = fence.write_script("stock", exclusive(7), &not_lua, &[], &[""; 0]).await.expect_err("no Lua");
     assert!(

@@ -113,12 +113,12 @@ impl Journal {
 /// The file can't be read, or has a line that no worker writes.
 pub(super) fn read(path: &Path) -> std::io::Result<Steps> {
     let text = std::fs::read_to_string(path)?;
-    let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+    let Some(end) = text.rfind('\n') else { return Ok(Vec::new()) };
     let step = |line: &str| -> Option<(u64, Step)> {
         let (at, step) = line.split_once(' ')?;
         Some((at.parse().ok()?, step.parse().ok()?))
     };
-    let lines = whole.lines().map(|line| {
+    let lines = text[..end].split('\n').map(|line| {
         let damaged = || format!("{}: `{line}` is no line of a worker's log", path.display());
         step(line).ok_or_else(|| std::io::Error::new(std::io::ErrorKind::InvalidData, damaged()))
     });
@@ -160,6 +160,8 @@ mod tests {
     fn what_no_worker_writes_is_refused_and_quoted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("worker");
+        std::fs::write(&path, "5 asked\n6 gra").unwrap();
+        assert_eq!(read(&path).unwrap(), [(5, Step::Asked)], "cut by a kill");
         for line in ["", "asked", "5 rested", "5 granted x", "5 granted 0", "5 stale 4", "x asked"] {
             std::fs::write(&path, format!("5 asked\n{line}\n")).unwrap();
             let error = read(&path).unwrap_err().to_string();
