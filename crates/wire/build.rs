@@ -5,8 +5,12 @@ use std::path::PathBuf;
 
 use prost::Message;
 
-const SCHEMAS: [&str; 3] =
-    ["lockkeeper/v1/session.proto", "lockkeeper/v1/lockkeeper.proto", "lockkeeper/store/v1/store.proto"];
+const SCHEMAS: [&str; 4] = [
+    "lockkeeper/v1/session.proto",
+    "lockkeeper/v1/lockkeeper.proto",
+    "lockkeeper/store/v1/store.proto",
+    "lockkeeper/peer/v1/peer.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");

@@ -1,6 +1,7 @@
 //! What goes into a replica and what comes out.
 
 use lockkeeper_core::LockName;
+use lockkeeper_wire::peer::PeerMessage;
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::{store, v1};
 
@@ -33,6 +34,20 @@ pub enum Event {
     Dropped(AskId),
     /// All input that had arrived when [`Output::Drain`] asked for it has been given.
     Drained(u64),
+    /// Peers' messages, in the order of their arrival; at most some MiB of entries a turn, since all of a turn's entries become
+    /// one record of the log.
+    Peer(Vec<PeerMessage>),
+    /// A peer can be reached, and has said who it is.
+    PeerUp {
+        /// Which.
+        node: u64,
+        /// The newest rules of the table that it knows.
+        rules_max: u32,
+        /// Where it serves clients.
+        client_address: String,
+    },
+    /// What was sent to this peer since it was reached may be lost, in part or whole.
+    PeerDown(u64),
     /// The last [`SnapshotStep`] was carried out.
     SnapshotStepDone,
     /// The last [`SnapshotStep`] failed; the snapshot is given up, and another is taken later.
@@ -123,6 +138,8 @@ pub enum Answer {
 /// Something is to be done.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Output {
+    /// Send these to a peer, in this order, before anything else is done: the others' disks work meanwhile.
+    Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
     /// Send this as a stream's last item, then close it.

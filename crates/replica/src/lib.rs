@@ -10,6 +10,7 @@ pub mod disk;
 mod engine;
 pub mod event;
 mod lease;
+mod members;
 pub mod mutant;
 pub mod replica;
 mod since;
@@ -17,4 +18,5 @@ pub mod storage;
 
 pub use engine::{Persisted, Write};
 pub use event::{Answer, AskId, Event, Output, Question, SnapshotStep, StreamId};
-pub use replica::{Config, Fatal, Recovered, Replica};
+pub use members::Members;
+pub use replica::{Config, Fatal, Recovered, Replica, TAIL_BYTES, TICK};

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Restorer, Table, limits};
-use lockkeeper_replica::Recovered;
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{self, Existing, Log, OpenError, Opened, SnapshotReader, Snapshots};
+use lockkeeper_replica::{Members, Recovered};
 use lockkeeper_wire::store::{Founding, Member};
 
 use crate::error::ServeError;
@@ -58,6 +58,7 @@ fn found(address: &str, tokens_above: Option<u64>, now: SystemTime) -> Result<Fo
             client_address: address.to_owned(),
         }],
         tokens_above,
+        rules: limits::RULES_VERSION,
     })
 }
 
@@ -95,6 +96,8 @@ fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result
     let seed = u64::from_le_bytes(seed);
     let (snapshot_index, snapshot_term) =
         snapshot.as_ref().map_or((0, 0), |snapshot| (snapshot.head().index, snapshot.head().term));
+    let members = snapshot.as_ref().and_then(|snapshot| snapshot.head().members.clone());
+    let members = members.map_or_else(|| Members::founded(&founding), Members::from);
     let table = match snapshot {
         Some(snapshot) => read_table(snapshot, directory, seed)?,
         None => Table::new(seed),
@@ -103,7 +106,8 @@ fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result
     if let Err(error) = leftovers.run(disk) {
         tracing::warn!(%error, "old snapshots in `{}` could not be removed: {error}", directory.display());
     }
-    let recovered = Recovered { table, snapshot_index, snapshot_term, hard_state: Some(hard_state), entries };
+    let recovered =
+        Recovered { table, snapshot_index, snapshot_term, members, hard_state: Some(hard_state), entries };
     Ok(Data { founding, recovered, log, snapshots })
 }
 

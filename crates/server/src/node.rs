@@ -85,6 +85,8 @@ impl<D: Disk> Node<D> {
             }
             handled += requests;
             while let Some(write) = self.replica.advance()? {
+                // Depends on nothing unwritten: answers need not wait for the sync of what came after them.
+                self.hand_over(&mut outputs);
                 self.append(write.record())?;
                 self.replica.persisted(clock::now(), write.synced())?;
             }

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use lockkeeper_replica::storage::Removal;
-use lockkeeper_replica::{Config, Event, Replica};
+use lockkeeper_replica::{Config, Event, Replica, TAIL_BYTES, TICK};
 use lockkeeper_wire::store::Founding;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket};
@@ -27,8 +27,6 @@ use crate::inbox::{Inbox, Outbox, State};
 use crate::node::Node;
 use crate::options::Options;
 
-/// The consensus' unit of time. A node alone elects itself at once, and needs it for nothing else.
-const TICK: Duration = Duration::from_millis(50);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 /// Clients have this long to read what is left for them when the node stops.
@@ -146,11 +144,8 @@ impl Started {
         let data = data::open(&disk, options, advertised)?;
         let about = about(&data.founding, advertised);
         let directory = options.data.display().to_string();
-        let replica = Replica::start(
-            config(&data.founding, &about, options.snapshot_after),
-            data.recovered,
-            clock::now(),
-        )?;
+        let replica =
+            Replica::start(config(&data.founding, options.snapshot_after), data.recovered, clock::now())?;
         let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
         let (chores, todo) = mpsc::channel();
         let (finished, done) = mpsc::channel();
@@ -207,12 +202,11 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn config(founding: &Founding, about: &About, snapshot_after: u64) -> Config {
+fn config(founding: &Founding, snapshot_after: u64) -> Config {
     let seed = founding.incarnation.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
     Config {
         node: founding.node,
-        voters: founding.members.iter().map(|member| member.node).collect(),
-        clients: about.clients.clone(),
+        tail_bytes: TAIL_BYTES,
         seed,
         tokens_above: founding.tokens_above,
         tick: TICK,

@@ -68,7 +68,7 @@ fn what_a_node_wrote_is_what_the_next_start_finds() {
         let hard_state = Some(HardState { term: 1, vote: 1, commit: index });
         log.append(&Record { hard_state, entries: vec![entry(index)] }).expect("a sound disk");
     }
-    let head = SnapshotHead { index: 12, term: 1, voters: vec![1], rules: 1 };
+    let head = SnapshotHead { index: 12, term: 1, rules: 1, members: None };
     let mut writer = snapshots.begin(&head).expect("a sound disk");
     writer.piece(b"a table").expect("a sound disk");
     let tail = SnapshotTail { pieces: 1, bytes: 7, digest: vec![0; 16] };

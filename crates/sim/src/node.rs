@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
 use lockkeeper_replica::storage::{self, Existing, Log, Opened, Options};
-use lockkeeper_replica::{AskId, Config, Event, Output, Question, Recovered, Replica, StreamId, Write};
+use lockkeeper_replica::{
+    AskId, Config, Event, Members, Output, Question, Recovered, Replica, StreamId, Write,
+};
 use lockkeeper_wire::request::Request;
-use lockkeeper_wire::store::{Founding, Record};
+use lockkeeper_wire::store::{Founding, Member, Record};
 
 use crate::chores::{Chores, Done, read_table};
 use crate::clock::{Clock, MS, Nanos, SECOND};
@@ -83,8 +85,7 @@ impl Node {
     fn config(&self, core: &Core) -> Config {
         Config {
             node: 1,
-            voters: vec![1],
-            clients: BTreeMap::new(),
+            tail_bytes: lockkeeper_replica::TAIL_BYTES,
             seed: self.seed,
             tokens_above: TOKENS_ABOVE,
             tick: TICK,
@@ -126,6 +127,7 @@ impl Node {
             table,
             snapshot_index: at.0,
             snapshot_term: at.1,
+            members: Members::founded(&founding()),
             hard_state: Some(hard_state),
             entries,
         };
@@ -417,6 +419,7 @@ impl Node {
                     let pause = core.dice.spread(50_000, 20 * MS);
                     core.after(pause, Happening::NodeStored { run: self.run });
                 }
+                Output::Peer(..) => {}
                 Output::Compact(index) => {
                     core.note(format_args!("node compacts its log up to {index}"));
                     if let Err(error) = process.log.compact(index).run(&self.disk) {
@@ -447,7 +450,8 @@ fn founding() -> Founding {
         cluster: vec![1; 16],
         node: 1,
         incarnation: vec![2; 16],
-        members: Vec::new(),
+        members: vec![Member { node: 1, incarnation: vec![2; 16], ..Member::default() }],
         tokens_above: TOKENS_ABOVE,
+        rules: 1,
     }
 }

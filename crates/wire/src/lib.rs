@@ -30,8 +30,16 @@ mod lockkeeper {
             include!(concat!(env!("OUT_DIR"), "/lockkeeper.store.v1.rs"));
         }
     }
+    pub mod peer {
+        pub mod v1 {
+            include!(concat!(env!("OUT_DIR"), "/lockkeeper.peer.v1.rs"));
+        }
+    }
 }
 
+/// What the nodes of a cluster say to each other, as `proto/lockkeeper/peer/v1/` documents it.
+#[doc(inline)]
+pub use lockkeeper::peer::v1 as peer;
 /// What a node keeps on its disk, as `proto/lockkeeper/store/v1/` documents it.
 #[doc(inline)]
 pub use lockkeeper::store::v1 as store;
@@ -47,3 +55,6 @@ pub const FRAME_BYTES_MAX: usize = 4 << 20;
 
 /// The port clients use unless told otherwise ("LOCK" on a phone).
 pub const DEFAULT_PORT: u16 = 5625;
+
+/// The port nodes use among themselves unless told otherwise.
+pub const DEFAULT_PEER_PORT: u16 = 5626;

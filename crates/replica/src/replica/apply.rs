@@ -46,6 +46,9 @@ impl Replica {
             }
             return Ok(());
         }
+        if committed.is_members {
+            return self.commit_members(committed);
+        }
         if committed.data.is_empty() {
             if self.engine.is_leader() && self.engine.term() == committed.at.term {
                 self.applied = committed.at;

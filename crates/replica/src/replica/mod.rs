@@ -1,10 +1,13 @@
 //! The replica: consensus, table and deadlines as one state machine.
 //!
-//! A turn is: [`Replica::begin`], [`Replica::handle`] for everything that has arrived, then [`Replica::advance`] and
-//! [`Replica::persisted`] until nothing is to be written, then [`Replica::take_outputs`]. Whatever arrives meanwhile is
-//! the next turn's: so one log entry, and one sync, serve all that was waiting (natural group commit, no timer).
+//! A turn is: read everything that has arrived, then the clock; [`Replica::begin`]; [`Replica::handle`] for each; then, until
+//! [`Replica::advance`] has nothing to write: [`Replica::take_outputs`], which depends on nothing unwritten and goes out first (peers
+//! before clients, so that all disks work at once), append and sync, [`Replica::persisted`]; and [`Replica::take_outputs`] once more.
+//! Whatever arrives meanwhile is the next turn's: so one log entry, and one sync, serve all that was waiting (natural group commit,
+//! no timer).
 
 mod apply;
+mod change;
 mod expiry;
 mod lead;
 mod questions;
@@ -17,12 +20,14 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use lockkeeper_core::{Command, Effects, Seq, SessionId, Table};
+use lockkeeper_wire::peer::PeerMessage;
 use lockkeeper_wire::{entry, store, v1};
 
 use crate::book::Book;
 use crate::engine::{Engine, Persisted, Position, Start, Write};
 use crate::event::{Answer, AskId, Event, Output, Question, StreamId};
 use crate::lease::LeaseClock;
+use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
 use expiry::Expiry;
@@ -38,21 +43,24 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Most entries proposed in one turn: a turn must end for keep-alives to be seen.
 const BATCHES_MAX: usize = 4;
 
+/// The consensus' unit of time. Twelve of them without a sign of the leader, at the least, start an election.
+pub const TICK: Duration = Duration::from_millis(20);
+/// Applied entries that are kept in memory for followers which lag a little, in bytes. A node alone keeps none.
+pub const TAIL_BYTES: usize = 4 << 20;
+
 /// What a node is told when it starts.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// This node.
     pub node: u64,
-    /// All nodes that vote, this one among them.
-    pub voters: Vec<u64>,
-    /// Where each node serves clients, for those who ask the wrong one.
-    pub clients: BTreeMap<u64, String>,
     /// Decides election time-outs.
     pub seed: u64,
     /// The first tokens of a table without history are above this one (T1).
     pub tokens_above: u64,
-    /// The consensus' unit of time.
+    /// The consensus' unit of time: [`TICK`], or longer where the network is slow.
     pub tick: Duration,
+    /// Applied entries that are kept in memory for followers which lag: [`TAIL_BYTES`].
+    pub tail_bytes: usize,
     /// A snapshot is taken once the log has grown by so many bytes since the last one, and by that one's size.
     pub snapshot_after: u64,
     /// A fault that is built in on purpose, for the simulator to find. `None` in production.
@@ -67,6 +75,8 @@ pub struct Recovered {
     pub snapshot_index: u64,
     /// That entry's term.
     pub snapshot_term: u64,
+    /// Who takes part: by the snapshot, or as founded.
+    pub members: Members,
     /// `None` on a new disk.
     pub hard_state: Option<store::HardState>,
     /// The log after the snapshot.
@@ -84,6 +94,9 @@ pub struct Replica {
     engine: Engine,
     table: Table,
     applied: Position,
+    members: Members,
+    /// Where each node serves clients, for those who ask the wrong one.
+    clients: BTreeMap<u64, String>,
     /// The caller's clock at this turn, and the lease clock.
     now: Duration,
     clock: LeaseClock,
@@ -97,12 +110,16 @@ pub struct Replica {
     /// What a client said before this leader was ready.
     early: VecDeque<Event>,
     queue: VecDeque<Proposal>,
+    /// The engine took no more proposals at the last try: another is made after the next event or tick.
+    is_refused: bool,
     in_flight: VecDeque<Batch>,
     rounds: Rounds,
     expiry: Expiry,
     snapshots: Snapshots,
     watchers: Vec<Watcher>,
     effects: Effects,
+    /// What goes to whom, before all other outputs.
+    to_peers: BTreeMap<u64, Vec<PeerMessage>>,
     outputs: Vec<Output>,
 }
 
@@ -138,23 +155,28 @@ impl Replica {
         let applied = Position { index: recovered.snapshot_index, term: recovered.snapshot_term };
         let mut engine = Engine::start(Start {
             node: config.node,
-            voters: config.voters.clone(),
+            configuration: recovered.members.configuration.clone(),
             seed: config.seed,
+            tail_bytes: config.tail_bytes,
             snapshot_index: recovered.snapshot_index,
             snapshot_term: recovered.snapshot_term,
             hard_state: recovered.hard_state,
             entries: recovered.entries,
         })
         .map_err(Fatal)?;
-        if config.voters == [config.node] {
+        if recovered.members.configuration.voters == [config.node] && !recovered.members.is_joint() {
             engine.campaign();
         }
+        let clients = recovered.members.nodes.values();
+        let clients = clients.map(|member| (member.node, member.client_address.clone())).collect();
         Ok(Self {
             next_tick: now + config.tick,
             config,
             engine,
             table: recovered.table,
             applied,
+            members: recovered.members,
+            clients,
             now,
             clock: LeaseClock::new(now),
             lease_now: Duration::ZERO,
@@ -164,12 +186,14 @@ impl Replica {
             streams: BTreeMap::new(),
             early: VecDeque::new(),
             queue: VecDeque::new(),
+            is_refused: false,
             in_flight: VecDeque::new(),
             rounds: Rounds::default(),
             expiry: Expiry::default(),
             snapshots: Snapshots::new(recovered.snapshot_index),
             watchers: Vec::new(),
             effects: Effects::new(),
+            to_peers: BTreeMap::new(),
             outputs: Vec::new(),
         })
     }
@@ -199,6 +223,11 @@ impl Replica {
                 let status = Answer::Status(self.status());
                 self.outputs.push(Output::Answer(ask, status));
             }
+            Event::Peer(messages) => messages.into_iter().for_each(|message| self.peer(message)),
+            Event::PeerUp { node, rules_max: _, client_address } => {
+                self.clients.insert(node, client_address);
+            }
+            Event::PeerDown(node) => self.engine.lost(node),
             Event::Drained(barrier) => self.expiry.drained(barrier),
             Event::SnapshotStepDone => self.snapshot_step_done(),
             Event::SnapshotFailed => self.snapshot_failed(),
@@ -216,7 +245,15 @@ impl Replica {
         }
     }
 
-    /// Goes on as far as possible; `Some`: this must be synced first, then [`Replica::persisted`] called.
+    fn peer(&mut self, message: PeerMessage) {
+        let (from, kind) = (message.from, message.kind());
+        if let Err(why) = self.engine.step(message) {
+            tracing::debug!(from, ?kind, "{why}");
+        }
+    }
+
+    /// Goes on as far as possible; `Some`: [`Replica::take_outputs`] is sent, then this synced, then [`Replica::persisted`]
+    /// called.
     ///
     /// # Errors
     /// If the node must stop (V1).
@@ -231,6 +268,10 @@ impl Replica {
             return Ok(None);
         }
         let ready = self.engine.ready();
+        if ready.installed.is_some() || !ready.snapshots_to.is_empty() {
+            return Err(Fatal("snapshots between nodes are not there yet".to_owned()));
+        }
+        self.send(ready.now);
         for (round, index) in ready.confirmed {
             self.rounds.confirmed(round, index);
         }
@@ -246,18 +287,28 @@ impl Replica {
     pub fn persisted(&mut self, now: Duration, proof: Persisted) -> Result<(), Fatal> {
         self.now = self.now.max(now);
         self.lease_now = self.clock.peek(now, self.step_max());
-        let committed = self.engine.persisted(proof);
-        self.commit(committed)
+        let released = self.engine.persisted(proof);
+        self.send(released.messages);
+        self.commit(released.committed)
     }
 
-    /// What is to be done now, in this order.
+    fn send(&mut self, messages: Vec<PeerMessage>) {
+        for message in messages {
+            self.to_peers.entry(message.to).or_default().push(message);
+        }
+    }
+
+    /// What is to be done now, in this order. Nothing of it depends on a write that is not durable yet.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.answer_confirmed();
         self.tell_watchers();
         self.tell_states();
         self.snapshot_step();
         self.flush_streams();
-        std::mem::take(&mut self.outputs)
+        let peers = std::mem::take(&mut self.to_peers).into_iter();
+        let mut outputs: Vec<Output> = peers.map(|(node, messages)| Output::Peer(node, messages)).collect();
+        outputs.append(&mut self.outputs);
+        outputs
     }
 
     /// When the next turn must begin at the latest, on the clock of [`Replica::begin`].
@@ -265,7 +316,7 @@ impl Replica {
     pub fn next_wake(&self) -> Duration {
         let due = self.book.sleep_max(self.clock.now()).filter(|_| self.lead.is_ready());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
-        let at_once = !self.queue.is_empty()
+        let at_once = (!self.queue.is_empty() && !self.is_refused)
             || self.expiry.is_decided()
             || self.snapshots.is_due()
             || self.has_unsynced_watcher();
@@ -284,6 +335,12 @@ impl Replica {
         self.lead.is_ready()
     }
 
+    /// Whether it follows a leader that it has heard within the least election time-out.
+    #[must_use]
+    pub fn follows(&self) -> bool {
+        !self.engine.is_leader() && self.engine.hears_leader()
+    }
+
     /// The last entry in the table.
     #[must_use]
     pub fn applied_index(&self) -> u64 {
@@ -296,6 +353,7 @@ impl Replica {
 
     /// Everything that waits goes into few log entries.
     fn propose(&mut self) {
+        self.is_refused = false;
         for _ in 0..BATCHES_MAX {
             if self.queue.is_empty() {
                 return;
@@ -310,7 +368,10 @@ impl Replica {
             let data = entry::encode_batch(self.queue.iter().take(count).map(|proposal| &proposal.command));
             // Refused (a transfer is pending, the size limit is met): the whole batch stays at the head, since a gap
             // in a session's numbers is dead (R5).
-            let Some(at) = self.engine.propose(data) else { return };
+            let Some(at) = self.engine.propose(data) else {
+                self.is_refused = true;
+                return;
+            };
             let proposals = self.queue.drain(..count).collect();
             self.in_flight.push_back(Batch { at, proposals });
         }

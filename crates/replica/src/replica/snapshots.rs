@@ -94,8 +94,8 @@ impl Replica {
         let head = store::SnapshotHead {
             index: self.applied.index,
             term: self.applied.term,
-            voters: self.config.voters.clone(),
             rules: self.table.rules(),
+            members: Some((&self.members).into()),
         };
         self.snapshots.under_way = Some(UnderWay {
             at: self.applied,

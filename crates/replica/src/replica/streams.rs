@@ -70,7 +70,7 @@ impl Replica {
     }
 
     fn stream_end(&self, reason: v1::StreamEndReason, text: &str) -> v1::StreamEnd {
-        let leader = self.config.clients.get(&self.engine.leader());
+        let leader = self.clients.get(&self.engine.leader());
         let leader = leader.filter(|_| self.engine.leader() != self.config.node).cloned().unwrap_or_default();
         v1::StreamEnd { reason: reason.into(), text: text.into(), leader }
     }

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use lockkeeper_core::{Restorer, Table, Token};
 use lockkeeper_replica::{
-    Answer, AskId, Config, Event, Output, Question, Recovered, Replica, SnapshotStep, StreamId,
+    Answer, AskId, Config, Event, Members, Output, Question, Recovered, Replica, SnapshotStep, StreamId,
 };
 use lockkeeper_wire::request::{Open, Request, Secret};
+use lockkeeper_wire::store::{self, Founding, Member};
+use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::server_item::What;
-use lockkeeper_wire::{store, v1};
 
 pub(crate) const SECRET: Secret = [7; 16];
 
@@ -67,17 +68,18 @@ impl Node {
             // Nothing before the snapshot is needed.
             entries.retain(|entry| entry.index > head.index);
         }
+        let alone = Member { node: 1, ..Member::default() };
+        let members = Members::founded(&Founding { node: 1, members: vec![alone], ..Founding::default() });
         let config = Config {
             node: 1,
-            voters: vec![1],
-            clients: BTreeMap::new(),
+            tail_bytes: lockkeeper_replica::TAIL_BYTES,
             seed: 1,
             tokens_above: 1_000_000,
             tick: Duration::from_millis(50),
             snapshot_after,
             mutant: None,
         };
-        let recovered = Recovered { table, snapshot_index, snapshot_term, hard_state, entries };
+        let recovered = Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries };
         let mut node = Self {
             replica: Replica::start(config, recovered, now).unwrap(),
             now,
@@ -126,6 +128,7 @@ impl Node {
                     drained.push(Event::SnapshotStepDone);
                 }
                 Output::Compact(index) => self.compacted = index,
+                Output::Peer(node, messages) => panic!("alone, and something for {node}: {messages:?}"),
             }
         }
         if !drained.is_empty() || self.replica.next_wake() <= self.now {

@@ -28,6 +28,7 @@ pub(crate) fn founding() -> Founding {
         incarnation: vec![1; 16],
         members: vec![member(1), member(2)],
         tokens_above: 5,
+        rules: 1,
     }
 }
 
@@ -78,7 +79,7 @@ pub(crate) fn open_view(disk: &MemoryDisk) -> Result<View, OpenError> {
 }
 
 pub(crate) fn head(index: u64, term: u64) -> SnapshotHead {
-    SnapshotHead { index, term, voters: vec![1, 2], rules: 1 }
+    SnapshotHead { index, term, rules: 1, members: None }
 }
 
 pub(crate) fn tail(pieces: &[Vec<u8>]) -> SnapshotTail {

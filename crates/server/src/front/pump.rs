@@ -93,7 +93,7 @@ impl Pump {
                 },
                 Output::Drain(number) => drain = Some(number),
                 // The replica's own thread does these.
-                Output::Snapshot(_) | Output::Compact(_) => {}
+                Output::Peer(..) | Output::Snapshot(_) | Output::Compact(_) => {}
             }
         }
         drop(registry);

@@ -1,0 +1,524 @@
+//! The consensus: raft-rs, driven without any I/O. Its types stay in this folder.
+//!
+//! raft-rs is an older library whose protobuf parser has a known recursion flaw (RUSTSEC-2024-0437), so bytes from
+//! outside never reach it: entries and messages are encoded and decoded by our own schema, and what is built here is built by us.
+
+mod convert;
+mod tail;
+
+use bytes::Bytes;
+use lockkeeper_wire::peer::PeerMessage;
+use lockkeeper_wire::store;
+use prost::Message as _;
+use raft::prelude::{
+    ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfChangeV2, Message, Snapshot,
+};
+use raft::{ProgressState, RawNode, SnapshotStatus, StateRole};
+
+use convert::{coalesce, from_conf_state, from_peer, to_committed, to_conf_state, to_peer, to_stored};
+use tail::Tail;
+
+/// Heartbeats go out this often, in ticks.
+const HEARTBEAT_TICKS: usize = 2;
+/// Silence for at least this long, in ticks, starts an election; at most twice as long.
+pub(crate) const ELECTION_TICKS: usize = 12;
+/// Entries of one message, and of one turn's applying, in bytes.
+const MESSAGE_BYTES: u64 = 1 << 20;
+/// Messages with entries that are under way to one follower.
+const IN_FLIGHT_MAX: usize = 64;
+/// Entries that are proposed and not committed, in bytes: beyond it proposals wait.
+const UNCOMMITTED_BYTES_MAX: u64 = 64 << 20;
+
+/// Who takes part, and where the log stands.
+pub(crate) struct Start {
+    pub(crate) node: u64,
+    pub(crate) configuration: store::Configuration,
+    /// Decides election timeouts, together with node and term.
+    pub(crate) seed: u64,
+    /// Applied entries kept in memory for followers that lag, in bytes.
+    pub(crate) tail_bytes: usize,
+    /// The last entry in the snapshot; 0 without one.
+    pub(crate) snapshot_index: u64,
+    pub(crate) snapshot_term: u64,
+    pub(crate) hard_state: Option<store::HardState>,
+    /// What the log holds after the snapshot.
+    pub(crate) entries: Vec<store::Entry>,
+}
+
+pub(crate) struct Engine {
+    raw: RawNode<Tail>,
+    seed: u64,
+    /// The commit index that is durable here. A change of members is applied only up to it.
+    durable_commit: u64,
+    /// Committed entries that wait for it.
+    held: Vec<Committed>,
+}
+
+/// Where a proposal stands in the log, if it is committed at all.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Position {
+    pub(crate) index: u64,
+    pub(crate) term: u64,
+}
+
+/// A peer's message that is not even looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("a peer's message is ignored: {0}")]
+pub(crate) struct Ignored(pub(crate) &'static str);
+
+/// What must be durable before anything that depends on it may leave the node (P10).
+///
+/// Turned into a [`Persisted`] by whoever has synced it, and by nobody else.
+#[must_use]
+pub struct Write {
+    record: store::Record,
+    installs: Option<u64>,
+    then: Then,
+}
+
+/// The proof that a [`Write`] is durable: only this lets the replica go on.
+#[must_use]
+pub struct Persisted(Then);
+
+struct Then {
+    /// Messages that say what the record makes true.
+    after: Vec<PeerMessage>,
+    /// Entries that may be applied only now: a change of members is never applied while raft-rs waits for its write.
+    held: Vec<Committed>,
+    /// The commit index in the record.
+    commit: Option<u64>,
+    /// `None`: the record says only what was committed.
+    ready: Option<raft::Ready>,
+}
+
+impl Write {
+    /// What to append to the log.
+    #[must_use]
+    pub fn record(&self) -> &store::Record {
+        &self.record
+    }
+
+    /// The received snapshot that takes the place of log and table **before** the record is appended: its file gets its name, is
+    /// synced, then the log is reset to its index. In another order a crash between leaves a log that begins behind nothing.
+    #[must_use]
+    pub fn installs(&self) -> Option<u64> {
+        self.installs
+    }
+
+    /// To be called once the record has been written **and** the sync that followed has succeeded; never otherwise.
+    pub fn synced(self) -> Persisted {
+        Persisted(self.then)
+    }
+}
+
+/// An entry that a majority has.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Committed {
+    pub(crate) at: Position,
+    /// Whether it changes the members.
+    pub(crate) is_members: bool,
+    /// Of a batch, empty: a new leader's first entry, or a change of members that the engine refused.
+    pub(crate) data: Bytes,
+}
+
+/// What came of a turn of the consensus.
+pub(crate) struct Ready {
+    /// Rounds that were confirmed: `(round, index that must be applied before it counts)`.
+    pub(crate) confirmed: Vec<(u64, u64)>,
+    /// Entries that may be applied at once.
+    pub(crate) committed: Vec<Committed>,
+    /// Messages that depend on nothing unwritten: they go before the write.
+    pub(crate) now: Vec<PeerMessage>,
+    /// Followers that are to be sent the stored snapshot.
+    pub(crate) snapshots_to: Vec<u64>,
+    /// The received snapshot that the engine has accepted, by its place.
+    pub(crate) installed: Option<Position>,
+    /// To be synced before anything else happens.
+    pub(crate) write: Write,
+}
+
+/// What a write has made true.
+pub(crate) struct Released {
+    pub(crate) committed: Vec<Committed>,
+    pub(crate) messages: Vec<PeerMessage>,
+    pub(crate) snapshots_to: Vec<u64>,
+}
+
+/// How far a follower is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Progress {
+    pub(crate) node: u64,
+    pub(crate) matched: u64,
+    /// It was heard within the last election time-out.
+    pub(crate) is_active: bool,
+    pub(crate) is_learner: bool,
+    /// A snapshot is on its way to it.
+    pub(crate) waits_for_snapshot: bool,
+}
+
+impl Engine {
+    pub(crate) fn start(start: Start) -> Result<Self, String> {
+        let config = raft::Config {
+            id: start.node,
+            election_tick: ELECTION_TICKS,
+            heartbeat_tick: HEARTBEAT_TICKS,
+            applied: start.snapshot_index,
+            max_size_per_msg: MESSAGE_BYTES,
+            max_committed_size_per_ready: MESSAGE_BYTES,
+            max_inflight_msgs: IN_FLIGHT_MAX,
+            max_uncommitted_size: UNCOMMITTED_BYTES_MAX,
+            check_quorum: true,
+            pre_vote: true,
+            batch_append: true,
+            // Followers hear of a commit with the next entries or heartbeat: nobody reads there, and every commit would cost two
+            // more messages each way.
+            skip_bcast_commit: true,
+            ..raft::Config::default()
+        };
+        let logger = slog::Logger::root(slog::Discard, slog::o!());
+        let (seed, stored) = (start.seed, start.hard_state.map_or(0, |state| state.commit));
+        let durable_commit = stored.max(start.snapshot_index);
+        let raw = RawNode::new(&config, Tail::new(start), &logger).map_err(|error| error.to_string())?;
+        let mut engine = Self { raw, seed, durable_commit, held: Vec::new() };
+        engine.set_timeout();
+        Ok(engine)
+    }
+
+    pub(crate) fn is_leader(&self) -> bool {
+        self.raw.raft.state == StateRole::Leader
+    }
+
+    pub(crate) fn is_candidate(&self) -> bool {
+        matches!(self.raw.raft.state, StateRole::Candidate | StateRole::PreCandidate)
+    }
+
+    /// 0 if none is known.
+    pub(crate) fn leader(&self) -> u64 {
+        self.raw.raft.leader_id
+    }
+
+    /// Whether a leader is known that was heard within the least election time-out.
+    pub(crate) fn hears_leader(&self) -> bool {
+        self.is_leader() || (self.leader() != 0 && self.raw.raft.election_elapsed < ELECTION_TICKS)
+    }
+
+    pub(crate) fn term(&self) -> u64 {
+        self.raw.raft.term
+    }
+
+    pub(crate) fn committed(&self) -> u64 {
+        self.raw.raft.raft_log.committed
+    }
+
+    /// Starts an election at once: whoever is alone need not wait for a time-out.
+    pub(crate) fn campaign(&mut self) {
+        // Refused only to a node that is no voter.
+        let _ = self.raw.campaign();
+        self.set_timeout();
+    }
+
+    pub(crate) fn tick(&mut self) {
+        self.raw.tick();
+        self.set_timeout();
+    }
+
+    /// Takes a peer's message. Never between [`Engine::ready`] and [`Engine::persisted`].
+    ///
+    /// # Errors
+    /// [`Ignored`]: it can't be one of a member's.
+    pub(crate) fn step(&mut self, message: PeerMessage) -> Result<(), Ignored> {
+        let message = from_peer(self.raw.raft.id, message)?;
+        self.step_raft(message)
+    }
+
+    /// A snapshot has arrived whole: the engine decides whether it is news.
+    pub(crate) fn step_snapshot(
+        &mut self,
+        from: u64,
+        term: u64,
+        at: Position,
+        configuration: &store::Configuration,
+    ) -> Result<(), Ignored> {
+        let mut snapshot = Snapshot::default();
+        let metadata = snapshot.mut_metadata();
+        metadata.index = at.index;
+        metadata.term = at.term;
+        metadata.set_conf_state(to_conf_state(configuration));
+        let mut message = Message { from, to: self.raw.raft.id, term, ..Message::default() };
+        message.set_msg_type(raft::prelude::MessageType::MsgSnapshot);
+        message.set_snapshot(snapshot);
+        self.step_raft(message)
+    }
+
+    fn step_raft(&mut self, message: Message) -> Result<(), Ignored> {
+        let result = self.raw.step(message);
+        // A step may begin a new term, for which raft-rs has drawn a time-out of its own.
+        self.set_timeout();
+        result.map_err(|_| Ignored("its sender is no member"))
+    }
+
+    /// Appends an entry on the leader. `None`: not now; propose it again later, before anything else.
+    pub(crate) fn propose(&mut self, data: Vec<u8>) -> Option<Position> {
+        self.raw.propose(Vec::new(), data).ok()?;
+        Some(self.last())
+    }
+
+    /// Proposes a change of members. `None`: not now. The engine may still refuse it by leaving the entry empty: what was committed
+    /// at this place is to be compared.
+    pub(crate) fn change(&mut self, change: &store::MembersChange) -> Option<Position> {
+        let mut proposed = conf_change(change);
+        proposed.context = change.encode_to_vec().into();
+        self.raw.propose_conf_change(Vec::new(), proposed).ok()?;
+        Some(self.last())
+    }
+
+    /// A committed change counts from here on; returns who takes part now.
+    ///
+    /// # Errors
+    /// It contradicts the configuration that it meets: the log is not what it should be.
+    pub(crate) fn apply_change(
+        &mut self,
+        change: &store::MembersChange,
+    ) -> Result<store::Configuration, String> {
+        let state = self.raw.apply_conf_change(&conf_change(change)).map_err(|error| error.to_string())?;
+        self.raw.mut_store().conf_state = state.clone();
+        Ok(from_conf_state(&state))
+    }
+
+    fn last(&self) -> Position {
+        Position { index: self.raw.raft.raft_log.last_index(), term: self.term() }
+    }
+
+    /// Asks a majority whether this node still leads. A round may be lost without an answer.
+    pub(crate) fn ask(&mut self, round: u64) {
+        self.raw.read_index(round.to_le_bytes().to_vec());
+    }
+
+    /// Hands the leadership over, if that node is a voter that can be brought up to date within an election time-out. Nothing can
+    /// be proposed meanwhile.
+    pub(crate) fn transfer(&mut self, to: u64) {
+        self.raw.transfer_leader(to);
+    }
+
+    pub(crate) fn is_transferring(&self) -> bool {
+        self.raw.raft.lead_transferee.is_some()
+    }
+
+    /// What was sent to a peer may not have arrived.
+    pub(crate) fn lost(&mut self, peer: u64) {
+        self.raw.report_unreachable(peer);
+    }
+
+    /// What came of a snapshot's way to a peer. Exactly one report for each of [`Ready::snapshots_to`]: the peer is sent nothing else
+    /// until then.
+    pub(crate) fn snapshot_sent(&mut self, peer: u64, arrived: bool) {
+        let status = if arrived { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
+        self.raw.report_snapshot(peer, status);
+    }
+
+    /// A snapshot is on the disk that may be sent to those who need it.
+    pub(crate) fn snapshot_stored(&mut self, at: Position, configuration: store::Configuration) {
+        self.raw.mut_store().stored(at, configuration);
+    }
+
+    /// Whether a follower was found that needs a snapshot which isn't there.
+    pub(crate) fn take_snapshot_wish(&self) -> bool {
+        self.raw.store().take_wish()
+    }
+
+    /// Keeps the entries after an index in memory, up to so many bytes.
+    pub(crate) fn pin(&mut self, pin: Option<(u64, usize)>) {
+        self.raw.mut_store().pin(pin);
+    }
+
+    /// How far the others are; empty but on the leader.
+    pub(crate) fn progress(&self) -> Vec<Progress> {
+        if !self.is_leader() {
+            return Vec::new();
+        }
+        let tracker = self.raw.raft.prs();
+        let voters = tracker.conf().voters();
+        let others = tracker.iter().filter(|(node, _)| **node != self.raw.raft.id);
+        let mut progress: Vec<Progress> = others
+            .map(|(&node, it)| Progress {
+                node,
+                matched: it.matched,
+                is_active: it.recent_active,
+                is_learner: !voters.contains(node),
+                waits_for_snapshot: it.state == ProgressState::Snapshot,
+            })
+            .collect();
+        progress.sort_unstable_by_key(|it| it.node);
+        progress
+    }
+
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.held.is_empty() || self.raw.has_ready()
+    }
+
+    pub(crate) fn ready(&mut self) -> Ready {
+        if !self.held.is_empty() {
+            return self.ready_to_release();
+        }
+        let before = self.raw.store().hard_state.clone();
+        let mut ready = self.raw.ready();
+        let confirmed = ready.take_read_states();
+        let (committed, held) =
+            split(to_committed(ready.take_committed_entries()).collect(), |entry| entry.is_members);
+        let snapshot = Some(ready.snapshot()).filter(|it| it.get_metadata().index > 0).cloned();
+        let entries = ready.take_entries();
+        let state = self.raw.raft.hard_state();
+        let must_write = ready.must_sync() || held.iter().any(|entry| self.waits(entry));
+        // In every record, changed or not: raft-rs takes the commit index for something that may be lost. With this a node that
+        // restarts is at most one change of members behind those that it may meet, and neighbouring configurations' majorities share
+        // a node; two behind, and there could be two leaders.
+        let hard_state = must_write.then_some(store::HardState {
+            term: state.term,
+            vote: state.vote,
+            commit: state.commit,
+        });
+        let record = store::Record { hard_state, entries: entries.iter().map(to_stored).collect() };
+        // A leader's messages need not wait for its own disk, unless its very term does: a sole voter elects itself in one step, and
+        // after a crash it would lead the same term once more.
+        let (mut now, mut after) = (Vec::new(), Vec::new());
+        let mut snapshots_to = Vec::new();
+        let is_new = (state.term, state.vote) != (before.term, before.vote);
+        let early = if is_new { &mut after } else { &mut now };
+        sort(&ready.take_messages(), early, &mut snapshots_to);
+        sort(&ready.take_persisted_messages(), &mut after, &mut snapshots_to);
+        let tail = self.raw.mut_store();
+        tail.hard_state = state;
+        let installed = snapshot.map(|snapshot| {
+            let metadata = snapshot.get_metadata();
+            let at = Position { index: metadata.index, term: metadata.term };
+            tail.install(at, metadata.get_conf_state().clone());
+            at
+        });
+        tail.append(entries);
+        let confirmed = confirmed.into_iter().filter_map(|state| {
+            let round = state.request_ctx.as_slice().try_into().ok()?;
+            Some((u64::from_le_bytes(round), state.index))
+        });
+        let commit = hard_state.map(|state| state.commit);
+        Ready {
+            confirmed: confirmed.collect(),
+            committed,
+            now,
+            snapshots_to,
+            installed,
+            write: Write {
+                record,
+                installs: installed.map(|at| at.index),
+                then: Then { after, held, commit, ready: Some(ready) },
+            },
+        }
+    }
+
+    /// A write of nothing but the commit index, for the entries that wait for it.
+    fn ready_to_release(&mut self) -> Ready {
+        let state = self.raw.raft.hard_state();
+        let stored = &self.raw.store().hard_state;
+        // Only what is durable already may stand beside it: term and vote of a turn that is not written yet come with that one.
+        let hard_state = store::HardState {
+            term: stored.term,
+            vote: stored.vote,
+            commit: state.commit.min(self.persisted_to()),
+        };
+        let record = store::Record { hard_state: Some(hard_state), entries: Vec::new() };
+        let held = std::mem::take(&mut self.held);
+        Ready {
+            confirmed: Vec::new(),
+            committed: Vec::new(),
+            now: Vec::new(),
+            snapshots_to: Vec::new(),
+            installed: None,
+            write: Write {
+                record,
+                installs: None,
+                then: Then { after: Vec::new(), held, commit: Some(hard_state.commit), ready: None },
+            },
+        }
+    }
+
+    fn persisted_to(&self) -> u64 {
+        self.raw.raft.raft_log.persisted
+    }
+
+    /// A change of members counts only once it is durable here that it is committed.
+    fn waits(&self, entry: &Committed) -> bool {
+        entry.is_members && entry.at.index > self.durable_commit
+    }
+
+    /// Goes on after a write; returns what became true by it.
+    pub(crate) fn persisted(&mut self, proof: Persisted) -> Released {
+        let Then { after: mut messages, mut held, commit, ready } = proof.0;
+        self.durable_commit = self.durable_commit.max(commit.unwrap_or(0));
+        let mut snapshots_to = Vec::new();
+        if let Some(ready) = ready {
+            let mut light = self.raw.advance_append(ready);
+            if let Some(commit) = light.commit_index() {
+                self.raw.mut_store().hard_state.commit = commit;
+            }
+            sort(&light.take_messages(), &mut messages, &mut snapshots_to);
+            held.extend(to_committed(light.take_committed_entries()));
+        }
+        let (committed, held) = split(held, |entry| self.waits(entry));
+        self.held = held;
+        Released { committed, messages, snapshots_to }
+    }
+
+    /// Everything up to here is in the table.
+    pub(crate) fn applied(&mut self, index: u64) {
+        self.raw.advance_apply_to(index);
+        self.raw.mut_store().trim(index);
+    }
+
+    /// The same on every run for the same node and term: a simulation must replay, and raft-rs draws its own at random.
+    fn set_timeout(&mut self) {
+        let raft = &mut self.raw.raft;
+        let mixed = self.seed
+            ^ raft.id.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            ^ raft.term.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let spread = (mixed ^ (mixed >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 33;
+        raft.set_randomized_election_timeout(ELECTION_TICKS + spread as usize % ELECTION_TICKS);
+    }
+}
+
+/// Those before the first that waits, and the rest.
+fn split(
+    mut entries: Vec<Committed>,
+    waits: impl Fn(&Committed) -> bool,
+) -> (Vec<Committed>, Vec<Committed>) {
+    let first = entries.iter().position(waits).unwrap_or(entries.len());
+    let held = entries.split_off(first);
+    (entries, held)
+}
+
+fn sort(from: &[Message], messages: &mut Vec<PeerMessage>, snapshots_to: &mut Vec<u64>) {
+    for message in from {
+        match to_peer(message) {
+            Some(message) => messages.push(message),
+            None if message.has_snapshot() => snapshots_to.push(message.to),
+            None => {}
+        }
+    }
+    coalesce(messages);
+}
+
+/// What the engine must know of a change. Joint ones are left by an entry of their own: raft-rs' way to leave by itself is lost with
+/// the leader that began it.
+fn conf_change(change: &store::MembersChange) -> ConfChangeV2 {
+    use store::members_change::What;
+    let (kind, node) = match &change.what {
+        Some(What::Add(member)) => (ConfChangeType::AddLearnerNode, member.node),
+        Some(What::Promote(node)) => (ConfChangeType::AddNode, *node),
+        Some(What::Remove(node)) => (ConfChangeType::RemoveNode, *node),
+        Some(What::Leave(_)) | None => return ConfChangeV2::default(),
+    };
+    let mut it = ConfChangeV2::default();
+    if kind == ConfChangeType::RemoveNode {
+        it.set_transition(ConfChangeTransition::Explicit);
+    }
+    it.mut_changes().push(ConfChangeSingle { change_type: kind, node_id: node, ..Default::default() });
+    it
+}
