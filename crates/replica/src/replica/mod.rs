@@ -335,6 +335,24 @@ impl Replica {
         self.lead.is_ready()
     }
 
+    /// The present term.
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.engine.term()
+    }
+
+    /// Who leads in the present term, as far as this node knows; 0 if it doesn't.
+    #[must_use]
+    pub fn leader(&self) -> u64 {
+        self.engine.leader()
+    }
+
+    /// Who takes part, as far as this node has applied.
+    #[must_use]
+    pub fn members(&self) -> &Members {
+        &self.members
+    }
+
     /// Whether it follows a leader that it has heard within the least election time-out.
     #[must_use]
     pub fn follows(&self) -> bool {

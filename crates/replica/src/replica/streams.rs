@@ -70,9 +70,10 @@ impl Replica {
     }
 
     fn stream_end(&self, reason: v1::StreamEndReason, text: &str) -> v1::StreamEnd {
+        let term = if self.engine.leader() == 0 { 0 } else { self.engine.term() };
         let leader = self.clients.get(&self.engine.leader());
         let leader = leader.filter(|_| self.engine.leader() != self.config.node).cloned().unwrap_or_default();
-        v1::StreamEnd { reason: reason.into(), text: text.into(), leader }
+        v1::StreamEnd { reason: reason.into(), text: text.into(), leader, term }
     }
 
     pub(super) fn flush_streams(&mut self) {

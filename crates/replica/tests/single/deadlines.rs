@@ -7,7 +7,8 @@ use lockkeeper_replica::{Answer, Event, Question, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
-use crate::harness::{Node, acquire, attach, bodies, finish, granted, keep_alive};
+use crate::harness::Node;
+use crate::items::{acquire, attach, bodies, finish, granted, keep_alive};
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)

@@ -2,6 +2,7 @@
 
 mod deadlines;
 mod harness;
+mod items;
 mod requests;
 mod snapshots;
 mod watch;

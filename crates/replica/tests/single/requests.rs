@@ -4,7 +4,8 @@ use lockkeeper_core::{Break, Token};
 use lockkeeper_replica::{Answer, Event, Question};
 use lockkeeper_wire::v1::{self, server_item::What};
 
-use crate::harness::{Node, SECRET, acquire, attach, bodies, finish, granted, keep_alive};
+use crate::harness::{Node, SECRET};
+use crate::items::{acquire, attach, bodies, finish, granted, keep_alive};
 
 #[test]
 fn one_frame_asks_waits_and_releases_and_one_frame_answers() {

@@ -1,6 +1,7 @@
 //! Snapshots, and starting from one.
 
-use crate::harness::{Node, acquire, attach, finish, granted};
+use crate::harness::Node;
+use crate::items::{acquire, attach, finish, granted};
 
 #[test]
 fn a_restart_from_a_snapshot_goes_on_where_the_log_ended() {

@@ -3,7 +3,8 @@
 use lockkeeper_replica::{Answer, AskId, Event, Question};
 use lockkeeper_wire::v1::{self, watch_response::What};
 
-use crate::harness::{Node, acquire, finish};
+use crate::harness::Node;
+use crate::items::{acquire, finish};
 
 fn names(told: &[v1::WatchResponse]) -> Vec<String> {
     let name = |told: &v1::WatchResponse| match told.what.as_ref().unwrap() {

@@ -1,0 +1,390 @@
+//! Nodes with their "disks" in memory; the clock, the wires and every turn are in the test's hand.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
+
+use lockkeeper_core::{Restorer, Table};
+use lockkeeper_replica::mutant::Mutant;
+use lockkeeper_replica::{
+    Answer, AskId, Config, Event, Members, Output, Question, Recovered, Replica, SnapshotStep, StreamId,
+    TAIL_BYTES, TICK,
+};
+use lockkeeper_wire::peer::{PeerKind, PeerMessage};
+use lockkeeper_wire::request::{Open, Request};
+use lockkeeper_wire::store::{self, Founding, Member};
+use lockkeeper_wire::v1;
+use lockkeeper_wire::v1::server_item::What;
+
+/// What takes longer than this never comes.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Several nodes and the wires between them.
+pub(crate) struct World {
+    pub(crate) now: Duration,
+    pub(crate) nodes: BTreeMap<u64, Node>,
+    /// What is on its way, by sender and receiver.
+    pub(crate) wires: BTreeMap<(u64, u64), VecDeque<PeerMessage>>,
+    /// What is sent this way is lost.
+    cut: BTreeSet<(u64, u64)>,
+    asks: u64,
+}
+
+/// One node; what it has written outlives its process.
+pub(crate) struct Node {
+    id: u64,
+    founding: Founding,
+    /// `None`: it is down.
+    replica: Option<Replica>,
+    /// It takes no turns, as after SIGSTOP: what comes waits.
+    pub(crate) is_stopped: bool,
+    pub(crate) records: Vec<store::Record>,
+    pub(crate) stored: Option<(store::SnapshotHead, Vec<u8>)>,
+    writing: Option<(store::SnapshotHead, Vec<u8>)>,
+    pub(crate) snapshot_after: u64,
+    pub(crate) mutant: Option<Mutant>,
+    heard: BTreeMap<StreamId, Vec<v1::ServerItem>>,
+    pub(crate) ended: BTreeMap<StreamId, v1::StreamEnd>,
+    answers: BTreeMap<AskId, Answer>,
+}
+
+impl World {
+    /// Nodes 1 to `count`, founded and started.
+    pub(crate) fn new(count: u64) -> Self {
+        let mut world = Self {
+            now: Duration::from_secs(1_000),
+            nodes: BTreeMap::new(),
+            wires: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            asks: 0,
+        };
+        let members: Vec<Member> = (1..=count).map(member).collect();
+        for id in 1..=count {
+            world.join(id, members.clone());
+        }
+        world
+    }
+
+    /// A node whose founding record names these.
+    pub(crate) fn join(&mut self, id: u64, members: Vec<Member>) {
+        let incarnation = member(id).incarnation;
+        let founding = Founding {
+            cluster: vec![1; 16],
+            node: id,
+            incarnation,
+            members,
+            tokens_above: 1_000_000,
+            rules: 1,
+        };
+        let mut node = Node {
+            id,
+            founding,
+            replica: None,
+            is_stopped: false,
+            records: Vec::new(),
+            stored: None,
+            writing: None,
+            snapshot_after: u64::MAX,
+            mutant: None,
+            heard: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            answers: BTreeMap::new(),
+        };
+        node.start(self.now);
+        self.nodes.insert(id, node);
+    }
+
+    pub(crate) fn node(&self, id: u64) -> &Replica {
+        self.nodes[&id].replica.as_ref().expect("it runs")
+    }
+
+    /// One turn of a node: all of `events`, and nothing that is on its way.
+    pub(crate) fn turn(&mut self, id: u64, events: Vec<Event>) {
+        let (now, node) = (self.now, self.nodes.get_mut(&id).unwrap());
+        for (to, messages) in node.turn(now, events) {
+            if !self.cut.contains(&(id, to)) {
+                self.wires.entry((id, to)).or_default().extend(messages);
+            }
+        }
+    }
+
+    /// Everything that is on its way to this node arrives.
+    pub(crate) fn arrive(&mut self, id: u64) -> bool {
+        self.arrive_if(id, |_| true)
+    }
+
+    /// What is on its way to this node arrives, if it is one of these; the rest stays on its way.
+    pub(crate) fn arrive_if(&mut self, id: u64, wanted: impl Fn(PeerKind) -> bool) -> bool {
+        let mut messages = Vec::new();
+        for ((_, to), wire) in &mut self.wires {
+            if *to == id {
+                let (come, stay): (VecDeque<_>, _) =
+                    wire.drain(..).partition(|message| wanted(message.kind()));
+                *wire = stay;
+                messages.extend(come);
+            }
+        }
+        let any = !messages.is_empty();
+        if any {
+            self.turn(id, vec![Event::Peer(messages)]);
+        }
+        any
+    }
+
+    /// Until nothing is on its way to anybody who runs.
+    pub(crate) fn deliver(&mut self) {
+        for _ in 0..1_000 {
+            let running: Vec<u64> = self.nodes.values().filter(|it| it.runs()).map(|it| it.id).collect();
+            let arrived: Vec<bool> = running.into_iter().map(|id| self.arrive(id)).collect();
+            if !arrived.contains(&true) {
+                return;
+            }
+        }
+        panic!("messages go round and round: {:?}", self.wires);
+    }
+
+    /// One tick for everybody who runs, and all that comes of it.
+    pub(crate) fn tick(&mut self) {
+        self.now += TICK;
+        let running: Vec<u64> = self.nodes.values().filter(|it| it.runs()).map(|it| it.id).collect();
+        for id in running {
+            self.turn(id, Vec::new());
+        }
+        self.deliver();
+    }
+
+    pub(crate) fn pass(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        while self.now < end {
+            self.tick();
+        }
+    }
+
+    /// Lets time pass until something is so.
+    pub(crate) fn until<T>(&mut self, what: &str, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
+        let end = self.now + PATIENCE;
+        loop {
+            if let Some(found) = found(self) {
+                return found;
+            }
+            assert!(self.now < end, "not within {PATIENCE:?}: {what}");
+            self.tick();
+        }
+    }
+
+    /// The node that leads in the highest term, and is ready.
+    pub(crate) fn leader(&mut self) -> u64 {
+        self.until("a leader", |world| {
+            let running = world.nodes.values().filter(|it| it.runs());
+            let ready = running.filter(|it| it.replica.as_ref().is_some_and(Replica::is_ready));
+            ready.max_by_key(|it| it.replica.as_ref().map_or(0, Replica::term)).map(|it| it.id)
+        })
+    }
+
+    pub(crate) fn others(&self, of: u64) -> Vec<u64> {
+        self.nodes.keys().copied().filter(|id| *id != of).collect()
+    }
+
+    /// What one says to the other is lost, now and from now on.
+    pub(crate) fn cut_one_way(&mut self, from: u64, to: u64) {
+        self.cut.insert((from, to));
+        self.wires.remove(&(from, to));
+    }
+
+    /// A node is cut off from all others, both ways.
+    pub(crate) fn cut_off(&mut self, id: u64) {
+        for other in self.others(id) {
+            self.cut_one_way(id, other);
+            self.cut_one_way(other, id);
+        }
+    }
+
+    /// All wires are whole again, and everybody hears that they had not been.
+    pub(crate) fn heal(&mut self) {
+        for (from, to) in std::mem::take(&mut self.cut) {
+            if self.nodes[&from].runs() {
+                self.turn(from, vec![Event::PeerDown(to)]);
+            }
+        }
+    }
+
+    /// The process ends, as by kill -9: what was not synced is lost, and so is what others had sent to it.
+    pub(crate) fn crash(&mut self, id: u64) {
+        self.nodes.get_mut(&id).unwrap().replica = None;
+        self.wires.retain(|(from, to), _| *from != id && *to != id);
+        for other in self.others(id) {
+            if self.nodes[&other].runs() {
+                self.turn(other, vec![Event::PeerDown(id)]);
+            }
+        }
+    }
+
+    pub(crate) fn restart(&mut self, id: u64) {
+        let now = self.now;
+        self.nodes.get_mut(&id).unwrap().start(now);
+    }
+
+    pub(crate) fn stop(&mut self, id: u64) {
+        self.nodes.get_mut(&id).unwrap().is_stopped = true;
+    }
+
+    pub(crate) fn resume(&mut self, id: u64) {
+        self.nodes.get_mut(&id).unwrap().is_stopped = false;
+    }
+
+    /// Opens a stream at a node.
+    pub(crate) fn stream(&mut self, id: u64, number: u64) -> StreamId {
+        let stream = StreamId(number);
+        self.turn(id, vec![Event::StreamOpened(stream)]);
+        stream
+    }
+
+    /// Says something, and hears what comes of it once all messages have gone their way.
+    pub(crate) fn send(
+        &mut self,
+        id: u64,
+        stream: StreamId,
+        items: Vec<v1::ClientItem>,
+    ) -> Vec<v1::ServerItem> {
+        self.say(id, stream, items);
+        self.deliver();
+        self.heard(id, stream)
+    }
+
+    /// Says something; nothing else happens but the node's own turn.
+    pub(crate) fn say(&mut self, id: u64, stream: StreamId, items: Vec<v1::ClientItem>) {
+        let requests = items.into_iter().map(|item| Request::try_from(item).unwrap()).collect();
+        self.turn(id, vec![Event::Frame(stream, requests)]);
+    }
+
+    /// What a stream heard since it was last asked.
+    pub(crate) fn heard(&mut self, id: u64, stream: StreamId) -> Vec<v1::ServerItem> {
+        self.nodes.get_mut(&id).unwrap().heard.remove(&stream).unwrap_or_default()
+    }
+
+    /// Opens a session with a secret made of `number`, and attaches it.
+    pub(crate) fn open(&mut self, id: u64, stream: StreamId, number: u8, ttl: u64, linger: u64) -> u64 {
+        let open = Open {
+            secret: [number; 16],
+            ttl_ms: ttl,
+            lock_delay_ms: 0,
+            linger_ms: linger,
+            label: format!("client {number}"),
+            attach: 1,
+        };
+        let heard = self.send(id, stream, vec![Request::Open(open).into()]);
+        let [v1::ServerItem { session, what: Some(What::Opened(_)), .. }] = heard[..] else {
+            panic!("not opened: {heard:?}")
+        };
+        session
+    }
+
+    /// Asks a node; the answer, if there is one once all messages have gone their way.
+    pub(crate) fn ask(&mut self, id: u64, question: Question) -> Option<Answer> {
+        self.asks += 1;
+        let ask = AskId(self.asks);
+        self.turn(id, vec![Event::Asked(ask, question)]);
+        self.deliver();
+        self.nodes.get_mut(&id).unwrap().answers.remove(&ask)
+    }
+}
+
+impl Node {
+    fn runs(&self) -> bool {
+        self.replica.is_some() && !self.is_stopped
+    }
+
+    fn start(&mut self, now: Duration) {
+        let mut hard_state = None;
+        let mut entries: Vec<store::Entry> = Vec::new();
+        for record in &self.records {
+            hard_state = record.hard_state.or(hard_state);
+            if let Some(first) = record.entries.first() {
+                entries.retain(|entry| entry.index < first.index);
+            }
+            entries.extend(record.entries.iter().cloned());
+        }
+        let (mut table, mut snapshot_index, mut snapshot_term) = (Table::new(0), 0, 0);
+        let mut members = Members::founded(&self.founding);
+        if let Some((head, bytes)) = &self.stored {
+            let mut restorer = Restorer::new(0);
+            restorer.push(bytes).unwrap();
+            table = restorer.finish().unwrap();
+            (snapshot_index, snapshot_term) = (head.index, head.term);
+            members = head.members.clone().unwrap().into();
+            entries.retain(|entry| entry.index > head.index);
+        }
+        let config = Config {
+            node: self.id,
+            tail_bytes: TAIL_BYTES,
+            seed: self.id,
+            tokens_above: self.founding.tokens_above,
+            tick: TICK,
+            snapshot_after: self.snapshot_after,
+            mutant: self.mutant,
+        };
+        let recovered = Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries };
+        self.writing = None;
+        self.is_stopped = false;
+        self.replica = Some(Replica::start(config, recovered, now).unwrap());
+    }
+
+    fn turn(&mut self, now: Duration, events: Vec<Event>) -> Vec<(u64, Vec<PeerMessage>)> {
+        let Some(mut replica) = self.replica.take() else { return Vec::new() };
+        let mut sent = Vec::new();
+        let mut events = events;
+        loop {
+            replica.begin(now);
+            events.drain(..).for_each(|event| replica.handle(event));
+            while let Some(write) = replica.advance().unwrap() {
+                self.outputs(replica.take_outputs(), &mut sent, &mut events);
+                self.records.push(write.record().clone());
+                replica.persisted(now, write.synced()).unwrap();
+            }
+            self.outputs(replica.take_outputs(), &mut sent, &mut events);
+            if events.is_empty() && replica.next_wake() > now {
+                break;
+            }
+        }
+        self.replica = Some(replica);
+        sent
+    }
+
+    fn outputs(
+        &mut self,
+        outputs: Vec<Output>,
+        sent: &mut Vec<(u64, Vec<PeerMessage>)>,
+        events: &mut Vec<Event>,
+    ) {
+        for output in outputs {
+            match output {
+                Output::Peer(to, messages) => sent.push((to, messages)),
+                Output::Items(stream, items) => self.heard.entry(stream).or_default().extend(items),
+                Output::EndStream(stream, end) => drop(self.ended.insert(stream, end)),
+                Output::Answer(ask, answer) => drop(self.answers.insert(ask, answer)),
+                Output::Drain(number) => events.push(Event::Drained(number)),
+                Output::Snapshot(step) => {
+                    self.store(step);
+                    events.push(Event::SnapshotStepDone);
+                }
+                Output::Compact(_) => {}
+            }
+        }
+    }
+
+    fn store(&mut self, step: SnapshotStep) {
+        match step {
+            SnapshotStep::Begin(head) => self.writing = Some((head, Vec::new())),
+            SnapshotStep::Piece(bytes) => self.writing.as_mut().unwrap().1.extend(bytes),
+            SnapshotStep::Finish(_) => self.stored = self.writing.take(),
+        }
+    }
+}
+
+pub(crate) fn member(node: u64) -> Member {
+    Member {
+        node,
+        incarnation: vec![node as u8; 16],
+        peer_address: format!("peer{node}:5626"),
+        client_address: format!("node{node}:5625"),
+    }
+}

@@ -1,0 +1,134 @@
+//! Deadlines across leaders: what was acknowledged stays believed (P5), by a confirmed leader alone (P6), and a change of leaders
+//! ends nobody who is alive (P9).
+
+use std::time::Duration;
+
+use lockkeeper_replica::{Event, TICK};
+use lockkeeper_wire::peer::PeerKind;
+use lockkeeper_wire::v1::server_item::What;
+
+use crate::harness::World;
+use crate::items::{acquire, attach, bodies, granted, keep_alive};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn is_acknowledged(heard: Vec<lockkeeper_wire::v1::ServerItem>) -> bool {
+    bodies(heard).iter().any(|(_, what)| matches!(what, What::KeptAlive(_) | What::Attached(_)))
+}
+
+/// Cuts the leader off and waits for another.
+fn succeeded(world: &mut World, first: u64) -> u64 {
+    world.cut_off(first);
+    world.until("another leader", |world| {
+        let other = world.leader();
+        (other != first).then_some(other)
+    })
+}
+
+#[test]
+fn a_leader_that_slept_through_its_successor_acknowledges_nothing() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let stream = world.stream(first, 1);
+    let session = world.open(first, stream, 1, 1_000, 0);
+    world.stop(first);
+    let second = world.until("another leader", |world| {
+        let other = world.leader();
+        (other != first).then_some(other)
+    });
+    // The client's keep-alive waits in the socket of the one that sleeps, and is the first thing that it reads.
+    world.resume(first);
+    world.say(first, stream, vec![keep_alive(session, 1)]);
+    assert!(!is_acknowledged(world.heard(first, stream)), "it has asked nobody yet");
+    world.deliver();
+    assert!(!is_acknowledged(world.heard(first, stream)));
+    world.pass(SECOND);
+    assert!(!is_acknowledged(world.heard(first, stream)));
+    assert!(world.nodes[&first].ended.contains_key(&stream));
+    assert_eq!(world.leader(), second);
+}
+
+#[test]
+fn a_keep_alive_waits_for_a_round_that_began_later() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    world.say(leader, stream, vec![keep_alive(session, 1)]);
+    // A round is on its way; another keep-alive comes, and then the answers to the round that began before it.
+    for other in world.others(leader) {
+        world.arrive(other);
+    }
+    let answers: Vec<_> = world.wires.iter_mut().filter(|((_, to), _)| *to == leader).collect();
+    let answers = answers.into_iter().flat_map(|(_, wire)| wire.drain(..)).collect();
+    world.say(leader, stream, vec![keep_alive(session, 2)]);
+    world.turn(leader, vec![Event::Peer(answers)]);
+    let heard = bodies(world.heard(leader, stream));
+    let ids: Vec<u64> = heard
+        .iter()
+        .filter_map(|(_, what)| match what {
+            What::KeptAlive(kept) => Some(kept.id),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ids, [1], "the second came after that round began");
+    world.deliver();
+    world.pass(SECOND);
+    assert!(is_acknowledged(world.heard(leader, stream)));
+}
+
+#[test]
+fn a_new_leader_gives_every_session_its_full_ttl() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let stream = world.stream(first, 1);
+    let session = world.open(first, stream, 1, 3_000, 0);
+    assert!(granted(&world.send(first, stream, vec![acquire(session, 1, "a", false)])).is_some());
+    world.pass(Duration::from_millis(1_500));
+    let second = succeeded(&mut world, first);
+    world.pass(Duration::from_millis(2_800));
+    assert!(
+        world.node(second).table().sessions().next().is_some(),
+        "ttl has not passed since its zero point"
+    );
+    let there = world.stream(second, 2);
+    assert!(is_acknowledged(world.send(second, there, vec![attach(session, 1, 2)])));
+    world.pass(Duration::from_millis(2_800));
+    assert!(world.node(second).table().sessions().next().is_some());
+    world.pass(Duration::from_millis(1_500));
+    assert!(world.node(second).table().sessions().next().is_none(), "silent for longer than its ttl");
+}
+
+#[test]
+fn a_new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let stream = world.stream(first, 1);
+    let session = world.open(first, stream, 1, 30_000, 0);
+    world.pass(SECOND);
+    let others = world.others(first);
+    world.crash(first);
+    // One is elected, and nobody hears its first entry.
+    let votes = |kind| {
+        use PeerKind::{PreVote, PreVoteResponse, Vote, VoteResponse};
+        matches!(kind, PreVote | PreVoteResponse | Vote | VoteResponse)
+    };
+    let is_elected = |world: &World, id: &u64| world.node(*id).leader() == *id;
+    let second = loop {
+        world.now += TICK;
+        others.iter().for_each(|id| world.turn(*id, Vec::new()));
+        while others.iter().any(|id| world.arrive_if(*id, votes)) {}
+        if let Some(id) = others.iter().find(|id| is_elected(&world, id)) {
+            break *id;
+        }
+    };
+    let there = world.stream(second, 2);
+    world.say(second, there, vec![attach(session, 1, 2)]);
+    assert!(!world.node(second).is_ready());
+    assert!(!is_acknowledged(world.heard(second, there)));
+    // Then they do, and what was said meanwhile is answered.
+    world.deliver();
+    world.pass(SECOND);
+    assert!(world.node(second).is_ready());
+    assert!(is_acknowledged(world.heard(second, there)));
+}

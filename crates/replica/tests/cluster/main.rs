@@ -1,0 +1,7 @@
+//! Several nodes, turn by turn and message by message: who leads, what is acknowledged, who takes part.
+
+mod elections;
+mod harness;
+#[path = "../single/items.rs"]
+mod items;
+mod leases;
