@@ -4,13 +4,15 @@
 //! allocation for a single request.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::Thread;
 
 use lockkeeper_core::Command;
 use lockkeeper_replica::{Event, Output};
 use lockkeeper_wire::request::Request;
+
+use crate::peers::Bell;
 
 /// Above this many requests that wait, streams are not read further: some turns' worth.
 const REQUESTS_MAX: usize = 1 << 16;
@@ -41,7 +43,15 @@ fn request_weight(request: &Request) -> usize {
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
     /// Who takes.
-    replica: OnceLock<Thread>,
+    replica: OnceLock<Sleeper>,
+}
+
+/// How the replica's thread is woken.
+enum Sleeper {
+    /// It has no peers, and parks.
+    Parks(Thread),
+    /// It waits for its peers too.
+    Polls(Arc<Bell>),
 }
 
 #[derive(Default)]
@@ -65,8 +75,10 @@ impl Inbox {
 
     /// Wakes the replica.
     pub(crate) fn ring(&self) {
-        if let Some(replica) = self.replica.get() {
-            replica.unpark();
+        match self.replica.get() {
+            Some(Sleeper::Parks(replica)) => replica.unpark(),
+            Some(Sleeper::Polls(bell)) => bell.ring(),
+            None => {}
         }
     }
 
@@ -94,7 +106,14 @@ impl Inbox {
 
     /// The present thread is the replica's.
     pub(crate) fn is_mine(&self) {
-        let _ = self.replica.set(std::thread::current());
+        // One that polls has its bell already.
+        let _ = self.replica.set(Sleeper::Parks(std::thread::current()));
+    }
+
+    /// The replica's thread waits at this bell.
+    pub(crate) fn rings(&self, bell: Arc<Bell>) {
+        // Nobody is the replica's thread before its node runs.
+        let _ = self.replica.set(Sleeper::Polls(bell));
     }
 
     /// Everything that waits, into `events`, which must be empty. `handled` of the earlier requests were handled
@@ -138,6 +157,11 @@ pub(crate) enum State {
     Waiting,
     /// It answers.
     Ready,
+    /// It hears a leader, who answers.
+    Following {
+        /// Who leads.
+        leader: u64,
+    },
     /// Its thread has ended.
     Ended,
 }

@@ -4,11 +4,11 @@
 //!
 //! | thread | does |
 //! | --- | --- |
-//! | the caller's of [`run()`] | all connections (`front`) |
-//! | `lockkeeper-replica` | the replica's turns, and the log inline (`node`) |
+//! | the caller's of [`run()`] | all connections of clients (`front`), and how those of peers come about |
+//! | `lockkeeper-replica` | the replica's turns, and log and peers' sockets inline (`node`, `peers`) |
 //! | `lockkeeper-disk` | snapshots, spare segments, removals (`chores`) |
 //!
-//! Reading order: [`run()`], `node`, `inbox` (between the threads), `front`.
+//! Reading order: [`run()`], `node`, `inbox` (between the threads), `peers`, `front`.
 
 mod chores;
 mod clock;
@@ -20,6 +20,7 @@ mod inbox;
 mod node;
 mod observe;
 mod options;
+mod peers;
 mod run;
 
 pub use error::ServeError;

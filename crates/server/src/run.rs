@@ -238,7 +238,7 @@ async fn serve(
         match now {
             State::Ended => break,
             State::Waiting => set_health(&health, false).await,
-            State::Ready => {
+            State::Ready | State::Following { .. } => {
                 set_health(&health, true).await;
                 if let Some(ready) = ready.take() {
                     tracing::info!(%address, "serving clients at {address}");

@@ -1,0 +1,323 @@
+//! The other nodes of the cluster: who they are, connections to them, messages from and to them.
+//!
+//! Responsible for: messages of one link in their order, whole or not at all; and every loss told to the replica. Knows
+//! nothing of what messages mean. Two connections for a pair of nodes, one for each way, each opened by its sender: there
+//! is no tie to break, and no order between the ways to keep.
+//!
+//! | file | runs on | does |
+//! | --- | --- | --- |
+//! | `poll.rs` | the replica's thread | waits for sockets and inbox |
+//! | `link.rs` | the replica's thread | frames of one connection |
+//! | `greet.rs` | the front's thread | the first message of a connection, both ways |
+//! | `listen.rs`, `dial.rs` | the front's thread | connections come about, and are handed over |
+//! | `form.rs` | the front's thread | a node without data finds its cluster |
+//!
+//! The replica's own thread reads and writes the sockets: a hop to another would cost more than a message's way.
+
+mod link;
+mod poll;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_replica::Event;
+use lockkeeper_wire::peer::{PeerKind, PeerMessage};
+use mio::net::TcpStream;
+use tokio::sync::oneshot;
+
+use crate::inbox::Inbox;
+use link::{Incoming, Looked, Outgoing};
+pub(crate) use poll::Bell;
+use poll::Poller;
+
+/// Most bytes that one [`Peers::read`] takes from the sockets: all entries of a turn become one record of the log.
+const READ_BYTES_MAX: usize = 8 << 20;
+
+/// Which way messages go.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Way {
+    /// From the peer.
+    In,
+    /// To the peer.
+    Out,
+}
+
+/// A connection whose both sides have said who they are, and have let each other in.
+#[derive(Debug)]
+pub(crate) struct Link {
+    /// See [`Handover::number`].
+    pub(crate) number: u64,
+    pub(crate) node: u64,
+    pub(crate) way: Way,
+    pub(crate) socket: net::TcpStream,
+    /// As the peer said.
+    pub(crate) rules_max: u32,
+    pub(crate) client_address: String,
+    /// Dropped with the link, so that whoever opened it knows.
+    pub(crate) alive: oneshot::Sender<()>,
+}
+
+/// Where the front leaves new links for the replica's thread.
+#[derive(Debug, Default)]
+pub(crate) struct Handover {
+    arrived: Mutex<Vec<Link>>,
+    last: AtomicU64,
+}
+
+impl Handover {
+    /// A number for a connection, greater than that of every older one. To be drawn when it is accepted or begun: of two
+    /// connections of a peer, the younger counts, in whichever order their greetings end.
+    pub(crate) fn number(&self) -> u64 {
+        self.last.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// The replica takes it at its next turn.
+    pub(crate) fn give(&self, link: Link, inbox: &Inbox) {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(link);
+        inbox.ring();
+    }
+
+    fn take(&self) -> Vec<Link> {
+        std::mem::take(&mut self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// The links of this node, and what its thread sleeps on.
+pub(crate) struct Peers {
+    inbox: Arc<Inbox>,
+    /// `None`: this node talks to nobody.
+    links: Option<Links>,
+}
+
+impl Peers {
+    /// Of a node that talks to nobody.
+    pub(crate) fn none(inbox: Arc<Inbox>) -> Self {
+        Self { inbox, links: None }
+    }
+
+    /// Of node `me`. From here on whoever rings the inbox wakes [`Peers::wait`], and nothing else.
+    ///
+    /// # Errors
+    /// Whatever the system says: it gives no file to wait with.
+    pub(crate) fn new(me: u64, inbox: Arc<Inbox>, handover: Arc<Handover>) -> io::Result<Self> {
+        let links = Links {
+            me,
+            poller: Poller::new()?,
+            handover,
+            incoming: BTreeMap::new(),
+            outgoing: BTreeMap::new(),
+            lost: Vec::new(),
+            has_looked: false,
+        };
+        inbox.rings(links.poller.bell());
+        Ok(Self { inbox, links: Some(links) })
+    }
+
+    /// Everything that has arrived from peers, behind what `out` holds: new links, messages, and links that are lost. At
+    /// most 8 MiB a call; [`Peers::wait`] does not sleep while there is more.
+    pub(crate) fn read(&mut self, out: &mut Vec<Event>) {
+        if let Some(links) = &mut self.links {
+            links.read(out);
+        }
+    }
+
+    /// Puts messages behind those that wait for `node`: as one frame, unless they are huge. They leave with the next
+    /// [`Peers::flush`]. What can't be sent is told by [`Event::PeerDown`].
+    pub(crate) fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
+        if let Some(links) = &mut self.links {
+            links.send(node, messages);
+        }
+    }
+
+    /// Gives the system as much of what waits as it takes.
+    pub(crate) fn flush(&mut self) {
+        if let Some(links) = &mut self.links {
+            links.flush();
+        }
+    }
+
+    /// Sleeps until something arrives, in the inbox or from a peer, or `at_most` so long; not at all if something has.
+    pub(crate) fn wait(&mut self, at_most: Option<Duration>) {
+        let inbox = &self.inbox;
+        match (&mut self.links, at_most) {
+            (Some(links), at_most) => links.wait(at_most, || inbox.is_empty()),
+            (None, Some(at_most)) if inbox.is_empty() => std::thread::park_timeout(at_most),
+            (None, None) if inbox.is_empty() => std::thread::park(),
+            (None, _) => {}
+        }
+    }
+}
+
+struct Links {
+    me: u64,
+    poller: Poller,
+    handover: Arc<Handover>,
+    incoming: BTreeMap<u64, In>,
+    outgoing: BTreeMap<u64, Out>,
+    /// Peers that have lost something of what was sent, not told yet.
+    lost: Vec<u64>,
+    /// The last look at the sockets was not followed by a read yet.
+    has_looked: bool,
+}
+
+struct In {
+    number: u64,
+    bytes: Incoming,
+    /// Something has arrived that was not read yet.
+    is_ready: bool,
+    /// The other side has closed it.
+    is_ending: bool,
+    _alive: oneshot::Sender<()>,
+}
+
+struct Out {
+    number: u64,
+    bytes: Outgoing,
+    _alive: oneshot::Sender<()>,
+}
+
+impl Links {
+    fn wait(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) {
+        if !self.lost.is_empty() || self.incoming.values().any(|link| link.is_ready) {
+            return;
+        }
+        if self.poller.sleep(at_most, is_idle) {
+            self.note_found();
+            self.has_looked = true;
+        }
+    }
+
+    fn read(&mut self, out: &mut Vec<Event>) {
+        if !std::mem::take(&mut self.has_looked) {
+            self.poller.look(Some(Duration::ZERO));
+            self.note_found();
+        }
+        for link in self.handover.take() {
+            self.welcome(link, out);
+        }
+        let mut room = READ_BYTES_MAX;
+        let mut ended = Vec::new();
+        for (&node, link) in self.incoming.iter_mut().filter(|(_, link)| link.is_ready) {
+            let mut messages = Vec::new();
+            let looked = link.bytes.read(&mut room, link.is_ending, &mut messages);
+            link.is_ready = matches!(looked, Ok(Looked::More));
+            if !messages.is_empty() {
+                out.push(Event::Peer(messages));
+            }
+            match looked {
+                Ok(Looked::Empty | Looked::More) => {}
+                Ok(Looked::Closed) => ended.push(node),
+                Err(error) => {
+                    if error.kind() == io::ErrorKind::InvalidData {
+                        tracing::error!(node, %error, "node {node} is cut off: it sent {error}");
+                    }
+                    ended.push(node);
+                }
+            }
+        }
+        for node in ended {
+            self.drop_incoming(node);
+        }
+        out.extend(self.lost.drain(..).map(Event::PeerDown));
+    }
+
+    /// Notes what the last look at the sockets has found.
+    fn note_found(&mut self) {
+        let mut broken = Vec::new();
+        for (number, event) in self.poller.found() {
+            let number = number as u64;
+            if let Some(link) = self.incoming.values_mut().find(|link| link.number == number) {
+                link.is_ready = true;
+                link.is_ending |= event.is_read_closed() || event.is_error();
+            } else if event.is_read_closed() || event.is_write_closed() || event.is_error() {
+                // Nothing is ever said on it but the greeting: it is over.
+                broken.extend(self.outgoing.iter().find(|(_, link)| link.number == number).map(|(node, _)| *node));
+            }
+        }
+        for node in broken {
+            self.drop_outgoing(node);
+        }
+    }
+
+    fn welcome(&mut self, link: Link, out: &mut Vec<Event>) {
+        let Link { number, node, way, socket, rules_max, client_address, alive } = link;
+        let present = match way {
+            Way::In => self.incoming.get(&node).map(|link| link.number),
+            Way::Out => self.outgoing.get(&node).map(|link| link.number),
+        };
+        if present.is_some_and(|present| present > number) {
+            return;
+        }
+        let mut socket = TcpStream::from_std(socket);
+        if let Err(error) = self.poller.add(&mut socket, number as usize) {
+            tracing::warn!(node, %error, "the connection with node {node} can't be waited for: {error}");
+            return;
+        }
+        match way {
+            Way::In => {
+                self.drop_incoming(node);
+                let bytes = Incoming::new(socket, node, self.me);
+                self.incoming.insert(node, In { number, bytes, is_ready: true, is_ending: false, _alive: alive });
+            }
+            Way::Out => {
+                self.drop_outgoing(node);
+                self.outgoing.insert(node, Out { number, bytes: Outgoing::new(socket), _alive: alive });
+            }
+        }
+        // What was lost before comes before.
+        out.extend(self.lost.drain(..).map(Event::PeerDown));
+        out.push(Event::PeerUp { node, rules_max, client_address });
+    }
+
+    fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
+        // Of the other kinds the consensus expects that they get lost.
+        let has_entries = messages.iter().any(|message| message.kind() == PeerKind::Append);
+        match self.outgoing.get_mut(&node) {
+            Some(link) => {
+                if !link.bytes.put(messages) {
+                    tracing::warn!(node, "node {node} does not keep up: what waits for it is dropped");
+                    self.lose(node);
+                }
+            }
+            None if has_entries => self.lose(node),
+            None => {}
+        }
+    }
+
+    fn flush(&mut self) {
+        let mut broken = Vec::new();
+        for (&node, link) in &mut self.outgoing {
+            if let Err(error) = link.bytes.flush() {
+                tracing::debug!(node, %error, "the connection to node {node} is broken: {error}");
+                broken.push(node);
+            }
+        }
+        for node in broken {
+            self.drop_outgoing(node);
+        }
+    }
+
+    fn drop_incoming(&mut self, node: u64) {
+        if let Some(mut link) = self.incoming.remove(&node) {
+            self.poller.remove(link.bytes.socket());
+            self.lose(node);
+        }
+    }
+
+    fn drop_outgoing(&mut self, node: u64) {
+        if let Some(mut link) = self.outgoing.remove(&node) {
+            self.poller.remove(link.bytes.socket());
+            self.lose(node);
+        }
+    }
+
+    fn lose(&mut self, node: u64) {
+        if !self.lost.contains(&node) {
+            self.lost.push(node);
+        }
+    }
+}
