@@ -2,7 +2,8 @@
 //! out.
 //!
 //! Responsible for: nothing leaves before the write it depends on is durable, and a write that fails ends the process
-//! (P10). The log is written on this very thread: a hop to another would cost more than it hides.
+//! (P10); the clock is read after the input (P5). The log is written on this very thread, and peers' sockets are read and written
+//! here: a hop to another would cost more than it hides.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,6 +21,7 @@ use crate::clock;
 use crate::error::ServeError;
 use crate::inbox::{Inbox, Outbox, State, weight};
 use crate::observe;
+use crate::peers::Peers;
 
 /// Most requests handled in one turn: it must end for keep-alives to be seen.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
@@ -32,6 +34,7 @@ pub(crate) struct Node<D: Disk> {
     pub(crate) log: Log<D>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) outbox: Arc<Outbox>,
+    pub(crate) peers: Peers,
     /// To the thread for slow work on the disk, and from it.
     pub(crate) chores: Sender<Chore>,
     pub(crate) done: Receiver<Done<D>>,
@@ -62,6 +65,7 @@ impl<D: Disk> Node<D> {
     fn turns(&mut self) -> Result<(), ServeError> {
         let mut backlog = VecDeque::new();
         let mut arrived = Vec::new();
+        let mut from_peers = Vec::new();
         let mut outputs = Vec::new();
         let mut handled = 0;
         let mut spare = Spare::Wanted;
@@ -72,9 +76,12 @@ impl<D: Disk> Node<D> {
                 }
                 backlog.extend(arrived.drain(..));
             }
-            // Read after all of this has arrived: a sign of life counts from its arrival or later (P5).
+            self.peers.read(&mut from_peers);
+            // Read after all of this has arrived: a sign of life counts from its arrival or later, and what a peer's message begins
+            // (a leader's zero point) does not lie before it (P5).
             self.replica.begin(clock::now());
             let begun = Instant::now();
+            from_peers.drain(..).for_each(|event| self.replica.handle(event));
             self.finish_chores(&mut spare)?;
             let mut requests = 0;
             while requests < TURN_REQUESTS_MAX
@@ -124,6 +131,7 @@ impl<D: Disk> Node<D> {
         let took = begun.elapsed();
         for output in taken {
             match output {
+                Output::Peer(node, messages) => self.peers.send(node, messages),
                 Output::Snapshot(step) => {
                     observe::snapshot_step(took);
                     self.chore(Chore::Step(step));
@@ -135,6 +143,8 @@ impl<D: Disk> Node<D> {
                 output => outputs.push(output),
             }
         }
+        // Before clients are answered: the others' disks work meanwhile.
+        self.peers.flush();
         let state = if self.replica.is_ready() { State::Ready } else { State::Waiting };
         self.outbox.put(outputs, state);
     }
@@ -176,11 +186,11 @@ impl<D: Disk> Node<D> {
         let _ = self.chores.send(chore);
     }
 
-    fn sleep(&self) {
+    fn sleep(&mut self) {
         let wake = self.replica.next_wake();
         let now = clock::now();
-        if wake > now && self.inbox.is_empty() {
-            std::thread::park_timeout(wake - now);
+        if wake > now {
+            self.peers.wait(Some(wake - now));
         }
     }
 }

@@ -26,6 +26,7 @@ use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, State};
 use crate::node::Node;
 use crate::options::Options;
+use crate::peers::Peers;
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -166,6 +167,7 @@ impl Started {
             log: data.log,
             inbox: inbox.clone(),
             outbox: outbox.clone(),
+            peers: Peers::none(inbox.clone()),
             chores,
             done,
             directory,

@@ -196,7 +196,7 @@ impl Stream {
 
 /// Why this side ends a stream.
 pub(super) fn stream_end(reason: StreamEndReason, text: String) -> v1::StreamEnd {
-    v1::StreamEnd { reason: reason.into(), text, leader: String::new() }
+    v1::StreamEnd { reason: reason.into(), text, ..v1::StreamEnd::default() }
 }
 
 fn wake(waker: &mut Option<Waker>) {
