@@ -26,4 +26,28 @@ pub enum Mutant {
     WrongQueueOrder,
     /// A `Finish` ends the latest hold of its session, not the one that it names.
     FinishEndsAny,
+    /// A sign of life is acknowledged without asking a majority (P6).
+    KeepAliveWithoutQuorum,
+    /// A sign of life goes with a round that had begun before it came (P6).
+    RoundBegunEarlier,
+    /// A new leader forgets which holds are under a break.
+    RevokedForgotten,
+    /// A new leader opens closed holds at once.
+    ClosuresOpenAtOnce,
+    /// A stream that this side has closed starts `linger`.
+    LingerOnTimeOut,
+    /// A node says for whom it votes before that is on its disk (P10).
+    VoteNotDurable,
+    /// A follower says that it has entries before they are on its disk (P10).
+    AckBeforeSync,
+    /// A batch is known by its place in the log alone, whoever's it is by now.
+    AnswerByIndex,
+    /// A batch that can't be proposed now is let go of.
+    DroppedBatchSkipped,
+    /// A batch that can't be proposed now goes behind what came later.
+    DroppedBatchLast,
+    /// A change of members counts before it is durable here that it is committed.
+    MembersAppliedEarly,
+    /// A follower answers what a token is worth.
+    FollowerAnswersCheckToken,
 }

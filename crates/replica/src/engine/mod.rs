@@ -7,7 +7,7 @@ mod convert;
 mod tail;
 
 use bytes::Bytes;
-use lockkeeper_wire::peer::PeerMessage;
+use lockkeeper_wire::peer::{PeerKind, PeerMessage};
 use lockkeeper_wire::store;
 use prost::Message as _;
 use raft::prelude::{
@@ -15,6 +15,7 @@ use raft::prelude::{
 };
 use raft::{ProgressState, RawNode, SnapshotStatus, StateRole};
 
+use crate::mutant::Mutant;
 use convert::{coalesce, from_conf_state, from_peer, to_committed, to_conf_state, to_peer, to_stored};
 use tail::Tail;
 
@@ -37,6 +38,7 @@ pub(crate) struct Start {
     pub(crate) seed: u64,
     /// Applied entries kept in memory for followers that lag, in bytes.
     pub(crate) tail_bytes: usize,
+    pub(crate) mutant: Option<Mutant>,
     /// The last entry in the snapshot; 0 without one.
     pub(crate) snapshot_index: u64,
     pub(crate) snapshot_term: u64,
@@ -48,6 +50,7 @@ pub(crate) struct Start {
 pub(crate) struct Engine {
     raw: RawNode<Tail>,
     seed: u64,
+    mutant: Option<Mutant>,
     /// The commit index that is durable here. A change of members is applied only up to it.
     durable_commit: u64,
     /// Committed entries that wait for it.
@@ -176,10 +179,11 @@ impl Engine {
             ..raft::Config::default()
         };
         let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let (seed, stored) = (start.seed, start.hard_state.map_or(0, |state| state.commit));
+        let (seed, mutant) = (start.seed, start.mutant);
+        let stored = start.hard_state.map_or(0, |state| state.commit);
         let durable_commit = stored.max(start.snapshot_index);
         let raw = RawNode::new(&config, Tail::new(start), &logger).map_err(|error| error.to_string())?;
-        let mut engine = Self { raw, seed, durable_commit, held: Vec::new() };
+        let mut engine = Self { raw, seed, mutant, durable_commit, held: Vec::new() };
         engine.set_timeout();
         Ok(engine)
     }
@@ -372,7 +376,8 @@ impl Engine {
         // In every record, changed or not: raft-rs takes the commit index for something that may be lost. With this a node that
         // restarts is at most one change of members behind those that it may meet, and neighbouring configurations' majorities share
         // a node; two behind, and there could be two leaders.
-        let hard_state = must_write.then_some(store::HardState {
+        let forgets = self.mutant == Some(Mutant::MembersAppliedEarly) && ready.hs().is_none();
+        let hard_state = (must_write && !forgets).then_some(store::HardState {
             term: state.term,
             vote: state.vote,
             commit: state.commit,
@@ -386,6 +391,7 @@ impl Engine {
         let early = if is_new { &mut after } else { &mut now };
         sort(&ready.take_messages(), early, &mut snapshots_to);
         sort(&ready.take_persisted_messages(), &mut after, &mut snapshots_to);
+        now.extend(after.extract_if(.., |message| self.is_hasty(message)));
         let tail = self.raw.mut_store();
         tail.hard_state = state;
         let installed = snapshot.map(|snapshot| {
@@ -440,13 +446,23 @@ impl Engine {
         }
     }
 
+    /// Whether a mutant lets it go before the write that makes it true.
+    fn is_hasty(&self, message: &PeerMessage) -> bool {
+        match message.kind() {
+            PeerKind::VoteResponse | PeerKind::Vote => self.mutant == Some(Mutant::VoteNotDurable),
+            PeerKind::AppendResponse => self.mutant == Some(Mutant::AckBeforeSync),
+            _ => false,
+        }
+    }
+
     fn persisted_to(&self) -> u64 {
         self.raw.raft.raft_log.persisted
     }
 
     /// A change of members counts only once it is durable here that it is committed.
     fn waits(&self, entry: &Committed) -> bool {
-        entry.is_members && entry.at.index > self.durable_commit
+        let early = self.mutant == Some(Mutant::MembersAppliedEarly);
+        entry.is_members && entry.at.index > self.durable_commit && !early
     }
 
     /// Goes on after a write; returns what became true by it.

@@ -39,8 +39,12 @@ impl Replica {
         while self.in_flight.front().is_some_and(|batch| batch.at.index < committed.at.index) {
             self.in_flight.pop_front();
         }
-        let is_own = self.in_flight.front().is_some_and(|batch| batch.at == committed.at);
+        let is_own = self.in_flight.front().is_some_and(|batch| {
+            batch.at == committed.at
+                || (self.is(Mutant::AnswerByIndex) && batch.at.index == committed.at.index)
+        });
         if is_own && let Some(batch) = self.in_flight.pop_front() {
+            self.rounds.committed(batch.at);
             for proposal in batch.proposals {
                 self.apply(proposal.command, proposal.origin)?;
             }

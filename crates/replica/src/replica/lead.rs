@@ -57,7 +57,9 @@ impl Replica {
     fn step_down(&mut self) {
         self.lead = Lead::No;
         let leader = self.engine.leader();
-        let dropped = self.queue.drain(..).chain(self.in_flight.drain(..).flat_map(|batch| batch.proposals));
+        let unknown = if self.is(Mutant::AnswerByIndex) { 0 } else { self.in_flight.len() };
+        let in_flight = self.in_flight.drain(..unknown).flat_map(|batch| batch.proposals);
+        let dropped = self.queue.drain(..).chain(in_flight);
         for proposal in dropped {
             if let Origin::Ask(ask) = proposal.origin {
                 self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
@@ -96,7 +98,11 @@ impl Replica {
         for pending in self.table.pending() {
             match pending {
                 Pending::Wait { session, seq, at_most_ms } => self.book.waits(session, seq, ms(at_most_ms)),
+                Pending::Closed { token, .. } if self.is(Mutant::ClosuresOpenAtOnce) => {
+                    self.book.closed(token, Duration::ZERO);
+                }
                 Pending::Closed { token, ms: delay } => self.book.closed(token, ms(delay)),
+                Pending::Revoked { .. } if self.is(Mutant::RevokedForgotten) => {}
                 Pending::Revoked { session, seq, token } => {
                     let Some(lease) = self.book.lease_mut(session) else { continue };
                     lease.revoked.insert(seq);

@@ -158,6 +158,7 @@ impl Replica {
             configuration: recovered.members.configuration.clone(),
             seed: config.seed,
             tail_bytes: config.tail_bytes,
+            mutant: config.mutant,
             snapshot_index: recovered.snapshot_index,
             snapshot_term: recovered.snapshot_term,
             hard_state: recovered.hard_state,
@@ -320,7 +321,10 @@ impl Replica {
             || self.expiry.is_decided()
             || self.snapshots.is_due()
             || self.has_unsynced_watcher();
-        if at_once { self.now } else { due }
+        if at_once {
+            return self.now;
+        }
+        self.rounds.due().map_or(due, |round| due.min(round))
     }
 
     /// The table, for whoever compares (tests, the simulator).
@@ -387,9 +391,15 @@ impl Replica {
             // Refused (a transfer is pending, the size limit is met): the whole batch stays at the head, since a gap
             // in a session's numbers is dead (R5).
             let Some(at) = self.engine.propose(data) else {
+                if self.is(Mutant::DroppedBatchSkipped) {
+                    self.queue.drain(..count);
+                } else if self.is(Mutant::DroppedBatchLast) {
+                    self.queue.rotate_left(count);
+                }
                 self.is_refused = true;
                 return;
             };
+            self.rounds.ride(at);
             let proposals = self.queue.drain(..count).collect();
             self.in_flight.push_back(Batch { at, proposals });
         }

@@ -1,5 +1,9 @@
 //! Rounds: a majority confirms that this node leads, and everything that came before the round began may be answered
 //! (P6). One round serves a whole batch; the next one begins when it is answered.
+//!
+//! Where a batch of commands is proposed anyway, it is the round for all that had come by then: those who made it durable answered a
+//! message of this term that was sent later, so the majority that elects another leader shares a node with them, which votes for it
+//! later still. So under load keep-alives and reads cost no message of their own.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,7 +12,13 @@ use lockkeeper_core::{Seq, SessionId};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::Replica;
+use crate::engine::Position;
 use crate::event::{AskId, Question, StreamId};
+use crate::mutant::Mutant;
+
+/// Keep-alives alone begin a round this often at most: they come all the time, and each round is two messages a follower. Much less
+/// than any ttl.
+const PACE: Duration = Duration::from_millis(10);
 
 /// What waits for a round that begins later than it came.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -39,7 +49,11 @@ pub(super) struct Rounds {
     last: u64,
     /// Its number, when it was asked last, and what it serves.
     open: Option<(u64, Duration, Vec<Asked>)>,
+    /// When a round began last.
+    begun: Option<Duration>,
     waiting: Vec<Asked>,
+    /// What goes with a batch that was proposed later.
+    riding: VecDeque<(Position, Vec<Asked>)>,
     /// Confirmed, and to be answered once everything up to the index is applied.
     confirmed: VecDeque<(u64, Vec<Asked>)>,
 }
@@ -47,6 +61,15 @@ pub(super) struct Rounds {
 impl Rounds {
     pub(super) fn ask(&mut self, asked: Asked) {
         self.waiting.push(asked);
+    }
+
+    /// Into a round or a batch that is under way, if one is. Wrong: for a mutant.
+    fn ask_too_late(&mut self) {
+        let under_way = self.riding.back_mut().map(|(_, asked)| asked);
+        let under_way = under_way.or(self.open.as_mut().map(|(_, _, asked)| asked));
+        if let Some(under_way) = under_way {
+            under_way.append(&mut self.waiting);
+        }
     }
 
     /// Whoever asked is gone: a watch that began after its end would never be ended.
@@ -57,11 +80,34 @@ impl Rounds {
             asked.retain(other);
         }
         self.confirmed.iter_mut().for_each(|(_, asked)| asked.retain(other));
+        self.riding.iter_mut().for_each(|(_, asked)| asked.retain(other));
+    }
+
+    /// What waits goes with a batch that was proposed just now, after all of it had come.
+    pub(super) fn ride(&mut self, at: Position) {
+        if !self.waiting.is_empty() {
+            self.riding.push_back((at, std::mem::take(&mut self.waiting)));
+        }
+    }
+
+    /// An own batch is committed.
+    pub(super) fn committed(&mut self, at: Position) {
+        while let Some((batch, asked)) = self.riding.pop_front_if(|(batch, _)| batch.index <= at.index) {
+            self.confirmed.push_back((batch.index, asked));
+        }
+    }
+
+    /// When a round is to begin though nothing else happens.
+    pub(super) fn due(&self) -> Option<Duration> {
+        let waits = self.open.is_none() && !self.waiting.is_empty();
+        self.begun.filter(|_| waits).map(|begun| begun + PACE)
     }
 
     /// The number of a round that must be asked now: a new one, or one whose answer does not come (raft-rs drops some
-    /// silently).
-    fn begin(&mut self, now: Duration, patience: Duration) -> Option<u64> {
+    /// silently). `is_free`: nobody else need be asked.
+    fn begin(&mut self, now: Duration, patience: Duration, is_free: bool) -> Option<u64> {
+        let is_keep_alive = |asked: &Asked| matches!(asked, Asked::KeepAlive { .. });
+        let is_early = self.begun.is_some_and(|begun| now < begun + PACE);
         let asked = match self.open.take() {
             Some((number, at, asked)) if now < at + patience => {
                 self.open = Some((number, at, asked));
@@ -70,10 +116,12 @@ impl Rounds {
             // It begins anew, so all that has come meanwhile may go with it.
             Some((_, _, asked)) => asked.into_iter().chain(self.waiting.drain(..)).collect(),
             None if self.waiting.is_empty() => return None,
+            None if is_early && !is_free && self.waiting.iter().all(is_keep_alive) => return None,
             None => std::mem::take(&mut self.waiting),
         };
         self.last += 1;
         self.open = Some((self.last, now, asked));
+        self.begun = Some(now);
         Some(self.last)
     }
 
@@ -98,7 +146,8 @@ impl Rounds {
     pub(super) fn step_down(&mut self) -> Vec<AskId> {
         let open = self.open.take().map(|(_, _, asked)| asked).unwrap_or_default();
         let confirmed = self.confirmed.drain(..).flat_map(|(_, asked)| asked);
-        let all = open.into_iter().chain(confirmed).chain(self.waiting.drain(..));
+        let riding = self.riding.drain(..).flat_map(|(_, asked)| asked);
+        let all = open.into_iter().chain(confirmed).chain(riding).chain(self.waiting.drain(..));
         let asks = all.filter_map(|asked| match asked {
             Asked::Question(ask, _) => Some(ask),
             _ => None,
@@ -111,7 +160,15 @@ impl Replica {
     pub(super) fn begin_round(&mut self) {
         // Twice the time after which the heartbeat that carries a round is repeated.
         let patience = self.config.tick * 4;
-        if let Some(round) = self.rounds.begin(self.now, patience) {
+        let configuration = &self.members.configuration;
+        let is_alone = configuration.voters.len() == 1 && configuration.voters_outgoing.is_empty();
+        if self.is(Mutant::RoundBegunEarlier) {
+            self.rounds.ask_too_late();
+        }
+        if let Some(round) = self.rounds.begin(self.now, patience, is_alone) {
+            if self.is(Mutant::KeepAliveWithoutQuorum) {
+                self.rounds.confirmed(round, self.applied.index);
+            }
             self.engine.ask(round);
         }
     }

@@ -42,6 +42,7 @@ impl Replica {
     pub(super) fn stream_closed(&mut self, stream: StreamId, by_client: bool) {
         let Some(closed) = self.streams.remove(&stream) else { return };
         let now = self.clock.now();
+        let by_client = by_client || self.is(Mutant::LingerOnTimeOut);
         for session in closed.sessions {
             let Some(lease) = self.book.lease_mut(session) else { continue };
             lease.stream = None;

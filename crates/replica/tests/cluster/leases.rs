@@ -132,3 +132,44 @@ fn a_new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
     assert!(world.node(second).is_ready());
     assert!(is_acknowledged(world.heard(second, there)));
 }
+
+#[test]
+fn a_keep_alive_goes_with_the_batch_that_is_proposed_after_it_and_with_no_earlier_one() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    world.say(leader, stream, vec![acquire(session, 1, "a", false), keep_alive(session, 1)]);
+    let kinds: Vec<PeerKind> = world.wires.values().flatten().map(|message| message.kind()).collect();
+    assert_eq!(kinds, [PeerKind::Append; 2], "no round of its own");
+    // What comes while the batch is on its way is not covered by it.
+    world.say(leader, stream, vec![keep_alive(session, 2)]);
+    world.others(leader).into_iter().for_each(|id| drop(world.arrive_if(id, |kind| kind == PeerKind::Append)));
+    world.arrive_if(leader, |kind| kind == PeerKind::AppendResponse);
+    let heard = bodies(world.heard(leader, stream));
+    let [(1, What::Granted(_)), (0, What::KeptAlive(kept))] = &heard[..] else { panic!("{heard:?}") };
+    assert_eq!(kept.id, 1);
+    world.pass(SECOND);
+    assert!(is_acknowledged(world.heard(leader, stream)));
+}
+
+#[test]
+fn keep_alives_alone_begin_few_rounds() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    world.pass(SECOND);
+    // Ten in the same millisecond: one round at once, and one for the rest, later.
+    (1..=10).for_each(|id| world.say(leader, stream, vec![keep_alive(session, id)]));
+    let rounds = |world: &World| {
+        let all = world.wires.values().flatten();
+        all.filter(|message| message.kind() == PeerKind::Heartbeat && !message.context.is_empty()).count()
+    };
+    assert_eq!(rounds(&world), 2, "one, to both followers");
+    world.deliver();
+    assert_eq!(rounds(&world), 0);
+    world.pass(SECOND);
+    let heard = bodies(world.heard(leader, stream));
+    assert_eq!(heard.iter().filter(|(_, what)| matches!(what, What::KeptAlive(_))).count(), 10);
+}
