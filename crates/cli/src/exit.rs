@@ -17,7 +17,8 @@ pub const USAGE: u8 = 64;
 pub const UNAVAILABLE: u8 = 69;
 /// A bug of ours.
 pub const INTERNAL: u8 = 70;
-/// A lock directory, a data directory, a status file or a manual page can't be created.
+/// A lock directory, a data directory, a status file or a manual page can't be created; `restore`: the data directory is
+/// not empty.
 pub const CANNOT_CREATE: u8 = 73;
 /// Reading or writing failed, the disk is full for example; or what is stored is damaged or newer than this program.
 pub const IO: u8 = 74;
@@ -29,7 +30,7 @@ pub const LOST: u8 = 76;
 /// Not permitted: by the mode of a file or directory, or by a read-only filesystem.
 pub const PERMISSION: u8 = 77;
 /// No place to keep locks is configured and none can be found. `serve`: new data need a first token, and the clock can't
-/// give one.
+/// give one. `restore`: the clock is behind the backup.
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
 pub const STALE: u8 = 79;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use lockkeeper_core::{LockName, Mode, Seq, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::backup::Backup;
 use crate::capabilities::Capabilities;
 use crate::error::{BackendError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
@@ -61,6 +62,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// The locks at and below `prefix`, then every change. Needs no runtime.
     fn watch(&self, _prefix: Option<LockName>) -> Result<Watch, BackendError> {
         Err(self.not_ours("watch locks"))
+    }
+
+    /// A backup of the whole table. Needs no runtime.
+    fn backup(&self) -> Result<Backup, BackendError> {
+        Err(self.not_ours("make a backup"))
     }
 
     /// Stores a name's number of permits, or removes it (L4).

@@ -61,6 +61,7 @@
 
 mod backend;
 pub mod backends;
+mod backup;
 pub mod blocking;
 mod capabilities;
 mod error;
@@ -84,6 +85,7 @@ mod watch;
 mod worker;
 
 pub use backend::{BreakOrder, Broken};
+pub use backup::Backup;
 pub use capabilities::{Capabilities, Fencing, Promise, Reach};
 pub use error::{
     AcquireError, BackendError, BackendErrorKind, Busy, ConnectError, LossCause, Lost, ReleaseError,

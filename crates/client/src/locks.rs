@@ -9,6 +9,7 @@ use lockkeeper_core::{LockName, Mode, NameError, TokenStatus};
 
 use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
+use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing};
 use crate::error::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
@@ -192,6 +193,15 @@ impl<F: Kind> Locks<F> {
     /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] it may have been stored: look, then repeat it.
     pub async fn set_limit(&self, name: &LockName, permits: Option<u32>) -> Result<(), BackendError> {
         self.core.backend.set_limit(name.clone(), permits).await
+    }
+
+    /// A backup of the whole table, from the node that leads: everything that was answered before this call is in it. From
+    /// its file `lockkeeper restore` makes a new cluster.
+    ///
+    /// # Errors
+    /// [`BackendErrorKind::Unsupported`] where the service makes none. All else comes with the parts.
+    pub fn backup(&self) -> Result<Backup, BackendError> {
+        self.core.backend.backup()
     }
 
     /// How the node of the service that answers is.

@@ -103,6 +103,8 @@ pub enum Question {
         /// The number.
         limit: Option<u32>,
     },
+    /// A stored snapshot with everything that was answered before this was asked, for a backup.
+    Backup,
     /// How the node is. Answered by any node, whether it leads or not.
     Status,
 }
@@ -124,6 +126,13 @@ pub enum Answer {
     Broken(v1::BreakResponse),
     /// See [`Question::SetLimit`].
     LimitSet,
+    /// See [`Question::Backup`].
+    BackupStored {
+        /// The snapshot's position in the log.
+        index: u64,
+        /// The table's counter of tokens there.
+        last_token: u64,
+    },
     /// See [`Question::Status`]. What only the process knows is left empty.
     Status(v1::StatusResponse),
     /// The table refused it, in its own words.

@@ -13,6 +13,7 @@ mod lease;
 mod members;
 pub mod mutant;
 pub mod replica;
+pub mod restore;
 mod since;
 pub mod storage;
 

@@ -64,7 +64,7 @@ fn found(address: &str, tokens_above: Option<u64>, now: SystemTime) -> Result<Fo
 
 /// The greater of what was asked for and the microseconds since 2026: above every token of a table that was here
 /// before and granted fewer than a million a second. The only use of a wall clock (T1).
-fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, ServeError> {
+pub(crate) fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, ServeError> {
     let max = limits::RAISE_TOKENS_MAX;
     if let Some(above) = asked.filter(|above| *above > max) {
         return Err(ServeError::TokensAbove { above, max });
@@ -78,13 +78,13 @@ fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, ServeError> 
     }
 }
 
-fn id() -> Result<Vec<u8>, ServeError> {
+pub(crate) fn id() -> Result<Vec<u8>, ServeError> {
     let mut bytes = vec![0; 16];
     random(&mut bytes)?;
     Ok(bytes)
 }
 
-fn random(bytes: &mut [u8]) -> Result<(), ServeError> {
+pub(crate) fn random(bytes: &mut [u8]) -> Result<(), ServeError> {
     getrandom::fill(bytes)
         .map_err(|error| ServeError::system("draw random numbers")(io::Error::other(error.to_string())))
 }

@@ -200,6 +200,13 @@ impl Disk for DataDirectory {
 #[derive(Debug)]
 pub struct DataFile(File);
 
+impl DataFile {
+    /// A file that lies anywhere, to be read.
+    pub(crate) fn elsewhere(path: &Path) -> io::Result<Self> {
+        File::open(path).map(Self)
+    }
+}
+
 impl DiskFile for DataFile {
     fn size(&self) -> io::Result<u64> {
         self.0.metadata().map(|metadata| metadata.len())

@@ -10,6 +10,7 @@
 //!
 //! Reading order: [`run()`], `node`, `inbox` (between the threads), `peers`, `front`.
 
+pub mod backup;
 mod chores;
 mod clock;
 mod data;

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lockkeeper_replica::storage::Removal;
+use lockkeeper_replica::storage::{Removal, Snapshots};
 use lockkeeper_replica::{Config, Event, Replica, TAIL_BYTES, TICK};
 use lockkeeper_wire::store::Founding;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -135,6 +135,7 @@ struct Started {
     inbox: Arc<Inbox>,
     outbox: Arc<Outbox>,
     about: About,
+    snapshots: Snapshots<DataDirectory>,
     replica: JoinHandle<Result<(), ServeError>>,
     chores: JoinHandle<()>,
 }
@@ -151,6 +152,7 @@ impl Started {
         let (chores, todo) = mpsc::channel();
         let (finished, done) = mpsc::channel();
         let owned = disk.clone();
+        let snapshots = data.snapshots.clone();
         let worker = Chores {
             is_in_place: Box::new(move || owned.is_in_place()),
             disk,
@@ -179,7 +181,7 @@ impl Started {
         let replica = thread("lockkeeper-replica")
             .spawn(move || node.run())
             .map_err(ServeError::system("start a thread"))?;
-        Ok(Self { inbox, outbox, about, replica, chores })
+        Ok(Self { inbox, outbox, about, snapshots, replica, chores })
     }
 
     /// Ends the threads; says why the replica's had ended, if it had.
@@ -227,6 +229,8 @@ async fn serve(
     let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::system("handle SIGTERM"))?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::system("handle SIGINT"))?;
     let front = Front::new(node.inbox.clone(), node.about.clone());
+    // Set once, here.
+    let _ = front.snapshots.set(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();
     let acceptor = Acceptor::new(listener, front.clone(), health_service, connections_max)
         .map_err(|error| ServeError::system("describe the interface")(io::Error::other(error)))?;

@@ -6,6 +6,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::Outcome;
@@ -18,17 +19,33 @@ pub(crate) const LONG: Duration = Duration::from_secs(1);
 /// How long it is looked at before each turn.
 pub(crate) const SHORT: Duration = Duration::from_millis(200);
 
-/// The p50 of writing 128 bytes into a file that has all its blocks already, and syncing them; in microseconds.
-pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration) -> Outcome<f64> {
-    let path = folder.join("fdatasync");
-    let samples = measure(&path, duration)
-        .map_err(|error| format!("cannot measure the disk by {}: {error}", path.display()))?;
-    fs::remove_file(&path).map_err(|error| format!("cannot remove {}: {error}", path.display()))?;
+/// The p50 of writing 128 bytes into a file that has all its blocks already, and syncing them; in microseconds. So many
+/// writers do it `at_once`, each to a file of its own: as many as a cluster has nodes on this disk.
+pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration, at_once: usize) -> Outcome<f64> {
+    let writers: Vec<JoinHandle<Outcome<Vec<u64>>>> = (0..at_once)
+        .map(|number| {
+            let path = folder.join(format!("fdatasync-{number}"));
+            std::thread::spawn(move || probe(&path, duration))
+        })
+        .collect();
+    let mut samples = Vec::new();
+    for writer in writers {
+        samples.extend(writer.join().map_err(|_| "a thread that measures the disk has died")??);
+    }
+    samples.sort_unstable();
     let p50 = percentile(&samples, 50).ok_or("the disk took no write in that time")?;
     Ok(p50 as f64 / 1e3)
 }
 
-/// Nanoseconds of each write with its sync, sorted.
+/// What [`measure`] finds by a file that is removed again.
+fn probe(path: &Path, duration: Duration) -> Outcome<Vec<u64>> {
+    let samples = measure(path, duration)
+        .map_err(|error| format!("cannot measure the disk by {}: {error}", path.display()))?;
+    fs::remove_file(path).map_err(|error| format!("cannot remove {}: {error}", path.display()))?;
+    Ok(samples)
+}
+
+/// Nanoseconds of each write with its sync.
 fn measure(path: &Path, duration: Duration) -> std::io::Result<Vec<u64>> {
     let file = File::create(path)?;
     file.write_all_at(&vec![0; RECORD.len() * RECORDS as usize], 0)?;
@@ -42,6 +59,5 @@ fn measure(path: &Path, duration: Duration) -> std::io::Result<Vec<u64>> {
         file.sync_data()?;
         samples.push(start.elapsed().as_nanos() as u64);
     }
-    samples.sort_unstable();
     Ok(samples)
 }

@@ -9,6 +9,9 @@ pub(crate) const PAIRS_CLIENTS: [usize; 2] = [64, 256];
 /// How many wait in `handover`, run by run.
 pub(crate) const WAITERS: [usize; 4] = [2, 16, 64, 256];
 
+/// How often `failover` kills a leader.
+pub(crate) const KILLS: usize = 7;
+
 /// One line of the report.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Figure {
@@ -48,6 +51,9 @@ pub(crate) fn all() -> Vec<Figure> {
     add(Workload::Keepalive, "keepalive.cpu", "10,000 sessions kept alive: server", "% of a core");
     let together = "10,000 sessions kept alive, a frame a stream and round: server";
     add(Workload::Keepalive, "keepalive.together.cpu", together, "% of a core");
+    let gap = |what: &str| format!("leader killed: gap of one client, {what} of {KILLS} times");
+    add(Workload::Failover, "failover.gap.p50", &gap("median"), "ms");
+    add(Workload::Failover, "failover.gap.max", &gap("longest"), "ms");
     add(Workload::Memory, "memory.bytes", "100,000 held locks: server's memory a lock", "bytes");
     all
 }
@@ -57,12 +63,12 @@ mod tests {
     use clap::ValueEnum;
 
     use super::*;
-    use crate::bench::bars::BARS;
+    use crate::bench::bars::{BARS, CLUSTER_BARS};
 
     #[test]
     fn every_bar_is_one_of_a_figure_that_exists() {
         let all = all();
-        for bar in BARS {
+        for bar in BARS.iter().chain(CLUSTER_BARS) {
             assert!(all.iter().any(|figure| figure.id == bar.id), "no figure has the id {}", bar.id);
         }
     }

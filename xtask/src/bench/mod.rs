@@ -4,12 +4,14 @@
 //! clients of the others. May not judge by a test: a bar that is missed is a line of the report, not a failure.
 //!
 //! Reading order: [`Bench`], then `plan` (what runs when), `workloads` (what is measured, and how), `systems` (how each
-//! system is driven), `figures`, `bars` and `maths`, `report`.
+//! system is driven), `failover`, `figures`, `bars` and `maths`, `report`.
 
 #[cfg(any(test, feature = "peers"))]
 mod bars;
 #[cfg(feature = "peers")]
 mod disk;
+#[cfg(feature = "peers")]
+mod failover;
 #[cfg(any(test, feature = "peers"))]
 mod figures;
 #[cfg(any(test, feature = "peers"))]
@@ -34,10 +36,13 @@ use crate::Outcome;
 /// What to measure, how long, and where to put it.
 #[derive(Args)]
 pub(crate) struct Bench {
-    /// Only these systems, separated by commas [default: all]
+    /// Three nodes of each system, all on this machine, and one of ours beside them
+    #[arg(long)]
+    cluster: bool,
+    /// Only these systems, separated by commas [default: all; with `--cluster`: ours, ours-alone, etcd, zookeeper]
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<System>,
-    /// Only these workloads, separated by commas [default: all]
+    /// Only these workloads, separated by commas [default: all but failover; with `--cluster`: all but memory]
     #[arg(long = "workload", value_enum, value_delimiter = ',')]
     workloads: Vec<Workload>,
     /// How often the systems take their turns in the short workloads; the median counts
@@ -60,15 +65,17 @@ pub(crate) struct Bench {
 /// A lock service, and how it is set up.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, ValueEnum)]
 pub(crate) enum System {
-    /// `lockkeeper serve`, one node
+    /// `lockkeeper serve`
     Ours,
+    /// One node of ours beside three (`--cluster`): tells a slow machine from a slow cluster
+    OursAlone,
     /// Redis that syncs each write before it answers
     RedisFsync,
     /// Redis that stores nothing
     RedisNofsync,
-    /// etcd, one node
+    /// etcd
     Etcd,
-    /// ZooKeeper, one node
+    /// ZooKeeper
     Zookeeper,
 }
 
@@ -83,6 +90,8 @@ pub(crate) enum Workload {
     Handover,
     /// 10,000 sessions that do nothing but live
     Keepalive,
+    /// The leader is killed, seven times (`--cluster`)
+    Failover,
     /// 100,000 held locks
     Memory,
 }

@@ -11,13 +11,18 @@ use clap::ValueEnum;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::Outcome;
+use crate::bench::bars::{BARS, CLUSTER_BARS};
+use crate::bench::failover::{blocking, failover, leader};
 use crate::bench::report::Report;
 use crate::bench::server::Server;
-use crate::bench::systems::{Etcd, KEEPALIVE_SESSIONS, Ours, Peer, Redis, SERVICE_OF_OURS, Zookeeper};
+use crate::bench::systems::{
+    CLUSTER_OF_OURS, Etcd, KEEPALIVE_SESSIONS, Ours, Peer, Redis, SERVICE_OF_OURS, Zookeeper,
+};
 use crate::bench::workloads::{self, Measured};
 use crate::bench::{Bench, System, Workload, disk, name};
+use crate::services;
 use crate::services::catalogue::{ETCD, REDIS_FSYNC, REDIS_NOFSYNC, Service, ZOOKEEPER};
-use crate::services::{self, Place};
+use crate::services::clusters::{Cluster, ETCD_CLUSTER, NODES, ZOOKEEPER_CLUSTER};
 
 /// No measurement takes as long on a machine that can be measured on; a system that hangs is given up.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
@@ -31,16 +36,33 @@ struct Subject {
     system: System,
     /// What its client connects to.
     at: String,
-    /// `None` where it runs already: then nothing of its process can be measured.
-    place: Option<Place>,
+    /// One a node; none where it runs already: then nothing of its processes can be measured.
+    services: Vec<&'static Service>,
+    /// If it has several nodes that we started.
+    cluster: Option<&'static Cluster>,
 }
 
 /// Runs everything that was chosen, and prints the report.
 pub(super) fn run(choice: &Bench) -> Outcome {
     allow_descriptors()?;
-    let systems: Vec<System> = of(&choice.only);
-    let services: Vec<&Service> = systems.iter().filter_map(|system| service(*system, choice)).collect();
-    let measured = measure(choice, &systems);
+    let systems = of(&choice.only, |system| match choice.cluster {
+        true => !matches!(system, System::RedisFsync | System::RedisNofsync),
+        false => system != System::OursAlone,
+    });
+    let workloads = of(&choice.workloads, |workload| match choice.cluster {
+        true => workload != Workload::Memory,
+        false => workload != Workload::Failover,
+    });
+    if !choice.cluster && systems.contains(&System::OursAlone) {
+        return Err("ours-alone is one node beside three: it goes with --cluster only".to_owned());
+    }
+    if !choice.cluster && workloads.contains(&Workload::Failover) {
+        return Err("failover needs nodes that go on: it goes with --cluster only".to_owned());
+    }
+    let subjects: Vec<Subject> = systems.iter().map(|system| subject(*system, choice)).collect();
+    let measured = measure(choice, &subjects, &systems, &workloads);
+    let services: Vec<&Service> =
+        subjects.iter().flat_map(|subject| subject.services.iter().copied()).collect();
     let stopped = services::down(&services);
     let report = measured?;
     stopped?;
@@ -51,27 +73,30 @@ pub(super) fn run(choice: &Bench) -> Outcome {
     report.failures()
 }
 
-fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
+fn measure(
+    choice: &Bench,
+    subjects: &[Subject],
+    systems: &[System],
+    workloads: &[Workload],
+) -> Outcome<Report> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start tokio: {error}"))?;
     let folder = services::root()?;
     fs::create_dir_all(&folder).map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
-    let subjects: Vec<Subject> =
-        systems.iter().map(|system| subject(*system, choice)).collect::<Outcome<_>>()?;
-    let workloads: Vec<Workload> = of(&choice.workloads);
     let chosen = |of: &[Workload]| -> Vec<Workload> {
         of.iter().copied().filter(|workload| workloads.contains(workload)).collect()
     };
-    let mut report = Report::new(systems, &workloads);
+    let (bars, nodes) = if choice.cluster { (CLUSTER_BARS, NODES) } else { (BARS, 1) };
+    let mut report = Report::new(systems, workloads, bars, nodes);
     // One that can't be measured doesn't keep the others from it.
     let mut failed: BTreeMap<System, String> = BTreeMap::new();
-    for system in systems {
-        if let Err(error) = restart(*system, choice) {
-            eprintln!("xtask: {}: {error}", name(*system));
-            failed.insert(*system, error);
+    for subject in subjects {
+        if let Err(error) = restart(subject) {
+            eprintln!("xtask: {}: {error}", name(subject.system));
+            failed.insert(subject.system, error);
         }
     }
-    report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG)?);
+    report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG, nodes)?);
 
     let mut turn = |report: &mut Report, what: &str, workload: Workload, subject: &Subject| {
         if failed.contains_key(&subject.system) {
@@ -80,8 +105,8 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
         let system = name(subject.system);
         eprintln!("{what}: {system}, {}", name(workload));
         // What a server has grown to before would hide by how much it grows now.
-        let fresh = if workload == Workload::Memory { restart(subject.system, choice) } else { Ok(()) };
-        let disk = fresh.and_then(|()| disk::fdatasync_p50_us(&folder, disk::SHORT));
+        let fresh = if workload == Workload::Memory { restart(subject) } else { Ok(()) };
+        let disk = fresh.and_then(|()| disk::fdatasync_p50_us(&folder, disk::SHORT, nodes));
         let measured = disk.and_then(|disk| Ok((disk, runtime.block_on(one(choice, workload, subject))?)));
         match measured {
             Ok((_, Some(_))) if what == WARM_UP => {}
@@ -90,9 +115,9 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
                 report.add(subject.system, measured);
             }
             Ok((_, None)) => {
-                let why = match subject.place {
-                    Some(_) => "there is no client for it",
-                    None => "it runs elsewhere, and its process is not known",
+                let why = match subject.services.len() {
+                    0 => "it runs elsewhere, and its processes are not known",
+                    _ => "it has one node",
                 };
                 report.note(format!("{system}: {} was left out: {why}", name(workload)));
             }
@@ -102,22 +127,22 @@ fn measure(choice: &Bench, systems: &[System]) -> Outcome<Report> {
             }
         }
     };
-    for subject in &subjects {
+    for subject in subjects {
         turn(&mut report, WARM_UP, Workload::Pairs, subject);
     }
     for round in 1..=choice.rounds {
-        for subject in &subjects {
+        for subject in subjects {
             for workload in chosen(&[Workload::Single, Workload::Pairs, Workload::Handover]) {
                 turn(&mut report, &format!("round {round} of {}", choice.rounds), workload, subject);
             }
         }
     }
-    for workload in chosen(&[Workload::Keepalive, Workload::Memory]) {
-        for subject in &subjects {
+    for workload in chosen(&[Workload::Keepalive, Workload::Failover, Workload::Memory]) {
+        for subject in subjects {
             turn(&mut report, "once", workload, subject);
         }
     }
-    report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG)?);
+    report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG, nodes)?);
     failed.into_iter().for_each(|(system, error)| report.fail(system, error));
     Ok(report)
 }
@@ -127,7 +152,7 @@ async fn one(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<O
     let at = subject.at.as_str();
     let work = async {
         match subject.system {
-            System::Ours => on::<Ours>(choice, workload, subject).await,
+            System::Ours | System::OursAlone => on::<Ours>(choice, workload, subject).await,
             System::RedisFsync | System::RedisNofsync => on::<Redis>(choice, workload, subject).await,
             System::Etcd => on::<Etcd>(choice, workload, subject).await,
             System::Zookeeper => on::<Zookeeper>(choice, workload, subject).await,
@@ -141,29 +166,37 @@ async fn one(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<O
 async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<Option<Measured>> {
     let at = subject.at.as_str();
     let duration = Duration::from_secs(choice.seconds);
-    let server = || subject.place.as_ref().and_then(Place::pid).map(|pid| Server { pid });
     match workload {
         Workload::Single => workloads::single::<P>(at, duration).await.map(Some),
         Workload::Pairs => workloads::pairs::<P>(at, duration).await.map(Some),
         // Eight measurements instead of one or two.
         Workload::Handover => workloads::handover::<P>(at, duration / 2).await.map(Some),
-        Workload::Memory => match server() {
-            Some(server) => workloads::memory::<P>(at, server).await.map(Some),
+        Workload::Memory => match server(subject)? {
+            Some(server) => workloads::memory::<P>(at, &server).await.map(Some),
             None => Ok(None),
         },
-        Workload::Keepalive => match server() {
-            Some(server) => keep_alive(choice, server, subject).await.map(Some),
+        Workload::Keepalive => match server(subject)? {
+            Some(server) => keep_alive(choice, &server, subject).await.map(Some),
+            None => Ok(None),
+        },
+        Workload::Failover => match subject.cluster {
+            Some(cluster) => failover::<P>(at, cluster).await.map(Some),
             None => Ok(None),
         },
     }
 }
 
-async fn keep_alive(choice: &Bench, server: Server, subject: &Subject) -> Outcome<Measured> {
+async fn keep_alive(choice: &Bench, server: &Server, subject: &Subject) -> Outcome<Measured> {
     let duration = Duration::from_secs(choice.keepalive_seconds);
     let at = subject.at.as_str();
     let cores = match subject.system {
-        System::Ours => {
-            let cores = Ours::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?;
+        System::Ours | System::OursAlone => {
+            // On the wire itself, which doesn't look for the leader.
+            let at = match subject.cluster {
+                Some(cluster) => blocking(move || leader(cluster)).await.map(address)?,
+                None => at.to_owned(),
+            };
+            let cores = Ours::keep_alive(&at, server, KEEPALIVE_SESSIONS, duration).await?;
             return Ok(vec![
                 ("keepalive.cpu".to_owned(), cores.spread * 100.0),
                 ("keepalive.together.cpu".to_owned(), cores.together * 100.0),
@@ -178,38 +211,66 @@ async fn keep_alive(choice: &Bench, server: Server, subject: &Subject) -> Outcom
     Ok(vec![("keepalive.cpu".to_owned(), cores * 100.0)])
 }
 
-fn subject(system: System, choice: &Bench) -> Outcome<Subject> {
-    let Some(service) = service(system, choice) else {
-        let at = choice.ours_at.clone().unwrap_or_default();
-        return Ok(Subject { system, at, place: None });
+/// The processes of a system's nodes; `None` if it runs elsewhere.
+fn server(subject: &Subject) -> Outcome<Option<Server>> {
+    let mut pids = Vec::new();
+    for service in &subject.services {
+        let pid = services::place_of(service)?.pid();
+        pids.push(pid.ok_or_else(|| format!("{} has ended", service.name))?);
+    }
+    Ok((!pids.is_empty()).then_some(Server { pids }))
+}
+
+fn subject(system: System, choice: &Bench) -> Subject {
+    let cluster = cluster(system).filter(|_| choice.cluster);
+    let services: Vec<&'static Service> = match (system, &choice.ours_at, cluster) {
+        (System::Ours, Some(at), _) => {
+            return Subject { system, at: at.clone(), services: Vec::new(), cluster: None };
+        }
+        (_, _, Some(cluster)) => cluster.nodes.iter().collect(),
+        (_, _, None) => vec![alone(system)],
     };
-    let host = format!("127.0.0.1:{}", service.port);
-    let at = if system == System::Ours { format!("lockkeeper://{host}") } else { host };
-    Ok(Subject { system, at, place: Some(services::place_of(service)?) })
+    let at: Vec<String> = services.iter().copied().map(address).collect();
+    let scheme = if matches!(system, System::Ours | System::OursAlone) { "lockkeeper://" } else { "" };
+    Subject { system, at: format!("{scheme}{}", at.join(",")), services, cluster }
 }
 
-/// Starts the server of `system` with nothing in it, unless it runs elsewhere.
-fn restart(system: System, choice: &Bench) -> Outcome {
-    let services: Vec<&Service> = service(system, choice).into_iter().collect();
-    services::down(&services)?;
-    services::up(&services)
+/// Where a node serves its clients.
+fn address(node: &Service) -> String {
+    format!("127.0.0.1:{}", node.port)
 }
 
-/// The service that has to be started for `system`; `None` for ours if it runs elsewhere.
-fn service(system: System, choice: &Bench) -> Option<&'static Service> {
+/// Starts the servers of a system with nothing in them, unless it runs elsewhere.
+fn restart(subject: &Subject) -> Outcome {
+    services::down(&subject.services)?;
+    services::up(&subject.services)
+}
+
+/// One node of `system`.
+fn alone(system: System) -> &'static Service {
     match system {
-        System::Ours => choice.ours_at.is_none().then_some(&SERVICE_OF_OURS),
-        System::RedisFsync => Some(&REDIS_FSYNC),
-        System::RedisNofsync => Some(&REDIS_NOFSYNC),
-        System::Etcd => Some(&ETCD),
-        System::Zookeeper => Some(&ZOOKEEPER),
+        System::Ours | System::OursAlone => &SERVICE_OF_OURS,
+        System::RedisFsync => &REDIS_FSYNC,
+        System::RedisNofsync => &REDIS_NOFSYNC,
+        System::Etcd => &ETCD,
+        System::Zookeeper => &ZOOKEEPER,
     }
 }
 
-/// What was chosen, each once and in order; everything if nothing was.
-fn of<T: ValueEnum + Copy + PartialEq>(chosen: &[T]) -> Vec<T> {
+/// Three nodes of `system`; `None` for what is measured with one node only.
+fn cluster(system: System) -> Option<&'static Cluster> {
+    match system {
+        System::Ours => Some(&CLUSTER_OF_OURS),
+        System::Etcd => Some(&ETCD_CLUSTER),
+        System::Zookeeper => Some(&ZOOKEEPER_CLUSTER),
+        System::OursAlone | System::RedisFsync | System::RedisNofsync => None,
+    }
+}
+
+/// What was chosen, each once and in order; if nothing was, all that are usual.
+fn of<T: ValueEnum + Copy + PartialEq>(chosen: &[T], is_usual: impl Fn(T) -> bool) -> Vec<T> {
     let all = T::value_variants().iter().copied();
-    all.filter(|value| chosen.is_empty() || chosen.contains(value)).collect()
+    all.filter(|value| if chosen.is_empty() { is_usual(*value) } else { chosen.contains(value) }).collect()
 }
 
 /// Makes room for the sockets of `keepalive`, also for the servers, which inherit the limit.

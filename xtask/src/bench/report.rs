@@ -10,7 +10,7 @@ use comfy_table::{Table, presets};
 use serde_json::{Map, json};
 
 use crate::Outcome;
-use crate::bench::bars::{BARS, Than};
+use crate::bench::bars::{Bar, Than};
 use crate::bench::figures::{self, Figure};
 use crate::bench::maths::{median, ratio};
 use crate::bench::workloads::Measured;
@@ -23,6 +23,9 @@ const DISK_VARIES: f64 = 2.0;
 pub(crate) struct Report {
     systems: Vec<System>,
     figures: Vec<Figure>,
+    bars: &'static [Bar],
+    /// How many nodes of each system write to the disk.
+    nodes: usize,
     /// By figure and system: one value a round.
     values: BTreeMap<(String, System), Vec<f64>>,
     fdatasync_us: Vec<f64>,
@@ -33,11 +36,18 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn new(systems: &[System], workloads: &[Workload]) -> Self {
+    pub(crate) fn new(
+        systems: &[System],
+        workloads: &[Workload],
+        bars: &'static [Bar],
+        nodes: usize,
+    ) -> Self {
         let figures = figures::all().into_iter().filter(|figure| workloads.contains(&figure.workload));
         Self {
             systems: systems.to_vec(),
             figures: figures.collect(),
+            bars,
+            nodes,
             values: BTreeMap::new(),
             fdatasync_us: Vec::new(),
             fdatasync_before_us: BTreeMap::new(),
@@ -96,7 +106,8 @@ impl Report {
         println!("{table}");
         println!("\nMedians of the rounds. In brackets: ours divided by that system's.");
         let disk: Vec<String> = self.fdatasync_us.iter().map(|p50| format!("{} µs", short(*p50))).collect();
-        println!("fdatasync of 128 bytes, p50, before and after: {}", disk.join(", "));
+        let at_once = if self.nodes > 1 { format!(", {} at once", self.nodes) } else { String::new() };
+        println!("fdatasync of 128 bytes{at_once}, p50, before and after: {}", disk.join(", "));
         for (system, before) in &self.fdatasync_before_us {
             let (least, most) = range(before);
             println!("  before the turns of {}: {} to {} µs", name(*system), short(least), short(most));
@@ -126,6 +137,7 @@ impl Report {
         let before: BTreeMap<String, &Vec<f64>> =
             self.fdatasync_before_us.iter().map(|(system, before)| (name(*system), before)).collect();
         let value = json!({
+            "nodes": self.nodes,
             "fdatasync_p50_us": self.fdatasync_us,
             "fdatasync_p50_us_before_turns": before,
             "figures": figures,
@@ -147,10 +159,13 @@ impl Report {
 
     /// What is wanted of ours and how that stands; `None` without a bar, or without what it compares with.
     fn bar(&self, figure: &Figure) -> Option<String> {
-        let bar = BARS.iter().find(|bar| bar.id == figure.id)?;
+        let bar = self.bars.iter().find(|bar| bar.id == figure.id)?;
         let (than, words) = match bar.than {
             Than::Peer(system, factor) => {
                 (self.median(bar.id, system)?, format!("{factor:.2} × {}", name(system)))
+            }
+            Than::PeerWithin(system, most) => {
+                (self.median(bar.id, system)?, format!("{}, and ≤ {}", name(system), short(most)))
             }
             Than::Own(id, factor) => {
                 (self.median(id, System::Ours)?, format!("{factor:.2} × that of 2 waiters"))

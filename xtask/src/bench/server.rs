@@ -1,4 +1,4 @@
-//! What a server's process costs: read from `/proc`, so that it is asked of none of them.
+//! What a server's processes cost, one for each node: read from `/proc`, so that it is asked of none of them.
 
 use std::fs;
 
@@ -6,35 +6,41 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::Outcome;
 
-/// A server's process.
-#[derive(Clone, Copy)]
+/// A server's processes: one, or those of all nodes.
 pub(crate) struct Server {
-    pub(crate) pid: u32,
+    pub(crate) pids: Vec<u32>,
 }
 
 impl Server {
-    /// Seconds of CPU that it has used so far, in user and system mode together.
-    pub(crate) fn cpu_seconds(self) -> Outcome<f64> {
-        let stat = self.read("stat")?;
-        let ticks =
-            ticks(&stat).ok_or_else(|| format!("/proc/{}/stat has no CPU time: {stat:?}", self.pid))?;
-        let per_second =
-            sysconf(SysconfVar::CLK_TCK).ok().flatten().ok_or("the system does not tell its tick")?;
-        Ok(ticks as f64 / per_second as f64)
+    /// Seconds of CPU that they have used so far, in user and system mode together.
+    pub(crate) fn cpu_seconds(&self) -> Outcome<f64> {
+        self.pids.iter().map(|pid| cpu_seconds(*pid)).sum()
     }
 
-    /// Bytes of it that are in memory.
-    pub(crate) fn resident_bytes(self) -> Outcome<u64> {
-        let status = self.read("status")?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-        Ok(kib.ok_or_else(|| format!("/proc/{}/status has no VmRSS", self.pid))? * 1024)
+    /// Bytes of them that are in memory.
+    pub(crate) fn resident_bytes(&self) -> Outcome<u64> {
+        self.pids.iter().map(|pid| resident_bytes(*pid)).sum()
     }
+}
 
-    fn read(self, file: &str) -> Outcome<String> {
-        let path = format!("/proc/{}/{file}", self.pid);
-        fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}; did the server end?"))
-    }
+fn cpu_seconds(pid: u32) -> Outcome<f64> {
+    let stat = read(pid, "stat")?;
+    let ticks = ticks(&stat).ok_or_else(|| format!("/proc/{pid}/stat has no CPU time: {stat:?}"))?;
+    let per_second =
+        sysconf(SysconfVar::CLK_TCK).ok().flatten().ok_or("the system does not tell its tick")?;
+    Ok(ticks as f64 / per_second as f64)
+}
+
+fn resident_bytes(pid: u32) -> Outcome<u64> {
+    let status = read(pid, "status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    Ok(kib.ok_or_else(|| format!("/proc/{pid}/status has no VmRSS"))? * 1024)
+}
+
+fn read(pid: u32, file: &str) -> Outcome<String> {
+    let path = format!("/proc/{pid}/{file}");
+    fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}; did the server end?"))
 }
 
 /// The fields `utime` and `stime`, together. The second field, a program's name, may hold blanks and brackets.
@@ -57,9 +63,12 @@ mod tests {
 
     #[test]
     fn this_process_has_memory_and_cpu_time() {
-        let this = Server { pid: std::process::id() };
-        assert!(this.resident_bytes().unwrap() > 0);
-        assert!(this.cpu_seconds().unwrap() >= 0.0);
-        assert!(Server { pid: u32::MAX }.cpu_seconds().is_err());
+        let server = |pids: &[u32]| Server { pids: pids.to_vec() };
+        let this = std::process::id();
+        let alone = server(&[this]).resident_bytes().unwrap();
+        assert!(alone > 0);
+        assert!(server(&[this, this]).resident_bytes().unwrap() > alone * 3 / 2, "two are counted as one");
+        assert!(server(&[this]).cpu_seconds().unwrap() >= 0.0);
+        assert!(server(&[this, u32::MAX]).cpu_seconds().is_err());
     }
 }

@@ -14,7 +14,7 @@ use crate::Outcome;
 use crate::bench::figures::{PAIRS_CLIENTS, WAITERS};
 use crate::bench::maths::percentile;
 use crate::bench::server::Server;
-use crate::bench::systems::{Peer, Setup};
+use crate::bench::systems::{Peer, Setup, TTL};
 
 /// How many locks `memory` holds.
 const HELD: usize = 100_000;
@@ -30,7 +30,7 @@ pub(crate) type Measured = Vec<(String, f64)>;
 
 /// One client takes and gives back free locks, 16 names in rotation.
 pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
-    let peer = P::connect(Setup { at, clients: 1, contended: false }).await?;
+    let peer = P::connect(Setup { at, clients: 1, contended: false, ttl: TTL }).await?;
     let names: Vec<String> =
         (0..SINGLE_NAMES).map(|number| format!("lockkeeper-bench/single/{number}")).collect();
     // A task like all others: the thread that waits for it takes part in nothing.
@@ -63,7 +63,7 @@ pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> Outcome<Mea
 pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
     let mut measured = Measured::new();
     for clients in PAIRS_CLIENTS {
-        let peer = Arc::new(P::connect(Setup { at, clients, contended: false }).await?);
+        let peer = Arc::new(P::connect(Setup { at, clients, contended: false, ttl: TTL }).await?);
         let from = Instant::now() + WARM_UP;
         let until = from + duration;
         let mut running = JoinSet::new();
@@ -104,7 +104,7 @@ pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> Outcome<Meas
 pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
     let mut measured = Measured::new();
     for waiters in WAITERS {
-        let peer = Arc::new(P::connect(Setup { at, clients: waiters + 1, contended: true }).await?);
+        let peer = Arc::new(P::connect(Setup { at, clients: waiters + 1, contended: true, ttl: TTL }).await?);
         let began = Instant::now();
         let mut times = Vec::new();
         while began.elapsed() < duration {
@@ -228,8 +228,8 @@ async fn holders_queue_again<P: Peer>(
 }
 
 /// By how much the server grows with 100,000 locks of 32 bytes of name that are held at once.
-pub(crate) async fn memory<P: Peer>(at: &str, server: Server) -> Outcome<Measured> {
-    let peer = Arc::new(P::connect(Setup { at, clients: HOLDERS, contended: false }).await?);
+pub(crate) async fn memory<P: Peer>(at: &str, server: &Server) -> Outcome<Measured> {
+    let peer = Arc::new(P::connect(Setup { at, clients: HOLDERS, contended: false, ttl: TTL }).await?);
     let warm = hold(&peer, "warm", HOLDERS).await?;
     let before = server.resident_bytes()?;
     let held = hold(&peer, "memory", HELD).await?;

@@ -87,16 +87,7 @@ pub(crate) const ETCD: Service = Service {
     needs: &[Need { program: "etcd", package: "etcd-server", used_by: "the service etcd" }],
     version: |_| command("etcd", &["--version"]),
     prepare: nothing,
-    command: |place| {
-        let url = format!("http://127.0.0.1:{}", place.port);
-        let peers = format!("http://127.0.0.1:{}", place.port + 1);
-        let mut command = Command::new("etcd");
-        command.arg("--data-dir").arg(place.data());
-        command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-        command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
-        command.args(["--initial-cluster", &format!("default={peers}")]);
-        command
-    },
+    command: |place| etcd(place, &[place.port]),
     ends_by: Signal::SIGTERM,
     after: None,
     ready: |place| probe::ask(place.port, "GET /health HTTP/1.0\r\n\r\n", "\"health\":\"true\""),
@@ -112,16 +103,7 @@ pub(crate) const ZOOKEEPER: Service = Service {
         Need { program: ZOOKEEPER_JAR, package: "zookeeper", used_by: "the service zookeeper" },
     ],
     version: |_| command("dpkg-query", &["--show", "--showformat=${Version}", "zookeeper"]),
-    prepare: |place| {
-        let settings = format!(
-            "tickTime=2000\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
-             admin.enableServer=false\n4lw.commands.whitelist=*\n",
-            place.data().display(),
-            place.port
-        );
-        let file = place.folder.join("zoo.cfg");
-        fs::write(&file, settings).map_err(|error| format!("cannot write {}: {error}", file.display()))
-    },
+    prepare: |place| zookeeper_settings(place, ""),
     command: |place| {
         // The packaged script forks and keeps its pid elsewhere, so Java is started without it. The heap is large
         // enough for the 100,000 locks of the bench.
@@ -198,6 +180,32 @@ fn command(program: &str, args: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(args);
     command
+}
+
+/// The node of etcd at `place`, of a cluster whose nodes serve clients on `ports` and each other on the ports above them.
+pub(crate) fn etcd(place: &Place, ports: &[u16]) -> Command {
+    let url = |port: u16| format!("http://127.0.0.1:{port}");
+    let (clients, peers) = (url(place.port), url(place.port + 1));
+    let nodes: Vec<String> = ports.iter().map(|port| format!("node-{port}={}", url(port + 1))).collect();
+    let mut command = Command::new("etcd");
+    command.args(["--name", &format!("node-{}", place.port)]);
+    command.arg("--data-dir").arg(place.data());
+    command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
+    command.args(["--listen-peer-urls", &peers, "--initial-advertise-peer-urls", &peers]);
+    command.args(["--initial-cluster", &nodes.join(",")]);
+    command
+}
+
+/// Writes what ZooKeeper at `place` reads when it starts: its defaults, and `more`.
+pub(crate) fn zookeeper_settings(place: &Place, more: &str) -> Outcome {
+    let settings = format!(
+        "tickTime=2000\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
+         admin.enableServer=false\n4lw.commands.whitelist=*\n{more}",
+        place.data().display(),
+        place.port
+    );
+    let file = place.folder.join("zoo.cfg");
+    fs::write(&file, settings).map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
 fn redis(place: &Place, settings: &[&str]) -> Command {

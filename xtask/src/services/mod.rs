@@ -5,6 +5,8 @@
 //! [`probe`]. May not keep anything between two starts: a service always begins with an empty folder.
 
 pub(crate) mod catalogue;
+#[cfg(any(test, feature = "peers"))]
+pub(crate) mod clusters;
 mod pidfile;
 pub(crate) mod probe;
 
@@ -12,7 +14,8 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -108,13 +111,31 @@ pub(crate) fn up(services: &[&Service]) -> Outcome {
     needs::install(&needs, "the services need")?;
     let root = root()?;
     let _turn = turn(&root)?;
-    for service in &services {
-        let started = start(service, &root)?;
+    let started = start(&services, &root)?;
+    for (service, started) in services.iter().zip(started) {
         let pid = place(service, &root).pid().map_or("-".to_owned(), |pid| pid.to_string());
         let what = if started { "started" } else { "runs already" };
         println!("{}: {what}, pid {pid}, 127.0.0.1:{}", service.name, service.port);
     }
     Ok(())
+}
+
+/// Starts `service` again with what it had stored when it ended, and waits until it is ready.
+#[cfg(feature = "peers")]
+pub(crate) fn revive(service: &Service) -> Outcome {
+    let root = root()?;
+    let _turn = turn(&root)?;
+    let place = place(service, &root);
+    let child = spawn(service, &place)?;
+    wait_until_ready(service, &place, Some(child))
+}
+
+/// Ends `service` by `signal`.
+#[cfg(feature = "peers")]
+pub(crate) fn end(service: &Service, signal: Signal) -> Outcome {
+    let root = root()?;
+    let _turn = turn(&root)?;
+    if stop(&place(service, &root), signal)? { Ok(()) } else { Err(format!("{} did not run", service.name)) }
 }
 
 /// Stops those of `services` that run.
@@ -187,14 +208,25 @@ fn with_needed<'a>(services: &[&'a Service]) -> Vec<&'a Service> {
     all
 }
 
-/// Starts `service` unless it runs; says whether it had to.
-fn start(service: &Service, root: &Path) -> Outcome<bool> {
-    let place = place(service, root);
-    let name = service.name;
-    if place.pid().is_some() {
-        wait_until_ready(service, &place, || place.pid().is_none())?;
-        return Ok(false);
+/// Starts those of `services` that don't run, waits until all are ready, and says of each whether it had to be started.
+/// None is waited for before all have been started: the nodes of a cluster are ready together.
+fn start(services: &[&Service], root: &Path) -> Outcome<Vec<bool>> {
+    let mut children = Vec::new();
+    for service in services {
+        let place = place(service, root);
+        children.push(if place.pid().is_some() { None } else { Some(start_empty(service, &place)?) });
     }
+    let mut started = Vec::new();
+    for (service, child) in services.iter().zip(children) {
+        started.push(child.is_some());
+        wait_until_ready(service, &place(service, root), child)?;
+    }
+    Ok(started)
+}
+
+/// Starts `service`, which doesn't run, with an empty folder.
+fn start_empty(service: &Service, place: &Place) -> Outcome<Child> {
+    let name = service.name;
     if TcpStream::connect(("127.0.0.1", place.port)).is_ok() {
         return Err(format!(
             "{name}: port {} is taken by a process that `{}` does not name; stop that one first",
@@ -207,11 +239,17 @@ fn start(service: &Service, root: &Path) -> Outcome<bool> {
         fs::remove_dir_all(&place.folder).map_err(|error| failed("empty its folder", error))?;
     }
     fs::create_dir_all(place.data()).map_err(|error| failed("make its folder", error))?;
-    (service.prepare)(&place).map_err(|error| format!("{name}: {error}"))?;
+    (service.prepare)(place).map_err(|error| format!("{name}: {error}"))?;
+    spawn(service, place)
+}
 
+/// Starts the process of `service` on what lies in its folder.
+fn spawn(service: &Service, place: &Place) -> Outcome<Child> {
+    let name = service.name;
+    let failed = |what: &str, error: std::io::Error| format!("{name}: cannot {what}: {error}");
     let log = File::create(place.log()).map_err(|error| failed("make its log", error))?;
     let log_too = log.try_clone().map_err(|error| failed("open its log", error))?;
-    let plain = (service.command)(&place);
+    let plain = (service.command)(place);
     // A session of its own, so that an interrupt on our terminal doesn't reach it. setsid becomes the program that it
     // starts, with the same pid, unless it leads a process group: ours never does.
     let mut command = Command::new("setsid");
@@ -219,18 +257,22 @@ fn start(service: &Service, root: &Path) -> Outcome<bool> {
     command.envs(plain.get_envs().filter_map(|(key, value)| Some((key, value?))));
     command.env(pidfile::MARK, &place.folder).current_dir(&place.folder);
     command.stdin(Stdio::null()).stdout(log).stderr(log_too);
-    let mut child = command.spawn().map_err(|error| not_started(&command, &error))?;
+    let child = command.spawn().map_err(|error| not_started(&command, &error))?;
     pidfile::write(&place.pid_file(), child.id()).map_err(|error| failed("write its pid file", error))?;
-    // Not by its environment: while setsid becomes the service there is none to see.
-    wait_until_ready(service, &place, || !matches!(child.try_wait(), Ok(None)))?;
-    Ok(true)
+    Ok(child)
 }
 
-fn wait_until_ready(service: &Service, place: &Place, mut has_ended: impl FnMut() -> bool) -> Outcome {
+/// Waits until `service` answers; an error if it ends before. Its process is `child`, unless it ran already.
+fn wait_until_ready(service: &Service, place: &Place, mut child: Option<Child>) -> Outcome {
     let name = service.name;
     let until = Instant::now() + READY_WITHIN;
     loop {
-        if has_ended() {
+        // Not by its environment where there is a child: while setsid becomes the service there is none to see.
+        let has_ended = match &mut child {
+            Some(child) => !matches!(child.try_wait(), Ok(None)),
+            None => place.pid().is_none(),
+        };
+        if has_ended {
             return Err(format!("{name} ended before it was ready; {}", end_of(&place.log())));
         }
         match (service.ready)(place) {
@@ -270,11 +312,17 @@ fn stop(place: &Place, ends_by: Signal) -> Outcome<bool> {
 
 /// The folder of all services: beside what cargo builds, so that `cargo clean` removes it too.
 pub(crate) fn root() -> Outcome<PathBuf> {
+    // Asked of cargo once: that takes a tenth of a second, and the bench looks often.
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(root) = ROOT.get() {
+        return Ok(root.clone());
+    }
     let metadata = MetadataCommand::new()
         .no_deps()
         .exec()
         .map_err(|error| format!("cannot ask cargo for the target folder: {error}"))?;
-    Ok(metadata.target_directory.into_std_path_buf().join("services"))
+    let root = metadata.target_directory.into_std_path_buf().join("services");
+    Ok(ROOT.get_or_init(|| root).clone())
 }
 
 fn place(service: &Service, root: &Path) -> Place {
@@ -363,7 +411,7 @@ mod tests {
             port: 9,
             ..SERVICES[0]
         };
-        let error = start(&service, root.path()).unwrap_err();
+        let error = start(&[&service], root.path()).unwrap_err();
         assert!(error.contains("ended before it was ready"), "{error}");
         assert!(error.contains("no licence found"), "{error}");
     }
@@ -390,10 +438,10 @@ mod tests {
         // As a lock of the shell that called us is inherited: without the flag that closes it when a program starts.
         let inherited = nix::unistd::dup(std::io::stdin()).unwrap();
         assert_eq!(place.pid(), None);
-        assert_eq!(start(&service, root.path()), Ok(true));
+        assert_eq!(start(&[&service], root.path()), Ok(vec![true]));
         let pid = place.pid();
         assert!(pid.is_some());
-        assert_eq!(start(&service, root.path()), Ok(false));
+        assert_eq!(start(&[&service], root.path()), Ok(vec![false]));
         let open = fs::read_dir(format!("/proc/{}/fd", pid.unwrap())).unwrap().count();
         assert_eq!(open, 3, "a service has inherited a descriptor");
         drop(inherited);

@@ -15,7 +15,7 @@ use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget};
-pub use service::{LogFormat, Permits, Serve, Sessions, SetLimit};
+pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use torture::{Fault, Fenced, Pause, Torture};
 
 /// Distributed locks that keep their promise even when a holder stalls.
@@ -56,6 +56,16 @@ pub enum Command {
     /// Store how many permits a semaphore has, for everyone
     #[command(after_help = "Example:\n  lockkeeper set-limit gpu 4 --locks lockkeeper://127.0.0.1")]
     SetLimit(SetLimit),
+    /// Save the whole table of our own service to a file, while it serves
+    #[command(after_help = "Example:\n  lockkeeper backup /backup/locks --locks lockkeeper://127.0.0.1")]
+    Backup(Backup),
+    /// Make a new cluster of one node from a backup
+    #[command(after_help = "\
+Example:
+  lockkeeper restore /backup/locks --data /var/lib/lockkeeper-serve
+
+Old sessions and what they held are gone; tokens go on above all that were ever issued. docs/operate.md says more.")]
+    Restore(Restore),
     /// Ask what a token is worth now: exit code 0 if it is current, 1 if not
     #[command(after_help = "Example:\n  lockkeeper check-token orders/42 17 && echo it is current")]
     CheckToken(CheckToken),

@@ -61,6 +61,38 @@ pub enum LogFormat {
     Json,
 }
 
+/// `backup`.
+#[derive(Args, Debug)]
+pub struct Backup {
+    #[command(flatten)]
+    #[allow(missing_docs)]
+    pub service: Service,
+    /// Where to; an earlier backup there is replaced once the new one is whole
+    pub file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `restore`.
+#[derive(Args, Debug)]
+pub struct Restore {
+    /// The backup
+    pub file: PathBuf,
+    /// The data directory of the new node: empty, or made if it isn't there
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+    /// The new node's id
+    #[arg(long, value_name = "ID", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub node: u64,
+    /// The first token is above this one too; without it, a clock behind the backup is refused
+    #[arg(long, value_name = "TOKEN")]
+    pub tokens_above: Option<u64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 fn connections(typed: &str) -> Result<usize, String> {
     let number = typed.parse().ok().filter(|number| (1..=1_000_000).contains(number));
     number.ok_or_else(|| "give a number from 1 to 1000000".to_owned())

@@ -1,5 +1,6 @@
 //! What each command does: one module each.
 
+mod backup;
 mod bench;
 mod doctor;
 mod fence;
@@ -7,6 +8,7 @@ mod inspect;
 mod operate;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod restore;
 mod run;
 mod serve;
 mod torture;
@@ -33,6 +35,8 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Break(args) => block_on(operate::break_hold(args)),
         Command::Sessions(args) => block_on(inspect::sessions(args)),
         Command::SetLimit(args) => block_on(operate::set_limit(args)),
+        Command::Backup(args) => block_on(backup::backup(args)),
+        Command::Restore(args) => restore::restore(args),
         Command::CheckToken(args) => block_on(operate::check_token(args)),
         Command::Fence(args) => fence::fence(&args),
         Command::Torture(args) => torture::torture(&args),

@@ -84,7 +84,7 @@ fn level(typed: &str) -> Result<Targets, Failure> {
 }
 
 /// Why it can't serve, with the code by which scripts and service managers tell what helps.
-fn failure(error: ServeError) -> Failure {
+pub(super) fn failure(error: ServeError) -> Failure {
     use ServeError as E;
     let code = match &error {
         E::Address { .. } | E::NotLoopback { .. } | E::Wildcard { .. } | E::TokensAbove { .. } => USAGE,

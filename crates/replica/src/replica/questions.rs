@@ -39,6 +39,7 @@ impl Replica {
             Question::Sessions { max, after } => Answer::Sessions(self.list_sessions(max, after)),
             Question::CheckToken { name, token } => Answer::Checked(self.check_token(&name, token)),
             Question::Watch { prefix } => return self.watch(ask, prefix),
+            Question::Backup => return self.want_snapshot(ask),
             // Answered elsewhere: these never wait for a round.
             Question::Break(_) | Question::SetLimit { .. } | Question::Status => {
                 return;

@@ -1,11 +1,11 @@
 //! Snapshots in pieces, so that the log can be cut: one bounded piece of work a turn, while commands go on.
 
 use lockkeeper_core::WalkState;
-use lockkeeper_wire::store;
+use lockkeeper_wire::{store, v1};
 
 use super::Replica;
 use crate::engine::Position;
-use crate::event::{Output, SnapshotStep};
+use crate::event::{Answer, AskId, Output, SnapshotStep};
 
 /// Items written at one stretch: some 2 ms of work, less than half of what the design allows.
 const ITEMS_PER_PIECE: usize = 4096;
@@ -20,6 +20,8 @@ pub(super) struct Snapshots {
     /// What the last one holds.
     pub(super) stored: u64,
     under_way: Option<UnderWay>,
+    /// Who asked for one that is begun from now on.
+    wanted_by: Vec<AskId>,
 }
 
 struct UnderWay {
@@ -30,6 +32,9 @@ struct UnderWay {
     /// Whether a step is out and not reported done.
     is_busy: bool,
     stage: Stage,
+    /// Who is told when it is stored, and what of it.
+    wanted_by: Vec<AskId>,
+    last_token: u64,
 }
 
 enum Stage {
@@ -50,7 +55,15 @@ impl Snapshots {
 
     /// Whether the loop should go on with it at once.
     pub(super) fn is_due(&self) -> bool {
-        self.under_way.as_ref().is_some_and(|it| !it.is_busy)
+        self.under_way.as_ref().map_or(!self.wanted_by.is_empty(), |it| !it.is_busy)
+    }
+
+    /// Nobody waits for it any more.
+    pub(super) fn forget(&mut self, ask: AskId) {
+        let under_way = self.under_way.as_mut().map(|it| &mut it.wanted_by);
+        for asks in under_way.into_iter().chain([&mut self.wanted_by]) {
+            asks.retain(|other| *other != ask);
+        }
     }
 }
 
@@ -59,7 +72,8 @@ impl Replica {
     pub(super) fn snapshot_step(&mut self) {
         if self.snapshots.under_way.is_none() {
             let after = self.config.snapshot_after.max(self.snapshots.size);
-            if self.snapshots.logged < after || self.table.begin_walk().is_err() {
+            let is_due = self.snapshots.logged >= after || !self.snapshots.wanted_by.is_empty();
+            if !is_due || self.table.begin_walk().is_err() {
                 return;
             }
             self.begin_snapshot();
@@ -104,8 +118,16 @@ impl Replica {
             bytes: 0,
             is_busy: true,
             stage: Stage::Pieces,
+            wanted_by: std::mem::take(&mut self.snapshots.wanted_by),
+            last_token: self.table.last_token(),
         });
         self.outputs.push(Output::Snapshot(SnapshotStep::Begin(head)));
+    }
+
+    /// A backup is wanted by one whose question a quorum has confirmed: a snapshot that is under way may be older than what
+    /// that one was told, so another is begun after it.
+    pub(super) fn want_snapshot(&mut self, ask: AskId) {
+        self.snapshots.wanted_by.push(ask);
     }
 
     pub(super) fn snapshot_step_done(&mut self) {
@@ -113,6 +135,10 @@ impl Replica {
         it.is_busy = false;
         if let Stage::Finishing = it.stage {
             let index = it.at.index;
+            let stored = Answer::BackupStored { index, last_token: it.last_token };
+            for ask in std::mem::take(&mut it.wanted_by) {
+                self.outputs.push(Output::Answer(ask, stored.clone()));
+            }
             self.snapshots.logged -= it.logged_before;
             self.snapshots.size = it.bytes;
             self.snapshots.stored = index;
@@ -124,7 +150,17 @@ impl Replica {
     /// Another is taken after as much log again.
     pub(super) fn snapshot_failed(&mut self) {
         self.table.abandon_walk();
-        self.snapshots.under_way = None;
+        let failed = self.snapshots.under_way.take();
+        for ask in failed.into_iter().flat_map(|it| it.wanted_by) {
+            let refused = v1::Refused {
+                code: v1::RefusedCode::Operator.into(),
+                text: "the node could not store a snapshot of its table, from which a backup is made: its log says why; \
+                       see to that, then try again"
+                    .to_owned(),
+                secret_prefix: 0,
+            };
+            self.outputs.push(Output::Answer(ask, Answer::Refused(refused)));
+        }
         self.snapshots.logged = 0;
     }
 }

@@ -59,6 +59,7 @@ impl Replica {
     /// Whoever asked is gone.
     pub(super) fn dropped(&mut self, ask: AskId) {
         self.rounds.forget(ask);
+        self.snapshots.forget(ask);
         self.watchers.retain(|watcher| watcher.ask != ask);
         self.table.watch(!self.watchers.is_empty());
     }

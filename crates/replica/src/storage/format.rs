@@ -46,6 +46,7 @@ pub(super) enum Kind {
     Founding = 1,
     Segment = 2,
     Snapshot = 3,
+    Backup = 4,
 }
 
 /// Where a log stands.
@@ -157,14 +158,8 @@ impl Header {
         Ok((header, checksum))
     }
 
-    /// Reads the header of `file`, which must be of `kind`, have this `number`, and belong where it lies.
-    pub(super) fn read(
-        from: &impl DiskFile,
-        file: &str,
-        kind: Kind,
-        number: u64,
-        identity: Option<Identity>,
-    ) -> Result<(Self, u32), OpenError> {
+    /// Reads the header of `file`, which must be of `kind`.
+    pub(super) fn read_any(from: &impl DiskFile, file: &str, kind: Kind) -> Result<(Self, u32), OpenError> {
         let size = from.size().map_err(OpenError::io("measure", file))?;
         if size < SECTOR {
             return Err(OpenError::corrupt(
@@ -175,7 +170,18 @@ impl Header {
         }
         let mut bytes = [0; SECTOR_BYTES];
         from.read_at(0, &mut bytes).map_err(OpenError::io("read", file))?;
-        let (header, seed) = Self::decode(&bytes, file, kind)?;
+        Self::decode(&bytes, file, kind)
+    }
+
+    /// Reads the header of `file`, which must be of `kind`, have this `number`, and belong where it lies.
+    pub(super) fn read(
+        from: &impl DiskFile,
+        file: &str,
+        kind: Kind,
+        number: u64,
+        identity: Option<Identity>,
+    ) -> Result<(Self, u32), OpenError> {
+        let (header, seed) = Self::read_any(from, file, kind)?;
         if let Some(expected) = identity.filter(|expected| *expected != header.identity) {
             return Err(OpenError::AnotherCluster {
                 file: file.to_owned(),

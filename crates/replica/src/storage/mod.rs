@@ -12,8 +12,11 @@
 //! | `snapshot-I` | the table after entry I |
 //! | `….new` | unfinished; removed at every start |
 //!
+//! A backup (`backup.rs`) is one file of its own, elsewhere.
+//!
 //! Every file begins with a header of one sector: format version, cluster and incarnation, checksum.
 
+mod backup;
 mod error;
 mod format;
 mod founding;
@@ -27,8 +30,9 @@ mod tests;
 
 use std::io;
 
-use lockkeeper_wire::store::{Entry, Founding, HardState};
+use lockkeeper_wire::store::{Entry, Founding, HardState, SnapshotHead, SnapshotTail};
 
+pub use backup::{BackupError, BackupParts, BackupReader};
 pub use error::OpenError;
 pub use format::{FORMAT_VERSION, PIECE_BYTES_MAX, SECTOR_BYTES};
 pub use log::Log;
@@ -321,18 +325,64 @@ pub fn found<D: Disk>(disk: &D, options: Options, founding: &Founding) -> Result
     }
     names.check_unfounded(disk)?;
     names.remove_temporary(disk)?;
-    let first = segment::name(1);
-    // The log is there before the record says that there is one: so a log that is missing later was lost.
+    begin_log(disk, options, identity)?;
+    founding::write(disk, founding, identity)?;
+    reopen(disk, options)
+}
+
+/// The log is there before the founding record says that there is one: so a log that is missing later was lost.
+fn begin_log<D: Disk>(disk: &D, options: Options, identity: format::Identity) -> Result<(), OpenError> {
     let begin = || {
         let spare = SpareMaker::new(disk.clone(), 0).make_sized(options.segment_bytes())?;
         let header =
             Header { size: spare.size, first_record: 1, ..Header::plain(Kind::Segment, identity, 1) };
         log::begin(disk, spare, &header)
     };
-    begin().map_err(OpenError::io("make", &first))?;
-    founding::write(disk, founding, identity)?;
+    begin().map(drop).map_err(OpenError::io("make", &segment::name(1)))
+}
+
+/// Opens what was written just now.
+fn reopen<D: Disk>(disk: &D, options: Options) -> Result<Existing<D>, OpenError> {
     match open(disk, options)? {
         Opened::Existing(existing) => Ok(existing),
         Opened::Empty => Err(OpenError::corrupt(founding::NAME, 0, "it was written, and is gone")),
     }
+}
+
+/// Fills an empty directory with a table: entry 1 of the cluster that `founding` founds. `pieces` are those of its walk,
+/// `digest` is what the walk ended with.
+///
+/// The founding record comes last. So what a crash leaves is refused by [`open`], and not taken for an empty table.
+///
+/// # Errors
+/// [`OpenError::Founded`] if anything is there; [`OpenError::Unfounded`] if `founding` makes no sense; [`OpenError::Io`].
+pub fn restore<D: Disk>(
+    disk: &D,
+    options: Options,
+    founding: &Founding,
+    pieces: impl Iterator<Item = Vec<u8>>,
+    digest: impl FnOnce() -> Vec<u8>,
+) -> Result<Existing<D>, OpenError> {
+    let identity = founding::check(founding)?;
+    if let Some(file) = disk.list().map_err(OpenError::io("list", "."))?.into_iter().next() {
+        return Err(OpenError::Founded { file });
+    }
+    begin_log(disk, options, identity)?;
+    let head = SnapshotHead { index: 1, term: 1, rules: founding.rules, members: None };
+    let write = || {
+        let mut writer = Snapshots::new(disk.clone(), identity).begin(&head)?;
+        let (mut count, mut bytes) = (0, 0);
+        for piece in pieces {
+            for part in piece.chunks(PIECE_BYTES_MAX) {
+                writer.piece(part)?;
+                count += 1;
+                bytes += part.len() as u64;
+            }
+        }
+        writer.finish(&SnapshotTail { pieces: count, bytes, digest: digest() })
+    };
+    // There is none before it that could be removed.
+    let Removal { .. } = write().map_err(OpenError::io("write the table into", "snapshot"))?;
+    founding::write(disk, founding, identity)?;
+    reopen(disk, options)
 }

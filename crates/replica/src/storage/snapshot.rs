@@ -43,6 +43,10 @@ impl<D: Disk> Snapshots<D> {
         Self { disk, identity, begun: Arc::default() }
     }
 
+    pub(super) fn identity(&self) -> Identity {
+        self.identity
+    }
+
     /// Begins to write the snapshot at `head.index`.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use lockkeeper_wire::v1::{self, StreamEndReason};
 use tonic::{Extensions, Request, Response, Status, Streaming};
 
 use super::ask::unexpected;
+use super::backup::Parts;
 use super::connection::Starting;
 use super::stream::{Outgoing, stream_end};
 use super::watch::{Watcher, Watching};
@@ -49,6 +50,7 @@ fn token(value: u64) -> Result<Token, Status> {
 impl Lockkeeper for Api {
     type SessionStream = Outgoing;
     type WatchStream = Watching;
+    type BackupStream = Parts;
 
     async fn session(
         &self,
@@ -153,6 +155,10 @@ impl Lockkeeper for Api {
             Answer::LimitSet => Ok(Response::new(v1::SetLimitResponse {})),
             _ => Err(unexpected()),
         }
+    }
+
+    async fn backup(&self, request: Request<v1::BackupRequest>) -> Result<Response<Parts>, Status> {
+        self.0.backup(request.metadata()).await.map(Response::new)
     }
 
     async fn status(

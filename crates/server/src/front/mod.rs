@@ -7,6 +7,7 @@
 mod accept;
 mod api;
 mod ask;
+mod backup;
 mod connection;
 mod gate;
 mod pump;
@@ -17,13 +18,15 @@ mod watch;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 
+use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, StreamId};
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
+use crate::disk::DataDirectory;
 use crate::inbox::Inbox;
 use crate::observe;
 use connection::Connection;
@@ -48,6 +51,8 @@ pub(crate) struct About {
 pub(crate) struct Front {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) about: About,
+    /// What backups are read from, once there are data.
+    pub(crate) snapshots: OnceLock<Snapshots<DataDirectory>>,
     /// No new stream or call is taken.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -80,6 +85,7 @@ impl Front {
         Arc::new(Self {
             inbox,
             about,
+            snapshots: OnceLock::new(),
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),

@@ -32,9 +32,10 @@ impl Peer for Etcd {
     async fn connect(setup: Setup<'_>) -> Outcome<Self> {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS.min(setup.clients) {
-            connections.push(Client::connect([setup.at], None).await.map_err(failed("etcd", "connect"))?);
+            let nodes: Vec<&str> = setup.at.split(',').collect();
+            connections.push(Client::connect(nodes, None).await.map_err(failed("etcd", "connect"))?);
         }
-        let leases = grant_leases(&connections, setup.clients, TTL).await?;
+        let leases = grant_leases(&connections, setup.clients, setup.ttl).await?;
         Ok(Self { connections, leases })
     }
 
@@ -63,11 +64,11 @@ impl Etcd {
     /// `sessions` leases, each renewed on a stream of its own, as the crate has it.
     pub(crate) async fn keep_alive(
         at: &str,
-        server: Server,
+        server: &Server,
         sessions: usize,
         duration: Duration,
     ) -> Outcome<f64> {
-        let peer = Self::connect(Setup { at, clients: CONNECTIONS, contended: false }).await?;
+        let peer = Self::connect(Setup { at, clients: CONNECTIONS, contended: false, ttl: TTL }).await?;
         let leases = grant_leases(&peer.connections, sessions, KEEPALIVE_TTL).await?;
         let mut renewing = JoinSet::new();
         for (number, lease) in leases.iter().enumerate() {

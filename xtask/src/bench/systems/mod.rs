@@ -14,7 +14,7 @@ use std::future::Future;
 use std::time::Duration;
 
 pub(crate) use etcd::Etcd;
-pub(crate) use ours::{Ours, SERVICE as SERVICE_OF_OURS};
+pub(crate) use ours::{CLUSTER as CLUSTER_OF_OURS, Ours, SERVICE as SERVICE_OF_OURS};
 pub(crate) use redis::Redis;
 pub(crate) use zookeeper::Zookeeper;
 
@@ -25,9 +25,9 @@ use crate::bench::server::Server;
 
 /// How many connections all clients of a run share.
 pub(crate) const CONNECTIONS: usize = 4;
-/// How long a hold outlives its holder's last sign of life. Longer than any measurement, so that renewals, which
-/// differ in how often they come, don't fall into one.
-const TTL: Duration = Duration::from_secs(120);
+/// The ttl of all measurements but two. Longer than any of them, so that renewals, which differ in how often they come,
+/// don't fall into one.
+pub(crate) const TTL: Duration = Duration::from_secs(120);
 /// The ttl of the sessions of `keepalive`, each renewed every third of it.
 pub(crate) const KEEPALIVE_TTL: Duration = Duration::from_secs(10);
 /// How many sessions `keepalive` has.
@@ -36,12 +36,14 @@ pub(crate) const KEEPALIVE_SESSIONS: usize = 10_000;
 /// What a run of a workload is about to do.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup<'a> {
-    /// `127.0.0.1:PORT`; for ours a URL.
+    /// `127.0.0.1:PORT` of each node, with commas between; for ours a URL.
     pub(crate) at: &'a str,
     /// How many clients there will be: each one thing that can hold and wait on its own.
     pub(crate) clients: usize,
     /// Whether locks will be waited for. A recipe in which the holder has to wake the next one may leave it out else.
     pub(crate) contended: bool,
+    /// How long a hold outlives its holder's last sign of life.
+    pub(crate) ttl: Duration,
 }
 
 /// A connected system.
@@ -63,7 +65,7 @@ pub(crate) trait Peer: Sized + Send + Sync + 'static {
 }
 
 /// Watches the CPU of `server` for `duration`, while tasks that run already keep sessions alive. Parts of one core.
-async fn watch_cpu(server: Server, duration: Duration) -> Outcome<f64> {
+async fn watch_cpu(server: &Server, duration: Duration) -> Outcome<f64> {
     // The first renewals come within a third of the ttl; the start is none of ours.
     tokio::time::sleep(KEEPALIVE_TTL / 3).await;
     let before = server.cpu_seconds()?;

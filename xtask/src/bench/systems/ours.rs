@@ -7,14 +7,18 @@ use std::process::Command;
 use std::time::Duration;
 
 use lockkeeper::{Guard, Locks, Unfenced};
+use lockkeeper_wire::v1;
+use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use nix::sys::signal::Signal;
+use tonic::transport::Endpoint;
 
 use super::sessions::{self, KeptAlive};
-use super::{CONNECTIONS, Peer, Setup, TTL, failed};
+use super::{CONNECTIONS, Peer, Setup, failed};
 use crate::Outcome;
 use crate::bench::server::Server;
 use crate::process::{cargo, run};
 use crate::services::catalogue::Service;
+use crate::services::clusters::{Cluster, NODES, number};
 use crate::services::{Place, probe};
 
 /// One node of our own service, from this tree.
@@ -41,13 +45,71 @@ pub(crate) const SERVICE: Service = Service {
     ready: |place| probe::ask(place.port, HTTP2_PREFACE, SETTINGS),
 };
 
+/// On loopback a node that is there answers within a millisecond; a busy machine may take its time.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// A client's first words in HTTP/2: the preface, and settings without any.
 const HTTP2_PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// What an answer's head ends with, behind its length: settings, no flags, about no stream.
 const SETTINGS: &str = "\x04\0\0\0\0\0";
 
+const CLUSTER_PORTS: [u16; NODES] = [16580, 16590, 16600];
+
+/// Three nodes of it, founded together, with its defaults.
+pub(crate) const CLUSTER: Cluster = Cluster {
+    nodes: [
+        node("lockkeeper-1", CLUSTER_PORTS[0]),
+        node("lockkeeper-2", CLUSTER_PORTS[1]),
+        node("lockkeeper-3", CLUSTER_PORTS[2]),
+    ],
+    leads: |place| match status(place)?.role() {
+        v1::Role::Leader => Ok(()),
+        other => Err(format!("is a {}", other.as_str_name())),
+    },
+};
+
+const fn node(name: &'static str, port: u16) -> Service {
+    Service {
+        name,
+        port,
+        command: |place| {
+            let peers = CLUSTER_PORTS.iter().zip(1..);
+            let peers: Vec<String> =
+                peers.map(|(port, node)| format!("{node}=127.0.0.1:{}", port + 1)).collect();
+            let mut command = (SERVICE.command)(place);
+            command.args(["--node", &number(place, &CLUSTER_PORTS).to_string()]);
+            command.args(["--cluster", &peers.join(",")]);
+            command.args(["--peer-listen", &format!("127.0.0.1:{}", place.port + 1)]);
+            command
+        },
+        // Of the cluster, and not only of itself: it takes connections before it has found the others.
+        ready: |place| match status(place)?.leader {
+            0 => Err("knows no leader".to_owned()),
+            _ => Ok(()),
+        },
+        ..SERVICE
+    }
+}
+
+/// What the node at `place` says of itself.
+fn status(place: &Place) -> Result<v1::StatusResponse, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| format!("cannot start tokio: {error}"))?;
+    let uri = format!("http://127.0.0.1:{}", place.port);
+    let ask = async {
+        let endpoint = Endpoint::from_shared(uri).map_err(failed("lockkeeper", "read its address"))?;
+        let channel = endpoint.connect().await.map_err(failed("lockkeeper", "connect"))?;
+        let answer = LockkeeperClient::new(channel).status(v1::StatusRequest {}).await;
+        answer.map(tonic::Response::into_inner).map_err(failed("lockkeeper", "tell its status"))
+    };
+    runtime.block_on(async {
+        let late = |_| format!("port {} gives no answer within {} s", place.port, ANSWERS_WITHIN.as_secs());
+        tokio::time::timeout(ANSWERS_WITHIN, ask).await.map_err(late)?
+    })
+}
+
 pub(crate) struct Ours {
     connections: Vec<Locks>,
+    ttl: Duration,
 }
 
 impl Peer for Ours {
@@ -58,11 +120,11 @@ impl Peer for Ours {
         for _ in 0..CONNECTIONS.min(setup.clients) {
             connections.push(Locks::connect(setup.at).await.map_err(failed("lockkeeper", "connect"))?);
         }
-        Ok(Self { connections })
+        Ok(Self { connections, ttl: setup.ttl })
     }
 
     async fn acquire(&self, client: usize, name: &str) -> Outcome<Self::Held> {
-        let lock = self.connections[client % self.connections.len()].mutex(name).ttl(TTL);
+        let lock = self.connections[client % self.connections.len()].mutex(name).ttl(self.ttl);
         lock.acquire().await.map_err(failed("lockkeeper", "acquire"))
     }
 
@@ -85,7 +147,7 @@ impl Ours {
     /// `sessions` sessions on [`CONNECTIONS`] streams.
     pub(crate) async fn keep_alive(
         at: &str,
-        server: Server,
+        server: &Server,
         sessions: usize,
         duration: Duration,
     ) -> Outcome<KeptAlive> {

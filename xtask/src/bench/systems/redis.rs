@@ -34,6 +34,7 @@ const QUEUED_MAX: usize = 4096;
 pub(crate) struct Redis {
     connections: Vec<Connection>,
     release: Script,
+    ttl: Duration,
 }
 
 /// A connection and who waits on it.
@@ -63,18 +64,18 @@ impl Peer for Redis {
             connections.push(Connection::open(setup.at).await?);
         }
         let release = Script::new(if setup.contended { RELEASE_AND_TELL } else { RELEASE });
-        Ok(Self { connections, release })
+        Ok(Self { connections, release, ttl: setup.ttl })
     }
 
     async fn acquire(&self, client: usize, name: &str) -> Outcome<Held> {
         let connection = self.connection(client);
         let held = Held { client, name: name.to_owned(), value: random_value()? };
-        if connection.try_acquire(&held).await? {
+        if connection.try_acquire(&held, self.ttl).await? {
             return Ok(held);
         }
         let freed = connection.subscribe(name).await?;
         // A message that finds nobody waiting is kept for the next who does, so none is missed between look and wait.
-        while !connection.try_acquire(&held).await? {
+        while !connection.try_acquire(&held, self.ttl).await? {
             let _ = timeout(LOOK_EVERY, freed.notified()).await;
         }
         Ok(held)
@@ -106,11 +107,12 @@ impl Redis {
     /// `sessions` held locks, each extended by its own script call: Redis has no sessions but these.
     pub(crate) async fn keep_alive(
         at: &str,
-        server: Server,
+        server: &Server,
         sessions: usize,
         duration: Duration,
     ) -> Outcome<f64> {
-        let peer = Arc::new(Self::connect(Setup { at, clients: CONNECTIONS, contended: false }).await?);
+        let peer =
+            Arc::new(Self::connect(Setup { at, clients: CONNECTIONS, contended: false, ttl: TTL }).await?);
         let mut renewing = JoinSet::new();
         for number in 0..sessions {
             let held = peer.acquire(number, &format!("lockkeeper-bench/session/{number}")).await?;
@@ -161,10 +163,10 @@ impl Connection {
         Ok(Self { redis, subscribing: tokio::sync::Mutex::default(), channels })
     }
 
-    async fn try_acquire(&self, held: &Held) -> Outcome<bool> {
+    async fn try_acquire(&self, held: &Held, ttl: Duration) -> Outcome<bool> {
         let options = SetOptions::default()
             .conditional_set(ExistenceCheck::NX)
-            .with_expiration(SetExpiry::PX(TTL.as_millis() as u64));
+            .with_expiration(SetExpiry::PX(ttl.as_millis() as u64));
         let mut redis = self.redis.clone();
         let set: Option<String> = redis::cmd("SET")
             .arg(&held.name)

@@ -32,7 +32,7 @@ pub(crate) struct KeptAlive {
 /// `sessions` sessions, kept alive for `duration` in each of both ways.
 pub(super) async fn keep_alive(
     at: &str,
-    server: Server,
+    server: &Server,
     sessions: usize,
     duration: Duration,
 ) -> Outcome<KeptAlive> {
@@ -174,7 +174,7 @@ async fn next(answers: &mut Streaming<v1::ServerFrame>) -> Outcome<Vec<v1::Serve
 /// The CPU of `server` while others renew. An error if a stream ends, or if too few answers came: the renewals of one
 /// round may be under way at the end.
 async fn watch(
-    server: Server,
+    server: &Server,
     sessions: usize,
     duration: Duration,
     seen: &Seen,

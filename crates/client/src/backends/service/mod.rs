@@ -21,6 +21,7 @@ use lockkeeper_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, CallError, Conn};
+use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{LockInfo, ServiceStatus, SessionInfo};
@@ -214,12 +215,30 @@ impl Backend for Service {
                     Ok(None) => continue,
                     Err(error) => Err(error),
                 };
-                if events.send(event).await.is_err() {
+                let is_over = event.is_err();
+                if events.send(event).await.is_err() || is_over {
+                    return;
+                }
+            }
+            let what = "the lock service ended the watch; watch again";
+            // Whoever watched may be gone.
+            let _ = events.send(Err(BackendError::new(BackendErrorKind::Unreachable, what))).await;
+        }));
+        Ok(Watch::new(receiver))
+    }
+
+    fn backup(&self) -> Result<Backup, BackendError> {
+        let mut answers =
+            self.asker.follow(|mut client: Client| async move { client.backup(v1::BackupRequest {}).await });
+        let (parts, receiver) = tokio::sync::mpsc::channel(1);
+        self.owner.worker.run(Box::pin(async move {
+            while let Some(answer) = answers.recv().await {
+                if parts.send(answer.map(|answer| answer.part)).await.is_err() {
                     return;
                 }
             }
         }));
-        Ok(Watch::new(receiver))
+        Ok(Backup::new(receiver))
     }
 
     fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {

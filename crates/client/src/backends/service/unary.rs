@@ -68,7 +68,7 @@ impl Asker {
         Box::pin(async move { answered.await.unwrap_or_else(|_| Err(stopped())) })
     }
 
-    /// Opens a stream of answers, and hands them over as they come.
+    /// Opens a stream of answers, and hands them over as they come, until the service ends it or an error does.
     pub(super) fn follow<T, F>(
         &self,
         question: impl Fn(Client) -> F + Send + Sync + 'static,
@@ -92,10 +92,7 @@ impl Asker {
                 };
                 let item = match item {
                     Ok(Some(item)) => Ok(item),
-                    Ok(None) => Err(BackendError::new(
-                        BackendErrorKind::Unreachable,
-                        "the lock service ended the watch; watch again",
-                    )),
+                    Ok(None) => return,
                     Err(status) => Err(refusal(&status)),
                 };
                 let over = item.is_err();

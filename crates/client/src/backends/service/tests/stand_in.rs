@@ -133,6 +133,7 @@ fn not_here<T>() -> Result<Response<T>, Status> {
 impl Lockkeeper for StandIn {
     type SessionStream = Answers<v1::ServerFrame>;
     type WatchStream = Answers<v1::WatchResponse>;
+    type BackupStream = Answers<v1::BackupResponse>;
 
     async fn session(
         &self,
@@ -191,6 +192,10 @@ impl Lockkeeper for StandIn {
     }
 
     async fn watch(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        not_here()
+    }
+
+    async fn backup(&self, _: Request<v1::BackupRequest>) -> Result<Response<Self::BackupStream>, Status> {
         not_here()
     }
 

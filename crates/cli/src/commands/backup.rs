@@ -1,0 +1,90 @@
+//! `backup`: the whole table of our own service in a file, from a live node.
+//!
+//! Responsible for: a file with the name that was given is a whole backup, always. The bytes go into a temporary file
+//! beside it, are synced, and are then read again as a restore would read them; only then the file gets its name.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use lockkeeper_server::backup::{Contents, RestoreError, inspect};
+use serde_json::{Value, json};
+use tempfile::NamedTempFile;
+
+use crate::args::Backup;
+use crate::exit::{Failure, IO, OK, chain, code_below};
+use crate::output;
+use crate::settings;
+
+pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
+    let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
+    let mut parts = settings::connect(&url, "backup").await?.backup()?;
+
+    let folder = folder(&args.file);
+    let failed = |doing: &'static str| {
+        let file = args.file.display().to_string();
+        move |error: std::io::Error| Failure::system(IO, &format!("cannot {doing} `{file}`"), &error)
+    };
+    // Readable for this user only: it says who waits for what, and with which values.
+    let mut temporary = NamedTempFile::new_in(&folder).map_err(failed("write"))?;
+    let mut bytes = 0;
+    let mut out = BufWriter::new(temporary.as_file_mut());
+    while let Some(part) = parts.next().await {
+        let part = part?;
+        bytes += part.len() as u64;
+        out.write_all(&part).map_err(failed("write"))?;
+    }
+    out.flush().map_err(failed("write"))?;
+    drop(out);
+    temporary.as_file().sync_all().map_err(failed("sync"))?;
+    let contents = inspect(temporary.path()).map_err(unusable)?;
+    temporary.persist(&args.file).map_err(|error| failed("write")(error.error))?;
+    File::open(&folder).and_then(|folder| folder.sync_all()).map_err(failed("sync the folder of"))?;
+
+    if args.json {
+        let mut said = contents_json(&contents);
+        said["file"] = json!(args.file.to_string_lossy());
+        said["bytes"] = json!(bytes);
+        output::json(&said)?;
+    } else {
+        output::line(format!(
+            "{}: {bytes} bytes, {} sessions, {} holds and waiters, tokens up to {}, as of entry {} of cluster {}",
+            args.file.display(),
+            contents.sessions,
+            contents.requests,
+            contents.last_token,
+            contents.index,
+            contents.cluster
+        ))?;
+    }
+    Ok(OK)
+}
+
+/// Where the file lies: a rename makes it whole only within one filesystem.
+fn folder(file: &Path) -> PathBuf {
+    match file.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// What came over is no backup: the node ended it early, or speaks a newer format.
+fn unusable(error: RestoreError) -> Failure {
+    let text = format!("the service sent no whole backup ({}); nothing was kept, try again", chain(&error));
+    Failure::new(code_below(&error).unwrap_or(IO), text)
+}
+
+/// What a backup holds, for programs.
+pub(super) fn contents_json(contents: &Contents) -> Value {
+    let taken = contents.taken.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
+    json!({
+        "cluster": contents.cluster,
+        "node": contents.node,
+        "index": contents.index,
+        "last_token": contents.last_token,
+        "taken_ms": taken.as_millis() as u64,
+        "sessions": contents.sessions,
+        "requests": contents.requests,
+    })
+}

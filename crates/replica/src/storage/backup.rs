@@ -1,0 +1,209 @@
+//! A backup: one file with a whole table, to be kept anywhere.
+//!
+//! Responsible for its format: header, head, the pieces of a snapshot, its tail, each frame with a checksum that depends on
+//! its place and on the header. So a file that was cut, damaged, or put together from two is refused with its place, and a
+//! program that is older than the file says so. What the pieces hold is not known here.
+
+use std::io;
+
+use lockkeeper_wire::store::{BackupHead, SnapshotTail};
+use prost::Message;
+
+use super::error::OpenError;
+use super::format::{FORMAT_VERSION, Frame, Header, Identity, Kind, SECTOR, put_frame, read_frame};
+use super::snapshot::{SnapshotReader, Snapshots};
+use crate::disk::{Disk, DiskFile};
+
+/// Why a file is not read as a backup.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackupError {
+    /// A newer program wrote it.
+    #[error(
+        "`{file}` has format {found}, this program reads formats up to {FORMAT_VERSION}; use the newer program that \
+         wrote it"
+    )]
+    NewerFormat {
+        /// The file.
+        file: String,
+        /// Its format.
+        found: u32,
+    },
+    /// It is not what was written, or never was a backup.
+    #[error(
+        "`{file}` is no backup, or a damaged one: at byte {offset}: {what}. Nothing of it is used; take another backup, or \
+         use an earlier one"
+    )]
+    Damaged {
+        /// The file.
+        file: String,
+        /// Where in it, in bytes.
+        offset: u64,
+        /// What was found there, and what should have been.
+        what: String,
+    },
+    /// The system refused a step.
+    #[error("cannot {doing} `{file}`")]
+    Io {
+        /// The step, as a verb.
+        doing: &'static str,
+        /// On what.
+        file: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl From<OpenError> for BackupError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::NewerFormat { file, found } => Self::NewerFormat { file, found },
+            OpenError::Corrupt { file, offset, what } => Self::Damaged { file, offset, what },
+            OpenError::Io { doing, file, source } => Self::Io { doing, file, source },
+            // About data directories; reading one file meets none of these.
+            other @ (OpenError::AnotherCluster { .. }
+            | OpenError::Founded { .. }
+            | OpenError::Unfounded { .. }) => {
+                Self::Damaged { file: String::new(), offset: 0, what: other.to_string() }
+            }
+        }
+    }
+}
+
+/// A stored snapshot as the bytes of a backup, part by part.
+#[derive(Debug)]
+pub struct BackupParts<D: Disk> {
+    snapshot: SnapshotReader<D>,
+    /// Header and head, until they are taken.
+    begin: Option<Vec<u8>>,
+    seed: u32,
+    at: u64,
+    is_over: bool,
+}
+
+impl<D: Disk> Snapshots<D> {
+    /// The stored snapshot at `head.index` as a backup. Its term and rules are written into `head` here.
+    ///
+    /// # Errors
+    /// As [`Snapshots::open`].
+    pub fn backup(&self, head: BackupHead) -> Result<BackupParts<D>, OpenError> {
+        let snapshot = self.open(head.index)?;
+        let head = BackupHead { term: snapshot.head().term, rules: snapshot.head().rules, ..head };
+        let (header, seed) = Header::plain(Kind::Backup, self.identity(), head.index).encode();
+        let mut frame = Vec::new();
+        put_frame(&mut frame, seed, SECTOR, Frame::Head, &head.encode_to_vec());
+        let begin = [header.as_slice(), &frame].concat();
+        Ok(BackupParts { snapshot, seed, at: begin.len() as u64, begin: Some(begin), is_over: false })
+    }
+}
+
+impl<D: Disk> BackupParts<D> {
+    /// The next bytes of the file, a little more than [`PIECE_BYTES_MAX`](super::PIECE_BYTES_MAX) at most; `None` at its
+    /// end.
+    ///
+    /// # Errors
+    /// As [`SnapshotReader::next_piece`]. What was handed out before is no backup then.
+    pub fn next_part(&mut self) -> Result<Option<Vec<u8>>, OpenError> {
+        if let Some(begin) = self.begin.take() {
+            return Ok(Some(begin));
+        }
+        if self.is_over {
+            return Ok(None);
+        }
+        let (what, payload) = match (self.snapshot.next_piece()?, self.snapshot.tail()) {
+            (Some(piece), _) => (Frame::Piece, piece),
+            (None, Some(tail)) => (Frame::Tail, tail.encode_to_vec()),
+            (None, None) => return Ok(None),
+        };
+        self.is_over = what == Frame::Tail;
+        let mut part = Vec::new();
+        put_frame(&mut part, self.seed, self.at, what, &payload);
+        self.at += part.len() as u64;
+        Ok(Some(part))
+    }
+}
+
+/// A backup that is being read, piece by piece; each is checked before it is handed out.
+#[derive(Debug)]
+pub struct BackupReader<F> {
+    file: F,
+    name: String,
+    identity: Identity,
+    head: BackupHead,
+    seed: u32,
+    size: u64,
+    at: u64,
+    pieces: u64,
+    bytes: u64,
+    tail: Option<SnapshotTail>,
+}
+
+impl<F: DiskFile> BackupReader<F> {
+    /// Begins to read `file`, which errors call `name`.
+    ///
+    /// # Errors
+    /// [`BackupError`] by kind.
+    pub fn open(file: F, name: &str) -> Result<Self, BackupError> {
+        let (header, seed) = Header::read_any(&file, name, Kind::Backup)?;
+        let size = file.size().map_err(OpenError::io("measure", name))?;
+        let (what, payload, at) = read_frame(&file, name, seed, SECTOR, size)?;
+        let head = match (what, BackupHead::decode(payload.as_slice())) {
+            (Frame::Head, Ok(head)) if head.index == header.number => head,
+            _ => {
+                let what = "no head of a backup stands at its begin";
+                return Err(OpenError::corrupt(name, SECTOR, what).into());
+            }
+        };
+        let name = name.to_owned();
+        let identity = header.identity;
+        Ok(Self { file, name, identity, head, seed, size, at, pieces: 0, bytes: 0, tail: None })
+    }
+
+    /// What it says of itself.
+    pub fn head(&self) -> &BackupHead {
+        &self.head
+    }
+
+    /// The id of the cluster that it was taken from.
+    pub fn cluster(&self) -> [u8; 16] {
+        self.identity.cluster
+    }
+
+    /// The table's digest, 16 bytes, little-endian; once [`BackupReader::next_piece`] has said that there is no further
+    /// piece.
+    pub fn digest(&self) -> Option<&[u8]> {
+        self.tail.as_ref().map(|tail| tail.digest.as_slice())
+    }
+
+    /// The next piece; `None` after the last one. Only then is it sure that nothing is missing.
+    ///
+    /// # Errors
+    /// [`BackupError::Damaged`] if it isn't what was written; [`BackupError::Io`].
+    pub fn next_piece(&mut self) -> Result<Option<Vec<u8>>, BackupError> {
+        if self.tail.is_some() {
+            return Ok(None);
+        }
+        let at = self.at;
+        let (what, payload, end) = read_frame(&self.file, &self.name, self.seed, at, self.size)?;
+        self.at = end;
+        let damaged = |what: String| BackupError::from(OpenError::corrupt(&self.name, at, what));
+        match what {
+            Frame::Piece => {
+                self.pieces += 1;
+                self.bytes += payload.len() as u64;
+                Ok(Some(payload))
+            }
+            Frame::Tail => match SnapshotTail::decode(payload.as_slice()) {
+                Ok(tail) if (tail.pieces, tail.bytes, end) == (self.pieces, self.bytes, self.size) => {
+                    self.tail = Some(tail);
+                    Ok(None)
+                }
+                _ => Err(damaged(format!(
+                    "the tail doesn't match the {} pieces with {} bytes before it, or isn't at the end",
+                    self.pieces, self.bytes
+                ))),
+            },
+            _ => Err(damaged("neither a piece nor the tail stands here".to_owned())),
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Backups as files: looked at, and restored into the data directory of a new cluster.
+//!
+//! Responsible for: a file is read to its end and found whole before anything is written; a directory that holds anything
+//! is left alone; and tokens go on above all that the old cluster issued, also after the backup was taken (P2, T1).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lockkeeper_core::{Restorer, Table, limits};
+use lockkeeper_replica::restore::{Dropped, end_old_life, write};
+use lockkeeper_replica::storage::{self, BackupError, BackupReader, OpenError};
+use lockkeeper_wire::store::{Founding, Member};
+
+use crate::data::{first_tokens, id, random};
+use crate::disk::{DataDirectory, DataFile, DirectoryError};
+use crate::error::ServeError;
+
+/// What may lie in an empty directory: what owning it makes, and what a new filesystem has.
+const NOTHING: [&str; 2] = ["lock", "lost+found"];
+
+/// What a backup holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Contents {
+    /// The id of the cluster that it was taken from, as text.
+    pub cluster: String,
+    /// The node that it was taken from.
+    pub node: u64,
+    /// The last entry of that cluster's log whose effect it holds.
+    pub index: u64,
+    /// The last token that was issued.
+    pub last_token: u64,
+    /// When it was taken, by that node's wall clock.
+    pub taken: SystemTime,
+    /// Live sessions.
+    pub sessions: usize,
+    /// Holds, waiters and closed holds.
+    pub requests: usize,
+}
+
+/// What to restore, and where to.
+#[derive(Clone, Debug)]
+pub struct Restore {
+    /// The backup.
+    pub file: PathBuf,
+    /// An empty directory, or none yet.
+    pub data: PathBuf,
+    /// The id of the new cluster's only node.
+    pub node: u64,
+    /// The first token is above this one too.
+    pub tokens_above: Option<u64>,
+    /// What time it is.
+    pub now: SystemTime,
+}
+
+/// What a restore made.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Restored {
+    /// What the backup held.
+    pub contents: Contents,
+    /// The id of the new cluster, as text.
+    pub cluster: String,
+    /// The first token is above this one.
+    pub tokens_above: u64,
+    /// What of it is gone, and what stays.
+    pub dropped: Dropped,
+}
+
+/// Why nothing was restored.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// The file can't be read as a backup.
+    #[error("{}", with_cause(_0))]
+    File(#[from] BackupError),
+    /// Its checksums are right, and yet it is no table.
+    #[error(
+        "`{}` can't be restored, though its checksums are right: {why}. This is a bug of ours, or of the program that \
+         wrote it: keep the file, and use the version that wrote it",
+        file.display()
+    )]
+    Table {
+        /// The backup.
+        file: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Something is there.
+    #[error(
+        "`{}` is not empty: `{found}` is there. A backup is restored into an empty directory only: give another, or \
+         empty this one if nothing in it is needed",
+        data.display()
+    )]
+    NotEmpty {
+        /// The directory.
+        data: PathBuf,
+        /// Something that is there.
+        found: String,
+    },
+    /// The wall clock is behind the backup.
+    #[error(
+        "this machine's clock is {behind:?} behind the backup, which was taken in its future: tokens could be issued \
+         again. Set the clock, or say `--tokens-above N` with the highest token that was ever issued"
+    )]
+    ClockBehind {
+        /// By how much.
+        behind: Duration,
+    },
+    /// The directory can't be written.
+    #[error("the data directory can't be written: {0}")]
+    Storage(#[source] OpenError),
+    /// The directory can't be owned, or no first token can be told.
+    #[error(transparent)]
+    Node(#[from] ServeError),
+}
+
+/// Reads a backup to its end, as a restore would, and says what it holds.
+///
+/// # Errors
+/// [`RestoreError::File`], [`RestoreError::Table`].
+pub fn inspect(file: &Path) -> Result<Contents, RestoreError> {
+    read(file).map(|(contents, _)| contents)
+}
+
+/// Makes a cluster of one node from a backup.
+///
+/// # Errors
+/// [`RestoreError`]. Nothing was written then, or what was written is refused by a start: a directory can be emptied and
+/// used again.
+pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
+    let (contents, mut table) = read(&what.file)?;
+    let above = tokens_above(&contents, what.tokens_above, what.now)?;
+    let refused = |why: String| RestoreError::Table { file: what.file.clone(), why };
+    let dropped = end_old_life(&mut table, above).map_err(refused)?;
+
+    check_empty(&what.data)?;
+    let disk = DataDirectory::own(&what.data).map_err(ServeError::Directory)?;
+    let founding = founding(what.node, table.last_token(), table.rules())?;
+    write(&disk, storage::Options::default(), &founding, &mut table).map_err(RestoreError::Storage)?;
+    Ok(Restored { contents, cluster: hex(&founding.cluster), tokens_above: table.last_token(), dropped })
+}
+
+fn founding(node: u64, tokens_above: u64, rules: u32) -> Result<Founding, ServeError> {
+    let incarnation = id()?;
+    // Where it listens is said when it is started.
+    let member = Member { node, incarnation: incarnation.clone(), ..Member::default() };
+    Ok(Founding { cluster: id()?, node, incarnation, members: vec![member], tokens_above, rules })
+}
+
+/// Above every token that the old cluster can have issued: up to the backup the counter says so, and since then it issued
+/// fewer than one a microsecond. The next restore of the same file comes later, and so is above this one by the same rule.
+fn tokens_above(contents: &Contents, asked: Option<u64>, now: SystemTime) -> Result<u64, RestoreError> {
+    let max = limits::RAISE_TOKENS_MAX;
+    let above = match (now.duration_since(contents.taken), asked) {
+        (Ok(since), _) => {
+            let issued = u64::try_from(since.as_micros()).unwrap_or(max);
+            first_tokens(asked, now)?.max(contents.last_token.saturating_add(issued))
+        }
+        (Err(_), Some(above)) => above.max(contents.last_token),
+        (Err(behind), None) => return Err(RestoreError::ClockBehind { behind: behind.duration() }),
+    };
+    if above > max { Err(ServeError::TokensAbove { above, max }.into()) } else { Ok(above) }
+}
+
+fn read(file: &Path) -> Result<(Contents, Table), RestoreError> {
+    let name = file.display().to_string();
+    let failed = |source| BackupError::Io { doing: "open", file: name.clone(), source };
+    let mut backup = BackupReader::open(DataFile::elsewhere(file).map_err(failed)?, &name)?;
+    let refused = |why: String| RestoreError::Table { file: file.to_owned(), why };
+    let mut seed = [0; 8];
+    random(&mut seed)?;
+    let mut restorer = Restorer::new(u64::from_le_bytes(seed));
+    while let Some(piece) = backup.next_piece()? {
+        restorer.push(&piece).map_err(|error| refused(error.to_string()))?;
+    }
+    if restorer.digest().map(u128::to_le_bytes).as_ref().map(<[u8; 16]>::as_slice) != backup.digest() {
+        return Err(refused("its digest is another than the one it was written with".to_owned()));
+    }
+    let table = restorer.finish().map_err(|error| refused(error.to_string()))?;
+    let head = backup.head();
+    let contents = Contents {
+        cluster: hex(&backup.cluster()),
+        node: head.node,
+        index: head.index,
+        last_token: table.last_token(),
+        taken: UNIX_EPOCH + Duration::from_micros(head.taken_us),
+        sessions: table.sessions().count(),
+        requests: table.request_count(),
+    };
+    Ok((contents, table))
+}
+
+/// Before it is owned, which would leave a file in a stranger's directory.
+fn check_empty(data: &Path) -> Result<(), RestoreError> {
+    let failed = |source| {
+        let path = data.to_owned();
+        RestoreError::Node(ServeError::Directory(DirectoryError::Io { doing: "read", path, source }))
+    };
+    let entries = match fs::read_dir(data) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+    };
+    for entry in entries {
+        let found = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
+        if !NOTHING.contains(&found.as_str()) {
+            return Err(RestoreError::NotEmpty { data: data.to_owned(), found });
+        }
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// With the system's own words, where there are any.
+fn with_cause(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(cause) => format!("{error} ({cause})"),
+        None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn taken_at(seconds: u64, last_token: u64) -> Contents {
+        Contents {
+            cluster: String::new(),
+            node: 1,
+            index: 1,
+            last_token,
+            taken: UNIX_EPOCH + Duration::from_secs(seconds),
+            sessions: 0,
+            requests: 0,
+        }
+    }
+
+    /// A day after the tokens' epoch, in seconds.
+    const DAY: u64 = 1_767_225_600 + 86_400;
+
+    fn at(seconds: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn tokens_go_on_above_the_clock_and_above_what_may_have_been_issued_since_the_backup() {
+        // As usual: the counter is far below the microseconds since 2026.
+        assert_eq!(tokens_above(&taken_at(DAY, 7), None, at(DAY + 1)).unwrap(), 86_401_000_000);
+        // A table that was told to begin higher: a second later it may have issued a million more.
+        let high = 1 << 50;
+        assert_eq!(tokens_above(&taken_at(DAY, high), None, at(DAY + 1)).unwrap(), high + 1_000_000);
+        assert_eq!(tokens_above(&taken_at(DAY, 7), Some(high), at(DAY + 1)).unwrap(), high);
+    }
+
+    #[test]
+    fn a_second_restore_of_one_backup_is_above_all_that_the_first_can_have_issued() {
+        for last_token in [7, 1 << 50] {
+            let backup = taken_at(DAY, last_token);
+            let first = tokens_above(&backup, None, at(DAY + 10)).unwrap();
+            let second = tokens_above(&backup, None, at(DAY + 11)).unwrap();
+            assert!(second >= first + 1_000_000, "{first}, {second}");
+        }
+    }
+
+    #[test]
+    fn a_clock_behind_the_backup_is_refused_unless_somebody_knows_the_highest_token() {
+        let backup = taken_at(DAY, 500);
+        let text = tokens_above(&backup, None, at(DAY - 3)).unwrap_err().to_string();
+        assert!(text.contains("3s behind") && text.contains("--tokens-above"), "{text}");
+        assert_eq!(tokens_above(&backup, Some(900), at(DAY - 3)).unwrap(), 900);
+        assert_eq!(tokens_above(&backup, Some(9), at(DAY - 3)).unwrap(), 500);
+    }
+
+    #[test]
+    fn tokens_that_would_end_the_table_are_refused() {
+        let text = tokens_above(&taken_at(DAY, 7), Some(u64::MAX), at(DAY)).unwrap_err().to_string();
+        assert!(text.contains(&u64::MAX.to_string()), "{text}");
+        assert!(tokens_above(&taken_at(DAY, u64::MAX), None, at(DAY)).is_err());
+    }
+}

@@ -1,0 +1,113 @@
+//! `Backup`: a stored snapshot on its way to whoever keeps it.
+//!
+//! Responsible for: what is sent has everything that was answered before it was asked for, and reading it from the disk
+//! holds nobody up. Nothing of it stands in memory but a few parts: a slow reader slows the reading.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lockkeeper_replica::storage::{BackupParts, OpenError};
+use lockkeeper_replica::{Answer, Question};
+use lockkeeper_wire::store::BackupHead;
+use lockkeeper_wire::v1::{BackupResponse, Role};
+use tokio::sync::mpsc::{Receiver, Sender, channel};
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+use super::Front;
+use super::ask::{refusal, unexpected};
+use crate::disk::DataDirectory;
+
+/// Parts that wait to be sent, of about a MiB each.
+const PARTS_WAITING_MAX: usize = 4;
+/// A snapshot may be gone before it is opened: a newer one took its place. Once is rare, since much must be logged
+/// between two.
+const ATTEMPTS: usize = 3;
+
+/// The parts of a backup, as they are sent.
+pub(super) struct Parts(Receiver<Result<BackupResponse, Status>>);
+
+impl tonic::codegen::tokio_stream::Stream for Parts {
+    type Item = Result<BackupResponse, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx)
+    }
+}
+
+impl Front {
+    /// Begins a backup. Whether this node leads is answered at once, so that a caller can go to the one that does;
+    /// storing the snapshot may take long, and is waited for behind that.
+    pub(super) async fn backup(self: &Arc<Self>, metadata: &MetadataMap) -> Result<Parts, Status> {
+        let Answer::Status(status) = self.ask(metadata, Question::Status).await? else {
+            return Err(unexpected());
+        };
+        if status.role() != Role::Leader {
+            return Err(refusal(Answer::NotLeader { leader: status.leader }, &self.about.clients));
+        }
+        let (sender, parts) = channel(PARTS_WAITING_MAX);
+        let front = self.clone();
+        tokio::spawn(async move {
+            match front.store(status.node).await {
+                // Ends by itself, also if nobody reads any more.
+                Ok(backup) => drop(tokio::task::spawn_blocking(move || send(backup, &sender))),
+                // Whoever asked may be gone.
+                Err(status) => drop(sender.send(Err(status)).await),
+            }
+        });
+        Ok(Parts(parts))
+    }
+
+    /// Has a snapshot stored, and opens it.
+    async fn store(self: &Arc<Self>, node: u64) -> Result<BackupParts<DataDirectory>, Status> {
+        let snapshots =
+            self.snapshots.get().ok_or_else(|| Status::unavailable("this node has no data yet"))?;
+        let mut failed = None;
+        for _ in 0..ATTEMPTS {
+            // Before the table is looked at: a restore counts from here how many tokens may have been issued since.
+            let taken = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let answer = self.ask(&MetadataMap::new(), Question::Backup).await?;
+            let Answer::BackupStored { index, last_token } = answer else { return Err(unexpected()) };
+            let head = BackupHead {
+                index,
+                last_token,
+                taken_us: u64::try_from(taken.as_micros()).unwrap_or(u64::MAX),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                node,
+                ..BackupHead::default()
+            };
+            match snapshots.backup(head) {
+                Err(OpenError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                    failed = Some(source);
+                }
+                opened => return opened.map_err(|error| unreadable(&error)),
+            }
+        }
+        Err(Status::unavailable(format!(
+            "{ATTEMPTS} snapshots were gone before they could be read ({}); try again",
+            failed.map(|error| error.to_string()).unwrap_or_default()
+        )))
+    }
+}
+
+/// Reads the backup as fast as it is taken.
+fn send(mut backup: BackupParts<DataDirectory>, parts: &Sender<Result<BackupResponse, Status>>) {
+    loop {
+        let part = match backup.next_part() {
+            Ok(Some(part)) => Ok(BackupResponse { part }),
+            Ok(None) => return,
+            Err(error) => Err(unreadable(&error)),
+        };
+        let is_last = part.is_err();
+        if parts.blocking_send(part).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+fn unreadable(error: &OpenError) -> Status {
+    Status::data_loss(format!("the node can't read the snapshot that it has stored: {error}"))
+}

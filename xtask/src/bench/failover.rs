@@ -1,0 +1,140 @@
+//! What one client sees of it when the leader is killed.
+//!
+//! Responsible for the gap: the longest time between two pairs that came to their end, the later of which did so after the
+//! kill. May not help a system over it: its client has the addresses of all nodes from the start, and asks again whenever
+//! it is told an error or has waited for a while.
+
+use std::sync::{Arc, OnceLock};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use crate::Outcome;
+use crate::bench::figures::KILLS;
+use crate::bench::maths::median;
+use crate::bench::systems::{Peer, Setup};
+use crate::bench::workloads::Measured;
+use crate::services::catalogue::Service;
+use crate::services::clusters::Cluster;
+use crate::services::{self, Place};
+
+/// As people set it; no gap is as long.
+const TTL: Duration = Duration::from_secs(10);
+/// What a call may take before the client makes another. Short, in favour of etcd: its followers pass calls on to a dead
+/// leader until they miss that one, and such a call is never answered.
+const CALL_ENDS_WITHIN: Duration = Duration::from_millis(100);
+/// After an error, so that a client whose calls fail at once leaves the others the CPU.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How many locks the client uses in rotation, as in `single`.
+const NAMES: usize = 16;
+/// How long pairs go on before the kill.
+const BEFORE: Duration = Duration::from_millis(500);
+/// How long the client is watched after the kill: a second gap, as when it goes to a node that is not ready yet, counts
+/// too.
+const AFTER: Duration = Duration::from_secs(3);
+/// A system that serves nobody for so long has no figures.
+const SERVES_WITHIN: Duration = Duration::from_secs(30);
+/// How long a cluster may take until one of its nodes says that it leads.
+const LEADS_WITHIN: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Kills the leader of `cluster` again and again, and starts it again each time.
+pub(crate) async fn failover<P: Peer>(at: &str, cluster: &'static Cluster) -> Outcome<Measured> {
+    let mut gaps = Vec::new();
+    for kill in 0..KILLS {
+        gaps.push(gap::<P>(at, cluster, kill).await?.as_secs_f64() * 1e3);
+    }
+    let longest = gaps.iter().copied().fold(0.0, f64::max);
+    let median = median(&gaps).ok_or("no leader was killed")?;
+    Ok(vec![("failover.gap.p50".to_owned(), median), ("failover.gap.max".to_owned(), longest)])
+}
+
+/// One kill; returns when the node is back.
+async fn gap<P: Peer>(at: &str, cluster: &'static Cluster, kill: usize) -> Outcome<Duration> {
+    let peer = P::connect(Setup { at, clients: 1, contended: false, ttl: TTL }).await?;
+    let killed = Arc::new(OnceLock::new());
+    let client = tokio::spawn(pairs(peer, kill, killed.clone()));
+    tokio::time::sleep(BEFORE).await;
+    let leader = blocking(move || {
+        let leader = leader(cluster)?;
+        let _ = killed.set(Instant::now());
+        services::end(leader, Signal::SIGKILL)?;
+        Ok(leader)
+    })
+    .await?;
+    let (peer, gap) = client.await.map_err(|error| error.to_string())??;
+    blocking(move || services::revive(leader)).await?;
+    // What it has left behind ends by its ttl, and nothing is measured until then that it could disturb.
+    let _ = timeout(SERVES_WITHIN, peer.close()).await;
+    Ok(gap)
+}
+
+/// Takes and gives back free locks until [`AFTER`] the kill, and says what the gap was.
+async fn pairs<P: Peer>(peer: P, kill: usize, killed: Arc<OnceLock<Instant>>) -> Outcome<(P, Duration)> {
+    let mut ended = Instant::now();
+    let mut gap = Duration::ZERO;
+    // What an abandoned call may have left in a lock is in nobody's way: the next ones are for other locks.
+    let mut abandoned = 0;
+    for number in 0.. {
+        let name = format!("lockkeeper-bench/failover/{kill}-{abandoned}/{}", number % NAMES);
+        match pair(&peer, &name).await {
+            Ok(()) => {
+                let now = Instant::now();
+                if let Some(killed) = killed.get().filter(|killed| **killed < now) {
+                    gap = gap.max(now - ended);
+                    if now >= *killed + AFTER {
+                        break;
+                    }
+                }
+                ended = now;
+            }
+            Err(why) if ended.elapsed() > SERVES_WITHIN => {
+                return Err(format!(
+                    "no pair came to its end for {} s around a kill: {why}",
+                    SERVES_WITHIN.as_secs()
+                ));
+            }
+            Err(_) => {
+                abandoned += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+    Ok((peer, gap))
+}
+
+async fn pair<P: Peer>(peer: &P, name: &str) -> Outcome {
+    let late = |_| format!("a call took more than {} ms", CALL_ENDS_WITHIN.as_millis());
+    let held = timeout(CALL_ENDS_WITHIN, peer.acquire(0, name)).await.map_err(late)??;
+    timeout(CALL_ENDS_WITHIN, peer.release(held)).await.map_err(late)?
+}
+
+/// The node that leads, once there is one. Waits: not for a thread that runs tasks.
+pub(crate) fn leader(cluster: &'static Cluster) -> Outcome<&'static Service> {
+    let until = Instant::now() + LEADS_WITHIN;
+    let places: Vec<Place> = cluster.nodes.iter().map(services::place_of).collect::<Outcome<_>>()?;
+    loop {
+        let mut why_not = Vec::new();
+        for (node, place) in cluster.nodes.iter().zip(&places) {
+            match (cluster.leads)(place) {
+                Ok(()) => return Ok(node),
+                Err(why) => why_not.push(format!("{}: {why}", node.name)),
+            }
+        }
+        if Instant::now() >= until {
+            let seconds = LEADS_WITHIN.as_secs();
+            return Err(format!("no node leads after {seconds} s: {}", why_not.join("; ")));
+        }
+        sleep(LOOK_EVERY);
+    }
+}
+
+/// Does what waits without tokio.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Outcome<T> + Send + 'static,
+) -> Outcome<T> {
+    spawn_blocking(work).await.map_err(|error| error.to_string())?
+}
