@@ -166,6 +166,7 @@ impl Core {
     /// A node is gone, with its sockets. What it had sent still arrives, unless the power went. The others hear at once
     /// where only the process died, and else when they have waited for too long.
     pub(crate) fn links_gone(&mut self, node: Id, power: bool) {
+        self.peers.in_use.retain(|(from, _), _| *from != node);
         let whole = self.peers.links.iter().filter(|(_, it)| !it.is_broken && (it.from == node || it.to == node));
         let whole: Vec<LinkId> = whole.map(|(&id, _)| id).collect();
         let wait = if power { UNACKNOWLEDGED_MAX } else { 0 };
@@ -178,7 +179,6 @@ impl Core {
                     let kept = self.dice.below(link.frames.len() as u64 + 1) as usize;
                     link.frames.truncate(kept);
                 }
-                self.peers.in_use.remove(&(from, to));
                 self.close_for(to, to_run, id, last.max(self.now + wait));
             } else {
                 link.frames.clear();

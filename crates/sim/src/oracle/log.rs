@@ -184,7 +184,8 @@ impl Copy {
             }
         }
         let lost = self.durable_state;
-        if (hard_state.term, hard_state.vote) != (lost.term, lost.vote) && hard_state.term <= lost.term {
+        let is_other = lost.vote != 0 && hard_state.vote != lost.vote;
+        if hard_state.term < lost.term || (hard_state.term == lost.term && is_other) {
             return Err((
                 "P10",
                 format!("node {node} had synced {lost:?}, and a start finds {hard_state:?}"),
