@@ -9,26 +9,40 @@ use crate::dice::Dice;
 use crate::mutants::Place;
 use crate::net::{Down, Net, Up};
 use crate::oracle::Oracle;
+use crate::peers::{LinkId, Peers};
 use crate::scenario::{Fault, Scenario};
 use crate::trace::Trace;
+
+/// A node of the cluster, from 1 on.
+pub(crate) type Id = u64;
 
 /// Something that is going to happen.
 #[derive(Clone, Debug)]
 pub(crate) enum Happening {
-    /// A packet arrives in the node's sockets.
+    /// A packet arrives in a node's sockets.
     ToNode(StreamId, Up),
     /// A packet arrives at a client.
     ToClient(StreamId, Down),
-    /// The node's loop runs.
-    NodeTurn { run: u64 },
-    /// The node reads a socket.
-    NodeReads { run: u64, stream: StreamId },
-    /// The node's disk has done a write.
-    NodeWrote { run: u64 },
+    /// A node's loop runs.
+    NodeTurn { node: Id, run: u64 },
+    /// A node reads a socket.
+    NodeReads { node: Id, run: u64, stream: StreamId },
+    /// A node's disk has done a write.
+    NodeWrote { node: Id, run: u64 },
     /// A step of a snapshot is done.
-    NodeStored { run: u64 },
-    /// The node starts.
-    NodeStarts,
+    NodeStored { node: Id, run: u64 },
+    /// A node starts.
+    NodeStarts { node: Id },
+    /// A node is stopped, and started soon.
+    NodeRestarts { node: Id },
+    /// A node tries to reach another.
+    PeerDials { from: Id, run: u64, to: Id },
+    /// What is next on the way between two nodes arrives.
+    PeerArrives(LinkId),
+    /// A node hears that a link of its own, or one to it, is over.
+    PeerCloses { node: Id, run: u64, link: LinkId },
+    /// A link between two nodes breaks.
+    PeerBreaks(LinkId),
     /// A client's timers are due, or its pause is over.
     ClientWakes { client: usize, life: u64 },
     /// A client opens a stream.
@@ -59,6 +73,7 @@ pub(crate) struct Core {
     pub(crate) scenario: Scenario,
     pub(crate) mutant: Option<Place>,
     pub(crate) net: Net,
+    pub(crate) peers: Peers,
     pub(crate) oracle: Oracle,
     /// Whether faults still happen.
     pub(crate) is_stormy: bool,
@@ -75,11 +90,12 @@ impl Core {
             queue: BTreeMap::new(),
             scheduled: 0,
             net: Net::new(scenario.clients),
+            peers: Peers::default(),
+            oracle: Oracle::new(scenario.nodes),
             dice,
             trace,
             scenario,
             mutant,
-            oracle: Oracle::new(),
             is_stormy: true,
         }
     }
@@ -116,5 +132,40 @@ impl Core {
     pub(crate) fn broken(&mut self, promise: &str, what: &str) {
         self.trace.note(self.now, format_args!("BROKEN {promise}: {what}"));
         self.oracle.fail(self.now, promise, what);
+    }
+}
+
+impl Happening {
+    /// Whether a client may have changed its mind by it.
+    pub(crate) fn is_of_client(&self) -> bool {
+        matches!(
+            self,
+            Self::ToClient(..)
+                | Self::ClientWakes { .. }
+                | Self::ClientConnects { .. }
+                | Self::JobStep { .. }
+                | Self::NextJob { .. }
+                | Self::ClientStarts { .. }
+                | Self::FaultsEnd
+                | Self::Faults
+                | Self::Settled
+        )
+    }
+
+    /// Whether it is worth a line: not what happens all the time, and shows by what comes of it.
+    pub(crate) fn is_told(&self) -> bool {
+        !matches!(
+            self,
+            Self::NodeTurn { .. }
+                | Self::NodeReads { .. }
+                | Self::NodeWrote { .. }
+                | Self::NodeStored { .. }
+                | Self::PeerDials { .. }
+                | Self::PeerArrives(_)
+                | Self::PeerBreaks(_)
+                | Self::ClientWakes { .. }
+                | Self::HandActs
+                | Self::Settled
+        )
     }
 }

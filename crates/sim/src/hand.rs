@@ -9,8 +9,9 @@ use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use crate::clock::{MS, Nanos};
-use crate::core::{Core, Happening};
+use crate::core::{Core, Happening, Id};
 use crate::net::{Down, Up};
+use crate::node::node_at;
 
 /// Commands that it remembers, to repeat them.
 const MEMORY: usize = 8;
@@ -22,6 +23,8 @@ pub(crate) struct Hand {
     session: Option<u64>,
     attach: u64,
     stream: Option<StreamId>,
+    /// As a node has said.
+    leader: Option<Id>,
     is_attached: bool,
     alive_at: Nanos,
     heard_at: Nanos,
@@ -44,6 +47,7 @@ impl Hand {
             session: None,
             attach: 0,
             stream: None,
+            leader: None,
             is_attached: false,
             alive_at: 0,
             heard_at: 0,
@@ -78,7 +82,8 @@ impl Hand {
     }
 
     fn connect(&mut self, core: &mut Core) {
-        let stream = core.open_line(self.index, 1, false);
+        let node = self.leader.take().unwrap_or_else(|| core.dice.within(1, core.scenario.nodes));
+        let stream = core.open_line(self.index, 1, node, false);
         self.stream = Some(stream);
         self.attach += 1;
         self.alive_at = core.now;
@@ -204,7 +209,11 @@ impl Hand {
         }
         self.heard_at = core.now;
         match packet {
-            Down::Closed | Down::End(_) => self.hang_up(core),
+            Down::End(end) => {
+                self.leader = node_at(&end.leader);
+                self.hang_up(core);
+            }
+            Down::Closed => self.hang_up(core),
             Down::Items(items) => items.into_iter().for_each(|item| self.hears(core, stream, item)),
         }
     }

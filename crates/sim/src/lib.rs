@@ -1,10 +1,10 @@
-//! A small world in one thread under virtual time: one node and its clients, faults by seed, and an oracle that holds
+//! A small world in one thread under virtual time: a cluster and its clients, faults by seed, and an oracle that holds
 //! everything against the promises.
 //!
-//! The node is the production replica on the production log, the clients are the production machine and carrier; the
+//! Each node is the production replica on the production log, the clients are the production machine and carrier; the
 //! disk, the network, the clocks and chance are simulated. A seed decides everything, so a run repeats byte for byte.
 //!
-//! Reading order: [`world`](run) (what happens), `node.rs` and `chores.rs`, `client/mod.rs` and `client/job.rs` (who takes part),
+//! Reading order: [`world`](run) (what happens), `node/mod.rs`, `peers.rs` and `chores.rs`, `client/mod.rs` and `client/job.rs` (who takes part),
 //! `hand.rs`, `net.rs`, `scenario.rs`, `oracle/mod.rs` (what must be true), [`mutants`] (what must be found).
 
 mod chores;
@@ -17,6 +17,7 @@ pub mod mutants;
 mod net;
 mod node;
 mod oracle;
+mod peers;
 mod resource;
 mod scenario;
 mod trace;

@@ -8,10 +8,10 @@ use lockkeeper_replica::StreamId;
 use lockkeeper_wire::v1;
 
 use crate::clock::{MS, Nanos, SECOND};
-use crate::core::{Core, Happening};
+use crate::core::{Core, Happening, Id};
 use crate::scenario::Fault;
 
-/// From a client to the node.
+/// From a client to a node.
 #[derive(Clone, Debug)]
 pub(crate) enum Up {
     Open,
@@ -20,7 +20,7 @@ pub(crate) enum Up {
     Closed,
 }
 
-/// From the node to a client.
+/// From a node to a client.
 #[derive(Clone, Debug)]
 pub(crate) enum Down {
     Items(Vec<v1::ServerItem>),
@@ -28,11 +28,12 @@ pub(crate) enum Down {
     Closed,
 }
 
-/// One stream between a client and the node.
+/// One stream between a client and a node.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) client: usize,
     pub(crate) life: u64,
+    pub(crate) node: Id,
     /// Nobody listens to it: it repeats what was sent on another.
     pub(crate) is_ghost: bool,
     /// The run of the node that accepted it.
@@ -50,7 +51,7 @@ pub(crate) struct Line {
 pub(crate) struct Net {
     pub(crate) lines: BTreeMap<StreamId, Line>,
     next: u64,
-    /// Until when what a client and the node send each other is held back.
+    /// Until when what a client and its node send each other is held back.
     held: Vec<Nanos>,
 }
 
@@ -84,12 +85,13 @@ impl Core {
         self.dice.spread(low, high)
     }
 
-    pub(crate) fn open_line(&mut self, client: usize, life: u64, is_ghost: bool) -> StreamId {
+    pub(crate) fn open_line(&mut self, client: usize, life: u64, node: Id, is_ghost: bool) -> StreamId {
         let stream = StreamId(self.net.next);
         self.net.next += 1;
         let line = Line {
             client,
             life,
+            node,
             is_ghost,
             run: None,
             up_at: 0,
@@ -154,8 +156,8 @@ impl Core {
     /// All that was sent on a stream arrives once more, on a stream of its own.
     pub(crate) fn haunt(&mut self, stream: StreamId) {
         let Some(line) = self.net.lines.get(&stream) else { return };
-        let (client, life, sent) = (line.client, line.life, line.sent.clone());
-        let ghost = self.open_line(client, life, true);
+        let (client, life, node, sent) = (line.client, line.life, line.node, line.sent.clone());
+        let ghost = self.open_line(client, life, node, true);
         let mut pause = 0;
         for packet in sent.into_iter().filter(|packet| !matches!(packet, Up::Open)) {
             pause += self.dice.spread(MS, 2 * SECOND);
@@ -163,9 +165,10 @@ impl Core {
         }
     }
 
-    /// The node is gone: the streams that it had are too. A client hears so at once where only the process died.
-    pub(crate) fn node_gone(&mut self, run: u64, says_so: bool) {
-        let lines = self.net.lines.iter().filter(|(_, line)| line.run == Some(run) && !line.is_over);
+    /// A node is gone: the streams that it had are too. A client hears so at once where only the process died.
+    pub(crate) fn node_gone(&mut self, node: Id, run: u64, says_so: bool) {
+        let of_it = |line: &Line| line.node == node && line.run == Some(run) && !line.is_over;
+        let lines = self.net.lines.iter().filter(|(_, line)| of_it(line));
         let lines: Vec<StreamId> = lines.map(|(&id, _)| id).collect();
         for stream in lines {
             if says_so {

@@ -18,6 +18,17 @@ pub(crate) enum Fault {
     ReadStall,
     FailedSync,
     SlowDisk,
+    /// One node and all others hear nothing of each other.
+    Partition,
+    /// What one node says to another does not arrive.
+    OneWay,
+    /// A connection between two nodes breaks.
+    PeerBreak,
+    /// Whoever leads stops running for a while, or dies.
+    LeaderStall,
+    LeaderCrash,
+    /// One node after the other is restarted.
+    Rolling,
     StreamBreak,
     /// All that a client and the node send each other is held back for a while.
     Delay,
@@ -29,12 +40,18 @@ pub(crate) enum Fault {
     Ghost,
 }
 
-const FAULTS: [Fault; 12] = [
+const FAULTS: [Fault; 18] = [
     Fault::NodeCrash,
     Fault::NodeStall,
     Fault::ReadStall,
     Fault::FailedSync,
     Fault::SlowDisk,
+    Fault::Partition,
+    Fault::OneWay,
+    Fault::PeerBreak,
+    Fault::LeaderStall,
+    Fault::LeaderCrash,
+    Fault::Rolling,
     Fault::StreamBreak,
     Fault::Delay,
     Fault::ClientPause,
@@ -44,8 +61,24 @@ const FAULTS: [Fault; 12] = [
     Fault::Ghost,
 ];
 
+impl Fault {
+    /// Whether it says anything about a node that is alone.
+    fn takes_others(self) -> bool {
+        matches!(
+            self,
+            Self::Partition
+                | Self::OneWay
+                | Self::PeerBreak
+                | Self::LeaderStall
+                | Self::LeaderCrash
+                | Self::Rolling
+        )
+    }
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
+    pub(crate) nodes: u64,
     pub(crate) clients: usize,
     /// What a client's sessions are opened with: one or two a client.
     pub(crate) specs: Vec<Spec>,
@@ -60,6 +93,8 @@ pub(crate) struct Scenario {
     pub(crate) snapshot_after: u64,
     pub(crate) drift: i64,
     pub(crate) latency: (Nanos, Nanos),
+    /// Between nodes.
+    pub(crate) peer_latency: (Nanos, Nanos),
     /// Pauses between a caller's jobs.
     pub(crate) idle_max: Nanos,
     /// Of jobs, in percent.
@@ -91,7 +126,9 @@ impl Scenario {
             specs.push(spec(second, 0, 0));
         }
         let ttl_max = if specs.len() > 1 { second } else { ttl };
+        let nodes = dice.pick(&[1, 3, 3, 3, 5]);
         let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| dice.chance(45)).collect();
+        faults.retain(|fault| nodes > 1 || !fault.takes_others());
         if dice.chance(8) {
             faults.clear();
         }
@@ -99,6 +136,7 @@ impl Scenario {
         let count = dice.within(1, names.len() as u64) as usize;
         let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
         Self {
+            nodes,
             clients: dice.within(2, 5) as usize,
             specs,
             ttl_max,
@@ -106,9 +144,11 @@ impl Scenario {
             safety: ttl * dice.within(8, 20) + 5 * SECOND,
             faults,
             fault_every: dice.spread(ttl / 8, 4 * ttl),
-            snapshot_after: dice.pick(&[500, 5_000, 50_000, u64::MAX]),
+            // Nodes can't send each other snapshots yet.
+            snapshot_after: if nodes > 1 { u64::MAX } else { dice.pick(&[500, 5_000, 50_000, u64::MAX]) },
             drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),
             latency: (dice.spread(20_000, MS), dice.spread(MS, 30 * MS)),
+            peer_latency: (dice.spread(20_000, MS), dice.spread(MS, 20 * MS)),
             idle_max: dice.spread(5 * MS, ttl),
             shared: dice.pick(&[0, 0, 20, 50]),
             permits: dice.pick(&[0, 0, 0, 30, 100]),

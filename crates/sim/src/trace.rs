@@ -30,6 +30,11 @@ impl Trace {
         }
     }
 
+    /// Whether anybody will read the lines.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.lines.is_some()
+    }
+
     pub(crate) fn finish(self) -> (u64, u64, Vec<String>) {
         (self.hash.digest(), self.count, self.lines.unwrap_or_default())
     }

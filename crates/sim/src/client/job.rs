@@ -148,6 +148,7 @@ impl Client {
             return;
         }
         job.state = State::Held;
+        self.holding.insert(key.0);
         job.token = Some(token.get());
         let name = core.dice.pick(&job.wanted.names).to_string();
         let section = match (job.wanted.mode, grant.permits.first()) {
@@ -192,6 +193,7 @@ impl Client {
     fn over(&mut self, core: &mut Core, key: Key) {
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
         job.state = State::Over;
+        self.holding.remove(&key.0);
         self.sessions[job.session].wanted.remove(&key);
         if core.is_stormy {
             let pause = core.dice.spread(MS, core.scenario.idle_max);
@@ -263,6 +265,7 @@ impl Client {
         }
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
         job.state = State::Releasing;
+        self.holding.remove(&key.0);
         let session = job.session;
         let pause = core.dice.spread(MS, 100 * MS);
         self.step_after(core, pause, key);

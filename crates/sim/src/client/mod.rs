@@ -3,7 +3,7 @@
 
 mod job;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use lockkeeper::BootInstant;
@@ -16,9 +16,10 @@ use lockkeeper_core::Seq;
 use lockkeeper_replica::StreamId;
 
 use crate::clock::{Clock, MS, Nanos};
-use crate::core::{Core, Happening};
+use crate::core::{Core, Happening, Id};
 use crate::mutants::Place;
 use crate::net::Down;
+use crate::node::node_at;
 pub(crate) use job::{Job, State};
 
 /// What the carrier finds a call's machine by.
@@ -37,10 +38,15 @@ pub(crate) struct Client {
     stream: Option<(Carried, StreamId)>,
     is_connecting: bool,
     tries: u32,
+    /// The node that it tries next, and who leads as the last one said.
+    next_node: Id,
+    leader: Option<Id>,
     wake_at: Option<Nanos>,
     /// Arrived while it was paused.
     socket: VecDeque<(StreamId, Down)>,
     pub(crate) jobs: BTreeMap<u64, Job>,
+    /// Those that hold.
+    holding: BTreeSet<u64>,
     next_key: u64,
 }
 
@@ -85,9 +91,12 @@ impl Client {
             stream: None,
             is_connecting: false,
             tries: 0,
+            next_node: core.dice.within(1, core.scenario.nodes),
+            leader: None,
             wake_at: None,
             socket: VecDeque::new(),
             jobs: BTreeMap::new(),
+            holding: BTreeSet::new(),
             next_key: 1,
         }
     }
@@ -114,6 +123,20 @@ impl Client {
     /// The stream as the node knows it.
     pub(crate) fn stream(&self) -> Option<StreamId> {
         self.stream.map(|(_, stream)| stream)
+    }
+
+    /// The jobs that hold what they want.
+    pub(crate) fn holding(&self) -> impl Iterator<Item = &Job> {
+        self.holding.iter().filter_map(|key| self.jobs.get(key))
+    }
+
+    /// The node to try now: each in turn, and first of all who was said to lead.
+    fn take_node(&mut self, core: &Core) -> Id {
+        self.leader.take().unwrap_or_else(|| {
+            let node = self.next_node;
+            self.next_node = node % core.scenario.nodes + 1;
+            node
+        })
     }
 
     /// Something for one of its machines, and all that comes of it.
@@ -234,6 +257,7 @@ impl Client {
                     self.carrier.received(now, carried, items, &mut outcomes);
                 }
                 Down::End(end) => {
+                    self.leader = node_at(&end.leader);
                     let what = Some(lockkeeper_wire::v1::server_item::What::StreamEnd(end));
                     let item = lockkeeper_wire::v1::ServerItem { session: 0, seq: 0, what };
                     self.carrier.received(now, carried, vec![item], &mut outcomes);
@@ -275,7 +299,8 @@ impl Client {
         self.is_connecting = false;
         if self.stream.is_none() && self.carrier.wants_stream() {
             let carried = self.carrier.begin_stream(self.clock.instant(core.now));
-            self.stream = Some((carried, core.open_line(self.index, self.life, false)));
+            let node = self.take_node(core);
+            self.stream = Some((carried, core.open_line(self.index, self.life, node, false)));
         }
         self.flush(core);
     }

@@ -1,25 +1,39 @@
 //! What must be true, judged from outside: the log as it was written and applied, what clients were told, and true time.
 //! The oracle sees everything and tells nobody.
 //!
-//! `table.rs`: the table, command by command (P1, P2, P4, P7, P8, P10). `silence.rs`: who may be called silent (P9).
-//! `told.rs`: what clients hear (P2, P7, P10). What guards believe is compared in `world.rs` (P4, P5).
+//! `log.rs`: what the nodes agree on, and what each has of it (P1, P10). `table.rs`: the table that the agreed log makes,
+//! command by command (P1, P2, P4, P7, P8). `silence.rs`: whom a node may call silent (P9). `order.rs`: who came first (P8).
+//! `rounds.rs` and `reads.rs`: who still led when it answered, and with what (P2, P6). `told.rs`: what clients hear (P2,
+//! P7, P10). What guards believe is compared in the world (P4, P5).
 
+mod log;
+mod order;
+mod reads;
+mod rounds;
 mod silence;
 mod table;
 mod told;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lockkeeper_core::{Command, Table};
-use lockkeeper_replica::{Event, Replica, StreamId};
-use lockkeeper_wire::request::Request;
+use lockkeeper_core::{Command, SessionId, Table, limits};
+use lockkeeper_replica::{Answer, AskId, Event, Question, Replica, StreamId};
 use lockkeeper_wire::{store, v1};
 
 use crate::clock::Nanos;
-use crate::core::Core;
-pub(crate) use silence::Silence;
-pub(crate) use table::History;
-use told::Told;
+use crate::core::{Core, Id};
+use crate::net::Up;
+use log::{Copy, Log};
+use order::Order;
+use reads::Reads;
+use rounds::Rounds;
+use silence::Silence;
+use table::History;
+use told::{Told, Verdict};
+
+/// A node's table is compared with the agreed one whenever it has applied so many more entries.
+const COMPARED_EVERY: u64 = 16;
 
 /// A promise that was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,9 +49,23 @@ pub struct Failure {
 pub(crate) struct Oracle {
     pub(crate) failure: Option<Failure>,
     pub(crate) history: History,
-    pub(crate) silence: Silence,
+    log: Log,
+    nodes: Vec<Watched>,
+    /// Sessions whose stream was closed by something between, seen by the service first, and which were not acknowledged
+    /// since: the one exception to P5.
+    excused: BTreeSet<u64>,
+    rounds: Rounds,
+    reads: Reads,
     told: Told,
     pub(crate) seen: Seen,
+}
+
+/// What is known of one node.
+#[derive(Default)]
+struct Watched {
+    copy: Copy,
+    silence: Silence,
+    order: Order,
 }
 
 /// How much was seen: a run in which nothing happens proves nothing.
@@ -49,8 +77,10 @@ pub struct Seen {
     pub grants: u64,
     /// Sessions that expired.
     pub expired: u64,
-    /// Starts of the node.
+    /// Starts of nodes.
     pub starts: u64,
+    /// Terms that had a leader.
+    pub elections: u64,
     /// Guards that were lost.
     pub lost: u64,
     /// Sections that the fence turned away.
@@ -68,6 +98,7 @@ impl Seen {
         self.grants += other.grants;
         self.expired += other.expired;
         self.starts += other.starts;
+        self.elections += other.elections;
         self.lost += other.lost;
         self.fenced += other.fenced;
         self.written += other.written;
@@ -75,12 +106,20 @@ impl Seen {
     }
 }
 
+fn place(node: Id) -> usize {
+    node as usize - 1
+}
+
 impl Oracle {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(nodes: u64) -> Self {
         Self {
             failure: None,
             history: History::new(),
-            silence: Silence::default(),
+            log: Log::default(),
+            nodes: (0..nodes).map(|_| Watched::default()).collect(),
+            excused: BTreeSet::new(),
+            rounds: Rounds::default(),
+            reads: Reads::default(),
             told: Told::default(),
             seen: Seen::default(),
         }
@@ -93,80 +132,238 @@ impl Oracle {
         }
     }
 
-    fn judge(&mut self, now: Nanos, verdict: Result<(), (&'static str, String)>) {
+    fn judge(&mut self, now: Nanos, verdict: Verdict) {
         if let Err((promise, what)) = verdict {
             self.fail(now, promise, &what);
         }
     }
 
-    /// What a start of the node found: a snapshot, and the log behind it.
-    pub(crate) fn recovered(&mut self, now: Nanos, at: u64, table: &Table, entries: &[store::Entry]) {
+    /// What a start of a node found: a snapshot, and the log behind it.
+    pub(crate) fn recovered(
+        &mut self,
+        now: Nanos,
+        node: Id,
+        (at, _): (u64, u64),
+        table: &Table,
+        hard_state: &store::HardState,
+        entries: &[store::Entry],
+    ) {
         self.seen.starts += 1;
-        let verdict = self.history.recovered(at, table, entries);
+        let of = &mut self.nodes[place(node)];
+        of.silence = Silence::default();
+        of.order = Order::default();
+        let mut verdict = of.copy.recovered(&self.log, node, at, hard_state, entries);
+        if verdict.is_ok() && self.history.digest(at) != Some(table.snapshot().digest()) {
+            let what = format!("the snapshot of entry {at} on node {node} is not the table that was there");
+            verdict = Err(("P10", what));
+        }
         self.judge(now, verdict);
     }
 
     /// A turn begins, at this reading of the node's clock.
-    pub(crate) fn turn(&mut self, local: Duration) {
-        let step = self.history.least_ttl() / 12;
-        self.silence.turn(local, step);
+    pub(crate) fn turn(&mut self, node: Id, local: Duration, replica: &Replica) {
+        let least = replica.table().sessions().map(|session| session.ttl_ms).min();
+        let step = Duration::from_millis(least.unwrap_or(limits::TTL_MS_MIN)) / 12;
+        self.nodes[place(node)].silence.turn(local, step);
     }
 
-    /// The replica is given something.
-    pub(crate) fn handed_over(&mut self, event: &Event) {
-        self.silence.handed_over(event);
-        if let Event::Frame(_, requests) = event {
-            for request in requests {
-                if let Request::Command { session, seq, command: Command::Acquire(_) } = request {
-                    self.history.handed_over(*session, *seq);
+    /// A packet is readable in a socket of a node from now on.
+    pub(crate) fn arrived(&mut self, now: Nanos, node: Id, stream: StreamId, packet: &Up) {
+        self.nodes[place(node)].silence.arrived(now, stream, packet);
+    }
+
+    /// A node reads that a stream is closed, which its client did not do or knows nothing of yet.
+    pub(crate) fn closed_between(&mut self, node: Id, stream: StreamId) {
+        self.excused.extend(self.nodes[place(node)].silence.carried_by(stream));
+    }
+
+    /// A node has closed a stream.
+    pub(crate) fn ended(&mut self, node: Id, stream: StreamId) {
+        self.nodes[place(node)].silence.ended(stream);
+    }
+
+    /// A node asks for all input of before.
+    pub(crate) fn barrier(&mut self, now: Nanos, node: Id) {
+        self.nodes[place(node)].silence.barrier(now);
+    }
+
+    /// The replica of a node is given something.
+    pub(crate) fn handed_over(&mut self, now: Nanos, node: Id, event: &Event) {
+        let of = &mut self.nodes[place(node)];
+        of.silence.handed_over(event);
+        of.order.handed_over(event);
+        self.rounds.handed_over(now, event);
+    }
+
+    /// The replica wants this to be durable.
+    pub(crate) fn wrote(&mut self, now: Nanos, node: Id, record: &store::Record) {
+        let verdict = self.propose(now, node, record);
+        self.judge(now, verdict);
+    }
+
+    /// What nobody has written before is a leader's proposal, and judged as one.
+    fn propose(&mut self, now: Nanos, node: Id, record: &store::Record) -> Verdict {
+        let of = &mut self.nodes[place(node)];
+        for command in of.copy.wrote(&mut self.log, now, node, record)? {
+            of.order.proposed(&command)?;
+            match &command {
+                Command::ExpireSession { session } => {
+                    self.seen.expired += 1;
+                    of.silence.may_expire(now, *session, &self.history)?;
                 }
+                command => of.silence.may_end(command, &self.history)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// It is durable.
+    pub(crate) fn durable(&mut self, node: Id, record: &store::Record) {
+        self.nodes[place(node)].copy.synced(record);
+    }
+
+    /// A node tells clients this.
+    pub(crate) fn told(&mut self, now: Nanos, node: Id, stream: StreamId, items: &[v1::ServerItem]) {
+        let nodes = &self.nodes;
+        let has = |index: u64| {
+            let Some(term) = self.log.agreed(index) else { return false };
+            2 * nodes.iter().filter(|it| it.copy.is_durable(index, term)).count() > nodes.len()
+        };
+        let mut verdict = Ok(());
+        for item in items {
+            let term = nodes[place(node)].silence.leads();
+            verdict = verdict.and_then(|()| self.rounds.told(node, term, stream, item, &self.log));
+            verdict = verdict.and_then(|()| self.told.item(item, &self.history, has));
+            if let Some(v1::server_item::What::Attached(_) | v1::server_item::What::Opened(_)) = item.what {
+                // From here on it has its full ttl again.
+                self.excused.remove(&item.session);
+            }
+        }
+        for item in items {
+            self.nodes[place(node)].silence.told(stream, item);
+        }
+        self.judge(now, verdict);
+    }
+
+    /// An operator asks a node.
+    pub(crate) fn asked(&mut self, ask: AskId, question: &Question) {
+        self.reads.asked(ask, question, &self.history);
+    }
+
+    /// A node answers an operator.
+    pub(crate) fn answered(&mut self, now: Nanos, node: Id, ask: AskId, answer: &Answer) {
+        let term = self.nodes[place(node)].silence.leads();
+        let verdict = match answer {
+            Answer::NotLeader { .. } | Answer::Status(_) => Ok(()),
+            _ => self.rounds.read(node, term, ask, &self.log),
+        };
+        let verdict = verdict.and_then(|()| self.reads.answered(ask, answer, &self.history));
+        self.judge(now, verdict);
+    }
+
+    /// The elections that there were.
+    pub(crate) fn elections(&self) -> u64 {
+        self.log.elections()
+    }
+
+    /// Looks at a replica after anything that may have changed it. Returns the first entry that nobody had applied yet.
+    fn observe(&mut self, node: Id, replica: &Replica) -> Verdict {
+        let of = &mut self.nodes[place(node)];
+        let index = replica.applied_index();
+        if index < of.copy.applied {
+            return Err((
+                "P10",
+                format!("node {node} goes back to entry {index}, it had applied {}", of.copy.applied),
+            ));
+        }
+        while of.copy.applied < index {
+            let next = of.copy.applied + 1;
+            let Some(term) = of.copy.at(next) else {
+                return Err(("P10", format!("node {node} applies entry {next}, and has not written it")));
+            };
+            match self.log.agreed(next) {
+                None => {
+                    self.log.agree(next, term);
+                    let commands = self.log.commands(next, term);
+                    self.history.apply(next, commands, &self.excused, &mut self.seen)?;
+                }
+                Some(agreed) if agreed == term => {}
+                Some(agreed) => {
+                    return Err((
+                        "P10",
+                        format!(
+                            "node {node} applies entry {next} of term {term}; the one that was applied first is of \
+                             term {agreed}"
+                        ),
+                    ));
+                }
+            }
+            for timer in self.history.begun(next) {
+                of.silence.begins(*timer);
+            }
+            of.copy.applied = next;
+        }
+        let begins = Self::follow_lead(of, node, replica, &self.log, &self.history)?;
+        if begins || index >= of.copy.compared + COMPARED_EVERY {
+            of.copy.compare(node, replica.table(), self.history.digest(index))?;
+        }
+        Ok(())
+    }
+
+    /// Whether the node has begun to lead.
+    fn follow_lead(
+        of: &mut Watched,
+        node: Id,
+        replica: &Replica,
+        log: &Log,
+        history: &History,
+    ) -> Result<bool, (&'static str, String)> {
+        let term = of.copy.term();
+        match (replica.is_ready(), of.silence.leads()) {
+            (true, Some(known)) if known == term => Ok(false),
+            (true, _) => {
+                let last: Option<SessionId> = replica.table().sessions().map(|session| session.id).max();
+                of.silence.ready(term, last);
+                let index = of.copy.applied;
+                if index < history.applied() && log.elected_after(term).is_none() {
+                    return Err((
+                        "P10",
+                        format!(
+                            "node {node} leads with entry {index} applied; {} was applied before",
+                            history.applied()
+                        ),
+                    ));
+                }
+                Ok(true)
+            }
+            (false, None) => Ok(false),
+            (false, Some(_)) => {
+                of.silence.stepped_down();
+                Ok(false)
             }
         }
     }
 
-    /// The replica wants this to be durable.
-    pub(crate) fn wrote(&mut self, now: Nanos, record: &store::Record) {
-        let verdict = self.history.wrote(record);
-        let verdict = verdict.and_then(|commands| {
-            commands.iter().try_for_each(|command| match command {
-                Command::ExpireSession { session } => {
-                    self.seen.expired += 1;
-                    self.silence.may_expire(now, *session, &self.history)
-                }
-                _ => self.history.may_propose(command, &self.silence),
-            })
-        });
+    /// At the end: every node has applied the same, and has the same table.
+    pub(crate) fn compare(&mut self, now: Nanos, node: Id, replica: &Replica) {
+        let index = replica.applied_index();
+        let verdict =
+            self.nodes[place(node)].copy.compare(node, replica.table(), self.history.digest(index));
         self.judge(now, verdict);
-    }
-
-    /// It is durable.
-    pub(crate) fn durable(&mut self, record: &store::Record) {
-        self.history.durable(record);
-    }
-
-    /// The node tells clients this.
-    pub(crate) fn told(&mut self, now: Nanos, stream: StreamId, items: &[v1::ServerItem]) {
-        for item in items {
-            self.silence.told(stream, item);
-            let verdict = self.told.item(item, &self.history);
-            self.judge(now, verdict);
-        }
     }
 }
 
 impl Core {
-    /// Looks at the replica after anything that may have changed it.
-    pub(crate) fn observe(&mut self, replica: &Replica) {
+    /// Looks at a replica after anything that may have changed it.
+    pub(crate) fn observe(&mut self, node: Id, replica: &Replica) {
         let oracle = &mut self.oracle;
         let before = oracle.history.applied();
-        let verdict = oracle.history.observe(replica, &oracle.silence, &mut oracle.seen);
+        let verdict = oracle.observe(node, replica);
         oracle.judge(self.now, verdict);
-        if replica.is_ready() {
-            oracle.silence.ready(self.now);
-        }
         for index in before + 1..=oracle.history.applied() {
-            let what = oracle.history.shown(index);
-            self.trace.note(self.now, format_args!("applied {index}: {what}"));
+            let term = oracle.log.agreed(index).unwrap_or_default();
+            let commands = oracle.log.commands(index, term);
+            self.trace.note(self.now, format_args!("node {node} applied {index} ({term}): {commands:?}"));
         }
     }
 }

@@ -1,15 +1,15 @@
-//! Who may be called silent (P9): when signs of life arrived and when they were handed over, in true time and on a lease
-//! clock of the oracle's own.
+//! Who may be called silent by a node (P9): when signs of life arrived there and when they were handed over, in true time
+//! and on a lease clock of the oracle's own. One for each node, and anew for each of its runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use lockkeeper_core::SessionId;
+use lockkeeper_core::{Command, SessionId};
 use lockkeeper_replica::{Event, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 
-use super::table::History;
+use super::table::{History, Timer};
 use super::told::Verdict;
 use crate::clock::Nanos;
 use crate::net::Up;
@@ -18,16 +18,19 @@ use crate::net::Up;
 pub(crate) struct Silence {
     last_turn: Option<Duration>,
     reading: Duration,
-    /// This run's zero point, and when it was.
-    zero: Option<Duration>,
+    /// The term in which it leads, and its zero point.
+    leads: Option<(u64, Duration)>,
+    /// The last session that it found when it began to lead.
+    found: Option<SessionId>,
+    /// What ends by time and began since then, and when.
+    began: BTreeMap<Timer, Duration>,
     /// The sessions of this run, as they arrived and as they were handed over.
     arrived: BTreeMap<u64, Arrived>,
     handed: BTreeMap<u64, Handed>,
     /// When all input of before was asked for.
     barrier: Option<Nanos>,
-    /// Sessions whose stream was closed by something between, seen by the service first, and which were not attached
-    /// since: the one exception to P5.
-    pub(crate) excused: BTreeSet<u64>,
+    /// Streams that the node has closed: it reads nothing more from them.
+    ended: BTreeSet<StreamId>,
 }
 
 /// As the sockets saw it.
@@ -52,31 +55,60 @@ struct Handed {
 }
 
 impl Silence {
-    /// A run knows nothing of the one before.
-    pub(crate) fn node_started(&mut self) {
-        self.last_turn = None;
-        self.zero = None;
-        self.arrived.clear();
-        self.handed.clear();
-        self.barrier = None;
-    }
-
+    /// A turn begins; `step` is the most that it counts for.
     pub(crate) fn turn(&mut self, local: Duration, step: Duration) {
         let last = self.last_turn.replace(local).unwrap_or(local);
         self.reading += local.saturating_sub(last).min(step);
     }
 
-    pub(crate) fn reading(&self) -> Duration {
-        self.reading
+    /// The term in which it leads.
+    pub(crate) fn leads(&self) -> Option<u64> {
+        self.leads.map(|(term, _)| term)
     }
 
-    /// The reading at the zero point of this run.
-    pub(crate) fn zero(&self) -> Duration {
-        self.zero.unwrap_or(self.reading)
+    /// The reading at the zero point.
+    fn zero(&self) -> Duration {
+        self.leads.map_or(self.reading, |(_, zero)| zero)
     }
 
-    pub(crate) fn ready(&mut self, _now: Nanos) {
-        self.zero.get_or_insert(self.reading);
+    /// It leads from now on, and knows this last session. Every timer starts anew.
+    pub(crate) fn ready(&mut self, term: u64, last: Option<SessionId>) {
+        self.leads = Some((term, self.reading));
+        self.found = last;
+        self.began.clear();
+    }
+
+    /// It does not lead any more. What it reads from here on is for when it leads again.
+    pub(crate) fn stepped_down(&mut self) {
+        self.leads = None;
+        self.handed.clear();
+    }
+
+    /// It applies an entry with which this began.
+    pub(crate) fn begins(&mut self, timer: Timer) {
+        self.began.entry(timer).or_insert(self.reading);
+    }
+
+    /// What a leader ends by time has had its time, on the lease clock and counted anew by a new leader (P9, B1, D1, W1).
+    pub(crate) fn may_end(&self, command: &Command, history: &History) -> Verdict {
+        let Some((timer, promise)) = Timer::of(command) else { return Ok(()) };
+        let Some(needs) = history.lasts(timer) else { return Ok(()) };
+        let zero = self.zero();
+        let since = self.began.get(&timer).map_or(zero, |it| zero.max(*it));
+        let passed = self.reading.saturating_sub(since);
+        if passed + Duration::from_millis(1) < needs * 99 / 100 {
+            return Err((promise, format!("{command:?} is proposed after {passed:?}, it needs {needs:?}")));
+        }
+        Ok(())
+    }
+
+    /// The node has closed a stream: what still arrives on it counts for nobody.
+    pub(crate) fn ended(&mut self, stream: StreamId) {
+        self.ended.insert(stream);
+        self.arrived.retain(|_, it| it.stream != stream);
+        for it in self.handed.values_mut().filter(|it| it.stream == Some(stream)) {
+            it.stream = None;
+        }
     }
 
     pub(crate) fn barrier(&mut self, now: Nanos) {
@@ -85,6 +117,9 @@ impl Silence {
 
     /// A packet is readable in a socket from now on.
     pub(crate) fn arrived(&mut self, now: Nanos, stream: StreamId, packet: &Up) {
+        if self.ended.contains(&stream) {
+            return;
+        }
         match packet {
             Up::Open => {}
             Up::Closed => {
@@ -153,14 +188,15 @@ impl Silence {
     }
 
     fn claims(&mut self, session: u64, attach: u64, stream: StreamId) {
+        if self.ended.contains(&stream) {
+            return;
+        }
         let sign = self.reading;
         let known = self.handed.get(&session);
         let again = known.is_some_and(|it| it.attach == attach && it.stream == Some(stream));
         if known.is_none_or(|it| attach > it.attach) || again {
             let it = Handed { attach, stream: Some(stream), sign, closed: None };
             self.handed.insert(session, it);
-            // From here on it has its full ttl again.
-            self.excused.remove(&session);
         }
     }
 
@@ -192,7 +228,7 @@ impl Silence {
         let silent_from = handed.map_or(zero, |it| it.sign.max(zero));
         let mut due = silent_from + most(ttl);
         if let Some(closed) = handed.and_then(|it| it.closed).filter(|_| lingers) {
-            let opened_before = history.opened_before(session);
+            let opened_before = self.found.is_some_and(|last| session <= last);
             let cut = closed + most(linger);
             due = due.min(if opened_before { cut.max(floor) } else { cut });
         }

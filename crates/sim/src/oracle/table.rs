@@ -1,14 +1,12 @@
-//! The table's history: every command as it was applied, against a table of the oracle's own and the named invariants.
+//! The table's history: every command in the order in which it was agreed, against a table of the oracle's own and the
+//! named invariants.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, LockName, Seq, SessionId, Snapshot, Table, invariants};
-use lockkeeper_replica::Replica;
-use lockkeeper_wire::{entry, store};
 
-use super::silence::Silence;
 use super::{Seen, told::Verdict};
 
 /// A hold, from its grant on, for ever.
@@ -23,40 +21,53 @@ pub(crate) struct Hold {
     /// Its holder may go on believing in it for a while: an operator broke it with `now` (B2), or `linger` ended it after
     /// a close that its client could not know of.
     pub(crate) is_excused: bool,
+    /// The entry that revoked or ended it, whichever came first.
+    pub(crate) stopped: Option<u64>,
+    names: Vec<LockName>,
+    subtree: bool,
 }
 
-struct Entry {
-    term: u64,
-    data: Vec<u8>,
-    commands: Vec<Command>,
+impl Hold {
+    /// Whether it holds a name: by itself, or as a subtree above it.
+    pub(crate) fn covers(&self, name: &LockName) -> bool {
+        let below = |own: &LockName| {
+            name.as_str().strip_prefix(own.as_str()).is_some_and(|rest| rest.starts_with('/'))
+        };
+        self.names.iter().any(|own| own == name || (self.subtree && below(own)))
+    }
 }
 
 pub(crate) struct History {
-    entries: BTreeMap<u64, Entry>,
     applied: u64,
-    durable: u64,
     table: Table,
     snapshot: Snapshot,
     digests: BTreeMap<u64, u128>,
     holds: BTreeMap<u64, Hold>,
-    /// When what ends by time began, on the lease clock: closed and revoked holds by token, waits by request.
-    began: BTreeMap<Timer, (Duration, Duration)>,
-    /// P8: at which turns of the input an acquire was given to this run of the node, first and last.
-    handed: BTreeMap<(SessionId, Seq), (u64, u64)>,
-    handings: u64,
-    /// The latest first handing of all that this run has logged.
-    logged: (u64, Option<(SessionId, Seq)>),
-    /// The replica's table was compared up to here in this run.
-    compared: u64,
-    /// The last session that this run found when it began to lead.
-    found: Option<SessionId>,
+    /// Holds that have not ended.
+    live: BTreeSet<u64>,
+    /// How long what ends by time lasts: closed and revoked holds by token, waits by request.
+    timers: BTreeMap<Timer, Duration>,
+    /// Which of them began with an entry.
+    begun: BTreeMap<u64, Vec<Timer>>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Timer {
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Timer {
     Closed(u64),
     Revoked(u64),
     Wait(SessionId, Seq),
+}
+
+impl Timer {
+    /// What a leader's own command ends by time, and the promise that it has had its time.
+    pub(crate) fn of(command: &Command) -> Option<(Self, &'static str)> {
+        match command {
+            Command::EndDelay { token } => Some((Self::Closed(token.get()), "P9")),
+            Command::EndRevoked { token } => Some((Self::Revoked(token.get()), "P4")),
+            Command::TimeOut { session, target } => Some((Self::Wait(*session, *target), "P4")),
+            _ => None,
+        }
+    }
 }
 
 impl History {
@@ -65,19 +76,14 @@ impl History {
         let snapshot = table.snapshot();
         let digests = BTreeMap::from([(0, snapshot.digest())]);
         Self {
-            entries: BTreeMap::new(),
             applied: 0,
-            durable: 0,
             table,
             snapshot,
             digests,
             holds: BTreeMap::new(),
-            began: BTreeMap::new(),
-            handed: BTreeMap::new(),
-            handings: 0,
-            logged: (0, None),
-            compared: 0,
-            found: None,
+            live: BTreeSet::new(),
+            timers: BTreeMap::new(),
+            begun: BTreeMap::new(),
         }
     }
 
@@ -93,161 +99,39 @@ impl History {
         self.holds.get(&token)
     }
 
-    pub(crate) fn is_durable(&self, index: u64) -> bool {
-        index <= self.durable
+    /// What the table was after an entry.
+    pub(crate) fn digest(&self, index: u64) -> Option<u128> {
+        self.digests.get(&index).copied()
     }
 
-    pub(crate) fn least_ttl(&self) -> Duration {
-        let least = self.snapshot.sessions.iter().map(|session| session.ttl_ms).min();
-        Duration::from_millis(least.unwrap_or(lockkeeper_core::limits::TTL_MS_MIN))
+    /// How long it lasts.
+    pub(crate) fn lasts(&self, timer: Timer) -> Option<Duration> {
+        self.timers.get(&timer).copied()
     }
 
-    /// Whether the session was there when this run of the node began to lead.
-    pub(crate) fn opened_before(&self, session: SessionId) -> bool {
-        self.found.is_some_and(|last| session <= last)
+    /// What began with an entry.
+    pub(crate) fn begun(&self, index: u64) -> &[Timer] {
+        self.begun.get(&index).map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn shown(&self, index: u64) -> String {
-        self.entries.get(&index).map(|entry| format!("{:?}", entry.commands)).unwrap_or_default()
-    }
-
-    /// P10: what was applied is in the snapshot, or in the log behind it, as it was.
-    pub(crate) fn recovered(&mut self, at: u64, table: &Table, found: &[store::Entry]) -> Verdict {
-        self.handed.clear();
-        self.logged = (0, None);
-        self.compared = at;
-        self.found = None;
-        if self.digests.get(&at) != Some(&table.snapshot().digest()) {
-            return Err(("P10", format!("the snapshot of entry {at} is not the table that was there")));
-        }
-        for (index, known) in self.entries.range(..=self.applied).filter(|(index, _)| **index > at) {
-            let same = found.iter().find(|entry| entry.index == *index);
-            if same.is_none_or(|entry| entry.term != known.term || entry.data != known.data) {
-                return Err((
-                    "P10",
-                    format!(
-                        "entry {index} was applied, and a start finds {} in its place: {:?}",
-                        same.map_or("nothing", |_| "another"),
-                        known.commands
-                    ),
-                ));
-            }
-        }
-        self.durable = found.last().map_or(at, |entry| entry.index);
-        let applied = self.applied;
-        found.iter().filter(|entry| entry.index > applied).try_for_each(|entry| self.keep(entry))
-    }
-
-    fn keep(&mut self, entry: &store::Entry) -> Verdict {
-        let commands = match entry.data.is_empty() {
-            true => Vec::new(),
-            false => entry::decode_batch(&entry.data).map_err(|error| ("P10", error.to_string()))?,
-        };
-        if entry.index <= self.applied {
-            return Err(("P10", format!("entry {} is written anew, though it was applied", entry.index)));
-        }
-        let known = Entry { term: entry.term, data: entry.data.to_vec(), commands };
-        self.entries.insert(entry.index, known);
-        Ok(())
-    }
-
-    /// Keeps what is written; returns its commands.
-    pub(crate) fn wrote(&mut self, record: &store::Record) -> Result<Vec<Command>, (&'static str, String)> {
-        let mut commands = Vec::new();
-        for entry in &record.entries {
-            self.keep(entry)?;
-            commands.extend(self.entries[&entry.index].commands.iter().cloned());
-        }
-        for command in &commands {
-            self.in_order(command)?;
-        }
-        Ok(commands)
-    }
-
-    pub(crate) fn durable(&mut self, record: &store::Record) {
-        if let Some(last) = record.entries.last() {
-            self.durable = last.index;
-        }
-    }
-
-    pub(crate) fn handed_over(&mut self, session: SessionId, seq: Seq) {
-        self.handings += 1;
-        let handing = self.handings;
-        self.handed.entry((session, seq)).or_insert((handing, handing)).1 = handing;
-    }
-
-    /// P8: who came first is logged first, so it gets the lower ticket.
-    fn in_order(&mut self, command: &Command) -> Verdict {
-        let Command::Acquire(it) = command else { return Ok(()) };
-        let Some(&(first, last)) = self.handed.get(&(it.session, it.seq)) else { return Ok(()) };
-        if last < self.logged.0 {
-            return Err((
-                "P8",
-                format!("{}/{} came before {:?}, and is logged behind it", it.session, it.seq, self.logged.1),
-            ));
-        }
-        if first > self.logged.0 {
-            self.logged = (first, Some((it.session, it.seq)));
-        }
-        Ok(())
-    }
-
-    /// What the leader ends by time has had its time, on the lease clock and counted anew by a new leader (P9, B1, D1,
-    /// W1).
-    pub(crate) fn may_propose(&self, command: &Command, silence: &Silence) -> Verdict {
-        let (timer, promise) = match command {
-            Command::EndDelay { token } => (Timer::Closed(token.get()), "P9"),
-            Command::EndRevoked { token } => (Timer::Revoked(token.get()), "P4"),
-            Command::TimeOut { session, target } => (Timer::Wait(*session, *target), "P4"),
-            _ => return Ok(()),
-        };
-        let Some((since, needs)) = self.began.get(&timer) else { return Ok(()) };
-        let passed = silence.reading().saturating_sub((*since).max(silence.zero()));
-        if passed + Duration::from_millis(1) < *needs * 99 / 100 {
-            return Err((promise, format!("{command:?} is proposed after {passed:?}, it needs {needs:?}")));
-        }
-        Ok(())
-    }
-
-    /// Follows the replica; compares tables.
-    pub(crate) fn observe(&mut self, replica: &Replica, silence: &Silence, seen: &mut Seen) -> Verdict {
-        let index = replica.applied_index();
-        while self.applied < index {
-            self.apply(self.applied + 1, silence, seen)?;
-        }
-        if index > self.compared {
-            self.compared = index;
-            let digest = replica.table().snapshot().digest();
-            if self.digests.get(&index) != Some(&digest) {
-                return Err(("P10", format!("at entry {index} the node's table is not what its log makes")));
-            }
-        }
-        if replica.is_ready() {
-            self.found.get_or_insert(SessionId(self.snapshot.last_session));
-        }
-        if replica.is_ready() && index < self.applied {
-            return Err((
-                "P10",
-                format!("the node leads with entry {index} applied; {} was applied before", self.applied),
-            ));
-        }
-        Ok(())
-    }
-
-    fn apply(&mut self, index: u64, silence: &Silence, seen: &mut Seen) -> Verdict {
-        let Some(entry) = self.entries.get(&index) else {
-            return Err(("P10", format!("entry {index} is applied and was never written")));
-        };
-        for command in entry.commands.clone() {
+    /// The next entry.
+    pub(crate) fn apply(
+        &mut self,
+        index: u64,
+        commands: &[Command],
+        excused: &BTreeSet<u64>,
+        seen: &mut Seen,
+    ) -> Verdict {
+        for command in commands {
             seen.commands += 1;
             let mut effects = Effects::new();
             let reply = self.table.apply(command.clone(), &mut effects);
             let after = self.table.snapshot();
             let verdict = invariants::all(&self.table)
-                .and_then(|()| invariants::step(&self.snapshot, &command, &reply, &effects, &after));
+                .and_then(|()| invariants::step(&self.snapshot, command, &reply, &effects, &after));
             verdict.map_err(|what| (promise_of(&what), what))?;
-            self.follow_holds(index, &command, &after, silence, seen)?;
-            self.follow_timers(&after, silence.reading());
+            self.follow_holds(index, command, &after, excused, seen)?;
+            self.follow_timers(index, &after);
             self.snapshot = after;
         }
         self.digests.insert(index, self.snapshot.digest());
@@ -261,16 +145,16 @@ impl History {
         index: u64,
         command: &Command,
         after: &Snapshot,
-        silence: &Silence,
+        excused: &BTreeSet<u64>,
         seen: &mut Seen,
     ) -> Verdict {
         let mut live = BTreeMap::new();
         for request in &after.requests {
             let (Phase::Held { token, .. } | Phase::Revoked { token, .. }) = &request.phase else { continue };
             let Some((session, seq)) = request.owner else { continue };
-            live.insert(token.get(), (session, seq));
+            live.insert(token.get(), (session, seq, request));
         }
-        for (&token, &(session, seq)) in &live {
+        for (&token, &(session, seq, request)) in &live {
             match self.holds.get(&token) {
                 Some(known) if (known.session, known.seq) == (session, seq) && known.ended.is_none() => {}
                 Some(known) => {
@@ -283,25 +167,34 @@ impl History {
                         return Err(("P2", format!("token {token} is granted after {last}")));
                     }
                     seen.grants += 1;
-                    let hold = Hold { session, seq, index, ended: None, is_excused: false };
+                    let (names, subtree) = (request.names.clone(), request.subtree);
+                    let (ended, stopped, is_excused) = (None, None, false);
+                    let hold =
+                        Hold { session, seq, index, ended, is_excused, stopped, names, subtree };
                     self.holds.insert(token, hold);
+                    self.live.insert(token);
                 }
             }
-        }
-        for (token, hold) in &mut self.holds {
-            if hold.ended.is_none() && !live.contains_key(token) {
-                hold.ended = Some(format!("{command:?} (entry {index})"));
-                hold.is_excused = match command {
-                    Command::Break(order) => order.now,
-                    Command::ExpireSession { session } => silence.excused.contains(&session.0),
-                    _ => false,
-                };
+            if let (Phase::Revoked { .. }, Some(hold)) = (&request.phase, self.holds.get_mut(&token)) {
+                hold.stopped.get_or_insert(index);
             }
+        }
+        let over: Vec<u64> = self.live.iter().copied().filter(|token| !live.contains_key(token)).collect();
+        for token in over {
+            self.live.remove(&token);
+            let Some(hold) = self.holds.get_mut(&token) else { continue };
+            hold.stopped.get_or_insert(index);
+            hold.ended = Some(format!("{command:?} (entry {index})"));
+            hold.is_excused = match command {
+                Command::Break(order) => order.now,
+                Command::ExpireSession { session } => excused.contains(&session.0),
+                _ => false,
+            };
         }
         Ok(())
     }
 
-    fn follow_timers(&mut self, after: &Snapshot, reading: Duration) {
+    fn follow_timers(&mut self, index: u64, after: &Snapshot) {
         let ms = Duration::from_millis;
         let ttl = |session: SessionId| {
             after.sessions.iter().find(|state| state.id == session).map_or(0, |state| state.ttl_ms)
@@ -317,7 +210,10 @@ impl History {
                 }
                 _ => continue,
             };
-            self.began.entry(timer).or_insert((reading, needs));
+            if let std::collections::btree_map::Entry::Vacant(place) = self.timers.entry(timer) {
+                place.insert(needs);
+                self.begun.entry(index).or_default().push(timer);
+            }
         }
     }
 

@@ -16,10 +16,16 @@ pub(crate) struct Told {
 }
 
 impl Told {
-    pub(crate) fn item(&mut self, item: &v1::ServerItem, history: &History) -> Verdict {
+    /// `has` says whether an entry would outlive a power cut now.
+    pub(crate) fn item(
+        &mut self,
+        item: &v1::ServerItem,
+        history: &History,
+        has: impl Fn(u64) -> bool,
+    ) -> Verdict {
         let request = (item.session, item.seq);
         match &item.what {
-            Some(What::Granted(granted)) => self.granted(request, granted.token, history),
+            Some(What::Granted(granted)) => self.granted(request, granted.token, history, has),
             Some(What::Busy(_)) => self.ended(request, "busy".to_owned()),
             Some(What::Ended(finished)) => self.ended(request, format!("{:?}", finished.end())),
             // Of a finish (told under its own number), or of a repeated acquire.
@@ -30,7 +36,13 @@ impl Told {
         }
     }
 
-    fn granted(&mut self, request: (u64, u64), token: u64, history: &History) -> Verdict {
+    fn granted(
+        &mut self,
+        request: (u64, u64),
+        token: u64,
+        history: &History,
+        has: impl Fn(u64) -> bool,
+    ) -> Verdict {
         let Some(hold) = history.hold(token) else {
             return Err(("P1", format!("{request:?} is told token {token}, which was never granted")));
         };
@@ -40,8 +52,11 @@ impl Told {
                 format!("{request:?} is told token {token}, which {}/{} has", hold.session, hold.seq),
             ));
         }
-        if !history.is_durable(hold.index) {
-            return Err(("P10", format!("token {token} is told before entry {} is durable", hold.index)));
+        if !has(hold.index) {
+            return Err((
+                "P10",
+                format!("token {token} is told before entry {} is durable on a majority", hold.index),
+            ));
         }
         if let Some(end) = self.ends.get(&request) {
             return Err(("P7", format!("{request:?} is told token {token} after its end: {end}")));

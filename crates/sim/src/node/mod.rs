@@ -1,0 +1,155 @@
+//! A node: the production replica and the production log, on a disk in memory, run as a process would run them.
+//!
+//! What was sent, what has arrived in a socket and what was read are three different things here: only so is the
+//! barrier of P9 put to the test. While a write is under way, or the process is stopped, nothing runs and input piles up.
+//!
+//! `start.rs`: how it begins and dies. `sockets.rs`: what arrives. `turn.rs`: the loop.
+
+mod sockets;
+mod start;
+mod turn;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
+use lockkeeper_replica::storage::Log;
+use lockkeeper_replica::{AskId, Event, Question, Replica, StreamId, Write};
+use lockkeeper_wire::store::Record;
+
+use crate::chores::Chores;
+use crate::clock::{Clock, Nanos, SECOND};
+use crate::core::{Core, Id};
+use crate::mutants::Place;
+use crate::net::Up;
+pub(crate) use start::node_at;
+
+/// What a disk says that is broken.
+const EIO: i32 = 5;
+
+pub(crate) struct Node {
+    pub(crate) id: Id,
+    pub(crate) clock: Clock,
+    disk: MemoryDisk,
+    /// Counts its starts.
+    pub(crate) run: u64,
+    process: Option<Process>,
+    seed: u64,
+}
+
+/// What a crash takes away.
+struct Process {
+    replica: Replica,
+    log: Log<MemoryDisk>,
+    chores: Chores,
+    /// Arrived, and not yet read.
+    sockets: BTreeMap<StreamId, VecDeque<Up>>,
+    /// Streams whose socket is to be read already.
+    reading: BTreeSet<StreamId>,
+    /// Of other nodes: arrived, and not yet read.
+    frames: VecDeque<(Id, Vec<u8>)>,
+    /// Read, and not yet handed over.
+    inbox: VecDeque<Event>,
+    barriers: Vec<Barrier>,
+    writes: VecDeque<Pending>,
+    /// Nothing runs before.
+    stopped_until: Nanos,
+    /// No socket is read before.
+    unread_until: Nanos,
+    turn_at: Option<Nanos>,
+}
+
+/// A write that the disk is busy with.
+enum Pending {
+    Write(Box<Write>),
+    /// The mutant has said "synced" already.
+    Late(Record),
+}
+
+impl Pending {
+    fn record(&self) -> &Record {
+        match self {
+            Self::Write(write) => write.record(),
+            Self::Late(record) => record,
+        }
+    }
+}
+
+/// All that had arrived when it began must be read before it passes.
+struct Barrier {
+    number: u64,
+    waits: BTreeMap<StreamId, usize>,
+}
+
+impl Node {
+    pub(crate) fn new(core: &mut Core, id: Id) -> Self {
+        let ppm = core.scenario.drift;
+        let ppm = core.dice.within(0, 2 * ppm as u64) as i64 - ppm;
+        let disk = MemoryDisk::new();
+        disk.lie(core.is(Place::SyncSkipped));
+        let origin = core.dice.within(SECOND, 1_000_000 * SECOND);
+        Self { id, clock: Clock::new(origin, ppm), disk, run: 0, process: None, seed: core.dice.u64() }
+    }
+
+    pub(crate) fn is_up(&self) -> bool {
+        self.process.is_some()
+    }
+
+    /// Whether it leads and knows all that was ever committed.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.replica.is_ready())
+    }
+
+    /// The last entry in its table.
+    pub(crate) fn applied(&self) -> Option<u64> {
+        self.process.as_ref().map(|process| process.replica.applied_index())
+    }
+
+    /// Its table against what it should be.
+    pub(crate) fn compare(&self, core: &mut Core) {
+        if let Some(process) = &self.process {
+            core.oracle.compare(core.now, self.id, &process.replica);
+        }
+    }
+
+    /// Whether it answers a greeting now.
+    pub(crate) fn answers(&self, now: Nanos) -> bool {
+        self.process.as_ref().is_some_and(|process| process.stopped_until <= now)
+    }
+
+    /// SIGSTOP: nothing runs until then.
+    pub(crate) fn stop_until(&mut self, until: Nanos) {
+        if let Some(process) = &mut self.process {
+            process.stopped_until = process.stopped_until.max(until);
+        }
+    }
+
+    /// No client's socket is read until then, but the loop runs.
+    pub(crate) fn unread_until(&mut self, until: Nanos) {
+        if let Some(process) = &mut self.process {
+            process.unread_until = process.unread_until.max(until);
+        }
+    }
+
+    /// The next sync fails.
+    pub(crate) fn fail_sync(&mut self) {
+        self.disk.fail(Operation::Sync, 0, EIO);
+    }
+
+    pub(crate) fn heal(&mut self, core: &mut Core) {
+        self.disk.heal();
+        if let Some(process) = &mut self.process {
+            process.stopped_until = 0;
+            process.unread_until = 0;
+        }
+        self.turn_soon(core, core.now);
+    }
+
+    pub(crate) fn ask(&mut self, core: &mut Core, ask: AskId, question: Question) {
+        core.note(format_args!("operator asks node {} {ask:?} {question:?}", self.id));
+        if let Some(process) = &mut self.process {
+            core.oracle.asked(ask, &question);
+            process.inbox.push_back(Event::Asked(ask, question));
+            self.turn_soon(core, core.now);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What arrives at a node: in its clients' sockets, which are read one by one, and in its peers', which the loop reads.
+
+use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_wire::request::Request;
+
+use super::start::client_address;
+use super::{Barrier, Node, Process};
+use crate::clock::MS;
+use crate::core::{Core, Happening, Id};
+use crate::net::{Down, Up};
+use crate::peers::LinkId;
+
+impl Node {
+    /// A packet arrives in a socket.
+    pub(crate) fn arrives(&mut self, core: &mut Core, stream: StreamId, packet: Up) {
+        let Some(line) = core.net.lines.get_mut(&stream) else { return };
+        let opens = matches!(packet, Up::Open);
+        let Some(process) = self.process.as_mut() else {
+            // Nobody listens. Who is told so tries again.
+            return core.send_down(stream, Down::Closed);
+        };
+        if opens {
+            line.run = Some(self.run);
+        } else if line.run != Some(self.run) {
+            return core.send_down(stream, Down::Closed);
+        }
+        core.oracle.arrived(core.now, self.id, stream, &packet);
+        process.sockets.entry(stream).or_default().push_back(packet);
+        if process.reading.insert(stream) {
+            let pause = core.dice.spread(5_000, if core.is_stormy { 10 * MS } else { MS });
+            let at = (core.now + pause).max(process.unread_until);
+            core.at(at, Happening::NodeReads { node: self.id, run: self.run, stream });
+        }
+    }
+
+    pub(crate) fn reads(&mut self, core: &mut Core, run: u64, stream: StreamId) {
+        let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
+        let not_before = process.stopped_until.max(process.unread_until);
+        if core.now < not_before {
+            let pause = core.dice.spread(5_000, 10 * MS);
+            return core.at(not_before + pause, Happening::NodeReads { node: self.id, run, stream });
+        }
+        process.reading.remove(&stream);
+        for packet in process.sockets.remove(&stream).unwrap_or_default() {
+            let event = match packet {
+                Up::Open => Event::StreamOpened(stream),
+                Up::Closed => Event::StreamClosed { stream, by_client: true },
+                Up::Frame(items) => {
+                    let requests = items.into_iter().map(Request::try_from).collect();
+                    match requests {
+                        Ok(requests) => Event::Frame(stream, requests),
+                        Err(error) => {
+                            return core.broken("P7", &format!("the client sent what is none: {error}"));
+                        }
+                    }
+                }
+            };
+            process.inbox.push_back(event);
+        }
+        for barrier in &mut process.barriers {
+            barrier.waits.remove(&stream);
+        }
+        process.pass_barriers();
+        let pause = core.dice.within(0, 200_000);
+        self.turn_soon(core, core.now + pause);
+    }
+
+    /// A frame of another node arrives; the loop reads it.
+    pub(crate) fn peer_arrives(&mut self, core: &mut Core, from: Id, frame: Vec<u8>) {
+        let Some(process) = self.process.as_mut() else { return };
+        process.frames.push_back((from, frame));
+        let pause = core.dice.within(0, 100_000);
+        self.turn_soon(core, core.now + pause);
+    }
+
+    /// What is sent to another node arrives from now on.
+    pub(crate) fn peer_reached(&mut self, core: &mut Core, peer: Id) {
+        core.note(format_args!("node {} reaches node {peer}", self.id));
+        if let Some(process) = &mut self.process {
+            let client_address = client_address(peer);
+            process.inbox.push_back(Event::PeerUp { node: peer, rules_max: 1, client_address });
+            self.turn_soon(core, core.now);
+        }
+    }
+
+    /// A link to or from another node is over.
+    pub(crate) fn peer_lost(&mut self, core: &mut Core, peer: Id, link: LinkId) {
+        core.note(format_args!("node {} loses node {peer} ({link:?})", self.id));
+        if let Some(process) = &mut self.process {
+            process.inbox.push_back(Event::PeerDown(peer));
+        }
+        let pause = core.dice.spread(MS, 20 * MS);
+        core.dial(self.id, self.run, peer, pause);
+        self.turn_soon(core, core.now);
+    }
+}
+
+impl Process {
+    /// All that is in a socket now is to be read before it passes.
+    pub(super) fn begin_barrier(&mut self, number: u64) {
+        let waits = self.sockets.iter().map(|(&stream, unread)| (stream, unread.len()));
+        self.barriers.push(Barrier { number, waits: waits.collect() });
+        self.pass_barriers();
+    }
+
+    fn pass_barriers(&mut self) {
+        let (passed, left) =
+            std::mem::take(&mut self.barriers).into_iter().partition(|barrier| barrier.waits.is_empty());
+        self.barriers = left;
+        let passed: Vec<Barrier> = passed;
+        self.inbox.extend(passed.into_iter().map(|barrier| Event::Drained(barrier.number)));
+    }
+}

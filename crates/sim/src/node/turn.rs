@@ -1,0 +1,208 @@
+//! A node's loop: what has arrived goes in, what must be durable is written, and then what comes of it goes out.
+
+use std::fmt::Write as _;
+
+use lockkeeper_replica::{Event, Output, Write};
+use lockkeeper_wire::peer::PeerFrame;
+use prost::Message;
+
+use super::{Node, Pending};
+use crate::chores::Done;
+use crate::clock::{MS, Nanos, SECOND};
+use crate::core::{Core, Happening};
+use crate::mutants::Place;
+use crate::net::Down;
+use crate::scenario::Fault;
+
+impl Node {
+    pub(super) fn turn_soon(&mut self, core: &mut Core, at: Nanos) {
+        let Some(process) = &mut self.process else { return };
+        let at = at.max(process.stopped_until);
+        if process.turn_at.is_none_or(|planned| at < planned) {
+            process.turn_at = Some(at);
+            core.at(at, Happening::NodeTurn { node: self.id, run: self.run });
+        }
+    }
+
+    pub(crate) fn turn(&mut self, core: &mut Core, run: u64) {
+        let local = self.clock.duration(core.now);
+        let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
+        // One that was planned and then moved.
+        if process.turn_at != Some(core.now) {
+            return;
+        }
+        process.turn_at = None;
+        if core.now < process.stopped_until {
+            return self.turn_soon(core, core.now);
+        }
+        if process.writes.iter().any(|pending| matches!(pending, Pending::Write(_))) {
+            return;
+        }
+        core.oracle.turn(self.id, local, &process.replica);
+        process.replica.begin(local);
+        for (from, frame) in std::mem::take(&mut process.frames) {
+            match PeerFrame::decode(frame.as_slice()) {
+                Ok(frame) => process.replica.handle(Event::Peer(frame.messages)),
+                Err(error) => {
+                    let what = format!("node {} can't read what node {from} sent: {error}", self.id);
+                    return core.broken("P7", &what);
+                }
+            }
+        }
+        for event in std::mem::take(&mut process.inbox) {
+            core.oracle.handed_over(core.now, self.id, &event);
+            process.replica.handle(event);
+        }
+        self.go_on(core);
+    }
+
+    pub(crate) fn wrote(&mut self, core: &mut Core, run: u64) {
+        let node = self.id;
+        let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
+        if core.now < process.stopped_until {
+            return core.at(process.stopped_until, Happening::NodeWrote { node, run });
+        }
+        let Some(pending) = process.writes.pop_front() else { return };
+        if let Err(error) = process.log.append(pending.record()) {
+            core.note(format_args!("node {node} aborts: {error}"));
+            return self.crash(core, true);
+        }
+        core.oracle.durable(node, pending.record());
+        if let Pending::Write(write) = pending {
+            self.go_on_after(core, *write);
+        }
+    }
+
+    /// A step of a snapshot has been given time enough.
+    pub(crate) fn stored(&mut self, core: &mut Core, run: u64) {
+        let node = self.id;
+        let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
+        if core.now < process.stopped_until {
+            return core.at(process.stopped_until, Happening::NodeStored { node, run });
+        }
+        match process.chores.step(&self.disk) {
+            None => {}
+            Some(Done::Step) => process.inbox.push_back(Event::SnapshotStepDone),
+            Some(Done::Failed) => process.inbox.push_back(Event::SnapshotFailed),
+            Some(Done::Stop(error)) => {
+                core.note(format_args!("node {node} aborts: {error}"));
+                return self.crash(core, true);
+            }
+        }
+        self.turn_soon(core, core.now);
+    }
+
+    fn go_on_after(&mut self, core: &mut Core, write: Write) {
+        let now = self.clock.duration(core.now);
+        let Some(process) = &mut self.process else { return };
+        if let Err(error) = process.replica.persisted(now, write.synced()) {
+            return core.broken("P10", &format!("node {} stops: {error}", self.id));
+        }
+        self.go_on(core);
+    }
+
+    fn go_on(&mut self, core: &mut Core) {
+        let now = self.clock.duration(core.now);
+        loop {
+            let Some(process) = &mut self.process else { return };
+            let write = match process.replica.advance() {
+                Ok(Some(write)) => write,
+                Ok(None) => break,
+                Err(error) => return core.broken("P10", &format!("node {} stops: {error}", self.id)),
+            };
+            core.observe(self.id, &process.replica);
+            let record = write.record();
+            core.oracle.wrote(core.now, self.id, record);
+            if record.entries.is_empty() && record.hard_state.is_none() {
+                if let Err(error) = process.replica.persisted(now, write.synced()) {
+                    return core.broken("P10", &format!("node {} stops: {error}", self.id));
+                }
+                core.observe(self.id, &process.replica);
+                continue;
+            }
+            let slow = core.has(Fault::SlowDisk) && core.dice.chance(10);
+            let pause = if slow { core.dice.spread(MS, 3 * SECOND) } else { core.dice.spread(80_000, MS) };
+            core.after(pause, Happening::NodeWrote { node: self.id, run: self.run });
+            // Nothing of it depends on this write.
+            self.put_out(core);
+            let Some(process) = &mut self.process else { return };
+            if core.is(Place::ReplyBeforeSync) {
+                process.writes.push_back(Pending::Late(record.clone()));
+                if let Err(error) = process.replica.persisted(now, write.synced()) {
+                    return core.broken("P10", &format!("node {} stops: {error}", self.id));
+                }
+                core.observe(self.id, &process.replica);
+                continue;
+            }
+            process.writes.push_back(Pending::Write(Box::new(write)));
+            return;
+        }
+        self.put_out(core);
+        self.sleep(core);
+    }
+
+    fn put_out(&mut self, core: &mut Core) {
+        let Some(process) = &mut self.process else { return };
+        core.observe(self.id, &process.replica);
+        for output in process.replica.take_outputs() {
+            match output {
+                Output::Peer(to, messages) => {
+                    let frame = PeerFrame { messages };
+                    if core.trace.is_kept() {
+                        core.note(format_args!("node {} to node {to}: {}", self.id, shown(&frame)));
+                    }
+                    core.send_peer(self.id, to, frame.encode_to_vec());
+                }
+                Output::Items(stream, items) => {
+                    core.oracle.told(core.now, self.id, stream, &items);
+                    core.send_down(stream, Down::Items(items));
+                }
+                Output::EndStream(stream, end) => {
+                    core.oracle.ended(self.id, stream);
+                    core.send_down(stream, Down::End(end));
+                    core.send_down(stream, Down::Closed);
+                }
+                Output::Answer(ask, answer) => {
+                    core.note(format_args!("operator hears from node {} {ask:?} {answer:?}", self.id));
+                    core.oracle.answered(core.now, self.id, ask, &answer);
+                }
+                Output::Drain(number) => {
+                    core.oracle.barrier(core.now, self.id);
+                    process.begin_barrier(number);
+                }
+                Output::Snapshot(step) => {
+                    process.chores.todo = Some(step);
+                    let pause = core.dice.spread(50_000, 20 * MS);
+                    core.after(pause, Happening::NodeStored { node: self.id, run: self.run });
+                }
+                Output::Compact(index) => {
+                    core.note(format_args!("node {} compacts its log up to {index}", self.id));
+                    if let Err(error) = process.log.compact(index).run(&self.disk) {
+                        core.note(format_args!("node {}: old files stay: {error}", self.id));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Until something arrives, or is due.
+    fn sleep(&mut self, core: &mut Core) {
+        let Some(process) = &self.process else { return };
+        let wake = self.clock.when(process.replica.next_wake().as_nanos() as Nanos);
+        // Even a loop that has something to do at once takes its time for it.
+        let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
+        self.turn_soon(core, at);
+    }
+}
+
+/// A frame in short.
+fn shown(frame: &PeerFrame) -> String {
+    let mut text = String::new();
+    for it in &frame.messages {
+        let (kind, term, at) = (it.kind(), it.term, (it.log_term, it.index));
+        let (count, commit, reject) = (it.entries.len(), it.commit, it.reject);
+        // Writing to a String can't fail.
+        let _ = write!(text, "[{kind:?} t{term} at {at:?} +{count} commit {commit} reject {reject}]");
+    }
+    text
+}

@@ -1,0 +1,223 @@
+//! The agreed log: what each place holds, fixed by whoever applies it first anywhere, and what each node has of it. Held
+//! against each other: two nodes that apply different entries, entries that are gone from a disk, two leaders in one term
+//! (P1, P10).
+
+use std::collections::BTreeMap;
+
+use lockkeeper_core::{Command, Table};
+use lockkeeper_wire::{entry, store};
+
+use super::told::Verdict;
+use crate::clock::Nanos;
+use crate::core::Id;
+
+type Wrong = (&'static str, String);
+
+struct Entry {
+    data: Vec<u8>,
+    commands: Vec<Command>,
+}
+
+#[derive(Default)]
+pub(crate) struct Log {
+    /// All that were ever written anywhere, by index and term.
+    entries: BTreeMap<(u64, u64), Entry>,
+    /// The term of the entry at each place, as it was applied first.
+    agreed: BTreeMap<u64, u64>,
+    /// Who wrote the first entry of a term, and when: it had been elected by then.
+    elected: BTreeMap<u64, (Id, Nanos)>,
+}
+
+impl Log {
+    /// An entry as it is written somewhere. Returns its commands if nobody has written it before: then it is a proposal.
+    fn written(&mut self, now: Nanos, node: Id, it: &store::Entry) -> Result<Option<&[Command]>, Wrong> {
+        let at = (it.index, it.term);
+        if let Some(known) = self.entries.get(&at) {
+            return match known.data == it.data {
+                true => Ok(None),
+                false => Err(("P10", format!("node {node} writes another entry {} of term {}", at.0, at.1))),
+            };
+        }
+        let (leader, _) = self.elected.entry(it.term).or_insert((node, now));
+        if *leader != node {
+            return Err(("P1", format!("nodes {leader} and {node} both lead in term {}", it.term)));
+        }
+        let known = Entry { data: it.data.to_vec(), commands: commands(it)? };
+        Ok(Some(&self.entries.entry(at).or_insert(known).commands))
+    }
+
+    /// The term of the agreed entry.
+    pub(crate) fn agreed(&self, index: u64) -> Option<u64> {
+        self.agreed.get(&index).copied()
+    }
+
+    pub(crate) fn agree(&mut self, index: u64, term: u64) {
+        self.agreed.insert(index, term);
+    }
+
+    pub(crate) fn commands(&self, index: u64, term: u64) -> &[Command] {
+        self.entries.get(&(index, term)).map_or(&[], |entry| entry.commands.as_slice())
+    }
+
+    /// Who was elected in a later term, first of all, and when.
+    pub(crate) fn elected_after(&self, term: u64) -> Option<(u64, Id, Nanos)> {
+        let later = self.elected.range(term + 1..).min_by_key(|(_, (_, at))| *at);
+        later.map(|(&term, &(node, at))| (term, node, at))
+    }
+
+    pub(crate) fn elections(&self) -> u64 {
+        self.elected.len() as u64
+    }
+}
+
+fn commands(it: &store::Entry) -> Result<Vec<Command>, Wrong> {
+    if it.data.is_empty() || it.kind() == store::EntryKind::Members {
+        return Ok(Vec::new());
+    }
+    entry::decode_batch(&it.data).map_err(|error| ("P10", error.to_string()))
+}
+
+/// One node's part of it.
+#[derive(Default)]
+pub(crate) struct Copy {
+    /// The term of what stands at each place: written, and synced. What is at `base` and below is in a snapshot.
+    written: BTreeMap<u64, u64>,
+    durable: BTreeMap<u64, u64>,
+    base: u64,
+    hard_state: store::HardState,
+    durable_state: store::HardState,
+    pub(crate) applied: u64,
+    /// Its table was compared up to here.
+    pub(crate) compared: u64,
+}
+
+impl Copy {
+    /// The node's term, as it last wrote it.
+    pub(crate) fn term(&self) -> u64 {
+        self.hard_state.term
+    }
+
+    /// The term of its own entry at a place.
+    pub(crate) fn at(&self, index: u64) -> Option<u64> {
+        self.written.get(&index).copied()
+    }
+
+    /// Whether it would have an entry after the power went now.
+    pub(crate) fn is_durable(&self, index: u64, term: u64) -> bool {
+        index <= self.base || self.durable.get(&index) == Some(&term)
+    }
+
+    /// The replica wants this to be durable. What nobody has written before comes back: these are proposals.
+    pub(crate) fn wrote(
+        &mut self,
+        log: &mut Log,
+        now: Nanos,
+        node: Id,
+        record: &store::Record,
+    ) -> Result<Vec<Command>, Wrong> {
+        let mut fresh = Vec::new();
+        if let Some(first) = record.entries.first() {
+            if first.index <= self.applied {
+                return Err((
+                    "P10",
+                    format!("node {node} writes entry {} anew, though it had applied it", first.index),
+                ));
+            }
+            self.written.split_off(&first.index);
+        }
+        if let Some(hard_state) = &record.hard_state {
+            if hard_state.term < self.hard_state.term {
+                return Err(("P10", format!("node {node} goes back to term {}", hard_state.term)));
+            }
+            self.hard_state = *hard_state;
+        }
+        for entry in &record.entries {
+            if let Some(commands) = log.written(now, node, entry)? {
+                fresh.extend_from_slice(commands);
+            }
+            self.written.insert(entry.index, entry.term);
+        }
+        Ok(fresh)
+    }
+
+    /// It is durable.
+    pub(crate) fn synced(&mut self, record: &store::Record) {
+        if let Some(first) = record.entries.first() {
+            self.durable.split_off(&first.index);
+        }
+        self.durable.extend(record.entries.iter().map(|entry| (entry.index, entry.term)));
+        if let Some(hard_state) = &record.hard_state {
+            self.durable_state = *hard_state;
+        }
+    }
+
+    /// P10: what was synced is in the snapshot, or in the log behind it, as it was.
+    pub(crate) fn recovered(
+        &mut self,
+        log: &Log,
+        node: Id,
+        at: u64,
+        hard_state: &store::HardState,
+        found: &[store::Entry],
+    ) -> Verdict {
+        let terms: BTreeMap<u64, u64> = found.iter().map(|entry| (entry.index, entry.term)).collect();
+        for (index, term) in self.durable.range(at + 1..) {
+            if terms.get(index) != Some(term) && !self.replaces(&terms, *index) {
+                let what = match terms.get(index) {
+                    Some(_) => "another",
+                    None => "nothing",
+                };
+                return Err((
+                    "P10",
+                    format!(
+                        "node {node} had synced entry {index} of term {term}, and a start finds {what} in its \
+                         place: {:?}",
+                        log.commands(*index, *term)
+                    ),
+                ));
+            }
+        }
+        for entry in found {
+            let known = log.entries.get(&(entry.index, entry.term));
+            if known.is_none_or(|known| known.data != entry.data) {
+                return Err(("P10", format!("node {node} finds entry {}, which nobody wrote", entry.index)));
+            }
+        }
+        let lost = self.durable_state;
+        let is_other = lost.vote != 0 && hard_state.vote != lost.vote;
+        if hard_state.term < lost.term || (hard_state.term == lost.term && is_other) {
+            return Err((
+                "P10",
+                format!("node {node} had synced {lost:?}, and a start finds {hard_state:?}"),
+            ));
+        }
+        *self = Self {
+            written: terms.clone(),
+            durable: terms,
+            base: at,
+            hard_state: *hard_state,
+            durable_state: *hard_state,
+            applied: at,
+            compared: at,
+        };
+        Ok(())
+    }
+
+    /// Whether what was found is what the node was about to write in the place of what it had synced.
+    fn replaces(&self, found: &BTreeMap<u64, u64>, index: u64) -> bool {
+        // A record that was under way has arrived after all: it takes the place of all from its first entry on.
+        let first = found.iter().find(|(index, term)| self.durable.get(index).is_some_and(|it| it != *term));
+        first.is_some_and(|(&first, _)| {
+            index >= first && found.range(first..).all(|(index, term)| self.written.get(index) == Some(term))
+        })
+    }
+
+    /// Whether the node's table is what the agreed log makes.
+    pub(crate) fn compare(&mut self, node: Id, table: &Table, expected: Option<u128>) -> Verdict {
+        self.compared = self.applied;
+        if expected == Some(table.snapshot().digest()) {
+            return Ok(());
+        }
+        Err(("P10", format!("at entry {} the table of node {node} is not what the log makes", self.applied)))
+    }
+}

@@ -1,0 +1,51 @@
+//! What a question about a token is answered with was so at some moment between question and answer. Tokens are given in
+//! one order and end once, so each answer is held against the history by itself: nothing is searched.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_core::LockName;
+use lockkeeper_replica::{Answer, AskId, Question};
+use lockkeeper_wire::v1::TokenStatus;
+
+use super::table::History;
+use super::told::Verdict;
+
+/// Questions that wait for their answer, and what was applied when they were asked.
+#[derive(Default)]
+pub(crate) struct Reads {
+    open: BTreeMap<AskId, (LockName, u64, u64)>,
+}
+
+impl Reads {
+    pub(crate) fn asked(&mut self, ask: AskId, question: &Question, history: &History) {
+        if let Question::CheckToken { name, token } = question {
+            self.open.insert(ask, (name.clone(), *token, history.applied()));
+        }
+    }
+
+    pub(crate) fn answered(&mut self, ask: AskId, answer: &Answer, history: &History) -> Verdict {
+        let (Some((name, token, before)), Answer::Checked(checked)) = (self.open.remove(&ask), answer) else {
+            return Ok(());
+        };
+        let hold = history.hold(token).filter(|hold| hold.covers(&name));
+        let was_granted = hold.is_some_and(|hold| hold.index <= before);
+        let had_stopped = hold.is_some_and(|hold| hold.stopped.is_some_and(|stopped| stopped <= before));
+        let has_stopped = hold.is_some_and(|hold| hold.stopped.is_some());
+        let is_so = match checked.status() {
+            TokenStatus::Current => hold.is_some() && !had_stopped,
+            TokenStatus::NotCurrent => !was_granted || has_stopped,
+            TokenStatus::NeverIssued => !was_granted,
+            TokenStatus::Unspecified => false,
+        };
+        if is_so {
+            return Ok(());
+        }
+        Err((
+            "P2",
+            format!(
+                "token {token} at {name} is called {:?}; it was asked with entry {before} applied, and {hold:?}",
+                checked.status()
+            ),
+        ))
+    }
+}

@@ -1,0 +1,93 @@
+//! P6: whoever acknowledges a sign of life, or answers a question, still led when it came. Seen from outside: nobody had
+//! been elected in a later term before the node was given it.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_replica::{AskId, Event, StreamId};
+use lockkeeper_wire::request::Request;
+use lockkeeper_wire::v1::{self, server_item::What};
+
+use super::log::Log;
+use super::told::Verdict;
+use crate::clock::Nanos;
+use crate::core::Id;
+
+/// What is acknowledged by name.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Sign {
+    KeepAlive(StreamId, u64, u64),
+    Attach(StreamId, u64, u64),
+    Ask(AskId),
+}
+
+/// When a node was given each of them first.
+#[derive(Default)]
+pub(crate) struct Rounds {
+    given: BTreeMap<Sign, Nanos>,
+}
+
+impl Rounds {
+    pub(crate) fn handed_over(&mut self, now: Nanos, event: &Event) {
+        match event {
+            Event::Asked(ask, _) => self.given(now, Sign::Ask(*ask)),
+            Event::Frame(stream, requests) => {
+                for request in requests {
+                    match request {
+                        Request::KeepAlive { session, id } => {
+                            self.given(now, Sign::KeepAlive(*stream, session.0, *id));
+                        }
+                        Request::Attach { session, attach, .. } => {
+                            self.given(now, Sign::Attach(*stream, session.0, *attach));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn given(&mut self, now: Nanos, sign: Sign) {
+        self.given.entry(sign).or_insert(now);
+    }
+
+    /// A node that leads in `term` says this to a client.
+    pub(crate) fn told(
+        &mut self,
+        node: Id,
+        term: Option<u64>,
+        stream: StreamId,
+        item: &v1::ServerItem,
+        log: &Log,
+    ) -> Verdict {
+        let sign = match &item.what {
+            Some(What::KeptAlive(it)) => Sign::KeepAlive(stream, item.session, it.id),
+            Some(What::Attached(it)) => Sign::Attach(stream, item.session, it.attach),
+            _ => return Ok(()),
+        };
+        self.answered(node, term, sign, log)
+    }
+
+    /// A node that leads in `term` answers a question.
+    pub(crate) fn read(&mut self, node: Id, term: Option<u64>, ask: AskId, log: &Log) -> Verdict {
+        self.answered(node, term, Sign::Ask(ask), log)
+    }
+
+    fn answered(&mut self, node: Id, term: Option<u64>, sign: Sign, log: &Log) -> Verdict {
+        let Some(given) = self.given.remove(&sign) else { return Ok(()) };
+        let Some(term) = term else {
+            return Err(("P6", format!("node {node} answers {sign:?}, and does not lead")));
+        };
+        match log.elected_after(term) {
+            Some((later, other, at)) if at < given => Err((
+                "P6",
+                format!(
+                    "node {node} answers {sign:?} as the leader of term {term}; node {other} had been elected in \
+                     term {later} {} ns before it was asked",
+                    given - at
+                ),
+            )),
+            _ => Ok(()),
+        }
+    }
+}

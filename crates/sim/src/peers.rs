@@ -1,0 +1,200 @@
+//! The network among the nodes: a link for each ordered pair, on which frames keep their order, as on a connection of TCP.
+//!
+//! A link is made by whoever sends on it, and only where both directions are open. Cut one way or both, what was sent waits;
+//! cut for longer than a connection lives, or broken, its end is lost, and each side hears so at its own time. What a
+//! frame holds is not known here.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use crate::clock::{MS, Nanos, SECOND};
+use crate::core::{Core, Happening, Id};
+
+/// One connection; numbered, so that what was meant for an earlier one is not heard on a later one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct LinkId(pub(crate) u64);
+
+/// What was sent and is not acknowledged for so long ends the connection (`TCP_USER_TIMEOUT`).
+const UNACKNOWLEDGED_MAX: Nanos = SECOND;
+
+/// A connection from one node to another, in use or on its way out.
+pub(crate) struct Link {
+    pub(crate) from: Id,
+    pub(crate) to: Id,
+    /// The run of each side which it is a connection of.
+    from_run: u64,
+    pub(crate) to_run: u64,
+    /// Sent, and not yet arrived.
+    frames: VecDeque<Vec<u8>>,
+    /// When the last of them arrives.
+    at: Nanos,
+    /// What is sent on it from now on is lost, though the sender may not know yet.
+    is_broken: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Peers {
+    links: BTreeMap<LinkId, Link>,
+    /// The one that is in use, by who sends and who receives.
+    in_use: BTreeMap<(Id, Id), LinkId>,
+    /// Nothing passes in this direction until then.
+    cuts: BTreeMap<(Id, Id), Nanos>,
+    last: u64,
+}
+
+impl Peers {
+    pub(crate) fn link(&self, id: LinkId) -> Option<&Link> {
+        self.links.get(&id)
+    }
+
+    pub(crate) fn is_up(&self, from: Id, to: Id) -> bool {
+        self.in_use.contains_key(&(from, to))
+    }
+
+    /// The links in use.
+    pub(crate) fn all(&self) -> Vec<LinkId> {
+        self.in_use.values().copied().collect()
+    }
+
+    fn cut_until(&self, from: Id, to: Id, now: Nanos) -> Option<Nanos> {
+        self.cuts.get(&(from, to)).copied().filter(|until| *until > now)
+    }
+
+    pub(crate) fn heal(&mut self) {
+        self.cuts.clear();
+    }
+}
+
+impl Core {
+    fn peer_latency(&mut self) -> Nanos {
+        let (low, high) = self.scenario.peer_latency;
+        self.dice.spread(low, high)
+    }
+
+    /// A node tries to reach another now, or after a while.
+    pub(crate) fn dial(&mut self, from: Id, run: u64, to: Id, pause: Nanos) {
+        self.after(pause, Happening::PeerDials { from, run, to });
+    }
+
+    /// Makes the connection, unless something is in its way. It takes the place of an older one.
+    pub(crate) fn connect(&mut self, (from, from_run): (Id, u64), (to, to_run): (Id, u64)) -> bool {
+        let is_cut = |from, to| self.peers.cut_until(from, to, self.now).is_some();
+        if is_cut(from, to) || is_cut(to, from) {
+            return false;
+        }
+        self.peers.last += 1;
+        let id = LinkId(self.peers.last);
+        let at = self.now + 2 * self.peer_latency();
+        let link = Link { from, to, from_run, to_run, frames: VecDeque::new(), at, is_broken: false };
+        self.peers.links.insert(id, link);
+        self.peers.in_use.insert((from, to), id);
+        true
+    }
+
+    /// `false`: there is no link.
+    pub(crate) fn send_peer(&mut self, from: Id, to: Id, frame: Vec<u8>) -> bool {
+        let Some(&id) = self.peers.in_use.get(&(from, to)) else { return false };
+        let latency = self.peer_latency();
+        let Some(link) = self.peers.links.get_mut(&id) else { return false };
+        if link.is_broken {
+            return true;
+        }
+        link.at = (self.now + latency).max(link.at + 1);
+        link.frames.push_back(frame);
+        let at = link.at;
+        self.at(at, Happening::PeerArrives(id));
+        true
+    }
+
+    /// The next frame of a link: to whom, and what. `None`: it still waits, or was lost.
+    pub(crate) fn next_frame(&mut self, id: LinkId) -> Option<Vec<u8>> {
+        let link = self.peers.links.get_mut(&id)?;
+        if let Some(until) = self.peers.cuts.get(&(link.from, link.to)).copied().filter(|it| *it > self.now) {
+            link.at = link.at.max(until) + 1;
+            let at = link.at;
+            self.at(at, Happening::PeerArrives(id));
+            return None;
+        }
+        link.frames.pop_front()
+    }
+
+    /// Nothing passes from one node to another for a while. A connection that has to wait for too long breaks.
+    pub(crate) fn cut(&mut self, from: Id, to: Id, until: Nanos) {
+        let known = self.peers.cuts.entry((from, to)).or_default();
+        *known = until.max(*known);
+        if until < self.now + UNACKNOWLEDGED_MAX {
+            return;
+        }
+        // Either direction's connection carries data one way and acknowledgements the other.
+        for pair in [(from, to), (to, from)] {
+            if let Some(&id) = self.peers.in_use.get(&pair) {
+                let pause = UNACKNOWLEDGED_MAX + self.dice.spread(MS, UNACKNOWLEDGED_MAX);
+                self.after(pause, Happening::PeerBreaks(id));
+            }
+        }
+    }
+
+    /// A link breaks: what is at the end of it is lost, and each side hears so at its own time.
+    pub(crate) fn break_link(&mut self, id: LinkId) {
+        let Some(link) = self.peers.links.get_mut(&id).filter(|link| !link.is_broken) else { return };
+        link.is_broken = true;
+        let kept = self.dice.below(link.frames.len() as u64 + 1) as usize;
+        link.frames.truncate(kept);
+        let (from, from_run, to, to_run, last) = (link.from, link.from_run, link.to, link.to_run, link.at);
+        self.close_for(from, from_run, id, self.now);
+        self.close_for(to, to_run, id, last);
+    }
+
+    fn close_for(&mut self, node: Id, run: u64, link: LinkId, not_before: Nanos) {
+        let pause = self.dice.spread(MS / 10, SECOND);
+        self.at(not_before.max(self.now + pause), Happening::PeerCloses { node, run, link });
+    }
+
+    /// A node has heard that a link is over. Returns with whom, unless that link was replaced meanwhile.
+    pub(crate) fn link_closed(&mut self, node: Id, id: LinkId) -> Option<Id> {
+        let link = self.peers.links.get(&id)?;
+        let (from, to) = (link.from, link.to);
+        let in_use = self.peers.in_use.get(&(from, to)).copied();
+        if node == from {
+            return (in_use == Some(id)).then(|| {
+                self.peers.in_use.remove(&(from, to));
+                to
+            });
+        }
+        in_use.is_none_or(|it| it == id).then_some(from)
+    }
+
+    /// A node is gone, with its sockets. What it had sent still arrives, unless the power went. The others hear at once
+    /// where only the process died, and else when they have waited for too long.
+    pub(crate) fn links_gone(&mut self, node: Id, power: bool) {
+        self.peers.in_use.retain(|(from, _), _| *from != node);
+        let whole = self.peers.links.iter().filter(|(_, it)| !it.is_broken && (it.from == node || it.to == node));
+        let whole: Vec<LinkId> = whole.map(|(&id, _)| id).collect();
+        let wait = if power { UNACKNOWLEDGED_MAX } else { 0 };
+        for id in whole {
+            let Some(link) = self.peers.links.get_mut(&id) else { continue };
+            link.is_broken = true;
+            let (from, from_run, to, to_run, last) = (link.from, link.from_run, link.to, link.to_run, link.at);
+            if from == node {
+                if power {
+                    let kept = self.dice.below(link.frames.len() as u64 + 1) as usize;
+                    link.frames.truncate(kept);
+                }
+                self.close_for(to, to_run, id, last.max(self.now + wait));
+            } else {
+                link.frames.clear();
+                self.close_for(from, from_run, id, self.now + wait);
+            }
+        }
+    }
+
+    /// A node is there again: whoever still sends on a connection to an earlier run of it is told so.
+    pub(crate) fn node_listens(&mut self, node: Id) {
+        let stale = self.peers.in_use.iter().filter(|((_, to), _)| *to == node).map(|(_, id)| *id);
+        let stale: Vec<(LinkId, Id, u64)> = stale
+            .filter_map(|id| self.peers.links.get(&id).map(|link| (id, link.from, link.from_run)))
+            .collect();
+        for (id, from, from_run) in stale {
+            self.close_for(from, from_run, id, self.now);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The end of a run: the faults are over, and everything must come to an end (P7).
+
+use lockkeeper_core::LockName;
+
+use super::World;
+use crate::client::{Client, State};
+use crate::clock::{MS, Nanos, SECOND};
+use crate::core::Happening;
+use crate::hand::Hand;
+use crate::node::Node;
+
+/// How often the world looks whether all has come to an end.
+const LOOK_EVERY: Nanos = 50 * MS;
+/// Without faults a cluster has a leader by then, restarts and broken connections among nodes included.
+const LEADER_WITHIN: Nanos = 10 * SECOND;
+
+/// Where the run stands after the faults have ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Ending {
+    /// Every node is up, and one leads.
+    Leader,
+    /// Every caller gets its answer, and nothing is left on its way (P7).
+    Answers,
+    /// The clients have gone; nothing of them is left in the table.
+    Leaving,
+    /// A fresh client gets every lock.
+    Fresh,
+    /// It leaves too.
+    Gone,
+    /// Every node has applied all there is.
+    Equal,
+    Done,
+}
+
+impl World {
+    /// The faults end. From here on everything must come to an end.
+    pub(super) fn calm(&mut self) {
+        self.core.is_stormy = false;
+        self.core.net.heal();
+        self.core.peers.heal();
+        for node in &mut self.nodes {
+            node.heal(&mut self.core);
+            self.core.after(20 * MS, Happening::NodeStarts { node: node.id });
+        }
+        for client in self.clients.iter_mut().filter(|client| client.is_alive) {
+            client.resume(&mut self.core);
+        }
+        self.end_by(Ending::Leader, LEADER_WITHIN);
+        self.core.after(LOOK_EVERY, Happening::Settled);
+    }
+
+    fn end_by(&mut self, ending: Ending, within: Nanos) {
+        self.core.note(format_args!("{ending:?}"));
+        self.ending = ending;
+        self.ending_by = self.core.now + within;
+    }
+
+    pub(super) fn settle(&mut self) {
+        let ttl = self.core.scenario.ttl_max;
+        let table = self.core.oracle.history.table();
+        let is_empty = table.request_count() == 0 && table.sessions().next().is_none();
+        let idle = self.clients.iter().all(Client::is_idle) && self.hand.as_ref().is_none_or(Hand::is_over);
+        let closed = self.clients.iter().all(Client::is_closed);
+        let is_led = self.nodes.iter().any(Node::is_ready) && self.nodes.iter().all(Node::is_up);
+        match self.ending {
+            Ending::Leader if is_led => {
+                self.end_by(Ending::Answers, 100 * ttl + 120 * SECOND);
+            }
+            Ending::Answers if idle => {
+                self.clients.iter_mut().for_each(|client| client.shut_down(&mut self.core));
+                self.end_by(Ending::Leaving, 8 * ttl + 20 * SECOND);
+            }
+            Ending::Leaving if closed && is_empty => {
+                let index = self.clients.len();
+                let mut fresh = Client::new(&mut self.core, index, 1);
+                for name in self.core.scenario.names.clone() {
+                    fresh.begin_probe(&mut self.core, name);
+                }
+                self.clients.push(fresh);
+                self.end_by(Ending::Fresh, 4 * ttl + 20 * SECOND);
+            }
+            Ending::Fresh if idle => {
+                self.clients.iter_mut().for_each(|client| client.shut_down(&mut self.core));
+                self.end_by(Ending::Gone, 4 * ttl + 20 * SECOND);
+            }
+            Ending::Gone if closed && is_empty => self.end_by(Ending::Equal, 10 * SECOND),
+            Ending::Equal if self.is_equal() => {
+                for node in &self.nodes {
+                    node.compare(&mut self.core);
+                }
+                return self.end_by(Ending::Done, 0);
+            }
+            _ if self.core.now > self.ending_by => {
+                let what = self.unsettled();
+                return self.core.broken("P7", &what);
+            }
+            _ => {}
+        }
+        self.core.after(LOOK_EVERY, Happening::Settled);
+    }
+
+    /// Whether every node has applied everything.
+    fn is_equal(&self) -> bool {
+        let applied = self.core.oracle.history.applied();
+        self.nodes.iter().all(|node| node.applied() == Some(applied))
+    }
+
+    /// What has not come to an end, in words.
+    fn unsettled(&self) -> String {
+        let table = self.core.oracle.history.table();
+        let waiting: Vec<String> = self
+            .clients
+            .iter()
+            .filter(|client| !client.is_idle())
+            .map(|client| {
+                let jobs = client.jobs.values().filter(|job| job.state != State::Over);
+                let jobs: Vec<_> = jobs.map(|job| (job.key, job.state)).collect();
+                format!("client {}: {jobs:?}", client.index)
+            })
+            .collect();
+        let sessions: Vec<_> = table.sessions().map(|it| (it.id, it.label, it.requests)).collect();
+        let in_use: Vec<LockName> = self.core.oracle.history.in_use();
+        let nodes: Vec<_> =
+            self.nodes.iter().map(|node| (node.id, node.is_up(), node.is_ready(), node.applied())).collect();
+        format!(
+            "without faults, {:?} does not come to an end: {waiting:?}; sessions {sessions:?}; in use {in_use:?}; nodes \
+             (up, leads, applied) {nodes:?}",
+            self.ending
+        )
+    }
+}

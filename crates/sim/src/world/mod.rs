@@ -1,0 +1,310 @@
+//! The world: the nodes, their clients and what they protect; what happens to them, and what must come of it.
+//!
+//! `faults.rs`: what goes wrong. `ending.rs`: what must be so once nothing does any more.
+
+mod ending;
+mod faults;
+
+use crate::client::Client;
+use crate::clock::{MS, Nanos, SECOND};
+use crate::core::{Core, Happening, Id};
+use crate::hand::Hand;
+use crate::mutants::{Mutant, Place};
+use crate::net::{Down, Up};
+use crate::node::Node;
+use crate::oracle::{Failure, Seen};
+use crate::peers::LinkId;
+use crate::resource::{Checks, Resources};
+use ending::Ending;
+
+/// A run that does not end by itself has lost its way.
+const EVENTS_MAX: u64 = 5_000_000;
+
+/// What came of a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The seed.
+    pub seed: u64,
+    /// The first promise that was broken.
+    pub failure: Option<Failure>,
+    /// Equal for equal runs.
+    pub hash: u64,
+    /// Events that happened.
+    pub events: u64,
+    /// Virtual time that passed, in nanoseconds.
+    pub virtual_nanos: u64,
+    /// How much was seen.
+    pub seen: Seen,
+    /// What happened, if that was asked for.
+    pub lines: Vec<String>,
+}
+
+struct World {
+    core: Core,
+    nodes: Vec<Node>,
+    clients: Vec<Client>,
+    hand: Option<Hand>,
+    resources: Resources,
+    ending: Ending,
+    ending_by: Nanos,
+    /// Numbers operators' questions.
+    asks: u64,
+    /// When guards were compared last, and with what.
+    compared: u64,
+}
+
+/// Runs the world of a seed.
+#[must_use]
+pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
+    let mut core = Core::new(seed, mutant.map(|mutant| mutant.place), keep_trace);
+    let checks = match core.mutant {
+        Some(Place::NoFence) => Checks::Nothing,
+        Some(Place::FenceWithoutEnter) => Checks::WriteOnly,
+        _ => Checks::EnterAndWrite,
+    };
+    let nodes = (1..=core.scenario.nodes).map(|id| Node::new(&mut core, id)).collect();
+    let hand = core.scenario.has_hand.then(|| Hand::new(&mut core));
+    let mut world = World {
+        core,
+        nodes,
+        clients: Vec::new(),
+        hand,
+        resources: Resources::new(checks),
+        ending: Ending::Answers,
+        ending_by: 0,
+        asks: 0,
+        compared: 0,
+    };
+    world.begin();
+    let mut events = 0;
+    while world.core.oracle.failure.is_none()
+        && world.ending != Ending::Done
+        && let Some(happening) = world.core.next()
+    {
+        events += 1;
+        if events > EVENTS_MAX {
+            world.core.broken("P7", "the world does not come to rest: 5,000,000 events");
+            break;
+        }
+        let is_of_client = happening.is_of_client();
+        world.happen(happening);
+        let applied = world.core.oracle.history.applied();
+        if is_of_client || applied != world.compared {
+            world.compared = applied;
+            world.check_guards();
+        }
+    }
+    let mut seen = world.core.oracle.seen;
+    seen.fenced = world.resources.refused;
+    seen.written = world.resources.written;
+    seen.elections = world.core.oracle.elections();
+    let virtual_nanos = world.core.now;
+    let failure = world.core.oracle.failure.take();
+    let (hash, _, lines) = world.core.trace.finish();
+    Report { seed, failure, hash, events, virtual_nanos, seen, lines }
+}
+
+impl World {
+    fn begin(&mut self) {
+        for node in &mut self.nodes {
+            node.start(&mut self.core);
+        }
+        for index in 0..self.core.scenario.clients {
+            let client = Client::new(&mut self.core, index, 1);
+            self.clients.push(client);
+            self.employ(index);
+        }
+        if self.hand.is_some() {
+            self.core.after(MS, Happening::HandActs);
+        }
+        self.core.at(self.core.scenario.safety, Happening::FaultsEnd);
+        self.core.after(SECOND / 10, Happening::Faults);
+    }
+
+    /// Callers come to a client.
+    fn employ(&mut self, index: usize) {
+        for _ in 0..self.core.scenario.concurrency {
+            let pause = self.core.dice.spread(MS, SECOND);
+            let life = self.clients[index].life;
+            self.core.after(pause, Happening::NextJob { client: index, life });
+        }
+    }
+
+    fn happen(&mut self, happening: Happening) {
+        let core = &mut self.core;
+        if happening.is_told() {
+            core.note(format_args!("{happening:?}"));
+        }
+        match happening {
+            Happening::ToNode(stream, packet) => {
+                if matches!(packet, Up::Closed) {
+                    self.closed_at_node(stream);
+                } else if !self.core.passes(stream) {
+                    return;
+                }
+                let Some(node) = self.core.net.lines.get(&stream).map(|line| line.node) else { return };
+                self.nodes[at(node)].arrives(&mut self.core, stream, packet);
+            }
+            Happening::ToClient(stream, packet) => {
+                let Some(line) = core.net.lines.get(&stream) else { return };
+                let passes = core.passes(stream) || matches!(packet, Down::Closed);
+                let (client, life) = (line.client, line.life);
+                let hears = passes && !line.is_ghost;
+                if client == core.scenario.clients + 1 {
+                    if let Some(hand) = self.hand.as_mut().filter(|_| hears) {
+                        hand.arrives(core, stream, packet);
+                    }
+                } else if hears && let Some(client) = self.client(client, life) {
+                    self.clients[client].arrives(&mut self.core, stream, packet);
+                }
+            }
+            Happening::NodeTurn { node, run } => self.nodes[at(node)].turn(core, run),
+            Happening::NodeReads { node, run, stream } => self.nodes[at(node)].reads(core, run, stream),
+            Happening::NodeWrote { node, run } => self.nodes[at(node)].wrote(core, run),
+            Happening::NodeStored { node, run } => self.nodes[at(node)].stored(core, run),
+            Happening::NodeStarts { node } => {
+                if !self.nodes[at(node)].is_up() {
+                    self.nodes[at(node)].start(core);
+                }
+            }
+            Happening::NodeRestarts { node } => {
+                if core.is_stormy && self.nodes[at(node)].is_up() {
+                    self.nodes[at(node)].crash(core, false);
+                    let pause = core.dice.spread(5 * MS, SECOND / 2);
+                    core.after(pause, Happening::NodeStarts { node });
+                }
+            }
+            Happening::PeerDials { from, run, to } => self.dials(from, run, to),
+            Happening::PeerArrives(link) => self.peer_arrives(link),
+            Happening::PeerCloses { node, run, link } => {
+                if self.nodes[at(node)].run == run
+                    && let Some(peer) = core.link_closed(node, link)
+                {
+                    self.nodes[at(node)].peer_lost(core, peer, link);
+                }
+            }
+            Happening::PeerBreaks(link) => core.break_link(link),
+            Happening::HandActs => {
+                if let Some(hand) = &mut self.hand {
+                    hand.acts(core);
+                }
+            }
+            Happening::ClientWakes { client, life } => {
+                if let Some(client) = self.client(client, life) {
+                    self.clients[client].wakes(&mut self.core);
+                }
+            }
+            Happening::ClientConnects { client, life } => {
+                if let Some(client) = self.running(client, life, &happening) {
+                    self.clients[client].connects(&mut self.core);
+                }
+            }
+            Happening::JobStep { client, life, key } => {
+                if let Some(client) = self.running(client, life, &happening) {
+                    self.clients[client].step(&mut self.core, &mut self.resources, key);
+                }
+            }
+            Happening::NextJob { client, life } => {
+                if let Some(client) = self.running(client, life, &happening)
+                    && self.core.is_stormy
+                {
+                    self.clients[client].begin_job(&mut self.core);
+                }
+            }
+            Happening::ClientStarts { client } => {
+                if self.core.is_stormy {
+                    let life = self.clients[client].life + 1;
+                    self.clients[client] = Client::new(&mut self.core, client, life);
+                    self.employ(client);
+                }
+            }
+            Happening::Faults => self.fault(),
+            Happening::FaultsEnd => self.calm(),
+            Happening::Settled => self.settle(),
+        }
+    }
+
+    fn client(&self, client: usize, life: u64) -> Option<usize> {
+        let known = self.clients.get(client)?;
+        (known.is_alive && known.life == life).then_some(client)
+    }
+
+    /// As [`Self::client`]; what happens to a paused one happens when it goes on.
+    fn running(&mut self, client: usize, life: u64, happening: &Happening) -> Option<usize> {
+        let client = self.client(client, life)?;
+        if self.clients[client].is_paused(&self.core) {
+            self.core.at(self.clients[client].paused_until, happening.clone());
+            return None;
+        }
+        Some(client)
+    }
+
+    /// A node reaches another, or tries again later.
+    fn dials(&mut self, from: Id, run: u64, to: Id) {
+        let node = &self.nodes[at(from)];
+        if node.run != run || !node.is_up() || self.core.peers.is_up(from, to) {
+            return;
+        }
+        let there = &self.nodes[at(to)];
+        let is_there = there.answers(self.core.now) && node.answers(self.core.now);
+        let is_made = is_there && self.core.connect((from, run), (to, there.run));
+        if is_made {
+            self.nodes[at(from)].peer_reached(&mut self.core, to);
+        } else {
+            let pause = self.core.dice.spread(20 * MS, SECOND / 2);
+            self.core.dial(from, run, to, pause);
+        }
+    }
+
+    fn peer_arrives(&mut self, link: LinkId) {
+        let Some((from, to, run)) = self.core.peers.link(link).map(|it| (it.from, it.to, it.to_run)) else {
+            return;
+        };
+        if let Some(frame) = self.core.next_frame(link)
+            && self.nodes[at(to)].run == run
+        {
+            self.nodes[at(to)].peer_arrives(&mut self.core, from, frame);
+        }
+    }
+
+    /// The service reads a close that its client did not make, or knows nothing of yet: the one exception to P5 (linger).
+    fn closed_at_node(&mut self, stream: lockkeeper_replica::StreamId) {
+        let Some(line) = self.core.net.lines.get(&stream) else { return };
+        if line.is_over && !line.is_ghost {
+            return;
+        }
+        let node = line.node;
+        self.core.oracle.closed_between(node, stream);
+    }
+
+    /// P4, P5: what a guard says is so. P1 in the eyes of the clients follows: the table grants nothing twice.
+    fn check_guards(&mut self) {
+        let mut wrong = None;
+        for client in self.clients.iter().filter(|client| client.is_alive) {
+            for job in client.holding().filter(|job| client.says_held(&self.core, job)) {
+                let Some(token) = job.token else { continue };
+                let oracle = &self.core.oracle;
+                let Some(hold) = oracle.history.hold(token) else {
+                    wrong = Some(("P1", format!("client {} holds token {token} of nobody", client.index)));
+                    continue;
+                };
+                let Some(ended) = &hold.ended else { continue };
+                if !hold.is_excused {
+                    let promise = if ended.starts_with("ExpireSession") { "P5" } else { "P4" };
+                    let what = format!(
+                        "the guard of client {} {:?} says held, and token {token} ({}/{}) was ended by {ended}",
+                        client.index, job.key, hold.session, hold.seq
+                    );
+                    wrong = Some((promise, what));
+                }
+            }
+        }
+        if let Some((promise, what)) = wrong {
+            self.core.broken(promise, &what);
+        }
+    }
+}
+
+fn at(node: Id) -> usize {
+    node as usize - 1
+}
