@@ -46,6 +46,7 @@ pub(super) enum Kind {
     Founding = 1,
     Segment = 2,
     Snapshot = 3,
+    Candidate = 4,
 }
 
 /// Where a log stands.
@@ -201,11 +202,12 @@ pub(super) enum Frame {
     Head = 2,
     Piece = 3,
     Tail = 4,
+    Candidate = 5,
 }
 
 impl Frame {
     fn from_number(number: u32) -> Option<Self> {
-        [Self::Founding, Self::Head, Self::Piece, Self::Tail]
+        [Self::Founding, Self::Head, Self::Piece, Self::Tail, Self::Candidate]
             .into_iter()
             .find(|frame| *frame as u32 == number)
     }
