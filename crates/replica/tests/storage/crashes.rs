@@ -37,7 +37,7 @@ fn a_founding_that_is_cut_off_is_whole_or_can_be_done_again() {
                         assert_eq!(existing.founding, founding());
                         outcomes[1] += 1;
                     }
-                    Opened::Empty => {
+                    Opened::Empty | Opened::Candidate(_) => {
                         assert!(!done, "{cut:?} after {after}, seed {seed}: a founded cluster is gone");
                         found(&disk);
                         outcomes[0] += 1;
