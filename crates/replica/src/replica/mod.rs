@@ -10,13 +10,14 @@ mod apply;
 mod change;
 mod expiry;
 mod lead;
+mod parking;
 mod questions;
 mod rounds;
 mod snapshots;
 mod streams;
 mod watch;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use lockkeeper_core::{Command, Effects, Seq, SessionId, Table};
@@ -32,6 +33,7 @@ use crate::mutant::Mutant;
 use crate::since::Since;
 use expiry::Expiry;
 use lead::Lead;
+use parking::Parked;
 use rounds::Rounds;
 use snapshots::Snapshots;
 use streams::Stream;
@@ -97,6 +99,10 @@ pub struct Replica {
     members: Members,
     /// Where each node serves clients, for those who ask the wrong one.
     clients: BTreeMap<u64, String>,
+    /// How often one of them was seen to have changed.
+    addresses_seen: u64,
+    /// Peers whose connections broke and did not come back.
+    unreachable: BTreeSet<u64>,
     /// The caller's clock at this turn, and the lease clock.
     now: Duration,
     clock: LeaseClock,
@@ -109,6 +115,7 @@ pub struct Replica {
     streams: BTreeMap<StreamId, Stream>,
     /// What a client said before this leader was ready.
     early: VecDeque<Event>,
+    parked: Parked,
     queue: VecDeque<Proposal>,
     /// The engine took no more proposals at the last try: another is made after the next event or tick.
     is_refused: bool,
@@ -178,6 +185,8 @@ impl Replica {
             applied,
             members: recovered.members,
             clients,
+            addresses_seen: 0,
+            unreachable: BTreeSet::new(),
             now,
             clock: LeaseClock::new(now),
             lease_now: Duration::ZERO,
@@ -186,6 +195,7 @@ impl Replica {
             since: Since::default(),
             streams: BTreeMap::new(),
             early: VecDeque::new(),
+            parked: Parked::default(),
             queue: VecDeque::new(),
             is_refused: false,
             in_flight: VecDeque::new(),
@@ -219,20 +229,27 @@ impl Replica {
     /// Takes something that has happened.
     pub fn handle(&mut self, event: Event) {
         match event {
-            Event::StreamOpened(stream) => self.stream_opened(stream),
             Event::Asked(ask, Question::Status) => {
                 let status = Answer::Status(self.status());
                 self.outputs.push(Output::Answer(ask, status));
             }
             Event::Peer(messages) => messages.into_iter().for_each(|message| self.peer(message)),
-            Event::PeerUp { node, rules_max: _, client_address } => {
-                self.clients.insert(node, client_address);
-            }
-            Event::PeerDown(node) => self.engine.lost(node),
+            Event::PeerUp { node, rules_max: _, client_address } => self.peer_up(node, client_address),
+            Event::PeerDown(node) => self.peer_down(node),
             Event::Drained(barrier) => self.expiry.drained(barrier),
             Event::SnapshotStepDone => self.snapshot_step_done(),
             Event::SnapshotFailed => self.snapshot_failed(),
             Event::ShutDown => self.end_streams(v1::StreamEndReason::Shutdown, "this node shuts down"),
+            Event::StreamOpened(_)
+            | Event::Frame(..)
+            | Event::Asked(..)
+            | Event::StreamClosed { .. }
+            | Event::Dropped(_)
+                if self.lead == Lead::No =>
+            {
+                self.without_lead(event);
+            }
+            Event::StreamOpened(stream) => self.stream_opened(stream),
             // What must not be answered before the leader knows what there is; what ends it stays behind it.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
                 if self.lead.is_coming() =>
@@ -260,6 +277,7 @@ impl Replica {
     /// If the node must stop (V1).
     pub fn advance(&mut self) -> Result<Option<Write>, Fatal> {
         self.follow_leadership();
+        self.settle_parked();
         if self.lead.is_ready() {
             self.end_due();
             self.propose();
@@ -355,12 +373,6 @@ impl Replica {
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.members
-    }
-
-    /// Whether it follows a leader that it has heard within the least election time-out.
-    #[must_use]
-    pub fn follows(&self) -> bool {
-        !self.engine.is_leader() && self.engine.hears_leader()
     }
 
     /// The last entry in the table.
