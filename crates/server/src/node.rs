@@ -145,7 +145,11 @@ impl<D: Disk> Node<D> {
         }
         // Before clients are answered: the others' disks work meanwhile.
         self.peers.flush();
-        let state = if self.replica.is_ready() { State::Ready } else { State::Waiting };
+        let state = match self.replica.follows() {
+            _ if self.replica.is_ready() => State::Ready,
+            Some(leader) => State::Following { leader },
+            None => State::Waiting,
+        };
         self.outbox.put(outputs, state);
     }
 

@@ -2,13 +2,14 @@
 //!
 //! Responsible for: bringing what clients say to the replica in order, and what it answers back; the drain barrier
 //! (P9). Knows no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (the way back), `gate.rs` and
-//! `connection.rs` (the barrier), `accept.rs`, `api.rs`.
+//! `connection.rs` (the barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
 
 mod accept;
 mod api;
 mod ask;
 mod backup;
 mod connection;
+mod forward;
 mod gate;
 mod pump;
 mod stream;
@@ -23,11 +24,11 @@ use std::task::Waker;
 
 use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, StreamId};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
 
 use crate::disk::DataDirectory;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, State};
 use crate::observe;
 use connection::Connection;
 use stream::Stream;
@@ -63,6 +64,10 @@ pub(crate) struct Front {
     /// The barrier that is open; 0: none.
     barrier: AtomicU64,
     pump: Mutex<Option<Waker>>,
+    /// How the replica is.
+    state: shown::Sender<State>,
+    /// To the leader, while this node follows it.
+    links: forward::Links,
 }
 
 #[derive(Default)]
@@ -92,7 +97,19 @@ impl Front {
             is_pushed: AtomicBool::new(false),
             barrier: AtomicU64::new(0),
             pump: Mutex::default(),
+            state: shown::Sender::new(State::default()),
+            links: forward::Links::default(),
         })
+    }
+
+    /// How the replica is, and every change of that.
+    pub(crate) fn state(&self) -> shown::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Where a node serves clients.
+    fn client_address(&self, node: u64) -> Option<String> {
+        self.about.clients.get(&node).cloned()
     }
 
     /// Gives the replica an event. It is woken when all tasks that are ready now have run: so what several streams
