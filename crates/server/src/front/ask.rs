@@ -45,7 +45,7 @@ impl Front {
         let _waits = self.wait_for(Ask::Once(sender), question);
         match tokio::time::timeout(patience, answer).await {
             Ok(Ok(answer @ (Answer::Refused(_) | Answer::NotLeader { .. }))) => {
-                Err(refusal(answer, &self.about.clients))
+                Err(refusal(answer, &self.clients()))
             }
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(_)) => Err(shuts_down()),

@@ -44,7 +44,7 @@ pub(crate) struct About {
     /// The ids of cluster and data directory, as text.
     pub(crate) cluster: String,
     pub(crate) incarnation: String,
-    /// Where each node serves clients.
+    /// Where each node serves clients, as far as is known when this one starts.
     pub(crate) clients: BTreeMap<u64, String>,
 }
 
@@ -66,6 +66,8 @@ pub(crate) struct Front {
     pump: Mutex<Option<Waker>>,
     /// How the replica is.
     state: shown::Sender<State>,
+    /// Where each node serves clients.
+    clients: Mutex<BTreeMap<u64, String>>,
     /// To the leader, while this node follows it.
     links: forward::Links,
 }
@@ -89,6 +91,7 @@ impl Front {
     pub(crate) fn new(inbox: Arc<Inbox>, about: About) -> Arc<Self> {
         Arc::new(Self {
             inbox,
+            clients: Mutex::new(about.clients.clone()),
             about,
             snapshots: OnceLock::new(),
             stopping: CancellationToken::new(),
@@ -107,9 +110,9 @@ impl Front {
         self.state.subscribe()
     }
 
-    /// Where a node serves clients.
-    fn client_address(&self, node: u64) -> Option<String> {
-        self.about.clients.get(&node).cloned()
+    /// Where each node serves clients. For a moment: never held across an await.
+    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the replica an event. It is woken when all tasks that are ready now have run: so what several streams

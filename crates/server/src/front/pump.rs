@@ -74,7 +74,7 @@ impl Pump {
                 }
                 Output::Answer(ask, answer) => match (registry.asks.get(&ask), answer) {
                     (Some(Ask::Watch(watcher)), Answer::Watched(changes)) => watcher.deliver(changes),
-                    (Some(Ask::Watch(watcher)), answer) => watcher.end(answer, &self.front.about.clients),
+                    (Some(Ask::Watch(watcher)), answer) => watcher.end(answer, &self.front.clients()),
                     (Some(Ask::Once(_)), answer) => {
                         if let Some(Ask::Once(sender)) = registry.asks.remove(&ask) {
                             // Whoever asked may be gone.

@@ -32,7 +32,7 @@ pub(super) use link::Links;
 
 /// Says that a call was passed on, and by which node's data directory.
 pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
-/// Most bytes of a call that is passed on: a break with the longest reason has a tenth of it.
+/// Most bytes of a call that is kept to be passed on: a break with the longest reason has a tenth of it.
 const CALL_BYTES_MAX: usize = 64 << 10;
 /// How long a call waits here while nobody is known to lead: some elections. Then another node may know.
 const LEADERLESS: Duration = Duration::from_secs(1);
@@ -56,7 +56,9 @@ fn kind(path: &str) -> Option<Kind> {
         "Session" | "Status" => None,
         "Watch" | "Backup" => Some(Kind::Stream),
         // A break names a token, which never comes back.
-        "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" | "Members" => Some(Kind::Again),
+        "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" => Some(Kind::Again),
+        // A change that is made already is as good as made.
+        "Members" | "ChangeMembers" => Some(Kind::Again),
         _ => Some(Kind::Once),
     }
 }
@@ -68,8 +70,10 @@ pub(super) async fn route(
     mut request: Request<Incoming>,
 ) -> Response<Body> {
     let kind = kind(request.uri().path());
-    let is_mine = request.headers().contains_key(FORWARDED) || *front.state().borrow() == State::Ready;
+    let leads = *front.state().borrow() == State::Ready;
+    let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == Some(Kind::Stream));
     match kind {
+        // Also while this node leads: it may do so no more before it has answered.
         Some(kind) if !is_mine => {
             // It opens no stream that a barrier would have to wait for.
             request.extensions_mut().remove::<Arc<Starting>>();
@@ -112,8 +116,7 @@ impl Forwarding {
             .map_err(|_| Status::deadline_exceeded("the call did not arrive whole in its time"))?
             .map_err(|_| {
                 Status::invalid_argument(format!(
-                    "the call did not arrive whole, or has more than {CALL_BYTES_MAX} bytes, which is the most that a \
-                     follower passes on; ask the leader"
+                    "the call did not arrive whole, or has more than {CALL_BYTES_MAX} bytes, which no call needs; send less"
                 ))
             })?;
         Ok(Self { front, kind, parts, body: body.to_bytes(), until, has_timeout: timeout.is_some() })
@@ -128,7 +131,12 @@ impl Forwarding {
             match now {
                 State::Ready => {
                     let body = Body::new(Full::new(self.body.clone()));
-                    return Ok(answered(routes.call(Request::from_parts(self.parts, body)).await));
+                    let answer = answered(routes.call(Request::from_parts(self.parts.clone(), body)).await);
+                    if self.kind != Kind::Again || !says_not_leader(answer.headers()) {
+                        return Ok(answer);
+                    }
+                    leaderless_since = Instant::now();
+                    wake_at = self.until.min(leaderless_since + PAUSE);
                 }
                 State::Following { leader } => {
                     if let Some(answer) = self.ask(leader).await? {
@@ -156,7 +164,7 @@ impl Forwarding {
 
     /// The answer of a node that this one thinks leads; `None`: it does not, or can't be reached.
     async fn ask(&self, leader: u64) -> Result<Option<Response<Body>>, Status> {
-        let Some(address) = self.front.client_address(leader) else { return Ok(None) };
+        let Some(address) = self.front.clients().get(&leader).cloned() else { return Ok(None) };
         let link = match self.kind {
             Kind::Stream => link::dial(&address).await,
             Kind::Again | Kind::Once => self.front.links.to(&address).await,
