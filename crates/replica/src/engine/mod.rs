@@ -50,6 +50,8 @@ pub(crate) struct Start {
 pub(crate) struct Engine {
     raw: RawNode<Tail>,
     seed: u64,
+    /// Elections that were tried since a leader was known.
+    campaigns: u64,
     mutant: Option<Mutant>,
     /// The commit index that is durable here. A change of members is applied only up to it.
     durable_commit: u64,
@@ -183,7 +185,7 @@ impl Engine {
         let stored = start.hard_state.map_or(0, |state| state.commit);
         let durable_commit = stored.max(start.snapshot_index);
         let raw = RawNode::new(&config, Tail::new(start), &logger).map_err(|error| error.to_string())?;
-        let mut engine = Self { raw, seed, mutant, durable_commit, held: Vec::new() };
+        let mut engine = Self { raw, seed, campaigns: 0, mutant, durable_commit, held: Vec::new() };
         engine.set_timeout();
         Ok(engine)
     }
@@ -223,6 +225,11 @@ impl Engine {
 
     pub(crate) fn tick(&mut self) {
         self.raw.tick();
+        if self.leader() != 0 {
+            self.campaigns = 0;
+        } else if self.is_candidate() && self.raw.raft.election_elapsed == 0 {
+            self.campaigns += 1;
+        }
         self.set_timeout();
     }
 
@@ -489,12 +496,13 @@ impl Engine {
         self.raw.mut_store().trim(index);
     }
 
-    /// The same on every run for the same node and term: a simulation must replay, and raft-rs draws its own at random.
+    /// The same on every run for the same node, term and number of tries (a try that isn't let through leaves the term as it is): a
+    /// simulation must replay, and raft-rs draws its own at random.
     fn set_timeout(&mut self) {
         let raft = &mut self.raw.raft;
         let mixed = self.seed
             ^ raft.id.wrapping_mul(0x9e37_79b9_7f4a_7c15)
-            ^ raft.term.wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            ^ (raft.term << 8 | self.campaigns & 0xff).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let spread = (mixed ^ (mixed >> 31)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 33;
         raft.set_randomized_election_timeout(ELECTION_TICKS + spread as usize % ELECTION_TICKS);
     }
