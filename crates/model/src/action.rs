@@ -1,0 +1,110 @@
+//! What can happen, in words.
+
+use std::fmt;
+
+/// One thing that happens. Leaders count from 0 (shown as A, B, C), streams from 1.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// A quarter of a ttl passes. Leaders may stand still (a bit each).
+    Tick { stalled: u8 },
+    /// The client stamps and sends a sign of life, and it arrives.
+    Send { stream: u8 },
+    /// The client sends one that does not arrive before its stream has ended.
+    SendLate { stream: u8 },
+    /// The client sees its stream end, or ends it.
+    Hang,
+    /// The client connects to a leader.
+    Connect(u8),
+    /// The client hears that the service ended its stream, with a word.
+    ToldEnd,
+    /// A delayed sign of life comes to its leader.
+    Arrive { call: u8, leader: u8, stream: u8 },
+    /// A delayed sign of life is lost, with its connection.
+    Lose { call: u8, stream: u8 },
+    /// The end of a stream comes to its leader.
+    EndArrives { stream: u8, leader: u8 },
+    /// Something between the two closes a stream, and only the leader's side hears it.
+    Middlebox(u8),
+    /// A leader reads a sign of life.
+    Read { call: u8, leader: u8, stream: u8 },
+    /// A leader reads that a stream was closed.
+    ReadEnd { stream: u8, leader: u8 },
+    /// A leader ends the stream itself: it was silent for too long.
+    DropStream { stream: u8, leader: u8 },
+    /// A leader begins a round.
+    Ask(u8),
+    /// A majority confirms that it leads.
+    Confirm(u8),
+    /// It hears that, and acknowledges what waited.
+    Acknowledge(u8),
+    /// A leader begins the second step: the session is at its deadline, or its stream was closed.
+    BeginCheck(u8),
+    /// A majority confirms the leader since.
+    ConfirmCheck(u8),
+    /// All that had arrived is read as well: it decides.
+    Decide(u8),
+    /// The session's end is committed and applied.
+    CommitEnd(u8),
+    /// The next leader is elected; with the session's end in its log, or not.
+    Elect { leader: u8, inherits: bool },
+    /// The latest leader's first own entry is applied.
+    FirstEntry(u8),
+    /// A deposed leader hears of it.
+    StepDown(u8),
+    /// An operator breaks the hold.
+    Break(u8),
+    /// The leader opens the revoked hold.
+    OpenRevoked(u8),
+}
+
+fn leader(number: u8) -> char {
+    char::from(b'A' + number)
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Tick { stalled } => {
+                let standing: String = (0..8).filter(|bit| stalled >> bit & 1 == 1).map(leader).collect();
+                let standing =
+                    if standing.is_empty() { String::new() } else { format!(", {standing} stands still") };
+                write!(f, "a tick{standing}")
+            }
+            Self::Send { stream } => write!(f, "client sends on stream {stream}"),
+            Self::SendLate { stream } => write!(f, "client sends on stream {stream}, and it is delayed"),
+            Self::Hang => write!(f, "client's stream ends"),
+            Self::Connect(to) => write!(f, "client connects to {}", leader(to)),
+            Self::ToldEnd => write!(f, "client is told that its stream ended"),
+            Self::Arrive { leader: at, stream, .. } => {
+                write!(f, "what was sent on stream {stream} arrives at {}", leader(at))
+            }
+            Self::Lose { stream, .. } => write!(f, "what was sent on stream {stream} is lost"),
+            Self::EndArrives { stream, leader: at } => {
+                write!(f, "end of stream {stream} arrives at {}", leader(at))
+            }
+            Self::Middlebox(stream) => write!(f, "a middlebox closes stream {stream} towards the service"),
+            Self::Read { leader: by, stream, .. } => write!(f, "{} reads stream {stream}", leader(by)),
+            Self::ReadEnd { stream, leader: by } => {
+                write!(f, "{} reads the end of stream {stream}", leader(by))
+            }
+            Self::DropStream { stream, leader: by } => {
+                write!(f, "{} ends stream {stream} itself", leader(by))
+            }
+            Self::Ask(by) => write!(f, "{} begins a round", leader(by)),
+            Self::Confirm(who) => write!(f, "a majority confirms {}", leader(who)),
+            Self::Acknowledge(by) => write!(f, "{} acknowledges", leader(by)),
+            Self::BeginCheck(by) => write!(f, "{} begins a check", leader(by)),
+            Self::ConfirmCheck(who) => write!(f, "a majority confirms {} for the check", leader(who)),
+            Self::Decide(by) => write!(f, "{} decides", leader(by)),
+            Self::CommitEnd(by) => write!(f, "{} ends the session", leader(by)),
+            Self::Elect { leader: who, inherits } => {
+                let with = if inherits { ", with the session's end in its log" } else { "" };
+                write!(f, "{} is elected{with}", leader(who))
+            }
+            Self::FirstEntry(of) => write!(f, "{} applies its first entry", leader(of)),
+            Self::StepDown(who) => write!(f, "{} hears that it is deposed", leader(who)),
+            Self::Break(by) => write!(f, "{} applies a break", leader(by)),
+            Self::OpenRevoked(by) => write!(f, "{} opens the lock", leader(by)),
+        }
+    }
+}

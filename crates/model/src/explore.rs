@@ -1,0 +1,93 @@
+//! A run over all states, and its report.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use stateright::{Checker, Expectation, HasDiscoveries, Model as _};
+
+use crate::action::Action;
+use crate::model::Model;
+use crate::state::State;
+
+/// What a run has found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// Different states that were reached.
+    pub states: usize,
+    /// The promises that were broken, each with what happened until then: nothing of it can be left out.
+    pub broken: BTreeMap<&'static str, Vec<Action>>,
+    /// Which of the things that must be put to the test were reached.
+    pub reached: BTreeSet<&'static str>,
+}
+
+/// Looks at every state that can be reached; stops once all of `until` are broken. The states are the same however many
+/// threads look; the paths only with one.
+#[must_use]
+pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Report {
+    let until = HasDiscoveries::AllOf(until.iter().copied().collect());
+    let stops = !matches!(&until, HasDiscoveries::AllOf(none) if none.is_empty());
+    let until = if stops { until } else { HasDiscoveries::All };
+    let checker = model.checker().threads(threads).finish_when(until).spawn_bfs().join();
+    let mut report =
+        Report { states: checker.unique_state_count(), broken: BTreeMap::new(), reached: BTreeSet::new() };
+    let found = checker.discoveries();
+    for property in model.properties() {
+        let Some(path) = found.get(property.name) else { continue };
+        if property.expectation == Expectation::Always {
+            let path = shorten(model, property.condition, path.clone().into_actions());
+            report.broken.insert(property.name, path);
+        } else {
+            report.reached.insert(property.name);
+        }
+    }
+    report
+}
+
+/// Leaves out whatever is not needed for the promise to be broken.
+fn shorten(model: Model, holds: fn(&Model, &State) -> bool, mut path: Vec<Action>) -> Vec<Action> {
+    let mut index = 0;
+    while index < path.len() {
+        let mut without = path.clone();
+        without.remove(index);
+        match until_broken(model, holds, &without) {
+            Some(length) => {
+                without.truncate(length);
+                path = without;
+                index = 0;
+            }
+            None => index += 1,
+        }
+    }
+    path
+}
+
+/// After how many of these the promise is broken, if each of them can happen.
+fn until_broken(model: Model, holds: fn(&Model, &State) -> bool, path: &[Action]) -> Option<usize> {
+    let mut state = State::first();
+    for (index, &action) in path.iter().enumerate() {
+        let mut possible = Vec::new();
+        model.actions(&state, &mut possible);
+        state = possible.contains(&action).then(|| model.next_state(&state, action))??;
+        if !holds(&model, &state) {
+            return Some(index + 1);
+        }
+    }
+    None
+}
+
+/// A path for people: what happens, in order; the same thing several times in a row is said once.
+#[must_use]
+pub fn path(actions: &[Action]) -> String {
+    let mut words: Vec<(String, u32)> = Vec::new();
+    for action in actions {
+        let text = action.to_string();
+        match words.last_mut() {
+            Some((last, times)) if *last == text => *times += 1,
+            _ => words.push((text, 1)),
+        }
+    }
+    let words = words.into_iter().map(|(text, times)| match times {
+        1 => text,
+        _ => format!("{text} × {times}"),
+    });
+    words.collect::<Vec<_>>().join(" → ")
+}

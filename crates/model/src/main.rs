@@ -1,0 +1,79 @@
+//! `lockkeeper-model`: explores one world, with all rules or without one, and prints how a promise is broken.
+
+#![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use lockkeeper_model::{Model, PROMISES, Rule, explore, path};
+
+/// Every order of events of one session and several leaders.
+#[derive(Parser)]
+#[command(name = "lockkeeper-model")]
+struct Args {
+    /// How many leaders there are, one after the other
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3))]
+    leaders: u8,
+    /// How many streams the client opens, one after the other
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=3))]
+    streams: u8,
+    /// How many signs of life are under way at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    calls: u8,
+    /// Sessions end
+    #[arg(long)]
+    expiry: bool,
+    /// The session has `linger`
+    #[arg(long)]
+    linger: bool,
+    /// An operator breaks a hold
+    #[arg(long)]
+    breaks: bool,
+    /// Leaders end streams themselves
+    #[arg(long)]
+    drops: bool,
+    /// Something between the two closes streams
+    #[arg(long)]
+    middlebox: bool,
+    /// Leave this rule out
+    #[arg(long, value_parser = PossibleValuesParser::new(Rule::ALL.map(Rule::name)).map(rule))]
+    without: Option<Rule>,
+    /// Stop once these are broken; without it, every state is looked at
+    #[arg(long, value_parser = PossibleValuesParser::new(PROMISES).map(promise))]
+    until: Vec<&'static str>,
+    /// More than one is faster, and prints another path each time
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+}
+
+/// The parser before it lets nothing else through.
+fn rule(name: String) -> Rule {
+    Rule::ALL.into_iter().find(|rule| rule.name() == name).unwrap_or(Rule::Round)
+}
+
+fn promise(name: String) -> &'static str {
+    PROMISES.into_iter().find(|promise| *promise == name).unwrap_or(PROMISES[0])
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let model = Model {
+        leaders: args.leaders,
+        streams: args.streams,
+        calls: args.calls,
+        expiry: args.expiry,
+        linger: args.linger,
+        breaks: args.breaks,
+        drops: args.drops,
+        middlebox: args.middlebox,
+        without: args.without,
+    };
+    let report = explore(model, &args.until, args.threads);
+    println!("{} states", report.states);
+    report.reached.iter().for_each(|event| println!("reached: {event}"));
+    for (promise, actions) in &report.broken {
+        println!("{promise} is broken: {}", path(actions));
+    }
+    if report.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

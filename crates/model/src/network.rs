@@ -1,0 +1,54 @@
+//! What is between a client and a leader: delays, losses, closed connections, and what has arrived unread.
+
+use crate::action::Action;
+use crate::model::Model;
+use crate::state::{Call, End, Place, Role, State, TTL};
+
+impl Model {
+    pub(crate) fn offer_network(&self, state: &State, actions: &mut Vec<Action>) {
+        for (number, call) in state.calls.iter().enumerate() {
+            if call.stream > 0 && call.place == Place::Network {
+                let (call, stream) = (number as u8, call.stream);
+                actions.push(Action::Arrive { call, stream, leader: state.stream(stream).to });
+                actions.push(Action::Lose { call, stream });
+            }
+        }
+        for number in 1..=state.client.streams {
+            let stream = state.stream(number);
+            let on_the_way = |call: &Call| call.stream == number && call.place == Place::Network;
+            // In order: the end of a stream comes behind everything that comes at all.
+            if stream.end == End::Network && !state.calls.iter().any(on_the_way) {
+                actions.push(Action::EndArrives { stream: number, leader: stream.to });
+            }
+            if self.middlebox && stream.end == End::Open {
+                actions.push(Action::Middlebox(number));
+            }
+        }
+    }
+
+    pub(crate) fn arrive(state: &mut State, call: usize) {
+        let number = state.calls[call].stream;
+        let to = state.stream(number).to;
+        let elected = state.elected;
+        let leader = state.leader_mut(to);
+        if matches!(leader.role, Role::Follower | Role::Done) {
+            state.calls[call] = Call::default();
+            return;
+        }
+        if number >= leader.attach {
+            leader.alive = TTL;
+        }
+        let call = &mut state.calls[call];
+        call.place = Place::Socket;
+        call.late = to < elected;
+    }
+
+    pub(crate) fn end_arrives(state: &mut State, stream: u8) {
+        let to = state.stream(stream).to;
+        if matches!(state.leader(to).role, Role::Follower | Role::Done) {
+            state.end_stream(stream);
+        } else {
+            state.stream_mut(stream).end = End::Socket;
+        }
+    }
+}

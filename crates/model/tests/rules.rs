@@ -1,0 +1,89 @@
+//! Each rule is needed: without it a promise is broken, and `docs/SAFETY.md` shows how, word for word.
+
+use std::fs;
+use std::path::Path;
+
+use lockkeeper_model::{Model, Rule, explore, path};
+
+/// Where silence ends sessions.
+const SILENCE: Model = Model {
+    leaders: 2,
+    streams: 2,
+    calls: 2,
+    expiry: true,
+    linger: false,
+    breaks: false,
+    drops: false,
+    middlebox: false,
+    without: None,
+};
+/// Where closed streams do.
+const LINGER: Model = Model { linger: true, drops: true, ..SILENCE };
+/// Where an operator breaks a hold, and sessions stay.
+const BREAK: Model = Model { expiry: false, breaks: true, ..SILENCE };
+
+/// In which world a rule is missed, and the promise that is broken there. `None`: in no world of two or of three
+/// leaders; the page says why it stays.
+fn missed(rule: Rule) -> Option<(Model, &'static [&'static str])> {
+    match rule {
+        Rule::Round | Rule::LaterRound => Some((SILENCE, &["P5", "P6"])),
+        Rule::FirstEntry | Rule::NothingAfterEnd | Rule::StampBeforeSend | Rule::Margin => {
+            Some((SILENCE, &["P5"]))
+        }
+        Rule::FullTtl | Rule::ClockAfterInput => Some((SILENCE, &["P5", "P9"])),
+        Rule::ExpiryDrain | Rule::StallsDontCount => Some((SILENCE, &["P9"])),
+        Rule::ClientsCloseOnly => Some((LINGER, &["P5", "P9"])),
+        Rule::ClientCuts | Rule::NewestAttach => Some((LINGER, &["P5"])),
+        Rule::Floor => Some((LINGER, &["P9"])),
+        Rule::NamesRevoked | Rule::RevokedWaits => Some((BREAK, &["P4"])),
+        Rule::ExpiryRound => None,
+    }
+}
+
+fn page() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/SAFETY.md");
+    fs::read_to_string(path).expect("the page of the promises")
+}
+
+/// What the page must say of a rule that is missed.
+fn lines(rule: Rule) -> Vec<String> {
+    let Some((world, promises)) = missed(rule) else { return Vec::new() };
+    let report = explore(Model { without: Some(rule), ..world }, promises, 1);
+    let line = |promise: &&str| {
+        let broken = report.broken.get(promise);
+        let actions = broken.unwrap_or_else(|| panic!("without {}: {promise} is never broken", rule.name()));
+        format!("`{}`, {promise}: {}", rule.name(), path(actions))
+    };
+    promises.iter().map(line).collect()
+}
+
+#[test]
+fn without_any_one_rule_a_promise_is_broken_and_the_page_says_how() {
+    let page = page();
+    let all: Vec<String> = Rule::ALL.into_iter().flat_map(lines).collect();
+    let missing: Vec<&String> = all.iter().filter(|line| !page.contains(line.as_str())).collect();
+    let missing: String = missing.into_iter().map(|line| format!("- {line}\n")).collect();
+    assert!(missing.is_empty(), "docs/SAFETY.md does not say:\n{missing}");
+}
+
+/// No leader that was deposed can commit what it proposes, so this round alone protects nobody in this model.
+#[test]
+fn without_the_round_of_an_expiry_nothing_is_broken() {
+    let two = Model { without: Some(Rule::ExpiryRound), ..SILENCE };
+    let three = Model { leaders: 3, calls: 1, ..two };
+    for world in [two, three] {
+        assert!(explore(world, &["P4", "P5", "P6", "P9"], 1).broken.is_empty(), "{world:?}");
+    }
+    assert!(page().contains("`expiry-round`"), "docs/SAFETY.md says why it stays");
+}
+
+/// The one exception to P5, as the page names it: something between the two closes the stream, and the client believes.
+#[test]
+fn with_linger_a_middlebox_can_break_p5_and_nothing_else() {
+    let world = Model { calls: 1, drops: false, middlebox: true, ..LINGER };
+    let all = explore(world, &["P4", "P5", "P6", "P9"], 1).broken;
+    assert_eq!(all.keys().copied().collect::<Vec<_>>(), ["P5"]);
+    let shortest = explore(world, &["P5"], 1).broken;
+    let line = format!("`linger`, P5: {}", path(&shortest["P5"]));
+    assert!(page().contains(&line), "docs/SAFETY.md does not say:\n- {line}");
+}
