@@ -2,9 +2,6 @@
 //!
 //! Those of the replica are switched in the production code (`lockkeeper_replica::mutant`); the others are wrong drivers:
 //! a node that answers too early, a client that stamps too late, a resource that does not check.
-//!
-//! `Mutant::KeepAliveAfterEnd` of the replica is not among them: a node that is alone handles nothing between the proposal
-//! of a session's end and its commit, so leaving that rule out changes nothing here. It takes a cluster of several.
 
 use lockkeeper_replica::mutant::Mutant as OfReplica;
 
@@ -29,6 +26,10 @@ pub enum Place {
     LossIgnored,
     /// A dropped future tells nobody.
     DropForgotten,
+    /// A grant is taken for an acknowledgement.
+    GrantRenews,
+    /// A node reads the clock first, then what has arrived while it did not run.
+    ClockBeforeInput,
     /// The resource does not check tokens.
     NoFence,
     /// The resource checks writes only; sections do not enter.
@@ -109,6 +110,78 @@ pub const ALL: &[Mutant] = &[
         place: Place::Replica(OfReplica::FinishEndsAny),
         what: "a finish ends the session's latest hold, not the one that it names",
         caught_by: &["P4", "P7"],
+    },
+    Mutant {
+        name: "keep-alive-after-end",
+        place: Place::Replica(OfReplica::KeepAliveAfterEnd),
+        what: "a sign of life is acknowledged though the session's end is proposed",
+        caught_by: &["P5"],
+    },
+    Mutant {
+        name: "keep-alive-without-quorum",
+        place: Place::Replica(OfReplica::KeepAliveWithoutQuorum),
+        what: "a leader acknowledges without asking a majority whether it still leads",
+        caught_by: &["P5", "P6"],
+    },
+    Mutant {
+        name: "round-begun-earlier",
+        place: Place::Replica(OfReplica::RoundBegunEarlier),
+        what: "a sign of life goes with a round that had begun before it came",
+        caught_by: &["P5", "P6"],
+    },
+    Mutant {
+        name: "revoked-forgotten",
+        place: Place::Replica(OfReplica::RevokedForgotten),
+        what: "a new leader forgets which holds are under a break",
+        caught_by: &["P4", "P5"],
+    },
+    Mutant {
+        name: "closures-open-at-once",
+        place: Place::Replica(OfReplica::ClosuresOpenAtOnce),
+        what: "a new leader opens closed holds at once",
+        caught_by: &["P9"],
+    },
+    Mutant {
+        name: "linger-on-time-out",
+        place: Place::Replica(OfReplica::LingerOnTimeOut),
+        what: "a stream that the node closed starts `linger`",
+        caught_by: &["P5", "P9"],
+    },
+    Mutant {
+        name: "vote-not-durable",
+        place: Place::Replica(OfReplica::VoteNotDurable),
+        what: "a node says for whom it votes before that is on its disk",
+        caught_by: &["P1", "P10"],
+    },
+    Mutant {
+        name: "ack-before-sync",
+        place: Place::Replica(OfReplica::AckBeforeSync),
+        what: "a follower says that it has entries before they are on its disk",
+        caught_by: &["P10"],
+    },
+    Mutant {
+        name: "answer-by-index",
+        place: Place::Replica(OfReplica::AnswerByIndex),
+        what: "a batch is known by its place in the log alone, whoever's it is by now",
+        caught_by: &["P1", "P2", "P7", "P10"],
+    },
+    Mutant {
+        name: "follower-answers-check-token",
+        place: Place::Replica(OfReplica::FollowerAnswersCheckToken),
+        what: "a follower answers what a token is worth",
+        caught_by: &["P2", "P6"],
+    },
+    Mutant {
+        name: "grant-renews",
+        place: Place::GrantRenews,
+        what: "a grant is taken for an acknowledgement",
+        caught_by: &["P4", "P5"],
+    },
+    Mutant {
+        name: "clock-before-input",
+        place: Place::ClockBeforeInput,
+        what: "a node reads the clock first, then what has arrived while it did not run",
+        caught_by: &["P4", "P5", "P9"],
     },
     Mutant {
         name: "sync-skipped",

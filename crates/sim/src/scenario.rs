@@ -30,6 +30,8 @@ pub(crate) enum Fault {
     /// One node after the other is restarted.
     Rolling,
     StreamBreak,
+    /// A node ends a stream by itself.
+    HangUp,
     /// All that a client and the node send each other is held back for a while.
     Delay,
     ClientPause,
@@ -40,7 +42,7 @@ pub(crate) enum Fault {
     Ghost,
 }
 
-const FAULTS: [Fault; 18] = [
+const FAULTS: [Fault; 19] = [
     Fault::NodeCrash,
     Fault::NodeStall,
     Fault::ReadStall,
@@ -53,6 +55,7 @@ const FAULTS: [Fault; 18] = [
     Fault::LeaderCrash,
     Fault::Rolling,
     Fault::StreamBreak,
+    Fault::HangUp,
     Fault::Delay,
     Fault::ClientPause,
     Fault::ClientCrash,
@@ -127,7 +130,7 @@ impl Scenario {
         }
         let ttl_max = if specs.len() > 1 { second } else { ttl };
         let nodes = dice.pick(&[1, 3, 3, 3, 5]);
-        let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| dice.chance(45)).collect();
+        let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| dice.chance(35)).collect();
         faults.retain(|fault| nodes > 1 || !fault.takes_others());
         if dice.chance(8) {
             faults.clear();

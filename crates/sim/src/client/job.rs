@@ -150,6 +150,10 @@ impl Client {
         job.state = State::Held;
         self.holding.insert(key.0);
         job.token = Some(token.get());
+        if core.is(Place::GrantRenews) {
+            let (session, now) = (&mut self.sessions[job.session], self.clock.instant(core.now));
+            session.belief = session.spec.ttl.map(|ttl| now + ttl * 99 / 100);
+        }
         let name = core.dice.pick(&job.wanted.names).to_string();
         let section = match (job.wanted.mode, grant.permits.first()) {
             (Mode::Shared, _) => Ok(Section::shared(token)),

@@ -10,6 +10,7 @@ mod start;
 mod turn;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::Duration;
 
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
 use lockkeeper_replica::storage::Log;
@@ -20,7 +21,7 @@ use crate::chores::Chores;
 use crate::clock::{Clock, Nanos, SECOND};
 use crate::core::{Core, Id};
 use crate::mutants::Place;
-use crate::net::Up;
+use crate::net::{Down, Up};
 pub(crate) use start::node_at;
 
 /// What a disk says that is broken.
@@ -55,6 +56,8 @@ struct Process {
     stopped_until: Nanos,
     /// No socket is read before.
     unread_until: Nanos,
+    /// The clock as it was read before the process was stopped: for the mutant that uses it afterwards.
+    read_before: Option<Duration>,
     turn_at: Option<Nanos>,
 }
 
@@ -117,8 +120,10 @@ impl Node {
     }
 
     /// SIGSTOP: nothing runs until then.
-    pub(crate) fn stop_until(&mut self, until: Nanos) {
+    pub(crate) fn stop_until(&mut self, now: Nanos, until: Nanos) {
+        let local = self.clock.duration(now);
         if let Some(process) = &mut self.process {
+            process.read_before.get_or_insert(local);
             process.stopped_until = process.stopped_until.max(until);
         }
     }
@@ -128,6 +133,16 @@ impl Node {
         if let Some(process) = &mut self.process {
             process.unread_until = process.unread_until.max(until);
         }
+    }
+
+    /// The node ends a stream of a client that it takes for dead; what it had not read of it is gone.
+    pub(crate) fn hang_up(&mut self, core: &mut Core, stream: StreamId) {
+        let Some(process) = &mut self.process else { return };
+        process.sockets.remove(&stream);
+        process.inbox.push_back(Event::StreamClosed { stream, by_client: false });
+        core.oracle.ended(self.id, stream);
+        core.send_down(stream, Down::Closed);
+        self.turn_soon(core, core.now);
     }
 
     /// The next sync fails.

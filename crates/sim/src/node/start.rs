@@ -105,6 +105,7 @@ impl Node {
             writes: VecDeque::new(),
             stopped_until: 0,
             unread_until: 0,
+            read_before: None,
             turn_at: None,
         });
         self.greet(core);

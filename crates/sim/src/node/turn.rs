@@ -39,7 +39,8 @@ impl Node {
             return;
         }
         core.oracle.turn(self.id, local, &process.replica);
-        process.replica.begin(local);
+        let before = process.read_before.take().filter(|_| core.is(Place::ClockBeforeInput));
+        process.replica.begin(before.unwrap_or(local));
         for (from, frame) in std::mem::take(&mut process.frames) {
             match PeerFrame::decode(frame.as_slice()) {
                 Ok(frame) => process.replica.handle(Event::Peer(frame.messages)),

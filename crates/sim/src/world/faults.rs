@@ -27,7 +27,7 @@ impl World {
                     self.nodes[at(node)].crash(&mut self.core, power);
                 }
             }
-            Fault::NodeStall => self.nodes[at(node)].stop_until(now + dice.spread(5 * MS, 6 * ttl)),
+            Fault::NodeStall => self.nodes[at(node)].stop_until(now, now + dice.spread(5 * MS, 6 * ttl)),
             Fault::ReadStall => self.nodes[at(node)].unread_until(now + dice.spread(5 * MS, 3 * ttl)),
             Fault::FailedSync => self.nodes[at(node)].fail_sync(),
             // Each write is slow or not by itself.
@@ -55,7 +55,7 @@ impl World {
             Fault::LeaderStall => {
                 let until = now + dice.spread(50 * MS, 3 * ttl);
                 let leader = self.leader().unwrap_or(node);
-                self.nodes[at(leader)].stop_until(until);
+                self.nodes[at(leader)].stop_until(now, until);
             }
             Fault::LeaderCrash => {
                 let power = dice.chance(60);
@@ -83,6 +83,15 @@ impl World {
                     {
                         let client = line.client;
                         self.core.net.hold(client, until);
+                    }
+                }
+            }
+            Fault::HangUp => {
+                let lines = self.core.net.open_lines();
+                if !lines.is_empty() {
+                    let stream = self.core.dice.pick(&lines);
+                    if let Some(line) = self.core.net.lines.get(&stream) {
+                        self.nodes[at(line.node)].hang_up(&mut self.core, stream);
                     }
                 }
             }
