@@ -64,7 +64,7 @@ pub enum Command {
 Example:
   lockkeeper restore /backup/locks --data /var/lib/lockkeeper-serve
 
-Old sessions and what they held are gone; tokens go on above all that were ever issued. docs/operate.md says more.")]
+Old sessions and what they held are gone; tokens go on above all that were ever issued. docs/operating.md says more.")]
     Restore(Restore),
     /// Ask what a token is worth now: exit code 0 if it is current, 1 if not
     #[command(after_help = "Example:\n  lockkeeper check-token orders/42 17 && echo it is current")]

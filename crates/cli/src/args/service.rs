@@ -19,7 +19,7 @@ One of three nodes that form a cluster (the others: --node 2, --node 3):
   lockkeeper serve --data ./data-1 --node 1 --listen 127.0.0.1:5625 \\
     --cluster 1=127.0.0.1:5641,2=127.0.0.1:5642,3=127.0.0.1:5643
 
-It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operate.md how to run it.")]
+It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operating.md how to run it.")]
 pub struct Serve {
     /// Where it keeps its data; made if it isn't there. One process at a time
     #[arg(long, value_name = "DIR")]

@@ -10,7 +10,7 @@ use crate::support::{CommandExt, Place};
 
 const README: &str = include_str!("../../../../README.md");
 const SERVICE: &str = include_str!("../../../../docs/service.md");
-const OPERATE: &str = include_str!("../../../../docs/operate.md");
+const OPERATING: &str = include_str!("../../../../docs/operating.md");
 
 /// The shell scripts of a page, from a heading on.
 fn scripts<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
@@ -64,7 +64,7 @@ fn the_readmes_service_does_what_it_says() {
 #[test]
 fn every_call_on_the_pages_of_the_service_is_one() {
     let mut count = 0;
-    for (page, heading) in [(SERVICE, "## Quick start"), (OPERATE, "## Install")] {
+    for (page, heading) in [(SERVICE, "## Quick start"), (OPERATING, "## Install")] {
         for words in scripts(page, heading).into_iter().flat_map(calls) {
             count += 1;
             if let Err(failure) = args::parse(words.clone()) {
