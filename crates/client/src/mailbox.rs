@@ -9,6 +9,8 @@ use std::task::{Poll, Waker};
 struct Mailbox<T>(Mutex<State<T>>);
 
 struct State<T> {
+    /// The next one, where it takes no memory of its own: hardly ever is there another behind it.
+    first: Option<T>,
     letters: VecDeque<T>,
     reader: Option<Waker>,
     /// One side is gone.
@@ -23,7 +25,7 @@ pub(crate) struct Reader<T>(Arc<Mailbox<T>>);
 
 /// An empty mailbox.
 pub(crate) fn mailbox<T>() -> (Writer<T>, Reader<T>) {
-    let state = State { letters: VecDeque::new(), reader: None, is_over: false };
+    let state = State { first: None, letters: VecDeque::new(), reader: None, is_over: false };
     let shared = Arc::new(Mailbox(Mutex::new(state)));
     (Writer(shared.clone()), Reader(shared))
 }
@@ -44,7 +46,11 @@ impl<T> Writer<T> {
         if state.is_over {
             return Err(letter);
         }
-        state.letters.push_back(letter);
+        if state.first.is_none() && state.letters.is_empty() {
+            state.first = Some(letter);
+        } else {
+            state.letters.push_back(letter);
+        }
         let reader = state.reader.take();
         drop(state);
         if let Some(reader) = reader {
@@ -59,7 +65,7 @@ impl<T> Reader<T> {
     pub(crate) async fn recv(&mut self) -> Option<T> {
         poll_fn(|context| {
             let mut state = self.0.state();
-            match state.letters.pop_front() {
+            match state.first.take().or_else(|| state.letters.pop_front()) {
                 Some(letter) => Poll::Ready(Some(letter)),
                 None if state.is_over => Poll::Ready(None),
                 None => {
@@ -95,7 +101,7 @@ impl<T> Drop for Reader<T> {
     fn drop(&mut self) {
         let mut state = self.0.state();
         state.is_over = true;
-        let unread = std::mem::take(&mut state.letters);
+        let unread = (state.first.take(), std::mem::take(&mut state.letters));
         // Not under the lock: a letter may hold anything.
         drop(state);
         drop(unread);

@@ -41,6 +41,8 @@ struct Inner {
     belief: AtomicU64,
     /// The session is over for good, after a shutdown.
     closed: CancellationToken,
+    /// Names callers.
+    last_key: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -52,8 +54,10 @@ struct State {
     generation: u64,
     /// Whether a session was ever opened on `conn`.
     opened: bool,
-    next_key: u64,
     callers: BTreeMap<Key, Caller>,
+    /// Room for a turn, kept from one to the next.
+    events: VecDeque<Event>,
+    outputs: Vec<Output>,
 }
 
 /// The pushes of one session.
@@ -109,8 +113,9 @@ impl Session {
             conn,
             generation: 0,
             opened: false,
-            next_key: 1,
             callers: BTreeMap::new(),
+            events: VecDeque::new(),
+            outputs: Vec::new(),
         };
         let inner = Arc::new(Inner {
             backend,
@@ -123,6 +128,7 @@ impl Session {
             has_ttl: spec.ttl.is_some(),
             belief: AtomicU64::new(0),
             closed: CancellationToken::new(),
+            last_key: AtomicU64::new(0),
             state: Mutex::new(state),
         });
         inner.worker.run(Box::pin(tend(inner.clone(), Stream { generation: 0, pushes }, next_streams)));
@@ -142,13 +148,8 @@ impl Session {
             cause: OnceLock::new(),
             ends_at: AtomicU64::new(u64::MAX),
         });
-        let key = {
-            let mut state = self.0.state();
-            let key = Key(state.next_key);
-            state.next_key += 1;
-            state.callers.insert(key, Caller { wanted, letters: letters_in, hold: hold.clone() });
-            key
-        };
+        let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
+        let caller = Caller { wanted, letters: letters_in, hold: hold.clone() };
         // From here on dropping this abandons the request.
         let mut handle = HoldHandle {
             session: self.clone(),
@@ -159,7 +160,11 @@ impl Session {
             since: self.0.clock.now(),
             over: false,
         };
-        self.0.input(Event::Acquire { key, want });
+        {
+            let mut state = self.0.state();
+            state.callers.insert(key, caller);
+            self.0.feed(&mut state, Event::Acquire { key, want });
+        }
         let mut carried = None;
         loop {
             match handle.next_letter(&mut carried).await {
@@ -179,7 +184,6 @@ impl Session {
                 }
                 Letter::NotAcquired(why) => {
                     handle.over = true;
-                    self.0.state().callers.remove(&key);
                     return Err(why);
                 }
                 Letter::Carry(..) | Letter::Released(_) => {}
@@ -262,8 +266,9 @@ impl Inner {
     }
 
     fn feed(self: &Arc<Self>, state: &mut State, event: Event) {
-        let mut events = VecDeque::from([event]);
-        let mut outputs = Vec::new();
+        let mut events = std::mem::take(&mut state.events);
+        let mut outputs = std::mem::take(&mut state.outputs);
+        events.push_back(event);
         while let Some(event) = events.pop_front() {
             state.machine.handle(self.clock.now(), event, &mut outputs);
             for output in outputs.drain(..) {
@@ -271,6 +276,8 @@ impl Inner {
                 events.extend(self.perform(state, output));
             }
         }
+        state.events = events;
+        state.outputs = outputs;
         if state.machine.is_closed() {
             self.closed.cancel();
         } else {
@@ -321,8 +328,8 @@ impl Inner {
             }
             Output::Queued { key, position } => state.tell(key, Letter::Queued(position)),
             Output::Granted { key, grant } => state.tell(key, Letter::Granted(grant)),
-            Output::NotAcquired { key, why } => state.tell(key, Letter::NotAcquired(why)),
-            Output::Released { key, how } => state.tell(key, Letter::Released(how)),
+            Output::NotAcquired { key, why } => state.tell_last(key, Letter::NotAcquired(why)),
+            Output::Released { key, how } => state.tell_last(key, Letter::Released(how)),
             Output::Lost { key, cause } => {
                 if let Some(caller) = state.callers.get(&key) {
                     caller.hold.lose(cause, self.name());
@@ -337,6 +344,13 @@ impl State {
     fn tell(&self, key: Key, letter: Letter) {
         if let Some(caller) = self.callers.get(&key) {
             // A caller that is gone has abandoned its request: the machine knows.
+            let _ = caller.letters.send(letter);
+        }
+    }
+
+    /// As [`Self::tell`], for what ends a request.
+    fn tell_last(&mut self, key: Key, letter: Letter) {
+        if let Some(caller) = self.callers.remove(&key) {
             let _ = caller.letters.send(letter);
         }
     }
@@ -406,7 +420,6 @@ impl HoldHandle {
         loop {
             if let Letter::Released(how) = self.next_letter(&mut carried).await {
                 self.over = true;
-                self.session.0.state().callers.remove(&self.key);
                 return how;
             }
         }
@@ -482,8 +495,10 @@ impl HoldHandle {
 impl Drop for HoldHandle {
     fn drop(&mut self) {
         if !self.over {
-            self.session.0.state().callers.remove(&self.key);
-            self.session.0.input(Event::Abandon { key: self.key });
+            let inner = &self.session.0;
+            let mut state = inner.state();
+            state.callers.remove(&self.key);
+            inner.feed(&mut state, Event::Abandon { key: self.key });
         }
     }
 }

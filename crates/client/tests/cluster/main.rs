@@ -30,7 +30,11 @@ async fn a_follower_answers_every_call_as_its_leader_does() {
     for node in nodes.others(leader) {
         let mut calls = nodes.calls(node).await;
         let status = calls.status(v1::StatusRequest {}).await.unwrap().into_inner();
-        assert_eq!((status.role(), status.node), (v1::Role::Follower, node as u64 + 1), "this one is its own");
+        assert_eq!(
+            (status.role(), status.node),
+            (v1::Role::Follower, node as u64 + 1),
+            "this one is its own"
+        );
 
         let checked = calls.check_token(check("a/b", token)).await.unwrap().into_inner();
         assert_eq!(checked.status(), v1::TokenStatus::Current);

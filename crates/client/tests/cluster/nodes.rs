@@ -11,7 +11,7 @@ use lockkeeper_server::{Options, Running, ServeError};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{Role, StatusRequest};
 use tempfile::TempDir;
-use tonic::transport::Channel;
+use tonic::transport::{Channel, Endpoint};
 
 /// Far longer than anything here takes.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -68,7 +68,8 @@ impl Nodes {
 
     /// Calls to one node, and to no other.
     pub(crate) async fn calls(&self, node: usize) -> LockkeeperClient<Channel> {
-        LockkeeperClient::connect(format!("http://{}", self.address(node))).await.unwrap()
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.address(node))).unwrap();
+        LockkeeperClient::new(endpoint.connect().await.unwrap())
     }
 
     /// Who leads, once all that run agree.

@@ -82,7 +82,10 @@ impl Faults {
         let proxies: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
         let texts = nodes.iter().zip(&proxies).map(|(node, proxy)| (node.to_string(), proxy.to_string()));
         let texts: Vec<_> = texts.collect();
-        assert!(texts.iter().all(|(node, proxy)| node.len() == proxy.len()), "lengths are on the wire: {texts:?}");
+        assert!(
+            texts.iter().all(|(node, proxy)| node.len() == proxy.len()),
+            "lengths are on the wire: {texts:?}"
+        );
         self.state().instead.insert(label.to_owned(), texts);
         for (listener, node) in listeners.into_iter().zip(nodes) {
             self.serve(label, listener, *node);

@@ -210,7 +210,8 @@ fn the_process_that_serves() {
     let mut options = Options::new(order.next().expect("a directory"));
     options.listen = order.next().expect("an address").to_owned();
     if let (Some(node), Some(cluster)) = (order.next(), order.next()) {
-        let peer = |text: &str| text.split_once('=').map(|(id, address)| (id.parse().unwrap(), address.to_owned()));
+        let peer =
+            |text: &str| text.split_once('=').map(|(id, address)| (id.parse().unwrap(), address.to_owned()));
         options.node = Some(node.parse().unwrap());
         options.cluster = cluster.split(',').filter_map(peer).collect();
     }
