@@ -106,3 +106,93 @@ pub fn write<D: Disk>(
     });
     storage::restore(disk, options, founding, pieces, || digest.get().to_le_bytes().to_vec())
 }
+
+#[cfg(test)]
+mod tests {
+    use lockkeeper_core::{Acquire, IfBusy, Mode, OpenSession, SessionId};
+
+    use super::*;
+
+    /// A table with commands that have to be done.
+    struct Old(Table);
+
+    impl Old {
+        fn session(&mut self, number: u8, lock_delay_ms: u64) -> SessionId {
+            let open = OpenSession {
+                secret_hash: [number; 32],
+                ttl_ms: 10_000,
+                lock_delay_ms,
+                linger_ms: 0,
+                label: format!("client {number}").into(),
+            };
+            match self.0.apply(Command::OpenSession(open), &mut Vec::new()) {
+                Reply::Opened { session } => session,
+                other => panic!("not opened: {other:?}"),
+            }
+        }
+
+        fn acquire(&mut self, session: SessionId, seq: u64, name: &str, keep_closed_ms: u64) -> Reply {
+            let acquire = Acquire {
+                session,
+                seq: Seq(seq),
+                done_through: Seq(0),
+                names: vec![LockName::parse(name).expect("a name")],
+                mode: Mode::Exclusive,
+                subtree: false,
+                if_busy: IfBusy::Wait { at_most_ms: None },
+                keep_closed_ms,
+                value: Box::default(),
+                meta: Box::default(),
+            };
+            self.0.apply(Command::Acquire(acquire), &mut Vec::new())
+        }
+    }
+
+    #[test]
+    fn sessions_holds_and_waiters_go_and_closures_and_limits_stay() {
+        let mut old = Old(Table::new(0));
+        let (careful, waiting, plain) = (old.session(1, 60_000), old.session(2, 90_000), old.session(3, 0));
+        let name = |name: &str| LockName::parse(name).expect("a name");
+        assert!(matches!(old.acquire(careful, 1, "a", 0), Reply::Granted(_)));
+        assert!(matches!(old.acquire(waiting, 1, "a", 0), Reply::Queued { .. }));
+        assert!(matches!(old.acquire(plain, 1, "b", 0), Reply::Granted(_)));
+        assert!(matches!(old.acquire(plain, 2, "daily", 5_000), Reply::Granted(_)));
+        let limit = Command::SetLimit { name: name("gpu"), limit: Some(4) };
+        assert_eq!(old.0.apply(limit, &mut Vec::new()), Reply::Done);
+        let before = old.0.last_token();
+
+        let mut table = old.0;
+        let dropped = end_old_life(&mut table, 1_000).expect("a token that can be");
+        let label = |number: u64| (number, format!("client {number}"));
+        assert_eq!(dropped.sessions, [label(1), label(2), label(3)]);
+        assert_eq!((dropped.holds, dropped.waiters, dropped.limits), (3, 1, 1));
+        // Not by the waiter's delay: it never held.
+        let mut closed = dropped.closed;
+        closed.sort();
+        assert_eq!(closed, [(vec![name("a")], 60_000), (vec![name("daily")], 5_000)]);
+        assert_eq!(table.sessions().count(), 0);
+        assert_eq!(table.last_token(), 1_000);
+        assert!(before < 1_000);
+
+        let mut new = Old(table);
+        let session = new.session(4, 0);
+        assert!(matches!(new.acquire(session, 1, "a", 0), Reply::Queued { .. }), "it is closed");
+        match new.acquire(session, 2, "b", 0) {
+            Reply::Granted(grant) => assert_eq!(grant.token.get(), 1_001),
+            other => panic!("not granted: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn tokens_never_go_back_and_an_impossible_one_is_refused() {
+        let mut old = Old(Table::new(0));
+        let session = old.session(1, 0);
+        for seq in 1..=20 {
+            assert!(matches!(old.acquire(session, seq, &format!("x/{seq}"), 0), Reply::Granted(_)));
+        }
+        let mut table = old.0;
+        assert!(end_old_life(&mut table, u64::MAX).is_err());
+        end_old_life(&mut table, 3).expect("a token that can be");
+        assert_eq!(table.last_token(), 20);
+    }
+}

@@ -1,5 +1,6 @@
 //! The program as its users meet it: real processes, exit codes, texts, files.
 
+mod backups;
 mod bad_input;
 mod documents;
 mod fencing;

@@ -23,10 +23,15 @@ pub(crate) struct Node {
 impl Place {
     /// Starts a node with its data in `data` of this place, and waits until it serves.
     pub(crate) fn serve(&self, listen: &str) -> Node {
+        self.serve_from("data", listen)
+    }
+
+    /// The same with its data in another directory.
+    pub(crate) fn serve_from(&self, data: &str, listen: &str) -> Node {
         let log = self.path("serve.log");
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         let mut child = self
-            .bare(["serve", "--data", "data", "--listen", listen, "--json"])
+            .bare(["serve", "--data", data, "--listen", listen, "--json"])
             .stdout(Stdio::piped())
             .stderr(file)
             .spawn()

@@ -23,8 +23,9 @@ pub(crate) struct Node {
     stored: Option<(store::SnapshotHead, Vec<u8>)>,
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
     pub(crate) compacted: u64,
-    /// So many more steps of a snapshot are carried out; then the disk is slow for ever.
+    /// So many more steps of a snapshot are carried out; then the disk is slow, until [`Node::quick_disk`].
     pub(crate) snapshot_steps: u64,
+    held_step: Option<SnapshotStep>,
     /// Whether a drain is answered at once.
     pub(crate) drains: bool,
     pub(crate) held_drains: Vec<u64>,
@@ -89,6 +90,7 @@ impl Node {
             writing: None,
             compacted: 0,
             snapshot_steps: u64::MAX,
+            held_step: None,
             drains: true,
             held_drains: Vec::new(),
             heard: BTreeMap::new(),
@@ -121,7 +123,7 @@ impl Node {
                 Output::Answer(ask, answer) => drop(self.answers.insert(ask, answer)),
                 Output::Drain(number) if self.drains => drained.push(Event::Drained(number)),
                 Output::Drain(number) => self.held_drains.push(number),
-                Output::Snapshot(_) if self.snapshot_steps == 0 => {}
+                Output::Snapshot(step) if self.snapshot_steps == 0 => self.held_step = Some(step),
                 Output::Snapshot(step) => {
                     self.snapshot_steps -= 1;
                     self.store(step);
@@ -145,6 +147,28 @@ impl Node {
                 self.stored = self.writing.take();
             }
         }
+    }
+
+    /// The disk carries out the step that it was slow with, and all further ones.
+    pub(crate) fn quick_disk(&mut self) {
+        self.snapshot_steps = u64::MAX;
+        let step = self.held_step.take().expect("a step was held");
+        self.store(step);
+        self.turn(vec![Event::SnapshotStepDone]);
+    }
+
+    /// The disk fails at the step that it was slow with.
+    pub(crate) fn failed_disk(&mut self) {
+        self.held_step = None;
+        self.turn(vec![Event::SnapshotFailed]);
+    }
+
+    /// The digest of the snapshot that is stored, and its index.
+    pub(crate) fn stored(&self) -> (u64, u128) {
+        let (head, bytes) = self.stored.as_ref().expect("a snapshot is stored");
+        let mut restorer = Restorer::new(0);
+        restorer.push(bytes).unwrap();
+        (head.index, restorer.digest().expect("it is whole"))
     }
 
     /// Lets time pass as it does for a healthy node: by many turns.
@@ -197,10 +221,20 @@ impl Node {
     }
 
     pub(crate) fn ask(&mut self, question: Question) -> Answer {
+        let ask = self.asked(question);
+        self.answered(ask).expect("an answer")
+    }
+
+    /// Asks, without the need for an answer at once.
+    pub(crate) fn asked(&mut self, question: Question) -> AskId {
         self.asks += 1;
         let ask = AskId(self.asks);
         self.turn(vec![Event::Asked(ask, question)]);
-        self.answers.remove(&ask).expect("an answer")
+        ask
+    }
+
+    pub(crate) fn answered(&mut self, ask: AskId) -> Option<Answer> {
+        self.answers.remove(&ask)
     }
 
     pub(crate) fn close(&mut self, stream: StreamId, by_client: bool) {

@@ -1,5 +1,8 @@
 //! Snapshots, and starting from one.
 
+use lockkeeper_replica::{Answer, Event, Question};
+use lockkeeper_wire::v1::RefusedCode;
+
 use crate::harness::Node;
 use crate::items::{acquire, attach, finish, granted};
 
@@ -47,4 +50,65 @@ fn a_restart_in_the_middle_of_a_snapshot_uses_the_one_before() {
         node.send(stream, vec![attach(session, 1, 1 + seq)]);
     }
     assert!(compacted > 0, "some were finished");
+}
+
+/// A node with one session that holds `count` locks.
+fn with_holds(node: &mut Node, count: u64) {
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 60_000, 0);
+    for seq in 1..=count {
+        assert!(
+            granted(&node.send(stream, vec![acquire(session, seq, &format!("x/{seq}"), true)])).is_some()
+        );
+    }
+}
+
+#[test]
+fn a_backup_has_everything_that_was_answered_before_it_was_asked_for() {
+    let mut node = Node::new();
+    with_holds(&mut node, 20);
+    let answer = node.ask(Question::Backup);
+    let (index, digest) = node.stored();
+    assert_eq!(answer, Answer::BackupStored { index, last_token: node.last_token() });
+    assert_eq!(digest, node.digest());
+    assert_eq!(node.compacted, index, "it is as good as any other for cutting the log");
+}
+
+#[test]
+fn a_snapshot_that_was_begun_earlier_is_no_backup() {
+    let mut node = Node::with_snapshots(200);
+    node.snapshot_steps = 1;
+    with_holds(&mut node, 20);
+    // The one under way is older than these holds.
+    let first = node.asked(Question::Backup);
+    let second = node.asked(Question::Backup);
+    let gone = node.asked(Question::Backup);
+    assert!([first, second].map(|ask| node.answered(ask)) == [None, None], "nothing is stored yet");
+    node.turn(vec![Event::Dropped(gone)]);
+    node.quick_disk();
+    let (index, digest) = node.stored();
+    assert_eq!(digest, node.digest());
+    let stored = Some(Answer::BackupStored { index, last_token: node.last_token() });
+    assert_eq!([first, second].map(|ask| node.answered(ask)), [stored.clone(), stored], "one goes for both");
+    assert_eq!(node.answered(gone), None);
+}
+
+#[test]
+fn a_backup_that_can_not_be_stored_is_refused_and_the_next_one_may_be() {
+    let mut node = Node::new();
+    with_holds(&mut node, 20);
+    node.snapshot_steps = 1;
+    let ask = node.asked(Question::Backup);
+    assert_eq!(node.answered(ask), None);
+    node.failed_disk();
+    match node.answered(ask) {
+        Some(Answer::Refused(refused)) => {
+            assert_eq!(refused.code(), RefusedCode::Operator);
+            assert!(refused.text.contains("its log says why"), "{refused:?}");
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+    node.snapshot_steps = u64::MAX;
+    assert!(matches!(node.ask(Question::Backup), Answer::BackupStored { .. }));
+    assert_eq!(node.stored().1, node.digest());
 }

@@ -1,0 +1,234 @@
+//! `backup` of a live service, and `restore` into a new cluster.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use lockkeeper_cli::exit;
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::node::Node;
+use crate::support::{CommandExt, Place, wait_until};
+
+/// What a command with `--json` printed.
+fn said(place: &Place, line: &str) -> Value {
+    let ended = place.ran(&format!("{line} --json"));
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{line}: {ended:?}");
+    serde_json::from_str(&ended.out).unwrap()
+}
+
+/// A node over data that were restored, with the tokens that it gives first and last.
+fn served(place: Place, data: &str) -> (Place, Node, [u64; 2]) {
+    let node = place.serve_from(data, "127.0.0.1:0");
+    let place = place.over(&node.url());
+    let tokens = [(); 2].map(|()| token(&place, "counted"));
+    (place, node, tokens)
+}
+
+/// The token of a lock that is taken and given back.
+fn token(place: &Place, name: &str) -> u64 {
+    let ended = place.lockkeeper(["run", name, "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).ended();
+    assert_eq!(ended.code, 0, "{ended:?}");
+    ended.out.trim().parse().unwrap()
+}
+
+/// A place with a stopped node's backup in `locks`.
+fn with_backup() -> Place {
+    let (place, node) = Place::new().served();
+    token(&place, "a");
+    assert_eq!(place.ran("set-limit gpu 4").code, 0);
+    said(&place, "backup locks");
+    node.kill();
+    place
+}
+
+#[test]
+fn a_backup_under_load_is_restored_twice_with_tokens_above_all_before() {
+    let (place, node) = Place::new().served();
+    let load = ["bench", "--workload", "uncontended", "--clients", "8", "--seconds", "3"];
+    let load = place.lockkeeper(load).started();
+    assert_eq!(place.ran("set-limit gpu 4").code, 0);
+    let careful = place.holder("orders/42", &["--lock-delay", "5m"]);
+    let plain = place.holder("reports", &[]);
+    let waiter = place.lockkeeper(["run", "orders/42", "--", "true"]).started();
+    place.wait_for_waiters("orders/42", 1);
+
+    let backup = said(&place, "backup locks");
+    assert_eq!(backup["bytes"], fs::metadata(place.path("locks")).unwrap().len());
+    assert_eq!(fs::metadata(place.path("locks")).unwrap().permissions().mode() & 0o777, 0o600);
+    let ended = load.ended();
+    assert_eq!(ended.code, 0, "the load went on all the while: {ended:?}");
+    // Issued after the backup: it can't know them.
+    let issued = token(&place, "later");
+    assert!(issued > backup["last_token"].as_u64().unwrap());
+    assert!(issued > careful.token && issued > plain.token);
+    node.kill();
+
+    let first = said(&place, "restore locks --data first");
+    assert_eq!(first["backup"]["cluster"], backup["cluster"]);
+    assert_ne!(first["cluster"], backup["cluster"]);
+    let owners: Vec<&str> = first["dropped"]["sessions"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|session| session["owner"].as_str().unwrap())
+        .collect();
+    assert!(owners.iter().any(|owner| owner.contains("sleep 600")), "{first}");
+    assert!(first["dropped"]["waiters"].as_u64() >= Some(1) && first["dropped"]["holds"].as_u64() >= Some(2));
+    assert_eq!(first["closed"], json!([{ "names": ["orders/42"], "closed_for_ms": 300_000 }]));
+    assert_eq!(first["limits"], 1);
+
+    let (place, node, tokens) = served(place, "first");
+    assert!(tokens[0] > issued, "{tokens:?}, {issued}");
+    let sessions = said(&place, "sessions");
+    let left: Vec<&Value> = sessions
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|session| owners.contains(&session["owner"].as_str().unwrap()) && session["requests"] != 0)
+        .collect();
+    assert!(left.is_empty(), "old sessions live: {left:?}");
+    assert_eq!(place.shown("orders/42")["holders"][0]["state"], "closed");
+    assert_eq!(place.ran("run --try orders/42 -- true").code, i32::from(exit::BUSY));
+    assert_eq!(place.ran("run --try reports -- true").code, 0, "it is free");
+    assert_eq!(place.ran(&format!("check-token reports {}", plain.token)).code, i32::from(exit::NO));
+    let wrong = place.ran("run --try --permit=9 gpu -- true");
+    assert_eq!(wrong.code, 0, "the stored number goes for everyone: {wrong:?}");
+    assert_eq!(place.shown("gpu")["limit"], 4);
+    node.kill();
+
+    let second = said(&place, "restore locks --data second --node 3");
+    assert_eq!((&second["node"], second["cluster"] == first["cluster"]), (&json!(3), false));
+    let (place, node, again) = served(place, "second");
+    assert!(again[0] > tokens[1], "the first restore gave {tokens:?}, the second {again:?}");
+    // What is restored is restarted like any other.
+    node.kill();
+    let (place, _node, later) = served(place, "second");
+    assert_eq!(later[0], again[1] + 1);
+    assert_eq!(place.shown("orders/42")["holders"][0]["state"], "closed");
+    // The old cluster's clients hear nothing of the new one: their holds are over by their own clock.
+    drop((careful, plain, waiter));
+}
+
+#[test]
+fn what_is_restored_is_said_to_people_too() {
+    let place = with_backup();
+    let ended = place.ran("restore locks --data new");
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    for words in [
+        "of the new cluster",
+        "tokens go on above",
+        "whoever held a lock must acquire it anew",
+        "1 stored numbers",
+    ] {
+        assert!(ended.out.contains(words), "no {words:?} in {}", ended.out);
+    }
+}
+
+#[test]
+fn a_backup_replaces_an_earlier_one_only_when_it_is_whole() {
+    let (place, node) = Place::new().served();
+    said(&place, "backup locks");
+    let first = fs::read(place.path("locks")).unwrap();
+    token(&place, "a");
+    said(&place, "backup locks");
+    let second = fs::read(place.path("locks")).unwrap();
+    assert_ne!(first, second);
+    node.kill();
+    let ended = place.ran("backup locks");
+    assert_eq!(ended.code, i32::from(exit::UNAVAILABLE), "{ended:?}");
+    assert_eq!(fs::read(place.path("locks")).unwrap(), second);
+    let left: Vec<_> =
+        fs::read_dir(place.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(!left.iter().any(|name| name.to_string_lossy().starts_with(".tmp")), "{left:?}");
+}
+
+#[test]
+fn a_damaged_cut_or_strange_file_is_refused_with_its_place_and_nothing_is_made() {
+    let place = with_backup();
+    let whole = fs::read(place.path("locks")).unwrap();
+    let refused = |bytes: &[u8], words: &[&str]| {
+        fs::write(place.path("bad"), bytes).unwrap();
+        let words = [&["`bad`"], words].concat();
+        place.ran("restore bad --data new").is_one_line(exit::IO, &words);
+        assert!(!place.path("new").exists());
+    };
+    for at in [600, whole.len() / 2, whole.len() - 5] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x10;
+        refused(&damaged, &["at byte", "checksum", "take another backup"]);
+    }
+    refused(&whole[..whole.len() - 1], &["at byte"]);
+    refused(&whole[..512], &["at byte 512", "0 bytes are left"]);
+    refused(b"", &["at byte 0", "ends within its header"]);
+    refused(&[0x20; 4096], &["does not begin as a file of Lockkeeper does"]);
+    refused(&fs::read(place.path("data/founding")).unwrap(), &["is of kind"]);
+    let mut newer = whole;
+    newer[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
+    let checksum = crc32fast::hash(&newer[..508]);
+    newer[508..512].copy_from_slice(&checksum.to_le_bytes());
+    refused(&newer, &[&format!("has format {}", u32::MAX), "use the newer program"]);
+    place.ran("restore nowhere --data new").is_one_line(exit::IO, &["cannot open `nowhere`"]);
+}
+
+#[test]
+fn a_directory_that_holds_anything_is_left_alone() {
+    let place = with_backup();
+    fs::create_dir(place.path("mine")).unwrap();
+    fs::write(place.path("mine/letter"), b"keep me").unwrap();
+    place
+        .ran("restore locks --data mine")
+        .is_one_line(exit::CANNOT_CREATE, &["is not empty: `letter` is there"]);
+    assert_eq!(fs::read_dir(place.path("mine")).unwrap().count(), 1, "not even a lock file");
+
+    // The node that the backup is of: stopped, then running.
+    let refused =
+        || place.ran("restore locks --data data").is_one_line(exit::CANNOT_CREATE, &["is not empty"]);
+    refused();
+    let node = place.serve("127.0.0.1:0");
+    refused();
+    assert_eq!(node.stopped(Signal::SIGTERM).code, 0);
+
+    said(&place, "restore locks --data new");
+    place.ran("restore locks --data new").is_one_line(exit::CANNOT_CREATE, &["is not empty"]);
+}
+
+#[test]
+fn an_unfinished_restore_is_refused_by_a_start() {
+    let place = with_backup();
+    said(&place, "restore locks --data new");
+    // The founding record is written last.
+    fs::remove_file(place.path("new/founding")).unwrap();
+    place
+        .ran("serve --data new --listen 127.0.0.1:0")
+        .is_one_line(exit::IO, &["`founding`", "the file is missing"]);
+}
+
+#[test]
+fn a_clock_behind_the_backup_is_refused_unless_somebody_knows_the_highest_token() {
+    let place = with_backup();
+    let shim = lockkeeper_rig::Shim::new(&place.path(""));
+    shim.set(lockkeeper_rig::Number::AheadSec, -3600);
+    let restore = |words: &[&str]| {
+        let mut command = place.bare([&["restore", "locks", "--data", "new"], words].concat());
+        command.envs(shim.environment()).ended()
+    };
+    restore(&[]).is_one_line(exit::CONFIG, &["behind the backup", "--tokens-above"]);
+    assert!(!place.path("new").exists());
+    let known = 1_u64 << 51;
+    let ended = restore(&["--tokens-above", &known.to_string()]);
+    assert_eq!((ended.code, ended.err.as_str()), (0, ""));
+    assert!(ended.out.contains(&format!("above {known}")), "{}", ended.out);
+    let (_place, _node, tokens) = served(place, "new");
+    assert_eq!(tokens[0], known + 1);
+}
+
+#[test]
+fn only_our_own_service_makes_backups() {
+    let place = Place::new();
+    place.ran("backup locks").is_one_line(exit::USAGE, &["make a backup", "use `lockkeeper://`"]);
+    assert!(!place.path("locks-file").exists());
+    let (place, _node) = place.served();
+    place.ran("backup nowhere/locks").is_one_line(exit::IO, &["nowhere/locks"]);
+    wait_until("the node serves all the same", || place.ran("ls").code == 0);
+}

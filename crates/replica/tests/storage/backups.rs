@@ -1,0 +1,171 @@
+//! Backups: read as they were written or refused with the place, and restored whole or not at all.
+
+use lockkeeper_replica::disk::Disk;
+use lockkeeper_replica::disk::memory::{MemoryDisk, MemoryFile, Operation};
+use lockkeeper_replica::storage::{self, BackupError, BackupReader, FORMAT_VERSION, OpenError, Opened};
+use lockkeeper_wire::store::BackupHead;
+
+use crate::support::*;
+
+const EIO: i32 = 5;
+const FILE: &str = "locks.backup";
+
+fn backup_head() -> BackupHead {
+    BackupHead {
+        index: 3,
+        last_token: 17,
+        taken_us: 99,
+        version: "1.2.3".to_owned(),
+        node: 1,
+        ..BackupHead::default()
+    }
+}
+
+/// The bytes of a backup of the small directory.
+fn backup() -> Vec<u8> {
+    let (disk, _) = small_directory();
+    let mut parts = open(&disk).expect("undamaged").snapshots.backup(backup_head()).expect("it is stored");
+    let mut bytes = Vec::new();
+    while let Some(part) = parts.next_part().expect("undamaged") {
+        bytes.extend(part);
+    }
+    assert_eq!(parts.next_part().expect("it is over"), None);
+    bytes
+}
+
+fn reader(bytes: &[u8]) -> Result<BackupReader<MemoryFile>, BackupError> {
+    let disk = MemoryDisk::new();
+    disk.set_bytes(FILE, bytes.to_vec());
+    BackupReader::open(disk.open(FILE).expect("it is there"), FILE)
+}
+
+fn read(bytes: &[u8]) -> Result<Vec<u8>, BackupError> {
+    let mut reader = reader(bytes)?;
+    let mut all = Vec::new();
+    while let Some(piece) = reader.next_piece()? {
+        all.extend(piece);
+    }
+    Ok(all)
+}
+
+#[test]
+fn a_backup_is_read_as_it_was_written() {
+    let mut reader = reader(&backup()).expect("undamaged");
+    assert_eq!(reader.head(), &BackupHead { term: 1, rules: 1, ..backup_head() });
+    assert_eq!((reader.cluster(), reader.digest()), ([7; 16], None));
+    for piece in pieces(3, 1) {
+        assert_eq!(reader.next_piece().expect("undamaged"), Some(piece));
+    }
+    assert_eq!(reader.next_piece().expect("undamaged"), None);
+    assert_eq!(reader.digest(), Some([9; 16].as_slice()));
+    assert_eq!(reader.next_piece().expect("it stays so"), None);
+}
+
+#[test]
+fn a_backup_that_was_changed_cut_or_grew_is_refused_with_its_place() {
+    let bytes = backup();
+    let refused = |changed: &[u8], what: &str| match read(changed) {
+        Err(BackupError::Damaged { file, offset, .. }) if file == FILE && offset <= bytes.len() as u64 => {}
+        other => panic!("{what}: {other:?}"),
+    };
+    for at in 0..bytes.len() {
+        for change in [bytes[at] ^ 1, !bytes[at]] {
+            let mut changed = bytes.clone();
+            changed[at] = change;
+            refused(&changed, &format!("byte {at} is {change}"));
+        }
+    }
+    for length in (0..bytes.len()).chain([bytes.len() + 1, bytes.len() + 512]) {
+        let mut cut = bytes.clone();
+        cut.resize(length, 0);
+        refused(&cut, &format!("{length} bytes"));
+    }
+}
+
+#[test]
+fn a_file_of_another_kind_and_one_of_a_newer_program_say_so() {
+    let (disk, _) = small_directory();
+    for name in names(&disk) {
+        let text = read(&disk.bytes(&name).expect("it is listed")).expect_err("it is no backup").to_string();
+        assert!(text.contains("is of kind") && text.contains("take another backup"), "{name}: {text}");
+    }
+    let text = read(b"not at all").expect_err("it is no backup").to_string();
+    assert!(text.contains("no backup") && text.contains("at byte 10"), "{text}");
+
+    let mut newer = backup();
+    newer[12..16].copy_from_slice(&(FORMAT_VERSION + 1).to_le_bytes());
+    let checksum = crc32fast::hash(&newer[..508]);
+    newer[508..512].copy_from_slice(&checksum.to_le_bytes());
+    let error = read(&newer).expect_err("nobody can read that yet");
+    assert!(
+        matches!(error, BackupError::NewerFormat { found, .. } if found == FORMAT_VERSION + 1),
+        "{error}"
+    );
+}
+
+fn restore(disk: &MemoryDisk) -> Result<View, OpenError> {
+    let pieces = vec![vec![1; 300], vec![2; storage::PIECE_BYTES_MAX + 5]];
+    view(&mut storage::restore(disk, SMALL, &founding(), pieces.into_iter(), || vec![9; 16])?)
+}
+
+#[test]
+fn a_restored_directory_begins_with_the_table_as_its_first_entry() {
+    let disk = MemoryDisk::new();
+    let found = restore(&disk).expect("an empty directory");
+    let (head, bytes) = found.snapshot.clone().expect("the table");
+    assert_eq!((head.index, head.term, head.rules), (1, 1, founding().rules));
+    assert_eq!(bytes.len(), 300 + storage::PIECE_BYTES_MAX + 5);
+    assert_eq!((found.hard_state.term, found.hard_state.commit, found.entries.len()), (1, 1, 0));
+    assert_eq!(open_view(&disk).expect("a later start"), found);
+    // The log goes on behind it.
+    let mut log = open(&disk).expect("a later start").log;
+    log.append(&record(Some(hard_state(2, 1, 1)), vec![entry(2, 2, 40)])).expect("a sound disk");
+    assert_eq!(open_view(&disk).expect("a later start").entries, [entry(2, 2, 40)]);
+}
+
+#[test]
+fn nothing_is_restored_where_anything_is() {
+    let (disk, view) = small_directory();
+    assert!(matches!(restore(&disk), Err(OpenError::Founded { .. })));
+    assert_eq!(open_view(&disk).expect("nothing was changed"), view);
+    let disk = MemoryDisk::new();
+    disk.set_bytes("stranger", b"keep me".to_vec());
+    assert!(matches!(restore(&disk), Err(OpenError::Founded { file }) if file == "stranger"));
+    assert_eq!(names(&disk), ["stranger"]);
+}
+
+#[test]
+fn a_restore_that_is_cut_off_is_never_taken_for_a_cluster_without_its_table() {
+    let cuts =
+        [Operation::Write, Operation::Sync, Operation::Create, Operation::Rename, Operation::SyncNames];
+    let (mut whole, mut refused, mut empty) = (0, 0, 0);
+    for cut in cuts {
+        for after in 0..12 {
+            for seed in 0..20 {
+                let disk = MemoryDisk::new();
+                disk.fail(cut, after, EIO);
+                let done = restore(&disk).is_ok();
+                let mut rng = Rng(seed);
+                disk.heal();
+                disk.crash(|n| rng.below(n));
+                match storage::open(&disk, SMALL) {
+                    Ok(Opened::Existing(mut existing)) => {
+                        let found = view(&mut existing).expect("it is whole");
+                        assert!(found.snapshot.is_some(), "{cut:?} after {after}, seed {seed}: no table");
+                        whole += 1;
+                    }
+                    Ok(Opened::Empty) => {
+                        assert!(!done, "{cut:?} after {after}, seed {seed}: a restored cluster is gone");
+                        empty += 1;
+                    }
+                    Err(OpenError::Corrupt { file, .. }) if file == "founding" => {
+                        assert!(!done, "{cut:?} after {after}, seed {seed}");
+                        refused += 1;
+                    }
+                    Err(other) => panic!("{cut:?} after {after}, seed {seed}: {other}"),
+                }
+            }
+        }
+    }
+    assert!(whole > 50 && refused > 20 && empty > 50, "all were tried: {whole}, {refused}, {empty}");
+}
