@@ -9,6 +9,7 @@ mod book;
 pub mod disk;
 mod engine;
 pub mod event;
+pub mod founder;
 mod lease;
 mod members;
 pub mod mutant;

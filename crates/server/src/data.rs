@@ -1,4 +1,5 @@
-//! A node's data directory at its start: found a cluster of one in an empty one, go on with what another one holds.
+//! A node's data directory at its start: found a cluster of one in an empty one, or stand as a candidate for one of
+//! several; go on with what another one holds.
 
 use std::io;
 use std::path::Path;
@@ -8,14 +9,14 @@ use lockkeeper_core::{Restorer, Table, limits};
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{self, Existing, Log, OpenError, Opened, SnapshotReader, Snapshots};
 use lockkeeper_replica::{Members, Recovered};
-use lockkeeper_wire::store::{Founding, Member};
+use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
 
 use crate::error::ServeError;
 use crate::options::Options;
 
 /// 2026-01-01T00:00:00Z in seconds of Unix time: from here on the tokens of new tables are counted (T1).
 const TOKENS_EPOCH_SECONDS: u64 = 1_767_225_600;
-/// The only node of a cluster of one.
+/// The node of a cluster of one, unless told otherwise.
 const NODE: u64 = 1;
 
 /// What a node starts from.
@@ -26,40 +27,138 @@ pub(crate) struct Data<D: Disk> {
     pub(crate) snapshots: Snapshots<D>,
 }
 
-/// Opens the data; founds a cluster of this node alone where there are none.
-///
-/// # Errors
-/// The directory can't be read or written, is damaged or of a newer version; no first token can be told.
-pub(crate) fn open<D: Disk>(disk: &D, told: &Options, client_address: &str) -> Result<Data<D>, ServeError> {
-    let directory = told.data.as_path();
-    let failed = |source: OpenError| ServeError::Open { directory: directory.to_owned(), source };
-    let options = storage::Options { segment_bytes: told.segment_bytes };
-    let existing = match storage::open(disk, options).map_err(failed)? {
-        Opened::Existing(existing) => existing,
-        Opened::Empty => {
-            let founding = found(client_address, told.tokens_above, SystemTime::now())?;
-            storage::found(disk, options, &founding).map_err(failed)?
-        }
-    };
-    recover(disk, directory, existing)
+/// What a data directory holds.
+#[expect(clippy::large_enum_variant, reason = "there is one, at the start")]
+pub(crate) enum Found<D: Disk> {
+    /// Those of a node of a cluster.
+    Data(Data<D>),
+    /// Nothing but who the node is that is to become part of one.
+    Candidate(Candidate),
 }
 
-fn found(address: &str, tokens_above: Option<u64>, now: SystemTime) -> Result<Founding, ServeError> {
-    let tokens_above = first_tokens(tokens_above, now)?;
-    let incarnation = id()?;
+/// Where a node can be reached, as it says to others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addresses<'a> {
+    /// By clients.
+    pub(crate) client: &'a str,
+    /// By its peers; empty for a node without.
+    pub(crate) peer: &'a str,
+}
+
+/// Opens the data. Where there are none, a node that was told of no others founds a cluster of itself alone; one that was
+/// told of some becomes a candidate.
+///
+/// # Errors
+/// The directory can't be read or written, is damaged or of a newer version, or is of another node; no first token can be
+/// told.
+pub(crate) fn open<D: Disk>(
+    disk: &D,
+    told: &Options,
+    addresses: Addresses<'_>,
+) -> Result<Found<D>, ServeError> {
+    let is_alone = told.cluster.is_empty() && told.join.is_none();
+    match storage::open(disk, storage_options(told)).map_err(failed(told))? {
+        Opened::Existing(existing) => {
+            is_node(told, existing.founding.node)?;
+            recover(disk, &told.data, existing).map(Found::Data)
+        }
+        Opened::Empty if is_alone => {
+            found(disk, told, &alone(told, addresses, SystemTime::now())?).map(Found::Data)
+        }
+        Opened::Empty => {
+            let candidate = candidate(told, addresses, id()?, SystemTime::now())?;
+            stand(disk, told, &candidate)?;
+            Ok(Found::Candidate(candidate))
+        }
+        Opened::Candidate(kept) => {
+            let member = kept.member.clone().unwrap_or_default();
+            is_node(told, member.node)?;
+            if is_alone {
+                return Err(ServeError::NotAlone { directory: told.data.clone(), node: member.node });
+            }
+            if kept.nodes.iter().any(|listed| !listed.incarnation.is_empty()) {
+                // Others may have founded the cluster on what it has said.
+                return Ok(Found::Candidate(kept));
+            }
+            let candidate = candidate(told, addresses, member.incarnation, SystemTime::now())?;
+            stand(disk, told, &candidate)?;
+            Ok(Found::Candidate(candidate))
+        }
+    }
+}
+
+/// Writes the founding record, and opens the data.
+///
+/// # Errors
+/// As of [`open`].
+pub(crate) fn found<D: Disk>(disk: &D, told: &Options, founding: &Founding) -> Result<Data<D>, ServeError> {
+    let existing = storage::found(disk, storage_options(told), founding).map_err(failed(told))?;
+    recover(disk, &told.data, existing)
+}
+
+/// Keeps a candidate, durably.
+///
+/// # Errors
+/// The directory can't be written.
+pub(crate) fn stand<D: Disk>(disk: &D, told: &Options, candidate: &Candidate) -> Result<(), ServeError> {
+    storage::stand(disk, candidate).map_err(failed(told))
+}
+
+fn storage_options(told: &Options) -> storage::Options {
+    storage::Options { segment_bytes: told.segment_bytes }
+}
+
+fn failed(told: &Options) -> impl Fn(OpenError) -> ServeError {
+    |source| ServeError::Open { directory: told.data.clone(), source }
+}
+
+fn is_node(told: &Options, found: u64) -> Result<(), ServeError> {
+    match told.node {
+        Some(node) if node != found => {
+            Err(ServeError::AnotherNode { directory: told.data.clone(), found, told: node })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn alone(told: &Options, addresses: Addresses<'_>, now: SystemTime) -> Result<Founding, ServeError> {
+    let tokens_above = first_tokens(told.tokens_above, now)?;
+    let member = member(told, addresses, id()?);
     Ok(Founding {
         cluster: id()?,
-        node: NODE,
-        incarnation: incarnation.clone(),
-        members: vec![Member {
-            node: NODE,
-            incarnation,
-            peer_address: String::new(),
-            client_address: address.to_owned(),
-        }],
+        node: member.node,
+        incarnation: member.incarnation.clone(),
+        members: vec![member],
         tokens_above,
         rules: limits::RULES_VERSION,
     })
+}
+
+fn candidate(
+    told: &Options,
+    addresses: Addresses<'_>,
+    incarnation: Vec<u8>,
+    now: SystemTime,
+) -> Result<Candidate, ServeError> {
+    let listed = told.cluster.iter();
+    Ok(Candidate {
+        member: Some(member(told, addresses, incarnation)),
+        tokens_above: first_tokens(told.tokens_above, now)?,
+        rules: limits::RULES_VERSION,
+        nodes: listed
+            .map(|(&node, address)| Listed { node, peer_address: address.clone(), incarnation: Vec::new() })
+            .collect(),
+    })
+}
+
+fn member(told: &Options, addresses: Addresses<'_>, incarnation: Vec<u8>) -> Member {
+    let node = told.node.unwrap_or(NODE);
+    Member {
+        node,
+        incarnation,
+        peer_address: told.cluster.get(&node).map_or(addresses.peer, String::as_str).to_owned(),
+        client_address: addresses.client.to_owned(),
+    }
 }
 
 /// The greater of what was asked for and the microseconds since 2026: above every token of a table that was here
@@ -100,7 +199,7 @@ fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result
     let members = members.map_or_else(|| Members::founded(&founding), Members::from);
     let table = match snapshot {
         Some(snapshot) => read_table(snapshot, directory, seed)?,
-        None => Table::new(seed),
+        None => Table::with_rules(seed, rules(&founding)?),
     };
     // Only now that the newest was read whole.
     if let Err(error) = leftovers.run(disk) {
@@ -109,6 +208,12 @@ fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result
     let recovered =
         Recovered { table, snapshot_index, snapshot_term, members, hard_state: Some(hard_state), entries };
     Ok(Data { founding, recovered, log, snapshots })
+}
+
+/// The rules that the founders of a cluster all knew.
+fn rules(founding: &Founding) -> Result<u32, ServeError> {
+    let (rules, known) = (founding.rules.max(1), limits::RULES_VERSION);
+    if rules > known { Err(ServeError::NewerRules { rules, known }) } else { Ok(rules) }
 }
 
 fn read_table<D: Disk>(

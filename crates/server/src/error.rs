@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use lockkeeper_replica::Fatal;
 use lockkeeper_replica::storage::OpenError;
+use lockkeeper_wire::peer::Refusal;
 
 use crate::disk::DirectoryError;
 
@@ -42,9 +43,54 @@ pub enum ServeError {
         /// As it was given.
         address: String,
     },
+    /// Which node it is, and of which cluster, was not said, or twice.
+    #[error("{why}")]
+    Nodes {
+        /// What is wrong, and what to do.
+        why: String,
+    },
+    /// The data are of another node than the one that was to be started.
+    #[error(
+        "the data directory `{directory}` belongs to node {found}, not to node {told}: start it with `--node {found}`, or \
+         give node {told} its own directory"
+    )]
+    AnotherNode {
+        /// The data directory.
+        directory: PathBuf,
+        /// Whose it is.
+        found: u64,
+        /// As it was given.
+        told: u64,
+    },
+    /// The data directory is of a node that was about to found or join a cluster with others.
+    #[error(
+        "the data directory `{directory}` is of node {node}, which was about to become part of a cluster with other nodes: \
+         start it with the same `--cluster` or `--join` as before; or, for another cluster, with an empty directory"
+    )]
+    NotAlone {
+        /// The data directory.
+        directory: PathBuf,
+        /// Whose it is.
+        node: u64,
+    },
+    /// The cluster wants no part of this node.
+    #[error("{}", _0.text)]
+    Refused(Refusal),
+    /// The founders know newer rules of the table.
+    #[error(
+        "this cluster uses version {rules} of the table's rules, this program knows versions up to {known}: start the \
+         release that the other nodes run"
+    )]
+    NewerRules {
+        /// The cluster's.
+        rules: u32,
+        /// The newest that is known here.
+        known: u32,
+    },
     /// Somebody else listens there.
     #[error(
-        "`{address}` is in use by another process (`ss -ltnp` names it); stop that one, or give another `--listen`"
+        "`{address}` is in use by another process (`ss -ltnp` names it); stop that one, or give another `--listen` (for \
+         peers: `--peer-listen`)"
     )]
     AddressInUse {
         /// The address.

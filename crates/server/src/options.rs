@@ -1,5 +1,6 @@
 //! What a node is started with, and which addresses it may listen on.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
@@ -23,6 +24,15 @@ pub struct Options {
     pub advertise: Option<String>,
     /// Allows an address other than loopback, though there is neither TLS nor authentication yet (DESIGN section 9).
     pub insecure: bool,
+    /// Which node of its cluster it is; by default what its data say, or 1.
+    pub node: Option<u64>,
+    /// Where the nodes of a new cluster listen to each other, by id, this one among them. For a data directory without a
+    /// cluster: what one holds counts more.
+    pub cluster: BTreeMap<u64, String>,
+    /// Where a node of the cluster listens to its peers to which this one is to be added; instead of `cluster`.
+    pub join: Option<String>,
+    /// Where it listens to other nodes; by default what `cluster` or its data say of it.
+    pub peer_listen: Option<String>,
     /// The first tokens of a new table are above this one; by default the microseconds since 2026 (T1).
     pub tokens_above: Option<u64>,
     /// Most connections at a time.
@@ -42,6 +52,10 @@ impl Options {
             listen: format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PORT),
             advertise: None,
             insecure: false,
+            node: None,
+            cluster: BTreeMap::new(),
+            join: None,
+            peer_listen: None,
             tokens_above: None,
             connections_max: CONNECTIONS_MAX,
             snapshot_after: SNAPSHOT_AFTER,
@@ -51,14 +65,48 @@ impl Options {
 
     /// The address to listen on, if it is allowed.
     pub(crate) fn address(&self) -> Result<SocketAddr, ServeError> {
-        let bad = |why: String| ServeError::Address { address: self.listen.clone(), why };
-        let mut found = self.listen.to_socket_addrs().map_err(|error| bad(error.to_string()))?;
-        let address = found.next().ok_or_else(|| bad("it names no address".to_owned()))?;
-        if !is_loopback(address.ip()) && !self.insecure {
-            return Err(ServeError::NotLoopback { address: self.listen.clone() });
-        }
+        let address = self.allowed(&self.listen)?;
         if address.ip().is_unspecified() && self.advertise.is_none() {
             return Err(ServeError::Wildcard { address: self.listen.clone() });
+        }
+        Ok(address)
+    }
+
+    /// Where to listen to peers, as far as the options say, and as it was typed.
+    pub(crate) fn peer_address(&self) -> Result<Option<(SocketAddr, String)>, ServeError> {
+        let nodes = |why: String| ServeError::Nodes { why };
+        if self.node == Some(0) {
+            return Err(nodes("nodes are numbered from 1, so `--node 0` is none".to_owned()));
+        }
+        let own = match (self.node, self.cluster.len(), &self.join) {
+            (None, 0, None) => None,
+            (None, ..) => return Err(nodes("say which node this is: `--node N`".to_owned())),
+            (Some(node), 0, _) if node > 0 => None,
+            (Some(node), ..) => match self.cluster.get(&node) {
+                Some(address) => Some(address),
+                None => {
+                    return Err(nodes(format!("`--cluster` has no address for node {node}, which this is")));
+                }
+            },
+        };
+        if self.join.is_some() && !self.cluster.is_empty() {
+            return Err(nodes(
+                "a node founds a cluster (`--cluster`) or joins one (`--join`), not both".to_owned(),
+            ));
+        }
+        let of_joiner =
+            self.join.as_ref().map(|_| format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PEER_PORT));
+        let typed = self.peer_listen.clone().or_else(|| own.cloned()).or(of_joiner);
+        typed.map(|typed| Ok((self.allowed(&typed)?, typed))).transpose()
+    }
+
+    /// The address that is meant, if it may be listened on.
+    pub(crate) fn allowed(&self, typed: &str) -> Result<SocketAddr, ServeError> {
+        let bad = |why: String| ServeError::Address { address: typed.to_owned(), why };
+        let mut found = typed.to_socket_addrs().map_err(|error| bad(error.to_string()))?;
+        let address = found.next().ok_or_else(|| bad("it names no address".to_owned()))?;
+        if !is_loopback(address.ip()) && !self.insecure {
+            return Err(ServeError::NotLoopback { address: typed.to_owned() });
         }
         Ok(address)
     }

@@ -8,25 +8,30 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+<<<<<<< HEAD
 use lockkeeper_replica::storage::{Removal, Snapshots};
+=======
+use lockkeeper_replica::disk::Disk;
+use lockkeeper_replica::storage::Removal;
+>>>>>>> 30150bc (Cluster: founding with promises, greetings, peers' connections, serve's flags)
 use lockkeeper_replica::{Config, Event, Replica, TAIL_BYTES, TICK};
-use lockkeeper_wire::store::Founding;
+use lockkeeper_wire::store::{Candidate, Founding};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::chores::Chores;
 use crate::clock;
-use crate::data;
+use crate::data::{self, Addresses, Data, Found};
 use crate::disk::DataDirectory;
 use crate::error::ServeError;
 use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, State};
 use crate::node::Node;
 use crate::options::Options;
-use crate::peers::Peers;
+use crate::peers::{Directory, Handover, Peers, form, talk};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -58,24 +63,53 @@ impl Running {
 /// Serves until SIGTERM, SIGINT or [`Running::stop`]; blocks this thread, which must not be one of an async runtime.
 /// A second signal ends it without waiting for clients.
 ///
-/// `ready` is called once the node serves.
+/// `ready` is called once the node serves: it leads, or hears a leader.
 ///
 /// # Errors
 /// [`ServeError`]: why it can't start, or had to stop. A failed write of the log aborts the process instead: what the
 /// disk holds is unknown then, and nothing may be answered any more (P10).
 pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
     let address = options.address()?;
+    let peer_address = options.peer_address()?;
     let connections_max = raise_file_limit(options.connections_max);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(ServeError::system("start the runtime"))?;
+    let entered = runtime.enter();
+    let mut signals = Signals::new()?;
     // Before anything is written: a port that is in use must not found a cluster.
-    let listener = runtime.block_on(async { listen(address) })?;
-    let address = listener.local_addr().map_err(ServeError::system("ask for the port"))?;
+    let (listener, address) = listen(address)?;
+    let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
+    let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
     let advertised = advertised(&options, address);
-    let node = Started::start(&options, &advertised)?;
-    let result = runtime.block_on(serve(node, listener, address, connections_max, ready));
+    let addresses = Addresses { client: &advertised, peer: peers.as_ref().map_or("", |it| &it.told) };
+    let (data, peers) = match data::open(&disk, &options, addresses)? {
+        Found::Data(data) => {
+            let peers = peers.map_or_else(|| Peering::of_data(&options, &data), |peers| Ok(Some(peers)))?;
+            (data, peers)
+        }
+        Found::Candidate(candidate) => {
+            let peers = peers.ok_or_else(|| ServeError::NotAlone {
+                directory: options.data.clone(),
+                node: options.node.unwrap_or_default(),
+            })?;
+            let (keeper, told) = (disk.clone(), options.clone());
+            let keep = move |candidate: &Candidate| data::stand(&keeper, &told, candidate);
+            let forming = form(candidate, options.join.clone(), &peers.listener, keep);
+            let formed = runtime.block_on(async {
+                tokio::select! {
+                    formed = forming => formed.map(Some),
+                    () = signals.wait() => Ok(None),
+                }
+            })?;
+            let Some(founding) = formed else { return Ok(()) };
+            (data::found(&disk, &options, &founding)?, Some(peers))
+        }
+    };
+    let node = Started::start(disk, data, &options, &advertised, peers)?;
+    let result = runtime.block_on(serve(node, listener, address, connections_max, signals, ready));
+    drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
     result
@@ -89,18 +123,66 @@ fn advertised(options: &Options, address: SocketAddr) -> String {
     }
 }
 
-fn listen(address: SocketAddr) -> Result<TcpListener, ServeError> {
+/// What ends this process.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> Result<Self, ServeError> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate()).map_err(ServeError::system("handle SIGTERM"))?,
+            interrupt: signal(SignalKind::interrupt()).map_err(ServeError::system("handle SIGINT"))?,
+        })
+    }
+
+    async fn wait(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
     let listen = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
         // A node that was just stopped leaves connections behind; this is no reason not to start again.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
-        socket.listen(BACKLOG)
+        let listener = socket.listen(BACKLOG)?;
+        let address = listener.local_addr()?;
+        Ok((listener, address))
     };
-    listen().map_err(|source| match source.kind() {
+    listen().map_err(|source: io::Error| match source.kind() {
         io::ErrorKind::AddrInUse => ServeError::AddressInUse { address },
         _ => ServeError::Listen { address, source },
     })
+}
+
+/// Where other nodes reach this one.
+struct Peering {
+    listener: TcpListener,
+    /// As others are told.
+    told: String,
+}
+
+impl Peering {
+    fn new(address: SocketAddr, typed: String) -> Result<Self, ServeError> {
+        let (listener, address) = listen(address)?;
+        let told = if typed.ends_with(":0") { address.to_string() } else { typed };
+        Ok(Self { listener, told })
+    }
+
+    /// Where the data say that it is; `None` for a node that was never told to talk to others.
+    fn of_data<D: Disk>(options: &Options, data: &Data<D>) -> Result<Option<Self>, ServeError> {
+        let member = data.recovered.members.nodes.get(&data.founding.node);
+        match member.map(|member| member.peer_address.as_str()) {
+            None | Some("") => Ok(None),
+            Some(told) => Self::new(options.allowed(told)?, told.to_owned()).map(Some),
+        }
+    }
 }
 
 /// As many connections as were asked for, or as the system allows.
@@ -135,20 +217,39 @@ struct Started {
     inbox: Arc<Inbox>,
     outbox: Arc<Outbox>,
     about: About,
+<<<<<<< HEAD
     snapshots: Snapshots<DataDirectory>,
+=======
+    /// For the tasks that talk to peers.
+    talk: Option<(TcpListener, Arc<Directory>, Arc<Handover>)>,
+>>>>>>> 30150bc (Cluster: founding with promises, greetings, peers' connections, serve's flags)
     replica: JoinHandle<Result<(), ServeError>>,
     chores: JoinHandle<()>,
 }
 
 impl Started {
-    fn start(options: &Options, advertised: &str) -> Result<Self, ServeError> {
-        let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
-        let data = data::open(&disk, options, advertised)?;
+    fn start(
+        disk: DataDirectory,
+        data: Data<DataDirectory>,
+        options: &Options,
+        advertised: &str,
+        peering: Option<Peering>,
+    ) -> Result<Self, ServeError> {
         let about = about(&data.founding, advertised);
         let directory = options.data.display().to_string();
+        let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
+        let (members, rules) = (data.recovered.members.clone(), data.recovered.table.rules());
+        let talk = peering.map(|peering| {
+            let directory = Directory::new(data.founding.clone(), advertised.to_owned(), members, rules);
+            (peering.listener, directory, Arc::new(Handover::default()))
+        });
+        let peers = match &talk {
+            None => Peers::none(inbox.clone()),
+            Some((_, directory, handover)) => Peers::new(directory.clone(), inbox.clone(), handover.clone())
+                .map_err(ServeError::system("wait for peers"))?,
+        };
         let replica =
             Replica::start(config(&data.founding, options.snapshot_after), data.recovered, clock::now())?;
-        let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
         let (chores, todo) = mpsc::channel();
         let (finished, done) = mpsc::channel();
         let owned = disk.clone();
@@ -169,7 +270,7 @@ impl Started {
             log: data.log,
             inbox: inbox.clone(),
             outbox: outbox.clone(),
-            peers: Peers::none(inbox.clone()),
+            peers,
             chores,
             done,
             directory,
@@ -181,7 +282,11 @@ impl Started {
         let replica = thread("lockkeeper-replica")
             .spawn(move || node.run())
             .map_err(ServeError::system("start a thread"))?;
+<<<<<<< HEAD
         Ok(Self { inbox, outbox, about, snapshots, replica, chores })
+=======
+        Ok(Self { inbox, outbox, about, talk, replica, chores })
+>>>>>>> 30150bc (Cluster: founding with promises, greetings, peers' connections, serve's flags)
     }
 
     /// Ends the threads; says why the replica's had ended, if it had.
@@ -220,14 +325,13 @@ fn config(founding: &Founding, snapshot_after: u64) -> Config {
 }
 
 async fn serve(
-    node: Started,
+    mut node: Started,
     listener: TcpListener,
     address: SocketAddr,
     connections_max: usize,
+    mut signals: Signals,
     ready: impl FnOnce(Running),
 ) -> Result<(), ServeError> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(ServeError::system("handle SIGTERM"))?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(ServeError::system("handle SIGINT"))?;
     let front = Front::new(node.inbox.clone(), node.about.clone());
     // Set once, here.
     let _ = front.snapshots.set(node.snapshots.clone());
@@ -237,8 +341,13 @@ async fn serve(
     let (sender, mut state) = watch::channel(State::Waiting);
     tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone(), sender));
     tokio::spawn(acceptor.run());
+    let (refused, mut refusal) = tokio::sync::mpsc::unbounded_channel();
+    if let Some((listener, directory, handover)) = node.talk.take() {
+        talk(listener, directory, handover, node.inbox.clone(), refused.clone());
+    }
     let running = Running { address, stop: CancellationToken::new() };
     let mut ready = Some(ready);
+    let mut result = Ok(());
     loop {
         let now = *state.borrow_and_update();
         match now {
@@ -255,9 +364,12 @@ async fn serve(
         }
         tokio::select! {
             changed = state.changed() => if changed.is_err() { break },
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            () = signals.wait() => break,
             () = running.stop.cancelled() => break,
+            Some(why) = refusal.recv() => {
+                result = Err(ServeError::Refused(why));
+                break;
+            }
         }
     }
     notify(sd_notify::NotifyState::Stopping);
@@ -266,11 +378,10 @@ async fn serve(
         set_health(&health, false).await;
         tokio::select! {
             () = flush(&front, &mut state) => {}
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+            () = signals.wait() => {}
         }
     }
-    node.end()
+    node.end().and(result)
 }
 
 /// Tells all streams, and waits until every connection has ended, or the time is over.

@@ -15,6 +15,10 @@ Examples:
   lockkeeper serve --data ./data --listen 127.0.0.1:0 --json     # any free port
   lockkeeper run --locks lockkeeper://127.0.0.1 orders/42 -- echo it works
 
+One of three nodes that form a cluster (the others: --node 2, --node 3):
+  lockkeeper serve --data ./data-1 --node 1 --listen 127.0.0.1:5625 \\
+    --cluster 1=127.0.0.1:5641,2=127.0.0.1:5642,3=127.0.0.1:5643
+
 It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operate.md how to run it.")]
 pub struct Serve {
     /// Where it keeps its data; made if it isn't there. One process at a time
@@ -29,6 +33,19 @@ pub struct Serve {
     /// Listen where other machines can reach it, though nothing is encrypted and nobody is asked who they are
     #[arg(long)]
     pub insecure: bool,
+    /// Which node of its cluster this is, from 1
+    #[arg(long, value_name = "N", value_parser = node)]
+    pub node: Option<u64>,
+    /// For an empty data directory: the nodes that found a cluster, this one among them, the same for all of them. Ignored
+    /// once it is founded
+    #[arg(long, value_name = "N=HOST:PORT,...", value_delimiter = ',', value_parser = listed)]
+    pub cluster: Vec<(u64, String)>,
+    /// For an empty data directory: be added to the cluster of which a node is there (`lockkeeper cluster add`)
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "cluster", requires = "node")]
+    pub join: Option<String>,
+    /// Where it listens to the other nodes; else what --cluster says of it
+    #[arg(long, value_name = "HOST:PORT")]
+    pub peer_listen: Option<String>,
     /// For an empty data directory: the first token is above this one
     #[arg(long, value_name = "TOKEN")]
     pub tokens_above: Option<u64>,
@@ -91,6 +108,22 @@ pub struct Restore {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+fn node(typed: &str) -> Result<u64, String> {
+    let number = typed.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "nodes are numbered from 1".to_owned())
+}
+
+fn listed(typed: &str) -> Result<(u64, String), String> {
+    let example = "give N=HOST:PORT for each node, as in `1=127.0.0.1:5641,2=127.0.0.1:5642`";
+    let (number, address) = typed.split_once('=').ok_or(example)?;
+    let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    match port {
+        None => Err(format!("`{address}` is no address; {example}")),
+        Some(0) => Err(format!("`{address}` has no port that others could know; {example}")),
+        Some(_) => Ok((node(number)?, address.to_owned())),
+    }
 }
 
 fn connections(typed: &str) -> Result<usize, String> {

@@ -1,5 +1,6 @@
 //! `serve`: a node of our own service as a process. Says where it listens, logs, ends with a documented code.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
@@ -22,6 +23,14 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     let data = std::path::absolute(&args.data).unwrap_or_else(|_| args.data.clone());
     let advertise = args.advertise.clone();
     let json = args.json;
+    let nodes = args.cluster.len();
+    let cluster: BTreeMap<u64, String> = args.cluster.into_iter().collect();
+    if cluster.len() < nodes {
+        return Err(Failure::new(
+            USAGE,
+            "a node is twice in `--cluster`: give each its own number".to_owned(),
+        ));
+    }
     let usual = Options::new(&data);
     let options = Options {
         snapshot_after: args.snapshot_after.unwrap_or(usual.snapshot_after),
@@ -29,6 +38,10 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         listen: args.listen,
         advertise: args.advertise,
         insecure: args.insecure,
+        node: args.node,
+        cluster,
+        join: args.join,
+        peer_listen: args.peer_listen,
         tokens_above: args.tokens_above,
         connections_max: args.max_connections,
         ..usual
@@ -87,11 +100,19 @@ fn level(typed: &str) -> Result<Targets, Failure> {
 pub(super) fn failure(error: ServeError) -> Failure {
     use ServeError as E;
     let code = match &error {
-        E::Address { .. } | E::NotLoopback { .. } | E::Wildcard { .. } | E::TokensAbove { .. } => USAGE,
+        E::Address { .. }
+        | E::NotLoopback { .. }
+        | E::Wildcard { .. }
+        | E::TokensAbove { .. }
+        | E::Nodes { .. } => USAGE,
         E::AddressInUse { .. } | E::Directory(DirectoryError::InUse { .. }) => BUSY,
         E::Listen { .. } => code_below(&error).unwrap_or(UNAVAILABLE),
         E::Directory(_) => code_below(&error).unwrap_or(CANNOT_CREATE),
-        E::ClockBehind => CONFIG,
+        E::ClockBehind
+        | E::AnotherNode { .. }
+        | E::NotAlone { .. }
+        | E::Refused(_)
+        | E::NewerRules { .. } => CONFIG,
         E::Stopped(_) | E::System { .. } | E::Panicked { .. } => INTERNAL,
         // What is stored can't be used, or not be written.
         _ => code_below(&error).unwrap_or(IO),

@@ -66,8 +66,14 @@ impl Table {
     /// `hash_seed` protects against clients who choose names that collide; it changes no outcome, so nodes may differ.
     #[must_use]
     pub fn new(hash_seed: u64) -> Self {
+        Self::with_rules(hash_seed, limits::RULES_VERSION)
+    }
+
+    /// The same, by older rules: those that everyone knows who founds a cluster, up to [`limits::RULES_VERSION`].
+    #[must_use]
+    pub fn with_rules(hash_seed: u64, rules: u32) -> Self {
         Self {
-            rules: limits::RULES_VERSION,
+            rules,
             last_token: 0,
             last_ticket: 0,
             last_session: 0,

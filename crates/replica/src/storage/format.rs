@@ -47,6 +47,7 @@ pub(super) enum Kind {
     Segment = 2,
     Snapshot = 3,
     Backup = 4,
+    Candidate = 5,
 }
 
 /// Where a log stands.
@@ -207,11 +208,12 @@ pub(super) enum Frame {
     Head = 2,
     Piece = 3,
     Tail = 4,
+    Candidate = 5,
 }
 
 impl Frame {
     fn from_number(number: u32) -> Option<Self> {
-        [Self::Founding, Self::Head, Self::Piece, Self::Tail]
+        [Self::Founding, Self::Head, Self::Piece, Self::Tail, Self::Candidate]
             .into_iter()
             .find(|frame| *frame as u32 == number)
     }

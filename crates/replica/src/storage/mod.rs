@@ -7,6 +7,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `candidate` | what a node says of itself until its cluster is founded |
 //! | `founding` | the founding record, written once, before the first vote |
 //! | `log-N` | part N of the log, of fixed size; consecutive numbers from the oldest that is needed |
 //! | `snapshot-I` | the table after entry I |
@@ -17,6 +18,7 @@
 //! Every file begins with a header of one sector: format version, cluster and incarnation, checksum.
 
 mod backup;
+mod candidate;
 mod error;
 mod format;
 mod founding;
@@ -30,7 +32,7 @@ mod tests;
 
 use std::io;
 
-use lockkeeper_wire::store::{Entry, Founding, HardState, SnapshotHead, SnapshotTail};
+use lockkeeper_wire::store::{Candidate, Entry, Founding, HardState, SnapshotHead, SnapshotTail};
 
 pub use backup::{BackupError, BackupParts, BackupReader};
 pub use error::OpenError;
@@ -71,8 +73,10 @@ impl Options {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one, at the start")]
 pub enum Opened<D: Disk> {
-    /// No cluster was founded here: see [`found`].
+    /// No cluster was founded here: see [`stand`] and [`found`].
     Empty,
+    /// The same, and this node has said this of itself, or may have.
+    Candidate(Candidate),
     /// A node of a cluster.
     Existing(Existing<D>),
 }
@@ -139,6 +143,7 @@ impl Removal {
 #[derive(Default)]
 struct Names {
     is_founded: bool,
+    is_candidate: bool,
     /// Numbers of segments, rising.
     segments: Vec<u64>,
     /// Indexes of snapshots, rising.
@@ -152,6 +157,8 @@ impl Names {
         for name in disk.list().map_err(OpenError::io("list", "."))? {
             if name == founding::NAME {
                 names.is_founded = true;
+            } else if name == candidate::NAME {
+                names.is_candidate = true;
             } else if let Some(number) = segment::numbered(&name, "log-") {
                 names.segments.push(number);
             } else if let Some(index) = snapshot::index(&name) {
@@ -203,7 +210,10 @@ pub fn open<D: Disk>(disk: &D, options: Options) -> Result<Opened<D>, OpenError>
     let names = Names::list(disk)?;
     if !names.is_founded {
         names.check_unfounded(disk)?;
-        return Ok(Opened::Empty);
+        return Ok(match names.is_candidate {
+            true => Opened::Candidate(candidate::read(disk)?),
+            false => Opened::Empty,
+        });
     }
     let (founding, identity) = founding::read(disk)?;
     let snapshots = Snapshots::new(disk.clone(), identity);
@@ -231,6 +241,9 @@ pub fn open<D: Disk>(disk: &D, options: Options) -> Result<Opened<D>, OpenError>
 
     // All is in order: from here on the directory is changed.
     names.remove_temporary(disk)?;
+    if names.is_candidate {
+        disk.remove(candidate::NAME).map_err(OpenError::io("remove", candidate::NAME))?;
+    }
     let leftovers = names.snapshots.iter().rev().skip(1).rev().map(|index| format!("snapshot-{index:020}"));
     let leftovers = Removal::new(leftovers.collect());
     let log_end = Position { index: replay.end(), term: replay.term(replay.end()).unwrap_or(0) };
@@ -312,7 +325,22 @@ fn go_on<D: Disk>(
     })
 }
 
-/// Writes the founding record of a cluster into a directory that [`open`] found empty, durably, and opens it.
+/// Keeps what this node says of itself, durably, in a directory in which [`open`] found no cluster. What it says must be kept
+/// before it is said.
+///
+/// # Errors
+/// As of [`found`].
+pub fn stand(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenError> {
+    let names = Names::list(disk)?;
+    if names.is_founded {
+        return Err(OpenError::Founded { file: founding::NAME.to_owned() });
+    }
+    names.check_unfounded(disk)?;
+    names.remove_temporary(disk)?;
+    candidate::write(disk, candidate)
+}
+
+/// Writes the founding record of a cluster into a directory in which [`open`] found none, durably, and opens it.
 ///
 /// # Errors
 /// [`OpenError::Founded`] if there is one; [`OpenError::Unfounded`] if `founding` makes no sense; [`OpenError::Io`]:
@@ -345,7 +373,9 @@ fn begin_log<D: Disk>(disk: &D, options: Options, identity: format::Identity) ->
 fn reopen<D: Disk>(disk: &D, options: Options) -> Result<Existing<D>, OpenError> {
     match open(disk, options)? {
         Opened::Existing(existing) => Ok(existing),
-        Opened::Empty => Err(OpenError::corrupt(founding::NAME, 0, "it was written, and is gone")),
+        Opened::Empty | Opened::Candidate(_) => {
+            Err(OpenError::corrupt(founding::NAME, 0, "it was written, and is gone"))
+        }
     }
 }
 

@@ -246,7 +246,7 @@ impl<D: Disk> SnapshotReader<D> {
                     ),
                 )),
             },
-            Frame::Head | Frame::Founding => {
+            Frame::Head | Frame::Founding | Frame::Candidate => {
                 Err(OpenError::corrupt(&self.name, at, "neither a piece nor the tail stands here"))
             }
         }

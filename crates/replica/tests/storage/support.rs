@@ -53,7 +53,7 @@ pub(crate) fn found(disk: &MemoryDisk) -> Existing<MemoryDisk> {
 pub(crate) fn open(disk: &MemoryDisk) -> Result<Existing<MemoryDisk>, OpenError> {
     match storage::open(disk, SMALL)? {
         Opened::Existing(existing) => Ok(existing),
-        Opened::Empty => panic!("the directory was founded, and is said to be empty"),
+        Opened::Empty | Opened::Candidate(_) => panic!("the directory was founded, and is said to be empty"),
     }
 }
 

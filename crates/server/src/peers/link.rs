@@ -195,7 +195,9 @@ impl Incoming {
         while let Some(head) = self.buffer[at..self.filled].first_chunk::<LENGTH_BYTES>() {
             let length = u32::from_le_bytes(*head) as usize;
             if length > FRAME_BYTES_MAX {
-                return Err(invalid(format!("a frame of {length} bytes; at most {FRAME_BYTES_MAX} are allowed")));
+                return Err(invalid(format!(
+                    "a frame of {length} bytes; at most {FRAME_BYTES_MAX} are allowed"
+                )));
             }
             let Some(frame) = self.buffer[at + LENGTH_BYTES..self.filled].get(..length) else {
                 wanted = wanted.max(LENGTH_BYTES + length);
@@ -241,7 +243,10 @@ fn check(message: &PeerMessage, from: u64, to: u64) -> Result<(), String> {
         return Err(format!("a message of unknown kind {}", message.kind));
     }
     if message.context.len() > CONTEXT_BYTES_MAX {
-        return Err(format!("a context of {} bytes; at most {CONTEXT_BYTES_MAX} are allowed", message.context.len()));
+        return Err(format!(
+            "a context of {} bytes; at most {CONTEXT_BYTES_MAX} are allowed",
+            message.context.len()
+        ));
     }
     let mut before = message.index;
     for entry in &message.entries {

@@ -11,10 +11,16 @@
 //! | `greet.rs` | the front's thread | the first message of a connection, both ways |
 //! | `listen.rs`, `dial.rs` | the front's thread | connections come about, and are handed over |
 //! | `form.rs` | the front's thread | a node without data finds its cluster |
+//! | `directory.rs` | both | whom a member knows, and what it says of itself |
 //!
 //! The replica's own thread reads and writes the sockets: a hop to another would cost more than a message's way.
 
+mod dial;
+mod directory;
+mod form;
+mod greet;
 mod link;
+mod listen;
 mod poll;
 
 use std::collections::BTreeMap;
@@ -24,13 +30,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_replica::Event;
-use lockkeeper_wire::peer::{PeerKind, PeerMessage};
+use lockkeeper_replica::{Event, Members};
+use lockkeeper_wire::peer::{Hello, Lane, PeerKind, PeerMessage, Refusal};
 use mio::net::TcpStream;
-use tokio::sync::oneshot;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::inbox::Inbox;
+use dial::Dialler;
+pub(crate) use directory::Directory;
+pub(crate) use form::form;
 use link::{Incoming, Looked, Outgoing};
+use listen::listen;
 pub(crate) use poll::Bell;
 use poll::Poller;
 
@@ -58,7 +69,7 @@ pub(crate) struct Link {
     pub(crate) rules_max: u32,
     pub(crate) client_address: String,
     /// Dropped with the link, so that whoever opened it knows.
-    pub(crate) alive: oneshot::Sender<()>,
+    pub(crate) alive: Option<oneshot::Sender<()>>,
 }
 
 /// Where the front leaves new links for the replica's thread.
@@ -86,6 +97,36 @@ impl Handover {
     }
 }
 
+/// Lets other nodes in, and keeps connections to them, in tasks of the front. Why the cluster wants no part of this node any
+/// more is said to `stop`.
+pub(crate) fn talk(
+    listener: TcpListener,
+    directory: Arc<Directory>,
+    handover: Arc<Handover>,
+    inbox: Arc<Inbox>,
+    stop: mpsc::UnboundedSender<Refusal>,
+) {
+    let dialler =
+        Dialler { directory: directory.clone(), handover: handover.clone(), inbox: inbox.clone(), stop };
+    tokio::spawn(dialler.run());
+    tokio::spawn(async move {
+        let numbers = handover.clone();
+        let take = move |number, socket: tokio::net::TcpStream, hello: Hello| match socket.into_std() {
+            Ok(socket) if hello.lane() == Lane::Messages => {
+                let Hello { node, rules_max, client_address, .. } = hello;
+                let link =
+                    Link { number, node, way: Way::In, socket, rules_max, client_address, alive: None };
+                handover.give(link, &inbox);
+            }
+            // It wanted to know who is there.
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "a peer's connection can't be handed over: {error}"),
+        };
+        let lanes = &[Lane::Messages, Lane::Greeting];
+        listen(&listener, directory, lanes, || numbers.number(), take).await;
+    });
+}
+
 /// The links of this node, and what its thread sleeps on.
 pub(crate) struct Peers {
     inbox: Arc<Inbox>,
@@ -99,13 +140,17 @@ impl Peers {
         Self { inbox, links: None }
     }
 
-    /// Of node `me`. From here on whoever rings the inbox wakes [`Peers::wait`], and nothing else.
+    /// Of a member. From here on whoever rings the inbox wakes [`Peers::wait`], and nothing else.
     ///
     /// # Errors
     /// Whatever the system says: it gives no file to wait with.
-    pub(crate) fn new(me: u64, inbox: Arc<Inbox>, handover: Arc<Handover>) -> io::Result<Self> {
+    pub(crate) fn new(
+        directory: Arc<Directory>,
+        inbox: Arc<Inbox>,
+        handover: Arc<Handover>,
+    ) -> io::Result<Self> {
         let links = Links {
-            me,
+            directory,
             poller: Poller::new()?,
             handover,
             incoming: BTreeMap::new(),
@@ -140,6 +185,17 @@ impl Peers {
         }
     }
 
+    /// The replica has applied a change of the members, or of the table's rules.
+    pub(crate) fn applied(&mut self, members: &Members, rules: u32) {
+        if let Some(links) = &mut self.links {
+            links.directory.applied(members, rules);
+            for node in members.removed.keys() {
+                links.drop_incoming(*node);
+                links.drop_outgoing(*node);
+            }
+        }
+    }
+
     /// Sleeps until something arrives, in the inbox or from a peer, or `at_most` so long; not at all if something has.
     pub(crate) fn wait(&mut self, at_most: Option<Duration>) {
         let inbox = &self.inbox;
@@ -153,7 +209,7 @@ impl Peers {
 }
 
 struct Links {
-    me: u64,
+    directory: Arc<Directory>,
     poller: Poller,
     handover: Arc<Handover>,
     incoming: BTreeMap<u64, In>,
@@ -171,13 +227,13 @@ struct In {
     is_ready: bool,
     /// The other side has closed it.
     is_ending: bool,
-    _alive: oneshot::Sender<()>,
+    _alive: Option<oneshot::Sender<()>>,
 }
 
 struct Out {
     number: u64,
     bytes: Outgoing,
-    _alive: oneshot::Sender<()>,
+    _alive: Option<oneshot::Sender<()>>,
 }
 
 impl Links {
@@ -235,7 +291,9 @@ impl Links {
                 link.is_ending |= event.is_read_closed() || event.is_error();
             } else if event.is_read_closed() || event.is_write_closed() || event.is_error() {
                 // Nothing is ever said on it but the greeting: it is over.
-                broken.extend(self.outgoing.iter().find(|(_, link)| link.number == number).map(|(node, _)| *node));
+                broken.extend(
+                    self.outgoing.iter().find(|(_, link)| link.number == number).map(|(node, _)| *node),
+                );
             }
         }
         for node in broken {
@@ -260,8 +318,9 @@ impl Links {
         match way {
             Way::In => {
                 self.drop_incoming(node);
-                let bytes = Incoming::new(socket, node, self.me);
-                self.incoming.insert(node, In { number, bytes, is_ready: true, is_ending: false, _alive: alive });
+                let bytes = Incoming::new(socket, node, self.directory.node());
+                self.incoming
+                    .insert(node, In { number, bytes, is_ready: true, is_ending: false, _alive: alive });
             }
             Way::Out => {
                 self.drop_outgoing(node);

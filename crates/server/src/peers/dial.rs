@@ -1,0 +1,113 @@
+//! Connections that this node opens: one to every other node, opened again whenever it is lost.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lockkeeper_wire::peer::{Lane, Refusal, RefusalCode};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use super::directory::Directory;
+use super::greet::{self, NoLink};
+use super::{Handover, Link, Way};
+use crate::inbox::Inbox;
+
+/// Between two attempts: at first, and at most.
+pub(super) const PAUSE_MIN: Duration = Duration::from_millis(20);
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// What a task that dials works with.
+#[derive(Clone)]
+pub(super) struct Dialler {
+    pub(super) directory: Arc<Directory>,
+    pub(super) handover: Arc<Handover>,
+    pub(super) inbox: Arc<Inbox>,
+    /// Hears why the cluster wants no part of this node any more.
+    pub(super) stop: mpsc::UnboundedSender<Refusal>,
+}
+
+impl Dialler {
+    /// Keeps a connection to every other node of the directory, for as long as it is polled.
+    pub(super) async fn run(self) {
+        let mut changes = self.directory.changes();
+        let mut tasks: BTreeMap<u64, (String, Task)> = BTreeMap::new();
+        loop {
+            changes.mark_unchanged();
+            let addresses = self.directory.addresses();
+            tasks.retain(|node, (address, _)| addresses.get(node) == Some(address));
+            for (node, address) in addresses {
+                tasks.entry(node).or_insert_with(|| {
+                    let task = tokio::spawn(self.clone().keep(node, address.clone()));
+                    (address, Task(task))
+                });
+            }
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn keep(self, node: u64, address: String) {
+        let mut pause = PAUSE_MIN;
+        let mut said = String::new();
+        loop {
+            let number = self.handover.number();
+            match greet::open(&address, node, Lane::Messages, &*self.directory).await {
+                Ok((socket, hello)) => {
+                    tracing::info!(node, address, "node {node} is reached at {address}");
+                    (pause, said) = (PAUSE_MIN, String::new());
+                    let (alive, over) = oneshot::channel();
+                    match socket.into_std() {
+                        Ok(socket) => self.handover.give(
+                            Link {
+                                number,
+                                node,
+                                way: Way::Out,
+                                socket,
+                                rules_max: hello.rules_max,
+                                client_address: hello.client_address,
+                                alive: Some(alive),
+                            },
+                            &self.inbox,
+                        ),
+                        Err(error) => tracing::warn!(%error, "a connection can't be handed over: {error}"),
+                    }
+                    // Nothing is ever sent: it ends with the link.
+                    let _ = over.await;
+                    tracing::info!(node, address, "the connection to node {node} at {address} is lost");
+                }
+                Err(why) => {
+                    let text = why.to_string();
+                    if text != said {
+                        tracing::warn!(node, address, "node {node} can't be talked to at {address}: {text}");
+                        said = text;
+                    }
+                    if let NoLink::Refused(refusal) = why
+                        && is_final(&refusal)
+                    {
+                        // Fails only while the process ends.
+                        let _ = self.stop.send(refusal);
+                        return;
+                    }
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+    }
+}
+
+/// Whether it says that this node has no place in the cluster any more.
+pub(super) fn is_final(refusal: &Refusal) -> bool {
+    matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed)
+}
+
+/// Ends with whoever holds it.
+struct Task(JoinHandle<()>);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

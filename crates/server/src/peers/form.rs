@@ -1,0 +1,187 @@
+//! A node without data finds its cluster: with the others of its list, or by being added to one that exists.
+//!
+//! Responsible for: what the founder decides is durable before anything that follows from it is said.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lockkeeper_replica::founder::{Founder, Step};
+use lockkeeper_wire::peer::{Hello, Lane, Refusal};
+use lockkeeper_wire::store::{Candidate, Founding};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+use super::dial::{PAUSE_MAX, PAUSE_MIN, is_final};
+use super::greet::{self, Greeter, NoLink};
+use super::listen::listen;
+use crate::error::ServeError;
+
+/// Who is still missing is said this often.
+const SAY_EVERY: Duration = Duration::from_secs(10);
+
+/// How it ended.
+#[derive(Clone, Debug)]
+enum Outcome {
+    Found(Founding),
+    Stop(Refusal),
+}
+
+/// A node that belongs to no cluster yet, to others.
+struct Forming {
+    founder: Mutex<Founder>,
+    /// Keeps a candidate, durably.
+    keep: Box<dyn Fn(&Candidate) -> Result<(), ServeError> + Send + Sync>,
+    outcome: watch::Sender<Option<Outcome>>,
+    failed: Mutex<Option<ServeError>>,
+    /// There is something new to say to others.
+    moved: Notify,
+}
+
+/// Forms or joins a cluster: the record that makes this node a member, to be written. `join` is where a node of the cluster
+/// is. `keep` makes a candidate durable.
+///
+/// # Errors
+/// If the node has no place in the cluster, or a candidate can't be kept.
+pub(crate) async fn form(
+    own: Candidate,
+    join: Option<String>,
+    listener: &TcpListener,
+    keep: impl Fn(&Candidate) -> Result<(), ServeError> + Send + Sync + 'static,
+) -> Result<Founding, ServeError> {
+    let (sender, mut outcome) = watch::channel(None);
+    let forming = Arc::new(Forming {
+        founder: Mutex::new(Founder::new(own.clone())),
+        keep: Box::new(keep),
+        outcome: sender,
+        failed: Mutex::default(),
+        moved: Notify::new(),
+    });
+    forming.follow(|founder| founder.step()).map_err(ServeError::Refused)?;
+    let mut tasks = JoinSet::new();
+    let me = forming.founder().hello(0, Lane::Greeting).node;
+    for listed in own.nodes.iter().filter(|listed| listed.node != me) {
+        tasks.spawn(forming.clone().ask(listed.node, listed.peer_address.clone()));
+    }
+    if let Some(address) = join {
+        tasks.spawn(forming.clone().ask(0, address));
+    }
+    tasks.spawn(forming.clone().say());
+    let greeter: Arc<dyn Greeter> = forming.clone();
+    let decided = tokio::select! {
+        decided = outcome.wait_for(Option::is_some) => decided.ok().and_then(|decided| decided.clone()),
+        () = listen(listener, greeter, &[Lane::Greeting], || (), |(), _, _| {}) => None,
+    };
+    if let Some(error) = forming.failed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        return Err(error);
+    }
+    match decided {
+        Some(Outcome::Found(founding)) => Ok(founding),
+        Some(Outcome::Stop(refusal)) => Err(ServeError::Refused(refusal)),
+        None => Err(ServeError::Panicked { thread: "the caller's" }),
+    }
+}
+
+impl Forming {
+    fn founder(&self) -> MutexGuard<'_, Founder> {
+        self.founder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what the founder says, until it waits or is done.
+    fn follow(&self, ask: impl FnOnce(&mut Founder) -> Step) -> Result<(), Refusal> {
+        let mut founder = self.founder();
+        let mut step = ask(&mut founder);
+        loop {
+            match step {
+                Step::Wait { .. } => return Ok(()),
+                Step::Refuse(refusal) => return Err(refusal),
+                Step::Promise(own) => {
+                    if let Err(error) = (self.keep)(&own) {
+                        // What was said must be known after a restart: nothing more is said.
+                        *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                        let refusal = Refusal { code: 0, text: "this node's disk failed".to_owned() };
+                        self.outcome.send_replace(Some(Outcome::Stop(refusal.clone())));
+                        return Err(refusal);
+                    }
+                    founder.promised(own);
+                    self.moved.notify_waiters();
+                    step = founder.step();
+                }
+                Step::Found(founding) => {
+                    self.outcome.send_replace(Some(Outcome::Found(founding)));
+                    return Ok(());
+                }
+                Step::Stop(refusal) => {
+                    self.outcome.send_replace(Some(Outcome::Stop(refusal.clone())));
+                    return Err(refusal);
+                }
+            }
+        }
+    }
+
+    /// Asks one node who it is, again and again.
+    async fn ask(self: Arc<Self>, node: u64, address: String) {
+        let mut pause = PAUSE_MIN;
+        let mut said = String::new();
+        loop {
+            let moved = self.moved.notified();
+            let text = match greet::open(&address, node, Lane::Greeting, &*self).await {
+                Ok(_) => String::new(),
+                Err(NoLink::Refused(refusal)) if is_final(&refusal) => {
+                    self.outcome.send_replace(Some(Outcome::Stop(refusal)));
+                    return;
+                }
+                Err(NoLink::Unreachable(error)) => {
+                    tracing::debug!(node, address, %error, "nobody answers at {address}: {error}");
+                    String::new()
+                }
+                Err(why) => why.to_string(),
+            };
+            if !text.is_empty() && text != said {
+                tracing::warn!(address, "the node at {address}: {text}");
+            }
+            said = text;
+            tokio::select! {
+                () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+                () = moved => pause = PAUSE_MIN,
+            }
+        }
+    }
+
+    /// Says who is missing.
+    async fn say(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(SAY_EVERY).await;
+            let (step, own) = {
+                let founder = self.founder();
+                (founder.step(), founder.own().clone())
+            };
+            match step {
+                Step::Wait { missing } if missing.is_empty() => {
+                    let member = own.member.unwrap_or_default();
+                    tracing::info!(
+                        "waiting to be added: `lockkeeper cluster add {}={}`",
+                        member.node,
+                        member.peer_address
+                    );
+                }
+                Step::Wait { missing } => {
+                    let of = own.nodes.iter().filter(|listed| missing.contains(&listed.node));
+                    let text: Vec<_> = of.map(|it| format!("{}={}", it.node, it.peer_address)).collect();
+                    tracing::info!("waiting for the other nodes of the new cluster: {}", text.join(", "));
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Greeter for Forming {
+    fn hello(&self, to: u64, lane: Lane) -> Hello {
+        self.founder().hello(to, lane)
+    }
+
+    fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
+        self.follow(|founder| founder.heard(hello))
+    }
+}

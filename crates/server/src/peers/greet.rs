@@ -1,0 +1,142 @@
+//! The first message of a connection, from both sides: who is there, before anything counts. For the tasks of the front.
+//!
+//! Responsible for: nobody waits for ever for a stranger, and a stranger makes nobody allocate.
+
+use std::io;
+use std::time::Duration;
+
+use lockkeeper_wire::peer::hello_answer::What;
+use lockkeeper_wire::peer::{Hello, HelloAnswer, Lane, Refusal, RefusalCode};
+use prost::Message;
+use socket2::SockRef;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// A greeting holds some addresses for each node.
+const GREETING_BYTES_MAX: usize = 1 << 20;
+/// A connection, or an answer, has so long to come.
+pub(super) const PATIENCE: Duration = Duration::from_secs(3);
+/// Bytes that the other system does not acknowledge for so long end a connection: two election time-outs.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED: Duration = Duration::from_secs(1);
+
+/// How a node is to others, before they talk.
+pub(crate) trait Greeter: Send + Sync + 'static {
+    /// What it says to node `to`, 0 for whoever is there.
+    fn hello(&self, to: u64, lane: Lane) -> Hello;
+
+    /// Whether it talks to the one who says this.
+    ///
+    /// # Errors
+    /// Why not, in words for the other one.
+    fn admit(&self, hello: &Hello) -> Result<(), Refusal>;
+}
+
+/// Why there is no connection with a peer.
+#[derive(Debug)]
+pub(crate) enum NoLink {
+    /// It is not there, or does not answer.
+    Unreachable(io::Error),
+    /// It won't talk to this node.
+    Refused(Refusal),
+    /// This node won't talk to it.
+    Unwanted(Refusal),
+}
+
+impl std::fmt::Display for NoLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unreachable(error) => write!(f, "{error}"),
+            Self::Refused(refusal) => write!(f, "it refuses: {}", refusal.text),
+            Self::Unwanted(refusal) => f.write_str(&refusal.text),
+        }
+    }
+}
+
+/// Connects to `address`, and greets: whoever is there and lets this node in, with the connection, if `own` lets it in.
+///
+/// # Errors
+/// Why there is no connection.
+pub(crate) async fn open(
+    address: &str,
+    to: u64,
+    lane: Lane,
+    own: &dyn Greeter,
+) -> Result<(TcpStream, Hello), NoLink> {
+    let greet = async {
+        let mut socket = TcpStream::connect(address).await?;
+        prepare(&socket)?;
+        write(&mut socket, &own.hello(to, lane)).await?;
+        let answer: HelloAnswer = read(&mut socket).await?;
+        Ok((socket, answer.what.ok_or(io::ErrorKind::InvalidData)?))
+    };
+    let greeted = timeout(PATIENCE, greet).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    match greeted.map_err(NoLink::Unreachable)? {
+        (_, What::Refused(refusal)) => Err(NoLink::Refused(refusal)),
+        (socket, What::Welcome(hello)) => match own.admit(&hello) {
+            Ok(()) => Ok((socket, hello)),
+            Err(refusal) => Err(NoLink::Unwanted(refusal)),
+        },
+    }
+}
+
+/// The other side of [`open`]. `lanes` are those that can be served now.
+///
+/// # Errors
+/// Why there is no connection.
+pub(super) async fn answer(
+    mut socket: TcpStream,
+    own: &dyn Greeter,
+    lanes: &[Lane],
+) -> Result<(TcpStream, Hello), NoLink> {
+    let greet = async {
+        prepare(&socket)?;
+        let hello: Hello = read(&mut socket).await?;
+        let refusal = match own.admit(&hello) {
+            Ok(()) if lanes.contains(&hello.lane()) => None,
+            Ok(()) => Some(Refusal {
+                code: RefusalCode::Later.into(),
+                text: "this node is only about to become a member: try again".to_owned(),
+            }),
+            Err(refusal) => Some(refusal),
+        };
+        let what = match &refusal {
+            None => What::Welcome(own.hello(hello.node, hello.lane())),
+            Some(refusal) => What::Refused(refusal.clone()),
+        };
+        write(&mut socket, &HelloAnswer { what: Some(what) }).await?;
+        Ok((socket, hello, refusal))
+    };
+    let greeted = timeout(PATIENCE, greet).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+    match greeted.map_err(NoLink::Unreachable)? {
+        (socket, hello, None) => Ok((socket, hello)),
+        (_, _, Some(refusal)) => Err(NoLink::Unwanted(refusal)),
+    }
+}
+
+fn prepare(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nodelay(true)?;
+    #[cfg(target_os = "linux")]
+    SockRef::from(socket).set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
+    Ok(())
+}
+
+async fn write(socket: &mut TcpStream, message: &impl Message) -> io::Result<()> {
+    let mut bytes = (message.encoded_len() as u32).to_le_bytes().to_vec();
+    message.encode(&mut bytes).map_err(io::Error::other)?;
+    socket.write_all(&bytes).await
+}
+
+async fn read<M: Message + Default>(socket: &mut TcpStream) -> io::Result<M> {
+    let length = socket.read_u32_le().await? as usize;
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidData, what);
+    if length > GREETING_BYTES_MAX {
+        return Err(invalid(format!(
+            "a greeting of {length} bytes; at most {GREETING_BYTES_MAX} are allowed"
+        )));
+    }
+    let mut bytes = Vec::new();
+    socket.take(length as u64).read_to_end(&mut bytes).await?;
+    M::decode(bytes.as_slice()).map_err(|error| invalid(format!("no greeting: {error}")))
+}
