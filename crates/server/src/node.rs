@@ -145,7 +145,11 @@ impl<D: Disk> Node<D> {
         }
         // Before clients are answered: the others' disks work meanwhile.
         self.peers.flush();
-        let state = if self.replica.is_ready() { State::Ready } else { State::Waiting };
+        let state = match self.replica.is_ready() {
+            true => State::Ready,
+            false if self.replica.follows() => State::Following { leader: self.replica.leader() },
+            false => State::Waiting,
+        };
         self.outbox.put(outputs, state);
     }
 
