@@ -64,21 +64,6 @@ pub(crate) async fn open(
     lane: Lane,
     own: &dyn Greeter,
 ) -> Result<(TcpStream, Hello), NoLink> {
-    let (socket, hello) = ask(address, to, lane, own).await?;
-    own.admit(&hello).map_err(NoLink::Unwanted)?;
-    Ok((socket, hello))
-}
-
-/// The same, whether `own` lets it in or not.
-///
-/// # Errors
-/// Why there is no connection.
-pub(crate) async fn ask(
-    address: &str,
-    to: u64,
-    lane: Lane,
-    own: &dyn Greeter,
-) -> Result<(TcpStream, Hello), NoLink> {
     let greet = async {
         let mut socket = TcpStream::connect(address).await?;
         prepare(&socket)?;
@@ -89,7 +74,10 @@ pub(crate) async fn ask(
     let greeted = timeout(PATIENCE, greet).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
     match greeted.map_err(NoLink::Unreachable)? {
         (_, What::Refused(refusal)) => Err(NoLink::Refused(refusal)),
-        (socket, What::Welcome(hello)) => Ok((socket, hello)),
+        (socket, What::Welcome(hello)) => match own.admit(&hello) {
+            Ok(()) => Ok((socket, hello)),
+            Err(refusal) => Err(NoLink::Unwanted(refusal)),
+        },
     }
 }
 
