@@ -193,7 +193,11 @@ impl Founder {
             return Step::Stop(removed(own.node));
         }
         let Some(known) = members.nodes.get(&own.node) else {
-            return Step::Refuse(not_added(&self.own, &hello.cluster));
+            // One that waits to be added says so to whoever asks: that is how it is added.
+            return match self.own.nodes.is_empty() {
+                true => self.step(),
+                false => Step::Refuse(not_added(&self.own, &hello.cluster)),
+            };
         };
         let founder = founding.members.iter().find(|founder| founder.node == own.node);
         // A founder has promised: without that, these data are a copy from before.

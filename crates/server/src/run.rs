@@ -160,14 +160,18 @@ fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> 
 /// Where other nodes reach this one.
 struct Peering {
     listener: TcpListener,
-    /// As others are told.
+    /// As others are told; empty: `listener` is for every address of this machine, and nothing else was said.
     told: String,
 }
 
 impl Peering {
     fn new(address: SocketAddr, typed: String) -> Result<Self, ServeError> {
         let (listener, address) = listen(address)?;
-        let told = if typed.ends_with(":0") { address.to_string() } else { typed };
+        let told = match address.ip().is_unspecified() {
+            true => String::new(),
+            false if typed.ends_with(":0") => address.to_string(),
+            false => typed,
+        };
         Ok(Self { listener, told })
     }
 
@@ -233,7 +237,12 @@ impl Started {
         let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
         let (members, rules) = (data.recovered.members.clone(), data.recovered.table.rules());
         let talk = peering.map(|peering| {
-            let directory = Directory::new(data.founding.clone(), advertised.to_owned(), members, rules);
+            let own = members.nodes.get(&data.founding.node).map(|member| member.peer_address.clone());
+            let listed = options.cluster.get(&data.founding.node).cloned();
+            // What was said on purpose, before what the data say, before where it happens to listen.
+            let peer = listed.or(own.filter(|own| !own.is_empty())).unwrap_or(peering.told);
+            let addresses = Addresses { client: advertised, peer: &peer };
+            let directory = Directory::new(data.founding.clone(), addresses, members, rules);
             (peering.listener, directory, Arc::new(Handover::default()))
         });
         let peers = match &talk {

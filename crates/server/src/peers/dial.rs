@@ -79,7 +79,8 @@ impl Dialler {
                 }
                 Err(why) => {
                     let text = why.to_string();
-                    if text != said {
+                    let is_early = matches!(&why, NoLink::Refused(why) if why.code() == RefusalCode::Later);
+                    if text != said && !is_early {
                         tracing::warn!(node, address, "node {node} can't be talked to at {address}: {text}");
                         said = text;
                     }

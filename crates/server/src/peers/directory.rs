@@ -11,12 +11,15 @@ use lockkeeper_wire::store::Founding;
 use tokio::sync::watch;
 
 use super::greet::Greeter;
+use crate::data::Addresses;
 
 /// A member's view of the cluster. Told by the replica's thread, read by the front's.
 #[derive(Debug)]
 pub(crate) struct Directory {
     founding: Founding,
     client_address: String,
+    /// Where it listens to peers, as others should know it.
+    peer_address: String,
     known: watch::Sender<Known>,
 }
 
@@ -29,12 +32,20 @@ struct Known {
     rules: u32,
     /// By others, who have applied more. To be reached too: this node's vote can be what they wait for.
     news: Members,
+    /// Where others listen, as they said themselves: they may have moved, or have been restored from a backup.
+    said: BTreeMap<u64, String>,
 }
 
 impl Directory {
-    pub(crate) fn new(founding: Founding, client_address: String, members: Members, rules: u32) -> Arc<Self> {
-        let (known, _) = watch::channel(Known { members, rules, news: Members::default() });
-        Arc::new(Self { founding, client_address, known })
+    pub(crate) fn new(
+        founding: Founding,
+        addresses: Addresses<'_>,
+        members: Members,
+        rules: u32,
+    ) -> Arc<Self> {
+        let (known, _) = watch::channel(Known { members, rules, ..Known::default() });
+        let (client_address, peer_address) = (addresses.client.to_owned(), addresses.peer.to_owned());
+        Arc::new(Self { founding, client_address, peer_address, known })
     }
 
     /// This node.
@@ -55,12 +66,11 @@ impl Directory {
         let known = self.known.borrow();
         let news = (known.news.at > known.members.at).then_some(&known.news.nodes);
         let nodes = news.into_iter().flatten().chain(&known.members.nodes);
-        let is_removed = |node: &u64| known.members.removed.contains_key(node);
-        nodes
-            .filter(|(node, member)| {
-                **node != self.founding.node && !member.peer_address.is_empty() && !is_removed(node)
-            })
-            .map(|(node, member)| (*node, member.peer_address.clone()))
+        let others = nodes
+            .filter(|(node, _)| **node != self.founding.node && !known.members.removed.contains_key(node));
+        let said = others.map(|(node, member)| (*node, known.said.get(node).unwrap_or(&member.peer_address)));
+        said.filter(|(_, address)| !address.is_empty())
+            .map(|(node, address)| (node, address.clone()))
             .collect()
     }
 
@@ -73,17 +83,28 @@ impl Directory {
 impl Greeter for Directory {
     fn hello(&self, to: u64, lane: Lane) -> Hello {
         let known = self.known.borrow();
-        self.identity(&known).hello(to, lane)
+        let mut hello = self.identity(&known).hello(to, lane);
+        let own = hello.members.iter_mut().flat_map(|members| &mut members.nodes);
+        own.filter(|member| member.node == self.founding.node)
+            .for_each(|member| member.peer_address.clone_from(&self.peer_address));
+        hello
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
-        let known = self.known.borrow();
-        self.identity(&known).admit(hello)?;
-        let news = hello.members.as_ref().filter(|theirs| theirs.at > known.members.at.max(known.news.at));
-        if let Some(news) = news.cloned() {
-            drop(known);
-            self.known.send_modify(|known| known.news = news.into());
-        }
+        self.identity(&self.known.borrow()).admit(hello)?;
+        let Some(theirs) = &hello.members else { return Ok(()) };
+        let said = theirs.nodes.iter().find(|member| member.node == hello.node);
+        self.known.send_if_modified(|known| {
+            let is_news = theirs.at > known.members.at.max(known.news.at);
+            if is_news {
+                known.news = theirs.clone().into();
+            }
+            let address = said.map(|member| &member.peer_address).filter(|address| !address.is_empty());
+            let has_moved = address.is_some_and(|address| {
+                known.said.insert(hello.node, address.clone()).as_ref() != Some(address)
+            });
+            is_news || has_moved
+        });
         Ok(())
     }
 }

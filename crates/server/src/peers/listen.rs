@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_wire::peer::{Hello, Lane};
+use lockkeeper_wire::peer::{Hello, Lane, RefusalCode};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
@@ -42,7 +42,12 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
                 Err(NoLink::Unreachable(error)) => {
                     tracing::debug!(%address, %error, "somebody at {address} did not say who it is: {error}");
                 }
-                Err(refused) => tracing::warn!(%address, "a peer at {address} is refused: {refused}"),
+                Err(NoLink::Unwanted(why) | NoLink::Refused(why)) if why.code() == RefusalCode::Later => {
+                    tracing::debug!(%address, "a peer at {address} comes too early: {}", why.text);
+                }
+                Err(NoLink::Unwanted(why) | NoLink::Refused(why)) => {
+                    tracing::warn!(%address, "a peer at {address} is refused: {}", why.text);
+                }
             }
             drop(permit);
         });
