@@ -20,10 +20,11 @@ use crate::subject::{Subject, until};
 const SERVE: &str = "LOCKKEEPER_CONTRACT_SERVE";
 
 pub(crate) struct Service {
+    /// Killed before their data go.
+    nodes: Mutex<Vec<Node>>,
     directory: TempDir,
     faults: Faults,
     places: Vec<Place>,
-    nodes: Mutex<Vec<Node>>,
 }
 
 /// Where a node can be reached, also when it is started again.
