@@ -6,7 +6,7 @@ use crate::server::{LONG, Server};
 
 /// The node has ended by itself and said why.
 #[track_caller]
-fn has_stopped(server: &mut Server, words: &[&str]) {
+pub(crate) fn has_stopped(server: &mut Server, words: &[&str]) {
     let status = server.ended();
     assert_eq!(status.code(), Some(i32::from(exit::IO)), "{status}: {}", server.log());
     let log = server.log();

@@ -1,9 +1,10 @@
 //! Real processes and real faults: nodes that are killed, stopped, and robbed of their disk, under load of the library.
 //!
-//! Each test has a node, a port and a directory of its own, and ends what it started by process id. The tests of disks
+//! Each test has nodes, ports and directories of its own, and ends what it started by process id. The tests of disks
 //! need root (a mount) and a C compiler (a shim before `fdatasync`); where one is missing they fail and say so.
 #![cfg(target_os = "linux")]
 
+mod cluster;
 mod crashes;
 mod directory;
 mod disks;

@@ -28,6 +28,8 @@ pub(crate) struct Server {
     options: Vec<String>,
     environment: Vec<(String, String)>,
     child: Option<Child>,
+    /// What it says, line by line.
+    said: Option<mpsc::Receiver<String>>,
 }
 
 impl Server {
@@ -41,6 +43,7 @@ impl Server {
             options: options.split_whitespace().map(str::to_owned).collect(),
             environment: Vec::new(),
             child: None,
+            said: None,
         }
     }
 
@@ -90,15 +93,32 @@ impl Server {
         command
     }
 
+    /// Where it listens; without this, at a port that it finds free when it starts first.
+    pub(crate) fn listens(&mut self, address: String) {
+        self.listen = address;
+    }
+
     /// Starts it and waits until it serves, from the second time on at the port of the first.
     pub(crate) fn start(&mut self) {
+        self.begin();
+        self.serves();
+    }
+
+    /// Starts it.
+    pub(crate) fn begin(&mut self) {
         assert!(self.child.is_none(), "it runs already");
         let mut child = self.command().spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         self.child = Some(child);
         let (tell, lines) = mpsc::channel();
         std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        let Ok(line) = lines.recv_timeout(PATIENCE) else { panic!("it did not serve: {}", self.log()) };
+        self.said = Some(lines);
+    }
+
+    /// Waits until it serves.
+    pub(crate) fn serves(&mut self) {
+        let said = self.said.take().expect("it was started");
+        let Ok(line) = said.recv_timeout(PATIENCE) else { panic!("it did not serve: {}", self.log()) };
         let said: Value = serde_json::from_str(&line).unwrap();
         said["listening"].as_str().unwrap().clone_into(&mut self.listen);
     }

@@ -20,12 +20,12 @@ const HOLDER: &str = "LK_FAULTS_HOLDER";
 const HOLDER_FILE: &str = "LK_FAULTS_HOLDER_FILE";
 
 /// The ids of all live sessions.
-async fn sessions(locks: &Locks<Fenced>) -> Vec<u64> {
+pub(crate) async fn sessions(locks: &Locks<Fenced>) -> Vec<u64> {
     answer("the service answers", async || locks.sessions().await.ok()).await.iter().map(|it| it.id).collect()
 }
 
 /// Holder, waiters in their order.
-async fn queue(locks: &Locks<Fenced>, name: &str) -> (Option<String>, Vec<String>) {
+pub(crate) async fn queue(locks: &Locks<Fenced>, name: &str) -> (Option<String>, Vec<String>) {
     let name: LockName = name.parse().unwrap();
     let info = answer("the service answers", async || locks.inspect(&name).await.ok()).await;
     let holder = info.holders.first().map(|holder| holder.owner.clone());
@@ -174,15 +174,19 @@ async fn the_process_that_holds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stopped_holder_finds_its_hold_lost_and_its_write_refused() {
     let server = Server::started("");
-    let file = server.beside("resource");
-    let holder = Holder::start(&server.url(), &file);
+    stop_the_holder(&server.url(), &server.beside("resource")).await;
+}
+
+/// At a resource behind a fence, which is this file.
+pub(crate) async fn stop_the_holder(url: &str, file: &Path) {
+    let holder = Holder::start(url, file);
     let first = holder.says("holds");
     holder.signal(Signal::SIGSTOP);
-    let locks = server.client("next").await;
+    let locks = Locks::connect_as(url, "next").await.unwrap().fenced().unwrap();
     let next = within("the next one is granted", locks.mutex("job").ttl(LONG).acquire()).await.unwrap();
     let granted_at = BootInstant::now().as_nanos();
     assert!(next.token().get() > first);
-    let fence = FileFence::new(&file).unwrap();
+    let fence = FileFence::new(file).unwrap();
     let section = Section::exclusive(next.token());
     fence.enter(section).unwrap();
     assert_eq!(fence.read().unwrap().as_deref(), Some(&b"of the first"[..]));

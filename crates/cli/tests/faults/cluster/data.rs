@@ -1,0 +1,59 @@
+//! Data that are gone: what is lost is said, and nobody takes it for data that never were (P1, P2, P10).
+
+use std::fs;
+
+use lockkeeper_cli::exit;
+
+use super::nodes::{ALL, Nodes, others};
+use crate::directory::has_stopped;
+use crate::server::{LONG, Server, within};
+
+/// It is refused by the others, and says what to do.
+#[track_caller]
+fn is_refused(server: &mut Server, node: usize) {
+    let status = server.ended();
+    let log = server.log();
+    assert_eq!(status.code(), Some(i32::from(exit::CONFIG)), "{log}");
+    let line = log.lines().rfind(|line| line.starts_with("lockkeeper: ")).unwrap_or_default();
+    let gone = format!("node {}'s data are gone: `lockkeeper cluster remove {}`", node + 1, node + 1);
+    assert!(line.contains(&gone) && line.contains("under a new id"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_whose_data_were_deleted_is_refused_with_what_to_do_and_the_others_go_on() {
+    let mut nodes = Nodes::founded();
+    let locks = nodes.client("one").await;
+    let held = locks.mutex("a").ttl(LONG).acquire().await.unwrap();
+    let wiped = nodes.leader(&ALL).await;
+    let server = &mut nodes.nodes[wiped];
+    fs::remove_dir_all(&server.data).unwrap();
+    has_stopped(server, &["was deleted, moved or replaced"]);
+    server.begin();
+    is_refused(server, wiped);
+    nodes.leader(&others(wiped)).await;
+    within("the hold is confirmed", held.verify()).await.unwrap();
+    let next = within("a new acquire works", locks.mutex("b").ttl(LONG).acquire()).await.unwrap();
+    assert!(next.token() > held.token());
+}
+
+/// With the list from which the cluster was founded once: two empty nodes of three are a majority, of nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_empty_nodes_of_three_found_no_second_cluster() {
+    let mut nodes = Nodes::founded();
+    let locks = nodes.client("one").await;
+    let held = locks.mutex("a").ttl(LONG).acquire().await.unwrap();
+    let whole = nodes.leader(&ALL).await;
+    let cluster = nodes.status(whole).await.unwrap().cluster;
+    for wiped in others(whole) {
+        nodes.nodes[wiped].kill();
+        fs::remove_dir_all(&nodes.nodes[wiped].data).unwrap();
+    }
+    others(whole).into_iter().for_each(|wiped| nodes.nodes[wiped].begin());
+    others(whole).into_iter().for_each(|wiped| is_refused(&mut nodes.nodes[wiped], wiped));
+    // Of the old cluster there is one node, which is no majority, and says so.
+    let status = nodes.status(whole).await.unwrap();
+    assert_eq!(status.cluster, cluster);
+    assert_eq!(held.loss(), None);
+    let free = locks.mutex("b").ttl(LONG).wait(lockkeeper::Wait::For(std::time::Duration::from_millis(300)));
+    assert!(free.acquire().await.is_err(), "one of three grants nothing");
+}

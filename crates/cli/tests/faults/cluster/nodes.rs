@@ -1,0 +1,85 @@
+//! Three `serve` processes that are one cluster, on ports that they keep.
+
+use lockkeeper::{Fenced, Locks, ServiceStatus};
+use lockkeeper_rig::Port;
+
+use crate::server::{Server, answer};
+
+/// All of them.
+pub(crate) const ALL: [usize; 3] = [0, 1, 2];
+
+pub(crate) struct Nodes {
+    /// Node 1 is the first.
+    pub(crate) nodes: Vec<Server>,
+    addresses: Vec<String>,
+    /// Kept, so that nobody else is given them.
+    _ports: Vec<Port>,
+}
+
+impl Nodes {
+    /// A new cluster that serves.
+    pub(crate) fn founded() -> Self {
+        let ports: Vec<Port> = (0..6).map(|_| Port::free()).collect();
+        let mut addresses: Vec<String> =
+            ports.iter().map(|port| format!("127.0.0.1:{}", port.number())).collect();
+        let peers = addresses.split_off(ALL.len());
+        let list: Vec<String> = (1..).zip(&peers).map(|(id, at): (u64, _)| format!("{id}={at}")).collect();
+        let node = |(id, address): (u64, &String)| {
+            let mut server =
+                Server::new(&format!("--node {id} --cluster {} --segment-bytes 1048576", list.join(",")));
+            server.listens(address.clone());
+            server
+        };
+        let mut nodes: Vec<Server> = (1..).zip(&addresses).map(node).collect();
+        // None of them serves before all have met.
+        nodes.iter_mut().for_each(Server::begin);
+        nodes.iter_mut().for_each(Server::serves);
+        Self { nodes, addresses, _ports: ports }
+    }
+
+    /// With the addresses of all.
+    pub(crate) fn url(&self) -> String {
+        format!("lockkeeper://{}", self.addresses.join(","))
+    }
+
+    /// A client that knows all of them.
+    pub(crate) async fn client(&self, label: &str) -> Locks<Fenced> {
+        Locks::connect_as(&self.url(), label).await.unwrap().fenced().unwrap()
+    }
+
+    /// What one node says of itself; `None`: nothing, for now.
+    pub(crate) async fn status(&self, node: usize) -> Option<ServiceStatus> {
+        // Of a client that knows no other, and hears of none.
+        let locks = Locks::connect_as(&self.nodes[node].url(), "status").await.ok()?;
+        locks.status().await.ok().filter(|status| status.node == node as u64 + 1)
+    }
+
+    /// Who leads, once these agree on one of them.
+    pub(crate) async fn leader(&self, of: &[usize]) -> usize {
+        answer("they agree on a leader", async || {
+            let mut leaders = Vec::new();
+            for &node in of {
+                let status = self.status(node).await?;
+                leaders.push(status.leader? as usize - 1);
+            }
+            let leader = leaders[0];
+            (of.contains(&leader) && leaders.iter().all(|&other| other == leader)).then_some(leader)
+        })
+        .await
+    }
+
+    /// Waits until a node has all that the leader has by now.
+    pub(crate) async fn catches_up(&self, node: usize) {
+        let leader = self.leader(&ALL).await;
+        let applied = answer("the leader answers", async || self.status(leader).await).await.applied;
+        answer("it has caught up", async || {
+            self.status(node).await.filter(|status| status.applied >= applied)
+        })
+        .await;
+    }
+}
+
+/// The nodes but this one.
+pub(crate) fn others(node: usize) -> [usize; 2] {
+    [(node + 1) % ALL.len(), (node + 2) % ALL.len()]
+}
