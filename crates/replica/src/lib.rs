@@ -20,5 +20,5 @@ pub mod storage;
 
 pub use engine::{Persisted, Write};
 pub use event::{Answer, AskId, Event, Output, Question, SnapshotStep, StreamId};
-pub use members::Members;
+pub use members::{Change, Members, NODES_MAX, Rejected};
 pub use replica::{Config, Fatal, Recovered, Replica, TAIL_BYTES, TICK};
