@@ -132,7 +132,9 @@ pub enum Rejected {
         needed: usize,
     },
     /// Another change isn't over.
-    #[error("another change of the members is under way, and there is one at a time; try again when it is over")]
+    #[error(
+        "another change of the members is under way, and there is one at a time; try again when it is over"
+    )]
     UnderWay,
     /// Nothing is to be ended.
     #[error("no removal is under way")]
@@ -201,6 +203,20 @@ impl Members {
     fn next_id(&self) -> u64 {
         let highest = self.nodes.keys().chain(self.removed.keys()).max().copied().unwrap_or(0);
         highest.saturating_add(1)
+    }
+
+    /// Whether the change was made already: whoever asks again has not heard the answer.
+    #[must_use]
+    pub fn has_made(&self, change: &Change) -> bool {
+        match change {
+            Change::Add(member) => {
+                let known = self.nodes.get(&member.node);
+                known.is_some_and(|known| known.incarnation == member.incarnation)
+            }
+            Change::Promote(node) => self.configuration.voters.contains(node),
+            Change::Remove(node) => self.removed.contains_key(node) || self.is_leaving(*node),
+            Change::Leave(_) => !self.is_joint(),
+        }
     }
 
     /// Whether the change may be proposed. `active` are the nodes that have lately answered this leader, itself among

@@ -21,7 +21,8 @@ fn member(node: u64) -> Member {
 }
 
 fn of(nodes: &[u64]) -> Members {
-    let founding = Founding { members: nodes.iter().map(|node| member(*node)).collect(), ..Founding::default() };
+    let founding =
+        Founding { members: nodes.iter().map(|node| member(*node)).collect(), ..Founding::default() };
     Members::founded(&founding)
 }
 
@@ -155,6 +156,16 @@ fn what_a_new_node_says_of_itself_is_checked() {
     assert!(refusal(&members, &Change::Promote(2)).contains("no learner"));
     let full = of(&(1..=NODES_MAX as u64).collect::<Vec<_>>());
     assert!(refusal(&full, &Change::Add(member(99))).contains(&NODES_MAX.to_string()));
+}
+
+#[test]
+fn who_asks_again_is_told_that_it_is_done() {
+    let members = after(&[1, 2, 3], &[Change::Add(member(4)), Change::Remove(3)]);
+    let again = |change| members.has_made(&change);
+    assert!(again(Change::Add(member(4))) && again(Change::Remove(3)) && again(Change::Promote(2)));
+    assert!(!again(Change::Add(Member { incarnation: vec![9; 16], ..member(4) })), "another one");
+    assert!(!again(Change::Remove(4)) && !again(Change::Promote(4)) && !again(LEAVE));
+    assert!(after(&[1, 2, 3], &[Change::Remove(3), LEAVE]).has_made(&Change::Remove(3)));
 }
 
 #[test]

@@ -93,7 +93,13 @@ impl Pump {
                 },
                 Output::Drain(number) => drain = Some(number),
                 // The replica's own thread does these.
-                Output::Peer(..) | Output::Snapshot(_) | Output::Compact(_) => {}
+                Output::Peer(..)
+                | Output::Snapshot(_)
+                | Output::Compact(_)
+                | Output::SendSnapshot(_)
+                | Output::SnapshotUnused(_)
+                | Output::Members(_)
+                | Output::Removed => {}
             }
         }
         drop(registry);
