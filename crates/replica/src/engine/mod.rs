@@ -368,7 +368,8 @@ impl Engine {
     }
 
     fn pin(&mut self) {
-        let pin = self.lag.least().map(|after| (after, PIN_BYTES_MAX));
+        let needed = self.lag.least().filter(|_| self.mutant != Some(Mutant::TailNotPinned));
+        let pin = needed.map(|after| (after, PIN_BYTES_MAX));
         self.raw.mut_store().pin(pin);
     }
 

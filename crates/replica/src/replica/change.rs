@@ -15,6 +15,7 @@ use super::{Fatal, Origin, Proposal, Replica};
 use crate::engine::{Committed, Position};
 use crate::event::{Answer, AskId, Output};
 use crate::members::{Change, Members, Rejected};
+use crate::mutant::Mutant;
 
 /// A learner that lacks no more than so many entries votes from then on: it has them within milliseconds.
 const CAUGHT_UP: u64 = 1_000;
@@ -91,7 +92,7 @@ impl Replica {
         if self.members.is_joint() {
             if self.members.is_leaving(self.config.node) {
                 self.hand_over_to_stay_out();
-            } else {
+            } else if !self.is(Mutant::NeverLeavesJoint) {
                 self.propose_change(Change::Leave(Leave {}), None);
             }
         } else if !self.members.configuration.learners.is_empty() {

@@ -10,6 +10,7 @@ use super::{Fatal, Replica};
 use crate::engine::Position;
 use crate::event::{Answer, Output, Received};
 use crate::members::Members;
+use crate::mutant::Mutant;
 use crate::since::Since;
 
 /// What of an offer is needed, if it makes sense.
@@ -49,6 +50,9 @@ impl Replica {
         if is_news {
             self.received = Some(received);
         } else {
+            if self.is(Mutant::SnapshotGoesBack) {
+                self.table = received.table;
+            }
             self.outputs.push(Output::SnapshotUnused(index));
         }
     }
