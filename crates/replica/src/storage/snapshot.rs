@@ -203,7 +203,7 @@ impl<D: Disk> SnapshotWriter<D> {
 }
 
 /// A snapshot that is whole on the disk and has no name yet: nothing of it counts. Dropped, it leaves a temporary file
-/// that the next start removes; [`Sealed::abandon`] removes it at once.
+/// that the next start removes; [`Sealed::give_up`] removes it earlier.
 #[derive(Debug)]
 #[must_use = "it takes up room, and counts for nothing"]
 pub struct Sealed<D> {
@@ -236,12 +236,9 @@ impl<D: Disk> Sealed<D> {
         older(&self.disk)
     }
 
-    /// Gives it up, and removes it.
-    ///
-    /// # Errors
-    /// Whatever the disk says; the next start removes it then.
-    pub fn abandon(self) -> io::Result<()> {
-        self.disk.remove(&self.temporary)
+    /// Gives it up: the answer removes it.
+    pub fn give_up(self) -> Removal {
+        Removal::new(vec![self.temporary])
     }
 }
 
@@ -263,6 +260,11 @@ impl<D: Disk> SnapshotReader<D> {
     /// Where in the log it stands.
     pub fn head(&self) -> &SnapshotHead {
         &self.head
+    }
+
+    /// How long its file is, in bytes: about what its pieces hold.
+    pub fn file_bytes(&self) -> u64 {
+        self.size
     }
 
     /// Its tail, once [`SnapshotReader::next_piece`] has said that there is no further piece.

@@ -10,6 +10,7 @@ mod ask;
 mod backup;
 mod connection;
 mod gate;
+mod join;
 mod pump;
 mod stream;
 #[cfg(test)]
@@ -29,6 +30,7 @@ use tokio_util::sync::CancellationToken;
 use crate::disk::DataDirectory;
 use crate::inbox::Inbox;
 use crate::observe;
+use crate::peers::Directory;
 use connection::Connection;
 use stream::Stream;
 use watch::Watcher;
@@ -53,6 +55,8 @@ pub(crate) struct Front {
     pub(crate) about: About,
     /// What backups are read from, once there are data.
     pub(crate) snapshots: OnceLock<Snapshots<DataDirectory>>,
+    /// Whom this node knows and what it says of itself, if it talks to other nodes.
+    pub(crate) directory: OnceLock<Arc<Directory>>,
     /// No new stream or call is taken.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -86,6 +90,7 @@ impl Front {
             inbox,
             about,
             snapshots: OnceLock::new(),
+            directory: OnceLock::new(),
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),
