@@ -7,6 +7,7 @@
 //! own ([`Carrier::add`] and [`Carrier::remove`]); what the earlier key still says is not listened to.
 
 pub use crate::backend::{Call, CallError, Wanted};
+pub use crate::backends::service::addresses::{Address, Addresses};
 pub use crate::backends::service::carrier::{Carrier, Ending, Outcome, Seen, SessionKey, StreamId};
 pub use crate::machine::{
     Answer, By, CallId, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing, Spec, Want, What,

@@ -195,11 +195,11 @@ impl<D: Disk> Node<D> {
         }
         // Before clients are answered: the others' disks work meanwhile.
         self.peers.flush();
-        let state = match self.replica.leader() {
+        let state = match self.replica.follows() {
             _ if self.replica.has_left() => State::Left,
             _ if self.replica.is_ready() => State::Ready,
-            leader if self.replica.follows() => State::Following { leader },
-            _ => State::Waiting,
+            Some(leader) => State::Following { leader },
+            None => State::Waiting,
         };
         self.outbox.put(outputs, state);
         result

@@ -358,8 +358,8 @@ async fn serve(
     let (health, health_service) = tonic_health::server::health_reporter();
     let acceptor = Acceptor::new(listener, front.clone(), health_service, connections_max)
         .map_err(|error| ServeError::system("describe the interface")(io::Error::other(error)))?;
-    let (sender, mut state) = watch::channel(State::Waiting);
-    tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone(), sender));
+    let mut state = front.state();
+    tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone()));
     tokio::spawn(acceptor.run());
     let (refused, mut refusal) = tokio::sync::mpsc::unbounded_channel();
     if let Some(Talk { listener, directory, handover, bulk, to_send }) = node.talk.take() {

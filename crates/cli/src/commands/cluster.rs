@@ -82,9 +82,8 @@ async fn add(args: ClusterAdd) -> Result<u8, Failure> {
     let (node, peer_address) = args.node;
     let locks = connect(&args.service).await?;
     locks.change_members(MembersChange::Add { node, peer_address }).await?;
-    let votes = |info: &ClusterInfo| {
-        info.nodes.iter().any(|it| it.node == node && it.part == NodePart::Voter)
-    };
+    let votes =
+        |info: &ClusterInfo| info.nodes.iter().any(|it| it.node == node && it.part == NodePart::Voter);
     let is_done = until(&locks, args.wait, votes).await?;
     if args.json {
         output::json(&json!({ "node": node, "votes": is_done }))?;
@@ -107,7 +106,9 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
     if args.json {
         output::json(&json!({ "node": node, "removed": is_done }))?;
     } else if is_done {
-        output::line(format!("node {node} takes part no more; its id never comes back, and its data can be deleted"))?;
+        output::line(format!(
+            "node {node} takes part no more; its id never comes back, and its data can be deleted"
+        ))?;
     } else {
         output::line(format!("the removal of node {node} is under way (`lockkeeper cluster status`)"))?;
     }
@@ -115,11 +116,7 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
 }
 
 /// Looks until something is so, at most for so long.
-async fn until(
-    locks: &Locks,
-    wait: Duration,
-    is_so: impl Fn(&ClusterInfo) -> bool,
-) -> Result<bool, Failure> {
+async fn until(locks: &Locks, wait: Duration, is_so: impl Fn(&ClusterInfo) -> bool) -> Result<bool, Failure> {
     let end = Instant::now() + wait;
     loop {
         if is_so(&locks.cluster().await?) {

@@ -38,6 +38,7 @@ macro_rules! contracts {
 contracts! {
     file => subjects::file::File::new();
     lockkeeper => subjects::service::Service::new();
+    lockkeeper_of_three => subjects::service::Service::three();
     memory => subjects::memory::Memory::new();
     #[cfg(feature = "postgres")]
     postgres_row => subjects::postgres_row::Rows::new();

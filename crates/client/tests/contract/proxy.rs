@@ -1,6 +1,6 @@
 //! What lies between a client and the service: a proxy that can lose what passes through it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,6 +16,8 @@ struct State {
     silent: BTreeSet<String>,
     lose_answers: u32,
     lose_calls: u32,
+    /// Addresses that a client is told, and what it is told instead: texts of the same length.
+    instead: BTreeMap<String, Vec<(String, String)>>,
     /// Every connection with the label of its client.
     open: Vec<(String, TcpStream)>,
 }
@@ -73,10 +75,30 @@ impl Faults {
         loses
     }
 
+    /// A proxy to each node of a service for one client; where they listen. Whatever a node tells of addresses is
+    /// told as those of the proxies, so that the client does not go round them.
+    pub(crate) fn proxies(&self, label: &str, nodes: &[SocketAddr]) -> Vec<SocketAddr> {
+        let listeners: Vec<_> = nodes.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let proxies: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
+        let texts = nodes.iter().zip(&proxies).map(|(node, proxy)| (node.to_string(), proxy.to_string()));
+        let texts: Vec<_> = texts.collect();
+        assert!(texts.iter().all(|(node, proxy)| node.len() == proxy.len()), "lengths are on the wire: {texts:?}");
+        self.state().instead.insert(label.to_owned(), texts);
+        for (listener, node) in listeners.into_iter().zip(nodes) {
+            self.serve(label, listener, *node);
+        }
+        proxies
+    }
+
     /// A proxy to the service for one client; where it listens.
     pub(crate) fn proxy(&self, label: &str, service: SocketAddr) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
+        self.serve(label, listener, service);
+        address
+    }
+
+    fn serve(&self, label: &str, listener: TcpListener, service: SocketAddr) {
         let (faults, label) = (self.clone(), label.to_owned());
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
@@ -97,16 +119,22 @@ impl Faults {
                 faults.pass(&label, Way::Down, server_too, client_too);
             }
         });
-        address
     }
 
     fn pass(&self, label: &str, way: Way, mut from: TcpStream, mut to: TcpStream) {
         let (faults, label) = (self.clone(), label.to_owned());
+        let instead = match way {
+            Way::Up => Vec::new(),
+            Way::Down => self.state().instead.get(&label).cloned().unwrap_or_default(),
+        };
         std::thread::spawn(move || {
             let mut piece = [0; 64 << 10];
             while let Ok(read @ 1..) = from.read(&mut piece) {
                 if faults.is_silent(&label) {
                     continue;
+                }
+                for (from, to) in &instead {
+                    replace(&mut piece[..read], from.as_bytes(), to.as_bytes());
                 }
                 if faults.loses(&label, way) || to.write_all(&piece[..read]).is_err() {
                     break;
@@ -117,6 +145,15 @@ impl Faults {
                 close(&to);
             }
         });
+    }
+}
+
+fn replace(piece: &mut [u8], from: &[u8], to: &[u8]) {
+    let mut start = 0;
+    while let Some(found) = piece[start..].windows(from.len()).position(|window| window == from) {
+        start += found;
+        piece[start..start + to.len()].copy_from_slice(to);
+        start += to.len();
     }
 }
 

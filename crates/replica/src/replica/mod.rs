@@ -11,6 +11,7 @@ mod change;
 mod expiry;
 mod install;
 mod lead;
+mod parking;
 mod questions;
 mod rounds;
 mod snapshots;
@@ -18,7 +19,7 @@ mod streams;
 mod transfer;
 mod watch;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use lockkeeper_core::{Command, Effects, Seq, SessionId, Table};
@@ -35,6 +36,7 @@ use crate::since::Since;
 use change::Changes;
 use expiry::Expiry;
 use lead::Lead;
+use parking::Parked;
 use rounds::Rounds;
 use snapshots::Snapshots;
 use streams::Stream;
@@ -101,6 +103,10 @@ pub struct Replica {
     members: Members,
     /// Where each node serves clients, for those who ask the wrong one.
     clients: BTreeMap<u64, String>,
+    /// How often one of them was seen to have changed.
+    addresses_seen: u64,
+    /// Peers whose connections broke and did not come back.
+    unreachable: BTreeSet<u64>,
     /// The caller's clock at this turn, and the lease clock.
     now: Duration,
     clock: LeaseClock,
@@ -113,6 +119,7 @@ pub struct Replica {
     streams: BTreeMap<StreamId, Stream>,
     /// What a client said before this leader was ready.
     early: VecDeque<Event>,
+    parked: Parked,
     queue: VecDeque<Proposal>,
     /// The engine took no more proposals at the last try: another is made after the next event or tick.
     is_refused: bool,
@@ -186,6 +193,8 @@ impl Replica {
             applied,
             members: recovered.members,
             clients,
+            addresses_seen: 0,
+            unreachable: BTreeSet::new(),
             now,
             clock: LeaseClock::new(now),
             lease_now: Duration::ZERO,
@@ -194,6 +203,7 @@ impl Replica {
             since: Since::default(),
             streams: BTreeMap::new(),
             early: VecDeque::new(),
+            parked: Parked::default(),
             queue: VecDeque::new(),
             is_refused: false,
             in_flight: VecDeque::new(),
@@ -235,7 +245,6 @@ impl Replica {
     /// Takes something that has happened.
     pub fn handle(&mut self, event: Event) {
         match event {
-            Event::StreamOpened(stream) => self.stream_opened(stream),
             Event::Asked(ask, Question::Status) => {
                 let status = Answer::Status(self.status());
                 self.outputs.push(Output::Answer(ask, status));
@@ -243,14 +252,11 @@ impl Replica {
             Event::Peer(messages) => messages.into_iter().for_each(|message| self.peer(message)),
             Event::PeerUp { node, rules_max, client_address } => {
                 self.changes.peer_up(node, rules_max);
-                if self.clients.get(&node) != Some(&client_address) {
-                    self.clients.insert(node, client_address);
-                    self.tell_members();
-                }
+                self.peer_up(node, client_address);
             }
             Event::PeerDown(node) => {
                 self.changes.peer_down(node);
-                self.engine.lost(node);
+                self.peer_down(node);
             }
             Event::Drained(barrier) => self.expiry.drained(barrier),
             Event::SnapshotStepDone => self.snapshot_step_done(),
@@ -258,6 +264,16 @@ impl Replica {
             Event::SnapshotReceived(received) => self.snapshot_received(received),
             Event::SnapshotSent { to, arrived } => self.engine.snapshot_sent(to, arrived),
             Event::ShutDown => self.shut_down(),
+            Event::StreamOpened(_)
+            | Event::Frame(..)
+            | Event::Asked(..)
+            | Event::StreamClosed { .. }
+            | Event::Dropped(_)
+                if self.lead == Lead::No =>
+            {
+                self.without_lead(event);
+            }
+            Event::StreamOpened(stream) => self.stream_opened(stream),
             // What must not be answered before the leader knows what there is; what ends it stays behind it.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
                 if self.lead.is_coming() =>
@@ -285,6 +301,7 @@ impl Replica {
     /// If the node must stop (V1).
     pub fn advance(&mut self) -> Result<Option<Write>, Fatal> {
         self.follow_leadership();
+        self.settle_parked();
         self.tend_handover();
         if self.lead.is_ready() {
             self.end_due();
@@ -384,12 +401,6 @@ impl Replica {
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.members
-    }
-
-    /// Whether it follows a leader that it has heard within the least election time-out.
-    #[must_use]
-    pub fn follows(&self) -> bool {
-        !self.engine.is_leader() && self.engine.hears_leader()
     }
 
     /// The last entry in the table.

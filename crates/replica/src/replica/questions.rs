@@ -17,10 +17,6 @@ const WAITERS_LISTED: usize = 10;
 
 impl Replica {
     pub(super) fn asked(&mut self, ask: AskId, question: Question) {
-        if self.lead == Lead::No {
-            let leader = self.engine.leader();
-            return self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
-        }
         let command = match question {
             Question::Break(order) => Command::Break(order),
             Question::SetLimit { name, limit } => Command::SetLimit { name, limit },

@@ -8,7 +8,6 @@ use lockkeeper_wire::request::{self, Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
 use sha2::{Digest, Sha256};
 
-use super::lead::Lead;
 use super::rounds::Asked;
 use super::{Origin, Proposal, Replica};
 use crate::event::{Output, StreamId};
@@ -21,6 +20,9 @@ pub(super) struct Stream {
     pub(super) items: Vec<v1::ServerItem>,
     /// The sessions whose latest attach came by it.
     pub(super) sessions: BTreeSet<SessionId>,
+    /// Which list of nodes its client was told: by the entry that made it, and by how many addresses were seen to have
+    /// changed since.
+    nodes: Option<(u64, u64)>,
 }
 
 /// Who shows the secret may attach; the table keeps only this.
@@ -30,11 +32,6 @@ fn hash(secret: &Secret) -> [u8; 32] {
 
 impl Replica {
     pub(super) fn stream_opened(&mut self, stream: StreamId) {
-        if self.lead == Lead::No {
-            let end = self.stream_end(v1::StreamEndReason::NotLeader, "this node does not lead");
-            self.outputs.push(Output::EndStream(stream, end));
-            return;
-        }
         self.streams.insert(stream, Stream::default());
     }
 
@@ -68,17 +65,30 @@ impl Replica {
             }
             self.outputs.push(Output::EndStream(stream, end.clone()));
         }
+        self.end_parked();
     }
 
-    fn stream_end(&self, reason: v1::StreamEndReason, text: &str) -> v1::StreamEnd {
-        let term = if self.engine.leader() == 0 { 0 } else { self.engine.term() };
-        let leader = self.clients.get(&self.engine.leader());
-        let leader = leader.filter(|_| self.engine.leader() != self.config.node).cloned().unwrap_or_default();
-        v1::StreamEnd { reason: reason.into(), text: text.into(), leader, term }
+    /// Names the leader if there is another that lives: to go to a dead one costs a client more than to look for itself.
+    pub(super) fn stream_end(&self, reason: v1::StreamEndReason, text: &str) -> v1::StreamEnd {
+        let leader = self.follows().and_then(|leader| self.clients.get(&leader)).cloned();
+        let term = leader.as_ref().map_or(0, |_| self.engine.term());
+        v1::StreamEnd { reason: reason.into(), text: text.into(), leader: leader.unwrap_or_default(), term }
     }
 
     pub(super) fn flush_streams(&mut self) {
+        let version = (self.members.at, self.addresses_seen);
         for (&id, stream) in &mut self.streams {
+            if stream.nodes != Some(version) && !stream.sessions.is_empty() {
+                let mut nodes: Vec<u64> = self.members.nodes.keys().copied().collect();
+                nodes.sort_by_key(|&node| node != self.config.node);
+                // Of a cluster of one its client knows all that there is to know.
+                if nodes.len() > 1 || stream.nodes.is_some() {
+                    let addresses = nodes.iter().filter_map(|node| self.clients.get(node).cloned()).collect();
+                    let what = Some(What::Nodes(v1::Nodes { addresses, at: self.members.at }));
+                    stream.items.push(v1::ServerItem { session: 0, seq: 0, what });
+                }
+                stream.nodes = Some(version);
+            }
             if !stream.items.is_empty() {
                 self.outputs.push(Output::Items(id, std::mem::take(&mut stream.items)));
             }

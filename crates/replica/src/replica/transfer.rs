@@ -137,8 +137,11 @@ impl Replica {
             self.handover_failed();
         }
         let Some(until) = self.handover.until else { return };
-        let leader = self.known_leader();
-        if leader != 0 || self.lead != Lead::No || self.now >= until {
+        let leader = match self.lead {
+            Lead::No => self.follows().unwrap_or(0),
+            Lead::Coming(_) | Lead::Ready(_) => self.config.node,
+        };
+        if leader != 0 || self.now >= until {
             self.handover.until = None;
             self.end_streams(StreamEndReason::NotLeader, "this node has handed the leadership over");
             for asker in std::mem::take(&mut self.handover.asks) {
@@ -166,10 +169,5 @@ impl Replica {
         if self.handover.stopping == Stopping::HandsOver {
             self.leave();
         }
-    }
-
-    /// Who leads, as far as it was heard lately; 0: nobody.
-    fn known_leader(&self) -> u64 {
-        if self.engine.hears_leader() { self.engine.leader() } else { 0 }
     }
 }

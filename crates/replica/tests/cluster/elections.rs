@@ -74,7 +74,7 @@ fn the_next_leader_has_what_the_last_one_told_and_the_last_one_learns_that_it_is
     // Cut off, it answers nothing, and after an election time-out it says that it doesn't lead.
     assert!(!matches!(world.ask(first, check), Some(Answer::Checked(_))));
     world.heal();
-    world.until("the first one follows", |world| world.node(first).follows().then_some(()));
+    world.until("the first one follows", |world| world.node(first).follows().map(drop));
     assert!(!world.node(first).is_ready());
     assert!(world.nodes[&first].ended.contains_key(&stream), "its streams were told to go elsewhere");
 }

@@ -259,7 +259,7 @@ impl World {
     pub(crate) fn heal(&mut self) {
         for (from, to) in std::mem::take(&mut self.cut) {
             if self.nodes[&from].runs() {
-                self.turn(from, vec![Event::PeerDown(to)]);
+                self.turn(from, vec![Event::PeerDown(to), up(to)]);
             }
         }
     }
@@ -278,6 +278,11 @@ impl World {
     pub(crate) fn restart(&mut self, id: u64) {
         let now = self.now;
         self.nodes.get_mut(&id).unwrap().start(now);
+        for other in self.others(id) {
+            if self.nodes[&other].runs() {
+                self.turn(other, vec![up(id)]);
+            }
+        }
     }
 
     pub(crate) fn stop(&mut self, id: u64) {
@@ -313,9 +318,11 @@ impl World {
         self.turn(id, vec![Event::Frame(stream, requests)]);
     }
 
-    /// What a stream heard since it was last asked.
+    /// What a stream heard since it was last asked, but for where the nodes are.
     pub(crate) fn heard(&mut self, id: u64, stream: StreamId) -> Vec<v1::ServerItem> {
-        self.nodes.get_mut(&id).unwrap().heard.remove(&stream).unwrap_or_default()
+        let mut heard = self.nodes.get_mut(&id).unwrap().heard.remove(&stream).unwrap_or_default();
+        heard.retain(|item| !matches!(item.what, Some(What::Nodes(_))));
+        heard
     }
 
     /// Opens a session with a secret made of `number`, and attaches it.
@@ -461,6 +468,10 @@ impl Node {
             SnapshotStep::Finish(_) => self.stored = self.writing.take(),
         }
     }
+}
+
+fn up(node: u64) -> Event {
+    Event::PeerUp { node, rules_max: 1, client_address: member(node).client_address }
 }
 
 pub(crate) fn member(node: u64) -> Member {

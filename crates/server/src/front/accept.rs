@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,11 +15,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tonic::body::Body;
 use tonic::service::Routes;
 use tonic_health::pb::health_server::{Health, HealthServer};
-use tower_service::Service as _;
 
 use super::Front;
 use super::api::Api;
 use super::connection::{Connection, Socket, Starting};
+use super::forward;
 
 /// A stream may be this far ahead of its reader, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
@@ -192,11 +192,12 @@ struct Calls {
 impl hyper::service::Service<http::Request<Incoming>> for Calls {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = <Routes as tower_service::Service<http::Request<Incoming>>>::Future;
+    type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         // At once, on the connection's own task: no barrier may pass between this and the stream's reader.
         request.extensions_mut().insert(Arc::new(self.connection.starting()) as Arc<Starting>);
-        self.routes.clone().call(request)
+        let (front, routes) = (self.connection.front().clone(), self.routes.clone());
+        Box::pin(async move { Ok(forward::route(front, routes, request).await) })
     }
 }

@@ -7,14 +7,15 @@ use std::time::Duration;
 use lockkeeper_replica::{Answer, AskId, Event, Question};
 use lockkeeper_wire::v1::RefusedCode;
 use tokio::sync::oneshot;
-use tonic::metadata::MetadataMap;
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
 
 use super::{Ask, Front};
 
 /// Without a deadline of the caller's own: while no node leads there is no answer.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Where the leader serves clients, in the metadata of a refusal.
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
+/// Where the leader serves clients, in the metadata of a refusal by a node that does not lead; empty if it knows of none
+/// that does.
 pub const LEADER_METADATA: &str = "lockkeeper-leader";
 
 /// Somebody waits for an answer. When this goes, nobody does.
@@ -44,10 +45,10 @@ impl Front {
         let _waits = self.wait_for(Ask::Once(sender), question);
         match tokio::time::timeout(patience, answer).await {
             Ok(Ok(answer @ (Answer::Refused(_) | Answer::NotLeader { .. }))) => {
-                Err(refusal(answer, &self.about.clients))
+                Err(refusal(answer, &self.clients()))
             }
             Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(_)) => Err(Status::unavailable("this node shuts down")),
+            Ok(Err(_)) => Err(shuts_down()),
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "no answer within {} s: no node leads, or this one can't reach a majority; whether the call had an effect \
                  is unknown",
@@ -65,7 +66,7 @@ impl Front {
 
     pub(super) fn check_serving(&self) -> Result<(), Status> {
         if self.stopping.is_cancelled() {
-            return Err(Status::unavailable("this node shuts down; ask another"));
+            return Err(shuts_down());
         }
         Ok(())
     }
@@ -95,17 +96,31 @@ pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status
         }
         Answer::NotLeader { leader } => match clients.get(&leader) {
             Some(address) => {
-                let mut status =
-                    Status::unavailable(format!("this node does not lead: ask node {leader} at {address}"));
-                if let Ok(value) = address.parse() {
-                    status.metadata_mut().insert(LEADER_METADATA, value);
-                }
-                status
+                not_leader(format!("this node does not lead: ask node {leader} at {address}"), address)
             }
-            None => Status::unavailable("this node does not lead, and knows of none that does; try again"),
+            None => no_leader(),
         },
         _ => unexpected(),
     }
+}
+
+/// Nobody is known to lead.
+pub(super) fn no_leader() -> Status {
+    not_leader(
+        "this node does not lead, and knows of none that does; try again, or ask another".to_owned(),
+        "",
+    )
+}
+
+fn not_leader(text: String, leader: &str) -> Status {
+    let mut status = Status::unavailable(text);
+    let leader = leader.parse().unwrap_or_else(|_| MetadataValue::from_static(""));
+    status.metadata_mut().insert(LEADER_METADATA, leader);
+    status
+}
+
+pub(super) fn shuts_down() -> Status {
+    Status::unavailable("this node shuts down; ask another")
 }
 
 pub(super) fn unexpected() -> Status {
@@ -113,7 +128,7 @@ pub(super) fn unexpected() -> Status {
 }
 
 /// The caller's deadline: at most 8 digits and a unit, as gRPC has it.
-fn deadline(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
+pub(super) fn deadline(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let parse = || {
         let (digits, unit) = value.to_str().ok()?.split_at_checked(value.len().checked_sub(1)?)?;

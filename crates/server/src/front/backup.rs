@@ -46,7 +46,7 @@ impl Front {
             return Err(unexpected());
         };
         if status.role() != Role::Leader {
-            return Err(refusal(Answer::NotLeader { leader: status.leader }, &self.about.clients));
+            return Err(refusal(Answer::NotLeader { leader: status.leader }, &self.clients()));
         }
         let (sender, parts) = channel(PARTS_WAITING_MAX);
         let front = self.clone();

@@ -14,9 +14,9 @@ impl Front {
     /// In words: nobody answers there, another node does, or it belongs to a cluster.
     pub(super) async fn candidate(&self, new: v1::NewNode) -> Result<Member, Status> {
         let v1::NewNode { node, peer_address } = new;
-        let is_address = peer_address.rsplit_once(':').is_some_and(|(host, port)| {
-            !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0)
-        });
+        let is_address = peer_address
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0));
         if node == 0 || !is_address {
             return Err(Status::invalid_argument(format!(
                 "`{node}={peer_address}` is no node: give its id, 1 or more, and where it listens to other nodes, as in \

@@ -2,13 +2,14 @@
 //!
 //! Responsible for: bringing what clients say to the replica in order, and what it answers back; the drain barrier
 //! (P9). Knows no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (the way back), `gate.rs` and
-//! `connection.rs` (the barrier), `accept.rs`, `api.rs`.
+//! `connection.rs` (the barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
 
 mod accept;
 mod api;
 mod ask;
 mod backup;
 mod connection;
+mod forward;
 mod gate;
 mod join;
 mod pump;
@@ -24,11 +25,11 @@ use std::task::Waker;
 
 use lockkeeper_replica::storage::Snapshots;
 use lockkeeper_replica::{Answer, AskId, Event, StreamId};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
 
 use crate::disk::DataDirectory;
-use crate::inbox::Inbox;
+use crate::inbox::{Inbox, State};
 use crate::observe;
 use crate::peers::Directory;
 use connection::Connection;
@@ -45,7 +46,7 @@ pub(crate) struct About {
     /// The ids of cluster and data directory, as text.
     pub(crate) cluster: String,
     pub(crate) incarnation: String,
-    /// Where each node serves clients.
+    /// Where each node serves clients, as far as is known when this one starts.
     pub(crate) clients: BTreeMap<u64, String>,
 }
 
@@ -67,6 +68,12 @@ pub(crate) struct Front {
     /// The barrier that is open; 0: none.
     barrier: AtomicU64,
     pump: Mutex<Option<Waker>>,
+    /// How the replica is.
+    state: shown::Sender<State>,
+    /// Where each node serves clients.
+    clients: Mutex<BTreeMap<u64, String>>,
+    /// To the leader, while this node follows it.
+    links: forward::Links,
 }
 
 #[derive(Default)]
@@ -88,6 +95,7 @@ impl Front {
     pub(crate) fn new(inbox: Arc<Inbox>, about: About) -> Arc<Self> {
         Arc::new(Self {
             inbox,
+            clients: Mutex::new(about.clients.clone()),
             about,
             snapshots: OnceLock::new(),
             directory: OnceLock::new(),
@@ -97,7 +105,19 @@ impl Front {
             is_pushed: AtomicBool::new(false),
             barrier: AtomicU64::new(0),
             pump: Mutex::default(),
+            state: shown::Sender::new(State::default()),
+            links: forward::Links::default(),
         })
+    }
+
+    /// How the replica is, and every change of that.
+    pub(crate) fn state(&self) -> shown::Receiver<State> {
+        self.state.subscribe()
+    }
+
+    /// Where each node serves clients. For a moment: never held across an await.
+    fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
+        self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives the replica an event. It is woken when all tasks that are ready now have run: so what several streams

@@ -8,7 +8,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use lockkeeper_replica::{Answer, Event, Output};
-use tokio::sync::watch;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::accept::Acceptor;
@@ -24,7 +23,6 @@ struct Pump {
     front: Arc<Front>,
     acceptor: Arc<Acceptor>,
     outbox: Arc<Outbox>,
-    state: watch::Sender<State>,
     outputs: Vec<Output>,
     looks: u32,
     /// Whether the queue of connections has been seen empty since the barrier began.
@@ -32,17 +30,11 @@ struct Pump {
     clock: Interval,
 }
 
-/// Runs until the replica has ended. `state` tells how the replica is.
-pub(crate) async fn pump(
-    front: Arc<Front>,
-    acceptor: Arc<Acceptor>,
-    outbox: Arc<Outbox>,
-    state: watch::Sender<State>,
-) {
+/// Runs until the replica has ended.
+pub(crate) async fn pump(front: Arc<Front>, acceptor: Arc<Acceptor>, outbox: Arc<Outbox>) {
     let mut clock = interval(LOOK);
     clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut pump =
-        Pump { front, acceptor, outbox, state, outputs: Vec::new(), looks: 0, has_accepted: true, clock };
+    let mut pump = Pump { front, acceptor, outbox, outputs: Vec::new(), looks: 0, has_accepted: true, clock };
     poll_fn(|cx| pump.turn(cx)).await;
 }
 
@@ -51,7 +43,7 @@ impl Pump {
         *self.front.pump.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(cx.waker().clone());
         let state = self.outbox.take(&mut self.outputs, cx);
         self.deliver();
-        self.state.send_if_modified(|known| std::mem::replace(known, state) != state);
+        self.front.state.send_if_modified(|known| std::mem::replace(known, state) != state);
         if state == State::Ended {
             return Poll::Ready(());
         }
@@ -82,7 +74,7 @@ impl Pump {
                 }
                 Output::Answer(ask, answer) => match (registry.asks.get(&ask), answer) {
                     (Some(Ask::Watch(watcher)), Answer::Watched(changes)) => watcher.deliver(changes),
-                    (Some(Ask::Watch(watcher)), answer) => watcher.end(answer),
+                    (Some(Ask::Watch(watcher)), answer) => watcher.end(answer, &self.front.clients()),
                     (Some(Ask::Once(_)), answer) => {
                         if let Some(Ask::Once(sender)) = registry.asks.remove(&ask) {
                             // Whoever asked may be gone.
@@ -92,13 +84,16 @@ impl Pump {
                     (None, _) => {}
                 },
                 Output::Drain(number) => drain = Some(number),
+                Output::Members(members) => {
+                    let nodes = members.nodes.into_values();
+                    *self.front.clients() = nodes.map(|node| (node.node, node.client_address)).collect();
+                }
                 // The replica's own thread does these.
                 Output::Peer(..)
                 | Output::Snapshot(_)
                 | Output::Compact(_)
                 | Output::SendSnapshot(_)
                 | Output::SnapshotUnused(_)
-                | Output::Members(_)
                 | Output::Removed => {}
             }
         }

@@ -16,7 +16,6 @@ use lockkeeper_wire::v1;
 use prost::Message;
 use socket2::SockRef;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
 use tokio::task::{AbortHandle, LocalSet};
 
 use super::{About, Acceptor, Front, pump};
@@ -41,8 +40,7 @@ impl Rig {
         let (_, health) = tonic_health::server::health_reporter();
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());
-        let (sender, _) = watch::channel(State::Waiting);
-        tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone(), sender));
+        tokio::spawn(pump(front.clone(), acceptor.clone(), outbox.clone()));
         tokio::spawn(acceptor.run());
         Self { front, outbox, address, seen: Vec::new() }
     }

@@ -1,5 +1,6 @@
 //! A watch: changes on their way to one who watches.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -47,8 +48,8 @@ impl Watcher {
     }
 
     /// The replica gives no more changes.
-    pub(super) fn end(&self, answer: Answer) {
-        self.stop(refusal(answer, &std::collections::BTreeMap::new()));
+    pub(super) fn end(&self, answer: Answer, clients: &BTreeMap<u64, String>) {
+        self.stop(refusal(answer, clients));
     }
 
     pub(super) fn stop(&self, status: Status) {

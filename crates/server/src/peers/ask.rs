@@ -25,7 +25,11 @@ impl Greeter for Asking {
 ///
 /// # Errors
 /// In words, with what to do.
-pub(crate) async fn who_waits(directory: &Arc<Directory>, node: u64, address: &str) -> Result<Member, String> {
+pub(crate) async fn who_waits(
+    directory: &Arc<Directory>,
+    node: u64,
+    address: &str,
+) -> Result<Member, String> {
     let hello = match greet::open(address, node, Lane::Greeting, &Asking(directory.clone())).await {
         Ok((_, hello)) => hello,
         Err(NoLink::Refused(refusal) | NoLink::Unwanted(refusal)) => return Err(refusal.text),

@@ -6,9 +6,9 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper_core::Restorer;
@@ -70,7 +70,13 @@ impl<D: Disk + Sync> Bulk<D> {
         match &sent {
             Ok(bytes) => {
                 let ms = begun.elapsed().as_millis();
-                tracing::info!(to, index, bytes, ms, "node {to} has got a snapshot of {bytes} bytes in {ms} ms");
+                tracing::info!(
+                    to,
+                    index,
+                    bytes,
+                    ms,
+                    "node {to} has got a snapshot of {bytes} bytes in {ms} ms"
+                );
             }
             Err(error) => {
                 tracing::warn!(to, index, %error, "a snapshot did not reach node {to}, it is tried again: {error}");

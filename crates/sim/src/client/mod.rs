@@ -223,6 +223,8 @@ impl Client {
                         core.hang_up(stream);
                     }
                 }
+                // A client of the simulator knows every node from the start.
+                Outcome::Nodes(_) => {}
             }
         }
     }

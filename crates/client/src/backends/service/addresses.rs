@@ -1,4 +1,5 @@
-//! Which node to try next, and how long to pause before. Pure: chance is handed in.
+//! Which node to try next, and how long to pause before. Pure: chance is handed in, and the simulator's clients choose by
+//! the same code.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,10 +9,12 @@ use crate::url::{Host, Url};
 
 /// The pause after the first round over all addresses that failed; each further round doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// Most nodes that are learnt from one list: far more than a cluster has.
+const LEARNT_MAX: usize = 32;
 
 /// `host:port`; an IPv6 address in brackets.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(super) struct Address(String);
+pub struct Address(String);
 
 impl Address {
     fn of(host: &Host) -> Self {
@@ -22,9 +25,10 @@ impl Address {
         }
     }
 
-    /// Where a node says that the leader is.
-    pub(super) fn told(text: &str) -> Self {
-        Self(text.to_owned())
+    /// What a node says: an address of another one.
+    fn told(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        (!host.is_empty() && port.parse::<u16>().is_ok()).then(|| Self(text.to_owned()))
     }
 
     pub(super) fn uri(&self) -> String {
@@ -38,13 +42,20 @@ impl fmt::Display for Address {
     }
 }
 
-/// The addresses of a URL, in turn.
+/// The addresses of a URL, and behind them those that the cluster itself tells, in turn. So one address is enough to
+/// find a cluster, and once it was found, that node may go.
 #[derive(Clone, Debug)]
-pub(super) struct Addresses {
+pub struct Addresses {
     all: Vec<Address>,
+    /// So many of them, the first, are the URL's: these stay, whatever is told.
+    of_url: usize,
     next: usize,
     /// Goes first, once.
     hint: Option<Address>,
+    /// The latest term whose leader was named.
+    term: u64,
+    /// The one that was taken last.
+    last: Option<Address>,
     /// Since anything went well.
     failures: u32,
 }
@@ -61,58 +72,106 @@ impl Addresses {
         if !matches!(url.path.as_str(), "" | "/") {
             return Err(url.bad_part(url.path.clone(), "part of this address: only nodes are named").into());
         }
-        let mut all: Vec<Address> = Vec::with_capacity(url.hosts.len());
-        for host in &url.hosts {
-            let address = Address::of(host);
+        Ok(Self::listed(url.hosts.iter().map(Address::of), random))
+    }
+
+    /// Those of a list that has at least one, each once.
+    fn listed(addresses: impl IntoIterator<Item = Address>, random: u64) -> Self {
+        let mut all: Vec<Address> = Vec::new();
+        for address in addresses {
             if !all.contains(&address) {
                 all.push(address);
             }
         }
-        let next = (random % all.len() as u64) as usize;
-        Ok(Self { all, next, hint: None, failures: 0 })
+        let next = (random % all.len().max(1) as u64) as usize;
+        let of_url = all.len();
+        Self { all, of_url, next, hint: None, term: 0, last: None, failures: 0 }
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// `lockkeeper://` with these hosts, for the simulator, whose nodes have names and no ports.
+    ///
+    /// # Panics
+    /// If there are none.
+    #[cfg(feature = "simulation")]
+    #[must_use]
+    pub fn named<'a>(hosts: impl IntoIterator<Item = &'a str>, random: u64) -> Self {
+        let addresses = Self::listed(hosts.into_iter().map(|host| Address(host.to_owned())), random);
+        assert!(!addresses.all.is_empty(), "a URL names at least one node");
+        addresses
+    }
+
+    /// How many there are.
+    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.all.len()
     }
 
-    /// The next one to try.
-    pub(super) fn take(&mut self) -> Address {
-        self.hint.take().unwrap_or_else(|| {
+    /// The next one to try. Never twice the same in a row, if there are others and no node has named it: where a
+    /// connection has just ended, a node has most likely just died.
+    pub fn take(&mut self) -> Address {
+        let address = self.hint.take().unwrap_or_else(|| {
+            if self.all.len() > 1 && self.last.as_ref() == Some(&self.all[self.next]) {
+                self.next = (self.next + 1) % self.all.len();
+            }
             let address = self.all[self.next].clone();
             self.next = (self.next + 1) % self.all.len();
             address
-        })
+        });
+        self.last = Some(address.clone());
+        address
     }
 
     /// The last one answered as it should: the next failure is a first one.
-    pub(super) fn worked(&mut self) {
+    pub fn worked(&mut self) {
         self.failures = 0;
     }
 
     /// The last one did not answer, or ended what it had begun.
-    pub(super) fn failed(&mut self) {
+    pub fn failed(&mut self) {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// A node says where the leader is. Nodes that send us round in a circle are not followed for ever.
-    pub(super) fn leader_is(&mut self, leader: Option<&str>) {
+    /// A leader tells where all nodes of the cluster serve clients. Those that it names no more are forgotten, but for
+    /// the URL's, which may be other names for the same nodes.
+    pub fn learn<'a>(&mut self, nodes: impl IntoIterator<Item = &'a str>) {
+        let next = self.all[self.next].clone();
+        self.all.truncate(self.of_url);
+        for node in nodes.into_iter().take(LEARNT_MAX).filter_map(Address::told) {
+            if !self.all.contains(&node) {
+                self.all.push(node);
+            }
+        }
+        self.next = self.all.iter().position(|address| *address == next).unwrap_or(0);
+    }
+
+    /// A node says where the leader of this term is (0: it does not say which term). A leader of a new term is worth a
+    /// try at once, however often others have failed; but nodes that send us round in a circle are not followed for
+    /// ever.
+    pub fn leader_is(&mut self, leader: Option<&str>, term: u64) {
+        let leader = leader.and_then(Address::told);
+        if leader.is_some() && term > self.term {
+            self.term = term;
+            self.failures = 0;
+        }
         let rounds = self.failures as usize / self.all.len();
-        self.hint = leader.filter(|leader| rounds < 2 && is_address(leader)).map(Address::told);
+        self.hint = leader.filter(|_| rounds < 2);
+    }
+
+    /// The same for somebody else's questions: whatever failed, did not fail them.
+    pub(super) fn anew(&self) -> Self {
+        Self { failures: 0, ..self.clone() }
     }
 
     /// How long to wait before the next try: not at all in the first round after something went well; then a random
     /// part of a time that doubles with each round, up to `most`.
-    pub(super) fn pause(&self, most: Duration, random: u64) -> Duration {
+    #[must_use]
+    pub fn pause(&self, most: Duration, random: u64) -> Duration {
         let rounds = self.failures / u32::try_from(self.all.len()).unwrap_or(u32::MAX);
         let Some(doublings) = rounds.checked_sub(1) else { return Duration::ZERO };
         let whole = PAUSE_MIN.saturating_mul(1 << doublings.min(20)).min(most);
         whole / 2 + whole.mul_f64((random % 1024) as f64 / 2048.0)
     }
-}
-
-fn is_address(text: &str) -> bool {
-    text.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
 }
 
 #[cfg(test)]
@@ -128,10 +187,10 @@ mod tests {
         let mut nodes = addresses("lockkeeper://a,b:7,[::1]", 1);
         let mut taken = || nodes.take().to_string();
         assert_eq!([taken(), taken(), taken(), taken()], ["b:7", "[::1]:5625", "a:5625", "b:7"]);
-        nodes.leader_is(Some("c:5625"));
+        nodes.leader_is(Some("c:5625"), 0);
         assert_eq!(nodes.take().to_string(), "c:5625");
         assert_eq!(nodes.take().to_string(), "[::1]:5625");
-        nodes.leader_is(Some("no address"));
+        nodes.leader_is(Some("no address"), 0);
         assert_eq!(nodes.take().to_string(), "a:5625");
     }
 
@@ -141,8 +200,77 @@ mod tests {
         for _ in 0..4 {
             nodes.failed();
         }
-        nodes.leader_is(Some("z:1"));
+        nodes.leader_is(Some("z:1"), 0);
         assert_eq!(nodes.take().to_string(), "a:5625");
+    }
+
+    fn round(nodes: &mut Addresses) -> Vec<String> {
+        (0..nodes.len()).map(|_| nodes.take().to_string()).collect()
+    }
+
+    #[test]
+    fn a_leader_of_a_new_term_is_tried_at_once_and_only_the_first_time() {
+        let mut nodes = addresses("lockkeeper://a,b", 0);
+        let most = Duration::from_secs(2);
+        for _ in 0..9 {
+            nodes.failed();
+        }
+        nodes.leader_is(Some("c:1"), 7);
+        assert_eq!((nodes.take().to_string().as_str(), nodes.pause(most, 0)), ("c:1", Duration::ZERO));
+        for _ in 0..9 {
+            nodes.failed();
+        }
+        for term in [7, 6] {
+            nodes.leader_is(Some("d:1"), term);
+            assert!(!nodes.pause(most, 0).is_zero(), "no news");
+            assert_ne!(nodes.take().to_string(), "d:1");
+        }
+        nodes.leader_is(None, 8);
+        assert!(!nodes.pause(most, 0).is_zero(), "nobody leads");
+        nodes.leader_is(Some("d:1"), 8);
+        assert_eq!((nodes.take().to_string().as_str(), nodes.pause(most, 0)), ("d:1", Duration::ZERO));
+    }
+
+    #[test]
+    fn one_address_finds_the_cluster_and_may_go_then() {
+        let mut nodes = addresses("lockkeeper://a", 0);
+        assert_eq!(round(&mut nodes), ["a:5625"]);
+        nodes.learn(["a:5625", "b:1", "nonsense", ":2", "c:3", "b:1"]);
+        let mut learnt = round(&mut nodes);
+        learnt.sort();
+        assert_eq!(learnt, ["a:5625", "b:1", "c:3"]);
+        nodes.learn(["d:4", "c:3"]);
+        let mut learnt = round(&mut nodes);
+        learnt.sort();
+        assert_eq!(learnt, ["a:5625", "c:3", "d:4"], "who was removed is gone, the URL's stays");
+    }
+
+    #[test]
+    fn what_is_learnt_does_not_change_whose_turn_it_is() {
+        let mut nodes = addresses("lockkeeper://a,b", 0);
+        nodes.learn(["c:3", "d:4"]);
+        assert_eq!(round(&mut nodes)[..3], ["a:5625", "b:5625", "c:3"]);
+        let mut nodes = addresses("lockkeeper://a,b", 0);
+        nodes.learn(["c:3", "d:4"]);
+        for _ in 0..3 {
+            nodes.take();
+        }
+        nodes.learn(["e:5", "d:4"]);
+        assert_eq!(nodes.take().to_string(), "d:4");
+        nodes.learn([]);
+        assert_eq!(nodes.take().to_string(), "a:5625");
+    }
+
+    #[test]
+    fn the_node_that_has_just_failed_is_not_the_next_unless_it_is_named() {
+        let mut nodes = addresses("lockkeeper://a,b,c", 0);
+        nodes.leader_is(Some("a:5625"), 1);
+        assert_eq!(nodes.take().to_string(), "a:5625");
+        assert_eq!(nodes.take().to_string(), "b:5625", "its turn, but it has just been");
+        nodes.leader_is(Some("b:5625"), 2);
+        assert_eq!(nodes.take().to_string(), "b:5625");
+        let mut alone = addresses("lockkeeper://a", 0);
+        assert_eq!([alone.take(), alone.take()].map(|address| address.to_string()), ["a:5625", "a:5625"]);
     }
 
     #[test]

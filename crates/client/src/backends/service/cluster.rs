@@ -9,9 +9,8 @@ use crate::cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
 use crate::error::BackendError;
 
 pub(super) fn info(asker: &Asker) -> BoxFuture<Result<ClusterInfo, BackendError>> {
-    let answer = asker.ask(Asking::Again, |mut client: Client| async move {
-        client.members(v1::MembersRequest {}).await
-    });
+    let answer = asker
+        .ask(Asking::Again, |mut client: Client| async move { client.members(v1::MembersRequest {}).await });
     Box::pin(async move {
         let v1::MembersResponse { nodes, leader, term, last, changing, removed } = answer.await?;
         let nodes = nodes.into_iter().map(node).collect();
@@ -25,7 +24,8 @@ fn node(told: v1::ClusterNode) -> NodeInfo {
         v1::NodePart::Leaving => NodePart::Leaving,
         v1::NodePart::Voter | v1::NodePart::Unspecified => NodePart::Voter,
     };
-    let v1::ClusterNode { node, peer_address, client_address, answers, matched, receives_snapshot, .. } = told;
+    let v1::ClusterNode { node, peer_address, client_address, answers, matched, receives_snapshot, .. } =
+        told;
     NodeInfo { node, peer_address, client_address, part, answers, matched, receives_snapshot }
 }
 
@@ -48,7 +48,6 @@ pub(super) fn transfer(asker: &Asker, to: Option<u64>) -> BoxFuture<Result<u64, 
     let asked = v1::TransferRequest { node: to.unwrap_or(0) };
     // Without a target every repeat would hand over once more.
     let asking = if to.is_some() { Asking::Again } else { Asking::Once };
-    let answer =
-        asker.ask(asking, move |mut client: Client| async move { client.transfer(asked).await });
+    let answer = asker.ask(asking, move |mut client: Client| async move { client.transfer(asked).await });
     Box::pin(async move { answer.await.map(|answer| answer.leader) })
 }

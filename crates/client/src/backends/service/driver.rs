@@ -15,8 +15,9 @@ use crate::observe;
 
 pub(super) type Client = LockkeeperClient<Channel>;
 
-/// A node that does not accept within this time is passed over.
+/// A node that does not accept within this time is passed over; earlier, where a short ttl leaves less.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+const CONNECT_LIMIT_MIN: Duration = Duration::from_millis(100);
 /// How long who leaves waits for the service to end the stream.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
 /// The longest pause between tries: a twelfth of the usual ttl, or of the shortest in use.
@@ -43,10 +44,13 @@ enum Over {
 }
 
 /// Until the client leaves.
-pub(super) async fn drive(shared: Arc<Shared>, mut addresses: Addresses) {
+pub(super) async fn drive(shared: Arc<Shared>) {
     while shared.until_wanted().await {
-        let address = addresses.take();
-        let over = match connect(&address).await {
+        let address = shared.addresses().take();
+        // As long as a sign of life may go unanswered: a node that is cut off must not cost a session.
+        let limit =
+            shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
+        let over = match connect(&address, limit).await {
             Ok(client) => carry(&shared, client).await,
             Err(error) => Over::Lost { why: error.to_string(), worked: false },
         };
@@ -55,15 +59,18 @@ pub(super) async fn drive(shared: Arc<Shared>, mut addresses: Addresses) {
             Over::Lost { why, worked } => {
                 observe::stream_ended("lost");
                 tracing::debug!(%address, "lockkeeper: the stream is lost: {why}");
-                count(&mut addresses, worked);
+                count(&mut shared.addresses(), worked);
             }
             Over::Ended { ending, worked } => {
                 observe::stream_ended(word(&ending));
                 tracing::debug!(%address, "lockkeeper: the stream is over: {ending:?}");
+                let mut addresses = shared.addresses();
                 count(&mut addresses, worked);
-                if let Ending::Announced { reason, text, leader } = ending {
+                if let Ending::Announced { reason, text, leader, term } = ending {
                     match reason {
-                        StreamEndReason::NotLeader => addresses.leader_is(leader.as_deref()),
+                        StreamEndReason::NotLeader | StreamEndReason::Shutdown => {
+                            addresses.leader_is(leader.as_deref(), term);
+                        }
                         StreamEndReason::Protocol => tracing::error!(
                             %address,
                             "the lock service does not understand this client: {text}; use versions that fit"
@@ -74,7 +81,7 @@ pub(super) async fn drive(shared: Arc<Shared>, mut addresses: Addresses) {
             }
         }
         let most = shared.least_ttl().map_or(PAUSE_MAX, |ttl| PAUSE_MAX.min(ttl / 12));
-        let pause = addresses.pause(most, random());
+        let pause = shared.addresses().pause(most, random());
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
@@ -157,22 +164,22 @@ fn over(cut: Cut, worked: bool) -> Over {
 }
 
 /// A connection of its own.
-pub(super) async fn connect(address: &Address) -> Result<Client, ConnectFailed> {
+pub(super) async fn connect(address: &Address, limit: Duration) -> Result<Client, ConnectFailed> {
     let failed =
         |error: tonic::transport::Error| ConnectFailed { address: address.clone(), why: cause(&error) };
     let endpoint = Endpoint::from_shared(address.uri())
         .map_err(failed)?
-        .connect_timeout(CONNECT_LIMIT)
+        .connect_timeout(limit)
         .tcp_nodelay(true)
         .tcp_keepalive(Some(PING_EVERY))
         .http2_keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_LIMIT)
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES);
-    let channel = match tokio::time::timeout(CONNECT_LIMIT, endpoint.connect()).await {
+    let channel = match tokio::time::timeout(limit, endpoint.connect()).await {
         Ok(connected) => connected.map_err(failed)?,
         Err(_) => {
-            let why = format!("no answer within {CONNECT_LIMIT:?}");
+            let why = format!("no answer within {limit:?}");
             return Err(ConnectFailed { address: address.clone(), why });
         }
     };

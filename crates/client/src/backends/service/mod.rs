@@ -4,7 +4,8 @@
 //! What the stream does for its sessions is decided by the pure [`carrier`]; [`driver`] keeps the stream up,
 //! [`shared`] is where callers hand their calls over. Questions of tools are single calls ([`unary`]).
 
-mod addresses;
+#[allow(unreachable_pub, reason = "public to the simulator only")]
+pub(crate) mod addresses;
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod carrier;
 mod cluster;
@@ -45,10 +46,10 @@ const PAGE: u32 = 1000;
 /// Makes a client, if any node answers.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let addresses = Addresses::of(url, random())?;
-    let owner = Owner::start()?;
-    let asker = Asker::new(owner.worker.clone(), addresses.clone());
+    let owner = Owner::start(addresses)?;
+    let asker = Asker::new(owner.worker.clone(), owner.shared.clone());
     unary::probe(&asker).await?;
-    owner.worker.run(Box::pin(driver::drive(owner.shared.clone(), addresses)));
+    owner.worker.run(Box::pin(driver::drive(owner.shared.clone())));
     Ok(Arc::new(Service { owner: Arc::new(owner), asker }))
 }
 

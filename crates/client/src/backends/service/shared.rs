@@ -14,6 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, oneshot};
 use tonic::codegen::tokio_stream::Stream;
 
+use super::addresses::Addresses;
 use super::carrier::{Carrier, Ending, Outcome, SessionKey, StreamId};
 use crate::backend::{BoxFuture, Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
@@ -33,6 +34,8 @@ pub(super) struct Shared {
     /// Rings for the driver: the stream is to be dropped, or the client leaves.
     cut: Notify,
     state: Mutex<State>,
+    /// Where to look for the leader; the driver's and the questions' alike.
+    addresses: Mutex<Addresses>,
 }
 
 struct State {
@@ -55,7 +58,7 @@ pub(super) enum Cut {
 }
 
 impl Shared {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(addresses: Addresses) -> Self {
         let clock = Clock::Boot;
         Self {
             alarm: clock.alarm(),
@@ -70,7 +73,13 @@ impl Shared {
                 leaving: false,
                 scratch: Vec::new(),
             }),
+            addresses: Mutex::new(addresses),
         }
+    }
+
+    /// For a moment: never held across an await.
+    pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -95,6 +104,10 @@ impl Shared {
             Outcome::EndStream(ending) => {
                 state.ending = Some(ending.clone());
                 self.cut.notify_one();
+                false
+            }
+            Outcome::Nodes(nodes) => {
+                self.addresses().learn(nodes.iter().map(String::as_str));
                 false
             }
         });
@@ -238,13 +251,13 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    pub(super) fn start() -> Result<Self, BackendError> {
+    pub(super) fn start(addresses: Addresses) -> Result<Self, BackendError> {
         let worker = IO.get("lockkeeper-service").map_err(|error| {
             let what =
                 "the thread that talks to the lock service could not be started; raise the limit on threads";
             BackendError::caused(BackendErrorKind::Operator, what, error)
         })?;
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::new(addresses));
         worker.run(Box::pin(shared.clone().keep_time()));
         Ok(Self { shared, worker })
     }

@@ -1,14 +1,14 @@
 //! Questions of tools and people: one call each, to whichever node answers.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
 
-use super::addresses::Addresses;
-use super::driver::{Client, cause, connect, random};
+use super::driver::{CONNECT_LIMIT, Client, cause, connect, random};
+use super::shared::Shared;
 use crate::backend::BoxFuture;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::worker::Worker;
@@ -19,6 +19,8 @@ const ASK_LIMIT: Duration = Duration::from_secs(10);
 const NODE_LIMIT: Duration = Duration::from_secs(5);
 /// Between rounds over all nodes.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Where a refusal says that the leader serves clients; empty if that isn't known.
+const LEADER_METADATA: &str = "lockkeeper-leader";
 /// States of locks that wait to be read by whoever watches.
 const WATCH_BUFFER: usize = 64;
 
@@ -35,18 +37,19 @@ pub(super) enum Asking {
 #[derive(Clone)]
 pub(super) struct Asker {
     worker: Worker,
-    state: Arc<Mutex<State>>,
-}
-
-struct State {
-    addresses: Addresses,
+    /// For its addresses only.
+    shared: Arc<Shared>,
     /// The connection that answered last.
-    good: Option<Client>,
+    good: Arc<Mutex<Option<Client>>>,
 }
 
 impl Asker {
-    pub(super) fn new(worker: Worker, addresses: Addresses) -> Self {
-        Self { worker, state: Arc::new(Mutex::new(State { addresses, good: None })) }
+    pub(super) fn new(worker: Worker, shared: Arc<Shared>) -> Self {
+        Self { worker, shared, good: Arc::default() }
+    }
+
+    fn good(&self) -> MutexGuard<'_, Option<Client>> {
+        self.good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Asks until a node answers.
@@ -60,10 +63,10 @@ impl Asker {
         F: Future<Output = Result<Response<T>, Status>> + Send,
     {
         let (answer, answered) = oneshot::channel();
-        let asker = self.state.clone();
+        let asker = self.clone();
         self.worker.run(Box::pin(async move {
             // Whoever asked may be gone.
-            let _ = answer.send(find(asker, asking, question).await.map(Response::into_inner));
+            let _ = answer.send(find(&asker, asking, question).await.map(Response::into_inner));
         }));
         Box::pin(async move { answered.await.unwrap_or_else(|_| Err(stopped())) })
     }
@@ -78,9 +81,9 @@ impl Asker {
         F: Future<Output = Result<Response<Streaming<T>>, Status>> + Send,
     {
         let (answers, receiver) = mpsc::channel(WATCH_BUFFER);
-        let asker = self.state.clone();
+        let asker = self.clone();
         self.worker.run(Box::pin(async move {
-            let stream = match find(asker, Asking::Again, question).await {
+            let stream = match find(&asker, Asking::Again, question).await {
                 Ok(stream) => stream,
                 Err(error) => return drop(answers.send(Err(error)).await),
             };
@@ -106,15 +109,14 @@ impl Asker {
 }
 
 async fn find<T, F>(
-    asker: Arc<Mutex<State>>,
+    asker: &Asker,
     asking: Asking,
     question: impl Fn(Client) -> F,
 ) -> Result<Response<T>, BackendError>
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
-    let state = || asker.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut addresses = state().addresses.clone();
+    let mut addresses = asker.shared.addresses().anew();
     let mut failures: Vec<String> = Vec::new();
     let limit = Instant::now() + ASK_LIMIT;
     let rounds_max = if asking == Asking::Again { usize::MAX } else { 1 };
@@ -123,11 +125,11 @@ where
         // The connection that answered last, then every node in turn.
         for attempt in 0..=addresses.len() {
             let (client, whose) = if attempt == 0 {
-                let Some(client) = state().good.take() else { continue };
+                let Some(client) = asker.good().take() else { continue };
                 (client, "the node that answered last".to_owned())
             } else {
                 let address = addresses.take();
-                match connect(&address).await {
+                match connect(&address, CONNECT_LIMIT).await {
                     Ok(client) => (client, address.to_string()),
                     Err(failed) => {
                         failures.push(failed.to_string());
@@ -138,17 +140,18 @@ where
             };
             match tokio::time::timeout(NODE_LIMIT, question(client.clone())).await {
                 Ok(Ok(answer)) => {
-                    let mut state = state();
-                    state.good = Some(client);
-                    state.addresses = addresses;
-                    state.addresses.worked();
+                    *asker.good() = Some(client);
                     return Ok(answer);
                 }
                 Ok(Err(status)) if !is_nobodys(&status) => {
-                    state().good = Some(client);
+                    *asker.good() = Some(client);
                     return Err(refusal(&status));
                 }
-                Ok(Err(status)) => failures.push(format!("{whose}: {}", cause(&status))),
+                Ok(Err(status)) => {
+                    let leader = status.metadata().get(LEADER_METADATA).and_then(|it| it.to_str().ok());
+                    addresses.leader_is(leader, 0);
+                    failures.push(format!("{whose}: {}", cause(&status)));
+                }
                 Err(_) => failures.push(format!("{whose}: no answer within {NODE_LIMIT:?}")),
             }
             addresses.failed();
@@ -170,13 +173,14 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
     let question =
         |mut client: Client| async move { client.status(lockkeeper_wire::v1::StatusRequest {}).await };
     let (answer, answered) = oneshot::channel();
-    let state = asker.state.clone();
-    asker.worker.run(Box::pin(async move {
+    let asker = asker.clone();
+    let worker = asker.worker.clone();
+    worker.run(Box::pin(async move {
         let mut failures = Vec::new();
-        let mut addresses = state.lock().unwrap_or_else(PoisonError::into_inner).addresses.clone();
+        let mut addresses = asker.shared.addresses().anew();
         for _ in 0..addresses.len() {
             let address = addresses.take();
-            let client = match connect(&address).await {
+            let client = match connect(&address, CONNECT_LIMIT).await {
                 Ok(client) => client,
                 Err(failed) => {
                     failures.push(failed.to_string());
@@ -185,7 +189,7 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
             };
             match tokio::time::timeout(NODE_LIMIT, question(client.clone())).await {
                 Ok(Ok(_)) => {
-                    state.lock().unwrap_or_else(PoisonError::into_inner).good = Some(client);
+                    *asker.good() = Some(client);
                     return drop(answer.send(Ok(())));
                 }
                 Ok(Err(status)) => failures.push(format!("{address}: {}", cause(&status))),

@@ -1,13 +1,13 @@
-//! `lockkeeper:`, a real process of the service, with a proxy before it for each client.
+//! `lockkeeper:`, real processes of the service, one or three nodes, with proxies before them for each client.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
-use std::path::Path;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use lockkeeper::{BreakOrder, HolderState, Locks};
+use lockkeeper_rig::Port;
 use lockkeeper_server::Options;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -22,14 +22,26 @@ const SERVE: &str = "LOCKKEEPER_CONTRACT_SERVE";
 pub(crate) struct Service {
     directory: TempDir,
     faults: Faults,
-    server: Mutex<Server>,
-    address: SocketAddr,
+    places: Vec<Place>,
+    nodes: Mutex<Vec<Node>>,
 }
 
-/// The process; killed when dropped.
-struct Server(Child);
+/// Where a node can be reached, also when it is started again.
+struct Place {
+    clients: Port,
+    peers: Port,
+}
 
-impl Drop for Server {
+impl Place {
+    fn address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.clients.number()).into()
+    }
+}
+
+/// A process; killed when dropped.
+struct Node(Child);
+
+impl Drop for Node {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -37,51 +49,90 @@ impl Drop for Server {
 }
 
 impl Service {
+    /// A node alone.
     pub(crate) fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let (server, address) = start(directory.path(), "127.0.0.1:0");
-        Self { directory, faults: Faults::default(), server: Mutex::new(server), address }
+        Self::of(1)
+    }
+
+    /// Three nodes; clients are told the address of one that follows.
+    pub(crate) fn three() -> Self {
+        Self::of(3)
+    }
+
+    fn of(nodes: usize) -> Self {
+        let place = |_| Place { clients: Port::free(), peers: Port::free() };
+        let service = Self {
+            directory: tempfile::tempdir().unwrap(),
+            faults: Faults::default(),
+            places: (0..nodes).map(place).collect(),
+            nodes: Mutex::default(),
+        };
+        service.start();
+        service
     }
 
     fn kill(&self) {
-        let mut server = self.server.lock().unwrap();
-        server.0.kill().unwrap();
-        server.0.wait().unwrap();
+        self.nodes.lock().unwrap().clear();
     }
 
-    fn start_again(&self) {
-        let (server, address) = start(self.directory.path(), &self.address.to_string());
-        assert_eq!(address, self.address);
-        *self.server.lock().unwrap() = server;
+    /// Starts all nodes and waits until each of them serves.
+    fn start(&self) {
+        let mut nodes: Vec<Node> = (0..self.places.len()).map(|node| self.start_node(node)).collect();
+        for node in &mut nodes {
+            let mut lines = BufReader::new(node.0.stdout.take().unwrap()).lines().map_while(Result::ok);
+            lines.find(|line| line.contains("serving at ")).expect("the service ended without serving");
+            // It is a test binary, which says from time to time that it still runs, and ends if nobody listens.
+            std::thread::spawn(move || lines.for_each(drop));
+        }
+        *self.nodes.lock().unwrap() = nodes;
+    }
+
+    fn start_node(&self, node: usize) -> Node {
+        let data = self.directory.path().join(format!("node{node}"));
+        let mut order = format!("{} {}", data.display(), self.places[node].address());
+        if self.places.len() > 1 {
+            let peers = self.places.iter().zip(1..);
+            let peers = peers.map(|(place, id)| format!("{id}=127.0.0.1:{}", place.peers.number()));
+            order = format!("{order} {} {}", node + 1, peers.collect::<Vec<_>>().join(","));
+        }
+        let process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "subjects::service::the_process_that_serves", "--nocapture"])
+            .env(SERVE, order)
+            .stdout(Stdio::piped())
+            .spawn();
+        Node(process.unwrap())
     }
 
     fn signal(&self, signal: Signal) {
-        let id = i32::try_from(self.server.lock().unwrap().0.id()).unwrap();
-        kill(Pid::from_raw(id), signal).unwrap();
+        for node in self.nodes.lock().unwrap().iter() {
+            kill(Pid::from_raw(i32::try_from(node.0.id()).unwrap()), signal).unwrap();
+        }
+    }
+
+    fn addresses(&self) -> Vec<SocketAddr> {
+        self.places.iter().map(Place::address).collect()
     }
 
     /// A client that no fault reaches.
     async fn operator(&self) -> Locks {
-        Locks::connect_as(&format!("lockkeeper://{}", self.address), "operator").await.unwrap()
+        let addresses: Vec<String> = self.addresses().iter().map(SocketAddr::to_string).collect();
+        Locks::connect_as(&format!("lockkeeper://{}", addresses.join(",")), "operator").await.unwrap()
     }
-}
 
-/// Starts the service on a directory and waits until it serves.
-fn start(directory: &Path, listen: &str) -> (Server, SocketAddr) {
-    let mut server = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "subjects::service::the_process_that_serves", "--nocapture"])
-        .env(SERVE, format!("{} {listen}", directory.join("data").display()))
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(server.stdout.take().unwrap()).lines().map_while(Result::ok);
-    let server = Server(server);
-    let address = lines
-        .find_map(|line| line.split_once("serving at ").map(|(_, address)| address.parse().unwrap()))
-        .expect("the service ended without serving");
-    // It is a test binary, which says from time to time that it still runs, and ends if nobody listens.
-    std::thread::spawn(move || lines.for_each(drop));
-    (server, address)
+    /// A node that follows another, or the only one.
+    async fn follower(&self) -> usize {
+        until("a node that follows", async || {
+            for (node, address) in self.addresses().into_iter().enumerate() {
+                let asked = Locks::connect(&format!("lockkeeper://{address}")).await.unwrap();
+                let status = asked.status().await.unwrap();
+                if status.leader.is_some_and(|leader| leader != status.node) || self.places.len() == 1 {
+                    return Some(node);
+                }
+            }
+            None
+        })
+        .await
+    }
 }
 
 impl Subject for Service {
@@ -90,7 +141,7 @@ impl Subject for Service {
     }
 
     async fn client(&self, label: &str) -> Locks {
-        let proxy = self.faults.proxy(label, self.address);
+        let proxy = self.faults.proxies(label, &self.addresses())[self.follower().await];
         Locks::connect_as(&format!("lockkeeper://{proxy}"), label).await.unwrap()
     }
 
@@ -139,13 +190,15 @@ impl Subject for Service {
 
     async fn restart(&self) {
         self.kill();
-        self.start_again();
+        self.start();
     }
 
     async fn wipe(&self) {
         self.kill();
-        std::fs::remove_dir_all(self.directory.path().join("data")).unwrap();
-        self.start_again();
+        for data in std::fs::read_dir(self.directory.path()).unwrap() {
+            std::fs::remove_dir_all(data.unwrap().path()).unwrap();
+        }
+        self.start();
     }
 }
 
@@ -153,8 +206,14 @@ impl Subject for Service {
 #[test]
 fn the_process_that_serves() {
     let Ok(order) = std::env::var(SERVE) else { return };
-    let (directory, listen) = order.split_once(' ').expect("an order");
-    let options = Options { listen: listen.to_owned(), ..Options::new(directory) };
+    let mut order = order.split(' ');
+    let mut options = Options::new(order.next().expect("a directory"));
+    options.listen = order.next().expect("an address").to_owned();
+    if let (Some(node), Some(cluster)) = (order.next(), order.next()) {
+        let peer = |text: &str| text.split_once('=').map(|(id, address)| (id.parse().unwrap(), address.to_owned()));
+        options.node = Some(node.parse().unwrap());
+        options.cluster = cluster.split(',').filter_map(peer).collect();
+    }
     let served = lockkeeper_server::run(options, |running| {
         let mut out = std::io::stdout();
         writeln!(out, "serving at {}", running.address()).and_then(|()| out.flush()).unwrap();

@@ -17,6 +17,8 @@ use crate::time::BootInstant;
 /// Long enough for a change of leader, so that few callers ever hear that the fate of their release is unknown.
 const COMMAND_LIMIT_MIN: Duration = Duration::from_secs(1);
 const COMMAND_LIMIT_MAX: Duration = Duration::from_secs(10);
+/// A command that has no answer for so long has a keep-alive sent behind it; where the ttl is short, for a twelfth of it.
+const ANSWER_USUAL: Duration = Duration::from_millis(500);
 /// Where a session has no ttl of its own.
 const TTL: Duration = Duration::from_secs(30);
 
@@ -72,6 +74,8 @@ struct Command<H> {
     what: Numbered,
     /// It may have reached the service (P12).
     sent: bool,
+    /// When it was sent on the present stream; `None` once a keep-alive has followed it for the want of an answer.
+    unanswered: Option<BootInstant>,
     /// All who asked for it: a retry of what is under way joins it.
     handles: Vec<H>,
 }
@@ -139,6 +143,11 @@ impl<H> Carried<H> {
 
     fn command_limit(&self) -> Duration {
         (self.ttl() / 3).clamp(COMMAND_LIMIT_MIN, COMMAND_LIMIT_MAX)
+    }
+
+    /// After how long an answer is missed.
+    fn answer_usual(&self) -> Duration {
+        (self.ttl() / 12).min(ANSWER_USUAL)
     }
 
     /// Returns when to look after it at the latest.
@@ -215,13 +224,16 @@ impl<H> Carried<H> {
             command.handles.push(handle);
             return None;
         }
-        let mut command = Command { since: now, what, sent: false, handles: vec![handle] };
+        let mut command = Command { since: now, what, sent: false, unanswered: None, handles: vec![handle] };
+        let mut look_at = now + self.command_limit();
         if let (Place::Attached, Some(id)) = (self.place, self.id) {
             command.sent = true;
+            command.unanswered = Some(now);
+            look_at = now + self.answer_usual();
             outbox.put(items::item(id, command.what.item(now, seq)));
         }
         self.asked.insert(seq, command);
-        Some(now + self.command_limit())
+        Some(look_at)
     }
 
     /// Opens or attaches it on a new stream, if it is wanted. Returns when to look after it at the latest.
@@ -260,6 +272,7 @@ impl<H> Carried<H> {
         let carried = matches!(self.place, Place::Attaching(_) | Place::Attached);
         if carried {
             self.place = Place::Waiting;
+            self.asked.values_mut().for_each(|command| command.unanswered = None);
         }
         carried
     }
@@ -291,13 +304,31 @@ impl<H> Carried<H> {
         }
     }
 
+    /// Sends a keep-alive behind a command whose answer is missed, unless one is under way that would tell as well.
+    pub(super) fn ask_for_a_sign(&mut self, now: BootInstant, outbox: &mut Outbox) {
+        if !self.unheard.is_empty() || self.missed_at().is_none_or(|at| now < at) {
+            return;
+        }
+        // It stands for all that was sent before it.
+        self.asked.values_mut().for_each(|command| command.unanswered = None);
+        self.put_keep_alive(now, outbox);
+    }
+
+    /// When an answer will be missed.
+    fn missed_at(&self) -> Option<BootInstant> {
+        let first = self.asked.values().filter_map(|command| command.unanswered).min();
+        first.map(|sent| sent + self.answer_usual())
+    }
+
     /// When something will be overdue.
     pub(super) fn look_at(&self) -> Option<BootInstant> {
         let signs = self.signs.front().map(|sign| sign.since + self.sign_limit());
         let unheard = self.unheard.front().map(|&(_, since)| since + self.sign_limit());
         let asked = self.asked.values().map(|command| command.since + self.command_limit()).min();
         let close = self.close.as_ref().map(|closing| closing.since + self.command_limit());
-        earlier(earlier(signs, unheard), earlier(asked, close))
+        // While a sign of life is under way, its own limit comes first.
+        let missed = self.missed_at().filter(|_| unheard.is_none());
+        earlier(missed, earlier(earlier(signs, unheard), earlier(asked, close)))
     }
 
     pub(super) fn opened(
@@ -446,17 +477,17 @@ impl<H> Carried<H> {
                 continue;
             };
             outbox.seen.resent += u64::from(std::mem::replace(&mut command.sent, true));
+            command.unanswered = Some(now);
             outbox.put(items::item(id, command.what.item(now, seq)));
         }
         if let Some(closing) = &mut self.close {
             closing.sent = true;
             outbox.put(self.close_item());
         }
-        if self.signs.is_empty() {
-            return Ok(None);
+        if !self.signs.is_empty() {
+            self.put_keep_alive(now, outbox);
         }
-        self.put_keep_alive(now, outbox);
-        Ok(Some(now + self.sign_limit()))
+        Ok(self.look_at())
     }
 
     /// Everything up to this number is acknowledged.

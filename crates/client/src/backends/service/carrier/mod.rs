@@ -50,6 +50,8 @@ pub enum Outcome<H> {
     Push(SessionKey, Push),
     /// Drop the stream: for the carrier it is over already. Then open another.
     EndStream(Ending),
+    /// Where all nodes of the cluster serve clients, `host:port` each.
+    Nodes(Vec<String>),
 }
 
 /// Why a stream is over.
@@ -63,6 +65,8 @@ pub enum Ending {
         text: String,
         /// Where the leader serves clients, if that is known and another.
         leader: Option<String>,
+        /// The term in which that one leads; 0 if that isn't said.
+        term: u64,
     },
     /// An attach or a keep-alive was not answered for a sixth of its session's ttl (DESIGN section 6).
     Silent,
@@ -223,7 +227,9 @@ impl<H> Carrier<H> {
         }
     }
 
-    /// Looks for calls that were not answered in their time, and for a stream that says nothing.
+    /// Looks for calls that were not answered in their time, and for a stream that says nothing. A command that waits
+    /// longer than it should has a keep-alive sent after it: a leader that is cut off is noticed by that, not by the
+    /// next renewal.
     pub fn wake(&mut self, now: BootInstant, out: &mut Vec<Outcome<H>>) {
         if self.look_at.is_none_or(|at| now < at) {
             return;
@@ -236,6 +242,7 @@ impl<H> Carrier<H> {
         self.look_at = None;
         for session in self.sessions.values_mut() {
             session.give_up(now, out);
+            session.ask_for_a_sign(now, &mut self.outbox);
             self.look_at = earlier(self.look_at, session.look_at());
         }
     }
@@ -323,8 +330,10 @@ impl<H> Carrier<H> {
                     reason: end.reason(),
                     text: end.text,
                     leader: Some(end.leader).filter(|leader| !leader.is_empty()),
+                    term: end.term,
                 }));
             }
+            Some(What::Nodes(nodes)) => out.push(Outcome::Nodes(nodes.addresses)),
             Some(What::Opened(opened)) => self.opened(now, id, opened, out)?,
             Some(What::Refused(refused)) if id == 0 => self.open_refused(&refused, out),
             Some(What::SessionGone(_)) => {

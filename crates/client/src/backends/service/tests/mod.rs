@@ -1,5 +1,6 @@
 //! The driver on real sockets: against a stand-in for the service, and against peers that are none.
 
+mod nodes;
 mod stand_in;
 
 use std::io::{Read, Write};

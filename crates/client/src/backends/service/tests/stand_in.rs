@@ -1,15 +1,16 @@
-//! The carrier's stand-in for the service, on a real port.
+//! The carrier's stand-in for the service, on real ports: one node, or several that elect whom the test says.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use lockkeeper_wire::v1::lockkeeper_server::{Lockkeeper, LockkeeperServer};
-use lockkeeper_wire::v1::{self};
+use lockkeeper_wire::v1::{self, server_item::What};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::oneshot;
 use tonic::codegen::tokio_stream::{Stream, StreamExt, wrappers::UnboundedReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -17,81 +18,155 @@ use crate::backends::service::carrier::StreamId;
 use crate::backends::service::carrier::tests::peer::Peer;
 use crate::locks::Locks;
 
+/// A cluster whose nodes share one table, as if every entry were on all of them.
 #[derive(Clone)]
 pub(super) struct StandIn(Arc<Inner>);
 
 struct Inner {
-    address: SocketAddr,
+    addresses: Vec<SocketAddr>,
     start: Instant,
-    silent: AtomicBool,
+    /// Nothing is read.
+    deaf: AtomicBool,
+    /// Nothing is answered.
+    mute: AtomicBool,
     state: Mutex<State>,
 }
 
 struct State {
     peer: Peer,
     next: u64,
-    streams: BTreeMap<StreamId, UnboundedSender<Result<v1::ServerFrame, Status>>>,
+    streams: BTreeMap<StreamId, Open>,
+    leader: Option<usize>,
+    term: u64,
+    /// Ends a node's life when it goes.
+    lives: Vec<Option<oneshot::Sender<()>>>,
+    /// The commands that each stream brought, in their order.
+    heard: BTreeMap<StreamId, Vec<u64>>,
+}
+
+/// A stream that has not ended.
+struct Open {
+    node: usize,
+    answers: UnboundedSender<Result<v1::ServerFrame, Status>>,
+    /// Its client has been told where the nodes are.
+    knows_nodes: bool,
+}
+
+/// One of the cluster.
+struct Node {
+    cluster: StandIn,
+    index: usize,
 }
 
 impl StandIn {
     /// Serves until the test is over, on a thread of its own.
     pub(super) fn start() -> Self {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.set_nonblocking(true).unwrap();
-        let inner = Arc::new(Inner {
-            address: listener.local_addr().unwrap(),
+        Self::cluster(1)
+    }
+
+    /// So many nodes, the first of which leads.
+    pub(super) fn cluster(nodes: usize) -> Self {
+        let listeners: Vec<_> = (0..nodes).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let (lives, ends): (Vec<_>, Vec<_>) = (0..nodes)
+            .map(|_| {
+                let (life, end) = oneshot::channel();
+                (Some(life), end)
+            })
+            .unzip();
+        let cluster = Self(Arc::new(Inner {
+            addresses: listeners.iter().map(|listener| listener.local_addr().unwrap()).collect(),
             start: Instant::now(),
-            silent: AtomicBool::new(false),
-            state: Mutex::new(State { peer: Peer::new(0), next: 1, streams: BTreeMap::new() }),
-        });
-        let service = Self(inner);
-        std::thread::spawn({
-            let service = service.clone();
-            move || {
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-                runtime.block_on(async {
-                    let timer = service.clone();
-                    tokio::spawn(async move {
-                        loop {
-                            tokio::time::sleep(Duration::from_millis(10)).await;
-                            timer.turn(|_| ());
-                        }
-                    });
-                    let incoming = tonic::transport::server::TcpIncoming::from(
-                        tokio::net::TcpListener::from_std(listener).unwrap(),
-                    )
-                    .with_nodelay(Some(true));
-                    tonic::transport::Server::builder()
-                        .serve_with_incoming(LockkeeperServer::new(service), incoming)
-                        .await
-                        .unwrap();
-                });
+            deaf: AtomicBool::new(false),
+            mute: AtomicBool::new(false),
+            state: Mutex::new(State {
+                peer: Peer::new(0),
+                next: 1,
+                streams: BTreeMap::new(),
+                leader: Some(0),
+                term: 1,
+                lives,
+                heard: BTreeMap::new(),
+            }),
+        }));
+        for (index, (listener, end)) in listeners.into_iter().zip(ends).enumerate() {
+            let node = Node { cluster: cluster.clone(), index };
+            std::thread::spawn(move || node.live(listener, end));
+        }
+        let timer = cluster.clone();
+        std::thread::spawn(move || {
+            loop {
+                std::thread::sleep(Duration::from_millis(10));
+                timer.turn(|_| ());
             }
         });
-        service
+        cluster
     }
 
     pub(super) fn address(&self) -> SocketAddr {
-        self.0.address
+        self.address_of(0)
+    }
+
+    pub(super) fn address_of(&self, node: usize) -> SocketAddr {
+        self.0.addresses[node]
     }
 
     pub(super) async fn client(&self, label: &str) -> Locks {
-        Locks::connect_as(&format!("lockkeeper://{}", self.address()), label).await.unwrap()
+        self.client_of(0, label).await
+    }
+
+    /// One that is told the address of one node only.
+    pub(super) async fn client_of(&self, node: usize, label: &str) -> Locks {
+        Locks::connect_as(&format!("lockkeeper://{}", self.address_of(node)), label).await.unwrap()
     }
 
     /// From now on nothing is read or answered, or again.
     pub(super) fn say_nothing(&self, silent: bool) {
-        self.0.silent.store(silent, Ordering::SeqCst);
+        self.0.deaf.store(silent, Ordering::SeqCst);
+        self.lose_answers(silent);
+    }
+
+    /// From now on everything is done and nothing is answered, or again.
+    pub(super) fn lose_answers(&self, lost: bool) {
+        self.0.mute.store(lost, Ordering::SeqCst);
     }
 
     /// Ends every stream without a word; says how many there were.
     pub(super) fn cut_streams(&self) -> usize {
+        self.state().cut(|_| true)
+    }
+
+    /// `kill -9`: nobody leads for the moment, if it was the leader.
+    pub(super) fn kill(&self, node: usize) {
         let mut state = self.state();
-        let streams = std::mem::take(&mut state.streams);
-        for &stream in streams.keys() {
-            state.peer.closed((0, stream), false);
+        state.lives[node] = None;
+        state.cut(|at| at == node);
+        if state.leader == Some(node) {
+            state.leader = None;
         }
-        streams.len()
+    }
+
+    /// A node is elected; those that wait elsewhere are told.
+    pub(super) fn elect(&self, node: usize) {
+        let mut state = self.state();
+        state.leader = Some(node);
+        state.term += 1;
+        let elsewhere = state.streams.extract_if(.., |_, open| open.node != node);
+        let elsewhere: Vec<(StreamId, Open)> = elsewhere.collect();
+        let last = self.not_leader(&state);
+        for (stream, open) in elsewhere {
+            state.peer.closed((0, stream), false);
+            let _ = open.answers.send(Ok(last.clone()));
+        }
+    }
+
+    /// How many streams a node has.
+    pub(super) fn streams_of(&self, node: usize) -> usize {
+        self.state().streams.values().filter(|open| open.node == node).count()
+    }
+
+    /// What each stream brought, in the order in which they were opened.
+    pub(super) fn heard(&self) -> Vec<Vec<u64>> {
+        self.state().heard.values().cloned().collect()
     }
 
     /// How many names are held or waited for.
@@ -99,12 +174,29 @@ impl StandIn {
         self.state().peer.table.names_in_use(None).len()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap()
+    /// The tokens of those who hold a name.
+    pub(super) fn tokens(&self, name: &str) -> Vec<u64> {
+        let described = self.state().peer.table.describe(&name.parse().unwrap(), 0);
+        described.holds.iter().map(|hold| hold.token.get()).collect()
     }
 
-    fn is_silent(&self) -> bool {
-        self.0.silent.load(Ordering::SeqCst)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_deaf(&self) -> bool {
+        self.0.deaf.load(Ordering::SeqCst)
+    }
+
+    fn not_leader(&self, state: &State) -> v1::ServerFrame {
+        let leader = state.leader.map(|leader| self.address_of(leader).to_string());
+        let end = v1::StreamEnd {
+            reason: v1::StreamEndReason::NotLeader.into(),
+            text: "this node does not lead".to_owned(),
+            leader: leader.unwrap_or_default(),
+            term: state.term,
+        };
+        frame(What::StreamEnd(end))
     }
 
     /// Does something, and sends what comes of it.
@@ -112,14 +204,69 @@ impl StandIn {
         let mut state = self.state();
         state.peer.pass(self.0.start.elapsed().as_millis() as u64);
         act(&mut state);
-        if self.is_silent() {
+        if self.0.mute.load(Ordering::SeqCst) {
             return;
         }
         for ((_, stream), items) in std::mem::take(&mut state.peer.down) {
-            if let Some(sender) = state.streams.get(&stream) {
-                let _ = sender.send(Ok(v1::ServerFrame { items }));
+            let Some(open) = state.streams.get_mut(&stream) else { continue };
+            let _ = open.answers.send(Ok(v1::ServerFrame { items }));
+            if !std::mem::replace(&mut open.knows_nodes, true) {
+                let addresses = self.0.addresses.iter().map(SocketAddr::to_string).collect();
+                let _ = open.answers.send(Ok(frame(What::Nodes(v1::Nodes { addresses, at: 1 }))));
             }
         }
+    }
+}
+
+fn frame(what: What) -> v1::ServerFrame {
+    v1::ServerFrame { items: vec![v1::ServerItem { session: 0, seq: 0, what: Some(what) }] }
+}
+
+fn seq(item: &v1::ClientItem) -> Option<u64> {
+    match item.what.as_ref()? {
+        v1::client_item::What::Acquire(acquire) => Some(acquire.seq),
+        v1::client_item::What::Finish(finish) => Some(finish.seq),
+        _ => None,
+    }
+}
+
+impl State {
+    fn cut(&mut self, which: impl Fn(usize) -> bool) -> usize {
+        let cut: Vec<StreamId> =
+            self.streams.iter().filter(|(_, open)| which(open.node)).map(|(&stream, _)| stream).collect();
+        for stream in &cut {
+            self.streams.remove(stream);
+            self.peer.closed((0, *stream), false);
+        }
+        cut.len()
+    }
+
+    fn frame(&mut self, stream: StreamId, items: Vec<v1::ClientItem>) {
+        if self.streams.contains_key(&stream) {
+            self.heard.entry(stream).or_default().extend(items.iter().filter_map(seq));
+            self.peer.frame((0, stream), items);
+        }
+    }
+}
+
+impl Node {
+    fn live(self, listener: TcpListener, end: oneshot::Receiver<()>) {
+        listener.set_nonblocking(true).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            let incoming = tonic::transport::server::TcpIncoming::from(listener).with_nodelay(Some(true));
+            let server = tonic::transport::Server::builder()
+                .serve_with_incoming(LockkeeperServer::new(self), incoming);
+            tokio::select! {
+                served = server => served.unwrap(),
+                _ = end => {}
+            }
+        });
+    }
+
+    fn leads(&self) -> bool {
+        self.cluster.state().leader == Some(self.index)
     }
 }
 
@@ -130,7 +277,7 @@ fn not_here<T>() -> Result<Response<T>, Status> {
 }
 
 #[tonic::async_trait]
-impl Lockkeeper for StandIn {
+impl Lockkeeper for Node {
     type SessionStream = Answers<v1::ServerFrame>;
     type WatchStream = Answers<v1::WatchResponse>;
     type BackupStream = Answers<v1::BackupResponse>;
@@ -139,28 +286,30 @@ impl Lockkeeper for StandIn {
         &self,
         request: Request<Streaming<v1::ClientFrame>>,
     ) -> Result<Response<Self::SessionStream>, Status> {
-        let (sender, receiver) = unbounded_channel();
+        let (answers, receiver) = unbounded_channel();
+        let cluster = self.cluster.clone();
         let stream = {
-            let mut state = self.state();
+            let mut state = cluster.state();
             let stream = StreamId::of(state.next);
             state.next += 1;
-            state.streams.insert(stream, sender);
+            if state.leader.is_some_and(|leader| leader != self.index) {
+                let _ = answers.send(Ok(cluster.not_leader(&state)));
+            } else {
+                // Also where nobody leads: who comes then waits.
+                state.streams.insert(stream, Open { node: self.index, answers, knows_nodes: false });
+            }
             stream
         };
+        let node = Self { cluster: cluster.clone(), index: self.index };
         let mut frames = request.into_inner();
-        let service = self.clone();
         tokio::spawn(async move {
             while let Some(Ok(frame)) = frames.next().await {
-                while service.is_silent() {
+                while cluster.is_deaf() || (!node.leads() && cluster.state().streams.contains_key(&stream)) {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
-                service.turn(|state| {
-                    if state.streams.contains_key(&stream) {
-                        state.peer.frame((0, stream), frame.items);
-                    }
-                });
+                cluster.turn(|state| state.frame(stream, frame.items));
             }
-            service.turn(|state| {
+            cluster.turn(|state| {
                 if state.streams.remove(&stream).is_some() {
                     state.peer.closed((0, stream), true);
                 }

@@ -196,7 +196,9 @@ fn a_command_that_is_not_answered_fails_in_its_time_and_a_queued_one_waits() {
     let _ = line.submit(100, acquire(1), 1);
     let _ = line.hears(100, 1, What::Queued(v1::Queued::default()));
     let _ = line.submit(101, finish(3, 2), 3);
+    let _ = line.sent();
     let _ = line.wake(102);
+    assert!(line.hears(102, 0, kept_alive(1)).is_empty(), "the service lives");
     let out = line.wake(105);
     assert!(matches!(out[..], [Outcome::Resolved(3, Err(CallError { sent: true }))]), "{out:?}");
     assert!(line.wake(10_000).is_empty());
@@ -301,11 +303,78 @@ fn a_stream_that_ends_is_told_to_sessions_that_linger_unless_the_service_said_so
     let end = v1::StreamEnd {
         reason: StreamEndReason::NotLeader.into(),
         leader: "b:1".into(),
+        term: 7,
         text: String::new(),
     };
     let out = line.hears(105, 0, What::StreamEnd(end));
-    let [Outcome::EndStream(Ending::Announced { leader, .. })] = &out[..] else { panic!("{out:?}") };
+    let [Outcome::EndStream(Ending::Announced { leader, term: 7, .. })] = &out[..] else { panic!("{out:?}") };
     assert_eq!(leader.as_deref(), Some("b:1"));
+}
+
+/// A leader that is cut off without a word is noticed a sixth of the ttl after its first answer is missed, long before
+/// the next renewal would tell.
+#[test]
+fn a_command_whose_answer_is_missed_has_one_keep_alive_sent_behind_it() {
+    let half = Duration::from_millis(500);
+    let mut line = Line::open(spec());
+    let _ = line.wake(102);
+    let _ = line.submit(103, acquire(1), 1);
+    let _ = line.submit(103, acquire(2), 2);
+    let _ = line.sent();
+    assert_eq!(line.carrier.next_wake(), Some(at(103) + half));
+    let mut out = Vec::new();
+    line.carrier.wake(at(103) + half, &mut out);
+    assert!(out.is_empty());
+    assert!(matches!(line.sent()[..], [client_item::What::KeepAlive(v1::KeepAlive { id: 1 })]));
+    // Nobody's belief grows by it: nobody's call was answered.
+    assert!(line.hears(104, 0, kept_alive(1)).is_empty());
+    let _ = line.wake(105);
+    assert!(line.sent().is_empty(), "it answers, and need not say so again");
+    let _ = line.submit(105, acquire(3), 3);
+    let _ = line.sent();
+    let _ = line.wake(106);
+    assert!(matches!(line.sent()[..], [client_item::What::KeepAlive(_)]));
+    assert_eq!(line.wake(108).len(), 3, "silent: the stream is over, and two acquires with it");
+    assert_eq!(line.carrier.seen().silent, 1);
+}
+
+#[test]
+fn no_keep_alive_follows_a_command_that_is_answered_or_queued_or_behind_which_one_is_under_way() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(103, acquire(1), 1);
+    let _ = line.submit(103, acquire(2), 2);
+    let _ = line.hears(103, 1, granted(5));
+    let _ = line.hears(103, 2, What::Queued(v1::Queued::default()));
+    let _ = line.sent();
+    let _ = line.wake(104);
+    assert!(line.sent().is_empty());
+    let _ = line.submit(105, finish(3, 1), 3);
+    let _ = line.submit(105, Call::KeepAlive, 4);
+    let _ = line.sent();
+    let _ = line.wake(106);
+    assert!(line.sent().is_empty());
+    assert!(matches!(line.wake(107)[0], Outcome::EndStream(Ending::Silent)));
+}
+
+#[test]
+fn a_command_that_waits_for_a_stream_has_no_keep_alive_sent_behind_it_there() {
+    let mut line = Line::open(spec());
+    let _ = line.submit(103, acquire(1), 1);
+    let _ = line.cut(103);
+    let _ = line.wake(104);
+    line.reconnect(105);
+    let _ = line.hears(105, 0, attached(2));
+    assert_eq!(seqs(&line.sent()[1..]), [1]);
+    assert_eq!(line.carrier.next_wake(), Some(at(105) + Duration::from_millis(500)), "from its sending on");
+}
+
+#[test]
+fn the_nodes_of_the_cluster_are_handed_on() {
+    let mut line = Line::open(spec());
+    let nodes = v1::Nodes { addresses: vec!["a:1".into(), "b:2".into()], at: 9 };
+    let out = line.hears(101, 0, What::Nodes(nodes));
+    let [Outcome::Nodes(addresses)] = &out[..] else { panic!("{out:?}") };
+    assert_eq!(addresses[..], ["a:1", "b:2"]);
 }
 
 #[test]

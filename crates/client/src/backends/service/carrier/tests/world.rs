@@ -114,6 +114,7 @@ impl Client {
                     assert!(!matches!(ending, Ending::Garbage(_)), "{ending:?}");
                     self.closes = matches!(ending, Ending::Silent);
                 }
+                Outcome::Nodes(_) => panic!("this service tells none"),
             }
         }
     }

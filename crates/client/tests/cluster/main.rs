@@ -1,0 +1,159 @@
+//! Three nodes of the service: any of them will do for a client, and a leader may go.
+#![cfg(feature = "service")]
+
+mod nodes;
+
+use std::time::Duration;
+
+use lockkeeper::{LockName, Locks, TokenStatus, WatchEvent};
+use lockkeeper_wire::v1::{self, watch_response::What};
+use nodes::{DEADLINE, Nodes};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn name(text: &str) -> LockName {
+    text.parse().unwrap()
+}
+
+fn check(name: &str, token: u64) -> v1::CheckTokenRequest {
+    v1::CheckTokenRequest { name: name.to_owned(), token }
+}
+
+/// By the raw interface: the library would find the leader itself.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_answers_every_call_as_its_leader_does() {
+    let nodes = Nodes::start();
+    let leader = nodes.leader().await;
+    let locks = nodes.client(leader).await;
+    let held = locks.mutex("a/b").acquire().await.unwrap();
+    let token = held.token_hint().unwrap().get();
+    for node in nodes.others(leader) {
+        let mut calls = nodes.calls(node).await;
+        let status = calls.status(v1::StatusRequest {}).await.unwrap().into_inner();
+        assert_eq!((status.role(), status.node), (v1::Role::Follower, node as u64 + 1), "this one is its own");
+
+        let checked = calls.check_token(check("a/b", token)).await.unwrap().into_inner();
+        assert_eq!(checked.status(), v1::TokenStatus::Current);
+        let released = locks.mutex("gone").acquire().await.unwrap();
+        let gone = released.token_hint().unwrap().get();
+        released.release().await.unwrap();
+        let checked = calls.check_token(check("gone", gone)).await.unwrap().into_inner();
+        assert_eq!(checked.status(), v1::TokenStatus::NotCurrent, "as the leader knows it now");
+
+        let asked = v1::DescribeRequest { name: "a/b".into(), waiters_max: 1 };
+        let lock = calls.describe(asked).await.unwrap().into_inner().lock.unwrap();
+        assert_eq!(lock.holds[0].token, token);
+        let asked = v1::ListRequest { prefix: "a".into(), ..v1::ListRequest::default() };
+        assert_eq!(calls.list(asked).await.unwrap().into_inner().locks.len(), 1);
+        let asked = v1::ListSessionsRequest::default();
+        assert_eq!(calls.list_sessions(asked).await.unwrap().into_inner().sessions.len(), 1);
+
+        let limit = v1::SetLimitRequest { name: "pool".into(), permits: Some(node as u32 + 1) };
+        calls.set_limit(limit).await.unwrap();
+        let asked = v1::DescribeRequest { name: "pool".into(), waiters_max: 1 };
+        let pool = calls.describe(asked).await.unwrap().into_inner().lock.unwrap();
+        assert_eq!(pool.permits, Some(node as u32 + 1));
+
+        let broken = locks.mutex("broken").acquire().await.unwrap();
+        let order = v1::BreakRequest {
+            name: "broken".into(),
+            token: broken.token_hint().unwrap().get(),
+            reason: "a test".into(),
+            by: "a test".into(),
+            now: true,
+        };
+        let done = calls.r#break(order).await.unwrap().into_inner();
+        assert_eq!(done.result(), v1::BreakResult::Done);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_watch_at_a_follower_tells_the_state_and_every_change() {
+    let nodes = Nodes::start();
+    let leader = nodes.leader().await;
+    let locks = nodes.client(leader).await;
+    let held = locks.mutex("w/a").acquire().await.unwrap();
+    let mut calls = nodes.calls(nodes.others(leader)[0]).await;
+    let mut watch = calls.watch(v1::WatchRequest { prefix: "w".into() }).await.unwrap().into_inner();
+    let mut next = async || {
+        let next = tokio::time::timeout(DEADLINE, watch.message()).await.expect("a word was due");
+        next.unwrap().unwrap().what.unwrap()
+    };
+    assert!(matches!(next().await, What::State(lock) if lock.name == "w/a" && lock.holds.len() == 1));
+    assert!(matches!(next().await, What::Synced(_)));
+    held.release().await.unwrap();
+    assert!(matches!(next().await, What::Changed(lock) if lock.name == "w/a" && lock.holds.is_empty()));
+}
+
+/// Nothing but the one address is known: of the others it hears at that node, and from the leader.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_address_of_a_follower_is_all_that_a_client_needs() {
+    let nodes = Nodes::start();
+    let follower = nodes.others(nodes.leader().await)[0];
+    let locks = nodes.client(follower).await;
+    let mut watch = locks.watch(Some(&name("a"))).unwrap();
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let token = held.token_hint().unwrap();
+    assert_eq!(locks.check_token(&name("a"), token.get()).await.unwrap(), TokenStatus::Current);
+    assert_eq!(locks.list(None).await.unwrap().len(), 1);
+    loop {
+        let event = tokio::time::timeout(DEADLINE, watch.next()).await.expect("an event was due");
+        if let Some(Ok(WatchEvent::State(lock) | WatchEvent::Changed(lock))) = event
+            && lock.holders.iter().any(|holder| holder.token == Some(token))
+        {
+            break;
+        }
+    }
+    held.release().await.unwrap();
+}
+
+/// P9, P7: its clients go along, and no call is lost that was asked of another.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_stops_costs_no_hold_no_place_and_no_call() {
+    let mut nodes = Nodes::start();
+    let leader = nodes.leader().await;
+    let [one, two] = nodes.others(leader)[..] else { panic!("there are three") };
+    let (locks, others) = (nodes.client(one).await, nodes.client(leader).await);
+    let held = locks.mutex("a").acquire().await.unwrap();
+    let short = locks.mutex("b").linger(SECOND).acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = others.mutex("a");
+        async move { lock.acquire().await }
+    });
+    until_waiting(&locks, "a").await;
+    let token = held.token_hint().unwrap().get();
+    let mut calls = nodes.calls(two).await;
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let asking = tokio::spawn(async move {
+        let (mut stopped, mut asked) = (stopped, 0_u32);
+        loop {
+            let checked = calls.check_token(check("a", token)).await.unwrap().into_inner();
+            assert_eq!(checked.status(), v1::TokenStatus::Current);
+            asked += 1;
+            if stopped.try_recv().is_ok() {
+                return asked;
+            }
+        }
+    });
+    nodes.stop(leader);
+    let next = nodes.leader().await;
+    assert_ne!(next, leader);
+    stop.send(()).unwrap();
+    assert!(asking.await.unwrap() > 1);
+    held.verify().await.unwrap();
+    short.verify().await.unwrap();
+    held.release().await.unwrap();
+    let handed = waiting.await.unwrap().unwrap();
+    assert!(handed.token_hint().unwrap().get() > token, "the waiter kept its place (P2, P8)");
+    handed.release().await.unwrap();
+    short.release().await.unwrap();
+    assert_eq!(locks.list(None).await.unwrap().len(), 0);
+}
+
+async fn until_waiting(locks: &Locks, lock: &str) {
+    let begun = std::time::Instant::now();
+    while locks.inspect(&name(lock)).await.unwrap().waiter_count == 0 {
+        assert!(begun.elapsed() < DEADLINE, "nobody waits");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

@@ -1,0 +1,131 @@
+//! Three nodes of the service in this process, on ports of their own.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use lockkeeper::Locks;
+use lockkeeper_rig::Port;
+use lockkeeper_server::{Options, Running, ServeError};
+use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
+use lockkeeper_wire::v1::{Role, StatusRequest};
+use tempfile::TempDir;
+use tonic::transport::Channel;
+
+/// Far longer than anything here takes.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
+
+pub(crate) struct Nodes {
+    nodes: Vec<Node>,
+    _data: TempDir,
+}
+
+struct Node {
+    options: Options,
+    /// Bound for as long as this lives, so that nobody else is given them.
+    clients: Port,
+    _peers: Port,
+    serving: Option<(Running, Serving)>,
+}
+
+impl Nodes {
+    /// A new cluster of three.
+    pub(crate) fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let ports: Vec<(Port, Port)> = (0..3).map(|_| (Port::free(), Port::free())).collect();
+        let at = |port: &Port| format!("127.0.0.1:{}", port.number());
+        let cluster: BTreeMap<u64, String> = (1..).zip(ports.iter().map(|(_, peers)| at(peers))).collect();
+        let node = |(id, (clients, peers)): (u64, (Port, Port))| {
+            let options = Options {
+                listen: at(&clients),
+                node: Some(id),
+                cluster: cluster.clone(),
+                segment_bytes: 1 << 20,
+                ..Options::new(data.path().join(id.to_string()))
+            };
+            Node { options, clients, _peers: peers, serving: None }
+        };
+        let mut nodes: Vec<Node> = (1..).zip(ports).map(node).collect();
+        // None of them serves before all have met.
+        let begun: Vec<_> = nodes.iter().map(|node| begin(node.options.clone())).collect();
+        for (node, (thread, ready)) in nodes.iter_mut().zip(begun) {
+            let running = ready.recv_timeout(DEADLINE).expect("the node was to serve");
+            node.serving = Some((running, thread));
+        }
+        Self { nodes, _data: data }
+    }
+
+    /// Where a node serves clients.
+    pub(crate) fn address(&self, node: usize) -> String {
+        format!("127.0.0.1:{}", self.nodes[node].clients.number())
+    }
+
+    /// A client that knows one node only.
+    pub(crate) async fn client(&self, node: usize) -> Locks {
+        Locks::connect(&format!("lockkeeper://{}", self.address(node))).await.unwrap()
+    }
+
+    /// Calls to one node, and to no other.
+    pub(crate) async fn calls(&self, node: usize) -> LockkeeperClient<Channel> {
+        LockkeeperClient::connect(format!("http://{}", self.address(node))).await.unwrap()
+    }
+
+    /// Who leads, once all that run agree.
+    pub(crate) async fn leader(&self) -> usize {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < DEADLINE, "nobody leads");
+            let mut said = Vec::new();
+            for node in (0..self.nodes.len()).filter(|&node| self.nodes[node].serving.is_some()) {
+                let status = self.calls(node).await.status(StatusRequest {}).await.unwrap().into_inner();
+                said.push((status.leader, status.role() == Role::Leader && status.leader == status.node));
+            }
+            let leader = said[0].0;
+            if leader != 0 && said.iter().all(|it| it.0 == leader) && said.iter().any(|it| it.1) {
+                return usize::try_from(leader).unwrap() - 1;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Those that follow.
+    pub(crate) fn others(&self, leader: usize) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|&node| node != leader).collect()
+    }
+
+    /// As SIGTERM does. Blocks until the node has ended.
+    pub(crate) fn stop(&mut self, node: usize) {
+        self.nodes[node].end();
+    }
+}
+
+type Serving = JoinHandle<Result<(), ServeError>>;
+
+/// Starts a node; tells when it serves.
+fn begin(options: Options) -> (Serving, mpsc::Receiver<Running>) {
+    let (sender, ready) = mpsc::channel();
+    let serve = move || lockkeeper_server::run(options, move |running| sender.send(running).unwrap());
+    (std::thread::spawn(serve), ready)
+}
+
+impl Node {
+    fn end(&mut self) {
+        if let Some((running, thread)) = self.serving.take() {
+            running.stop();
+            thread.join().unwrap().unwrap();
+        }
+    }
+}
+
+impl Drop for Nodes {
+    fn drop(&mut self) {
+        // All at once: none of them hands over to one that is about to end as well.
+        let serving: Vec<_> = self.nodes.iter_mut().filter_map(|node| node.serving.take()).collect();
+        serving.iter().for_each(|(running, _)| running.stop());
+        for (_, thread) in serving {
+            // A test that has failed says more than what comes of its end.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! A follower's front before a leader whose every answer is written down.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Mutex, PoisonError};
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
+use lockkeeper_wire::v1::{self};
+use prost::Message;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
+
+use hyper::body::Frame;
+
+use super::*;
+use crate::front::{About, Acceptor, pump};
+use crate::inbox::{Inbox, Outbox};
+
+const LEADER: u64 = 2;
+/// Far longer than anything here takes.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// What a leader does with a call.
+#[derive(Clone, Copy)]
+enum Does {
+    /// Answers that the token is current.
+    Answers,
+    /// Says that it does not lead.
+    Refuses,
+    /// Dies before it answers.
+    Dies,
+    /// Says a first word of many.
+    Begins,
+}
+
+/// The calls that came to a leader: path and headers.
+type Heard = Arc<Mutex<Vec<(String, HeaderMap)>>>;
+
+/// A leader that does this with one call after the other, and the last of it with all that follow.
+struct Leader {
+    address: SocketAddr,
+    heard: Heard,
+    /// Ends its connections when it is cancelled.
+    dead: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Leader {
+    async fn that(does: &'static [Does]) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let heard = Heard::default();
+        let calls = heard.clone();
+        let dead = CancellationToken::new();
+        let all = dead.clone();
+        let task = tokio::spawn(async move {
+            loop {
+                let (socket, _) = listener.accept().await.unwrap();
+                let calls = calls.clone();
+                let dead = all.child_token();
+                let life = dead.clone();
+                let service = service_fn(move |request: Request<Incoming>| {
+                    let (calls, dead) = (calls.clone(), dead.clone());
+                    let before = {
+                        let mut calls = calls.lock().unwrap_or_else(PoisonError::into_inner);
+                        calls.push((request.uri().path().to_owned(), request.headers().clone()));
+                        calls.len() - 1
+                    };
+                    let does = does[before.min(does.len() - 1)];
+                    async move { Ok::<_, std::convert::Infallible>(answer(does, &dead).await) }
+                });
+                tokio::spawn(async move {
+                    let server = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
+                    tokio::select! {
+                        _ = server.serve_connection(TokioIo::new(socket), service) => {}
+                        () = life.cancelled() => {}
+                    }
+                });
+            }
+        });
+        Self { address, heard, dead, task }
+    }
+
+    fn heard(&self) -> Vec<(String, HeaderMap)> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Leader {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn answer(does: Does, dead: &CancellationToken) -> Response<Body> {
+    match does {
+        Does::Answers => {
+            let current = v1::TokenStatus::Current.into();
+            let bytes = message(&v1::CheckTokenResponse { status: current, live: Vec::new() });
+            let mut trailers = HeaderMap::new();
+            Status::ok("").add_header(&mut trailers).unwrap();
+            let body = Full::new(bytes).with_trailers(async move { Some(Ok(trailers)) });
+            grpc(Body::new(body))
+        }
+        Does::Refuses => no_leader().into_http(),
+        Does::Dies => {
+            dead.cancel();
+            std::future::pending().await
+        }
+        Does::Begins => {
+            let synced = v1::watch_response::What::Synced(v1::WatchSynced {});
+            let first = Frame::data(message(&v1::WatchResponse { what: Some(synced) }));
+            let rest = tokio_stream::StreamExt::chain(
+                tokio_stream::once(Ok::<_, Status>(first)),
+                tokio_stream::pending(),
+            );
+            grpc(Body::new(http_body_util::StreamBody::new(rest)))
+        }
+    }
+}
+
+fn message(message: &impl Message) -> Bytes {
+    let mut bytes = vec![0, 0, 0, 0, u8::try_from(message.encoded_len()).unwrap()];
+    message.encode(&mut bytes).unwrap();
+    bytes.into()
+}
+
+fn grpc(body: Body) -> Response<Body> {
+    Response::builder().header("content-type", "application/grpc").body(body).unwrap()
+}
+
+/// A follower without a replica: what it is told comes from the test.
+struct Follower {
+    front: Arc<Front>,
+    address: SocketAddr,
+}
+
+impl Follower {
+    async fn of(leader: Option<SocketAddr>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let clients: BTreeMap<u64, String> =
+            leader.iter().map(|leader| (LEADER, leader.to_string())).collect();
+        let about = About { cluster: String::new(), incarnation: "0f".to_owned(), clients };
+        let front = Front::new(Arc::new(Inbox::default()), about);
+        let (_, health) = tonic_health::server::health_reporter();
+        let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
+        let outbox = Arc::new(Outbox::default());
+        if leader.is_some() {
+            outbox.put(&mut Vec::new(), State::Following { leader: LEADER });
+        }
+        tokio::spawn(pump(front.clone(), acceptor.clone(), outbox));
+        tokio::spawn(acceptor.run());
+        if leader.is_some() {
+            let mut state = front.state();
+            state.wait_for(|state| *state != State::Waiting).await.unwrap();
+        }
+        Self { front, address }
+    }
+
+    async fn calls(&self) -> LockkeeperClient<Channel> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.address)).unwrap();
+        LockkeeperClient::new(endpoint.timeout(DEADLINE).connect().await.unwrap())
+    }
+}
+
+fn token() -> v1::CheckTokenRequest {
+    v1::CheckTokenRequest { name: "a".to_owned(), token: 7 }
+}
+
+fn limit() -> v1::SetLimitRequest {
+    v1::SetLimitRequest { name: "a".to_owned(), permits: Some(3) }
+}
+
+#[tokio::test]
+async fn what_only_the_leader_knows_is_asked_there_within_the_callers_time() {
+    let leader = Leader::that(&[Does::Answers]).await;
+    let mut calls = Follower::of(Some(leader.address)).await.calls().await;
+    for _ in 0..3 {
+        let mut asked = tonic::Request::new(token());
+        asked.set_timeout(DEADLINE);
+        let answer = calls.check_token(asked).await.unwrap().into_inner();
+        assert_eq!(answer.status(), v1::TokenStatus::Current);
+    }
+    let heard = leader.heard();
+    assert_eq!(heard.len(), 3);
+    for (path, headers) in heard {
+        assert_eq!(path, "/lockkeeper.v1.Lockkeeper/CheckToken");
+        assert_eq!(headers[FORWARDED], "0f");
+        let timeout = headers["grpc-timeout"].to_str().unwrap().strip_suffix('m').expect("milliseconds");
+        let timeout = Duration::from_millis(timeout.parse().unwrap());
+        assert!(timeout <= DEADLINE && timeout > Duration::ZERO, "{timeout:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_was_passed_on_is_not_passed_on_again() {
+    let leader = Leader::that(&[Does::Answers]).await;
+    let follower = Follower::of(Some(leader.address)).await;
+    let mut calls = follower.calls().await;
+    let mut passed = tonic::Request::new(token());
+    passed.metadata_mut().insert(FORWARDED, "ee".parse().unwrap());
+    passed.set_timeout(Duration::from_millis(100));
+    let status = calls.check_token(passed).await.unwrap_err();
+    assert!(
+        matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled),
+        "no replica answers it: {status:?}"
+    );
+    assert!(leader.heard().is_empty());
+    assert_eq!(kind("/lockkeeper.v1.Lockkeeper/Session"), None);
+    assert_eq!(kind("/lockkeeper.v1.Lockkeeper/Status"), None);
+    assert_eq!(kind("/grpc.health.v1.Health/Check"), None);
+}
+
+#[tokio::test]
+async fn a_leader_that_is_none_any_more_or_dies_is_asked_again_until_there_is_one() {
+    let leader = Leader::that(&[Does::Refuses, Does::Dies, Does::Refuses, Does::Answers]).await;
+    let mut calls = Follower::of(Some(leader.address)).await.calls().await;
+    let answer = calls.check_token(token()).await.unwrap().into_inner();
+    assert_eq!(answer.status(), v1::TokenStatus::Current);
+    assert_eq!(leader.heard().len(), 4);
+}
+
+/// O1: the last one applied wins, so a repeat could undo what another has set meanwhile.
+#[tokio::test]
+async fn a_limit_is_not_set_twice_and_its_fate_is_said_to_be_unknown() {
+    for does in [&[Does::Dies, Does::Answers], &[Does::Refuses, Does::Answers]] {
+        let leader = Leader::that(does).await;
+        let mut calls = Follower::of(Some(leader.address)).await.calls().await;
+        let status = calls.set_limit(limit()).await.unwrap_err();
+        assert_eq!(status.code(), Code::Unavailable);
+        assert!(status.message().contains("unknown"), "{status:?}");
+        assert_eq!(leader.heard().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn where_nobody_leads_a_call_waits_and_goes_on_when_somebody_does() {
+    let leader = Leader::that(&[Does::Answers]).await;
+    let follower = Follower::of(Some(leader.address)).await;
+    follower.front.state.send_replace(State::Waiting);
+    let mut calls = follower.calls().await;
+    let asked = tokio::spawn(async move { calls.check_token(token()).await });
+    // Its connection has brought it, and nothing more can happen.
+    while follower.front.connections() == 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(leader.heard().is_empty());
+    follower.front.state.send_replace(State::Following { leader: LEADER });
+    asked.await.unwrap().unwrap();
+    assert_eq!(leader.heard().len(), 1);
+}
+
+#[tokio::test]
+async fn where_nobody_leads_for_long_the_caller_is_sent_elsewhere_without_a_name() {
+    let mut calls = Follower::of(None).await.calls().await;
+    let status = calls.check_token(token()).await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable);
+    assert_eq!(status.metadata().get(LEADER_METADATA).unwrap(), "");
+    assert!(status.message().contains("ask another"), "{status:?}");
+}
+
+#[tokio::test]
+async fn a_watch_is_passed_on_and_ends_with_a_status_when_its_leader_dies() {
+    let leader = Leader::that(&[Does::Begins]).await;
+    let mut calls = Follower::of(Some(leader.address)).await.calls().await;
+    let mut watch = calls.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
+    assert!(watch.message().await.unwrap().is_some());
+    leader.dead.cancel();
+    let status = watch.message().await.unwrap_err();
+    assert_eq!(status.code(), Code::Unavailable, "{status:?}");
+    assert_eq!(leader.heard()[0].0, "/lockkeeper.v1.Lockkeeper/Watch");
+}
+
+#[tokio::test]
+async fn a_call_that_is_too_long_to_be_kept_is_refused_with_the_limit() {
+    let leader = Leader::that(&[Does::Answers]).await;
+    let mut calls = Follower::of(Some(leader.address)).await.calls().await;
+    let name = "a".repeat(CALL_BYTES_MAX);
+    let status = calls.check_token(v1::CheckTokenRequest { name, token: 7 }).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert!(status.message().contains(&CALL_BYTES_MAX.to_string()), "{status:?}");
+    assert!(leader.heard().is_empty());
+}
