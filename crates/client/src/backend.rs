@@ -14,6 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::backup::Backup;
 use crate::capabilities::Capabilities;
+use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{BackendError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
@@ -78,6 +79,24 @@ pub(crate) trait Backend: Send + Sync + 'static {
     /// How the node that answers is.
     fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
         let error = self.not_ours("say how it is");
+        Box::pin(async { Err(error) })
+    }
+
+    /// Who takes part in the service.
+    fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>> {
+        let error = self.not_ours("list its nodes");
+        Box::pin(async { Err(error) })
+    }
+
+    /// Changes who takes part.
+    fn change_members(&self, _change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
+        let error = self.not_ours("change its nodes");
+        Box::pin(async { Err(error) })
+    }
+
+    /// Hands the leadership over; returns who has it.
+    fn transfer(&self, _to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
+        let error = self.not_ours("hand its leadership over");
         Box::pin(async { Err(error) })
     }
 

@@ -64,6 +64,7 @@ pub mod backends;
 mod backup;
 pub mod blocking;
 mod capabilities;
+mod cluster;
 mod error;
 mod fd;
 mod guard;
@@ -87,6 +88,7 @@ mod worker;
 pub use backend::{BreakOrder, Broken};
 pub use backup::Backup;
 pub use capabilities::{Capabilities, Fencing, Promise, Reach};
+pub use cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
 pub use error::{
     AcquireError, BackendError, BackendErrorKind, Busy, ConnectError, LossCause, Lost, ReleaseError,
     RunError, Unsupported, VerifyError,

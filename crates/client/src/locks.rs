@@ -11,6 +11,7 @@ use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
 use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing};
+use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 use crate::info::{Finding, LockInfo, ServiceStatus, SessionInfo};
 use crate::kind::{Fenced, Kind, Unfenced};
@@ -202,6 +203,32 @@ impl<F: Kind> Locks<F> {
     /// [`BackendErrorKind::Unsupported`] where the service makes none. All else comes with the parts.
     pub fn backup(&self) -> Result<Backup, BackendError> {
         self.core.backend.backup()
+    }
+
+    /// The nodes of the service: who takes part, and how far each is.
+    ///
+    /// # Errors
+    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service isn't ours.
+    pub async fn cluster(&self) -> Result<ClusterInfo, BackendError> {
+        self.core.backend.cluster().await
+    }
+
+    /// Changes who takes part in the service. It is in force when this returns: an added node follows, and votes later; a
+    /// removed one is on its way out. [`Locks::cluster`] shows how far it is. Asking again does nothing.
+    ///
+    /// # Errors
+    /// [`BackendError`]; [`BackendErrorKind::Refused`] says in words why not.
+    pub async fn change_members(&self, change: MembersChange) -> Result<(), BackendError> {
+        self.core.backend.change_members(change).await
+    }
+
+    /// Hands the leadership of the service to node `to`, else to the voter that is furthest; returns who leads then. Clients
+    /// follow by themselves.
+    ///
+    /// # Errors
+    /// [`BackendError`]; [`BackendErrorKind::Refused`] says in words why not.
+    pub async fn transfer_leadership(&self, to: Option<u64>) -> Result<u64, BackendError> {
+        self.core.backend.transfer(to).await
     }
 
     /// How the node of the service that answers is.

@@ -1,9 +1,13 @@
 //! What goes into a replica and what comes out.
 
-use lockkeeper_core::LockName;
-use lockkeeper_wire::peer::PeerMessage;
+use std::fmt;
+
+use lockkeeper_core::{LockName, Table};
+use lockkeeper_wire::peer::{PeerMessage, SnapshotOffer};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::{store, v1};
+
+use crate::members::{Change, Members};
 
 /// A client's stream; numbered by whoever accepts them, never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -14,7 +18,7 @@ pub struct StreamId(pub u64);
 pub struct AskId(pub u64);
 
 /// Something has happened.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum Event {
     /// A client opened a stream.
     StreamOpened(StreamId),
@@ -52,8 +56,38 @@ pub enum Event {
     SnapshotStepDone,
     /// The last [`SnapshotStep`] failed; the snapshot is given up, and another is taken later.
     SnapshotFailed,
-    /// The node is to stop: streams are told to go elsewhere.
+    /// A leader's snapshot has arrived whole, and lies on the disk without a name.
+    SnapshotReceived(Box<Received>),
+    /// What came of [`Output::SendSnapshot`]; exactly once for each.
+    SnapshotSent {
+        /// To whom.
+        to: u64,
+        /// It has taken it, or needs it no more.
+        arrived: bool,
+    },
+    /// The node is to stop: leadership is handed over, then streams are told to go elsewhere.
     ShutDown,
+}
+
+/// A snapshot that a leader has sent, and the table that it makes. Nothing of it counts yet: whether it is news is for
+/// the consensus to say. The file stays with whoever gives this, until [`Write::installs`](crate::Write::installs) or
+/// [`Output::SnapshotUnused`] names its index.
+pub struct Received {
+    /// What the leader said of it.
+    pub offer: SnapshotOffer,
+    /// What its pieces make.
+    pub table: Table,
+    /// Their length, in bytes.
+    pub bytes: u64,
+}
+
+impl fmt::Debug for Received {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Received")
+            .field("offer", &self.offer)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A unary call, checked.
@@ -107,6 +141,15 @@ pub enum Question {
     Backup,
     /// How the node is. Answered by any node, whether it leads or not.
     Status,
+    /// Who takes part, and how far each is.
+    Members,
+    /// Change who takes part. Done already is as good as done.
+    Change(Change),
+    /// Hand the leadership over.
+    Transfer {
+        /// To whom; `None`: to the voter that is furthest.
+        to: Option<u64>,
+    },
 }
 
 /// The answer to a [`Question`].
@@ -135,7 +178,17 @@ pub enum Answer {
     },
     /// See [`Question::Status`]. What only the process knows is left empty.
     Status(v1::StatusResponse),
-    /// The table refused it, in its own words.
+    /// See [`Question::Members`].
+    Members(v1::MembersResponse),
+    /// See [`Question::Change`]: it is in force. An added node learns first, a removed voter still takes part until the
+    /// change is over; [`Question::Members`] shows it.
+    Changed,
+    /// See [`Question::Transfer`].
+    Transferred {
+        /// Who leads now.
+        leader: u64,
+    },
+    /// It is refused, in words that say what to do.
     Refused(v1::Refused),
     /// This node does not lead; it may have seen the question (P12).
     NotLeader {
@@ -162,6 +215,14 @@ pub enum Output {
     Snapshot(SnapshotStep),
     /// The log may be cut: everything up to this index is in a stored snapshot.
     Compact(u64),
+    /// Send the stored snapshot with this head to a follower, by a connection of its own; then [`Event::SnapshotSent`].
+    SendSnapshot(Box<SnapshotOffer>),
+    /// The received snapshot that ends with this entry is no news: remove its file.
+    SnapshotUnused(u64),
+    /// Who takes part from now on, with the addresses that are known.
+    Members(Members),
+    /// This node takes part no more: it stops, for good.
+    Removed,
 }
 
 /// One step of storing a snapshot.

@@ -421,7 +421,9 @@ fn gone_while_founding(node: u64) -> Refusal {
     refusal(RefusalCode::Wiped, text)
 }
 
-fn removed(node: u64) -> Refusal {
+/// What a node hears that was removed.
+#[must_use]
+pub fn removed(node: u64) -> Refusal {
     let text = format!(
         "node {node} was removed from the cluster, and ids never come back. To take part again it needs a new id and an \
          empty data directory: `lockkeeper cluster add`"

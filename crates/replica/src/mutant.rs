@@ -50,4 +50,10 @@ pub enum Mutant {
     MembersAppliedEarly,
     /// A follower answers what a token is worth.
     FollowerAnswersCheckToken,
+    /// A leader that finds a removal half done leaves it so.
+    NeverLeavesJoint,
+    /// A leader lets go of what a follower will need after the snapshot that is on its way.
+    TailNotPinned,
+    /// A received snapshot takes the table's place though the consensus knows newer (P2).
+    SnapshotGoesBack,
 }

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use lockkeeper_replica::SnapshotStep;
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{PIECE_BYTES_MAX, Removal, SnapshotWriter, Snapshots, Spare, SpareMaker};
+use lockkeeper_replica::{Received, SnapshotStep};
 use lockkeeper_wire::store::SnapshotTail;
 
 use crate::inbox::Inbox;
 use crate::node::{fail_stop, is_full};
 use crate::observe;
+use crate::peers::Arrived;
 
 /// How often it is looked whether the data directory is still there: what is acknowledged after it was deleted is lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -40,6 +41,8 @@ pub(crate) enum Done<D: Disk> {
     NoSpare,
     /// The disk is full at a point from which there is no way on.
     Full(io::Error),
+    /// A leader's snapshot has arrived.
+    Received(Box<Received>, Arrived<D>),
     /// The data directory is not there any more; the thread has ended.
     Gone,
 }

@@ -162,6 +162,8 @@ pub(crate) enum State {
         /// Who leads.
         leader: u64,
     },
+    /// It was told to stop: what it led is handed over, if anybody took it, and its streams were told.
+    Left,
     /// Its thread has ended.
     Ended,
 }

@@ -5,23 +5,26 @@
 //! (P10); the clock is read after the input (P5). The log is written on this very thread, and peers' sockets are read and written
 //! here: a hop to another would cost more than it hides.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use lockkeeper_replica::disk::Disk;
+use lockkeeper_replica::founder;
 use lockkeeper_replica::storage::Log;
 use lockkeeper_replica::{Event, Output, Replica};
+use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::Record;
+use tokio::sync::mpsc::UnboundedSender;
 
 use crate::chores::{Chore, Done};
 use crate::clock;
 use crate::error::ServeError;
 use crate::inbox::{Inbox, Outbox, State, weight};
 use crate::observe;
-use crate::peers::Peers;
+use crate::peers::{Arrived, Peers};
 
 /// Most requests handled in one turn: it must end for keep-alives to be seen.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
@@ -34,7 +37,12 @@ pub(crate) struct Node<D: Disk> {
     pub(crate) log: Log<D>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) outbox: Arc<Outbox>,
+    pub(crate) node: u64,
     pub(crate) peers: Peers,
+    /// To the task that sends snapshots.
+    pub(crate) offers: UnboundedSender<Box<SnapshotOffer>>,
+    /// Received snapshots, by their index.
+    pub(crate) incoming: BTreeMap<u64, Arrived<D>>,
     /// To the thread for slow work on the disk, and from it.
     pub(crate) chores: Sender<Chore>,
     pub(crate) done: Receiver<Done<D>>,
@@ -93,11 +101,14 @@ impl<D: Disk> Node<D> {
             handled += requests;
             while let Some(write) = self.replica.advance()? {
                 // Depends on nothing unwritten: answers need not wait for the sync of what came after them.
-                self.hand_over(&mut outputs);
+                self.hand_over(&mut outputs)?;
+                let installed = write.installs().map(|index| self.install(index)).transpose()?;
                 self.append(write.record())?;
                 self.replica.persisted(clock::now(), write.synced())?;
+                // Fails only if the one that has sent it has lost its patience.
+                installed.flatten().map(|settled| settled.send(()).ok());
             }
-            self.hand_over(&mut outputs);
+            self.hand_over(&mut outputs)?;
             if requests > 0 {
                 observe::turn(requests, begun.elapsed());
             }
@@ -125,10 +136,30 @@ impl<D: Disk> Node<D> {
         }
     }
 
-    fn hand_over(&mut self, outputs: &mut Vec<Output>) {
+    /// A received snapshot takes the place of the log, in this order: its file gets its name, the log begins behind it.
+    fn install(&mut self, index: u64) -> Result<Option<Sender<()>>, ServeError> {
+        let Some(Arrived { head, sealed, settled }) = self.incoming.remove(&index) else { return Ok(None) };
+        let result = sealed.publish().and_then(|older| {
+            self.log.reset(head.index, head.term)?;
+            Ok(older)
+        });
+        match result {
+            Ok(older) => {
+                self.chore(Chore::Remove(older));
+                Ok(Some(settled))
+            }
+            Err(error) if is_full(&error) => {
+                Err(ServeError::DiskFull { directory: self.directory.clone(), source: error })
+            }
+            Err(error) => fail_stop(&self.directory, "a snapshot", &error),
+        }
+    }
+
+    fn hand_over(&mut self, outputs: &mut Vec<Output>) -> Result<(), ServeError> {
         let begun = Instant::now();
         let taken = self.replica.take_outputs();
         let took = begun.elapsed();
+        let mut result = Ok(());
         for output in taken {
             match output {
                 Output::Peer(node, messages) => self.peers.send(node, messages),
@@ -140,17 +171,38 @@ impl<D: Disk> Node<D> {
                     let removal = self.log.compact(through);
                     self.chore(Chore::Remove(removal));
                 }
+                Output::SendSnapshot(offer) => {
+                    let to = offer.to;
+                    if self.offers.send(offer).is_err() {
+                        // A node that talks to nobody; or the process ends.
+                        self.inbox.push(Event::SnapshotSent { to, arrived: false });
+                    }
+                }
+                Output::SnapshotUnused(index) => {
+                    if let Some(Arrived { sealed, settled, .. }) = self.incoming.remove(&index) {
+                        self.chore(Chore::Remove(sealed.give_up()));
+                        // As above.
+                        let _ = settled.send(());
+                    }
+                }
+                Output::Members(members) => {
+                    self.peers.applied(&members, self.replica.table().rules());
+                    outputs.push(Output::Members(members));
+                }
+                Output::Removed => result = Err(ServeError::Refused(founder::removed(self.node))),
                 output => outputs.push(output),
             }
         }
         // Before clients are answered: the others' disks work meanwhile.
         self.peers.flush();
         let state = match self.replica.follows() {
+            _ if self.replica.has_left() => State::Left,
             _ if self.replica.is_ready() => State::Ready,
             Some(leader) => State::Following { leader },
             None => State::Waiting,
         };
         self.outbox.put(outputs, state);
+        result
     }
 
     fn finish_chores(&mut self, spare: &mut Spare) -> Result<(), ServeError> {
@@ -166,6 +218,10 @@ impl<D: Disk> Node<D> {
                 Done::NoSpare => *spare = Spare::Not(Instant::now() + SPARE_PAUSE),
                 Done::Full(source) => {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
+                }
+                Done::Received(received, incoming) => {
+                    self.incoming.insert(incoming.head.index, incoming);
+                    self.replica.handle(Event::SnapshotReceived(received));
                 }
                 Done::Gone => return Err(ServeError::DirectoryGone { directory: self.directory.clone() }),
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -11,10 +12,12 @@ use std::time::Duration;
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{Removal, Snapshots};
 use lockkeeper_replica::{Config, Event, Replica, TAIL_BYTES, TICK};
+use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::{Candidate, Founding};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -27,12 +30,14 @@ use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, State};
 use crate::node::Node;
 use crate::options::Options;
-use crate::peers::{Directory, Handover, Peers, form, talk};
+use crate::peers::{Bulk, Directory, Handover, Peers, form, talk};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 /// Clients have this long to read what is left for them when the node stops.
 const FLUSH: Duration = Duration::from_secs(5);
+/// A leader that stops waits so long for another one to lead; the consensus itself gives up much earlier.
+const HANDOVER: Duration = Duration::from_secs(3);
 /// Files that are no connection: the log, standard streams, the runtime's own.
 const FILES_RESERVED: u64 = 64;
 
@@ -212,6 +217,15 @@ fn raise_file_limit(wanted: usize) -> usize {
     }
 }
 
+/// What the tasks that talk to peers work with.
+struct Talk {
+    listener: TcpListener,
+    directory: Arc<Directory>,
+    handover: Arc<Handover>,
+    bulk: Arc<Bulk<DataDirectory>>,
+    to_send: UnboundedReceiver<Box<SnapshotOffer>>,
+}
+
 /// The threads of a node, and how to reach them.
 struct Started {
     inbox: Arc<Inbox>,
@@ -219,7 +233,7 @@ struct Started {
     about: About,
     snapshots: Snapshots<DataDirectory>,
     /// For the tasks that talk to peers.
-    talk: Option<(TcpListener, Arc<Directory>, Arc<Handover>)>,
+    talk: Option<Talk>,
     replica: JoinHandle<Result<(), ServeError>>,
     chores: JoinHandle<()>,
 }
@@ -262,12 +276,29 @@ impl Started {
             snapshots: data.snapshots,
             spares: data.log.spare_maker(),
             todo,
-            done: finished,
+            done: finished.clone(),
             inbox: inbox.clone(),
             unremoved: Removal::default(),
             directory: directory.clone(),
         };
+        let (offers, to_send) = tokio::sync::mpsc::unbounded_channel();
+        let talk = talk.map(|(listener, directory, handover)| Talk {
+            listener,
+            bulk: Arc::new(Bulk {
+                directory: directory.clone(),
+                snapshots: snapshots.clone(),
+                inbox: inbox.clone(),
+                done: finished.clone(),
+                is_receiving: AtomicBool::new(false),
+            }),
+            directory,
+            handover,
+            to_send,
+        });
         let node = Node {
+            node: data.founding.node,
+            offers,
+            incoming: BTreeMap::new(),
             replica,
             log: data.log,
             inbox: inbox.clone(),
@@ -340,8 +371,10 @@ async fn serve(
     tokio::spawn(pump(front.clone(), acceptor.clone(), node.outbox.clone()));
     tokio::spawn(acceptor.run());
     let (refused, mut refusal) = tokio::sync::mpsc::unbounded_channel();
-    if let Some((listener, directory, handover)) = node.talk.take() {
-        talk(listener, directory, handover, node.inbox.clone(), refused.clone());
+    if let Some(Talk { listener, directory, handover, bulk, to_send }) = node.talk.take() {
+        // Set once, here.
+        let _ = front.directory.set(directory.clone());
+        talk(listener, directory, handover, node.inbox.clone(), bulk, to_send, refused.clone());
     }
     let running = Running { address, stop: CancellationToken::new() };
     let mut ready = Some(ready);
@@ -350,7 +383,7 @@ async fn serve(
         let now = *state.borrow_and_update();
         match now {
             State::Ended => break,
-            State::Waiting => set_health(&health, false).await,
+            State::Waiting | State::Left => set_health(&health, false).await,
             State::Ready | State::Following { .. } => {
                 set_health(&health, true).await;
                 if let Some(ready) = ready.take() {
@@ -385,6 +418,12 @@ async fn serve(
 /// Tells all streams, and waits until every connection has ended, or the time is over.
 async fn flush(front: &Front, state: &mut watch::Receiver<State>) {
     front.push(Event::ShutDown);
+    // Leadership goes first, and streams end with word of who has it: connections that went before it would all come to
+    // nodes that still name this one.
+    let has_left = state.wait_for(|state| matches!(state, State::Left | State::Ended));
+    if tokio::time::timeout(HANDOVER, has_left).await.is_err() {
+        tracing::warn!("the leadership was not handed over in time");
+    }
     front.end_watches();
     front.stopping.cancel();
     let all_gone = async {

@@ -1,5 +1,6 @@
 //! What can be typed. Only shapes and texts; what they come to is decided in `settings` and the commands.
 
+mod cluster;
 mod fence;
 mod service;
 mod torture;
@@ -14,6 +15,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
+pub use cluster::{Cluster, ClusterAdd, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
 pub use torture::{Fault, Fenced, Pause, Torture};
@@ -56,6 +58,10 @@ pub enum Command {
     /// Store how many permits a semaphore has, for everyone
     #[command(after_help = "Example:\n  lockkeeper set-limit gpu 4 --locks lockkeeper://127.0.0.1")]
     SetLimit(SetLimit),
+    /// Look at the nodes of our own service, add one, remove one, hand the leadership over
+    #[command(after_help = "Example:\n  lockkeeper cluster status --locks lockkeeper://127.0.0.1")]
+    #[command(subcommand)]
+    Cluster(Cluster),
     /// Save the whole table of our own service to a file, while it serves
     #[command(after_help = "Example:\n  lockkeeper backup /backup/locks --locks lockkeeper://127.0.0.1")]
     Backup(Backup),

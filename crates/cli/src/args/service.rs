@@ -110,12 +110,12 @@ pub struct Restore {
     pub json: bool,
 }
 
-fn node(typed: &str) -> Result<u64, String> {
+pub(super) fn node(typed: &str) -> Result<u64, String> {
     let number = typed.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| "nodes are numbered from 1".to_owned())
 }
 
-fn listed(typed: &str) -> Result<(u64, String), String> {
+pub(super) fn listed(typed: &str) -> Result<(u64, String), String> {
     let example = "give N=HOST:PORT for each node, as in `1=127.0.0.1:5641,2=127.0.0.1:5642`";
     let (number, address) = typed.split_once('=').ok_or(example)?;
     let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());

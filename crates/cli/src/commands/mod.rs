@@ -2,6 +2,7 @@
 
 mod backup;
 mod bench;
+mod cluster;
 mod doctor;
 mod fence;
 mod inspect;
@@ -35,6 +36,7 @@ pub fn run(cli: Cli) -> Result<u8, Failure> {
         Command::Break(args) => block_on(operate::break_hold(args)),
         Command::Sessions(args) => block_on(inspect::sessions(args)),
         Command::SetLimit(args) => block_on(operate::set_limit(args)),
+        Command::Cluster(task) => block_on(cluster::cluster(task)),
         Command::Backup(args) => block_on(backup::backup(args)),
         Command::Restore(args) => restore::restore(args),
         Command::CheckToken(args) => block_on(operate::check_token(args)),

@@ -4,6 +4,7 @@
 //! outside never reach it: entries and messages are encoded and decoded by our own schema, and what is built here is built by us.
 
 mod convert;
+mod lag;
 mod tail;
 
 use bytes::Bytes;
@@ -17,12 +18,15 @@ use raft::{ProgressState, RawNode, SnapshotStatus, StateRole};
 
 use crate::mutant::Mutant;
 use convert::{coalesce, from_conf_state, from_peer, to_committed, to_conf_state, to_peer, to_stored};
+use lag::{Lag, PIN_BYTES_MAX};
 use tail::Tail;
 
 /// Heartbeats go out this often, in ticks.
 const HEARTBEAT_TICKS: usize = 2;
 /// Silence for at least this long, in ticks, starts an election; at most twice as long.
 pub(crate) const ELECTION_TICKS: usize = 12;
+/// A follower that is heard less often than this, in ticks, does not answer.
+const SILENT_TICKS: u32 = 2 * HEARTBEAT_TICKS as u32;
 /// Entries of one message, and of one turn's applying, in bytes.
 const MESSAGE_BYTES: u64 = 1 << 20;
 /// Messages with entries that are under way to one follower.
@@ -57,6 +61,7 @@ pub(crate) struct Engine {
     durable_commit: u64,
     /// Committed entries that wait for it.
     held: Vec<Committed>,
+    lag: Lag,
 }
 
 /// Where a proposal stands in the log, if it is committed at all.
@@ -92,6 +97,7 @@ struct Then {
     held: Vec<Committed>,
     /// The commit index in the record.
     commit: Option<u64>,
+    installed: Option<Position>,
     /// `None`: the record says only what was committed.
     ready: Option<raft::Ready>,
 }
@@ -136,14 +142,14 @@ pub(crate) struct Ready {
     pub(crate) now: Vec<PeerMessage>,
     /// Followers that are to be sent the stored snapshot.
     pub(crate) snapshots_to: Vec<u64>,
-    /// The received snapshot that the engine has accepted, by its place.
-    pub(crate) installed: Option<Position>,
     /// To be synced before anything else happens.
     pub(crate) write: Write,
 }
 
 /// What a write has made true.
 pub(crate) struct Released {
+    /// A received snapshot has taken the place of all there was.
+    pub(crate) installed: Option<Position>,
     pub(crate) committed: Vec<Committed>,
     pub(crate) messages: Vec<PeerMessage>,
     pub(crate) snapshots_to: Vec<u64>,
@@ -154,7 +160,9 @@ pub(crate) struct Released {
 pub(crate) struct Progress {
     pub(crate) node: u64,
     pub(crate) matched: u64,
-    /// It was heard within the last election time-out.
+    /// It was heard since the engine looked last whether it hears a majority.
+    pub(crate) was_heard: bool,
+    /// It was heard within the last election time-out, or some ticks more: right after such a look nobody was heard.
     pub(crate) is_active: bool,
     pub(crate) is_learner: bool,
     /// A snapshot is on its way to it.
@@ -185,7 +193,8 @@ impl Engine {
         let stored = start.hard_state.map_or(0, |state| state.commit);
         let durable_commit = stored.max(start.snapshot_index);
         let raw = RawNode::new(&config, Tail::new(start), &logger).map_err(|error| error.to_string())?;
-        let mut engine = Self { raw, seed, campaigns: 0, mutant, durable_commit, held: Vec::new() };
+        let held = Vec::new();
+        let mut engine = Self { raw, seed, campaigns: 0, mutant, durable_commit, held, lag: Lag::default() };
         engine.set_timeout();
         Ok(engine)
     }
@@ -231,6 +240,13 @@ impl Engine {
             self.campaigns += 1;
         }
         self.set_timeout();
+        if self.is_leader() {
+            let progress = self.progress();
+            self.lag.tick(&progress, self.raw.store().start());
+        } else {
+            self.lag.forget();
+        }
+        self.pin();
     }
 
     /// Takes a peer's message. Never between [`Engine::ready`] and [`Engine::persisted`].
@@ -259,6 +275,15 @@ impl Engine {
         message.set_msg_type(raft::prelude::MessageType::MsgSnapshot);
         message.set_snapshot(snapshot);
         self.step_raft(message)
+    }
+
+    /// Whether the snapshot that was stepped last takes the place of the log, as soon as it is durable. It does not if it is
+    /// no news.
+    pub(crate) fn will_install(&self, at: Position) -> bool {
+        self.raw.snap().is_some_and(|snapshot| {
+            let metadata = snapshot.get_metadata();
+            (metadata.index, metadata.term) == (at.index, at.term)
+        })
     }
 
     fn step_raft(&mut self, message: Message) -> Result<(), Ignored> {
@@ -297,7 +322,7 @@ impl Engine {
     }
 
     fn last(&self) -> Position {
-        Position { index: self.raw.raft.raft_log.last_index(), term: self.term() }
+        Position { index: self.last_index(), term: self.term() }
     }
 
     /// Asks a majority whether this node still leads. A round may be lost without an answer.
@@ -337,9 +362,28 @@ impl Engine {
         self.raw.store().take_wish()
     }
 
-    /// Keeps the entries after an index in memory, up to so many bytes.
-    pub(crate) fn pin(&mut self, pin: Option<(u64, usize)>) {
+    /// A snapshot at this index is begun for those who need one: they will need what comes after it too.
+    pub(crate) fn snapshot_begun(&mut self, index: u64) {
+        self.lag.begun(index);
+        self.pin();
+    }
+
+    /// The stored snapshot is on its way to these.
+    fn snapshots_leave(&mut self, to: &[u64]) {
+        let index = self.raw.store().stored_index();
+        to.iter().for_each(|node| self.lag.sent(*node, index));
+        self.pin();
+    }
+
+    fn pin(&mut self) {
+        let needed = self.lag.least().filter(|_| self.mutant != Some(Mutant::TailNotPinned));
+        let pin = needed.map(|after| (after, PIN_BYTES_MAX));
         self.raw.mut_store().pin(pin);
+    }
+
+    /// The last entry of the log, committed or not.
+    pub(crate) fn last_index(&self) -> u64 {
+        self.raw.raft.raft_log.last_index()
     }
 
     /// How far the others are; empty but on the leader.
@@ -354,7 +398,8 @@ impl Engine {
             .map(|(&node, it)| Progress {
                 node,
                 matched: it.matched,
-                is_active: it.recent_active,
+                was_heard: it.recent_active,
+                is_active: it.recent_active || self.lag.silent(node) <= SILENT_TICKS,
                 is_learner: !voters.contains(node),
                 waits_for_snapshot: it.state == ProgressState::Snapshot,
             })
@@ -399,6 +444,9 @@ impl Engine {
         sort(&ready.take_messages(), early, &mut snapshots_to);
         sort(&ready.take_persisted_messages(), &mut after, &mut snapshots_to);
         now.extend(after.extract_if(.., |message| self.is_hasty(message)));
+        if !snapshots_to.is_empty() {
+            self.snapshots_leave(&snapshots_to);
+        }
         let tail = self.raw.mut_store();
         tail.hard_state = state;
         let installed = snapshot.map(|snapshot| {
@@ -418,11 +466,10 @@ impl Engine {
             committed,
             now,
             snapshots_to,
-            installed,
             write: Write {
                 record,
                 installs: installed.map(|at| at.index),
-                then: Then { after, held, commit, ready: Some(ready) },
+                then: Then { after, held, commit, installed, ready: Some(ready) },
             },
         }
     }
@@ -444,11 +491,16 @@ impl Engine {
             committed: Vec::new(),
             now: Vec::new(),
             snapshots_to: Vec::new(),
-            installed: None,
             write: Write {
                 record,
                 installs: None,
-                then: Then { after: Vec::new(), held, commit: Some(hard_state.commit), ready: None },
+                then: Then {
+                    after: Vec::new(),
+                    held,
+                    commit: Some(hard_state.commit),
+                    installed: None,
+                    ready: None,
+                },
             },
         }
     }
@@ -474,7 +526,7 @@ impl Engine {
 
     /// Goes on after a write; returns what became true by it.
     pub(crate) fn persisted(&mut self, proof: Persisted) -> Released {
-        let Then { after: mut messages, mut held, commit, ready } = proof.0;
+        let Then { after: mut messages, mut held, commit, installed, ready } = proof.0;
         self.durable_commit = self.durable_commit.max(commit.unwrap_or(0));
         let mut snapshots_to = Vec::new();
         if let Some(ready) = ready {
@@ -485,9 +537,12 @@ impl Engine {
             sort(&light.take_messages(), &mut messages, &mut snapshots_to);
             held.extend(to_committed(light.take_committed_entries()));
         }
+        if !snapshots_to.is_empty() {
+            self.snapshots_leave(&snapshots_to);
+        }
         let (committed, held) = split(held, |entry| self.waits(entry));
         self.held = held;
-        Released { committed, messages, snapshots_to }
+        Released { installed, committed, messages, snapshots_to }
     }
 
     /// Everything up to here is in the table.

@@ -109,6 +109,16 @@ impl Tail {
         self.stored = Some((at, configuration));
     }
 
+    /// The entry before the first one here.
+    pub(super) fn start(&self) -> u64 {
+        self.before.index
+    }
+
+    /// The last entry in the snapshot that may be sent.
+    pub(super) fn stored_index(&self) -> u64 {
+        self.stored.as_ref().map_or(0, |(at, _)| at.index)
+    }
+
     /// Whether a follower was found, since this was asked last, that needs a snapshot which isn't there.
     pub(super) fn take_wish(&self) -> bool {
         self.wish.take()

@@ -26,6 +26,7 @@ impl Replica {
     pub(super) fn commit(&mut self, entries: Vec<Committed>) -> Result<(), Fatal> {
         for committed in entries {
             self.commit_entry(&committed)?;
+            self.settle_change(&committed);
             self.snapshots.logged(committed.data.len());
             self.applied = committed.at;
         }

@@ -1,12 +1,132 @@
-//! Changes of members: from the log into the configuration.
+//! Changes of members: operators ask for them, the leader brings them to their end, every node applies them.
+//!
+//! Responsible for: one change at a time; a learner votes only once it has caught up; whoever leads ends what another
+//! leader began (a removal that stops half way needs both majorities for ever); and no leader takes itself out: the
+//! engine would let it go on outside of its own cluster.
 
-use lockkeeper_wire::store;
+use std::collections::{BTreeMap, BTreeSet};
+
+use lockkeeper_core::{Command, limits};
+use lockkeeper_wire::store::{self, Leave, Member};
+use lockkeeper_wire::v1;
 use prost::Message;
 
-use super::{Fatal, Replica};
-use crate::engine::Committed;
+use super::{Fatal, Origin, Proposal, Replica};
+use crate::engine::{Committed, Position};
+use crate::event::{Answer, AskId, Output};
+use crate::members::{Change, Members, Rejected};
+use crate::mutant::Mutant;
+
+/// A learner that lacks no more than so many entries votes from then on: it has them within milliseconds.
+const CAUGHT_UP: u64 = 1_000;
+
+#[derive(Default)]
+pub(super) struct Changes {
+    /// What this leader has proposed and what is not applied yet, and who waits for it.
+    in_flight: Option<(Position, Option<AskId>)>,
+    /// The newest rules of the table that others know, as long as they can be reached.
+    rules: BTreeMap<u64, u32>,
+    /// The version that this node has proposed last.
+    raised: u32,
+}
+
+impl Changes {
+    pub(super) fn peer_up(&mut self, node: u64, rules_max: u32) {
+        self.rules.insert(node, rules_max);
+    }
+
+    pub(super) fn peer_down(&mut self, node: u64) {
+        self.rules.remove(&node);
+    }
+
+    /// What is proposed belongs to the next leader; returns who waited.
+    pub(super) fn step_down(&mut self) -> Option<AskId> {
+        self.raised = 0;
+        self.in_flight.take().and_then(|(_, ask)| ask)
+    }
+}
 
 impl Replica {
+    /// An operator asks for a change.
+    pub(super) fn change_asked(&mut self, ask: AskId, change: Change) {
+        if self.members.has_made(&change) {
+            return self.outputs.push(Output::Answer(ask, Answer::Changed));
+        }
+        let checked = match self.changes.in_flight {
+            Some(_) => Err(Rejected::UnderWay),
+            None => self.members.check(&change, &self.active()),
+        };
+        if let Err(why) = checked {
+            return self.refuse_ask(ask, why.to_string());
+        }
+        if change == Change::Remove(self.config.node) {
+            return self.hand_over_first(ask);
+        }
+        if !self.propose_change(change, Some(ask)) {
+            self.refuse_ask(ask, "leadership is being handed over; try again in a second".to_owned());
+        }
+    }
+
+    fn propose_change(&mut self, change: Change, ask: Option<AskId>) -> bool {
+        let proposed = self.engine.change(&store::MembersChange { what: Some(change) });
+        self.changes.in_flight = proposed.map(|at| (at, ask));
+        proposed.is_some()
+    }
+
+    pub(super) fn refuse_ask(&mut self, ask: AskId, text: String) {
+        let refused = v1::Refused { code: v1::RefusedCode::Operator.into(), text, ..v1::Refused::default() };
+        self.outputs.push(Output::Answer(ask, Answer::Refused(refused)));
+    }
+
+    /// The nodes that answer this leader, itself among them.
+    fn active(&self) -> BTreeSet<u64> {
+        let others = self.engine.progress().into_iter().filter(|it| it.is_active).map(|it| it.node);
+        others.chain([self.config.node]).collect()
+    }
+
+    /// What a leader does of its own accord. Nothing of it needs a memory: any leader finds it to be done.
+    pub(super) fn tend_members(&mut self) {
+        if self.changes.in_flight.is_some() {
+            return;
+        }
+        if self.members.is_joint() {
+            if self.members.is_leaving(self.config.node) {
+                self.hand_over_to_stay_out();
+            } else if !self.is(Mutant::NeverLeavesJoint) {
+                self.propose_change(Change::Leave(Leave {}), None);
+            }
+        } else if !self.members.configuration.learners.is_empty() {
+            let last = self.engine.last_index();
+            let mut progress = self.engine.progress().into_iter();
+            let caught_up = progress.find(|it| {
+                let is_near = it.matched > 0 && it.matched + CAUGHT_UP >= last;
+                it.is_learner && it.is_active && !it.waits_for_snapshot && is_near
+            });
+            if let Some(it) = caught_up {
+                self.propose_change(Change::Promote(it.node), None);
+            }
+        }
+        self.raise_rules();
+    }
+
+    /// Newer rules count once everyone knows them, learners too (V1).
+    fn raise_rules(&mut self) {
+        let (present, newest) = (self.table.rules().max(self.changes.raised), limits::RULES_VERSION);
+        if present >= newest {
+            return;
+        }
+        let known = |node: &u64| match *node {
+            node if node == self.config.node => newest,
+            node => self.changes.rules.get(&node).copied().unwrap_or(0),
+        };
+        let version = self.members.nodes.keys().map(known).min().unwrap_or(0).min(newest);
+        if version > present {
+            self.changes.raised = version;
+            self.queue
+                .push_back(Proposal { command: Command::RaiseRules { version }, origin: Origin::Leader });
+        }
+    }
+
     /// A change that a majority has, and whose being committed is durable here.
     pub(super) fn commit_members(&mut self, committed: &Committed) -> Result<(), Fatal> {
         let index = committed.at.index;
@@ -20,10 +140,77 @@ impl Replica {
         let change = change.context.as_ref();
         let change = store::MembersChange::decode(change).map_err(|error| unknown(error.to_string()))?;
         let configuration = self.engine.apply_change(&change).map_err(unknown)?;
-        self.members.apply(index, &change, configuration);
+        let mut members = self.members.clone();
+        members.apply(index, &change, configuration);
+        self.set_members(members);
+        Ok(())
+    }
+
+    /// Every committed entry: the one of the change in flight tells what came of it.
+    pub(super) fn settle_change(&mut self, committed: &Committed) {
+        let reached = |(at, _): &mut (Position, _)| at.index <= committed.at.index;
+        let Some((at, ask)) = self.changes.in_flight.take_if(reached) else { return };
+        let Some(ask) = ask else { return };
+        if at == committed.at && committed.is_members {
+            self.outputs.push(Output::Answer(ask, Answer::Changed));
+        } else {
+            // The engine knew of one that was not applied here yet, and left the entry empty.
+            self.refuse_ask(ask, Rejected::UnderWay.to_string());
+        }
+    }
+
+    /// From here on these take part.
+    pub(super) fn set_members(&mut self, members: Members) {
+        self.members = members;
         for member in self.members.nodes.values() {
             self.clients.entry(member.node).or_insert_with(|| member.client_address.clone());
         }
-        Ok(())
+        self.clients.retain(|node, _| self.members.nodes.contains_key(node));
+        self.tell_members();
+        if self.members.removed.contains_key(&self.config.node) {
+            self.outputs.push(Output::Removed);
+        }
+    }
+
+    /// Those who connect nodes hear who there are, and where.
+    pub(super) fn tell_members(&mut self) {
+        let mut members = self.members.clone();
+        for (node, member) in &mut members.nodes {
+            if let Some(address) = self.clients.get(node) {
+                member.client_address.clone_from(address);
+            }
+        }
+        self.outputs.push(Output::Members(members));
+    }
+
+    pub(super) fn members_status(&self) -> v1::MembersResponse {
+        let progress = self.engine.progress();
+        let node = |member: &Member| {
+            let node = member.node;
+            let it = progress.iter().find(|it| it.node == node);
+            let part = match () {
+                () if self.members.is_learner(node) => v1::NodePart::Learner,
+                () if self.members.is_leaving(node) => v1::NodePart::Leaving,
+                () => v1::NodePart::Voter,
+            };
+            let is_self = node == self.config.node;
+            v1::ClusterNode {
+                node,
+                peer_address: member.peer_address.clone(),
+                client_address: self.clients.get(&node).cloned().unwrap_or_default(),
+                part: part.into(),
+                answers: is_self || it.is_some_and(|it| it.is_active),
+                matched: if is_self { self.engine.last_index() } else { it.map_or(0, |it| it.matched) },
+                receives_snapshot: it.is_some_and(|it| it.waits_for_snapshot),
+            }
+        };
+        v1::MembersResponse {
+            nodes: self.members.nodes.values().map(node).collect(),
+            leader: self.config.node,
+            term: self.engine.term(),
+            last: self.engine.last_index(),
+            changing: self.members.is_joint() || self.changes.in_flight.is_some(),
+            removed: self.members.removed.keys().copied().collect(),
+        }
     }
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use lockkeeper_core::{Command, Pending};
-use lockkeeper_wire::v1;
 
 use super::{Origin, Proposal, Replica};
 use crate::book::Book;
@@ -65,14 +64,14 @@ impl Replica {
                 self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
             }
         }
-        for ask in self.rounds.step_down() {
+        for ask in self.rounds.step_down().into_iter().chain(self.changes.step_down()) {
             self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
         }
         self.expiry.step_down();
         self.end_watches();
         let early = std::mem::take(&mut self.early);
         early.into_iter().for_each(|event| self.handle(event));
-        self.end_streams(v1::StreamEndReason::NotLeader, "this node does not lead any more");
+        self.leave_streams();
         self.book = Book::default();
     }
 

@@ -9,12 +9,14 @@
 mod apply;
 mod change;
 mod expiry;
+mod install;
 mod lead;
 mod parking;
 mod questions;
 mod rounds;
 mod snapshots;
 mod streams;
+mod transfer;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -26,17 +28,19 @@ use lockkeeper_wire::{entry, store, v1};
 
 use crate::book::Book;
 use crate::engine::{Engine, Persisted, Position, Start, Write};
-use crate::event::{Answer, AskId, Event, Output, Question, StreamId};
+use crate::event::{Answer, AskId, Event, Output, Question, Received, StreamId};
 use crate::lease::LeaseClock;
 use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
+use change::Changes;
 use expiry::Expiry;
 use lead::Lead;
 use parking::Parked;
 use rounds::Rounds;
 use snapshots::Snapshots;
 use streams::Stream;
+use transfer::Handover;
 use watch::Watcher;
 
 /// Most commands in one log entry, and most bytes of one.
@@ -123,6 +127,10 @@ pub struct Replica {
     rounds: Rounds,
     expiry: Expiry,
     snapshots: Snapshots,
+    /// A leader's snapshot that the consensus has accepted, until it is installed.
+    received: Option<Box<Received>>,
+    changes: Changes,
+    handover: Handover,
     watchers: Vec<Watcher>,
     effects: Effects,
     /// What goes to whom, before all other outputs.
@@ -177,7 +185,7 @@ impl Replica {
         }
         let clients = recovered.members.nodes.values();
         let clients = clients.map(|member| (member.node, member.client_address.clone())).collect();
-        Ok(Self {
+        let mut replica = Self {
             next_tick: now + config.tick,
             config,
             engine,
@@ -201,12 +209,20 @@ impl Replica {
             in_flight: VecDeque::new(),
             rounds: Rounds::default(),
             expiry: Expiry::default(),
-            snapshots: Snapshots::new(recovered.snapshot_index),
+            snapshots: Snapshots::default(),
+            received: None,
+            changes: Changes::default(),
+            handover: Handover::default(),
             watchers: Vec::new(),
             effects: Effects::new(),
             to_peers: BTreeMap::new(),
             outputs: Vec::new(),
-        })
+        };
+        if applied.index > 0 {
+            let head = replica.snapshot_head();
+            replica.snapshot_stored(head);
+        }
+        Ok(replica)
     }
 
     /// Begins a turn. `now` is a clock that counts suspend (`CLOCK_BOOTTIME`), from any origin.
@@ -234,12 +250,20 @@ impl Replica {
                 self.outputs.push(Output::Answer(ask, status));
             }
             Event::Peer(messages) => messages.into_iter().for_each(|message| self.peer(message)),
-            Event::PeerUp { node, rules_max: _, client_address } => self.peer_up(node, client_address),
-            Event::PeerDown(node) => self.peer_down(node),
+            Event::PeerUp { node, rules_max, client_address } => {
+                self.changes.peer_up(node, rules_max);
+                self.peer_up(node, client_address);
+            }
+            Event::PeerDown(node) => {
+                self.changes.peer_down(node);
+                self.peer_down(node);
+            }
             Event::Drained(barrier) => self.expiry.drained(barrier),
             Event::SnapshotStepDone => self.snapshot_step_done(),
             Event::SnapshotFailed => self.snapshot_failed(),
-            Event::ShutDown => self.end_streams(v1::StreamEndReason::Shutdown, "this node shuts down"),
+            Event::SnapshotReceived(received) => self.snapshot_received(received),
+            Event::SnapshotSent { to, arrived } => self.engine.snapshot_sent(to, arrived),
+            Event::ShutDown => self.shut_down(),
             Event::StreamOpened(_)
             | Event::Frame(..)
             | Event::Asked(..)
@@ -278,8 +302,10 @@ impl Replica {
     pub fn advance(&mut self) -> Result<Option<Write>, Fatal> {
         self.follow_leadership();
         self.settle_parked();
+        self.tend_handover();
         if self.lead.is_ready() {
             self.end_due();
+            self.tend_members();
             self.propose();
             self.begin_round();
         }
@@ -287,9 +313,7 @@ impl Replica {
             return Ok(None);
         }
         let ready = self.engine.ready();
-        if ready.installed.is_some() || !ready.snapshots_to.is_empty() {
-            return Err(Fatal("snapshots between nodes are not there yet".to_owned()));
-        }
+        self.send_snapshots(ready.snapshots_to);
         self.send(ready.now);
         for (round, index) in ready.confirmed {
             self.rounds.confirmed(round, index);
@@ -307,6 +331,10 @@ impl Replica {
         self.now = self.now.max(now);
         self.lease_now = self.clock.peek(now, self.step_max());
         let released = self.engine.persisted(proof);
+        if let Some(at) = released.installed {
+            self.install(at)?;
+        }
+        self.send_snapshots(released.snapshots_to);
         self.send(released.messages);
         self.commit(released.committed)
     }

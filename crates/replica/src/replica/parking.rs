@@ -130,6 +130,7 @@ impl Replica {
         if self.clients.get(&node) != Some(&client_address) {
             self.clients.insert(node, client_address);
             self.addresses_seen += 1;
+            self.tell_members();
         }
     }
 

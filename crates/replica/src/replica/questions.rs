@@ -20,6 +20,8 @@ impl Replica {
         let command = match question {
             Question::Break(order) => Command::Break(order),
             Question::SetLimit { name, limit } => Command::SetLimit { name, limit },
+            Question::Change(change) => return self.change_asked(ask, change),
+            Question::Transfer { to } => return self.transfer_asked(ask, to),
             question => return self.rounds.ask(Asked::Question(ask, question)),
         };
         self.queue.push_back(Proposal { command, origin: Origin::Ask(ask) });
@@ -36,10 +38,13 @@ impl Replica {
             Question::CheckToken { name, token } => Answer::Checked(self.check_token(&name, token)),
             Question::Watch { prefix } => return self.watch(ask, prefix),
             Question::Backup => return self.want_snapshot(ask),
+            Question::Members => Answer::Members(self.members_status()),
             // Answered elsewhere: these never wait for a round.
-            Question::Break(_) | Question::SetLimit { .. } | Question::Status => {
-                return;
-            }
+            Question::Break(_)
+            | Question::SetLimit { .. }
+            | Question::Change(_)
+            | Question::Transfer { .. }
+            | Question::Status => return,
         };
         self.outputs.push(Output::Answer(ask, answer));
     }
@@ -57,7 +62,7 @@ impl Replica {
             term: self.engine.term(),
             applied: self.applied.index,
             committed: self.engine.committed(),
-            snapshot: self.snapshots.stored,
+            snapshot: self.snapshots.stored(),
             last_token: self.table.last_token(),
             sessions: self.book.sessions() as u64,
             requests: self.table.request_count() as u64,

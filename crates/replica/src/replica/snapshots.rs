@@ -1,6 +1,8 @@
-//! Snapshots in pieces, so that the log can be cut: one bounded piece of work a turn, while commands go on.
+//! Snapshots in pieces, so that the log can be cut: one bounded piece of work a turn, while commands go on. And whom a
+//! stored one is sent to.
 
 use lockkeeper_core::WalkState;
+use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::{store, v1};
 
 use super::Replica;
@@ -17,15 +19,15 @@ pub(super) struct Snapshots {
     logged: u64,
     /// How large the last one was: a larger table waits longer, so that writing it stays a small share of all writing.
     size: u64,
-    /// What the last one holds.
-    pub(super) stored: u64,
+    /// The last one, where there is one.
+    stored: Option<store::SnapshotHead>,
     under_way: Option<UnderWay>,
     /// Who asked for one that is begun from now on.
     wanted_by: Vec<AskId>,
 }
 
 struct UnderWay {
-    at: Position,
+    head: store::SnapshotHead,
     logged_before: u64,
     pieces: u64,
     bytes: u64,
@@ -39,13 +41,31 @@ struct UnderWay {
 
 enum Stage {
     Pieces,
-    Tail { digest: u128 },
+    Tail {
+        digest: u128,
+    },
     Finishing,
+    /// Its table is no more. Another one begins once the step that is out is reported: a report has no number, and must
+    /// not be taken for that of a later step.
+    GivenUp,
 }
 
 impl Snapshots {
-    pub(super) fn new(stored: u64) -> Self {
-        Self { stored, ..Self::default() }
+    /// The last entry in the stored one; 0 without.
+    pub(super) fn stored(&self) -> u64 {
+        self.stored.as_ref().map_or(0, |head| head.index)
+    }
+
+    /// One that was received has taken the place of all there was. Returns who waited for the one under way.
+    pub(super) fn installed(&mut self, bytes: u64) -> Vec<AskId> {
+        (self.size, self.logged) = (bytes, 0);
+        let Some(mut it) = self.under_way.take() else { return Vec::new() };
+        let waited = std::mem::take(&mut it.wanted_by);
+        if it.is_busy {
+            it.stage = Stage::GivenUp;
+            self.under_way = Some(it);
+        }
+        waited
     }
 
     /// An entry was applied, also one that a restart found.
@@ -73,8 +93,14 @@ impl Replica {
         if self.snapshots.under_way.is_none() {
             let after = self.config.snapshot_after.max(self.snapshots.size);
             let is_due = self.snapshots.logged >= after || !self.snapshots.wanted_by.is_empty();
-            if !is_due || self.table.begin_walk().is_err() {
+            // A follower lags too far behind for the log, and what is stored would not help it.
+            let is_wanted = self.engine.take_snapshot_wish() && self.applied.index > self.snapshots.stored();
+            if (!is_due && !is_wanted) || self.table.begin_walk().is_err() {
                 return;
+            }
+            if is_wanted {
+                // From its very beginning: what comes after it would be gone by the time it has arrived.
+                self.engine.snapshot_begun(self.applied.index);
             }
             self.begin_snapshot();
             return;
@@ -98,21 +124,26 @@ impl Replica {
                 let digest = digest.to_le_bytes().to_vec();
                 SnapshotStep::Finish(store::SnapshotTail { pieces: it.pieces, bytes: it.bytes, digest })
             }
-            Stage::Finishing => return,
+            Stage::Finishing | Stage::GivenUp => return,
         };
         it.is_busy = true;
         self.outputs.push(Output::Snapshot(step));
     }
 
-    fn begin_snapshot(&mut self) {
-        let head = store::SnapshotHead {
+    /// Of a snapshot of the table as it is now.
+    pub(super) fn snapshot_head(&self) -> store::SnapshotHead {
+        store::SnapshotHead {
             index: self.applied.index,
             term: self.applied.term,
             rules: self.table.rules(),
             members: Some((&self.members).into()),
-        };
+        }
+    }
+
+    fn begin_snapshot(&mut self) {
+        let head = self.snapshot_head();
         self.snapshots.under_way = Some(UnderWay {
-            at: self.applied,
+            head: head.clone(),
             logged_before: self.snapshots.logged,
             pieces: 0,
             bytes: 0,
@@ -131,23 +162,50 @@ impl Replica {
     }
 
     pub(super) fn snapshot_step_done(&mut self) {
-        let Some(it) = &mut self.snapshots.under_way else { return };
-        it.is_busy = false;
-        if let Stage::Finishing = it.stage {
-            let index = it.at.index;
-            let stored = Answer::BackupStored { index, last_token: it.last_token };
-            for ask in std::mem::take(&mut it.wanted_by) {
-                self.outputs.push(Output::Answer(ask, stored.clone()));
+        let Some(mut it) = self.snapshots.under_way.take() else { return };
+        match it.stage {
+            Stage::GivenUp => {}
+            Stage::Pieces | Stage::Tail { .. } => {
+                it.is_busy = false;
+                self.snapshots.under_way = Some(it);
             }
-            self.snapshots.logged -= it.logged_before;
-            self.snapshots.size = it.bytes;
-            self.snapshots.stored = index;
-            self.snapshots.under_way = None;
-            self.outputs.push(Output::Compact(index));
+            Stage::Finishing => {
+                let stored = Answer::BackupStored { index: it.head.index, last_token: it.last_token };
+                for ask in it.wanted_by {
+                    self.outputs.push(Output::Answer(ask, stored.clone()));
+                }
+                self.snapshots.logged -= it.logged_before;
+                self.snapshots.size = it.bytes;
+                self.outputs.push(Output::Compact(it.head.index));
+                self.snapshot_stored(it.head);
+            }
         }
     }
 
-    /// Another is taken after as much log again.
+    /// It may be sent to whoever needs one, and there is no wish but by those whom it does not help.
+    pub(super) fn snapshot_stored(&mut self, head: store::SnapshotHead) {
+        let at = Position { index: head.index, term: head.term };
+        let configuration = head.members.as_ref().and_then(|members| members.configuration.clone());
+        self.engine.snapshot_stored(at, configuration.unwrap_or_default());
+        self.engine.take_snapshot_wish();
+        self.snapshots.stored = Some(head);
+    }
+
+    /// The engine wants followers to get the stored snapshot.
+    pub(super) fn send_snapshots(&mut self, to: Vec<u64>) {
+        for to in to {
+            let offer = SnapshotOffer {
+                to,
+                from: self.config.node,
+                term: self.engine.term(),
+                head: self.snapshots.stored.clone(),
+                bytes: self.snapshots.size,
+            };
+            self.outputs.push(Output::SendSnapshot(Box::new(offer)));
+        }
+    }
+
+    /// Another is taken after as much log again, or when a follower needs one.
     pub(super) fn snapshot_failed(&mut self) {
         self.table.abandon_walk();
         let failed = self.snapshots.under_way.take();

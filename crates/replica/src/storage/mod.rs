@@ -40,7 +40,7 @@ pub use format::{FORMAT_VERSION, PIECE_BYTES_MAX, SECTOR_BYTES};
 pub use log::Log;
 pub use record::RECORD_BYTES_MAX;
 pub use segment::{Spare, SpareMaker};
-pub use snapshot::{SnapshotReader, SnapshotWriter, Snapshots};
+pub use snapshot::{Sealed, SnapshotReader, SnapshotWriter, Snapshots};
 
 use format::{Header, Kind, Position, SECTOR};
 use log::{Buffers, Current};

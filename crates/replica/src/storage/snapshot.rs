@@ -5,6 +5,10 @@
 //! the name of a snapshot that can't be read is damage, and refuses; the one before it is never taken instead, since the
 //! log between the two may be gone.
 //!
+//! One that a leader sent is [sealed](SnapshotWriter::seal) first: whether it may count is for the consensus to say, and
+//! only then is it [published](Sealed::publish), **before** the log gives way to it. The other way round a crash between
+//! the two leaves a log that begins behind a snapshot that isn't there: a healthy node that refuses its own disk.
+//!
 //! What the pieces hold is not known here.
 
 use std::io;
@@ -147,7 +151,16 @@ impl<D: Disk> SnapshotWriter<D> {
     /// # Errors
     /// `InvalidInput` if `tail` counts other pieces or bytes than were written; whatever the disk says. After the latter
     /// it is unknown whether a start will find it: the process must end, as after a failed write of the log.
-    pub fn finish(mut self, tail: &SnapshotTail) -> io::Result<Removal> {
+    pub fn finish(self, tail: &SnapshotTail) -> io::Result<Removal> {
+        self.seal(tail)?.publish()
+    }
+
+    /// Ends the snapshot and makes all of it durable, but for its name: a start does not find it.
+    ///
+    /// # Errors
+    /// `InvalidInput` if `tail` counts other pieces or bytes than were written; whatever the disk says. Nothing else is
+    /// harmed by it.
+    pub fn seal(mut self, tail: &SnapshotTail) -> io::Result<Sealed<D>> {
         if (tail.pieces, tail.bytes) != (self.pieces, self.bytes) {
             return Err(invalid(format!(
                 "the snapshot's tail says {} pieces with {} bytes, written were {} with {}",
@@ -156,9 +169,8 @@ impl<D: Disk> SnapshotWriter<D> {
         }
         self.frame(Frame::Tail, &tail.encode_to_vec())?;
         self.file.sync()?;
-        self.disk.rename(&self.temporary, &name(self.index))?;
-        self.disk.sync_names()?;
-        older(&self.disk)
+        let Self { disk, temporary, index, bytes, .. } = self;
+        Ok(Sealed { disk, temporary, index, bytes })
     }
 
     /// Gives the snapshot up and removes what was written of it.
@@ -190,6 +202,46 @@ impl<D: Disk> SnapshotWriter<D> {
     }
 }
 
+/// A snapshot that is whole on the disk and has no name yet: nothing of it counts. Dropped, it leaves a temporary file
+/// that the next start removes; [`Sealed::give_up`] removes it earlier.
+#[derive(Debug)]
+#[must_use = "it takes up room, and counts for nothing"]
+pub struct Sealed<D> {
+    disk: D,
+    temporary: String,
+    index: u64,
+    bytes: u64,
+}
+
+impl<D: Disk> Sealed<D> {
+    /// The last entry in it.
+    pub fn index(&self) -> u64 {
+        self.index
+    }
+
+    /// What its pieces hold, in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Gives it its name, durably: once this returns, it is the one that a start will find, if no newer one exists. The
+    /// answer removes those before it. One that was received: [`Log::reset`](super::Log::reset) must follow.
+    ///
+    /// # Errors
+    /// Whatever the disk says. It is unknown then whether a start will find it: the process must end, as after a failed
+    /// write of the log.
+    pub fn publish(self) -> io::Result<Removal> {
+        self.disk.rename(&self.temporary, &name(self.index))?;
+        self.disk.sync_names()?;
+        older(&self.disk)
+    }
+
+    /// Gives it up: the answer removes it.
+    pub fn give_up(self) -> Removal {
+        Removal::new(vec![self.temporary])
+    }
+}
+
 /// A snapshot that is being read, piece by piece; each is checked before it is handed out.
 #[derive(Debug)]
 pub struct SnapshotReader<D: Disk> {
@@ -208,6 +260,11 @@ impl<D: Disk> SnapshotReader<D> {
     /// Where in the log it stands.
     pub fn head(&self) -> &SnapshotHead {
         &self.head
+    }
+
+    /// How long its file is, in bytes: about what its pieces hold.
+    pub fn file_bytes(&self) -> u64 {
+        self.size
     }
 
     /// Its tail, once [`SnapshotReader::next_piece`] has said that there is no further piece.

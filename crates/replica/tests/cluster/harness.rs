@@ -6,10 +6,10 @@ use std::time::Duration;
 use lockkeeper_core::{Restorer, Table};
 use lockkeeper_replica::mutant::Mutant;
 use lockkeeper_replica::{
-    Answer, AskId, Config, Event, Members, Output, Question, Recovered, Replica, SnapshotStep, StreamId,
-    TAIL_BYTES, TICK,
+    Answer, AskId, Config, Event, Members, Output, Question, Received, Recovered, Replica, SnapshotStep,
+    StreamId, TAIL_BYTES, TICK,
 };
-use lockkeeper_wire::peer::{PeerKind, PeerMessage};
+use lockkeeper_wire::peer::{PeerKind, PeerMessage, SnapshotOffer};
 use lockkeeper_wire::request::{Open, Request};
 use lockkeeper_wire::store::{self, Founding, Member};
 use lockkeeper_wire::v1;
@@ -40,7 +40,14 @@ pub(crate) struct Node {
     pub(crate) records: Vec<store::Record>,
     pub(crate) stored: Option<(store::SnapshotHead, Vec<u8>)>,
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
+    /// A snapshot that was received, and that has no name yet.
+    sealed: Option<(store::SnapshotHead, Vec<u8>)>,
+    /// Snapshots that are to be sent, and those received ones that were no news.
+    pub(crate) offers: Vec<SnapshotOffer>,
+    pub(crate) unused: Vec<u64>,
+    pub(crate) is_removed: bool,
     pub(crate) snapshot_after: u64,
+    pub(crate) tail_bytes: usize,
     pub(crate) mutant: Option<Mutant>,
     heard: BTreeMap<StreamId, Vec<v1::ServerItem>>,
     pub(crate) ended: BTreeMap<StreamId, v1::StreamEnd>,
@@ -83,7 +90,12 @@ impl World {
             records: Vec::new(),
             stored: None,
             writing: None,
+            sealed: None,
+            offers: Vec::new(),
+            unused: Vec::new(),
+            is_removed: false,
             snapshot_after: u64::MAX,
+            tail_bytes: TAIL_BYTES,
             mutant: None,
             heard: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -126,6 +138,17 @@ impl World {
         let any = !messages.is_empty();
         if any {
             self.turn(id, vec![Event::Peer(messages)]);
+        }
+        any
+    }
+
+    /// The next message that is on its way to this node arrives, and nothing else.
+    pub(crate) fn arrive_one(&mut self, id: u64) -> bool {
+        let mut wires = self.wires.iter_mut().filter(|((_, to), _)| *to == id);
+        let message = wires.find_map(|(_, wire)| wire.pop_front());
+        let any = message.is_some();
+        if let Some(message) = message {
+            self.turn(id, vec![Event::Peer(vec![message])]);
         }
         any
     }
@@ -182,6 +205,40 @@ impl World {
 
     pub(crate) fn others(&self, of: u64) -> Vec<u64> {
         self.nodes.keys().copied().filter(|id| *id != of).collect()
+    }
+
+    /// Carries a snapshot to whom it is for; both sides hear what came of it.
+    pub(crate) fn carry(&mut self, offer: SnapshotOffer) {
+        let (from, to) = (offer.from, offer.to);
+        let head = offer.head.clone().expect("an offer has a head");
+        let stored = self.nodes[&from].stored.clone();
+        let bytes = stored.filter(|(stored, _)| *stored == head).map(|(_, bytes)| bytes);
+        let is_open = !self.cut.contains(&(from, to)) && self.nodes.get(&to).is_some_and(Node::runs);
+        let bytes = bytes.filter(|_| is_open);
+        let arrived = bytes.is_some();
+        if let Some(bytes) = bytes {
+            let mut restorer = Restorer::new(0);
+            restorer.push(&bytes).unwrap();
+            let table = restorer.finish().unwrap();
+            let received = Received { offer, table, bytes: bytes.len() as u64 };
+            self.nodes.get_mut(&to).unwrap().sealed = Some((head, bytes));
+            self.turn(to, vec![Event::SnapshotReceived(Box::new(received))]);
+        }
+        self.turn(from, vec![Event::SnapshotSent { to, arrived }]);
+    }
+
+    /// Lets time pass until something is so; snapshots arrive as they are sent.
+    pub(crate) fn until_carrying<T>(
+        &mut self,
+        what: &str,
+        mut found: impl FnMut(&mut Self) -> Option<T>,
+    ) -> T {
+        self.until(what, |world| {
+            let offers = world.nodes.values_mut().flat_map(|node| std::mem::take(&mut node.offers));
+            let offers: Vec<SnapshotOffer> = offers.collect();
+            offers.into_iter().for_each(|offer| world.carry(offer));
+            found(world)
+        })
     }
 
     /// What one says to the other is lost, now and from now on.
@@ -285,6 +342,11 @@ impl World {
         session
     }
 
+    /// The answer to a question of this number, once.
+    pub(crate) fn answer(&mut self, id: u64, ask: u64) -> Option<Answer> {
+        self.nodes.get_mut(&id).unwrap().answers.remove(&AskId(ask))
+    }
+
     /// Asks a node; the answer, if there is one once all messages have gone their way.
     pub(crate) fn ask(&mut self, id: u64, question: Question) -> Option<Answer> {
         self.asks += 1;
@@ -322,7 +384,7 @@ impl Node {
         }
         let config = Config {
             node: self.id,
-            tail_bytes: TAIL_BYTES,
+            tail_bytes: self.tail_bytes,
             seed: self.id,
             tokens_above: self.founding.tokens_above,
             tick: TICK,
@@ -331,6 +393,8 @@ impl Node {
         };
         let recovered = Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries };
         self.writing = None;
+        self.sealed = None;
+        self.offers.clear();
         self.is_stopped = false;
         self.replica = Some(Replica::start(config, recovered, now).unwrap());
     }
@@ -344,6 +408,9 @@ impl Node {
             events.drain(..).for_each(|event| replica.handle(event));
             while let Some(write) = replica.advance().unwrap() {
                 self.outputs(replica.take_outputs(), &mut sent, &mut events);
+                if let Some(index) = write.installs() {
+                    self.install(index);
+                }
                 self.records.push(write.record().clone());
                 replica.persisted(now, write.synced()).unwrap();
             }
@@ -373,9 +440,25 @@ impl Node {
                     self.store(step);
                     events.push(Event::SnapshotStepDone);
                 }
-                Output::Compact(_) => {}
+                Output::Compact(_) | Output::Members(_) => {}
+                Output::SendSnapshot(offer) => self.offers.push(*offer),
+                Output::SnapshotUnused(index) => {
+                    self.unused.push(index);
+                    self.sealed = None;
+                }
+                Output::Removed => self.is_removed = true,
             }
         }
+    }
+
+    /// The received snapshot gets its name, and the log begins behind it.
+    fn install(&mut self, index: u64) {
+        let sealed = self.sealed.take().expect("it was received");
+        assert_eq!(sealed.0.index, index, "it is that one");
+        let states = self.records.iter().filter_map(|record| record.hard_state);
+        let hard_state = states.last();
+        self.records = vec![store::Record { hard_state, entries: Vec::new() }];
+        self.stored = Some(sealed);
     }
 
     fn store(&mut self, step: SnapshotStep) {

@@ -5,3 +5,6 @@ mod harness;
 #[path = "../single/items.rs"]
 mod items;
 mod leases;
+mod members;
+mod snapshots;
+mod transfer;

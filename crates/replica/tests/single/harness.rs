@@ -131,6 +131,10 @@ impl Node {
                 }
                 Output::Compact(index) => self.compacted = index,
                 Output::Peer(node, messages) => panic!("alone, and something for {node}: {messages:?}"),
+                other @ (Output::SendSnapshot(_)
+                | Output::SnapshotUnused(_)
+                | Output::Members(_)
+                | Output::Removed) => panic!("alone, and yet: {other:?}"),
             }
         }
         if !drained.is_empty() || self.replica.next_wake() <= self.now {

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use lockkeeper_core::{Break, LockName, Token, limits};
-use lockkeeper_replica::{Answer, Question};
+use lockkeeper_replica::{Answer, Change, Question};
 use lockkeeper_wire::v1::lockkeeper_server::Lockkeeper;
-use lockkeeper_wire::v1::{self, StreamEndReason};
+use lockkeeper_wire::v1::{self, StreamEndReason, change_members_request};
 use tonic::{Extensions, Request, Response, Status, Streaming};
 
 use super::ask::unexpected;
@@ -159,6 +159,49 @@ impl Lockkeeper for Api {
 
     async fn backup(&self, request: Request<v1::BackupRequest>) -> Result<Response<Parts>, Status> {
         self.0.backup(request.metadata()).await.map(Response::new)
+    }
+
+    async fn members(
+        &self,
+        request: Request<v1::MembersRequest>,
+    ) -> Result<Response<v1::MembersResponse>, Status> {
+        match self.0.ask(request.metadata(), Question::Members).await? {
+            Answer::Members(response) => Ok(Response::new(response)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn change_members(
+        &self,
+        request: Request<v1::ChangeMembersRequest>,
+    ) -> Result<Response<v1::ChangeMembersResponse>, Status> {
+        let (metadata, _, asked) = request.into_parts();
+        let change = match asked.what {
+            Some(change_members_request::What::Remove(node)) => Change::Remove(node),
+            Some(change_members_request::What::Add(new)) => {
+                // The leader itself looks who is there: of two machines that say that they are this node, the one at the
+                // address counts.
+                self.0.ask(&metadata, Question::Members).await?;
+                Change::Add(self.0.candidate(new).await?)
+            }
+            None => return Err(Status::invalid_argument("neither `add` nor `remove` is given")),
+        };
+        match self.0.ask(&metadata, Question::Change(change)).await? {
+            Answer::Changed => Ok(Response::new(v1::ChangeMembersResponse {})),
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn transfer(
+        &self,
+        request: Request<v1::TransferRequest>,
+    ) -> Result<Response<v1::TransferResponse>, Status> {
+        let (metadata, _, asked) = request.into_parts();
+        let to = Some(asked.node).filter(|node| *node > 0);
+        match self.0.ask(&metadata, Question::Transfer { to }).await? {
+            Answer::Transferred { leader } => Ok(Response::new(v1::TransferResponse { leader })),
+            _ => Err(unexpected()),
+        }
     }
 
     async fn status(

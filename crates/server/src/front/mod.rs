@@ -11,6 +11,7 @@ mod backup;
 mod connection;
 mod forward;
 mod gate;
+mod join;
 mod pump;
 mod stream;
 #[cfg(test)]
@@ -30,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::disk::DataDirectory;
 use crate::inbox::{Inbox, State};
 use crate::observe;
+use crate::peers::Directory;
 use connection::Connection;
 use stream::Stream;
 use watch::Watcher;
@@ -54,6 +56,8 @@ pub(crate) struct Front {
     pub(crate) about: About,
     /// What backups are read from, once there are data.
     pub(crate) snapshots: OnceLock<Snapshots<DataDirectory>>,
+    /// Whom this node knows and what it says of itself, if it talks to other nodes.
+    pub(crate) directory: OnceLock<Arc<Directory>>,
     /// No new stream or call is taken.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
@@ -94,6 +98,7 @@ impl Front {
             clients: Mutex::new(about.clients.clone()),
             about,
             snapshots: OnceLock::new(),
+            directory: OnceLock::new(),
             stopping: CancellationToken::new(),
             registry: Mutex::default(),
             last_id: AtomicU64::new(0),

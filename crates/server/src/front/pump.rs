@@ -84,8 +84,17 @@ impl Pump {
                     (None, _) => {}
                 },
                 Output::Drain(number) => drain = Some(number),
+                Output::Members(members) => {
+                    let nodes = members.nodes.into_values();
+                    *self.front.clients() = nodes.map(|node| (node.node, node.client_address)).collect();
+                }
                 // The replica's own thread does these.
-                Output::Peer(..) | Output::Snapshot(_) | Output::Compact(_) => {}
+                Output::Peer(..)
+                | Output::Snapshot(_)
+                | Output::Compact(_)
+                | Output::SendSnapshot(_)
+                | Output::SnapshotUnused(_)
+                | Output::Removed => {}
             }
         }
         drop(registry);

@@ -10,11 +10,15 @@
 //! | `link.rs` | the replica's thread | frames of one connection |
 //! | `greet.rs` | the front's thread | the first message of a connection, both ways |
 //! | `listen.rs`, `dial.rs` | the front's thread | connections come about, and are handed over |
+//! | `bulk.rs` | threads of its own | snapshots |
+//! | `ask.rs` | the front's thread | who waits to be added |
 //! | `form.rs` | the front's thread | a node without data finds its cluster |
 //! | `directory.rs` | both | whom a member knows, and what it says of itself |
 //!
 //! The replica's own thread reads and writes the sockets: a hop to another would cost more than a message's way.
 
+mod ask;
+mod bulk;
 mod dial;
 mod directory;
 mod form;
@@ -30,13 +34,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::{Event, Members};
-use lockkeeper_wire::peer::{Hello, Lane, PeerKind, PeerMessage, Refusal};
+use lockkeeper_wire::peer::{Hello, Lane, PeerKind, PeerMessage, Refusal, SnapshotOffer};
 use mio::net::TcpStream;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::inbox::Inbox;
+pub(crate) use ask::who_waits;
+pub(crate) use bulk::{Arrived, Bulk};
 use dial::Dialler;
 pub(crate) use directory::Directory;
 pub(crate) use form::form;
@@ -99,13 +106,16 @@ impl Handover {
 
 /// Lets other nodes in, and keeps connections to them, in tasks of the front. Why the cluster wants no part of this node any
 /// more is said to `stop`.
-pub(crate) fn talk(
+pub(crate) fn talk<D: Disk + Sync>(
     listener: TcpListener,
     directory: Arc<Directory>,
     handover: Arc<Handover>,
     inbox: Arc<Inbox>,
+    bulk: Arc<Bulk<D>>,
+    offers: mpsc::UnboundedReceiver<Box<SnapshotOffer>>,
     stop: mpsc::UnboundedSender<Refusal>,
 ) {
+    tokio::spawn(bulk.clone().run(offers));
     let dialler =
         Dialler { directory: directory.clone(), handover: handover.clone(), inbox: inbox.clone(), stop };
     tokio::spawn(dialler.run());
@@ -118,11 +128,12 @@ pub(crate) fn talk(
                     Link { number, node, way: Way::In, socket, rules_max, client_address, alive: None };
                 handover.give(link, &inbox);
             }
+            Ok(socket) if hello.lane() == Lane::Snapshot => bulk.receive(hello.node, socket),
             // It wanted to know who is there.
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a peer's connection can't be handed over: {error}"),
         };
-        let lanes = &[Lane::Messages, Lane::Greeting];
+        let lanes = &[Lane::Messages, Lane::Snapshot, Lane::Greeting];
         listen(&listener, directory, lanes, || numbers.number(), take).await;
     });
 }

@@ -176,6 +176,11 @@ impl Node {
                     let pause = core.dice.spread(50_000, 20 * MS);
                     core.after(pause, Happening::NodeStored { node: self.id, run: self.run });
                 }
+                // It never arrives.
+                Output::SendSnapshot(offer) => {
+                    process.inbox.push_back(Event::SnapshotSent { to: offer.to, arrived: false });
+                }
+                Output::SnapshotUnused(_) | Output::Members(_) | Output::Removed => {}
                 Output::Compact(index) => {
                     core.note(format_args!("node {} compacts its log up to {index}", self.id));
                     if let Err(error) = process.log.compact(index).run(&self.disk) {

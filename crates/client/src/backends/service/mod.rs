@@ -8,6 +8,7 @@
 pub(crate) mod addresses;
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod carrier;
+mod cluster;
 mod describe;
 mod driver;
 mod shared;
@@ -24,6 +25,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, CallError, Conn};
 use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
+use crate::cluster::{ClusterInfo, MembersChange};
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::info::{LockInfo, ServiceStatus, SessionInfo};
 use crate::machine::{Answer, Push, Spec};
@@ -250,6 +252,18 @@ impl Backend for Service {
             async move { client.set_limit(asked).await }
         });
         Box::pin(async move { answer.await.map(|v1::SetLimitResponse {}| ()) })
+    }
+
+    fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>> {
+        cluster::info(&self.asker)
+    }
+
+    fn change_members(&self, change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
+        cluster::change(&self.asker, change)
+    }
+
+    fn transfer(&self, to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
+        cluster::transfer(&self.asker, to)
     }
 
     fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {

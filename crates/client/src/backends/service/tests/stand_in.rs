@@ -359,6 +359,27 @@ impl Lockkeeper for Node {
         not_here()
     }
 
+    async fn members(
+        &self,
+        _: Request<v1::MembersRequest>,
+    ) -> Result<Response<v1::MembersResponse>, Status> {
+        not_here()
+    }
+
+    async fn change_members(
+        &self,
+        _: Request<v1::ChangeMembersRequest>,
+    ) -> Result<Response<v1::ChangeMembersResponse>, Status> {
+        not_here()
+    }
+
+    async fn transfer(
+        &self,
+        _: Request<v1::TransferRequest>,
+    ) -> Result<Response<v1::TransferResponse>, Status> {
+        not_here()
+    }
+
     async fn set_limit(
         &self,
         _: Request<v1::SetLimitRequest>,

@@ -1,0 +1,140 @@
+//! `cluster`: who takes part in our own service, and changes of that.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::{ClusterInfo, Locks, MembersChange, NodeInfo, NodePart};
+use serde_json::{Value, json};
+
+use crate::args::{Cluster, ClusterAdd, ClusterRemove, ClusterStatus, ClusterTransfer, Service};
+use crate::exit::{Failure, OK};
+use crate::output;
+use crate::settings;
+
+/// Between two looks at how far a change has come.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+pub(super) async fn cluster(task: Cluster) -> Result<u8, Failure> {
+    match task {
+        Cluster::Status(args) => status(args).await,
+        Cluster::Add(args) => add(args).await,
+        Cluster::Remove(args) => remove(args).await,
+        Cluster::Transfer(args) => transfer(args).await,
+    }
+}
+
+async fn connect(service: &Service) -> Result<Locks, Failure> {
+    let url = settings::locks_url(service.locks.as_deref(), service.local)?;
+    settings::connect(&url, "cluster").await
+}
+
+async fn status(args: ClusterStatus) -> Result<u8, Failure> {
+    let info = connect(&args.service).await?.cluster().await?;
+    if args.json {
+        output::json(&cluster_json(&info))?;
+        return Ok(OK);
+    }
+    for node in &info.nodes {
+        output::line(node_text(node, &info))?;
+    }
+    if info.changing {
+        output::line("a change of the nodes is under way")?;
+    }
+    Ok(OK)
+}
+
+fn cluster_json(info: &ClusterInfo) -> Value {
+    let node = |node: &NodeInfo| {
+        json!({
+            "node": node.node,
+            "part": node.part.to_string(),
+            "leads": node.node == info.leader,
+            "answers": node.answers,
+            "behind": info.last.saturating_sub(node.matched),
+            "receives_snapshot": node.receives_snapshot,
+            "peer_address": node.peer_address,
+            "client_address": node.client_address,
+        })
+    };
+    json!({
+        "leader": info.leader,
+        "term": info.term,
+        "last": info.last,
+        "changing": info.changing,
+        "nodes": info.nodes.iter().map(node).collect::<Vec<_>>(),
+        "removed": info.removed,
+    })
+}
+
+fn node_text(node: &NodeInfo, info: &ClusterInfo) -> String {
+    let part = if node.node == info.leader { "leader".to_owned() } else { node.part.to_string() };
+    let behind = info.last.saturating_sub(node.matched);
+    let how = match () {
+        () if node.receives_snapshot => "gets a snapshot".to_owned(),
+        () if !node.answers => "does not answer".to_owned(),
+        () if behind == 0 => "up to date".to_owned(),
+        () => format!("{behind} entries behind"),
+    };
+    let peers = if node.peer_address.is_empty() { "-" } else { &node.peer_address };
+    format!("{}  {part}  {how}  clients {}  peers {peers}", node.node, node.client_address)
+}
+
+async fn add(args: ClusterAdd) -> Result<u8, Failure> {
+    let (node, peer_address) = args.node;
+    let locks = connect(&args.service).await?;
+    locks.change_members(MembersChange::Add { node, peer_address }).await?;
+    let votes =
+        |info: &ClusterInfo| info.nodes.iter().any(|it| it.node == node && it.part == NodePart::Voter);
+    let is_done = until(&locks, args.wait, votes).await?;
+    if args.json {
+        output::json(&json!({ "node": node, "votes": is_done }))?;
+    } else if is_done {
+        output::line(format!("node {node} has caught up, and votes"))?;
+    } else {
+        output::line(format!(
+            "node {node} is added and catches up; it votes once it has (`lockkeeper cluster status`)"
+        ))?;
+    }
+    Ok(OK)
+}
+
+async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
+    let node = args.node;
+    let locks = connect(&args.service).await?;
+    locks.change_members(MembersChange::Remove { node }).await?;
+    let is_gone = |info: &ClusterInfo| info.removed.contains(&node) && !info.changing;
+    let is_done = until(&locks, args.wait, is_gone).await?;
+    if args.json {
+        output::json(&json!({ "node": node, "removed": is_done }))?;
+    } else if is_done {
+        output::line(format!(
+            "node {node} takes part no more; its id never comes back, and its data can be deleted"
+        ))?;
+    } else {
+        output::line(format!("the removal of node {node} is under way (`lockkeeper cluster status`)"))?;
+    }
+    Ok(OK)
+}
+
+/// Looks until something is so, at most for so long.
+async fn until(locks: &Locks, wait: Duration, is_so: impl Fn(&ClusterInfo) -> bool) -> Result<bool, Failure> {
+    let end = Instant::now() + wait;
+    loop {
+        if is_so(&locks.cluster().await?) {
+            return Ok(true);
+        }
+        if Instant::now() + LOOK_EVERY > end {
+            return Ok(false);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+async fn transfer(args: ClusterTransfer) -> Result<u8, Failure> {
+    let leader = connect(&args.service).await?.transfer_leadership(args.to).await?;
+    if args.json {
+        output::json(&json!({ "leader": leader }))?;
+    } else {
+        output::line(format!("node {leader} leads"))?;
+    }
+    Ok(OK)
+}

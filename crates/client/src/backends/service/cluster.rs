@@ -1,0 +1,53 @@
+//! What operators ask of the cluster itself.
+
+use lockkeeper_wire::v1::{self, change_members_request};
+
+use super::driver::Client;
+use super::unary::{Asker, Asking};
+use crate::backend::BoxFuture;
+use crate::cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
+use crate::error::BackendError;
+
+pub(super) fn info(asker: &Asker) -> BoxFuture<Result<ClusterInfo, BackendError>> {
+    let answer = asker
+        .ask(Asking::Again, |mut client: Client| async move { client.members(v1::MembersRequest {}).await });
+    Box::pin(async move {
+        let v1::MembersResponse { nodes, leader, term, last, changing, removed } = answer.await?;
+        let nodes = nodes.into_iter().map(node).collect();
+        Ok(ClusterInfo { nodes, leader, term, last, changing, removed })
+    })
+}
+
+fn node(told: v1::ClusterNode) -> NodeInfo {
+    let part = match told.part() {
+        v1::NodePart::Learner => NodePart::Learner,
+        v1::NodePart::Leaving => NodePart::Leaving,
+        v1::NodePart::Voter | v1::NodePart::Unspecified => NodePart::Voter,
+    };
+    let v1::ClusterNode { node, peer_address, client_address, answers, matched, receives_snapshot, .. } =
+        told;
+    NodeInfo { node, peer_address, client_address, part, answers, matched, receives_snapshot }
+}
+
+pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
+    use change_members_request::What;
+    let what = match change {
+        MembersChange::Add { node, peer_address } => What::Add(v1::NewNode { node, peer_address }),
+        MembersChange::Remove { node } => What::Remove(node),
+    };
+    let asked = v1::ChangeMembersRequest { what: Some(what) };
+    // What was done already is done: a repeat does nothing (O1).
+    let answer = asker.ask(Asking::Again, move |mut client: Client| {
+        let asked = asked.clone();
+        async move { client.change_members(asked).await }
+    });
+    Box::pin(async move { answer.await.map(|v1::ChangeMembersResponse {}| ()) })
+}
+
+pub(super) fn transfer(asker: &Asker, to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
+    let asked = v1::TransferRequest { node: to.unwrap_or(0) };
+    // Without a target every repeat would hand over once more.
+    let asking = if to.is_some() { Asking::Again } else { Asking::Once };
+    let answer = asker.ask(asking, move |mut client: Client| async move { client.transfer(asked).await });
+    Box::pin(async move { answer.await.map(|answer| answer.leader) })
+}

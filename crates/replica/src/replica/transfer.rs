@@ -1,0 +1,173 @@
+//! Handing the leadership over: because an operator asks, because this node is to stop, or to be removed.
+//!
+//! Responsible for: streams end only once the next leader is known, so that clients go straight to it. Told before that,
+//! all of them would come to nodes that still name this one, go round, and pause between.
+
+use std::time::Duration;
+
+use lockkeeper_wire::v1::StreamEndReason;
+
+use super::{Lead, Replica};
+use crate::engine::ELECTION_TICKS;
+use crate::event::{Answer, AskId, Output};
+
+#[derive(Default)]
+pub(super) struct Handover {
+    /// To whom, while this node leads.
+    to: Option<u64>,
+    /// It does not lead any more, and until then streams and askers wait for word of who does.
+    until: Option<Duration>,
+    asks: Vec<Asker>,
+    stopping: Stopping,
+}
+
+/// Who waits for the next leader.
+enum Asker {
+    /// An operator's transfer.
+    Transfer(AskId),
+    /// A call that only the next leader can carry out.
+    Other(AskId),
+}
+
+/// How far a node that is to stop has come.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Stopping {
+    #[default]
+    No,
+    /// It hands over first.
+    HandsOver,
+    /// Streams were told.
+    Done,
+}
+
+impl Replica {
+    /// Whether a node that was told to stop has handed over what it led, as far as anybody took it, and told its streams.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.handover.stopping == Stopping::Done
+    }
+
+    /// The voter that can lead soonest.
+    fn successor(&self) -> Option<u64> {
+        let voters = &self.members.configuration.voters;
+        let progress = self.engine.progress().into_iter();
+        let fit = progress.filter(|it| it.is_active && !it.waits_for_snapshot && voters.contains(&it.node));
+        fit.max_by_key(|it| it.matched).map(|it| it.node)
+    }
+
+    fn begin_handover(&mut self, to: u64) {
+        self.handover.to = Some(to);
+        self.engine.transfer(to);
+    }
+
+    pub(super) fn transfer_asked(&mut self, ask: AskId, to: Option<u64>) {
+        let me = self.config.node;
+        if to == Some(me) {
+            return self.outputs.push(Output::Answer(ask, Answer::Transferred { leader: me }));
+        }
+        let answers = |node| self.engine.progress().iter().any(|it| it.node == node && it.is_active);
+        let target = match to {
+            None => self.successor().ok_or_else(|| "no other voter answers: bring one back first".to_owned()),
+            Some(to) if !self.members.configuration.voters.contains(&to) => {
+                Err(format!("node {to} is no voter; `lockkeeper cluster status` lists them"))
+            }
+            Some(to) if !answers(to) => Err(format!("node {to} does not answer; bring it back first")),
+            Some(to) => Ok(to),
+        };
+        match target {
+            Ok(to) => {
+                self.handover.asks.push(Asker::Transfer(ask));
+                self.begin_handover(to);
+            }
+            Err(why) => self.refuse_ask(ask, why),
+        }
+    }
+
+    /// This node is to be removed: another one must lead for that, and carries the call out.
+    pub(super) fn hand_over_first(&mut self, ask: AskId) {
+        match self.successor() {
+            Some(to) => {
+                self.handover.asks.push(Asker::Other(ask));
+                self.begin_handover(to);
+            }
+            None => self.refuse_ask(
+                ask,
+                "this node leads, and no other voter answers that could take over".to_owned(),
+            ),
+        }
+    }
+
+    /// This node leads though it is on its way out: whoever follows ends that.
+    pub(super) fn hand_over_to_stay_out(&mut self) {
+        if self.handover.to.is_none()
+            && let Some(to) = self.successor()
+        {
+            self.begin_handover(to);
+        }
+    }
+
+    /// The node is to stop.
+    pub(super) fn shut_down(&mut self) {
+        match self.successor().filter(|_| self.lead.is_ready()) {
+            Some(to) => {
+                self.handover.stopping = Stopping::HandsOver;
+                self.begin_handover(to);
+            }
+            None => self.leave(),
+        }
+    }
+
+    fn leave(&mut self) {
+        self.handover.stopping = Stopping::Done;
+        self.end_streams(StreamEndReason::Shutdown, "this node shuts down");
+    }
+
+    /// Leadership is lost. If it was given away, streams end as soon as it is known to whom; else at once.
+    pub(super) fn leave_streams(&mut self) {
+        if self.handover.to.take().is_some() {
+            self.handover.until = Some(self.now + self.config.tick * 2 * ELECTION_TICKS as u32);
+        } else {
+            self.end_streams(StreamEndReason::NotLeader, "this node does not lead any more");
+        }
+    }
+
+    /// Notices how a handover went.
+    pub(super) fn tend_handover(&mut self) {
+        if self.handover.to.is_some() && !self.engine.is_transferring() && self.engine.is_leader() {
+            self.handover_failed();
+        }
+        let Some(until) = self.handover.until else { return };
+        let leader = match self.lead {
+            Lead::No => self.follows().unwrap_or(0),
+            Lead::Coming(_) | Lead::Ready(_) => self.config.node,
+        };
+        if leader != 0 || self.now >= until {
+            self.handover.until = None;
+            self.end_streams(StreamEndReason::NotLeader, "this node has handed the leadership over");
+            for asker in std::mem::take(&mut self.handover.asks) {
+                let (ask, answer) = match asker {
+                    Asker::Transfer(ask) if leader != 0 => (ask, Answer::Transferred { leader }),
+                    Asker::Transfer(ask) | Asker::Other(ask) => (ask, Answer::NotLeader { leader }),
+                };
+                self.outputs.push(Output::Answer(ask, answer));
+            }
+            if self.handover.stopping == Stopping::HandsOver {
+                self.leave();
+            }
+        }
+    }
+
+    /// The engine has given up: it goes on leading.
+    fn handover_failed(&mut self) {
+        let Some(to) = self.handover.to.take() else { return };
+        let me = self.config.node;
+        for asker in std::mem::take(&mut self.handover.asks) {
+            let (Asker::Transfer(ask) | Asker::Other(ask)) = asker;
+            let text = format!("node {to} did not take over in time, node {me} still leads; try again");
+            self.refuse_ask(ask, text);
+        }
+        if self.handover.stopping == Stopping::HandsOver {
+            self.leave();
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! Who takes part: nodes come and go, one at a time, and never are there two majorities that don't meet.
+
+use std::time::Duration;
+
+use lockkeeper_replica::{Answer, AskId, Change, Event, Question};
+use lockkeeper_wire::peer::{PeerKind, PeerMessage};
+use lockkeeper_wire::store::Member;
+
+use crate::harness::{World, member};
+use crate::items::{acquire, granted};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn founders(count: u64) -> Vec<Member> {
+    (1..=count).map(member).collect()
+}
+
+/// What comes of a change that a node is asked for.
+fn change(world: &mut World, id: u64, change: Change) -> Answer {
+    world.ask(id, Question::Change(change)).expect("an answer")
+}
+
+fn refused(answer: Answer) -> String {
+    match answer {
+        Answer::Refused(refused) => refused.text,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// Removes a node, to the end; the leader is another.
+fn remove(world: &mut World, leader: u64, node: u64) {
+    assert_eq!(change(world, leader, Change::Remove(node)), Answer::Changed);
+    world.until("the end of the removal", |world| {
+        let members = world.node(leader).members();
+        (!members.is_joint() && members.removed.contains_key(&node)).then_some(())
+    });
+}
+
+/// Whether it still grants.
+fn serves(world: &mut World, leader: u64, stream: u64) -> bool {
+    let stream = world.stream(leader, stream);
+    let session = world.open(leader, stream, stream.0 as u8, 30_000, 0);
+    granted(&world.send(leader, stream, vec![acquire(session, 1, &format!("lock{}", stream.0), false)]))
+        .is_some()
+}
+
+#[test]
+fn a_new_node_follows_and_then_votes() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    world.join(4, founders(3));
+    assert_eq!(change(&mut world, leader, Change::Add(member(4))), Answer::Changed);
+    world.until("its vote", |world| world.node(leader).members().votes(4).then_some(()));
+    world.until("that it knows", |world| world.node(4).members().votes(4).then_some(()));
+    assert_eq!(change(&mut world, leader, Change::Add(member(4))), Answer::Changed, "asked once more");
+    // Three of four are needed now, and three are there.
+    let other = world.others(leader)[0];
+    world.crash(other);
+    assert!(serves(&mut world, leader, 1));
+    assert_eq!(
+        world.node(4).members().nodes.keys().copied().collect::<Vec<_>>(),
+        [1, 2, 3, 4],
+        "it knows all of them"
+    );
+}
+
+#[test]
+fn a_new_node_that_is_not_there_counts_for_nothing() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    assert_eq!(change(&mut world, leader, Change::Add(member(4))), Answer::Changed);
+    let other = world.others(leader)[0];
+    world.crash(other);
+    world.pass(5 * SECOND);
+    assert!(serves(&mut world, leader, 1), "two of three voters are enough");
+    assert!(world.node(leader).members().is_learner(4));
+    remove(&mut world, leader, 4);
+    assert!(serves(&mut world, leader, 2));
+}
+
+#[test]
+fn one_that_was_removed_disturbs_nobody_and_its_id_is_gone() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let (gone, term) = (world.others(leader)[1], world.node(leader).term());
+    remove(&mut world, leader, gone);
+    world.pass(10 * SECOND);
+    assert_eq!(
+        (world.leader(), world.node(leader).term()),
+        (leader, term),
+        "it can't bring about an election"
+    );
+    // Two are left, and both are needed.
+    assert!(serves(&mut world, leader, 1));
+    let text =
+        refused(change(&mut world, leader, Change::Add(Member { incarnation: vec![9; 16], ..member(gone) })));
+    assert!(text.contains("ids never come back"), "{text}");
+}
+
+#[test]
+fn a_leader_that_is_to_be_removed_hands_over_first() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let stream = world.stream(first, 1);
+    world.open(first, stream, 1, 30_000, 0);
+    let answer = change(&mut world, first, Change::Remove(first));
+    let Answer::NotLeader { leader } = answer else { panic!("it is not the one to do that: {answer:?}") };
+    assert_ne!(leader, first);
+    assert_eq!(world.leader(), leader, "whom it names, leads");
+    assert_eq!(world.nodes[&first].ended[&stream].leader, member(leader).client_address);
+    remove(&mut world, leader, first);
+    assert!(serves(&mut world, leader, 2));
+    assert!(!world.node(leader).members().nodes.contains_key(&first));
+}
+
+#[test]
+fn the_cluster_is_not_made_so_small_that_it_stands_still() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let others = world.others(leader);
+    world.crash(others[0]);
+    world.pass(SECOND);
+    let text = refused(change(&mut world, leader, Change::Remove(others[1])));
+    assert!(text.contains("2 are needed"), "{text}");
+    remove(&mut world, leader, others[0]);
+    assert!(serves(&mut world, leader, 1));
+}
+
+#[test]
+fn changes_go_one_at_a_time() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let last = world.others(leader)[1];
+    let ask = |ask, change| Event::Asked(AskId(ask), Question::Change(change));
+    world.turn(leader, vec![ask(901, Change::Remove(last)), ask(902, Change::Add(member(4)))]);
+    let text = refused(world.answer(leader, 902).expect("at once"));
+    assert!(text.contains("under way"), "{text}");
+    world.deliver();
+    assert_eq!(world.answer(leader, 901), Some(Answer::Changed));
+}
+
+/// A leader dies between the two entries of a removal: raft-rs' own way to leave the joint configuration dies with it, and two
+/// majorities would be needed for ever.
+#[test]
+fn a_removal_is_brought_to_its_end_by_whoever_leads_next() {
+    let mut world = World::new(5);
+    let first = world.leader();
+    let others = world.others(first);
+    let gone = others[3];
+    begin_removal(&mut world, first, gone);
+    world.crash(first);
+    let second = world.leader();
+    world.until("the end of it", |world| {
+        let members = world.node(second).members();
+        members.removed.contains_key(&gone).then(|| assert!(!members.is_joint()))
+    });
+    assert!(serves(&mut world, second, 1));
+}
+
+/// The first entry is with everybody; that it is committed, and the second one, nobody but the leader has heard.
+fn begin_removal(world: &mut World, leader: u64, gone: u64) {
+    world.turn(leader, vec![Event::Asked(AskId(900), Question::Change(Change::Remove(gone)))]);
+    for other in world.others(leader) {
+        world.arrive(other);
+    }
+    world.arrive(leader);
+    assert!(world.node(leader).members().is_joint());
+}
+
+/// In a joint configuration a node that is on its way out may be elected. raft-rs would let it lead on outside of its own cluster.
+#[test]
+fn a_node_on_its_way_out_that_is_elected_hands_over() {
+    let mut world = World::new(5);
+    let first = world.leader();
+    let (gone, term) = (world.others(first)[3], world.node(first).term());
+    begin_removal(&mut world, first, gone);
+    world.crash(first);
+    let campaign = PeerMessage {
+        kind: PeerKind::TimeoutNow.into(),
+        from: first,
+        to: gone,
+        term,
+        ..PeerMessage::default()
+    };
+    world.turn(gone, vec![Event::Peer(vec![campaign])]);
+    for other in world.others(gone) {
+        world.arrive(other);
+    }
+    world.arrive(gone);
+    assert_eq!(world.node(gone).leader(), gone, "it was elected");
+    let second = world.until("another leader that ends it", |world| {
+        let leader = world.leader();
+        (leader != gone && !world.node(leader).members().is_joint()).then_some(leader)
+    });
+    assert!(world.node(second).members().removed.contains_key(&gone));
+    assert!(serves(&mut world, second, 1));
+}
+
+/// Two removals one after the other, power off at the second one's node after any number of messages, and the first one's node back
+/// on the wire: by configurations that are two steps old they would be a majority of three, beside the real one.
+#[test]
+fn a_node_that_forgets_in_a_power_cut_is_never_two_changes_behind() {
+    for messages in 0.. {
+        let mut world = World::new(3);
+        let leader = world.leader();
+        let [second, third] = world.others(leader)[..] else { panic!("three nodes") };
+        world.cut_off(third);
+        let mut left = messages;
+        let mut asked = [third, second].into_iter();
+        let mut next = asked.next();
+        // Message by message: the second node loses its power after `messages` of them.
+        for _ in 0..100 {
+            let members = world.node(leader).members();
+            if let Some(node) = next
+                && !members.is_joint()
+            {
+                let question = Question::Change(Change::Remove(node));
+                world.turn(leader, vec![Event::Asked(AskId(900 + node), question)]);
+                next = asked.next();
+            }
+            if left > 0 && world.arrive_one(second) {
+                left -= 1;
+            }
+            world.arrive(leader);
+            if left == 0 {
+                break;
+            }
+            world.now += lockkeeper_replica::TICK;
+            world.turn(leader, Vec::new());
+        }
+        let is_over = world.node(leader).members().configuration.voters == [leader];
+        world.crash(second);
+        world.heal();
+        world.restart(second);
+        for _ in 0..200 {
+            world.tick();
+            let of = |id: u64| world.node(id).is_ready().then(|| world.node(id).term());
+            let ready: Vec<(u64, u64)> =
+                [leader, second, third].into_iter().filter_map(|id| Some((id, of(id)?))).collect();
+            if is_over {
+                assert_eq!(
+                    ready.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+                    [leader],
+                    "after {messages} messages"
+                );
+            }
+            assert!(ready.len() <= 1, "after {messages} messages there lead {ready:?}");
+        }
+        if left > 0 {
+            assert!(is_over && messages > 8, "all of it was tried, {messages} messages");
+            return;
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! A node that lags too far behind for the log gets the leader's table.
+
+use std::time::Duration;
+
+use lockkeeper_replica::{Answer, Change, Event, Question, StreamId};
+use lockkeeper_wire::peer::SnapshotOffer;
+
+use crate::harness::{World, member};
+use crate::items::{acquire, finish, granted};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Three nodes of which nobody keeps applied entries in memory, a client at the leader, and how often it has asked.
+struct Busy {
+    world: World,
+    leader: u64,
+    stream: StreamId,
+    session: u64,
+    seq: u64,
+}
+
+impl Busy {
+    fn new() -> Self {
+        let mut world = World::new(3);
+        for id in 1..=3 {
+            world.crash(id);
+            world.nodes.get_mut(&id).expect("it is there").tail_bytes = 0;
+            world.restart(id);
+        }
+        let leader = world.leader();
+        let stream = world.stream(leader, 1);
+        let session = world.open(leader, stream, 1, 60_000, 0);
+        Self { world, leader, stream, session, seq: 0 }
+    }
+
+    /// A lock is taken and released; whoever is cut off does not hear of it.
+    fn work(&mut self) {
+        self.seq += 2;
+        let (target, name) = (self.seq - 1, format!("lock{}", self.seq));
+        let items = vec![acquire(self.session, target, &name, false), finish(self.session, self.seq, target)];
+        self.world.send(self.leader, self.stream, items);
+    }
+
+    /// One of the others misses so much that the log does not have it any more.
+    fn with_a_laggard() -> (Self, u64) {
+        let mut busy = Self::new();
+        let laggard = busy.world.others(busy.leader)[0];
+        busy.world.cut_off(laggard);
+        // Long enough that nobody waits for it.
+        busy.world.pass(61 * SECOND);
+        busy.stream = busy.world.stream(busy.leader, 2);
+        busy.session = busy.world.open(busy.leader, busy.stream, 2, 60_000, 0);
+        busy.seq = 0;
+        for _ in 0..20 {
+            busy.work();
+        }
+        busy.world.heal();
+        (busy, laggard)
+    }
+
+    fn offer(&mut self) -> SnapshotOffer {
+        let leader = self.leader;
+        self.world.until("that a snapshot is sent", |world| world.nodes.get_mut(&leader)?.offers.pop())
+    }
+
+    fn digest(&self, id: u64) -> u128 {
+        self.world.node(id).table().snapshot().digest()
+    }
+
+    fn catches_up(&mut self, id: u64) {
+        let leader = self.leader;
+        self.world.until("that it has caught up", |world| {
+            (world.node(id).applied_index() == world.node(leader).applied_index()).then_some(())
+        });
+        assert_eq!(self.digest(id), self.digest(leader));
+    }
+}
+
+#[test]
+fn a_node_that_lags_too_far_gets_a_snapshot_and_goes_on_by_the_log() {
+    let (mut busy, laggard) = Busy::with_a_laggard();
+    let offer = busy.offer();
+    assert_eq!(offer.to, laggard);
+    busy.world.carry(offer);
+    busy.catches_up(laggard);
+    busy.work();
+    busy.catches_up(laggard);
+    assert!(busy.world.nodes[&busy.leader].offers.is_empty(), "one was enough");
+    // What it was given is what it restarts from.
+    busy.world.crash(laggard);
+    busy.world.restart(laggard);
+    busy.catches_up(laggard);
+    // And it can lead with it.
+    busy.world.crash(busy.leader);
+    let next = busy.world.leader();
+    assert_ne!(next, busy.leader);
+}
+
+/// The stored snapshot is older than the entry that made the node a member: it would ignore that snapshot, and be sent it for ever.
+#[test]
+fn a_new_node_gets_a_snapshot_that_knows_it() {
+    let mut busy = Busy::new();
+    let leader = busy.leader;
+    for id in 1..=3 {
+        busy.world.crash(id);
+        busy.world.nodes.get_mut(&id).expect("it is there").snapshot_after = 500;
+        busy.world.restart(id);
+    }
+    busy.leader = busy.world.leader();
+    busy.stream = busy.world.stream(busy.leader, 3);
+    busy.session = busy.world.open(busy.leader, busy.stream, 3, 60_000, 0);
+    busy.seq = 0;
+    for _ in 0..40 {
+        busy.work();
+    }
+    let stored = busy.world.nodes[&busy.leader].stored.clone().expect("a snapshot was taken").0;
+    assert!(stored.index > 0, "{leader}");
+    busy.world.nodes.get_mut(&busy.leader).expect("it is there").offers.clear();
+
+    busy.world.join(4, (1..=3).map(member).collect());
+    let added = busy.world.ask(busy.leader, Question::Change(Change::Add(member(4))));
+    assert_eq!(added, Some(Answer::Changed));
+    let offer = busy.offer();
+    let head = offer.head.clone().expect("a head");
+    assert!(head.members.expect("members").nodes.iter().any(|member| member.node == 4));
+    assert!(head.index > stored.index);
+    busy.world.carry(offer);
+    busy.catches_up(4);
+    let leader = busy.leader;
+    busy.world.until("its vote", |world| world.node(leader).members().votes(4).then_some(()));
+    assert!(busy.world.nodes[&4].unused.is_empty());
+}
+
+/// What the leader has let go of while the snapshot was on its way would make the next one necessary, and so on.
+#[test]
+fn what_comes_after_a_snapshot_is_kept_until_it_has_arrived() {
+    let (mut busy, laggard) = Busy::with_a_laggard();
+    let offer = busy.offer();
+    for _ in 0..50 {
+        busy.work();
+        busy.world.tick();
+    }
+    busy.world.carry(offer);
+    busy.catches_up(laggard);
+    assert!(busy.world.nodes[&busy.leader].offers.is_empty(), "one was enough");
+    // Nothing is kept from then on: who lags again gets another.
+    busy.world.pass(SECOND);
+    busy.world.cut_off(laggard);
+    busy.world.pass(61 * SECOND);
+    busy.world.heal();
+    busy.catches_up_by_any_means(laggard);
+}
+
+impl Busy {
+    fn catches_up_by_any_means(&mut self, id: u64) {
+        let leader = self.leader;
+        self.world.until_carrying("that it has caught up", |world| {
+            (world.node(id).applied_index() == world.node(leader).applied_index()).then_some(())
+        });
+    }
+}
+
+/// A table must not go back: tokens would be given a second time (P2).
+#[test]
+fn a_snapshot_that_is_no_news_is_not_installed() {
+    let (mut busy, laggard) = Busy::with_a_laggard();
+    let offer = busy.offer();
+    busy.world.carry(offer.clone());
+    busy.catches_up(laggard);
+    for _ in 0..5 {
+        busy.work();
+    }
+    busy.world.pass(SECOND);
+    let (before, index) = (busy.digest(laggard), busy.world.node(laggard).applied_index());
+    busy.world.carry(offer.clone());
+    assert_eq!((busy.digest(laggard), busy.world.node(laggard).applied_index()), (before, index));
+    let head = offer.head.expect("a head");
+    assert_eq!(busy.world.nodes[&laggard].unused, [head.index]);
+    busy.work();
+    busy.catches_up(laggard);
+}
+
+#[test]
+fn a_snapshot_that_does_not_arrive_is_sent_again() {
+    let (mut busy, laggard) = Busy::with_a_laggard();
+    for _ in 0..3 {
+        let offer = busy.offer();
+        busy.world.turn(busy.leader, vec![Event::SnapshotSent { to: offer.to, arrived: false }]);
+    }
+    let offer = busy.offer();
+    busy.world.carry(offer);
+    busy.catches_up(laggard);
+}
+
+#[test]
+fn a_snapshot_of_a_leader_that_is_none_any_more_does_no_harm() {
+    let (mut busy, laggard) = Busy::with_a_laggard();
+    let offer = busy.offer();
+    let first = busy.leader;
+    busy.world.crash(first);
+    // Of the two that are left both are needed, and the one that lags needs the other's snapshot.
+    let second = busy.world.until_carrying("another leader", |world| {
+        let mut others = world.others(first).into_iter();
+        others.find(|id| world.node(*id).is_ready())
+    });
+    assert_ne!(second, laggard, "it lacked what was committed");
+    let stream = busy.world.stream(second, 9);
+    let session = busy.world.open(second, stream, 9, 60_000, 0);
+    let token = granted(&busy.world.send(second, stream, vec![acquire(session, 1, "z", false)]));
+    assert!(token.is_some());
+    busy.world.restart(first);
+    busy.leader = second;
+    let applied = busy.world.node(laggard).applied_index();
+    busy.world.carry(offer);
+    assert_eq!(busy.world.node(laggard).applied_index(), applied);
+    busy.catches_up_by_any_means(laggard);
+    assert_eq!(busy.digest(laggard), busy.digest(second));
+}

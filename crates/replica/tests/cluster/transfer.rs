@@ -1,0 +1,151 @@
+//! Leadership is handed over, and clients go straight to whoever has it.
+
+use std::time::Duration;
+
+use lockkeeper_replica::{Answer, AskId, Event, Question};
+use lockkeeper_wire::v1::StreamEndReason;
+
+use crate::harness::{World, member};
+use crate::items::{acquire, attach, granted};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn refused(answer: Option<Answer>) -> String {
+    match answer {
+        Some(Answer::Refused(refused)) => refused.text,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+fn transfer(to: Option<u64>) -> Question {
+    Question::Transfer { to }
+}
+
+#[test]
+fn a_leader_hands_over_to_whom_it_is_told_and_streams_are_told_to_whom() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let stream = world.stream(first, 1);
+    let session = world.open(first, stream, 1, 30_000, 0);
+    let token = granted(&world.send(first, stream, vec![acquire(session, 1, "a", false)]));
+    let second = world.others(first)[1];
+    let begun = world.now;
+    assert_eq!(world.ask(first, transfer(Some(second))), Some(Answer::Transferred { leader: second }));
+    assert_eq!(world.leader(), second);
+    assert_eq!(world.now, begun, "not even a tick had to pass");
+    let end = world.nodes[&first].ended[&stream].clone();
+    assert_eq!((end.reason(), end.leader), (StreamEndReason::NotLeader, member(second).client_address));
+    // Its session is there, with its lock.
+    let stream = world.stream(second, 2);
+    world.send(second, stream, vec![attach(session, 1, 2)]);
+    let other = world.open(second, stream, 2, 30_000, 0);
+    let heard = world.send(second, stream, vec![acquire(other, 1, "a", false)]);
+    assert!(token.is_some() && granted(&heard).is_none(), "{heard:?}");
+}
+
+#[test]
+fn without_a_name_it_is_the_one_that_is_furthest() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let [second, third] = world.others(first)[..] else { panic!("three nodes") };
+    world.stop(second);
+    let stream = world.stream(first, 1);
+    world.open(first, stream, 1, 30_000, 0);
+    assert_eq!(world.ask(first, transfer(None)), Some(Answer::Transferred { leader: third }));
+}
+
+#[test]
+fn a_leader_keeps_what_nobody_can_take() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let [second, third] = world.others(leader)[..] else { panic!("three nodes") };
+    assert_eq!(world.ask(leader, transfer(Some(leader))), Some(Answer::Transferred { leader }));
+    let text = refused(world.ask(leader, transfer(Some(9))));
+    assert!(text.contains("node 9 is no voter"), "{text}");
+    world.crash(third);
+    world.pass(SECOND);
+    let text = refused(world.ask(leader, transfer(Some(third))));
+    assert!(text.contains("does not answer"), "{text}");
+    assert_eq!(world.ask(second, transfer(None)), Some(Answer::NotLeader { leader }), "not its to give");
+}
+
+#[test]
+fn a_transfer_that_its_target_does_not_hear_of_ends_and_all_goes_on() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let target = world.others(leader)[0];
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    world.cut_off(target);
+    world.turn(leader, vec![Event::Asked(AskId(900), transfer(Some(target)))]);
+    // What is asked meanwhile waits, in its order.
+    let heard = world.send(leader, stream, vec![acquire(session, 1, "a", false)]);
+    assert_eq!(heard, [], "nothing is proposed");
+    let answer = world.until("an answer", |world| world.answer(leader, 900));
+    let text = refused(Some(answer));
+    assert!(text.contains("did not take over"), "{text}");
+    world.tick();
+    assert!(granted(&world.heard(leader, stream)).is_some());
+    assert_eq!(world.leader(), leader);
+}
+
+#[test]
+fn a_leader_that_is_to_stop_hands_over_and_only_then_ends_streams() {
+    let mut world = World::new(3);
+    let first = world.leader();
+    let stream = world.stream(first, 1);
+    world.open(first, stream, 1, 30_000, 0);
+    world.turn(first, vec![Event::ShutDown]);
+    assert!(!world.nodes[&first].ended.contains_key(&stream) && !world.node(first).has_left());
+    world.deliver();
+    assert!(world.node(first).has_left());
+    let second = world.leader();
+    assert_ne!(second, first);
+    let end = &world.nodes[&first].ended[&stream];
+    assert_eq!((end.reason(), &end.leader), (StreamEndReason::NotLeader, &member(second).client_address));
+}
+
+#[test]
+fn a_leader_that_nobody_can_follow_stops_all_the_same() {
+    for count in [1, 3] {
+        let mut world = World::new(count);
+        let leader = world.leader();
+        let stream = world.stream(leader, 1);
+        world.open(leader, stream, 1, 30_000, 0);
+        // They are not known to be gone: it tries.
+        world.cut_off(leader);
+        world.turn(leader, vec![Event::ShutDown]);
+        world.until("that it has left", |world| world.node(leader).has_left().then_some(()));
+        let end = &world.nodes[&leader].ended[&stream];
+        assert_eq!(end.leader, "", "it knows of nobody: {end:?}");
+    }
+}
+
+#[test]
+fn a_follower_that_is_to_stop_stops() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let other = world.others(leader)[0];
+    world.turn(other, vec![Event::ShutDown]);
+    assert!(world.node(other).has_left());
+    assert_eq!(world.leader(), leader);
+}
+
+#[test]
+fn leadership_is_handed_round_while_a_client_works() {
+    let mut world = World::new(3);
+    let mut session = None;
+    let mut tokens = Vec::new();
+    for round in 1..=12_u64 {
+        let leader = world.leader();
+        let stream = world.stream(leader, round);
+        let session = *session.get_or_insert_with(|| world.open(leader, stream, 1, 30_000, 0));
+        if round > 1 {
+            world.send(leader, stream, vec![attach(session, 1, round)]);
+        }
+        let heard = world.send(leader, stream, vec![acquire(session, round, &format!("lock{round}"), false)]);
+        tokens.push(granted(&heard).expect("a grant").get());
+        assert!(matches!(world.ask(leader, transfer(None)), Some(Answer::Transferred { .. })));
+    }
+    assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+}

@@ -1,0 +1,55 @@
+//! Looking who waits at an address to be added to the cluster.
+
+use std::sync::Arc;
+
+use lockkeeper_wire::peer::{Hello, Lane, Refusal};
+use lockkeeper_wire::store::Member;
+
+use super::directory::Directory;
+use super::greet::{self, Greeter, NoLink};
+
+/// Lets everyone say who it is: nothing but the greeting follows.
+struct Asking(Arc<Directory>);
+
+impl Greeter for Asking {
+    fn hello(&self, to: u64, lane: Lane) -> Hello {
+        self.0.hello(to, lane)
+    }
+
+    fn admit(&self, _hello: &Hello) -> Result<(), Refusal> {
+        Ok(())
+    }
+}
+
+/// Who waits at `address`, if it is node `node`, as it says itself: its incarnation can come from nowhere else.
+///
+/// # Errors
+/// In words, with what to do.
+pub(crate) async fn who_waits(
+    directory: &Arc<Directory>,
+    node: u64,
+    address: &str,
+) -> Result<Member, String> {
+    let hello = match greet::open(address, node, Lane::Greeting, &Asking(directory.clone())).await {
+        Ok((_, hello)) => hello,
+        Err(NoLink::Refused(refusal) | NoLink::Unwanted(refusal)) => return Err(refusal.text),
+        Err(NoLink::Unreachable(error)) => {
+            return Err(format!(
+                "node {node} does not answer at `{address}` ({error}): start it with `lockkeeper serve --node {node} \
+                 --peer-listen {address} --join HOST:PORT`, then add it"
+            ));
+        }
+    };
+    let candidate = hello.candidate.and_then(|candidate| candidate.member);
+    // One that was added already says so; who asks again has not heard the answer.
+    let member = candidate.unwrap_or_else(|| Member {
+        node: hello.node,
+        incarnation: hello.incarnation.clone(),
+        peer_address: String::new(),
+        client_address: hello.client_address.clone(),
+    });
+    if member.node != node || member.incarnation != hello.incarnation {
+        return Err(format!("at `{address}` is node {}, not node {node}", hello.node));
+    }
+    Ok(Member { peer_address: address.to_owned(), ..member })
+}

@@ -1,0 +1,235 @@
+//! Snapshots between nodes, each by a connection of its own, on a thread of its own at either end.
+//!
+//! Responsible for: heartbeats never queue behind a snapshot, and neither the replica's thread nor the front's waits for
+//! one. For each that is to be sent there is exactly one report: until then the engine sends that follower nothing else.
+//! What is received is written under a temporary name, checked whole, and made a table before the replica hears of it.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::time::{Duration, Instant};
+
+use lockkeeper_core::Restorer;
+use lockkeeper_replica::disk::Disk;
+use lockkeeper_replica::storage::{PIECE_BYTES_MAX, Sealed, SnapshotWriter, Snapshots};
+use lockkeeper_replica::{Event, Received};
+use lockkeeper_wire::peer::snapshot_part::What;
+use lockkeeper_wire::peer::{Lane, SnapshotAnswer, SnapshotOffer, SnapshotPart};
+use lockkeeper_wire::store::{SnapshotHead, SnapshotTail};
+use prost::Message;
+use socket2::SockRef;
+use tokio::sync::{mpsc as tokio_mpsc, oneshot};
+
+use super::directory::Directory;
+use super::greet;
+use crate::chores::Done;
+use crate::inbox::Inbox;
+
+/// Nothing has gone on for so long: the other side, or what is between, is gone.
+const STALLED: Duration = Duration::from_secs(10);
+/// The receiver makes its last checks, and its replica lets the table take its place: seconds, where there are millions of
+/// locks.
+const SETTLES: Duration = Duration::from_secs(60);
+/// After a failure the next attempt is not made at once.
+const PAUSE: Duration = Duration::from_millis(500);
+/// A piece, and what it is wrapped in; the members of a cluster take less.
+const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + 1024;
+
+/// The file of a snapshot that has arrived, until the replica says what becomes of it.
+pub(crate) struct Arrived<D: Disk> {
+    pub(crate) head: SnapshotHead,
+    pub(crate) sealed: Sealed<D>,
+    /// Hears when the replica has taken it, or wants no part of it.
+    pub(crate) settled: Sender<()>,
+}
+
+/// What sending and receiving work with.
+pub(crate) struct Bulk<D: Disk> {
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) snapshots: Snapshots<D>,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) done: Sender<Done<D>>,
+    /// One at a time: each takes the disk's and a processor's time.
+    pub(crate) is_receiving: AtomicBool,
+}
+
+impl<D: Disk + Sync> Bulk<D> {
+    /// Sends what the replica wants sent, for as long as it is polled.
+    pub(super) async fn run(self: Arc<Self>, mut offers: tokio_mpsc::UnboundedReceiver<Box<SnapshotOffer>>) {
+        while let Some(offer) = offers.recv().await {
+            tokio::spawn(self.clone().send(offer));
+        }
+    }
+
+    async fn send(self: Arc<Self>, offer: Box<SnapshotOffer>) {
+        let (to, begun) = (offer.to, Instant::now());
+        let index = offer.head.as_ref().map_or(0, |head| head.index);
+        let sent = self.try_send(offer).await;
+        match &sent {
+            Ok(bytes) => {
+                let ms = begun.elapsed().as_millis();
+                tracing::info!(
+                    to,
+                    index,
+                    bytes,
+                    ms,
+                    "node {to} has got a snapshot of {bytes} bytes in {ms} ms"
+                );
+            }
+            Err(error) => {
+                tracing::warn!(to, index, %error, "a snapshot did not reach node {to}, it is tried again: {error}");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+        self.inbox.push(Event::SnapshotSent { to, arrived: sent.is_ok() });
+        self.inbox.ring();
+    }
+
+    async fn try_send(&self, offer: Box<SnapshotOffer>) -> io::Result<u64> {
+        let to = offer.to;
+        let address = self.directory.addresses().remove(&to);
+        let address = address.ok_or_else(|| io::Error::other("it takes part no more"))?;
+        let opened = greet::open(&address, to, Lane::Snapshot, &*self.directory).await;
+        let (socket, _) = opened.map_err(|why| io::Error::other(why.to_string()))?;
+        let socket = blocking(socket.into_std()?)?;
+        let (sender, sent) = oneshot::channel();
+        let snapshots = self.snapshots.clone();
+        std::thread::Builder::new().name("lockkeeper-send".to_owned()).spawn(move || {
+            // Nobody waits only while the process ends.
+            let _ = sender.send(transmit(socket, &snapshots, *offer));
+        })?;
+        sent.await.unwrap_or_else(|_| Err(io::Error::other("the thread that sent it has ended")))
+    }
+
+    /// Takes what node `from` sends by this connection.
+    pub(super) fn receive(self: &Arc<Self>, from: u64, socket: TcpStream) {
+        let bulk = self.clone();
+        let begun = std::thread::Builder::new().name("lockkeeper-receive".to_owned()).spawn(move || {
+            if let Err(error) = blocking(socket).and_then(|mut socket| bulk.take(from, &mut socket)) {
+                tracing::warn!(from, %error, "a snapshot from node {from} did not arrive: {error}");
+            }
+        });
+        if let Err(error) = begun {
+            tracing::warn!(from, %error, "no thread to take a snapshot with: {error}");
+        }
+    }
+
+    fn take(&self, from: u64, socket: &mut TcpStream) -> io::Result<()> {
+        if self.is_receiving.swap(true, Ordering::AcqRel) {
+            return Err(io::Error::other("another one is on its way"));
+        }
+        let result = self.take_one(from, socket);
+        self.is_receiving.store(false, Ordering::Release);
+        result
+    }
+
+    fn take_one(&self, from: u64, socket: &mut TcpStream) -> io::Result<()> {
+        let offer: SnapshotOffer = read(socket)?;
+        let head = offer.head.clone().filter(|_| (offer.from, offer.to) == (from, self.directory.node()));
+        let head = head.ok_or_else(|| invalid("it is not for this node"))?;
+        tracing::info!(from, index = head.index, bytes = offer.bytes, "node {from} sends a snapshot");
+        let mut writer = self.snapshots.begin(&head)?;
+        let (tail, restorer) = match pieces(socket, &mut writer) {
+            Ok(all) => all,
+            Err(error) => {
+                // The next start removes what is left, if this can't.
+                drop(writer.abandon());
+                return Err(error);
+            }
+        };
+        let bytes = tail.bytes;
+        let sealed = writer.seal(&tail)?;
+        let table = restorer.finish().map_err(io::Error::other)?;
+        let (settled, settles) = mpsc::channel();
+        let received = Box::new(Received { offer, table, bytes });
+        self.done
+            .send(Done::Received(received, Arrived { head, sealed, settled }))
+            .map_err(|_| io::Error::other("this node stops"))?;
+        self.inbox.ring();
+        settles.recv_timeout(SETTLES).map_err(|_| io::Error::other("this node does not come to take it"))?;
+        write(socket, &SnapshotAnswer {})
+    }
+}
+
+/// All that follows an offer.
+fn pieces<D: Disk>(
+    socket: &mut TcpStream,
+    writer: &mut SnapshotWriter<D>,
+) -> io::Result<(SnapshotTail, Restorer)> {
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed).map_err(|error| io::Error::other(error.to_string()))?;
+    let mut restorer = Restorer::new(u64::from_le_bytes(seed));
+    loop {
+        match read::<SnapshotPart>(socket)?.what {
+            Some(What::Piece(piece)) => {
+                restorer.push(&piece).map_err(io::Error::other)?;
+                writer.piece(&piece)?;
+            }
+            Some(What::Tail(tail)) => {
+                let digest = restorer.digest().map(|digest| digest.to_le_bytes().to_vec());
+                if digest.as_ref() != Some(&tail.digest) {
+                    return Err(invalid("its digest is another than the one that its sender says"));
+                }
+                return Ok((tail, restorer));
+            }
+            None => return Err(invalid("a part that this version does not know")),
+        }
+    }
+}
+
+/// Reads the stored snapshot, checks it, and sends it; returns how many bytes went.
+fn transmit<D: Disk>(
+    mut socket: TcpStream,
+    snapshots: &Snapshots<D>,
+    mut offer: SnapshotOffer,
+) -> io::Result<u64> {
+    let index = offer.head.as_ref().map_or(0, |head| head.index);
+    let mut reader = snapshots.open(index).map_err(io::Error::other)?;
+    if offer.head.as_ref() != Some(reader.head()) {
+        return Err(io::Error::other("the stored one is another by now"));
+    }
+    offer.bytes = reader.file_bytes();
+    write(&mut socket, &offer)?;
+    while let Some(piece) = reader.next_piece().map_err(io::Error::other)? {
+        write(&mut socket, &SnapshotPart { what: Some(What::Piece(piece)) })?;
+    }
+    let tail = reader.tail().cloned();
+    write(&mut socket, &SnapshotPart { what: tail.map(What::Tail) })?;
+    socket.set_read_timeout(Some(SETTLES + STALLED))?;
+    let SnapshotAnswer {} = read(&mut socket)?;
+    Ok(offer.bytes)
+}
+
+fn blocking(socket: TcpStream) -> io::Result<TcpStream> {
+    socket.set_nonblocking(false)?;
+    socket.set_read_timeout(Some(STALLED))?;
+    socket.set_write_timeout(Some(STALLED))?;
+    // A receiver whose disk is slow lets the sender wait for longer than one that only passes messages on.
+    #[cfg(target_os = "linux")]
+    SockRef::from(&socket).set_tcp_user_timeout(Some(STALLED))?;
+    Ok(socket)
+}
+
+fn write(socket: &mut TcpStream, message: &impl Message) -> io::Result<()> {
+    let mut bytes = (message.encoded_len() as u32).to_le_bytes().to_vec();
+    message.encode(&mut bytes).map_err(io::Error::other)?;
+    socket.write_all(&bytes)
+}
+
+fn read<M: Message + Default>(socket: &mut TcpStream) -> io::Result<M> {
+    let mut length = [0; 4];
+    socket.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MESSAGE_BYTES_MAX {
+        return Err(invalid("a part of it is too long"));
+    }
+    let mut bytes = vec![0; length];
+    socket.read_exact(&mut bytes)?;
+    M::decode(bytes.as_slice()).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+fn invalid(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
