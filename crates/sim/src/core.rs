@@ -35,6 +35,10 @@ pub(crate) enum Happening {
     NodeStarts { node: Id },
     /// A node is stopped, and started soon.
     NodeRestarts { node: Id },
+    /// A node dies, at a moment that was chosen before.
+    NodeDies { node: Id, power: bool },
+    /// Nothing passes from one node to another until then.
+    Cut { from: Id, to: Id, until: Nanos },
     /// A node tries to reach another.
     PeerDials { from: Id, run: u64, to: Id },
     /// What is next on the way between two nodes arrives.

@@ -65,6 +65,13 @@ impl Net {
         self.held[client] = until;
     }
 
+    /// Nothing passes on a stream any more.
+    pub(crate) fn cut_line(&mut self, stream: StreamId) {
+        if let Some(line) = self.lines.get_mut(&stream) {
+            line.is_cut = true;
+        }
+    }
+
     pub(crate) fn heal(&mut self) {
         self.held.fill(0);
     }

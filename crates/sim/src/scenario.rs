@@ -40,7 +40,21 @@ pub(crate) enum Fault {
     Operator,
     /// What was sent on a stream arrives again, later, on another.
     Ghost,
+    /// A vote that was given is forgotten.
+    LostVote,
+    /// A leader sleeps between a round's question and its answer.
+    RoundInFlight,
+    /// A leader dies right after a break.
+    BreakAndCrash,
+    /// Keep-alives arrive about when their session ends.
+    JustLate,
+    /// A stream ends for one side first.
+    Outage,
 }
+
+/// What chance alone would hardly ever bring about.
+const CHAINS: [Fault; 5] =
+    [Fault::LostVote, Fault::RoundInFlight, Fault::BreakAndCrash, Fault::JustLate, Fault::Outage];
 
 const FAULTS: [Fault; 19] = [
     Fault::NodeCrash,
@@ -135,6 +149,14 @@ impl Scenario {
         if dice.chance(8) {
             faults.clear();
         }
+        // Some worlds have hardly any other trouble than one chain of mishaps, again and again.
+        let chain = (nodes > 1 && dice.chance(40)).then(|| dice.pick(&CHAINS));
+        if let Some(chain) = chain {
+            faults.retain(|_| dice.chance(15));
+            faults.extend([chain; 4]);
+        }
+        let fault_every =
+            if chain.is_some() { dice.spread(ttl / 2, 2 * ttl) } else { dice.spread(ttl / 8, 4 * ttl) };
         let names = ["a", "a/b", "a/b/c", "d"];
         let count = dice.within(1, names.len() as u64) as usize;
         let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
@@ -146,7 +168,7 @@ impl Scenario {
             names,
             safety: ttl * dice.within(8, 20) + 5 * SECOND,
             faults,
-            fault_every: dice.spread(ttl / 8, 4 * ttl),
+            fault_every,
             // Nodes can't send each other snapshots yet.
             snapshot_after: if nodes > 1 { u64::MAX } else { dice.pick(&[500, 5_000, 50_000, u64::MAX]) },
             drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),

@@ -3,8 +3,9 @@
 //! What was sent, what has arrived in a socket and what was read are three different things here: only so is the
 //! barrier of P9 put to the test. While a write is under way, or the process is stopped, nothing runs and input piles up.
 //!
-//! `start.rs`: how it begins and dies. `sockets.rs`: what arrives. `turn.rs`: the loop.
+//! `start.rs`: how it begins and dies. `armed.rs`: mishaps at a certain moment. `sockets.rs`: what arrives. `turn.rs`: the loop.
 
+mod armed;
 mod sockets;
 mod start;
 mod turn;
@@ -18,12 +19,15 @@ use lockkeeper_replica::{AskId, Event, Question, Replica, StreamId, Write};
 use lockkeeper_wire::store::Record;
 
 use crate::chores::Chores;
-use crate::clock::{Clock, Nanos, SECOND};
+use crate::clock::{Clock, MS, Nanos, SECOND};
 use crate::core::{Core, Id};
 use crate::mutants::Place;
 use crate::net::{Down, Up};
+pub(crate) use armed::Arm;
 pub(crate) use start::node_at;
 
+/// How often what waits for a stopped node looks whether it runs again.
+const LOOKS_EVERY: Nanos = 100 * MS;
 /// What a disk says that is broken.
 const EIO: i32 = 5;
 
@@ -54,11 +58,28 @@ struct Process {
     writes: VecDeque<Pending>,
     /// Nothing runs before.
     stopped_until: Nanos,
+    /// The loop doesn't run before, though the sockets of clients are read.
+    loop_until: Nanos,
     /// No socket is read before.
     unread_until: Nanos,
     /// The clock as it was read before the process was stopped: for the mutant that uses it afterwards.
     read_before: Option<Duration>,
+    /// What strikes it at its moment.
+    arm: Option<Arm>,
+    dies_in_write: bool,
     turn_at: Option<Nanos>,
+}
+
+impl Process {
+    /// When the loop may run.
+    fn runs_at(&self) -> Nanos {
+        self.stopped_until.max(self.loop_until)
+    }
+
+    /// When to look again whether it does: it may be woken before its time.
+    fn looks_at(&self, now: Nanos) -> Nanos {
+        self.runs_at().min(now + LOOKS_EVERY)
+    }
 }
 
 /// A write that the disk is busy with.
@@ -128,6 +149,15 @@ impl Node {
         }
     }
 
+    /// The loop stands still until then, and nothing else.
+    pub(crate) fn stop_loop_until(&mut self, now: Nanos, until: Nanos) {
+        let local = self.clock.duration(now);
+        if let Some(process) = &mut self.process {
+            process.read_before.get_or_insert(local);
+            process.loop_until = process.loop_until.max(until);
+        }
+    }
+
     /// No client's socket is read until then, but the loop runs.
     pub(crate) fn unread_until(&mut self, until: Nanos) {
         if let Some(process) = &mut self.process {
@@ -154,6 +184,8 @@ impl Node {
         self.disk.heal();
         if let Some(process) = &mut self.process {
             process.stopped_until = 0;
+            process.loop_until = 0;
+            process.arm = None;
             process.unread_until = 0;
         }
         self.turn_soon(core, core.now);

@@ -38,7 +38,8 @@ impl Node {
         let not_before = process.stopped_until.max(process.unread_until);
         if core.now < not_before {
             let pause = core.dice.spread(5_000, 10 * MS);
-            return core.at(not_before + pause, Happening::NodeReads { node: self.id, run, stream });
+            let at = not_before.min(core.now + super::LOOKS_EVERY) + pause;
+            return core.at(at, Happening::NodeReads { node: self.id, run, stream });
         }
         process.reading.remove(&stream);
         for packet in process.sockets.remove(&stream).unwrap_or_default() {

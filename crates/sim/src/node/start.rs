@@ -9,7 +9,7 @@ use lockkeeper_wire::store::{Founding, Member};
 
 use super::{EIO, Node, Process};
 use crate::chores::{Chores, read_table};
-use crate::clock::MS;
+use crate::clock::{MS, Nanos};
 use crate::core::{Core, Happening, Id};
 use crate::mutants::Place;
 
@@ -104,8 +104,11 @@ impl Node {
             barriers: Vec::new(),
             writes: VecDeque::new(),
             stopped_until: 0,
+            loop_until: 0,
             unread_until: 0,
             read_before: None,
+            arm: None,
+            dies_in_write: false,
             turn_at: None,
         });
         self.greet(core);
@@ -115,7 +118,7 @@ impl Node {
     /// Links to the others are made by whoever sends on them.
     fn greet(&self, core: &mut Core) {
         core.node_listens(self.id);
-        for to in (1..=core.scenario.nodes).filter(|&to| to != self.id) {
+        for to in self.others(core) {
             let pause = core.dice.spread(MS / 10, 20 * MS);
             core.dial(self.id, self.run, to, pause);
         }
@@ -123,6 +126,13 @@ impl Node {
 
     /// The process dies, with all that was not synced; it starts again later.
     pub(crate) fn crash(&mut self, core: &mut Core, power: bool) {
+        let pause =
+            if core.is_stormy { core.dice.spread(5 * MS, 2 * core.scenario.ttl_max) } else { 20 * MS };
+        self.crash_for(core, power, pause);
+    }
+
+    /// As [`Self::crash`], and starts again after a pause.
+    pub(super) fn crash_for(&mut self, core: &mut Core, power: bool, pause: Nanos) {
         core.note(format_args!("node {} dies (power {power})", self.id));
         if let Some(mut process) = self.process.take() {
             // What was being written has reached the disk in part.
@@ -143,8 +153,6 @@ impl Node {
         let says_so = core.dice.chance(70);
         core.node_gone(self.id, self.run, says_so);
         core.links_gone(self.id, power);
-        let pause =
-            if core.is_stormy { core.dice.spread(5 * MS, 2 * core.scenario.ttl_max) } else { 20 * MS };
         core.after(pause, Happening::NodeStarts { node: self.id });
     }
 }

@@ -17,7 +17,7 @@ use crate::scenario::Fault;
 impl Node {
     pub(super) fn turn_soon(&mut self, core: &mut Core, at: Nanos) {
         let Some(process) = &mut self.process else { return };
-        let at = at.max(process.stopped_until);
+        let at = at.max(process.runs_at());
         if process.turn_at.is_none_or(|planned| at < planned) {
             process.turn_at = Some(at);
             core.at(at, Happening::NodeTurn { node: self.id, run: self.run });
@@ -32,7 +32,7 @@ impl Node {
             return;
         }
         process.turn_at = None;
-        if core.now < process.stopped_until {
+        if core.now < process.runs_at() {
             return self.turn_soon(core, core.now);
         }
         if process.writes.iter().any(|pending| matches!(pending, Pending::Write(_))) {
@@ -60,8 +60,12 @@ impl Node {
     pub(crate) fn wrote(&mut self, core: &mut Core, run: u64) {
         let node = self.id;
         let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
-        if core.now < process.stopped_until {
-            return core.at(process.stopped_until, Happening::NodeWrote { node, run });
+        if core.now < process.runs_at() {
+            return core.at(process.looks_at(core.now), Happening::NodeWrote { node, run });
+        }
+        if process.dies_in_write {
+            let pause = core.dice.within(5 * MS, 40 * MS);
+            return self.crash_for(core, true, pause);
         }
         let Some(pending) = process.writes.pop_front() else { return };
         if let Err(error) = process.log.append(pending.record()) {
@@ -79,7 +83,7 @@ impl Node {
         let node = self.id;
         let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
         if core.now < process.stopped_until {
-            return core.at(process.stopped_until, Happening::NodeStored { node, run });
+            return core.at(process.looks_at(core.now), Happening::NodeStored { node, run });
         }
         match process.chores.step(&self.disk) {
             None => {}
@@ -113,7 +117,7 @@ impl Node {
             };
             core.observe(self.id, &process.replica);
             let record = write.record();
-            core.oracle.wrote(core.now, self.id, record);
+            let ends = core.oracle.wrote(core.now, self.id, record);
             if record.entries.is_empty() && record.hard_state.is_none() {
                 if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
@@ -124,11 +128,12 @@ impl Node {
             let slow = core.has(Fault::SlowDisk) && core.dice.chance(10);
             let pause = if slow { core.dice.spread(MS, 3 * SECOND) } else { core.dice.spread(80_000, MS) };
             core.after(pause, Happening::NodeWrote { node: self.id, run: self.run });
+            self.before_write(core, write.record(), ends);
             // Nothing of it depends on this write.
             self.put_out(core);
             let Some(process) = &mut self.process else { return };
             if core.is(Place::ReplyBeforeSync) {
-                process.writes.push_back(Pending::Late(record.clone()));
+                process.writes.push_back(Pending::Late(write.record().clone()));
                 if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
                 }
@@ -145,6 +150,7 @@ impl Node {
     fn put_out(&mut self, core: &mut Core) {
         let Some(process) = &mut self.process else { return };
         core.observe(self.id, &process.replica);
+        let mut frames = Vec::new();
         for output in process.replica.take_outputs() {
             match output {
                 Output::Peer(to, messages) => {
@@ -153,6 +159,7 @@ impl Node {
                         core.note(format_args!("node {} to node {to}: {}", self.id, shown(&frame)));
                     }
                     core.send_peer(self.id, to, frame.encode_to_vec());
+                    frames.push(frame);
                 }
                 Output::Items(stream, items) => {
                     core.oracle.told(core.now, self.id, stream, &items);
@@ -188,6 +195,9 @@ impl Node {
                     }
                 }
             }
+        }
+        for frame in frames {
+            self.sends(core, &frame);
         }
     }
 

@@ -195,10 +195,12 @@ impl Oracle {
         self.rounds.handed_over(now, event);
     }
 
-    /// The replica wants this to be durable.
-    pub(crate) fn wrote(&mut self, now: Nanos, node: Id, record: &store::Record) {
+    /// The replica wants this to be durable. Whether it proposes the end of a session with it.
+    pub(crate) fn wrote(&mut self, now: Nanos, node: Id, record: &store::Record) -> bool {
+        let before = self.seen.expired;
         let verdict = self.propose(now, node, record);
         self.judge(now, verdict);
+        self.seen.expired > before
     }
 
     /// What nobody has written before is a leader's proposal, and judged as one.
@@ -210,6 +212,7 @@ impl Oracle {
                 Command::ExpireSession { session } => {
                     self.seen.expired += 1;
                     of.silence.may_expire(now, *session, &self.history)?;
+                    of.silence.ends(*session);
                 }
                 command => of.silence.may_end(command, &self.history)?,
             }
@@ -233,6 +236,7 @@ impl Oracle {
         for item in items {
             let term = nodes[place(node)].silence.leads();
             verdict = verdict.and_then(|()| self.rounds.told(node, term, stream, item, &self.log));
+            verdict = verdict.and_then(|()| nodes[place(node)].silence.may_tell(item));
             verdict = verdict.and_then(|()| self.told.item(item, &self.history, has));
             if let Some(v1::server_item::What::Attached(_) | v1::server_item::What::Opened(_)) = item.what {
                 // From here on it has its full ttl again.

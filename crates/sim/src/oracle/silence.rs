@@ -29,6 +29,8 @@ pub(crate) struct Silence {
     handed: BTreeMap<u64, Handed>,
     /// When all input of before was asked for.
     barrier: Option<Nanos>,
+    /// Sessions whose end it has proposed since it leads.
+    ending: BTreeSet<u64>,
     /// Streams that the node has closed: it reads nothing more from them.
     ended: BTreeSet<StreamId>,
 }
@@ -76,6 +78,25 @@ impl Silence {
         self.leads = Some((term, self.reading));
         self.found = last;
         self.began.clear();
+        self.ending.clear();
+    }
+
+    /// It proposes the end of a session.
+    pub(crate) fn ends(&mut self, session: SessionId) {
+        self.ending.insert(session.0);
+    }
+
+    /// P5: a session whose end is proposed may end at any moment, so nobody may be told that it lives.
+    pub(crate) fn may_tell(&self, item: &v1::ServerItem) -> Verdict {
+        let is_sign = matches!(
+            item.what,
+            Some(server_item::What::KeptAlive(_) | server_item::What::Attached(_))
+        );
+        if is_sign && self.ending.contains(&item.session) {
+            let what = format!("s{} is acknowledged, though its end is proposed", item.session);
+            return Err(("P5", what));
+        }
+        Ok(())
     }
 
     /// It does not lead any more. What it reads from here on is for when it leads again.

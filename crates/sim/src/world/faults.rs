@@ -6,6 +6,7 @@ use lockkeeper_replica::{AskId, Question};
 use super::{World, at};
 use crate::clock::{DRIFT_PPM_MAX, MS, SECOND};
 use crate::core::{Happening, Id};
+use crate::node::Arm;
 use crate::scenario::Fault;
 
 impl World {
@@ -18,6 +19,7 @@ impl World {
         let client = self.core.dice.below(self.clients.len() as u64) as usize;
         let node = self.core.dice.within(1, self.core.scenario.nodes);
         self.core.note(format_args!("fault {fault:?}, client {client}, node {node}"));
+        let leader = self.leader().unwrap_or(node);
         let now = self.core.now;
         let dice = &mut self.core.dice;
         match fault {
@@ -54,12 +56,14 @@ impl World {
             }
             Fault::LeaderStall => {
                 let until = now + dice.spread(50 * MS, 3 * ttl);
-                let leader = self.leader().unwrap_or(node);
-                self.nodes[at(leader)].stop_until(now, until);
+                if self.core.dice.chance(30) {
+                    self.nodes[at(leader)].stop_loop_until(now, until);
+                } else {
+                    self.nodes[at(leader)].stop_until(now, until);
+                }
             }
             Fault::LeaderCrash => {
                 let power = dice.chance(60);
-                let leader = self.leader().unwrap_or(node);
                 if self.nodes[at(leader)].is_up() {
                     self.nodes[at(leader)].crash(&mut self.core, power);
                 }
@@ -119,6 +123,11 @@ impl World {
                     self.clients[client].clock.drift(now, ppm);
                 }
             }
+            Fault::LostVote => self.lose_vote(leader),
+            Fault::RoundInFlight => self.nodes[at(leader)].arm(Arm::RoundInFlight),
+            Fault::BreakAndCrash => self.break_and_crash(leader),
+            Fault::JustLate => self.just_late(leader, client),
+            Fault::Outage => self.outage(client),
             Fault::Operator => self.operate(node),
             Fault::Ghost => {
                 if let Some(stream) = self.clients[client].stream() {
@@ -136,7 +145,7 @@ impl World {
         self.nodes.iter().find(|node| node.is_ready()).map(|node| node.id)
     }
 
-    fn another(&mut self, node: Id) -> Id {
+    pub(super) fn another(&mut self, node: Id) -> Id {
         let nodes = self.core.scenario.nodes;
         (node - 1 + self.core.dice.within(1, nodes - 1)) % nodes + 1
     }

@@ -1,7 +1,8 @@
 //! The world: the nodes, their clients and what they protect; what happens to them, and what must come of it.
 //!
-//! `faults.rs`: what goes wrong. `ending.rs`: what must be so once nothing does any more.
+//! `faults.rs` and `chains.rs`: what goes wrong. `ending.rs`: what must be so once nothing does any more.
 
+mod chains;
 mod ending;
 mod faults;
 
@@ -172,6 +173,16 @@ impl World {
                     self.nodes[at(node)].crash(core, false);
                     let pause = core.dice.spread(5 * MS, SECOND / 2);
                     core.after(pause, Happening::NodeStarts { node });
+                }
+            }
+            Happening::NodeDies { node, power } => {
+                if core.is_stormy && self.nodes[at(node)].is_up() {
+                    self.nodes[at(node)].crash(core, power);
+                }
+            }
+            Happening::Cut { from, to, until } => {
+                if core.is_stormy {
+                    core.cut(from, to, until);
                 }
             }
             Happening::PeerDials { from, run, to } => self.dials(from, run, to),

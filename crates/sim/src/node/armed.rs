@@ -1,0 +1,77 @@
+//! Mishaps that strike at a certain moment of what a node does: chance alone would hardly ever hit it.
+
+use lockkeeper_wire::peer::{PeerFrame, PeerKind};
+use lockkeeper_wire::store::Record;
+
+use super::Node;
+use crate::clock::{MS, Nanos};
+use crate::core::{Core, Happening, Id};
+
+/// What the node is waiting to be struck by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Arm {
+    /// The power goes while it writes for whom it votes, and the one that it votes for can't reach it for a while.
+    LostVote,
+    /// It stops right after it has asked whether it still leads, and hears nothing but the answers.
+    RoundInFlight,
+    /// The others hear late that it has proposed the end of a session.
+    SlowEnd,
+}
+
+impl Node {
+    pub(crate) fn arm(&mut self, arm: Arm) {
+        if let Some(process) = &mut self.process {
+            process.arm = Some(arm);
+        }
+    }
+
+    fn strikes(&mut self, core: &mut Core, arm: Arm) -> bool {
+        let Some(process) = &mut self.process else { return false };
+        let is_it = process.arm == Some(arm);
+        if is_it {
+            process.arm = None;
+            core.note(format_args!("node {} is struck: {arm:?}", self.id));
+        }
+        is_it
+    }
+
+    /// It is about to write this; `ends` says whether it proposes the end of a session with it.
+    pub(super) fn before_write(&mut self, core: &mut Core, record: &Record, ends: bool) {
+        let vote = record.hard_state.as_ref().map_or(0, |state| state.vote);
+        if vote != 0 && vote != self.id && self.strikes(core, Arm::LostVote) {
+            core.cut(vote, self.id, core.now + 2_000 * MS);
+            if let Some(process) = &mut self.process {
+                process.dies_in_write = true;
+            }
+        }
+        if ends && self.strikes(core, Arm::SlowEnd) {
+            let until = core.now + core.dice.within(100 * MS, 220 * MS);
+            for other in self.others(core) {
+                core.cut(self.id, other, until);
+            }
+        }
+    }
+
+    /// It sends this.
+    pub(super) fn sends(&mut self, core: &mut Core, frame: &PeerFrame) {
+        let asks = |frame: &PeerFrame| {
+            frame.messages.iter().any(|it| it.kind() == PeerKind::Heartbeat && !it.context.is_empty())
+        };
+        if asks(frame) && self.strikes(core, Arm::RoundInFlight) {
+            let until: Nanos = core.now + core.dice.within(300 * MS, 1_200 * MS);
+            if core.dice.chance(50) {
+                self.stop_until(core.now, until);
+            } else {
+                self.stop_loop_until(core.now, until);
+            }
+            for other in self.others(core) {
+                let cut = Happening::Cut { from: other, to: self.id, until: until + 500 * MS };
+                core.after(50 * MS, cut);
+            }
+        }
+    }
+
+    pub(super) fn others(&self, core: &Core) -> Vec<Id> {
+        (1..=core.scenario.nodes).filter(|&other| other != self.id).collect()
+    }
+}

@@ -1,0 +1,73 @@
+//! Chains of mishaps: each is one that a rule of the replica was made for, and that faults by chance would hardly ever
+//! bring about. Some seeds have one of them, again and again.
+
+use lockkeeper_core::Break;
+use lockkeeper_replica::{AskId, Question};
+
+use super::{World, at};
+use crate::clock::{MS, Nanos};
+use crate::core::{Happening, Id};
+use crate::net::{Down, Up};
+use crate::node::Arm;
+
+impl World {
+    /// The leader stands still, one of the others votes for the third and forgets it, and goes on with the leader.
+    pub(super) fn lose_vote(&mut self, leader: Id) {
+        let voter = self.another(leader);
+        let now = self.core.now;
+        let until = now + self.core.dice.within(300 * MS, 900 * MS);
+        self.nodes[at(leader)].stop_until(now, until);
+        for other in (1..=self.core.scenario.nodes).filter(|&other| other != leader && other != voter) {
+            self.core.cut(other, leader, now + 2_500 * MS);
+            self.core.cut(leader, other, now + 2_500 * MS);
+        }
+        self.nodes[at(voter)].arm(Arm::LostVote);
+    }
+
+    /// An operator ends a hold, and the leader dies before its holder hears so.
+    pub(super) fn break_and_crash(&mut self, leader: Id) {
+        let name = self.core.dice.pick(&self.core.scenario.names.clone());
+        let holds = self.core.oracle.history.table().describe(&name, 10).holds;
+        let Some(hold) = holds.first() else { return };
+        let order = Break {
+            name,
+            token: hold.token,
+            reason: "the simulator wants it".into(),
+            by: "operator".into(),
+            now: false,
+        };
+        self.asks += 1;
+        self.nodes[at(leader)].ask(&mut self.core, AskId(self.asks), Question::Break(order));
+        let pause = self.core.dice.spread(MS / 5, 40 * MS);
+        self.core.after(pause, Happening::NodeDies { node: leader, power: true });
+    }
+
+    /// A client's keep-alives arrive about when its session ends.
+    pub(super) fn just_late(&mut self, leader: Id, client: usize) {
+        let ttl = self.core.scenario.ttl_max;
+        let until = self.core.now + ttl * self.core.dice.within(60, 105) / 100;
+        self.core.net.hold(client, until);
+        self.nodes[at(leader)].arm(Arm::SlowEnd);
+    }
+
+    /// A stream ends for one side first, and the client can't come back for long.
+    pub(super) fn outage(&mut self, client: usize) {
+        let Some(stream) = self.clients[client].stream() else { return };
+        let Some(line) = self.core.net.lines.get(&stream) else { return };
+        let node = line.node;
+        let until = self.core.now + self.core.dice.within(self.core.scenario.ttl_max / 2, 2 * self.core.scenario.ttl_max);
+        if self.core.dice.chance(50) {
+            // The client first.
+            self.core.net.cut_line(stream);
+            let pause = self.core.dice.spread(MS / 10, 20 * MS);
+            self.core.after(pause, Happening::ToClient(stream, Down::Closed));
+            let later: Nanos = pause + self.core.dice.within(20 * MS, 100 * MS);
+            self.core.after(later, Happening::ToNode(stream, Up::Closed));
+        } else {
+            // The node, and the client hears nothing.
+            self.core.net.cut_line(stream);
+            self.nodes[at(node)].hang_up(&mut self.core, stream);
+        }
+        self.core.net.hold(client, until);
+    }
+}
