@@ -395,7 +395,12 @@ fn check(hello: &Hello, own: &Member) -> Result<(), Refusal> {
 }
 
 fn refusal(code: RefusalCode, text: impl Into<String>) -> Refusal {
-    Refusal { code: code.into(), text: text.into() }
+    Refusal { code: code.into(), text: text.into(), node: 0 }
+}
+
+/// Of a node that has no place in the cluster any more: it stops, and nobody else does who hears it.
+fn no_place(node: u64, code: RefusalCode, text: String) -> Refusal {
+    Refusal { node, ..refusal(code, text) }
 }
 
 fn malformed(hello: &Hello) -> Refusal {
@@ -410,7 +415,7 @@ fn gone(node: u64) -> Refusal {
          directory. The cluster knows another data directory of node {node}; without what that one held it could help to \
          undo what was acknowledged"
     );
-    refusal(RefusalCode::Wiped, text)
+    no_place(node, RefusalCode::Wiped, text)
 }
 
 fn gone_while_founding(node: u64) -> Refusal {
@@ -418,7 +423,7 @@ fn gone_while_founding(node: u64) -> Refusal {
         "node {node}'s data are gone, while its cluster was being founded. If no node serves yet, empty the data \
          directories of all of them and start again; else `lockkeeper cluster remove {node}`, then add it under a new id"
     );
-    refusal(RefusalCode::Wiped, text)
+    no_place(node, RefusalCode::Wiped, text)
 }
 
 /// What a node hears that was removed.
@@ -428,7 +433,7 @@ pub fn removed(node: u64) -> Refusal {
         "node {node} was removed from the cluster, and ids never come back. To take part again it needs a new id and an \
          empty data directory: `lockkeeper cluster add`"
     );
-    refusal(RefusalCode::Removed, text)
+    no_place(node, RefusalCode::Removed, text)
 }
 
 fn not_added(candidate: &Candidate, cluster: &[u8]) -> Refusal {

@@ -85,7 +85,7 @@ impl Dialler {
                         said = text;
                     }
                     if let NoLink::Refused(refusal) = why
-                        && is_final(&refusal)
+                        && is_final(&refusal, self.directory.node())
                     {
                         // Fails only while the process ends.
                         let _ = self.stop.send(refusal);
@@ -99,9 +99,10 @@ impl Dialler {
     }
 }
 
-/// Whether it says that this node has no place in the cluster any more.
-pub(super) fn is_final(refusal: &Refusal) -> bool {
-    matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed)
+/// Whether it says that node `me` has no place in the cluster any more. One that was wiped says so of itself to whoever
+/// reaches it; that is nobody else's end.
+pub(super) fn is_final(refusal: &Refusal, me: u64) -> bool {
+    matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed) && refusal.node == me
 }
 
 /// Ends with whoever holds it.

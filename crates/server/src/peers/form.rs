@@ -99,7 +99,8 @@ impl Forming {
                     if let Err(error) = (self.keep)(&own) {
                         // What was said must be known after a restart: nothing more is said.
                         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                        let refusal = Refusal { code: 0, text: "this node's disk failed".to_owned() };
+                        let text = "this node's disk failed".to_owned();
+                        let refusal = Refusal { text, ..Refusal::default() };
                         self.outcome.send_replace(Some(Outcome::Stop(refusal.clone())));
                         return Err(refusal);
                     }
@@ -121,13 +122,14 @@ impl Forming {
 
     /// Asks one node who it is, again and again.
     async fn ask(self: Arc<Self>, node: u64, address: String) {
+        let me = self.founder().own().member.as_ref().map_or(0, |member| member.node);
         let mut pause = PAUSE_MIN;
         let mut said = String::new();
         loop {
             let moved = self.moved.notified();
             let text = match greet::open(&address, node, Lane::Greeting, &*self).await {
                 Ok(_) => String::new(),
-                Err(NoLink::Refused(refusal)) if is_final(&refusal) => {
+                Err(NoLink::Refused(refusal)) if is_final(&refusal, me) => {
                     self.outcome.send_replace(Some(Outcome::Stop(refusal)));
                     return;
                 }

@@ -98,6 +98,7 @@ pub(super) async fn answer(
             Ok(()) => Some(Refusal {
                 code: RefusalCode::Later.into(),
                 text: "this node is only about to become a member: try again".to_owned(),
+                ..Refusal::default()
             }),
             Err(refusal) => Some(refusal),
         };

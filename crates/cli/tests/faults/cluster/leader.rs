@@ -5,7 +5,7 @@ use lockkeeper::{LockName, Wait};
 
 use super::nodes::{ALL, Nodes, others};
 use crate::load::Load;
-use crate::server::{LONG, answer, within};
+use crate::server::{LONG, Server, answer, within};
 
 const KILLS: u64 = 5;
 
@@ -53,4 +53,26 @@ async fn a_leader_killed_under_load_costs_no_hold_and_no_place() {
     within("the hold is given back", next.release()).await.unwrap();
     let done = load.checked().await;
     assert!(done.granted > 40 * KILLS, "{} granted", done.granted);
+}
+
+/// P10: all of them at once, again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_killed_as_a_whole_keeps_every_hold() {
+    let mut nodes = Nodes::founded();
+    let locks = nodes.client("one").await;
+    let kept = locks.mutex("kept").ttl(LONG).acquire().await.unwrap();
+    let load = Load::start(vec![locks.clone(), nodes.client("two").await], 2, 5);
+    for _ in 0..3 {
+        load.goes_on(30);
+        nodes.nodes.iter_mut().for_each(Server::kill);
+        nodes.nodes.iter_mut().for_each(Server::begin);
+        nodes.nodes.iter_mut().for_each(Server::serves);
+        load.goes_on(30);
+        assert_eq!(kept.loss(), None);
+    }
+    within("the service confirms the hold", kept.verify()).await.unwrap();
+    let free = nodes.client("third").await.mutex("kept").ttl(LONG).wait(Wait::No).acquire().await;
+    assert!(free.is_err(), "the hold excludes");
+    within("the hold is given back", kept.release()).await.unwrap();
+    load.checked().await;
 }

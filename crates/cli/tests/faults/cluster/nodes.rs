@@ -1,9 +1,11 @@
 //! Three `serve` processes that are one cluster, on ports that they keep.
 
+use std::time::{Duration, Instant};
+
 use lockkeeper::{Fenced, Locks, ServiceStatus};
 use lockkeeper_rig::Port;
 
-use crate::server::{Server, answer};
+use crate::server::{PATIENCE, Server, answer};
 
 /// All of them.
 pub(crate) const ALL: [usize; 3] = [0, 1, 2];
@@ -56,16 +58,25 @@ impl Nodes {
 
     /// Who leads, once these agree on one of them.
     pub(crate) async fn leader(&self, of: &[usize]) -> usize {
-        answer("they agree on a leader", async || {
-            let mut leaders = Vec::new();
+        let mut said = Vec::new();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            assert!(Instant::now() < deadline, "they do not agree on a leader, node, term, leader: {said:?}");
+            said.clear();
             for &node in of {
-                let status = self.status(node).await?;
-                leaders.push(status.leader? as usize - 1);
+                said.push(self.status(node).await.map(|it| (it.node, it.term, it.leader)));
             }
-            let leader = leaders[0];
-            (of.contains(&leader) && leaders.iter().all(|&other| other == leader)).then_some(leader)
-        })
-        .await
+            let leader = said[0].and_then(|(_, _, leader)| leader).map(|leader| leader as usize - 1);
+            let agrees = |it: &Option<(_, _, Option<u64>)>| {
+                it.and_then(|(_, _, leader)| leader).map(|leader| leader as usize - 1) == leader
+            };
+            if let Some(leader) = leader.filter(|leader| of.contains(leader))
+                && said.iter().all(agrees)
+            {
+                return leader;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Waits until a node has all that the leader has by now.
