@@ -30,6 +30,7 @@ pub use azurite::Azurite;
 pub use cluster::RedisCluster;
 pub use dynamodb::DynamoDb;
 pub use pgbouncer::PgBouncer;
+pub use port::Port;
 pub use postgres::Postgres;
 pub use program::{Line, Program, find};
 pub use redis::Redis;

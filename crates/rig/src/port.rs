@@ -11,13 +11,19 @@ use socket2::{Domain, Socket, Type};
 /// It is bound, but not listened on. The system then hands it to nobody, neither to who asks for any free port nor to
 /// connections that go out; a server that names it can have it nevertheless, as both sides set `SO_REUSEADDR` and only
 /// one of them listens. While the server is dead, whoever connects is refused, as by a machine without it.
-pub(crate) struct Port {
+#[derive(Debug)]
+pub struct Port {
     number: u16,
     _bound: Socket,
 }
 
 impl Port {
-    pub(crate) fn free() -> Self {
+    /// Any free one.
+    ///
+    /// # Panics
+    /// If the system has none.
+    #[must_use]
+    pub fn free() -> Self {
         let bound = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket can be made");
         bound.set_reuse_address(true).expect("a fresh socket takes SO_REUSEADDR");
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
@@ -27,7 +33,9 @@ impl Port {
         Self { number, _bound: bound }
     }
 
-    pub(crate) fn number(&self) -> u16 {
+    /// Its number.
+    #[must_use]
+    pub fn number(&self) -> u16 {
         self.number
     }
 }

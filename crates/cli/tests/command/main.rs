@@ -3,6 +3,7 @@
 mod bad_input;
 mod documents;
 mod fencing;
+mod forming;
 mod node;
 mod operators;
 mod others;
