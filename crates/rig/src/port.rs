@@ -11,16 +11,17 @@ use socket2::{Domain, Socket, Type};
 /// It is bound, but not listened on. The system then hands it to nobody, neither to who asks for any free port nor to
 /// connections that go out; a server that names it can have it nevertheless, as both sides set `SO_REUSEADDR` and only
 /// one of them listens. While the server is dead, whoever connects is refused, as by a machine without it.
+#[derive(Debug)]
 pub struct Port {
     number: u16,
     _bound: Socket,
 }
 
 impl Port {
-    /// Any that is free.
+    /// Any free one.
     ///
     /// # Panics
-    /// The machine has none left.
+    /// If the system has none.
     #[must_use]
     pub fn free() -> Self {
         let bound = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket can be made");

@@ -4,6 +4,7 @@ mod backups;
 mod bad_input;
 mod documents;
 mod fencing;
+mod forming;
 mod node;
 mod operators;
 mod others;

@@ -20,6 +20,13 @@ pub(crate) struct Node {
     log: PathBuf,
 }
 
+/// A node that does not serve yet. Killed if the test ends first.
+pub(crate) struct Starting {
+    child: Option<Child>,
+    lines: mpsc::Receiver<String>,
+    log: PathBuf,
+}
+
 impl Place {
     /// Starts a node with its data in `data` of this place, and waits until it serves.
     pub(crate) fn serve(&self, listen: &str) -> Node {
@@ -28,10 +35,15 @@ impl Place {
 
     /// The same with its data in another directory.
     pub(crate) fn serve_from(&self, data: &str, listen: &str) -> Node {
-        let log = self.path("serve.log");
+        self.start(&["--data", data, "--listen", listen], "serve.log").ready()
+    }
+
+    /// Starts a node that logs to this file of this place.
+    pub(crate) fn start(&self, words: &[&str], log: &str) -> Starting {
+        let log = self.path(log);
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
         let mut child = self
-            .bare(["serve", "--data", data, "--listen", listen, "--json"])
+            .bare([&["serve", "--json"], words].concat())
             .stdout(Stdio::piped())
             .stderr(file)
             .spawn()
@@ -39,12 +51,7 @@ impl Place {
         let out = BufReader::new(child.stdout.take().unwrap());
         let (tell, lines) = mpsc::channel();
         std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        let Ok(line) = lines.recv_timeout(PATIENCE) else {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("it did not serve: {}", std::fs::read_to_string(log).unwrap_or_default());
-        };
-        Node { child, said: serde_json::from_str(&line).unwrap(), rest: lines, log }
+        Starting { child: Some(child), lines, log }
     }
 
     /// A node on any free port, and this place with its locks there.
@@ -52,6 +59,37 @@ impl Place {
         let node = self.serve("127.0.0.1:0");
         let url = node.url();
         (self.over(&url), node)
+    }
+}
+
+impl Starting {
+    /// Waits until it serves.
+    pub(crate) fn ready(mut self) -> Node {
+        let Ok(line) = self.lines.recv_timeout(PATIENCE) else {
+            panic!("it did not serve: {}", self.log());
+        };
+        let rest = std::mem::replace(&mut self.lines, mpsc::channel().1);
+        let child = self.child.take().expect("it is taken here only");
+        Node { child, said: serde_json::from_str(&line).unwrap(), rest, log: self.log.clone() }
+    }
+
+    /// Whether it has said that it serves.
+    pub(crate) fn serves(&self) -> bool {
+        !matches!(self.lines.try_recv(), Err(mpsc::TryRecvError::Empty))
+    }
+
+    /// Its log so far.
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
 use lockkeeper_replica::storage::{self, Existing, Opened};
-use lockkeeper_wire::store::HardState;
+use lockkeeper_wire::store::{Candidate, HardState, Member};
 
 use crate::support::*;
 
@@ -37,7 +38,8 @@ fn a_founding_that_is_cut_off_is_whole_or_can_be_done_again() {
                         assert_eq!(existing.founding, founding());
                         outcomes[1] += 1;
                     }
-                    Opened::Empty | Opened::Candidate(_) => {
+                    Opened::Candidate(_) => panic!("it never stood"),
+                    Opened::Empty => {
                         assert!(!done, "{cut:?} after {after}, seed {seed}: a founded cluster is gone");
                         found(&disk);
                         outcomes[0] += 1;
@@ -47,6 +49,50 @@ fn a_founding_that_is_cut_off_is_whole_or_can_be_done_again() {
         }
     }
     assert!(outcomes[0] > 50 && outcomes[1] > 50, "both were tried: {outcomes:?}");
+}
+
+#[test]
+fn a_candidate_that_is_cut_off_is_the_old_one_or_the_new_one_and_gone_once_the_cluster_is_founded() {
+    let candidate = |tokens_above| Candidate {
+        member: Some(Member { node: 1, incarnation: founding().incarnation, ..Member::default() }),
+        tokens_above,
+        ..Candidate::default()
+    };
+    let mut outcomes = [0, 0, 0, 0];
+    for (cut, after, seed) in
+        CUTS.iter().flat_map(|cut| (0..6).flat_map(move |after| (0..20).map(move |seed| (*cut, after, seed))))
+    {
+        let disk = MemoryDisk::new();
+        disk.fail(cut, after, EIO);
+        let stood = storage::stand(&disk, &candidate(1)).is_ok();
+        let promised = stood && storage::stand(&disk, &candidate(2)).is_ok();
+        let founded = promised && storage::found(&disk, SMALL, &founding()).is_ok();
+        let mut rng = Rng(seed);
+        disk.heal();
+        disk.crash(|n| rng.below(n));
+        let what = format!("{cut:?} after {after}, seed {seed}");
+        match storage::open(&disk, SMALL).expect("no crash is damage") {
+            Opened::Empty => {
+                assert!(!stood, "{what}: what was said is forgotten");
+                outcomes[0] += 1;
+            }
+            Opened::Candidate(kept) => {
+                assert!(
+                    !founded && (kept == candidate(2) || !promised && kept == candidate(1)),
+                    "{what}: {kept:?}"
+                );
+                outcomes[kept.tokens_above as usize] += 1;
+                storage::stand(&disk, &candidate(3)).expect("a sound disk");
+                found(&disk);
+            }
+            Opened::Existing(existing) => {
+                assert_eq!(existing.founding, founding());
+                assert!(!disk.list().expect("a sound disk").contains(&"candidate".to_owned()), "{what}");
+                outcomes[3] += 1;
+            }
+        }
+    }
+    assert!(outcomes.iter().all(|outcome| *outcome > 10), "all were tried: {outcomes:?}");
 }
 
 #[test]

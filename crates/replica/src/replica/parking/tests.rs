@@ -124,7 +124,8 @@ fn turn_with_peers(replica: &mut Replica, now: u64, events: Vec<Event>) -> (Vec<
         replica.persisted(at(now), write.synced()).unwrap();
     }
     let outputs = replica.take_outputs();
-    let (to_peers, told) = outputs.into_iter().partition(|output| matches!(output, Output::Peer(..)));
+    let is_for_nodes = |output: &Output| matches!(output, Output::Peer(..) | Output::Members(_));
+    let (to_peers, told) = outputs.into_iter().partition(is_for_nodes);
     let to_peers: Vec<Output> = to_peers;
     let agreed: Vec<PeerMessage> = to_peers.iter().flat_map(agreement).collect();
     (told, agreed)

@@ -15,14 +15,22 @@
 //! disk of 2 is wiped; 1 hears 2 for the first time, founds another cluster with it and with what 3 had said once, and the
 //! two of them are a majority that knows nothing of the locks that 3 has granted. A promise can't be made twice.
 
+mod admit;
+mod refusals;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use lockkeeper_wire::peer::{Hello, Lane, Refusal, RefusalCode};
 use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
 use sha2::{Digest, Sha256};
 
 use crate::members::Members;
+pub use admit::Identity;
+use admit::check;
+pub use refusals::removed;
+use refusals::{gone, gone_while_founding, malformed, not_added, refusal, too_old};
 
 /// The version of what peers say to each other.
 pub const PROTOCOL: u32 = 1;
@@ -273,202 +281,5 @@ fn difference(ours: &Candidate, theirs: &Candidate) -> Option<String> {
             (Some(_), None) => Some(format!("node {id} is in the list of node {we} only")),
             (None, _) => Some(format!("node {id} is in the list of node {they} only")),
         }
-    })
-}
-
-/// A member of a cluster, as it says hello and lets others in.
-#[derive(Clone, Copy, Debug)]
-pub struct Identity<'a> {
-    /// Its record.
-    pub founding: &'a Founding,
-    /// Who takes part, as far as it knows.
-    pub members: &'a Members,
-    /// The rules that its table has now, and the newest that it knows.
-    pub rules: u32,
-    /// See `rules`.
-    pub rules_max: u32,
-    /// Where it serves clients.
-    pub client_address: &'a str,
-}
-
-impl Identity<'_> {
-    /// What it says at the begin of a connection to node `to`, 0 for whoever is there.
-    #[must_use]
-    pub fn hello(&self, to: u64, lane: Lane) -> Hello {
-        Hello {
-            protocol: PROTOCOL,
-            cluster: self.founding.cluster.clone(),
-            node: self.founding.node,
-            incarnation: self.founding.incarnation.clone(),
-            to,
-            candidate: None,
-            founding: Some(self.founding.clone()),
-            members: Some(self.members.into()),
-            rules_max: self.rules_max,
-            lane: lane.into(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            client_address: self.client_address.to_owned(),
-        }
-    }
-
-    /// Whether the one who says this may be talked to. Asked by both sides of every connection, before any message of the
-    /// consensus.
-    ///
-    /// # Errors
-    /// Why not, and what to do.
-    pub fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
-        let node = hello.node;
-        let own = Member {
-            node: self.founding.node,
-            incarnation: self.founding.incarnation.clone(),
-            ..Member::default()
-        };
-        check(hello, &own)?;
-        let is_member = !hello.cluster.is_empty();
-        if is_member && hello.cluster != self.founding.cluster {
-            let text = format!(
-                "node {node} belongs to cluster {}, node {} to cluster {}: an address leads to another cluster, or data \
-                 directories were exchanged",
-                hex(&hello.cluster),
-                own.node,
-                hex(&self.founding.cluster)
-            );
-            return Err(refusal(RefusalCode::Stranger, text));
-        }
-        if self.members.removed.contains_key(&node) {
-            return Err(removed(node));
-        }
-        if hello.rules_max < self.rules {
-            return Err(too_old(node, hello.rules_max, self.rules));
-        }
-        match (self.members.nodes.get(&node), &hello.candidate) {
-            (Some(known), _) if known.incarnation != hello.incarnation => Err(gone(node)),
-            // It has not heard yet that its cluster is founded, or that it was added.
-            (Some(_), _) => Ok(()),
-            (None, Some(candidate)) if !is_member => Err(not_added(candidate, &self.founding.cluster)),
-            (None, _) if self.is_behind(hello) => Ok(()),
-            (None, _) => Err(not_a_member(node, &self.founding.cluster)),
-        }
-    }
-
-    /// Whether it can be that the other was added, and this node has not heard of it: to keep it out could cost the cluster
-    /// its majority.
-    fn is_behind(&self, hello: &Hello) -> bool {
-        hello.members.as_ref().is_some_and(|theirs| {
-            let is_itself =
-                |member: &Member| (member.node, &member.incarnation) == (hello.node, &hello.incarnation);
-            theirs.at > self.members.at && theirs.nodes.iter().any(is_itself)
-        })
-    }
-}
-
-/// What holds for every hello: that it is one, and meant for this node.
-fn check(hello: &Hello, own: &Member) -> Result<(), Refusal> {
-    let (node, me) = (hello.node, own.node);
-    if hello.protocol != PROTOCOL {
-        let text = format!(
-            "node {node} (release {}) speaks version {} of the peers' protocol, node {me} version {PROTOCOL}: upgrade one \
-             release at a time, and all nodes before the next one",
-            hello.version, hello.protocol
-        );
-        return Err(refusal(RefusalCode::Version, text));
-    }
-    if node == 0 || hello.incarnation.len() != ID_BYTES {
-        return Err(malformed(hello));
-    }
-    if hello.to != 0 && hello.to != me {
-        let text = format!(
-            "this is node {me}, node {} was asked for: node {node} was given an address that leads to another node",
-            hello.to
-        );
-        return Err(refusal(RefusalCode::Stranger, text));
-    }
-    if node == me {
-        let text = if hello.incarnation == own.incarnation {
-            format!("node {me} has reached itself: an address of another node leads back to it")
-        } else {
-            format!("two nodes call themselves {me}: give each its own `--node`")
-        };
-        return Err(refusal(RefusalCode::Stranger, text));
-    }
-    Ok(())
-}
-
-fn refusal(code: RefusalCode, text: impl Into<String>) -> Refusal {
-    Refusal { code: code.into(), text: text.into(), node: 0 }
-}
-
-/// Of a node that has no place in the cluster any more: it stops, and nobody else does who hears it.
-fn no_place(node: u64, code: RefusalCode, text: String) -> Refusal {
-    Refusal { node, ..refusal(code, text) }
-}
-
-fn malformed(hello: &Hello) -> Refusal {
-    let text =
-        format!("the greeting of node {} (release `{}`) contradicts itself", hello.node, hello.version);
-    refusal(RefusalCode::Version, text)
-}
-
-fn gone(node: u64) -> Refusal {
-    let text = format!(
-        "node {node}'s data are gone: `lockkeeper cluster remove {node}`, then add it under a new id, with an empty data \
-         directory. The cluster knows another data directory of node {node}; without what that one held it could help to \
-         undo what was acknowledged"
-    );
-    no_place(node, RefusalCode::Wiped, text)
-}
-
-fn gone_while_founding(node: u64) -> Refusal {
-    let text = format!(
-        "node {node}'s data are gone, while its cluster was being founded. If no node serves yet, empty the data \
-         directories of all of them and start again; else `lockkeeper cluster remove {node}`, then add it under a new id"
-    );
-    no_place(node, RefusalCode::Wiped, text)
-}
-
-/// What a node hears that was removed.
-#[must_use]
-pub fn removed(node: u64) -> Refusal {
-    let text = format!(
-        "node {node} was removed from the cluster, and ids never come back. To take part again it needs a new id and an \
-         empty data directory: `lockkeeper cluster add`"
-    );
-    no_place(node, RefusalCode::Removed, text)
-}
-
-fn not_added(candidate: &Candidate, cluster: &[u8]) -> Refusal {
-    let Member { node, peer_address, .. } = member(candidate);
-    let cluster = hex(cluster);
-    if candidate.nodes.is_empty() {
-        let text = format!(
-            "node {node} is not added yet to cluster {cluster}: `lockkeeper cluster add {node}={peer_address}`"
-        );
-        return refusal(RefusalCode::Later, text);
-    }
-    let text = format!(
-        "cluster {cluster} was founded without node {node}: start it with `--join` instead of `--cluster`, then \
-         `lockkeeper cluster add {node}={peer_address}`"
-    );
-    refusal(RefusalCode::Stranger, text)
-}
-
-fn not_a_member(node: u64, cluster: &[u8]) -> Refusal {
-    let text = format!("node {node} is no member of cluster {}, as far as this node knows", hex(cluster));
-    refusal(RefusalCode::Later, text)
-}
-
-fn too_old(node: u64, known: u32, needed: u32) -> Refusal {
-    let text = format!(
-        "node {node} knows the rules of the table up to version {known}, the cluster uses version {needed}: start it with \
-         the release of the other nodes"
-    );
-    refusal(RefusalCode::Version, text)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String can't fail.
-        let _ = write!(text, "{byte:02x}");
-        text
     })
 }

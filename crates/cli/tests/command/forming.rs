@@ -1,0 +1,187 @@
+//! Several real nodes: how they become a cluster, what they do without one of them, and whom they keep out.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_cli::exit;
+use lockkeeper_rig::Port;
+
+use crate::node::{Node, Starting};
+use crate::support::{CommandExt, Ended, Place, wait_until};
+
+/// Three nodes with ports and data directories of their own.
+struct Three {
+    place: Place,
+    /// For peers, and for clients.
+    ports: BTreeMap<u64, (Port, Port)>,
+}
+
+impl Three {
+    fn new() -> Self {
+        let ports = (1..=3).map(|node| (node, (Port::free(), Port::free()))).collect();
+        Self { place: Place::new(), ports }
+    }
+
+    fn list(&self) -> String {
+        let listed =
+            self.ports.iter().map(|(node, (peers, _))| format!("{node}=127.0.0.1:{}", peers.number()));
+        listed.collect::<Vec<_>>().join(",")
+    }
+
+    fn words(&self, node: u64, data: &str, list: &str) -> Vec<String> {
+        let (peers, clients) = &self.ports[&node];
+        let words = format!(
+            "--data {data} --node {node} --cluster {list} --peer-listen 127.0.0.1:{} --listen 127.0.0.1:{} --segment-bytes \
+             1048576 --log-level info,lockkeeper_server=debug",
+            peers.number(),
+            clients.number()
+        );
+        words.split_whitespace().map(str::to_owned).collect()
+    }
+
+    /// Starts a node of the list.
+    fn start(&self, node: u64) -> Starting {
+        let words = self.words(node, &format!("data-{node}"), &self.list());
+        self.place.start(&words.iter().map(String::as_str).collect::<Vec<_>>(), &format!("log-{node}"))
+    }
+
+    /// Runs one that must end.
+    fn ended(&self, words: Vec<String>) -> Ended {
+        self.place.bare([vec!["serve".to_owned()], words].concat()).ended()
+    }
+
+    /// All three, founded.
+    fn founded(&self) -> BTreeMap<u64, Node> {
+        let starting: Vec<_> = (1..=3).map(|node| (node, self.start(node))).collect();
+        starting.into_iter().map(|(node, starting)| (node, starting.ready())).collect()
+    }
+
+    /// Takes a lock by way of these nodes, and says its token.
+    fn token(&self, nodes: &[u64]) -> u64 {
+        let at: Vec<_> =
+            nodes.iter().map(|node| format!("127.0.0.1:{}", self.ports[node].1.number())).collect();
+        let url = format!("lockkeeper://{}", at.join(","));
+        let words = ["run", "--locks", &url, "x", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"];
+        let ended = self.place.bare(words).ended();
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""), "by way of {nodes:?}");
+        ended.out.trim().parse().expect("a token")
+    }
+}
+
+#[test]
+fn a_cluster_forms_once_all_are_there_and_goes_on_without_any_one() {
+    let three = Three::new();
+    let (third, first) = (three.start(3), three.start(1));
+    let late = format!("nobody answers at 127.0.0.1:{}", three.ports[&2].0.number());
+    wait_until("both ask for the second", || third.log().contains(&late) && first.log().contains(&late));
+    assert!(!third.serves() && !first.serves(), "two of three must not found a cluster");
+    let second = three.start(2);
+    let mut nodes = BTreeMap::from([(3, third.ready()), (1, first.ready()), (2, second.ready())]);
+    let mut last = 0;
+    let mut rises = |token: u64| {
+        assert!(token > last, "{token} after {last}");
+        last = token;
+    };
+    for node in 1..=3 {
+        rises(three.token(&[node]));
+    }
+    for victim in 1..=3 {
+        nodes.remove(&victim).expect("it runs").kill();
+        let others: Vec<u64> = nodes.keys().copied().collect();
+        rises(three.token(&others));
+        nodes.insert(victim, three.start(victim).ready());
+        rises(three.token(&[victim]));
+    }
+    // All at once, as a power cut does.
+    nodes.into_values().for_each(Node::kill);
+    let _nodes = three.founded();
+    rises(three.token(&[1, 2, 3]));
+}
+
+#[test]
+fn a_node_that_comes_back_empty_is_told_what_to_do_and_the_others_go_on() {
+    let three = Three::new();
+    let mut nodes = three.founded();
+    let before = three.token(&[1]);
+    nodes.remove(&2).expect("it runs").kill();
+    std::fs::remove_dir_all(three.place.path("data-2")).unwrap();
+    let ended = three.ended(three.words(2, "data-2", &three.list()));
+    assert_eq!(ended.code, i32::from(exit::CONFIG), "{ended:?}");
+    let words = "node 2's data are gone: `lockkeeper cluster remove 2`, then add it under a new id";
+    assert!(ended.err.contains(&format!("lockkeeper: {words}")), "{ended:?}");
+    assert!(three.token(&[1, 3]) > before);
+    for node in [&nodes[&1], &nodes[&3]] {
+        assert!(
+            node.log().contains("is refused: ") || node.log().contains("can't be talked to"),
+            "{}",
+            node.log()
+        );
+    }
+}
+
+#[test]
+fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
+    let three = Three::new();
+    let mut nodes = three.founded();
+    nodes.remove(&1).expect("it runs").kill();
+    let ended = three.ended(three.words(2, "data-1", &three.list()));
+    ended.is_one_line(exit::CONFIG, &["data-1", "belongs to node 1, not to node 2", "`--node 1`"]);
+
+    // Another cluster, of a node 1 that is at the same address.
+    let peers = format!("1=127.0.0.1:{}", three.ports[&1].0.number());
+    let words = three.words(1, "other", &peers);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let other = three.place.start(&words, "log-other").ready();
+    wait_until("both others have asked it", || {
+        nodes.values().all(|node| {
+            let log = node.log();
+            log.contains("node 1 can't be talked to") && log.contains("belongs to cluster")
+        })
+    });
+    assert!(three.token(&[2, 3]) > 0);
+    assert!(three.token(&[1]) > 0, "it serves its own cluster");
+    drop(other);
+}
+
+#[test]
+fn nodes_that_were_given_different_lists_say_where_they_differ() {
+    let three = Three::new();
+    let two = three.start(2);
+    let short: Vec<_> = three.list().split(',').take(2).map(str::to_owned).collect();
+    let words = three.words(1, "data-1", &short.join(","));
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let one = three.place.start(&words, "log-1");
+    let difference = "node 3 is in the list of node 2 only; start all founders with the same `--cluster`";
+    wait_until("both say it", || one.log().contains(difference) && two.log().contains(difference));
+    assert!(!one.serves() && !two.serves());
+    drop(one);
+    // With the right list it goes on, as the same node.
+    let (one, last) = (three.start(1), three.start(3));
+    let _nodes = [one, two, last].map(Starting::ready);
+    assert!(three.token(&[1]) > 0);
+}
+
+#[test]
+fn what_makes_no_sense_on_the_command_line_is_refused_before_anything_is_written() {
+    let place = Place::new();
+    let refused = |line: &str, words: &[&str]| {
+        let words_of = line.split_whitespace();
+        let ended = place
+            .bare(["serve", "--data", "data", "--listen", "127.0.0.1:0"].into_iter().chain(words_of))
+            .ended();
+        assert_eq!(ended.code, i32::from(exit::USAGE), "{line}: {ended:?}");
+        for word in words {
+            assert!(ended.err.contains(word), "{line}: no {word:?} in {ended:?}");
+        }
+        assert!(!place.path("data").exists(), "{line}");
+    };
+    refused("--cluster 1=127.0.0.1:7", &["--node N"]);
+    refused("--node 2 --cluster 1=127.0.0.1:7", &["`--cluster` has no address for node 2"]);
+    refused("--node 1 --cluster 1=127.0.0.1:7,1=127.0.0.1:8", &["a node is twice"]);
+    refused("--node 1 --cluster 1=127.0.0.1", &["`127.0.0.1` is no address", "N=HOST:PORT"]);
+    refused("--node 1 --cluster 1=127.0.0.1:0", &["no port that others could know"]);
+    refused("--node 0 --cluster 0=127.0.0.1:7", &["numbered from 1"]);
+    refused("--node 1 --cluster 1=127.0.0.1:7 --join 127.0.0.1:8", &["--join", "--cluster"]);
+    refused("--join 127.0.0.1:8", &["--node"]);
+    refused("--node 1 --cluster 1=192.0.2.1:7", &["192.0.2.1:7", "--insecure"]);
+    refused("--peer-listen 0.0.0.0:7", &["0.0.0.0:7", "--insecure"]);
+}

@@ -1,0 +1,126 @@
+//! Whom a member of a cluster lets in. Asked by both sides of every connection, before any message of the consensus.
+
+use lockkeeper_wire::peer::{Hello, Lane, Refusal, RefusalCode};
+use lockkeeper_wire::store::{Founding, Member};
+
+use super::refusals::{gone, hex, malformed, not_a_member, not_added, refusal, removed, too_old};
+use super::{ID_BYTES, PROTOCOL};
+use crate::members::Members;
+
+/// A member of a cluster, as it says hello and lets others in.
+#[derive(Clone, Copy, Debug)]
+pub struct Identity<'a> {
+    /// Its record.
+    pub founding: &'a Founding,
+    /// Who takes part, as far as it knows.
+    pub members: &'a Members,
+    /// The rules that its table has now, and the newest that it knows.
+    pub rules: u32,
+    /// See `rules`.
+    pub rules_max: u32,
+    /// Where it serves clients.
+    pub client_address: &'a str,
+}
+
+impl Identity<'_> {
+    /// What it says at the begin of a connection to node `to`, 0 for whoever is there.
+    #[must_use]
+    pub fn hello(&self, to: u64, lane: Lane) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            cluster: self.founding.cluster.clone(),
+            node: self.founding.node,
+            incarnation: self.founding.incarnation.clone(),
+            to,
+            candidate: None,
+            founding: Some(self.founding.clone()),
+            members: Some(self.members.into()),
+            rules_max: self.rules_max,
+            lane: lane.into(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            client_address: self.client_address.to_owned(),
+        }
+    }
+
+    /// Whether the one who says this may be talked to. Asked by both sides of every connection, before any message of the
+    /// consensus.
+    ///
+    /// # Errors
+    /// Why not, and what to do.
+    pub fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
+        let node = hello.node;
+        let own = Member {
+            node: self.founding.node,
+            incarnation: self.founding.incarnation.clone(),
+            ..Member::default()
+        };
+        check(hello, &own)?;
+        let is_member = !hello.cluster.is_empty();
+        if is_member && hello.cluster != self.founding.cluster {
+            let text = format!(
+                "node {node} belongs to cluster {}, node {} to cluster {}: an address leads to another cluster, or data \
+                 directories were exchanged",
+                hex(&hello.cluster),
+                own.node,
+                hex(&self.founding.cluster)
+            );
+            return Err(refusal(RefusalCode::Stranger, text));
+        }
+        if self.members.removed.contains_key(&node) {
+            return Err(removed(node));
+        }
+        if hello.rules_max < self.rules {
+            return Err(too_old(node, hello.rules_max, self.rules));
+        }
+        match (self.members.nodes.get(&node), &hello.candidate) {
+            (Some(known), _) if known.incarnation != hello.incarnation => Err(gone(node)),
+            // It has not heard yet that its cluster is founded, or that it was added.
+            (Some(_), _) => Ok(()),
+            (None, Some(candidate)) if !is_member => Err(not_added(candidate, &self.founding.cluster)),
+            (None, _) if self.is_behind(hello) => Ok(()),
+            (None, _) => Err(not_a_member(node, &self.founding.cluster)),
+        }
+    }
+
+    /// Whether it can be that the other was added, and this node has not heard of it: to keep it out could cost the cluster
+    /// its majority.
+    fn is_behind(&self, hello: &Hello) -> bool {
+        hello.members.as_ref().is_some_and(|theirs| {
+            let is_itself =
+                |member: &Member| (member.node, &member.incarnation) == (hello.node, &hello.incarnation);
+            theirs.at > self.members.at && theirs.nodes.iter().any(is_itself)
+        })
+    }
+}
+
+/// What holds for every hello: that it is one, and meant for this node.
+pub(super) fn check(hello: &Hello, own: &Member) -> Result<(), Refusal> {
+    let (node, me) = (hello.node, own.node);
+    if hello.protocol != PROTOCOL {
+        let text = format!(
+            "node {node} (release {}) speaks version {} of the peers' protocol, node {me} version {PROTOCOL}: upgrade one \
+             release at a time, and all nodes before the next one",
+            hello.version, hello.protocol
+        );
+        return Err(refusal(RefusalCode::Version, text));
+    }
+    if node == 0 || hello.incarnation.len() != ID_BYTES {
+        return Err(malformed(hello));
+    }
+    if hello.to != 0 && hello.to != me {
+        let text = format!(
+            "this is node {me}, node {} was asked for: node {node} was given an address that leads to another node",
+            hello.to
+        );
+        return Err(refusal(RefusalCode::Stranger, text));
+    }
+    if node == me {
+        let text = if hello.incarnation == own.incarnation {
+            format!("node {me} has reached itself: an address of another node leads back to it")
+        } else {
+            format!("two nodes call themselves {me}: give each its own `--node`")
+        };
+        return Err(refusal(RefusalCode::Stranger, text));
+    }
+    Ok(())
+}

@@ -1,0 +1,435 @@
+//! Every order in which nodes hear each other, with crashes and a wiped disk between; and every refusal, word by word.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use super::*;
+
+const NODES: [u64; 3] = [1, 2, 3];
+
+fn candidate(node: u64, generation: u8) -> Candidate {
+    let listed = NODES.map(|node| Listed { node, peer_address: address(node), incarnation: Vec::new() });
+    Candidate {
+        member: Some(Member {
+            node,
+            incarnation: vec![node as u8 * 16 + generation; ID_BYTES],
+            peer_address: address(node),
+            client_address: format!("client-{node}:1"),
+        }),
+        tokens_above: 10 * node,
+        rules: 9 - node as u32,
+        nodes: listed.to_vec(),
+    }
+}
+
+fn address(node: u64) -> String {
+    format!("peer-{node}:1")
+}
+
+/// A node, as its disk is and as it runs.
+#[derive(Clone, PartialEq, Debug)]
+enum Node {
+    /// What it heard since its start is in the founder; the rest is durable.
+    Forming(Founder),
+    Founded(Founding),
+    /// It was told that it has no place here.
+    Stopped,
+}
+
+impl Node {
+    fn new(node: u64, generation: u8) -> Self {
+        Self::Forming(Founder::new(candidate(node, generation)))
+    }
+
+    fn hello(&self) -> Option<Hello> {
+        match self {
+            Self::Forming(founder) => Some(founder.hello(0, Lane::Greeting)),
+            Self::Founded(founding) => {
+                Some(identity(founding, &Members::founded(founding)).hello(0, Lane::Greeting))
+            }
+            Self::Stopped => None,
+        }
+    }
+
+    fn hear(&mut self, hello: &Hello) {
+        let Self::Forming(founder) = self else { return };
+        let mut step = founder.heard(hello);
+        loop {
+            match step {
+                Step::Wait { .. } | Step::Refuse(_) => return,
+                Step::Promise(own) => {
+                    founder.promised(own);
+                    step = founder.step();
+                }
+                Step::Found(founding) => {
+                    *self = Self::Founded(founding);
+                    return;
+                }
+                Step::Stop(_) => {
+                    *self = Self::Stopped;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        if let Self::Forming(founder) = self {
+            *self = Self::Forming(Founder::new(founder.own().clone()));
+        }
+    }
+}
+
+fn identity<'a>(founding: &'a Founding, members: &'a Members) -> Identity<'a> {
+    Identity { founding, members, rules: 1, rules_max: 1, client_address: "client:1" }
+}
+
+fn hash(what: &impl std::fmt::Debug) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    format!("{what:?}").hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Three nodes, and all that was ever said: any of it may arrive at any time, again and again.
+#[derive(Clone, Debug)]
+struct World {
+    nodes: [Node; 3],
+    said: Vec<(u64, Hello)>,
+    /// Every record that was ever written, but for whose it is.
+    founded: Vec<Founding>,
+    wiped: bool,
+}
+
+impl World {
+    fn new() -> Self {
+        let nodes = NODES.map(|node| Node::new(node, 0));
+        let mut world = Self { nodes, said: Vec::new(), founded: Vec::new(), wiped: false };
+        world.note();
+        world
+    }
+
+    /// What the nodes say now was said from here on.
+    fn note(&mut self) {
+        for node in &self.nodes {
+            let hello = node.hello().map(|hello| (hash(&hello), hello));
+            self.said.extend(hello.filter(|(hash, _)| self.said.iter().all(|(said, _)| said != hash)));
+            if let Node::Founded(founding) = node {
+                let record = Founding { node: 0, incarnation: Vec::new(), ..founding.clone() };
+                if !self.founded.contains(&record) {
+                    self.founded.push(record);
+                }
+            }
+        }
+    }
+
+    fn key(&self) -> u64 {
+        let mut said: Vec<u64> = self.said.iter().map(|(hash, _)| *hash).collect();
+        said.sort_unstable();
+        hash(&(&self.nodes, said, self.wiped))
+    }
+
+    /// Everything that can happen next. A crash before a write is one before what led to it was heard.
+    fn next(&self, wipes: bool) -> Vec<Self> {
+        let mut next = Vec::new();
+        let mut add = |change: &dyn Fn(&mut Self)| {
+            let mut world = self.clone();
+            change(&mut world);
+            world.note();
+            next.push(world);
+        };
+        for index in 0..3 {
+            for (_, hello) in self.said.iter().filter(|(_, hello)| hello.node != NODES[index]) {
+                add(&|world| world.nodes[index].hear(hello));
+            }
+            add(&|world| world.nodes[index].crash());
+        }
+        if wipes && !self.wiped {
+            add(&|world| {
+                world.nodes[1] = Node::new(2, 1);
+                world.wiped = true;
+            });
+        }
+        next
+    }
+
+    /// Every node hears every other, as it is now.
+    fn exchange(&mut self) {
+        for index in 0..3 {
+            for other in 0..3 {
+                if let Some(hello) = self.nodes[other].hello().filter(|_| index != other) {
+                    self.nodes[index].hear(&hello);
+                }
+            }
+        }
+    }
+}
+
+/// Looks at every state that can be reached, once.
+fn explore(wipes: bool, mut look: impl FnMut(&World)) -> usize {
+    let mut seen = BTreeSet::new();
+    let mut queue = VecDeque::from([World::new()]);
+    while let Some(world) = queue.pop_front() {
+        if seen.insert(world.key()) {
+            look(&world);
+            queue.extend(world.next(wipes));
+        }
+    }
+    seen.len()
+}
+
+#[test]
+fn in_every_order_and_with_every_crash_three_nodes_found_one_cluster() {
+    let mut ends = 0;
+    let states = explore(false, |world| {
+        assert!(world.founded.len() <= 1, "{world:#?}");
+        let mut world = world.clone();
+        (0..4).for_each(|_| world.exchange());
+        for (node, founded) in NODES.iter().zip(&world.nodes) {
+            let Node::Founded(founding) = founded else { panic!("node {node} is left over: {world:#?}") };
+            assert_eq!(founding.node, *node);
+            assert_eq!((founding.tokens_above, founding.rules), (30, 6), "the greatest and the least of all");
+            let incarnations = founding.members.iter().map(|member| member.incarnation[0]);
+            assert_eq!(incarnations.collect::<Vec<_>>(), [16, 32, 48]);
+            ends += 1;
+        }
+    });
+    assert!(states > 100 && ends == states * 3, "{states} states");
+}
+
+#[test]
+fn a_disk_that_is_wiped_at_any_time_never_makes_two_clusters() {
+    let (mut of_both, mut stopped) = (BTreeSet::new(), 0);
+    explore(true, |world| {
+        assert!(world.founded.len() <= 1, "{world:#?}");
+        of_both.extend(world.founded.iter().map(|founding| founding.cluster.clone()));
+        stopped += usize::from(world.wiped && world.nodes[1] == Node::Stopped);
+    });
+    assert_eq!(of_both.len(), 2, "the wipe came before the founding, and after");
+    assert!(stopped > 0, "the node with the wiped disk was told");
+}
+
+fn text(step: Step) -> String {
+    match step {
+        Step::Refuse(refusal) => refusal.text,
+        Step::Stop(refusal) => format!("STOP {}", refusal.text),
+        step => panic!("{step:?}"),
+    }
+}
+
+fn founded() -> Founding {
+    let mut world = World::new();
+    (0..4).for_each(|_| world.exchange());
+    let Node::Founded(founding) = &world.nodes[0] else { panic!("{world:?}") };
+    Founding { cluster: vec![0xC1; ID_BYTES], ..founding.clone() }
+}
+
+/// What node 2 says, as a member of that cluster.
+fn member_hello(founding: &Founding) -> Hello {
+    let two = Founding { node: 2, incarnation: vec![32; ID_BYTES], ..founding.clone() };
+    identity(&two, &Members::founded(&two)).hello(1, Lane::Messages)
+}
+
+fn refused(founding: &Founding, members: &Members, hello: &Hello) -> String {
+    let identity = Identity { rules: 1, ..identity(founding, members) };
+    identity
+        .admit(hello)
+        .map_or_else(|refusal| format!("{:?} {}", refusal.code(), refusal.text), |()| "welcome".to_owned())
+}
+
+#[test]
+fn whom_a_member_lets_in_and_what_it_tells_the_others() {
+    let founding = founded();
+    let mut members = Members::founded(&founding);
+    let hello = member_hello(&founding);
+    let changed = |change: &dyn Fn(&mut Hello)| {
+        let mut hello = hello.clone();
+        change(&mut hello);
+        refused(&founding, &members, &hello)
+    };
+    assert_eq!(changed(&|_| {}), "welcome");
+    assert_eq!(
+        changed(&|hello| hello.protocol = 7),
+        format!(
+            "Version node 2 (release {}) speaks version 7 of the peers' protocol, node 1 version 1: upgrade one release at \
+             a time, and all nodes before the next one",
+            env!("CARGO_PKG_VERSION")
+        )
+    );
+    assert_eq!(
+        changed(&|hello| hello.to = 3),
+        "Stranger this is node 1, node 3 was asked for: node 2 was given an address that leads to another node"
+    );
+    assert_eq!(
+        changed(&|hello| hello.node = 1),
+        "Stranger two nodes call themselves 1: give each its own `--node`"
+    );
+    assert_eq!(
+        changed(&|hello| (hello.node, hello.incarnation) = (1, founding.incarnation.clone())),
+        "Stranger node 1 has reached itself: an address of another node leads back to it"
+    );
+    assert_eq!(
+        changed(&|hello| hello.cluster = vec![0xC2; ID_BYTES]),
+        "Stranger node 2 belongs to cluster c2c2c2c2c2c2c2c2c2c2c2c2c2c2c2c2, node 1 to cluster \
+         c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1: an address leads to another cluster, or data directories were exchanged"
+    );
+    let gone = "Wiped node 2's data are gone: `lockkeeper cluster remove 2`, then add it under a new id, with an empty \
+                data directory. The cluster knows another data directory of node 2; without what that one held it could \
+                help to undo what was acknowledged";
+    assert_eq!(changed(&|hello| hello.incarnation = vec![33; ID_BYTES]), gone);
+    let wiped = Founder::new(candidate(2, 1)).hello(1, Lane::Greeting);
+    assert_eq!(refused(&founding, &members, &wiped), gone, "it has nothing any more");
+    assert_eq!(
+        changed(&|hello| hello.rules_max = 0),
+        "Version node 2 knows the rules of the table up to version 0, the cluster uses version 1: start it with the release \
+         of the other nodes"
+    );
+    let mut four = candidate(4, 0);
+    let listing = Founder::new(four.clone()).hello(0, Lane::Greeting);
+    assert_eq!(
+        refused(&founding, &members, &listing),
+        "Stranger cluster c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1 was founded without node 4: start it with `--join` instead of \
+         `--cluster`, then `lockkeeper cluster add 4=peer-4:1`"
+    );
+    four.nodes.clear();
+    let waiting = Founder::new(four).hello(0, Lane::Greeting);
+    assert_eq!(
+        refused(&founding, &members, &waiting),
+        "Later node 4 is not added yet to cluster c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1: `lockkeeper cluster add 4=peer-4:1`"
+    );
+    assert_eq!(
+        changed(&|hello| hello.node = 5),
+        "Later node 5 is no member of cluster c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1, as far as this node knows"
+    );
+    assert!(changed(&|hello| hello.incarnation = vec![1]).starts_with("Version the greeting of node 2"));
+
+    members.nodes.remove(&2);
+    members.removed.insert(2, vec![32; ID_BYTES]);
+    assert_eq!(
+        refused(&founding, &members, &hello),
+        "Removed node 2 was removed from the cluster, and ids never come back. To take part again it needs a new id and an \
+         empty data directory: `lockkeeper cluster add`"
+    );
+}
+
+#[test]
+fn a_node_that_was_added_meanwhile_is_let_in_by_one_that_has_not_heard_of_it() {
+    let founding = founded();
+    let members = Members { at: 40, ..Members::founded(&founding) };
+    let four = Member { node: 4, incarnation: vec![64; ID_BYTES], ..Member::default() };
+    let own = Founding { node: 4, incarnation: four.incarnation.clone(), ..founding.clone() };
+    let mut theirs = members.clone();
+    theirs.nodes.insert(4, four);
+    for (at, known) in [(39, "Later"), (40, "Later"), (41, "welcome")] {
+        theirs.at = at;
+        let hello = identity(&own, &theirs).hello(1, Lane::Messages);
+        assert!(refused(&founding, &members, &hello).starts_with(known), "at {at}");
+    }
+    theirs.nodes.remove(&4);
+    let hello = identity(&own, &theirs).hello(1, Lane::Messages);
+    assert!(refused(&founding, &members, &hello).starts_with("Later"), "its own list is without it");
+}
+
+#[test]
+fn what_a_candidate_tells_those_with_whom_it_founds_no_cluster() {
+    let heard = |change: &dyn Fn(&mut Candidate)| {
+        let mut other = candidate(2, 0);
+        change(&mut other);
+        text(Founder::new(candidate(1, 0)).heard(&Founder::new(other).hello(1, Lane::Greeting)))
+    };
+    let differ = "nodes 1 and 2 were told to found different clusters: ";
+    assert_eq!(
+        heard(&|other| other.nodes[2].peer_address = "elsewhere:1".to_owned()),
+        format!(
+            "{differ}node 3 is `peer-3:1` for node 1, and `elsewhere:1` for node 2; start all founders with the same \
+                 `--cluster`"
+        )
+    );
+    assert_eq!(
+        heard(&|other| other.nodes.truncate(2)),
+        format!("{differ}node 3 is in the list of node 1 only; start all founders with the same `--cluster`")
+    );
+    assert_eq!(
+        heard(&|other| other.nodes.push(Listed { node: 7, ..Listed::default() })),
+        format!("{differ}node 7 is in the list of node 2 only; start all founders with the same `--cluster`")
+    );
+    let seven = Founder::new(Candidate { nodes: candidate(1, 0).nodes, ..candidate(7, 0) });
+    assert_eq!(
+        text(Founder::new(candidate(1, 0)).heard(&seven.hello(1, Lane::Greeting))),
+        "node 7 is not in the list of nodes that found this cluster (`--cluster`)"
+    );
+    let joiner = Candidate { nodes: Vec::new(), ..candidate(4, 0) };
+    assert_eq!(
+        text(Founder::new(joiner).heard(&Founder::new(candidate(2, 0)).hello(4, Lane::Greeting))),
+        "node 4 waits to be added to a cluster (`--join`), it founds none: node 2 must not list it in `--cluster`"
+    );
+}
+
+#[test]
+fn data_that_are_gone_while_a_cluster_is_founded_are_told() {
+    let gone = "node 2's data are gone, while its cluster was being founded. If no node serves yet, empty the data \
+                directories of all of them and start again; else `lockkeeper cluster remove 2`, then add it under a new id";
+    let mut one = Founder::new(candidate(1, 0));
+    one.heard(&Founder::new(candidate(2, 0)).hello(1, Lane::Greeting));
+    let Step::Promise(own) = one.heard(&Founder::new(candidate(3, 0)).hello(1, Lane::Greeting)) else {
+        panic!("all were heard")
+    };
+    one.promised(own);
+    let mut wiped = Founder::new(candidate(2, 1));
+    assert_eq!(text(one.heard(&wiped.hello(1, Lane::Greeting))), gone);
+    assert_eq!(text(wiped.heard(&one.hello(2, Lane::Greeting))), format!("STOP {gone}"));
+    let founding = founded();
+    assert!(text(wiped.heard(&member_hello_of_one(&founding))).starts_with("STOP node 2's data are gone: "));
+}
+
+fn member_hello_of_one(founding: &Founding) -> Hello {
+    identity(founding, &Members::founded(founding)).hello(0, Lane::Messages)
+}
+
+#[test]
+fn one_that_joins_waits_until_the_cluster_lists_it_and_takes_its_record() {
+    let joiner = Candidate { nodes: Vec::new(), rules: 6, ..candidate(4, 0) };
+    let mut founder = Founder::new(joiner.clone());
+    assert_eq!(founder.step(), Step::Wait { missing: Vec::new() });
+    let founding = founded();
+    let mut members = Members::founded(&founding);
+    let hello = |members: &Members| identity(&founding, members).hello(4, Lane::Messages);
+    assert_eq!(founder.heard(&hello(&members)), Step::Wait { missing: Vec::new() });
+    members.at = 12;
+    members.nodes.insert(4, joiner.member.clone().expect("it has one"));
+    let expected = Founding { node: 4, incarnation: vec![64; ID_BYTES], ..founding.clone() };
+    assert_eq!(founder.heard(&hello(&members)), Step::Found(expected));
+
+    let mut older = Founder::new(Candidate { rules: 5, ..joiner });
+    assert_eq!(
+        text(older.heard(&hello(&members))),
+        "STOP node 4 knows the rules of the table up to version 5, the cluster uses version 6: start it with the release of \
+         the other nodes"
+    );
+
+    // Another data directory than the one that was added.
+    members.nodes.insert(4, Member { incarnation: vec![65; ID_BYTES], ..Member::default() });
+    assert!(text(founder.heard(&hello(&members))).starts_with("STOP node 4's data are gone: "));
+    members.nodes.remove(&4);
+    members.removed.insert(4, vec![64; ID_BYTES]);
+    assert!(text(founder.heard(&hello(&members))).starts_with("STOP node 4 was removed from the cluster"));
+    // A founder that knows nothing of its promise runs on an old copy of its data.
+    let step = Founder::new(candidate(2, 0)).heard(&member_hello_of_one(&founding));
+    assert!(text(step).starts_with("STOP node 2's data are gone: "));
+}
+
+#[test]
+fn a_greeting_that_contradicts_itself_is_refused() {
+    let mut founder = Founder::new(candidate(1, 0));
+    let sound = Founder::new(candidate(2, 0)).hello(1, Lane::Greeting);
+    let changes: [fn(&mut Hello); 4] = [
+        |hello| hello.candidate = None,
+        |hello| hello.candidate = Some(candidate(3, 0)),
+        |hello| hello.node = 0,
+        |hello| hello.founding = Some(Founding { cluster: vec![1; ID_BYTES], ..Founding::default() }),
+    ];
+    for change in changes {
+        let mut hello = sound.clone();
+        change(&mut hello);
+        assert!(text(founder.heard(&hello)).contains("contradicts itself"), "{hello:?}");
+    }
+}
