@@ -8,6 +8,9 @@ use std::time::Duration;
 use lockkeeper::{LockName, Locks, TokenStatus, WatchEvent};
 use lockkeeper_wire::v1::{self, watch_response::What};
 use nodes::{DEADLINE, Nodes};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -35,6 +38,9 @@ async fn a_follower_answers_every_call_as_its_leader_does() {
             (v1::Role::Follower, node as u64 + 1),
             "this one is its own"
         );
+        let asked = HealthCheckRequest { service: String::new() };
+        let health = HealthClient::new(nodes.channel(node).await).check(asked).await.unwrap().into_inner();
+        assert_eq!(health.status(), ServingStatus::Serving, "who hears a leader serves");
 
         let checked = calls.check_token(check("a/b", token)).await.unwrap().into_inner();
         assert_eq!(checked.status(), v1::TokenStatus::Current);

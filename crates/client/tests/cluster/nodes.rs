@@ -68,8 +68,13 @@ impl Nodes {
 
     /// Calls to one node, and to no other.
     pub(crate) async fn calls(&self, node: usize) -> LockkeeperClient<Channel> {
+        LockkeeperClient::new(self.channel(node).await)
+    }
+
+    /// A connection to one node.
+    pub(crate) async fn channel(&self, node: usize) -> Channel {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.address(node))).unwrap();
-        LockkeeperClient::new(endpoint.connect().await.unwrap())
+        endpoint.connect().await.unwrap()
     }
 
     /// Who leads, once all that run agree.

@@ -11,7 +11,8 @@ use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::StreamEndReason;
 
 use super::{Lead, Replica, size};
-use crate::event::{Answer, AskId, Event, Output, StreamId};
+use crate::event::{Answer, AskId, Event, Output, Question, StreamId};
+use crate::mutant::Mutant;
 
 /// How long one waits: some elections.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -151,6 +152,11 @@ impl Replica {
             Event::Dropped(ask) => {
                 self.parked.leaves(Who::Ask(ask));
                 self.dropped(ask);
+            }
+            Event::Asked(ask, question @ Question::CheckToken { .. })
+                if self.is(Mutant::FollowerAnswersCheckToken) =>
+            {
+                self.answer(ask, question);
             }
             event if self.follows().is_none() => {
                 if let Some(who) = self.parked.push(self.now, event) {

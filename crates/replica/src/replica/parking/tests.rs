@@ -6,7 +6,6 @@ use lockkeeper_wire::store::{Founding, Member};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::*;
-use crate::event::Question;
 use crate::members::Members;
 use crate::replica::{Config, Recovered, TAIL_BYTES, TICK};
 
