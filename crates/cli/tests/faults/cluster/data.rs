@@ -10,7 +10,7 @@ use crate::server::{LONG, Server, answer, within};
 
 /// It is refused by the others, and says what to do.
 #[track_caller]
-fn is_refused(server: &mut Server, node: usize) {
+pub(crate) fn is_refused(server: &mut Server, node: usize) {
     let status = server.ended();
     let log = server.log();
     assert_eq!(status.code(), Some(i32::from(exit::CONFIG)), "{log}");

@@ -2,6 +2,7 @@
 
 mod data;
 mod leader;
+mod members;
 mod nodes;
 mod rolling;
 mod stops;

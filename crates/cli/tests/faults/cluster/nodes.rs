@@ -1,5 +1,6 @@
 //! Three `serve` processes that are one cluster, on ports that they keep.
 
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Fenced, Locks, ServiceStatus};
@@ -14,8 +15,10 @@ pub(crate) struct Nodes {
     /// Node 1 is the first.
     pub(crate) nodes: Vec<Server>,
     addresses: Vec<String>,
+    /// Where they listen to each other.
+    peers: Vec<String>,
     /// Kept, so that nobody else is given them.
-    _ports: Vec<Port>,
+    ports: Vec<Port>,
 }
 
 impl Nodes {
@@ -36,7 +39,26 @@ impl Nodes {
         // None of them serves before all have met.
         nodes.iter_mut().for_each(Server::begin);
         nodes.iter_mut().for_each(Server::serves);
-        Self { nodes, addresses, _ports: ports }
+        Self { nodes, addresses, peers, ports }
+    }
+
+    /// Another node, by the operator's two commands; it votes afterwards.
+    pub(crate) fn add(&mut self) {
+        let ports = [Port::free(), Port::free()];
+        let [address, peer] = [0, 1].map(|port: usize| format!("127.0.0.1:{}", ports[port].number()));
+        self.ports.extend(ports);
+        let id = self.nodes.len() + 1;
+        let mut server = Server::new(&format!(
+            "--node {id} --join {} --peer-listen {peer} --segment-bytes 1048576",
+            self.peers[1]
+        ));
+        server.listens(address.clone());
+        server.begin();
+        lockkeeper(&["cluster", "add", &format!("{id}={peer}"), "--locks", &self.url()]);
+        server.serves();
+        self.nodes.push(server);
+        self.addresses.push(address);
+        self.peers.push(peer);
     }
 
     /// With the addresses of all.
@@ -90,7 +112,16 @@ impl Nodes {
     }
 }
 
-/// The nodes but this one.
+/// The founders but this one.
 pub(crate) fn others(node: usize) -> [usize; 2] {
     [(node + 1) % ALL.len(), (node + 2) % ALL.len()]
+}
+
+/// What the command prints; it must end well.
+pub(crate) fn lockkeeper(args: &[&str]) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
+    let output = command.args(args).env_remove("LOCKKEEPER_URL").output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(output.status.success(), "{args:?}: {} {}", output.status, text(&output.stderr));
+    text(&output.stdout)
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper::LockName;
 use nix::sys::signal::Signal;
 
-use super::nodes::{ALL, Nodes, others};
+use super::nodes::{ALL, Nodes, lockkeeper, others};
 use crate::load::Load;
 use crate::server::{answer, within};
 use crate::stalls::{queue, sessions, stop_the_holder};
@@ -97,13 +97,4 @@ async fn the_commands_find_the_leader_behind_a_followers_address() {
     let info = within("the service answers", watcher.inspect(&name)).await.unwrap();
     assert_eq!(info.holders.len(), 1);
     within("it is given back", held.release()).await.unwrap();
-}
-
-/// What the command prints; it must end well.
-fn lockkeeper(args: &[&str]) -> String {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
-    let output = command.args(args).env_remove("LOCKKEEPER_URL").output().unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    assert!(output.status.success(), "{args:?}: {} {}", output.status, text(&output.stderr));
-    text(&output.stdout)
 }
