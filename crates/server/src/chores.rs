@@ -42,7 +42,7 @@ pub(crate) enum Done<D: Disk> {
     /// The disk is full at a point from which there is no way on.
     Full(io::Error),
     /// A leader's snapshot has arrived.
-    Received(Box<Received>, Arrived<D>),
+    Received(Box<Received>, Box<Arrived<D>>),
     /// The data directory is not there any more; the thread has ended.
     Gone,
 }

@@ -220,7 +220,7 @@ impl<D: Disk> Node<D> {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
                 }
                 Done::Received(received, incoming) => {
-                    self.incoming.insert(incoming.head.index, incoming);
+                    self.incoming.insert(incoming.head.index, *incoming);
                     self.replica.handle(Event::SnapshotReceived(received));
                 }
                 Done::Gone => return Err(ServeError::DirectoryGone { directory: self.directory.clone() }),

@@ -167,13 +167,15 @@ impl Core {
     /// where only the process died, and else when they have waited for too long.
     pub(crate) fn links_gone(&mut self, node: Id, power: bool) {
         self.peers.in_use.retain(|(from, _), _| *from != node);
-        let whole = self.peers.links.iter().filter(|(_, it)| !it.is_broken && (it.from == node || it.to == node));
+        let whole =
+            self.peers.links.iter().filter(|(_, it)| !it.is_broken && (it.from == node || it.to == node));
         let whole: Vec<LinkId> = whole.map(|(&id, _)| id).collect();
         let wait = if power { UNACKNOWLEDGED_MAX } else { 0 };
         for id in whole {
             let Some(link) = self.peers.links.get_mut(&id) else { continue };
             link.is_broken = true;
-            let (from, from_run, to, to_run, last) = (link.from, link.from_run, link.to, link.to_run, link.at);
+            let (from, from_run, to, to_run, last) =
+                (link.from, link.from_run, link.to, link.to_run, link.at);
             if from == node {
                 if power {
                     let kept = self.dice.below(link.frames.len() as u64 + 1) as usize;

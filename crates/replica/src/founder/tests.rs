@@ -137,8 +137,8 @@ impl World {
             world.note();
             next.push(world);
         };
-        for index in 0..3 {
-            for (_, hello) in self.said.iter().filter(|(_, hello)| hello.node != NODES[index]) {
+        for (index, node) in NODES.into_iter().enumerate() {
+            for (_, hello) in self.said.iter().filter(|(_, hello)| hello.node != node) {
                 add(&|world| world.nodes[index].hear(hello));
             }
             add(&|world| world.nodes[index].crash());

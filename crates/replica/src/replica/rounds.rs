@@ -92,8 +92,9 @@ impl Rounds {
 
     /// An own batch is committed.
     pub(super) fn committed(&mut self, at: Position) {
-        while let Some((batch, asked)) = self.riding.pop_front_if(|(batch, _)| batch.index <= at.index) {
-            self.confirmed.push_back((batch.index, asked));
+        while self.riding.front().is_some_and(|(batch, _)| batch.index <= at.index) {
+            let ridden = self.riding.pop_front().map(|(batch, asked)| (batch.index, asked));
+            self.confirmed.extend(ridden);
         }
     }
 

@@ -455,8 +455,7 @@ impl Node {
     fn install(&mut self, index: u64) {
         let sealed = self.sealed.take().expect("it was received");
         assert_eq!(sealed.0.index, index, "it is that one");
-        let states = self.records.iter().filter_map(|record| record.hard_state);
-        let hard_state = states.last();
+        let hard_state = self.records.iter().rev().find_map(|record| record.hard_state);
         self.records = vec![store::Record { hard_state, entries: Vec::new() }];
         self.stored = Some(sealed);
     }

@@ -144,7 +144,9 @@ fn a_keep_alive_goes_with_the_batch_that_is_proposed_after_it_and_with_no_earlie
     assert_eq!(kinds, [PeerKind::Append; 2], "no round of its own");
     // What comes while the batch is on its way is not covered by it.
     world.say(leader, stream, vec![keep_alive(session, 2)]);
-    world.others(leader).into_iter().for_each(|id| drop(world.arrive_if(id, |kind| kind == PeerKind::Append)));
+    for other in world.others(leader) {
+        world.arrive_if(other, |kind| kind == PeerKind::Append);
+    }
     world.arrive_if(leader, |kind| kind == PeerKind::AppendResponse);
     let heard = bodies(world.heard(leader, stream));
     let [(1, What::Granted(_)), (0, What::KeptAlive(kept))] = &heard[..] else { panic!("{heard:?}") };

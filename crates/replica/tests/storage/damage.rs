@@ -6,12 +6,12 @@ use lockkeeper_replica::storage::{FORMAT_VERSION, OpenError};
 use crate::support::{View, names, open_view, small_directory};
 
 /// Damages a copy of the small directory; what an open says, or the view if it is the wrong one.
-fn damaged(disk: &MemoryDisk, view: &View, damage: impl FnOnce(&MemoryDisk)) -> Result<OpenError, View> {
+fn damaged(disk: &MemoryDisk, view: &View, damage: impl FnOnce(&MemoryDisk)) -> Result<OpenError, Box<View>> {
     let copy = disk.copy();
     damage(&copy);
     match open_view(&copy) {
         Err(error) => Ok(error),
-        Ok(found) if found == *view => Err(found),
+        Ok(found) if found == *view => Err(Box::new(found)),
         Ok(found) => panic!("damage was read as data: {found:?}"),
     }
 }
@@ -69,7 +69,7 @@ trait Noticed {
     fn expect_err_unnoticed(self, what: &str) -> OpenError;
 }
 
-impl Noticed for Result<OpenError, View> {
+impl Noticed for Result<OpenError, Box<View>> {
     fn expect_err_unnoticed(self, what: &str) -> OpenError {
         self.unwrap_or_else(|_| panic!("{what} was not noticed"))
     }

@@ -145,7 +145,7 @@ impl<D: Disk + Sync> Bulk<D> {
         let (settled, settles) = mpsc::channel();
         let received = Box::new(Received { offer, table, bytes });
         self.done
-            .send(Done::Received(received, Arrived { head, sealed, settled }))
+            .send(Done::Received(received, Box::new(Arrived { head, sealed, settled })))
             .map_err(|_| io::Error::other("this node stops"))?;
         self.inbox.ring();
         settles.recv_timeout(SETTLES).map_err(|_| io::Error::other("this node does not come to take it"))?;

@@ -27,11 +27,13 @@ enum Outcome {
     Stop(Refusal),
 }
 
+/// Keeps a candidate, durably.
+type Keep = Box<dyn Fn(&Candidate) -> Result<(), ServeError> + Send + Sync>;
+
 /// A node that belongs to no cluster yet, to others.
 struct Forming {
     founder: Mutex<Founder>,
-    /// Keeps a candidate, durably.
-    keep: Box<dyn Fn(&Candidate) -> Result<(), ServeError> + Send + Sync>,
+    keep: Keep,
     outcome: watch::Sender<Option<Outcome>>,
     failed: Mutex<Option<ServeError>>,
     /// There is something new to say to others.

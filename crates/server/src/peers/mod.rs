@@ -348,7 +348,8 @@ impl Links {
         let has_entries = messages.iter().any(|message| message.kind() == PeerKind::Append);
         match self.outgoing.get_mut(&node) {
             Some(link) => {
-                if !link.bytes.put(messages) {
+                let kept = link.bytes.put(messages);
+                if !kept {
                     tracing::warn!(node, "node {node} does not keep up: what waits for it is dropped");
                     self.lose(node);
                 }

@@ -50,7 +50,9 @@ impl Node {
         let options = Options { segment_bytes: SEGMENT_BYTES };
         let opened = storage::open(&self.disk, options).and_then(|opened| match opened {
             Opened::Existing(existing) => Ok(existing),
-            Opened::Empty | Opened::Candidate(_) => storage::found(&self.disk, options, &founding(self.id, core.scenario.nodes)),
+            Opened::Empty | Opened::Candidate(_) => {
+                storage::found(&self.disk, options, &founding(self.id, core.scenario.nodes))
+            }
         });
         let existing = match opened {
             Ok(existing) => existing,

@@ -351,8 +351,7 @@ impl Oracle {
     /// At the end: every node has applied the same, and has the same table.
     pub(crate) fn compare(&mut self, now: Nanos, node: Id, replica: &Replica) {
         let index = replica.applied_index();
-        let verdict =
-            self.nodes[place(node)].copy.compare(node, replica.table(), self.history.digest(index));
+        let verdict = self.nodes[place(node)].copy.compare(node, replica.table(), self.history.digest(index));
         self.judge(now, verdict);
     }
 }

@@ -88,10 +88,8 @@ impl Silence {
 
     /// P5: a session whose end is proposed may end at any moment, so nobody may be told that it lives.
     pub(crate) fn may_tell(&self, item: &v1::ServerItem) -> Verdict {
-        let is_sign = matches!(
-            item.what,
-            Some(server_item::What::KeptAlive(_) | server_item::What::Attached(_))
-        );
+        let is_sign =
+            matches!(item.what, Some(server_item::What::KeptAlive(_) | server_item::What::Attached(_)));
         if is_sign && self.ending.contains(&item.session) {
             let what = format!("s{} is acknowledged, though its end is proposed", item.session);
             return Err(("P5", what));

@@ -169,8 +169,7 @@ impl History {
                     seen.grants += 1;
                     let (names, subtree) = (request.names.clone(), request.subtree);
                     let (ended, stopped, is_excused) = (None, None, false);
-                    let hold =
-                        Hold { session, seq, index, ended, is_excused, stopped, names, subtree };
+                    let hold = Hold { session, seq, index, ended, is_excused, stopped, names, subtree };
                     self.holds.insert(token, hold);
                     self.live.insert(token);
                 }

@@ -55,7 +55,8 @@ impl World {
         let Some(stream) = self.clients[client].stream() else { return };
         let Some(line) = self.core.net.lines.get(&stream) else { return };
         let node = line.node;
-        let until = self.core.now + self.core.dice.within(self.core.scenario.ttl_max / 2, 2 * self.core.scenario.ttl_max);
+        let until = self.core.now
+            + self.core.dice.within(self.core.scenario.ttl_max / 2, 2 * self.core.scenario.ttl_max);
         if self.core.dice.chance(50) {
             // The client first.
             self.core.net.cut_line(stream);

@@ -359,10 +359,7 @@ impl Lockkeeper for Node {
         not_here()
     }
 
-    async fn members(
-        &self,
-        _: Request<v1::MembersRequest>,
-    ) -> Result<Response<v1::MembersResponse>, Status> {
+    async fn members(&self, _: Request<v1::MembersRequest>) -> Result<Response<v1::MembersResponse>, Status> {
         not_here()
     }
 
