@@ -14,8 +14,8 @@ use super::{Ask, Front};
 
 /// Without a deadline of the caller's own: while no node leads there is no answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// Where the leader serves clients, in the metadata of a refusal by a node that does not lead; empty if it knows of none
-/// that does.
+/// Where the leader serves clients, in the metadata of a refusal by a node that does not lead, or shuts down; empty if it
+/// knows of none that does.
 pub const LEADER_METADATA: &str = "lockkeeper-leader";
 
 /// Somebody waits for an answer. When this goes, nobody does.
@@ -119,8 +119,9 @@ fn not_leader(text: String, leader: &str) -> Status {
     status
 }
 
+/// Marked as by a node that does not lead: whoever has passed the call on asks the next leader.
 pub(super) fn shuts_down() -> Status {
-    Status::unavailable("this node shuts down; ask another")
+    not_leader("this node shuts down; ask another".to_owned(), "")
 }
 
 pub(super) fn unexpected() -> Status {

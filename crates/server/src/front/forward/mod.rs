@@ -217,7 +217,7 @@ impl Forwarding {
     }
 }
 
-/// Whether the node that was asked says that it does not lead.
+/// Whether the node that was asked says that it does not lead, or not for long.
 fn says_not_leader(headers: &HeaderMap) -> bool {
     headers.contains_key(LEADER_METADATA)
 }

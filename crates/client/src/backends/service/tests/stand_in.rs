@@ -150,9 +150,11 @@ impl StandIn {
         let mut state = self.state();
         state.leader = Some(node);
         state.term += 1;
-        let elsewhere = state.streams.extract_if(.., |_, open| open.node != node);
-        let elsewhere: Vec<(StreamId, Open)> = elsewhere.collect();
         let last = self.not_leader(&state);
+        let (here, elsewhere) =
+            std::mem::take(&mut state.streams).into_iter().partition(|(_, open)| open.node == node);
+        state.streams = here;
+        let elsewhere: BTreeMap<StreamId, Open> = elsewhere;
         for (stream, open) in elsewhere {
             state.peer.closed((0, stream), false);
             let _ = open.answers.send(Ok(last.clone()));
