@@ -112,6 +112,8 @@ impl Stream {
             for item in next(&mut answers).await? {
                 match item.what {
                     Some(server_item::What::Opened(_)) => sessions.push(item.session),
+                    // Where the other nodes are: about no session.
+                    Some(server_item::What::Nodes(_)) => {}
                     other => return Err(format!("lockkeeper opened no session: {other:?}")),
                 }
             }
@@ -153,6 +155,7 @@ async fn read(mut answers: Streaming<v1::ServerFrame>, count: usize, seen: Arc<S
         for item in next(&mut answers).await? {
             match item.what {
                 Some(server_item::What::KeptAlive(_)) => kept_alive += 1,
+                Some(server_item::What::Nodes(_)) => {}
                 Some(server_item::What::SessionGone(_)) if seen.closing.load(Ordering::SeqCst) => {
                     open = open.saturating_sub(1);
                 }
