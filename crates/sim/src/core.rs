@@ -55,8 +55,9 @@ pub(crate) enum Happening {
     JobStep { client: usize, life: u64, key: u64 },
     /// A client may begin another job.
     NextJob { client: usize, life: u64 },
-    /// The client by hand does something.
+    /// The client by hand does something, or only says that it lives.
     HandActs,
+    HandLives,
     /// A crashed client begins anew.
     ClientStarts { client: usize },
     /// Something goes wrong.

@@ -28,6 +28,8 @@ pub(crate) struct Hand {
     is_attached: bool,
     alive_at: Nanos,
     heard_at: Nanos,
+    /// It says nothing by itself before.
+    silent_until: Nanos,
     next_seq: u64,
     /// Sent, and not answered: sent again on the next stream, in order (R5).
     unanswered: BTreeMap<u64, Command>,
@@ -51,6 +53,7 @@ impl Hand {
             is_attached: false,
             alive_at: 0,
             heard_at: 0,
+            silent_until: 0,
             next_seq: 1,
             unanswered: BTreeMap::new(),
             said: Vec::new(),
@@ -70,6 +73,7 @@ impl Hand {
             return;
         }
         match self.stream {
+            _ if core.is_stormy && core.now < self.silent_until && self.is_attached => {}
             None => self.connect(core),
             // No answer to an attach: it was lost, or another stream has a higher number.
             Some(_) if !self.is_attached && core.now > self.alive_at + self.ttl / 4 => self.hang_up(core),
@@ -79,6 +83,19 @@ impl Hand {
         }
         let pause = core.dice.spread(5 * MS, self.ttl / 6);
         core.after(pause, Happening::HandActs);
+    }
+
+    /// It does nothing by itself until then.
+    pub(crate) fn is_silent_until(&mut self, until: Nanos) {
+        self.silent_until = until;
+    }
+
+    /// It says that it lives, whatever it was about to do.
+    pub(crate) fn lives(&mut self, core: &mut Core) {
+        if let (Some(stream), Some(session), true) = (self.stream, self.session, self.is_attached) {
+            let session = SessionId(session);
+            core.send_up(stream, Up::Frame(vec![Request::KeepAlive { session, id: core.now }.into()]));
+        }
     }
 
     fn connect(&mut self, core: &mut Core) {

@@ -144,6 +144,20 @@ impl Core {
         self.close_for(to, to_run, id, last);
     }
 
+    /// All connections on which a node sends break, with all that is on its way; it hears so soon.
+    pub(crate) fn lose_sent(&mut self, node: Id) {
+        let from_it = self.peers.in_use.iter().filter(|((from, _), _)| *from == node);
+        let from_it: Vec<LinkId> = from_it.map(|(_, &id)| id).collect();
+        for id in from_it {
+            let Some(link) = self.peers.links.get_mut(&id) else { continue };
+            link.is_broken = true;
+            link.frames.clear();
+            let (from, run) = (link.from, link.from_run);
+            let pause = self.dice.within(MS / 2, 5 * MS);
+            self.after(pause, Happening::PeerCloses { node: from, run, link: id });
+        }
+    }
+
     fn close_for(&mut self, node: Id, run: u64, link: LinkId, not_before: Nanos) {
         let pause = self.dice.spread(MS / 10, SECOND);
         self.at(not_before.max(self.now + pause), Happening::PeerCloses { node, run, link });

@@ -127,7 +127,7 @@ pub(crate) struct Scenario {
 
 impl Scenario {
     pub(crate) fn roll(dice: &mut Dice) -> Self {
-        let ttl = dice.pick(&[1_000, 1_000, 1_500, 3_000, 9_000]) * MS;
+        let ttl = dice.pick(&[1_000, 1_000, 1_000, 1_500, 1_500, 3_000, 9_000]) * MS;
         let lingers = dice.chance(40);
         let lock_delay = if dice.chance(25) { dice.spread(20 * MS, ttl) } else { 0 };
         let spec = |ttl: Nanos, linger: Nanos, lock_delay: Nanos| Spec {
@@ -181,7 +181,7 @@ impl Scenario {
             drops: dice.pick(&[0, 10, 40]),
             permit_limit: dice.within(1, 3) as u32,
             concurrency: dice.within(1, 3),
-            has_hand: dice.chance(50),
+            has_hand: dice.chance(50) || chain == Some(Fault::JustLate),
         }
     }
 }

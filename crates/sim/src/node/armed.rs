@@ -1,6 +1,6 @@
 //! Mishaps that strike at a certain moment of what a node does: chance alone would hardly ever hit it.
 
-use lockkeeper_wire::peer::{PeerFrame, PeerKind};
+use lockkeeper_wire::peer::{PeerFrame, PeerKind, PeerMessage};
 use lockkeeper_wire::store::Record;
 
 use super::Node;
@@ -14,7 +14,7 @@ pub(crate) enum Arm {
     LostVote,
     /// It stops right after it has asked whether it still leads, and hears nothing but the answers.
     RoundInFlight,
-    /// The others hear late that it has proposed the end of a session.
+    /// The connections on which it has proposed the end of a session break, and a sign of life comes right then.
     SlowEnd,
 }
 
@@ -45,9 +45,12 @@ impl Node {
             }
         }
         if ends && self.strikes(core, Arm::SlowEnd) {
-            let until = core.now + core.dice.within(100 * MS, 220 * MS);
-            for other in self.others(core) {
-                core.cut(self.id, other, until);
+            if let Some(process) = &mut self.process {
+                process.loses_sent = true;
+            }
+            for _ in 0..3 {
+                let pause = core.dice.within(MS, 60 * MS);
+                core.after(pause, Happening::HandLives);
             }
         }
     }
@@ -55,8 +58,16 @@ impl Node {
     /// It sends this.
     pub(super) fn sends(&mut self, core: &mut Core, frame: &PeerFrame) {
         let asks = |frame: &PeerFrame| {
-            frame.messages.iter().any(|it| it.kind() == PeerKind::Heartbeat && !it.context.is_empty())
+            let asks = |it: &PeerMessage| match it.kind() {
+                PeerKind::Heartbeat => !it.context.is_empty(),
+                PeerKind::Append => !it.entries.is_empty(),
+                _ => false,
+            };
+            frame.messages.iter().any(asks)
         };
+        if self.process.as_mut().is_some_and(|process| std::mem::take(&mut process.loses_sent)) {
+            core.lose_sent(self.id);
+        }
         if asks(frame) && self.strikes(core, Arm::RoundInFlight) {
             let until: Nanos = core.now + core.dice.within(300 * MS, 1_200 * MS);
             if core.dice.chance(50) {

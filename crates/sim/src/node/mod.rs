@@ -67,6 +67,7 @@ struct Process {
     /// What strikes it at its moment.
     arm: Option<Arm>,
     dies_in_write: bool,
+    loses_sent: bool,
     turn_at: Option<Nanos>,
 }
 

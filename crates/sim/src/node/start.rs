@@ -111,6 +111,7 @@ impl Node {
             read_before: None,
             arm: None,
             dies_in_write: false,
+            loses_sent: false,
             turn_at: None,
         });
         self.greet(core);

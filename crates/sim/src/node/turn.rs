@@ -38,7 +38,7 @@ impl Node {
         if process.writes.iter().any(|pending| matches!(pending, Pending::Write(_))) {
             return;
         }
-        core.oracle.turn(self.id, local, &process.replica);
+        core.oracle.turn(core.now, self.id, local, &process.replica);
         let before = process.read_before.take().filter(|_| core.is(Place::ClockBeforeInput));
         process.replica.begin(before.unwrap_or(local));
         for (from, frame) in std::mem::take(&mut process.frames) {

@@ -161,10 +161,13 @@ impl Oracle {
     }
 
     /// A turn begins, at this reading of the node's clock.
-    pub(crate) fn turn(&mut self, node: Id, local: Duration, replica: &Replica) {
+    pub(crate) fn turn(&mut self, now: Nanos, node: Id, local: Duration, replica: &Replica) {
         let least = replica.table().sessions().map(|session| session.ttl_ms).min();
         let step = Duration::from_millis(least.unwrap_or(limits::TTL_MS_MIN)) / 12;
-        self.nodes[place(node)].silence.turn(local, step);
+        let of = &mut self.nodes[place(node)];
+        of.silence.turn(local, step);
+        let verdict = of.silence.is_late(of.copy.applied, &self.history);
+        self.judge(now, verdict);
     }
 
     /// A packet is readable in a socket of a node from now on.
@@ -214,7 +217,10 @@ impl Oracle {
                     of.silence.may_expire(now, *session, &self.history)?;
                     of.silence.ends(*session);
                 }
-                command => of.silence.may_end(command, &self.history)?,
+                command => {
+                    of.silence.may_end(command, &self.history)?;
+                    of.silence.proposed(command);
+                }
             }
         }
         Ok(())

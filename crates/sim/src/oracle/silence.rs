@@ -14,6 +14,9 @@ use super::told::Verdict;
 use crate::clock::Nanos;
 use crate::net::Up;
 
+/// What is to be ended by time is ended so much later at the most, on the lease clock.
+const LATE: Duration = Duration::from_secs(2);
+
 #[derive(Default)]
 pub(crate) struct Silence {
     last_turn: Option<Duration>,
@@ -29,8 +32,9 @@ pub(crate) struct Silence {
     handed: BTreeMap<u64, Handed>,
     /// When all input of before was asked for.
     barrier: Option<Nanos>,
-    /// Sessions whose end it has proposed since it leads.
+    /// Sessions whose end it has proposed since it leads, and what else it has ended by time.
     ending: BTreeSet<u64>,
+    done: BTreeSet<Timer>,
     /// Streams that the node has closed: it reads nothing more from them.
     ended: BTreeSet<StreamId>,
 }
@@ -79,6 +83,7 @@ impl Silence {
         self.found = last;
         self.began.clear();
         self.ending.clear();
+        self.done.clear();
     }
 
     /// It proposes the end of a session.
@@ -110,13 +115,31 @@ impl Silence {
 
     /// What a leader ends by time has had its time, on the lease clock and counted anew by a new leader (P9, B1, D1, W1).
     pub(crate) fn may_end(&self, command: &Command, history: &History) -> Verdict {
-        let Some((timer, promise)) = Timer::of(command) else { return Ok(()) };
+        let Some(timer) = Timer::of(command) else { return Ok(()) };
         let Some(needs) = history.lasts(timer) else { return Ok(()) };
         let zero = self.zero();
         let since = self.began.get(&timer).map_or(zero, |it| zero.max(*it));
         let passed = self.reading.saturating_sub(since);
         if passed + Duration::from_millis(1) < needs * 99 / 100 {
-            return Err((promise, format!("{command:?} is proposed after {passed:?}, it needs {needs:?}")));
+            return Err((timer.promise(), format!("{command:?} is proposed after {passed:?}, it needs {needs:?}")));
+        }
+        Ok(())
+    }
+
+    /// It proposes this.
+    pub(crate) fn proposed(&mut self, command: &Command) {
+        self.done.extend(Timer::of(command));
+    }
+
+    /// What ends by time is ended in time: a leader that forgets about it leaves it for ever.
+    pub(crate) fn is_late(&self, applied: u64, history: &History) -> Verdict {
+        let Some((_, zero)) = self.leads else { return Ok(()) };
+        for (timer, needs, index) in history.pending() {
+            let since = self.began.get(&timer).map_or(zero, |it| zero.max(*it));
+            let passed = self.reading.saturating_sub(since);
+            if index <= applied && !self.done.contains(&timer) && passed > needs + LATE {
+                return Err((timer.promise(), format!("{timer:?} should have ended after {needs:?}, it is {passed:?}")));
+            }
         }
         Ok(())
     }

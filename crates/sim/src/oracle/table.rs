@@ -1,6 +1,7 @@
 //! The table's history: every command in the order in which it was agreed, against a table of the oracle's own and the
 //! named invariants.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -45,8 +46,11 @@ pub(crate) struct History {
     holds: BTreeMap<u64, Hold>,
     /// Holds that have not ended.
     live: BTreeSet<u64>,
-    /// How long what ends by time lasts: closed and revoked holds by token, waits by request.
-    timers: BTreeMap<Timer, Duration>,
+    /// How long what ends by time lasts, and the entry that it began with: closed and revoked holds by token, waits by
+    /// request.
+    timers: BTreeMap<Timer, (Duration, u64)>,
+    /// Those that are still to end.
+    pending: BTreeSet<Timer>,
     /// Which of them began with an entry.
     begun: BTreeMap<u64, Vec<Timer>>,
 }
@@ -59,12 +63,20 @@ pub(crate) enum Timer {
 }
 
 impl Timer {
-    /// What a leader's own command ends by time, and the promise that it has had its time.
-    pub(crate) fn of(command: &Command) -> Option<(Self, &'static str)> {
+    /// The promise that it has its time, and no more.
+    pub(crate) fn promise(self) -> &'static str {
+        match self {
+            Self::Closed(_) => "P9",
+            Self::Revoked(_) | Self::Wait(..) => "P4",
+        }
+    }
+
+    /// What a leader's own command ends by time.
+    pub(crate) fn of(command: &Command) -> Option<Self> {
         match command {
-            Command::EndDelay { token } => Some((Self::Closed(token.get()), "P9")),
-            Command::EndRevoked { token } => Some((Self::Revoked(token.get()), "P4")),
-            Command::TimeOut { session, target } => Some((Self::Wait(*session, *target), "P4")),
+            Command::EndDelay { token } => Some(Self::Closed(token.get())),
+            Command::EndRevoked { token } => Some(Self::Revoked(token.get())),
+            Command::TimeOut { session, target } => Some(Self::Wait(*session, *target)),
             _ => None,
         }
     }
@@ -83,6 +95,7 @@ impl History {
             holds: BTreeMap::new(),
             live: BTreeSet::new(),
             timers: BTreeMap::new(),
+            pending: BTreeSet::new(),
             begun: BTreeMap::new(),
         }
     }
@@ -106,7 +119,12 @@ impl History {
 
     /// How long it lasts.
     pub(crate) fn lasts(&self, timer: Timer) -> Option<Duration> {
-        self.timers.get(&timer).copied()
+        self.timers.get(&timer).map(|(needs, _)| *needs)
+    }
+
+    /// What is still to end by time: how long it lasts, and the entry that it began with.
+    pub(crate) fn pending(&self) -> impl Iterator<Item = (Timer, Duration, u64)> {
+        self.pending.iter().filter_map(|it| self.timers.get(it).map(|&(needs, index)| (*it, needs, index)))
     }
 
     /// What began with an entry.
@@ -198,6 +216,7 @@ impl History {
         let ttl = |session: SessionId| {
             after.sessions.iter().find(|state| state.id == session).map_or(0, |state| state.ttl_ms)
         };
+        self.pending.clear();
         for request in &after.requests {
             let (timer, needs) = match (&request.phase, request.owner) {
                 (Phase::Closed { token, ms: delay, .. }, _) => (Timer::Closed(token.get()), ms(*delay)),
@@ -209,8 +228,9 @@ impl History {
                 }
                 _ => continue,
             };
-            if let std::collections::btree_map::Entry::Vacant(place) = self.timers.entry(timer) {
-                place.insert(needs);
+            self.pending.insert(timer);
+            if let Entry::Vacant(place) = self.timers.entry(timer) {
+                place.insert((needs, index));
                 self.begun.entry(index).or_default().push(timer);
             }
         }

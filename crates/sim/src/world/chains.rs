@@ -42,12 +42,12 @@ impl World {
         self.core.after(pause, Happening::NodeDies { node: leader, power: true });
     }
 
-    /// A client's keep-alives arrive about when its session ends.
-    pub(super) fn just_late(&mut self, leader: Id, client: usize) {
-        let ttl = self.core.scenario.ttl_max;
-        let until = self.core.now + ttl * self.core.dice.within(60, 105) / 100;
-        self.core.net.hold(client, until);
-        self.nodes[at(leader)].arm(Arm::SlowEnd);
+    /// The client by hand is silent until its session's end is proposed.
+    pub(super) fn just_late(&mut self, leader: Id) {
+        if let Some(hand) = &mut self.hand {
+            hand.is_silent_until(self.core.now + 6 * self.core.scenario.ttl_max);
+            self.nodes[at(leader)].arm(Arm::SlowEnd);
+        }
     }
 
     /// A stream ends for one side first, and the client can't come back for long.

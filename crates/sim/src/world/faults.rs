@@ -126,7 +126,7 @@ impl World {
             Fault::LostVote => self.lose_vote(leader),
             Fault::RoundInFlight => self.nodes[at(leader)].arm(Arm::RoundInFlight),
             Fault::BreakAndCrash => self.break_and_crash(leader),
-            Fault::JustLate => self.just_late(leader, client),
+            Fault::JustLate => self.just_late(leader),
             Fault::Outage => self.outage(client),
             Fault::Operator => self.operate(node),
             Fault::Ghost => {

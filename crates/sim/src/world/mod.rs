@@ -200,6 +200,11 @@ impl World {
                     hand.acts(core);
                 }
             }
+            Happening::HandLives => {
+                if let Some(hand) = &mut self.hand {
+                    hand.lives(core);
+                }
+            }
             Happening::ClientWakes { client, life } => {
                 if let Some(client) = self.client(client, life) {
                     self.clients[client].wakes(&mut self.core);
