@@ -39,6 +39,7 @@ pub(super) fn gone_while_founding(node: u64) -> Refusal {
     no_place(node, RefusalCode::Wiped, text)
 }
 
+/// What a node hears that was removed.
 #[must_use]
 pub fn removed(node: u64) -> Refusal {
     let text = format!(
