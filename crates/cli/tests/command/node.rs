@@ -118,8 +118,13 @@ impl Node {
     }
 
     /// Stops it by a signal: how it ended, with what it printed after its first line.
-    pub(crate) fn stopped(mut self, signal: Signal) -> Ended {
+    pub(crate) fn stopped(self, signal: Signal) -> Ended {
         self.signal(signal);
+        self.ended()
+    }
+
+    /// Waits until it ends by itself: how, with what it printed after its first line.
+    pub(crate) fn ended(mut self) -> Ended {
         let mut status = None;
         wait_until("the node has ended", || {
             status = self.child.try_wait().unwrap();

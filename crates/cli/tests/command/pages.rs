@@ -1,12 +1,15 @@
 //! What the README and the pages of the service tell users to type.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::Command;
 
-use lockkeeper_cli::args;
+use lockkeeper_cli::{args, exit};
+use lockkeeper_rig::Port;
 use serde_json::Value;
 
-use crate::support::{CommandExt, Place};
+use crate::node::Starting;
+use crate::support::{CommandExt, Place, wait_until};
 
 const README: &str = include_str!("../../../../README.md");
 const SERVICE: &str = include_str!("../../../../docs/service.md");
@@ -73,6 +76,61 @@ fn every_call_on_the_pages_of_the_service_is_one() {
         }
     }
     assert!(count >= 9, "only {count} calls were found: the search itself is broken");
+}
+
+/// Three nodes form a cluster, one joins, takes over, and one goes: every line of the page, in its order, with ports that are free.
+#[test]
+fn the_pages_cluster_does_what_it_says() {
+    let scripts = scripts(OPERATING, "## A cluster");
+    let [forms, changes, ..] = scripts[..] else { panic!("two scripts are on the page: {scripts:?}") };
+    let mut page = format!("{forms}{changes}");
+    let ports: BTreeMap<u16, Port> =
+        (5701..=5704).chain(5801..=5804).map(|written| (written, Port::free())).collect();
+    for (written, port) in &ports {
+        let (written, free) = (format!("127.0.0.1:{written}"), format!("127.0.0.1:{}", port.number()));
+        assert!(page.contains(&written), "{written} is not on the page: {page}");
+        page = page.replace(&written, &free);
+    }
+    let url = page.lines().find_map(|line| line.strip_prefix("export LOCKKEEPER_URL=")).unwrap();
+    let place = Place::new().over(url);
+
+    let mut starting = Vec::new();
+    let mut nodes = Vec::new();
+    let mut said = Vec::new();
+    let calls = calls(&page);
+    for words in &calls {
+        let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        if words[1] == "serve" {
+            let log = format!("log-{}", starting.len() + nodes.len());
+            let node = place.start(&[&words[2..], &["--segment-bytes", "1048576"]].concat(), &log);
+            if words.contains(&"--join") {
+                let peers = words[1 + words.iter().position(|word| *word == "--peer-listen").unwrap()];
+                wait_until("it can be reached", || std::net::TcpStream::connect(peers).is_ok());
+                assert!(!node.serves(), "nobody has added it");
+            }
+            starting.push(node);
+            continue;
+        }
+        if nodes.is_empty() {
+            nodes.extend(starting.drain(..).map(Starting::ready));
+        }
+        let ended = place.lockkeeper(&words[1..]).ended();
+        assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{words:?}: {ended:?}");
+        said.push(ended.out);
+    }
+    assert_eq!((calls.len(), said.len()), (9, 5), "all lines are calls: {page}");
+    assert_eq!(said[0], "it works\n");
+    nodes.extend(starting.drain(..).map(Starting::ready));
+
+    let members: Value = serde_json::from_str(&place.ran("cluster status --json").out).unwrap();
+    let ids: Vec<u64> =
+        members["nodes"].as_array().unwrap().iter().map(|it| it["node"].as_u64().unwrap()).collect();
+    assert_eq!(ids, [2, 3, 4], "{members}");
+    let first = nodes.remove(0);
+    let ended = first.ended();
+    assert_eq!(ended.code, i32::from(exit::CONFIG), "{ended:?}");
+    assert!(ended.err.contains("node 1 was removed from the cluster, and ids never come back"), "{ended:?}");
+    assert_eq!(place.ran("run x -- true").code, 0, "the others go on");
 }
 
 #[test]

@@ -26,6 +26,8 @@ mod greet;
 mod link;
 mod listen;
 mod poll;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::io;

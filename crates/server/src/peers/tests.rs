@@ -1,0 +1,258 @@
+//! Links over real sockets: what arrives, what is told of a loss, and what is cut off.
+
+use std::io::{Read, Write};
+use std::net::{self, Ipv4Addr, TcpListener};
+use std::time::Instant;
+
+use lockkeeper_replica::Members;
+use lockkeeper_wire::peer::PeerFrame;
+use lockkeeper_wire::store::{Entry, Founding};
+use prost::Message;
+
+use super::*;
+use crate::data::Addresses;
+
+/// Far longer than anything here takes, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Fixture {
+    peers: Peers,
+    handover: Arc<Handover>,
+    inbox: Arc<Inbox>,
+}
+
+impl Fixture {
+    /// Node 1.
+    fn new() -> Self {
+        let (inbox, handover) = (Arc::new(Inbox::default()), Arc::new(Handover::default()));
+        let addresses = Addresses { client: "client:1", peer: "peer:1" };
+        let founding = Founding { node: 1, ..Founding::default() };
+        let directory = Directory::new(founding, addresses, Members::default(), 1);
+        let peers = Peers::new(directory, inbox.clone(), handover.clone()).expect("a poller");
+        Self { peers, handover, inbox }
+    }
+
+    /// A link with node 2: what node 2 has of it.
+    fn link(&self, way: Way) -> net::TcpStream {
+        self.numbered(way, self.handover.number())
+    }
+
+    fn numbered(&self, way: Way, number: u64) -> net::TcpStream {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let theirs = net::TcpStream::connect(listener.local_addr().expect("an address")).expect("it listens");
+        let (socket, _) = listener.accept().expect("it has connected");
+        socket.set_nonblocking(true).expect("a socket");
+        let client_address = "client:2".to_owned();
+        self.handover.give(
+            Link { number, node: 2, way, socket, rules_max: 7, client_address, alive: None },
+            &self.inbox,
+        );
+        theirs
+    }
+
+    /// The next events, as a replica's thread gets them.
+    fn events(&mut self) -> Vec<Event> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut events = Vec::new();
+        while events.is_empty() {
+            assert!(Instant::now() < deadline, "nothing has arrived");
+            self.peers.flush();
+            self.peers.read(&mut events);
+            if events.is_empty() {
+                self.peers.wait(Some(Duration::from_secs(1)));
+            }
+        }
+        events
+    }
+
+    fn is_up(&mut self) {
+        assert!(matches!(&self.events()[..], [Event::PeerUp { node: 2, rules_max: 7, .. }]));
+    }
+}
+
+fn message(index: u64, bytes: usize) -> PeerMessage {
+    let entry = Entry { index: index + 1, term: 3, kind: 1, data: vec![7; bytes].into() };
+    PeerMessage {
+        kind: PeerKind::Append.into(),
+        from: 2,
+        to: 1,
+        term: 3,
+        index,
+        entries: vec![entry],
+        ..PeerMessage::default()
+    }
+}
+
+fn frame(messages: Vec<PeerMessage>) -> Vec<u8> {
+    let frame = PeerFrame { messages }.encode_to_vec();
+    [(frame.len() as u32).to_le_bytes().to_vec(), frame].concat()
+}
+
+#[test]
+fn frames_arrive_whole_and_in_order_however_they_are_cut() {
+    let mut node = Fixture::new();
+    let mut theirs = node.link(Way::In);
+    node.is_up();
+    let sent: Vec<PeerMessage> = (0..40).map(|index| message(index, 1 << (index % 19))).collect();
+    let bytes: Vec<u8> = sent.chunks(3).flat_map(|messages| frame(messages.to_vec())).collect();
+    let writer = std::thread::spawn(move || {
+        for part in bytes.chunks(7_919) {
+            theirs.write_all(part).expect("it is read");
+        }
+        theirs
+    });
+    let mut read = Vec::new();
+    while read.len() < sent.len() {
+        for event in node.events() {
+            let Event::Peer(messages) = event else { panic!("{event:?}") };
+            read.extend(messages);
+        }
+    }
+    assert!(read == sent);
+    drop(writer.join().expect("it has written"));
+    assert!(matches!(&node.events()[..], [Event::PeerDown(2)]), "its end is told");
+}
+
+#[test]
+fn what_is_said_last_arrives_before_the_end_is_told() {
+    let mut node = Fixture::new();
+    let mut theirs = node.link(Way::In);
+    node.is_up();
+    theirs.write_all(&frame(vec![message(1, 10)])).expect("it is read");
+    drop(theirs);
+    let mut events = node.events();
+    if events.len() == 1 {
+        events.extend(node.events());
+    }
+    assert!(
+        matches!(&events[..], [Event::Peer(messages), Event::PeerDown(2)] if messages.len() == 1),
+        "{events:?}"
+    );
+}
+
+#[test]
+fn what_makes_no_sense_ends_the_link_and_what_came_before_counts() {
+    let wrong: [fn(&mut PeerMessage); 6] = [
+        |message| message.term = 0,
+        |message| message.from = 3,
+        |message| message.to = 3,
+        |message| message.kind = 99,
+        |message| message.context = vec![0; 33].into(),
+        |message| message.entries[0].index += 1,
+    ];
+    let mut bad: Vec<Vec<u8>> = wrong
+        .iter()
+        .map(|change| {
+            let mut message = message(5, 10);
+            change(&mut message);
+            frame(vec![message])
+        })
+        .collect();
+    bad.push(u32::MAX.to_le_bytes().to_vec());
+    bad.push([&3_u32.to_le_bytes()[..], &[0xFF; 3]].concat());
+    for bytes in bad {
+        let mut node = Fixture::new();
+        let mut theirs = node.link(Way::In);
+        node.is_up();
+        theirs.write_all(&[frame(vec![message(1, 10)]), bytes].concat()).expect("it is read");
+        let mut events = node.events();
+        if events.len() == 1 {
+            events.extend(node.events());
+        }
+        assert!(
+            matches!(&events[..], [Event::Peer(messages), Event::PeerDown(2)] if messages.len() == 1),
+            "{events:?}"
+        );
+        let mut rest = Vec::new();
+        // It may be told by a reset, since it has not read everything.
+        let _ = theirs.read_to_end(&mut rest);
+        assert!(rest.is_empty());
+    }
+}
+
+#[test]
+fn of_two_links_the_younger_counts_whichever_comes_first() {
+    let mut node = Fixture::new();
+    let mut younger = node.numbered(Way::In, 8);
+    let older = node.numbered(Way::In, 7);
+    node.is_up();
+    younger.write_all(&frame(vec![message(1, 10)])).expect("it is read");
+    assert!(matches!(&node.events()[..], [Event::Peer(_)]));
+    drop(older);
+    let mut youngest = node.numbered(Way::In, 9);
+    assert!(matches!(&node.events()[..], [Event::PeerDown(2), Event::PeerUp { .. }]));
+    youngest.write_all(&frame(vec![message(2, 10)])).expect("it is read");
+    assert!(matches!(&node.events()[..], [Event::Peer(_)]));
+}
+
+#[test]
+fn who_does_not_read_is_reported_lost_and_goes_on_with_whole_frames() {
+    let mut node = Fixture::new();
+    let mut theirs = node.link(Way::Out);
+    node.is_up();
+    let mut sent = 0;
+    let lost = loop {
+        node.peers.send(2, vec![message(sent, 1 << 20)]);
+        node.peers.flush();
+        sent += 1;
+        let mut events = Vec::new();
+        node.peers.read(&mut events);
+        if !events.is_empty() {
+            break events;
+        }
+        assert!(sent < 1_000, "a gigabyte fits into no socket");
+    };
+    assert!(matches!(&lost[..], [Event::PeerDown(2)]), "{lost:?}");
+    node.peers.send(2, vec![message(5_000, 10)]);
+    let reader = std::thread::spawn(move || {
+        let mut last = 0;
+        while last != 5_000 {
+            let mut length = [0; 4];
+            theirs.read_exact(&mut length).expect("it goes on");
+            let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
+            theirs.read_exact(&mut bytes).expect("whole frames");
+            for message in PeerFrame::decode(&bytes[..]).expect("a frame").messages {
+                assert!(message.index >= last, "in their order");
+                last = message.index;
+            }
+        }
+    });
+    let deadline = Instant::now() + PATIENCE;
+    while !reader.is_finished() {
+        assert!(Instant::now() < deadline, "it does not go on");
+        node.peers.flush();
+        node.peers.wait(Some(Duration::from_millis(10)));
+    }
+    reader.join().expect("all was in order");
+}
+
+#[test]
+fn entries_for_a_node_that_is_not_linked_are_lost_and_told() {
+    let mut node = Fixture::new();
+    let heartbeat = PeerMessage { kind: PeerKind::Heartbeat.into(), ..message(1, 1) };
+    node.peers.send(2, vec![heartbeat]);
+    let mut events = Vec::new();
+    node.peers.read(&mut events);
+    assert!(events.is_empty(), "{events:?}");
+    node.peers.send(2, vec![message(1, 1)]);
+    assert!(matches!(&node.events()[..], [Event::PeerDown(2)]));
+}
+
+#[test]
+fn whoever_rings_wakes_it_also_just_before_it_sleeps() {
+    let mut node = Fixture::new();
+    for before in [true, false] {
+        let inbox = node.inbox.clone();
+        if before {
+            inbox.ring();
+        }
+        let ringer = std::thread::spawn(move || {
+            if !before {
+                inbox.ring();
+            }
+        });
+        // Without the ring it would sleep for ever.
+        node.peers.wait(None);
+        ringer.join().expect("it has rung");
+    }
+}
