@@ -28,23 +28,19 @@ impl Place {
 
     /// The same with its data in another directory.
     pub(crate) fn serve_from(&self, data: &str, listen: &str) -> Node {
-        let log = self.path("serve.log");
+        self.begin(data, &["--listen", listen]).serves()
+    }
+
+    /// Starts a node, which may wait for others before it serves. Its log is named after its data.
+    pub(crate) fn begin(&self, data: &str, options: &[&str]) -> Node {
+        let log = self.path(&format!("{data}.log"));
         let file = std::fs::File::options().create(true).append(true).open(&log).unwrap();
-        let mut child = self
-            .bare(["serve", "--data", data, "--listen", listen, "--json"])
-            .stdout(Stdio::piped())
-            .stderr(file)
-            .spawn()
-            .unwrap();
+        let words = [&["serve", "--json", "--data", data], options].concat();
+        let mut child = self.bare(words).stdout(Stdio::piped()).stderr(file).spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
-        let (tell, lines) = mpsc::channel();
+        let (tell, rest) = mpsc::channel();
         std::thread::spawn(move || out.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
-        let Ok(line) = lines.recv_timeout(PATIENCE) else {
-            let _ = child.kill();
-            let _ = child.wait();
-            panic!("it did not serve: {}", std::fs::read_to_string(log).unwrap_or_default());
-        };
-        Node { child, said: serde_json::from_str(&line).unwrap(), rest: lines, log }
+        Node { child, said: Value::Null, rest, log }
     }
 
     /// A node on any free port, and this place with its locks there.
@@ -56,6 +52,13 @@ impl Place {
 }
 
 impl Node {
+    /// Waits until it serves.
+    pub(crate) fn serves(mut self) -> Self {
+        let Ok(line) = self.rest.recv_timeout(PATIENCE) else { panic!("it did not serve: {}", self.log()) };
+        self.said = serde_json::from_str(&line).unwrap();
+        self
+    }
+
     pub(crate) fn url(&self) -> String {
         self.said["locks"].as_str().unwrap().to_owned()
     }
@@ -80,8 +83,13 @@ impl Node {
     }
 
     /// Stops it by a signal: how it ended, with what it printed after its first line.
-    pub(crate) fn stopped(mut self, signal: Signal) -> Ended {
+    pub(crate) fn stopped(self, signal: Signal) -> Ended {
         self.signal(signal);
+        self.ended()
+    }
+
+    /// Waits until it has ended: how it did, with what it printed after its first line.
+    pub(crate) fn ended(mut self) -> Ended {
         let mut status = None;
         wait_until("the node has ended", || {
             status = self.child.try_wait().unwrap();

@@ -45,7 +45,6 @@ impl Cluster {
             mutant: None,
             seed: 1,
             tail_bytes: 0,
-            mutant: None,
             snapshot_index: 0,
             snapshot_term: 0,
             hard_state: None,

@@ -123,7 +123,8 @@ fn turn_with_peers(replica: &mut Replica, now: u64, events: Vec<Event>) -> (Vec<
     while let Some(write) = replica.advance().unwrap() {
         replica.persisted(at(now), write.synced()).unwrap();
     }
-    let outputs = replica.take_outputs();
+    let mut outputs = replica.take_outputs();
+    outputs.retain(|output| !matches!(output, Output::Members(_)));
     let (to_peers, told) = outputs.into_iter().partition(|output| matches!(output, Output::Peer(..)));
     let to_peers: Vec<Output> = to_peers;
     let agreed: Vec<PeerMessage> = to_peers.iter().flat_map(agreement).collect();
