@@ -2,6 +2,7 @@
 
 mod backups;
 mod bad_input;
+mod cluster;
 mod documents;
 mod fencing;
 mod forming;

@@ -38,6 +38,11 @@ impl Place {
         self.start(&["--data", data, "--listen", listen], "serve.log").ready()
     }
 
+    /// Starts a node with its data here; its log is named after them.
+    pub(crate) fn begin(&self, data: &str, options: &[&str]) -> Starting {
+        self.start(&[&["--data", data], options].concat(), &format!("{data}.log"))
+    }
+
     /// Starts a node that logs to this file of this place.
     pub(crate) fn start(&self, words: &[&str], log: &str) -> Starting {
         let log = self.path(log);

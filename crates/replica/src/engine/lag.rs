@@ -1,39 +1,55 @@
 //! What followers that lag will need: entries that stay in memory for them.
 //!
 //! Without this a snapshot that takes three seconds on its way would arrive at a leader which has let go of what comes
-//! after it, and the next one too: a node that never catches up.
+//! after it, and the next one too: a node that never catches up. And one that is restarted would need a snapshot each
+//! time.
 
 use std::collections::BTreeMap;
 
 use super::Progress;
 
-/// Entries that are kept for followers that lag, in bytes: some ten seconds of the heaviest load. Beyond it they need
-/// another snapshot.
-pub(super) const PIN_BYTES_MAX: usize = 256 << 20;
+/// Entries that are kept for followers that get a snapshot, in bytes: some ten seconds of the heaviest load. Beyond it
+/// they need another one.
+const SNAPSHOT_BYTES_MAX: usize = 256 << 20;
+/// Entries that are kept for others which lag: so many times what is kept in any case. Beyond it they need a snapshot.
+const TAILS_MAX: usize = 16;
 /// A follower that is silent for so many ticks is not waited for any more: a minute.
 const SILENT_TICKS_MAX: u32 = 3_000;
 /// Stands for whoever a snapshot is being taken for.
 const NOBODY: u64 = 0;
 
+/// Everything after an entry is needed, up to so many bytes in all.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Pin {
+    pub(super) after: u64,
+    pub(super) bytes_max: usize,
+}
+
 #[derive(Default)]
 pub(super) struct Lag {
-    /// For each follower that is waited for: the entry after which it needs everything.
-    needs: BTreeMap<u64, u64>,
+    /// What is kept in any case, in bytes.
+    keep: usize,
+    /// For each follower that is waited for: the entry after which it needs everything, and whether that is a snapshot's.
+    needs: BTreeMap<u64, (u64, bool)>,
     /// For how many ticks it was not heard.
     silent: BTreeMap<u64, u32>,
 }
 
 impl Lag {
+    pub(super) fn new(keep: usize) -> Self {
+        Self { keep, ..Self::default() }
+    }
+
     /// A snapshot at this index is begun, for one or several that need it.
     pub(super) fn begun(&mut self, index: u64) {
-        self.needs.insert(NOBODY, index);
+        self.needs.insert(NOBODY, (index, true));
         self.silent.insert(NOBODY, 0);
     }
 
     /// The snapshot at this index is on its way to `node`.
     pub(super) fn sent(&mut self, node: u64, index: u64) {
         self.needs.remove(&NOBODY);
-        self.needs.insert(node, index);
+        self.needs.insert(node, (index, true));
         self.silent.insert(node, 0);
     }
 
@@ -46,8 +62,9 @@ impl Lag {
             let silent = self.silent.entry(it.node).or_insert(SILENT_TICKS_MAX);
             *silent = if it.was_heard { 0 } else { silent.saturating_add(1) };
             match self.needs.get_mut(&it.node) {
-                Some(after) => *after = it.matched.max(*after),
-                None if it.was_heard => drop(self.needs.insert(it.node, it.matched)),
+                Some(need) if it.matched > need.0 => *need = (it.matched, false),
+                Some(_) => {}
+                None if it.was_heard => drop(self.needs.insert(it.node, (it.matched, false))),
                 None => {}
             }
         }
@@ -56,7 +73,7 @@ impl Lag {
         }
         let silent = &self.silent;
         let is_waited_for = |node| silent.get(&node).is_none_or(|silent| *silent < SILENT_TICKS_MAX);
-        self.needs.retain(|node, after| *after >= first && is_waited_for(*node));
+        self.needs.retain(|node, (after, _)| *after >= first && is_waited_for(*node));
     }
 
     /// This node does not lead.
@@ -65,9 +82,17 @@ impl Lag {
         self.silent.clear();
     }
 
-    /// Everything after this entry is needed.
-    pub(super) fn least(&self) -> Option<u64> {
-        self.needs.values().min().copied()
+    /// What is to be kept for them: for those that get a snapshot, and for others.
+    pub(super) fn pins(&self) -> [Option<Pin>; 2] {
+        let least = |by_snapshot| {
+            let needs = self.needs.values().filter(|(_, by)| *by == by_snapshot);
+            needs.map(|(after, _)| *after).min()
+        };
+        let lag = self.keep.saturating_mul(TAILS_MAX);
+        [
+            least(true).map(|after| Pin { after, bytes_max: SNAPSHOT_BYTES_MAX }),
+            least(false).map(|after| Pin { after, bytes_max: lag }),
+        ]
     }
 
     /// For how many ticks a follower was not heard.
@@ -79,6 +104,12 @@ impl Lag {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// After which entry everything is kept, for those with a snapshot and for others.
+    fn kept(lag: &Lag) -> (Option<u64>, Option<u64>) {
+        let [snapshot, other] = lag.pins();
+        (snapshot.map(|pin| pin.after), other.map(|pin| pin.after))
+    }
 
     fn at(node: u64, matched: u64, was_heard: bool) -> Progress {
         Progress {
@@ -96,12 +127,16 @@ mod tests {
         let mut lag = Lag::default();
         lag.begun(1_000);
         lag.tick(&[at(2, 5_000, true), at(3, 7, true)], 900);
-        assert_eq!(lag.least(), Some(1_000), "what the third lacks is gone, and only the snapshot helps");
+        assert_eq!(
+            kept(&lag),
+            (Some(1_000), Some(5_000)),
+            "what the third lacks is gone: only a snapshot helps"
+        );
         lag.sent(3, 1_000);
         lag.tick(&[at(2, 6_000, true), at(3, 7, true)], 900);
-        assert_eq!(lag.least(), Some(1_000));
+        assert_eq!(kept(&lag), (Some(1_000), Some(6_000)));
         lag.tick(&[at(2, 6_000, true), at(3, 1_500, true)], 1_000);
-        assert_eq!(lag.least(), Some(1_500), "it goes on by the log");
+        assert_eq!(kept(&lag), (None, Some(1_500)), "it goes on by the log");
     }
 
     #[test]
@@ -112,17 +147,17 @@ mod tests {
         for _ in 1..SILENT_TICKS_MAX {
             lag.tick(&silent, 40);
         }
-        assert_eq!(lag.least(), Some(50));
+        assert_eq!(kept(&lag).0, Some(50));
         lag.tick(&heard, 40);
         lag.tick(&silent, 40);
-        assert_eq!(lag.least(), Some(50), "it was heard again");
+        assert_eq!(kept(&lag).0, Some(50), "it was heard again");
         lag.tick(&[at(2, 80, true)], 40);
-        assert_eq!(lag.least(), Some(80), "it was removed");
+        assert_eq!(kept(&lag), (None, Some(80)), "it was removed");
         lag.sent(3, 50);
         for _ in 0..2 * SILENT_TICKS_MAX {
             lag.tick(&silent, 0);
         }
-        assert_eq!(lag.least(), Some(80), "it stays given up");
+        assert_eq!(kept(&lag), (None, Some(80)), "it stays given up");
     }
 
     #[test]
@@ -130,6 +165,6 @@ mod tests {
         let mut lag = Lag::default();
         lag.sent(3, 50);
         lag.tick(&[at(3, 0, true)], 51);
-        assert_eq!(lag.least(), None, "it needs another snapshot");
+        assert_eq!(kept(&lag), (None, None), "it needs another snapshot");
     }
 }

@@ -18,7 +18,7 @@ use raft::{ProgressState, RawNode, SnapshotStatus, StateRole};
 
 use crate::mutant::Mutant;
 use convert::{coalesce, from_conf_state, from_peer, to_committed, to_conf_state, to_peer, to_stored};
-use lag::{Lag, PIN_BYTES_MAX};
+use lag::Lag;
 use tail::Tail;
 
 /// Heartbeats go out this often, in ticks.
@@ -189,12 +189,12 @@ impl Engine {
             ..raft::Config::default()
         };
         let logger = slog::Logger::root(slog::Discard, slog::o!());
-        let (seed, mutant) = (start.seed, start.mutant);
+        let (seed, mutant, keep) = (start.seed, start.mutant, start.tail_bytes);
         let stored = start.hard_state.map_or(0, |state| state.commit);
         let durable_commit = stored.max(start.snapshot_index);
         let raw = RawNode::new(&config, Tail::new(start), &logger).map_err(|error| error.to_string())?;
         let held = Vec::new();
-        let mut engine = Self { raw, seed, campaigns: 0, mutant, durable_commit, held, lag: Lag::default() };
+        let mut engine = Self { raw, seed, campaigns: 0, mutant, durable_commit, held, lag: Lag::new(keep) };
         engine.set_timeout();
         Ok(engine)
     }
@@ -376,9 +376,8 @@ impl Engine {
     }
 
     fn pin(&mut self) {
-        let needed = self.lag.least().filter(|_| self.mutant != Some(Mutant::TailNotPinned));
-        let pin = needed.map(|after| (after, PIN_BYTES_MAX));
-        self.raw.mut_store().pin(pin);
+        let pins = if self.mutant == Some(Mutant::TailNotPinned) { [None; 2] } else { self.lag.pins() };
+        self.raw.mut_store().pin(pins);
     }
 
     /// The last entry of the log, committed or not.

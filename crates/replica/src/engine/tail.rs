@@ -8,6 +8,7 @@ use raft::prelude::{ConfState, Entry, HardState, Snapshot};
 use raft::{GetEntriesContext, RaftState, StorageError};
 
 use super::convert::{from_stored, to_conf_state};
+use super::lag::Pin;
 use super::{Position, Start};
 
 /// Room for so many entries is kept when there are none.
@@ -22,9 +23,8 @@ pub(super) struct Tail {
     bytes: usize,
     /// Applied entries that are kept for followers which lag a little, in bytes. A node alone keeps none.
     keep: usize,
-    /// Nothing behind this index is let go of, as long as it is not more than the second number of bytes: a follower that is being
-    /// sent a snapshot needs what comes after it.
-    pin: Option<(u64, usize)>,
+    /// What followers that lag will need.
+    pins: [Option<Pin>; 2],
     /// What may be sent to a follower that lags behind `before`: a snapshot that is on the disk.
     stored: Option<(Position, store::Configuration)>,
     /// A follower was found that needs one.
@@ -50,7 +50,7 @@ impl Tail {
             entries,
             bytes,
             keep: start.tail_bytes,
-            pin: None,
+            pins: [None; 2],
             stored: None,
             wish: Cell::new(false),
         }
@@ -87,7 +87,8 @@ impl Tail {
             && self.conf_state.voters_outgoing.is_empty();
         let keep = if alone { 0 } else { self.keep };
         while self.bytes > keep && self.before.index < applied {
-            if self.pin.is_some_and(|(index, most)| self.before.index >= index && self.bytes <= most) {
+            let is_needed = |pin: &Pin| self.before.index >= pin.after && self.bytes <= pin.bytes_max;
+            if self.pins.iter().flatten().any(is_needed) {
                 break;
             }
             let Some(first) = self.entries.pop_front() else { return };
@@ -99,9 +100,9 @@ impl Tail {
         }
     }
 
-    /// Keeps what comes after this index, up to so many bytes.
-    pub(super) fn pin(&mut self, pin: Option<(u64, usize)>) {
-        self.pin = pin;
+    /// Keeps what is needed.
+    pub(super) fn pin(&mut self, pins: [Option<Pin>; 2]) {
+        self.pins = pins;
     }
 
     /// A snapshot is on the disk, and may be sent.

@@ -24,6 +24,7 @@ enum Note {
 
 impl Replica {
     pub(super) fn commit(&mut self, entries: Vec<Committed>) -> Result<(), Fatal> {
+        let rules = self.table.rules();
         for committed in entries {
             self.commit_entry(&committed)?;
             self.settle_change(&committed);
@@ -31,6 +32,10 @@ impl Replica {
             self.applied = committed.at;
         }
         self.engine.applied(self.applied.index);
+        if self.table.rules() != rules {
+            // Whoever does not know these is let in no more.
+            self.tell_members();
+        }
         Ok(())
     }
 

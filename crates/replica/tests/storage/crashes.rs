@@ -315,3 +315,56 @@ fn random_lives_with_cuts_lose_nothing_that_was_acknowledged() {
         "the faults must bite: {seen:?}"
     );
 }
+
+fn sealed(node: &Existing<MemoryDisk>, index: u64, term: u64) -> storage::Sealed<MemoryDisk> {
+    let mut writer = node.snapshots.begin(&head(index, term)).expect("a sound disk");
+    for piece in pieces(index, term) {
+        writer.piece(&piece).expect("a sound disk");
+    }
+    writer.seal(&tail(&pieces(index, term))).expect("a sound disk")
+}
+
+/// A leader's snapshot has arrived; whether it counts nobody has said yet.
+#[test]
+fn a_snapshot_without_a_name_counts_for_nothing() {
+    let (disk, view) = small_directory();
+    let node = open(&disk).expect("a sound disk");
+    let sealed = sealed(&node, 20, 5);
+    assert_eq!((sealed.index(), sealed.bytes()), (20, 500));
+    drop((sealed, node));
+    let before = names(&disk).len();
+    disk.crash(|_| 0);
+    assert_eq!(open_view(&disk).expect("no crash is damage"), view);
+    assert!(names(&disk).len() < before, "what was left of it is gone");
+    let node = open(&disk).expect("a sound disk");
+    let before = names(&disk);
+    self::sealed(&node, 20, 5).give_up().run(&disk).expect("a sound disk");
+    assert_eq!(names(&disk), before);
+}
+
+/// The order of an installation: the other way round, and the power goes between the two, it is a healthy node that must refuse its
+/// own disk.
+#[test]
+fn the_log_gives_way_to_a_snapshot_only_once_that_has_its_name() {
+    for is_swapped in [false, true] {
+        let (disk, _) = small_directory();
+        let mut node = open(&disk).expect("a sound disk");
+        let sealed = sealed(&node, 20, 5);
+        if is_swapped {
+            node.log.reset(20, 5).expect("a sound disk");
+        } else {
+            drop(sealed.publish().expect("a sound disk"));
+        }
+        drop(node);
+        disk.crash(|_| 0);
+        match open_view(&disk) {
+            Ok(view) => {
+                assert!(!is_swapped);
+                assert_eq!(view.snapshot.map(|(head, _)| head.index), Some(20));
+                assert!(view.entries.is_empty());
+                assert_eq!((view.hard_state.term, view.hard_state.commit), (5, 20));
+            }
+            Err(error) => assert!(is_swapped, "{error}"),
+        }
+    }
+}

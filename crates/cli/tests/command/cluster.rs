@@ -1,0 +1,180 @@
+//! `cluster`: real nodes that are added, looked at, handed the leadership, and removed.
+
+use lockkeeper_cli::exit::{CONFIG, OK, USAGE};
+use lockkeeper_rig::Port;
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::node::{Node, Starting};
+use crate::support::{Ended, Place, wait_until};
+
+/// Where a node listens to other nodes.
+fn peers(port: &Port) -> String {
+    format!("127.0.0.1:{}", port.number())
+}
+
+/// A cluster of one node that others can join, and the place with its locks there.
+fn first(port: &Port, more: &[&str]) -> (Place, Node) {
+    let place = Place::new();
+    let address = peers(port);
+    let options = [&["--listen", "127.0.0.1:0", "--node", "1", "--peer-listen", &address], more].concat();
+    let node = place.begin("node1", &options).ready();
+    let url = node.url();
+    (place.over(&url), node)
+}
+
+impl Place {
+    /// A node that waits to be added by one that is there.
+    fn joins(&self, node: u64, at: &Port, to: &Port) -> Starting {
+        let (id, at, to) = (node.to_string(), peers(at), peers(to));
+        let options = [
+            "--listen",
+            "127.0.0.1:0",
+            "--node",
+            &id,
+            "--peer-listen",
+            &at,
+            "--join",
+            &to,
+            "--segment-bytes",
+            "1048576",
+        ];
+        let joins = self.begin(&format!("node{node}"), &options);
+        wait_until("it has asked to be let in", || joins.log().contains("is not added yet"));
+        joins
+    }
+
+    /// One more node, that votes.
+    fn grown(&self, node: u64, at: &Port, to: &Port) -> Node {
+        let joins = self.joins(node, at, to);
+        let added = self.ran(&format!("cluster add {node}={}", peers(at)));
+        assert_eq!((added.code, added.err.as_str()), (i32::from(OK), ""), "{added:?}\n{}", joins.log());
+        assert_eq!(added.out, format!("node {node} has caught up, and votes\n"));
+        joins.ready()
+    }
+
+    fn status(&self) -> Value {
+        let ended = self.ran("cluster status --json");
+        assert_eq!(ended.code, i32::from(OK), "{ended:?}");
+        serde_json::from_str(&ended.out).unwrap()
+    }
+}
+
+/// Their ids and parts.
+fn parts(status: &Value) -> Vec<(u64, &str)> {
+    let nodes = status["nodes"].as_array().unwrap();
+    nodes.iter().map(|node| (node["node"].as_u64().unwrap(), node["part"].as_str().unwrap())).collect()
+}
+
+#[track_caller]
+fn is_refused(ended: &Ended, words: &[&str]) {
+    ended.is_one_line(USAGE, words);
+}
+
+#[test]
+fn a_cluster_grows_from_one_node_to_three_and_gives_the_first_one_back() {
+    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
+    let (place, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
+    let holder = place.holder("kept", &["--ttl", "12s"]);
+    let two = place.grown(2, &ports[1], &ports[0]);
+    let three = place.grown(3, &ports[2], &ports[1]);
+    let status = place.status();
+    assert_eq!(parts(&status), [(1, "voter"), (2, "voter"), (3, "voter")]);
+    assert_eq!((&status["leader"], &status["removed"]), (&Value::from(1), &Value::from(Vec::<u64>::new())));
+
+    let to_three = place.ran("cluster transfer --to 3");
+    assert_eq!((to_three.code, to_three.out.as_str()), (i32::from(OK), "node 3 leads\n"), "{to_three:?}");
+    // Asked of node 1, which passes it on; the node that goes is not the one that leads.
+    let removed = place.ran("cluster remove 1");
+    assert_eq!(removed.code, i32::from(OK), "{removed:?}");
+    let ended = one.ended();
+    assert_eq!(ended.code, i32::from(CONFIG), "{ended:?}");
+    assert!(ended.err.contains("node 1 was removed from the cluster"), "{ended:?}");
+
+    let place = place.over(&format!("{},{}", two.url(), three.listening()));
+    let status = place.status();
+    assert_eq!(parts(&status), [(2, "voter"), (3, "voter")]);
+    assert_eq!(status["removed"], Value::from(vec![1]));
+    assert_eq!(place.shown("kept")["holders"][0]["token"], holder.token);
+    let again = place.ran(&format!("cluster add 1={}", peers(&ports[0])));
+    is_refused(&again, &["node 1", "does not answer"]);
+    let gone = place.ran("cluster remove 1");
+    assert_eq!(gone.code, i32::from(OK), "asked once more: {gone:?}");
+}
+
+/// A leader that is to be removed hands over, and its successor does it; the call finds its way.
+#[test]
+fn the_leader_itself_can_be_removed() {
+    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
+    let (place, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
+    let two = place.grown(2, &ports[1], &ports[0]);
+    let three = place.grown(3, &ports[2], &ports[0]);
+    let place = place.over(&format!("{},{},{}", one.url(), two.listening(), three.listening()));
+    let removed = place.ran("cluster remove 1 --json");
+    assert_eq!(removed.out.trim(), r#"{"node":1,"removed":true}"#, "{removed:?}");
+    assert_eq!(one.ended().code, i32::from(CONFIG));
+    assert_eq!(parts(&place.status()), [(2, "voter"), (3, "voter")]);
+}
+
+#[test]
+fn what_is_refused_says_what_to_do() {
+    let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
+    let (place, _one) = first(&ports[0], &["--segment-bytes", "1048576"]);
+    is_refused(&place.ran("cluster remove 1"), &["only voter", "Add another node first"]);
+    is_refused(&place.ran("cluster remove 7"), &["node 7 is no member", "lockkeeper cluster status"]);
+    is_refused(&place.ran("cluster transfer --to 7"), &["node 7 is no voter"]);
+    is_refused(&place.ran("cluster transfer"), &["no other voter answers"]);
+    let nobody = format!("cluster add 2={}", peers(&ports[1]));
+    is_refused(&place.ran(&nobody), &["does not answer", "serve --node 2", "--join"]);
+    let waits = place.joins(3, &ports[2], &ports[0]);
+    let another = format!("cluster add 2={}", peers(&ports[2]));
+    is_refused(&place.ran(&another), &["this is node 3, node 2 was asked for"]);
+    is_refused(&place.ran("cluster add 2=nowhere"), &["HOST:PORT"]);
+    drop(waits);
+
+    // Nobody can join a node that was founded without an address for others.
+    let lonely = Place::new();
+    let node = lonely.begin("node1", &["--listen", "127.0.0.1:0", "--segment-bytes", "1048576"]).ready();
+    let url = node.url();
+    let lonely = lonely.over(&url);
+    is_refused(&lonely.ran(&nobody), &["--peer-listen"]);
+    assert_eq!(parts(&lonely.status()), [(1, "voter")]);
+}
+
+/// Its log was cut long before the new node came.
+#[test]
+fn a_new_node_gets_a_snapshot_of_what_the_log_does_not_have_any_more() {
+    let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
+    let options = ["--segment-bytes", "65536", "--snapshot-after", "100000"];
+    let (place, one) = first(&ports[0], &options);
+    let limit = |name: &str, place: &Place| {
+        let ended = place.ran(&format!("set-limit {name} 7"));
+        assert_eq!(ended.code, i32::from(OK), "{ended:?}");
+    };
+    limit("before", &place);
+    let load = place.ran("bench --clients 32 --seconds 2 --json");
+    assert_eq!(load.code, i32::from(OK), "{load:?}");
+    // A restart forgets what it had in memory beside the log.
+    let listening = one.listening();
+    assert_eq!(one.stopped(Signal::SIGTERM).code, i32::from(OK));
+    let at = peers(&ports[0]);
+    let again = [&["--listen", &listening, "--node", "1", "--peer-listen", &at], &options[..]].concat();
+    let one = place.begin("node1", &again).ready();
+    limit("after", &place);
+
+    let two = place.grown(2, &ports[1], &ports[0]);
+    assert!(two.log().contains("node 1 sends a snapshot"), "{}", two.log());
+    let led = place.ran("cluster transfer --to 2");
+    assert_eq!(led.out, "node 2 leads\n", "{led:?}");
+    assert_eq!((&place.shown("before")["limit"], &place.shown("after")["limit"]), (&7.into(), &7.into()));
+    // What it was given is what it starts from.
+    let (listening, at) = (two.listening(), peers(&ports[1]));
+    two.kill();
+    let two = place.begin("node2", &["--listen", &listening, "--node", "2", "--peer-listen", &at]).ready();
+    wait_until("both are up to date", || {
+        let status = place.status();
+        status["nodes"].as_array().unwrap().iter().all(|node| node["behind"] == 0 && node["answers"] == true)
+    });
+    assert_eq!(place.shown("before")["limit"], 7);
+    drop((one, two));
+}
