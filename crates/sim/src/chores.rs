@@ -5,8 +5,10 @@ use std::io;
 use lockkeeper_core::{Restorer, Table};
 use lockkeeper_replica::SnapshotStep;
 use lockkeeper_replica::disk::memory::MemoryDisk;
-use lockkeeper_replica::storage::{PIECE_BYTES_MAX, SnapshotReader, SnapshotWriter, Snapshots};
+use lockkeeper_replica::storage::{PIECE_BYTES_MAX, Sealed, SnapshotReader, SnapshotWriter, Snapshots};
 use lockkeeper_wire::store::SnapshotTail;
+
+use crate::bulk::Bulk;
 
 /// The snapshot that is being written, and the step that is to be done next.
 pub(crate) struct Chores {
@@ -27,6 +29,30 @@ pub(crate) enum Done {
 impl Chores {
     pub(crate) fn new(snapshots: Snapshots<MemoryDisk>) -> Self {
         Self { snapshots, open: None, todo: None }
+    }
+
+    /// The pieces of the stored snapshot of an entry, to be sent.
+    pub(crate) fn read(&self, index: u64) -> Result<(Vec<Vec<u8>>, SnapshotTail), String> {
+        let mut reader = self.snapshots.open(index).map_err(|error| error.to_string())?;
+        let mut pieces = Vec::new();
+        while let Some(piece) = reader.next_piece().map_err(|error| error.to_string())? {
+            pieces.push(piece);
+        }
+        let tail = reader.tail().cloned().ok_or("the snapshot has no end")?;
+        Ok((pieces, tail))
+    }
+
+    /// Writes one that has arrived, under no name yet.
+    pub(crate) fn receive(&self, bulk: &Bulk) -> Result<(Sealed<MemoryDisk>, Table), String> {
+        let head = bulk.offer.head.as_ref().ok_or("the offer has no head")?;
+        let mut writer = self.snapshots.begin(head).map_err(|error| error.to_string())?;
+        let mut restorer = Restorer::new(0);
+        for piece in &bulk.pieces {
+            writer.piece(piece).map_err(|error| error.to_string())?;
+            restorer.push(piece).map_err(|error| error.to_string())?;
+        }
+        let sealed = writer.seal(&bulk.tail).map_err(|error| error.to_string())?;
+        Ok((sealed, restorer.finish().map_err(|error| error.to_string())?))
     }
 
     /// Does what is to be done; `None` if nothing is.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use lockkeeper_replica::StreamId;
 
+use crate::bulk::{BulkId, Bulks};
 use crate::clock::Nanos;
 use crate::dice::Dice;
 use crate::mutants::Place;
@@ -33,6 +34,8 @@ pub(crate) enum Happening {
     NodeStored { node: Id, run: u64 },
     /// A node starts.
     NodeStarts { node: Id },
+    /// A node is told to stop; it dies soon after.
+    NodeStops { node: Id },
     /// A node is stopped, and started soon.
     NodeRestarts { node: Id },
     /// A node dies, at a moment that was chosen before.
@@ -45,6 +48,9 @@ pub(crate) enum Happening {
     PeerArrives(LinkId),
     /// A node hears that a link of its own, or one to it, is over.
     PeerCloses { node: Id, run: u64, link: LinkId },
+    /// A snapshot has reached the other node; and its sender hears whether it was taken.
+    BulkArrives(BulkId),
+    BulkSettles(BulkId, bool),
     /// A link between two nodes breaks.
     PeerBreaks(LinkId),
     /// A client's timers are due, or its pause is over.
@@ -79,6 +85,7 @@ pub(crate) struct Core {
     pub(crate) mutant: Option<Place>,
     pub(crate) net: Net,
     pub(crate) peers: Peers,
+    pub(crate) bulks: Bulks,
     pub(crate) oracle: Oracle,
     /// Whether faults still happen.
     pub(crate) is_stormy: bool,
@@ -96,6 +103,7 @@ impl Core {
             scheduled: 0,
             net: Net::new(scenario.clients),
             peers: Peers::default(),
+            bulks: Bulks::default(),
             oracle: Oracle::new(scenario.nodes),
             dice,
             trace,

@@ -7,6 +7,7 @@
 //! Reading order: [`world`](run) (what happens), `node/mod.rs`, `peers.rs` and `chores.rs`, `client/mod.rs` and `client/job.rs` (who takes part),
 //! `hand.rs`, `net.rs`, `scenario.rs`, `oracle/mod.rs` (what must be true), [`mutants`] (what must be found).
 
+mod bulk;
 mod chores;
 mod client;
 mod clock;
@@ -20,8 +21,10 @@ mod oracle;
 mod peers;
 mod resource;
 mod scenario;
+mod tell;
 mod trace;
 mod world;
 
 pub use oracle::{Failure, Seen};
+pub use tell::told;
 pub use world::{Report, run};

@@ -2,12 +2,13 @@
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
 use lockkeeper_sim::mutants::{self, Mutant};
-use lockkeeper_sim::{Report, Seen, run};
+use lockkeeper_sim::{Seen, run, told};
 
 /// A whole small world under virtual time, by seed.
 #[derive(Parser)]
@@ -28,6 +29,9 @@ struct Args {
     /// Print everything that happens
     #[arg(long)]
     trace: bool,
+    /// Write everything that happens to this file; a seed that fails writes it by itself
+    #[arg(long, requires = "seed")]
+    write: Option<PathBuf>,
 }
 
 #[expect(clippy::disallowed_types, reason = "how fast it was, for people; no run sees it")]
@@ -56,8 +60,16 @@ fn main() -> ExitCode {
     let begun = std::time::Instant::now();
     let (mut seen, mut virtual_nanos, mut events, mut failures) = (Seen::default(), 0, 0, 0);
     for seed in seeds.clone() {
-        let report = run(seed, mutant, args.trace);
-        report.lines.iter().for_each(|line| println!("{line}"));
+        let report = run(seed, mutant, args.trace || args.write.is_some());
+        if let Some(file) = &args.write
+            && let Err(error) = std::fs::write(file, report.lines.join("\n"))
+        {
+            eprintln!("{} can't be written: {error}", file.display());
+            return ExitCode::FAILURE;
+        }
+        if args.trace {
+            report.lines.iter().for_each(|line| println!("{line}"));
+        }
         seen.add(report.seen);
         virtual_nanos += report.virtual_nanos;
         events += report.events;
@@ -98,18 +110,4 @@ fn hunt(mutant: &Mutant, args: &Args) -> bool {
     }
     println!("{:<24} not found in {} seeds", mutant.name, args.seeds);
     false
-}
-
-/// What broke, and how to see it again.
-fn told(report: &Report, mutant: Option<Mutant>) -> String {
-    let Some(failure) = &report.failure else { return String::new() };
-    let mutant = mutant.map(|mutant| format!(" --mutant {}", mutant.name)).unwrap_or_default();
-    format!(
-        "seed {}: {} is broken at {:.6} s: {}\n  replay: cargo xtask sim --seed {}{mutant} --trace",
-        report.seed,
-        failure.promise,
-        failure.at as f64 / 1e9,
-        failure.what,
-        report.seed
-    )
 }

@@ -30,6 +30,8 @@ pub enum Place {
     GrantRenews,
     /// A node reads the clock first, then what has arrived while it did not run.
     ClockBeforeInput,
+    /// The log is reset before the snapshot that takes its place has its name.
+    InstallOrderSwapped,
     /// The resource does not check tokens.
     NoFence,
     /// The resource checks writes only; sections do not enter.
@@ -170,6 +172,36 @@ pub const ALL: &[Mutant] = &[
         place: Place::Replica(OfReplica::FollowerAnswersCheckToken),
         what: "a follower answers what a token is worth",
         caught_by: &["P2", "P6"],
+    },
+    Mutant {
+        name: "dropped-batch-skipped",
+        place: Place::Replica(OfReplica::DroppedBatchSkipped),
+        what: "a batch that can't be proposed now is let go of",
+        caught_by: &["P7"],
+    },
+    Mutant {
+        name: "dropped-batch-last",
+        place: Place::Replica(OfReplica::DroppedBatchLast),
+        what: "a batch that can't be proposed now goes behind what came later",
+        caught_by: &["P7", "P8"],
+    },
+    Mutant {
+        name: "tail-not-pinned",
+        place: Place::Replica(OfReplica::TailNotPinned),
+        what: "a leader lets go of what a follower needs after the snapshot that is on its way",
+        caught_by: &["P7"],
+    },
+    Mutant {
+        name: "snapshot-goes-back",
+        place: Place::Replica(OfReplica::SnapshotGoesBack),
+        what: "a received snapshot takes the table's place though the consensus knows newer",
+        caught_by: &["P2", "P10"],
+    },
+    Mutant {
+        name: "install-order-swapped",
+        place: Place::InstallOrderSwapped,
+        what: "the log is reset before the snapshot that takes its place has its name",
+        caught_by: &["P10"],
     },
     Mutant {
         name: "grant-renews",

@@ -55,8 +55,8 @@ impl Peers {
         self.in_use.values().copied().collect()
     }
 
-    fn cut_until(&self, from: Id, to: Id, now: Nanos) -> Option<Nanos> {
-        self.cuts.get(&(from, to)).copied().filter(|until| *until > now)
+    pub(crate) fn is_cut(&self, from: Id, to: Id, now: Nanos) -> bool {
+        self.cuts.get(&(from, to)).is_some_and(|until| *until > now)
     }
 
     pub(crate) fn heal(&mut self) {
@@ -77,8 +77,7 @@ impl Core {
 
     /// Makes the connection, unless something is in its way. It takes the place of an older one.
     pub(crate) fn connect(&mut self, (from, from_run): (Id, u64), (to, to_run): (Id, u64)) -> bool {
-        let is_cut = |from, to| self.peers.cut_until(from, to, self.now).is_some();
-        if is_cut(from, to) || is_cut(to, from) {
+        if !self.is_open(from, to) {
             return false;
         }
         self.peers.last += 1;

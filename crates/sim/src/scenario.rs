@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use lockkeeper::simulation::Spec;
 use lockkeeper_core::LockName;
+use lockkeeper_replica::TAIL_BYTES;
 
 use crate::clock::{DRIFT_PPM_MAX, MS, Nanos, SECOND};
 use crate::dice::Dice;
@@ -27,6 +28,8 @@ pub(crate) enum Fault {
     /// Whoever leads stops running for a while, or dies.
     LeaderStall,
     LeaderCrash,
+    /// The leader is told to hand over.
+    Transfer,
     /// One node after the other is restarted.
     Rolling,
     StreamBreak,
@@ -56,7 +59,7 @@ pub(crate) enum Fault {
 const CHAINS: [Fault; 5] =
     [Fault::LostVote, Fault::RoundInFlight, Fault::BreakAndCrash, Fault::JustLate, Fault::Outage];
 
-const FAULTS: [Fault; 19] = [
+const FAULTS: [Fault; 20] = [
     Fault::NodeCrash,
     Fault::NodeStall,
     Fault::ReadStall,
@@ -67,6 +70,7 @@ const FAULTS: [Fault; 19] = [
     Fault::PeerBreak,
     Fault::LeaderStall,
     Fault::LeaderCrash,
+    Fault::Transfer,
     Fault::Rolling,
     Fault::StreamBreak,
     Fault::HangUp,
@@ -88,6 +92,7 @@ impl Fault {
                 | Self::PeerBreak
                 | Self::LeaderStall
                 | Self::LeaderCrash
+                | Self::Transfer
                 | Self::Rolling
         )
     }
@@ -108,12 +113,16 @@ pub(crate) struct Scenario {
     pub(crate) fault_every: Nanos,
     /// Bytes of log after which the node takes a snapshot.
     pub(crate) snapshot_after: u64,
+    /// Bytes of applied entries that a leader keeps for those that lag.
+    pub(crate) tail_bytes: usize,
     pub(crate) drift: i64,
     pub(crate) latency: (Nanos, Nanos),
     /// Between nodes.
     pub(crate) peer_latency: (Nanos, Nanos),
     /// Pauses between a caller's jobs.
     pub(crate) idle_max: Nanos,
+    /// How long a step under a lock takes: at least, at most.
+    pub(crate) work: (Nanos, Nanos),
     /// Of jobs, in percent.
     pub(crate) shared: u64,
     pub(crate) permits: u64,
@@ -169,11 +178,12 @@ impl Scenario {
             safety: ttl * dice.within(8, 20) + 5 * SECOND,
             faults,
             fault_every,
-            // Nodes can't send each other snapshots yet.
-            snapshot_after: if nodes > 1 { u64::MAX } else { dice.pick(&[500, 5_000, 50_000, u64::MAX]) },
+            snapshot_after: dice.pick(&[500, 2_000, 5_000, 50_000, u64::MAX]),
+            tail_bytes: dice.pick(&[200, 2_000, TAIL_BYTES]),
             drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),
             latency: (dice.spread(20_000, MS), dice.spread(MS, 30 * MS)),
             peer_latency: (dice.spread(20_000, MS), dice.spread(MS, 20 * MS)),
+            work: if chain == Some(Fault::BreakAndCrash) { (ttl, 5 * ttl) } else { (MS, ttl) },
             idle_max: dice.spread(5 * MS, ttl),
             shared: dice.pick(&[0, 0, 20, 50]),
             permits: dice.pick(&[0, 0, 0, 30, 100]),

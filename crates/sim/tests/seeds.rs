@@ -1,6 +1,6 @@
 //! Seeds that must hold every promise, in parts so that they run side by side. A failure prints the line that replays it.
 
-use lockkeeper_sim::{Seen, run};
+use lockkeeper_sim::{Seen, run, told};
 
 /// Of each part; a longer run is `cargo xtask sim --seeds 5000`.
 const SEEDS: u64 = 75;
@@ -11,17 +11,14 @@ fn part(number: u64) -> Seen {
     for seed in number * SEEDS..(number + 1) * SEEDS {
         let report = run(seed, None, false);
         seen.add(report.seen);
-        if let Some(failure) = report.failure {
-            broken.push(format!(
-                "{} at {} ns: {}\n  replay: cargo xtask sim --seed {seed} --trace",
-                failure.promise, failure.at, failure.what
-            ));
+        if report.failure.is_some() {
+            broken.push(told(&report, None));
         }
     }
     assert!(broken.is_empty(), "{} of {SEEDS} seeds failed:\n{}", broken.len(), broken.join("\n"));
     // Promises that were never put to the test are not kept by it.
     assert!(
-        seen.grants > SEEDS && seen.expired > SEEDS && seen.starts > 2 * SEEDS && seen.lost > SEEDS,
+        seen.grants > SEEDS && seen.expired > SEEDS && seen.starts > 2 * SEEDS && seen.lost > SEEDS && seen.elections > SEEDS,
         "too little happened: {seen:?}"
     );
     assert!(seen.fenced > 0, "no stale section met the fence: was it needed? {seen:?}");

@@ -264,6 +264,11 @@ impl Replica {
             Event::SnapshotReceived(received) => self.snapshot_received(received),
             Event::SnapshotSent { to, arrived } => self.engine.snapshot_sent(to, arrived),
             Event::ShutDown => self.shut_down(),
+            Event::Asked(ask, question @ Question::CheckToken { .. })
+                if self.lead == Lead::No && self.is(Mutant::FollowerAnswersCheckToken) =>
+            {
+                self.answer(ask, question);
+            }
             Event::StreamOpened(_)
             | Event::Frame(..)
             | Event::Asked(..)

@@ -94,7 +94,7 @@ impl Client {
     fn want(&mut self, core: &mut Core, wanted: Wanted) {
         let ttl = core.scenario.ttl_max;
         let now = self.clock.instant(core.now);
-        let stormy = core.is_stormy;
+        let (stormy, work) = (core.is_stormy, core.scenario.work);
         let dice = &mut core.dice;
         let session = if dice.chance(75) { 0 } else { self.sessions.len() - 1 };
         let nanos = Duration::from_nanos;
@@ -119,7 +119,7 @@ impl Client {
             stage: Stage::Enter,
             is_careful: dice.chance(50),
             is_dropped: false,
-            step_max: if stormy { dice.spread(MS, ttl) } else { 10 * MS },
+            step_max: if stormy { dice.spread(work.0, work.1) } else { 10 * MS },
         };
         let is_dropped = stormy && dice.chance(core.scenario.drops);
         core.note(format_args!("client {} wants {key:?} {wanted:?}", self.index));

@@ -5,21 +5,23 @@ mod job;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper::BootInstant;
 use lockkeeper::LossCause;
 use lockkeeper::simulation::{
-    Call, CallId, Carrier, Event, Key, Machine, Outcome, Output, Push, SessionKey, Spec, StreamId as Carried,
+    Addresses, Call, CallId, Carrier, Ending, Event, Key, Machine, Outcome, Output, Push, SessionKey, Spec, StreamId as Carried,
     Wanted, What,
 };
 use lockkeeper_core::Seq;
 use lockkeeper_replica::StreamId;
+use lockkeeper_wire::v1::StreamEndReason;
 
 use crate::clock::{Clock, MS, Nanos};
-use crate::core::{Core, Happening, Id};
+use crate::core::{Core, Happening};
 use crate::mutants::Place;
 use crate::net::Down;
-use crate::node::node_at;
+use crate::node::{client_address, node_at};
 pub(crate) use job::{Job, State};
 
 /// What the carrier finds a call's machine by.
@@ -37,10 +39,9 @@ pub(crate) struct Client {
     carrier: Carrier<Handle>,
     stream: Option<(Carried, StreamId)>,
     is_connecting: bool,
-    tries: u32,
-    /// The node that it tries next, and who leads as the last one said.
-    next_node: Id,
-    leader: Option<Id>,
+    addresses: Addresses,
+    /// Something came by the present stream.
+    has_worked: bool,
     wake_at: Option<Nanos>,
     /// Arrived while it was paused.
     socket: VecDeque<(StreamId, Down)>,
@@ -80,6 +81,11 @@ impl Client {
             sent: BTreeMap::new(),
         });
         let sessions = sessions.collect();
+        // Some know only one of the nodes, and learn of the others.
+        let known = core.dice.within(1, core.scenario.nodes);
+        let all = core.dice.chance(70);
+        let addresses = (1..=core.scenario.nodes).filter(|&node| all || node == known);
+        let addresses: Vec<String> = addresses.map(client_address).collect();
         Self {
             index,
             life,
@@ -90,9 +96,8 @@ impl Client {
             carrier,
             stream: None,
             is_connecting: false,
-            tries: 0,
-            next_node: core.dice.within(1, core.scenario.nodes),
-            leader: None,
+            addresses: Addresses::named(addresses.iter().map(String::as_str), core.dice.u64()),
+            has_worked: false,
             wake_at: None,
             socket: VecDeque::new(),
             jobs: BTreeMap::new(),
@@ -130,13 +135,12 @@ impl Client {
         self.holding.iter().filter_map(|key| self.jobs.get(key))
     }
 
-    /// The node to try now: each in turn, and first of all who was said to lead.
-    fn take_node(&mut self, core: &Core) -> Id {
-        self.leader.take().unwrap_or_else(|| {
-            let node = self.next_node;
-            self.next_node = node % core.scenario.nodes + 1;
-            node
-        })
+    /// The present stream is over.
+    fn counts(&mut self) {
+        if std::mem::take(&mut self.has_worked) {
+            self.addresses.worked();
+        }
+        self.addresses.failed();
     }
 
     /// Something for one of its machines, and all that comes of it.
@@ -221,10 +225,13 @@ impl Client {
                     core.note(format_args!("client {} ends its stream: {ending:?}", self.index));
                     if let Some((_, stream)) = self.stream.take() {
                         core.hang_up(stream);
+                        self.counts();
+                    }
+                    if let Ending::Announced { reason: StreamEndReason::NotLeader, leader, term, .. } = ending {
+                        self.addresses.leader_is(leader.as_deref(), term);
                     }
                 }
-                // A client of the simulator knows every node from the start.
-                Outcome::Nodes(_) => {}
+                Outcome::Nodes(nodes) => self.addresses.learn(nodes.iter().map(String::as_str)),
             }
         }
     }
@@ -255,17 +262,17 @@ impl Client {
             let (mut outcomes, mut events) = (Vec::new(), VecDeque::new());
             match packet {
                 Down::Items(items) => {
-                    self.tries = 0;
+                    self.has_worked = true;
                     self.carrier.received(now, carried, items, &mut outcomes);
                 }
                 Down::End(end) => {
-                    self.leader = node_at(&end.leader);
                     let what = Some(lockkeeper_wire::v1::server_item::What::StreamEnd(end));
                     let item = lockkeeper_wire::v1::ServerItem { session: 0, seq: 0, what };
                     self.carrier.received(now, carried, vec![item], &mut outcomes);
                 }
                 Down::Closed => {
                     self.stream = None;
+                    self.counts();
                     self.carrier.stream_lost(now, carried, &mut outcomes);
                 }
             }
@@ -301,7 +308,7 @@ impl Client {
         self.is_connecting = false;
         if self.stream.is_none() && self.carrier.wants_stream() {
             let carried = self.carrier.begin_stream(self.clock.instant(core.now));
-            let node = self.take_node(core);
+            let Some(node) = node_at(&self.addresses.take().to_string()) else { return };
             self.stream = Some((carried, core.open_line(self.index, self.life, node, false)));
         }
         self.flush(core);
@@ -320,8 +327,8 @@ impl Client {
         } else if self.carrier.wants_stream() && !self.is_connecting {
             self.is_connecting = true;
             let limit = self.carrier.least_ttl().map_or(1_000 * MS, |ttl| ttl.as_nanos() as Nanos / 12);
-            let pause = if self.tries == 0 { 0 } else { ((20 * MS) << self.tries.min(10)).min(limit) };
-            self.tries += 1;
+            let pause = self.addresses.pause(Duration::from_nanos(limit), core.dice.u64());
+            let pause = pause.as_nanos() as Nanos;
             let connecting = core.dice.spread(50_000, 2 * MS);
             core.after(pause + connecting, Happening::ClientConnects { client: self.index, life: self.life });
         }

@@ -14,17 +14,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
-use lockkeeper_replica::storage::Log;
+use lockkeeper_replica::storage::{Log, Sealed};
 use lockkeeper_replica::{AskId, Event, Question, Replica, StreamId, Write};
 use lockkeeper_wire::store::Record;
 
+use crate::bulk::BulkId;
 use crate::chores::Chores;
 use crate::clock::{Clock, MS, Nanos, SECOND};
 use crate::core::{Core, Id};
 use crate::mutants::Place;
 use crate::net::{Down, Up};
 pub(crate) use armed::Arm;
-pub(crate) use start::node_at;
+pub(crate) use start::{client_address, node_at};
 
 /// How often what waits for a stopped node looks whether it runs again.
 const LOOKS_EVERY: Nanos = 100 * MS;
@@ -56,6 +57,8 @@ struct Process {
     inbox: VecDeque<Event>,
     barriers: Vec<Barrier>,
     writes: VecDeque<Pending>,
+    /// Received snapshots that the replica has not judged yet, by their index.
+    incoming: BTreeMap<u64, (BulkId, Sealed<MemoryDisk>)>,
     /// Nothing runs before.
     stopped_until: Nanos,
     /// The loop doesn't run before, though the sockets of clients are read.
@@ -67,6 +70,7 @@ struct Process {
     /// What strikes it at its moment.
     arm: Option<Arm>,
     dies_in_write: bool,
+    is_stopping: bool,
     loses_sent: bool,
     turn_at: Option<Nanos>,
 }
@@ -190,6 +194,20 @@ impl Node {
             process.unread_until = 0;
         }
         self.turn_soon(core, core.now);
+    }
+
+    /// Whether it was told to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| process.is_stopping)
+    }
+
+    /// SIGTERM.
+    pub(crate) fn stops(&mut self, core: &mut Core) {
+        if let Some(process) = &mut self.process {
+            process.inbox.push_back(Event::ShutDown);
+            process.is_stopping = true;
+            self.turn_soon(core, core.now);
+        }
     }
 
     pub(crate) fn ask(&mut self, core: &mut Core, ask: AskId, question: Question) {

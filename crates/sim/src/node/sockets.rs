@@ -1,10 +1,11 @@
 //! What arrives at a node: in its clients' sockets, which are read one by one, and in its peers', which the loop reads.
 
-use lockkeeper_replica::{Event, StreamId};
+use lockkeeper_replica::{Event, Received, StreamId};
 use lockkeeper_wire::request::Request;
 
 use super::start::client_address;
 use super::{Barrier, Node, Process};
+use crate::bulk::BulkId;
 use crate::clock::MS;
 use crate::core::{Core, Happening, Id};
 use crate::net::{Down, Up};
@@ -72,6 +73,38 @@ impl Node {
         process.frames.push_back((from, frame));
         let pause = core.dice.within(0, 100_000);
         self.turn_soon(core, core.now + pause);
+    }
+
+    /// A snapshot of another node has arrived.
+    pub(crate) fn receives(&mut self, core: &mut Core, id: BulkId) {
+        let (Some(process), Some(bulk)) = (self.process.as_mut(), core.bulks.get(id).cloned()) else {
+            return core.settle_bulk(id, false);
+        };
+        let index = bulk.offer.head.as_ref().map_or(0, |head| head.index);
+        if process.incoming.contains_key(&index) {
+            return core.settle_bulk(id, false);
+        }
+        match process.chores.receive(&bulk) {
+            Ok((sealed, table)) => {
+                core.note(format_args!("node {} has received snapshot {index}", self.id));
+                let received = Received { offer: bulk.offer, table, bytes: sealed.bytes() };
+                process.incoming.insert(index, (id, sealed));
+                process.inbox.push_back(Event::SnapshotReceived(Box::new(received)));
+                self.turn_soon(core, core.now);
+            }
+            Err(why) => {
+                core.note(format_args!("node {} can't take snapshot {index}: {why}", self.id));
+                core.settle_bulk(id, false);
+            }
+        }
+    }
+
+    /// A sender hears what became of its snapshot.
+    pub(crate) fn bulk_settled(&mut self, core: &mut Core, to: Id, arrived: bool) {
+        if let Some(process) = &mut self.process {
+            process.inbox.push_back(Event::SnapshotSent { to, arrived });
+            self.turn_soon(core, core.now);
+        }
     }
 
     /// What is sent to another node arrives from now on.

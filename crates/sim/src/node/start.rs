@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lockkeeper_replica::disk::memory::Operation;
 use lockkeeper_replica::storage::{self, Existing, Opened, Options};
-use lockkeeper_replica::{Config, Members, Recovered, Replica, TAIL_BYTES, TICK};
+use lockkeeper_replica::{Config, Members, Recovered, Replica, TICK};
 use lockkeeper_wire::store::{Founding, Member};
 
 use super::{EIO, Node, Process};
@@ -35,7 +35,7 @@ impl Node {
             seed: self.seed,
             tokens_above: TOKENS_ABOVE,
             tick: TICK,
-            tail_bytes: TAIL_BYTES,
+            tail_bytes: core.scenario.tail_bytes,
             snapshot_after: core.scenario.snapshot_after,
             mutant: match core.mutant {
                 Some(Place::Replica(mutant)) => Some(mutant),
@@ -105,12 +105,14 @@ impl Node {
             inbox: VecDeque::new(),
             barriers: Vec::new(),
             writes: VecDeque::new(),
+            incoming: BTreeMap::new(),
             stopped_until: 0,
             loop_until: 0,
             unread_until: 0,
             read_before: None,
             arm: None,
             dies_in_write: false,
+            is_stopping: false,
             loses_sent: false,
             turn_at: None,
         });

@@ -7,6 +7,7 @@ use lockkeeper_wire::peer::PeerFrame;
 use prost::Message;
 
 use super::{Node, Pending};
+use crate::bulk::Bulk;
 use crate::chores::Done;
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening};
@@ -68,6 +69,15 @@ impl Node {
             return self.crash_for(core, true, pause);
         }
         let Some(pending) = process.writes.pop_front() else { return };
+        if let Pending::Write(write) = &pending
+            && let Some(index) = write.installs()
+        {
+            if let Err(error) = self.install(core, index) {
+                core.note(format_args!("node {node} aborts: {error}"));
+                return self.crash(core, true);
+            }
+        }
+        let Some(process) = self.process.as_mut() else { return };
         if let Err(error) = process.log.append(pending.record()) {
             core.note(format_args!("node {node} aborts: {error}"));
             return self.crash(core, true);
@@ -76,6 +86,38 @@ impl Node {
         if let Pending::Write(write) = pending {
             self.go_on_after(core, *write);
         }
+    }
+
+    /// A received snapshot takes the place of the log: its file first, or a crash between leaves a log that begins behind
+    /// nothing.
+    fn install(&mut self, core: &mut Core, index: u64) -> std::io::Result<()> {
+        let Some(process) = &mut self.process else { return Ok(()) };
+        let Some((bulk, sealed)) = process.incoming.remove(&index) else {
+            return Err(std::io::Error::other("no snapshot of that index was received"));
+        };
+        core.note(format_args!("node {} installs snapshot {index}", self.id));
+        let term = core.oracle.installing(self.id, index);
+        let dies = core.is_stormy && core.dice.chance(25);
+        let died = || std::io::Error::other("the power goes");
+        let swapped = core.is(Place::InstallOrderSwapped);
+        if swapped {
+            process.log.reset(index, term)?;
+            if dies {
+                return Err(died());
+            }
+        }
+        let mut older = sealed.publish()?;
+        if dies {
+            return Err(died());
+        }
+        if let Err(error) = older.run(&self.disk) {
+            core.note(format_args!("node {}: old files stay: {error}", self.id));
+        }
+        if !swapped {
+            process.log.reset(index, term)?;
+        }
+        core.settle_bulk(bulk, true);
+        Ok(())
     }
 
     /// A step of a snapshot has been given time enough.
@@ -183,11 +225,29 @@ impl Node {
                     let pause = core.dice.spread(50_000, 20 * MS);
                     core.after(pause, Happening::NodeStored { node: self.id, run: self.run });
                 }
-                // It never arrives.
                 Output::SendSnapshot(offer) => {
-                    process.inbox.push_back(Event::SnapshotSent { to: offer.to, arrived: false });
+                    let index = offer.head.as_ref().map_or(0, |head| head.index);
+                    core.note(format_args!("node {} sends snapshot {index} to node {}", self.id, offer.to));
+                    match process.chores.read(index) {
+                        Ok((pieces, tail)) => {
+                            let (from_run, offer) = (self.run, *offer);
+                            core.send_bulk(Bulk { from_run, offer, pieces, tail });
+                        }
+                        Err(why) => {
+                            core.note(format_args!("node {} can't send it: {why}", self.id));
+                            process.inbox.push_back(Event::SnapshotSent { to: offer.to, arrived: false });
+                        }
+                    }
                 }
-                Output::SnapshotUnused(_) | Output::Members(_) | Output::Removed => {}
+                Output::SnapshotUnused(index) => {
+                    core.note(format_args!("node {} does not need snapshot {index}", self.id));
+                    if let Some((bulk, sealed)) = process.incoming.remove(&index) {
+                        core.settle_bulk(bulk, true);
+                        // Its next start removes what this can't.
+                        let _ = sealed.give_up().run(&self.disk);
+                    }
+                }
+                Output::Members(_) | Output::Removed => {}
                 Output::Compact(index) => {
                     core.note(format_args!("node {} compacts its log up to {index}", self.id));
                     if let Err(error) = process.log.compact(index).run(&self.disk) {

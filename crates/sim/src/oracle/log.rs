@@ -84,6 +84,8 @@ pub(crate) struct Copy {
     written: BTreeMap<u64, u64>,
     durable: BTreeMap<u64, u64>,
     base: u64,
+    /// A received snapshot that takes the place of all this, as soon as the disk says so.
+    installing: Option<u64>,
     hard_state: store::HardState,
     durable_state: store::HardState,
     pub(crate) applied: u64,
@@ -117,7 +119,7 @@ impl Copy {
     ) -> Result<Vec<Command>, Wrong> {
         let mut fresh = Vec::new();
         if let Some(first) = record.entries.first() {
-            if first.index <= self.applied {
+            if first.index <= self.applied && self.installing.is_none() {
                 return Err((
                     "P10",
                     format!("node {node} writes entry {} anew, though it had applied it", first.index),
@@ -140,8 +142,18 @@ impl Copy {
         Ok(fresh)
     }
 
+    /// A received snapshot takes the place of the log, before the record that is being written.
+    pub(crate) fn installs(&mut self, at: u64) {
+        self.installing = Some(at);
+    }
+
     /// It is durable.
     pub(crate) fn synced(&mut self, record: &store::Record) {
+        if let Some(at) = self.installing.take() {
+            self.durable.clear();
+            self.written = record.entries.iter().map(|entry| (entry.index, entry.term)).collect();
+            (self.base, self.applied, self.compared) = (at, at, 0);
+        }
         if let Some(first) = record.entries.first() {
             self.durable.split_off(&first.index);
         }
@@ -162,7 +174,8 @@ impl Copy {
     ) -> Verdict {
         let terms: BTreeMap<u64, u64> = found.iter().map(|entry| (entry.index, entry.term)).collect();
         for (index, term) in self.durable.range(at + 1..) {
-            if terms.get(index) != Some(term) && !self.replaces(&terms, *index) {
+            // Or is of another history than a snapshot that was being installed.
+            if self.installing != Some(at) && terms.get(index) != Some(term) && !self.replaces(&terms, *index) {
                 let what = match terms.get(index) {
                     Some(_) => "another",
                     None => "nothing",
@@ -195,6 +208,7 @@ impl Copy {
             written: terms.clone(),
             durable: terms,
             base: at,
+            installing: None,
             hard_state: *hard_state,
             durable_state: *hard_state,
             applied: at,

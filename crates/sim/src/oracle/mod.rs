@@ -226,6 +226,12 @@ impl Oracle {
         Ok(())
     }
 
+    /// A node begins to install a received snapshot; the term of its last entry.
+    pub(crate) fn installing(&mut self, node: Id, at: u64) -> u64 {
+        self.nodes[place(node)].copy.installs(at);
+        self.log.agreed(at).unwrap_or_default()
+    }
+
     /// It is durable.
     pub(crate) fn durable(&mut self, node: Id, record: &store::Record) {
         self.nodes[place(node)].copy.synced(record);
@@ -264,8 +270,11 @@ impl Oracle {
     pub(crate) fn answered(&mut self, now: Nanos, node: Id, ask: AskId, answer: &Answer) {
         let term = self.nodes[place(node)].silence.leads();
         let verdict = match answer {
-            Answer::NotLeader { .. } | Answer::Status(_) => Ok(()),
-            _ => self.rounds.read(node, term, ask, &self.log),
+            // What went through the log is answered by whoever applied it.
+            Answer::Described(_) | Answer::Listed(_) | Answer::Sessions(_) | Answer::Checked(_) => {
+                self.rounds.read(node, term, ask, &self.log)
+            }
+            _ => Ok(()),
         };
         let verdict = verdict.and_then(|()| self.reads.answered(ask, answer, &self.history));
         self.judge(now, verdict);

@@ -15,7 +15,7 @@ use crate::clock::Nanos;
 use crate::net::Up;
 
 /// What is to be ended by time is ended so much later at the most, on the lease clock.
-const LATE: Duration = Duration::from_secs(2);
+const LATE: Duration = Duration::from_millis(1_200);
 
 #[derive(Default)]
 pub(crate) struct Silence {

@@ -71,7 +71,11 @@ impl World {
             Fault::Rolling => {
                 let mut pause = 0;
                 for node in 1..=self.core.scenario.nodes {
-                    self.core.after(pause, Happening::NodeRestarts { node });
+                    let happening = match self.core.dice.chance(60) {
+                        true => Happening::NodeStops { node },
+                        false => Happening::NodeRestarts { node },
+                    };
+                    self.core.after(pause, happening);
                     pause += self.core.dice.spread(100 * MS, 2 * SECOND);
                 }
             }
@@ -122,6 +126,12 @@ impl World {
                 } else {
                     self.clients[client].clock.drift(now, ppm);
                 }
+            }
+            Fault::Transfer => {
+                let to = dice.chance(60).then_some(node);
+                self.asks += 1;
+                let ask = AskId(self.asks);
+                self.nodes[at(leader)].ask(&mut self.core, ask, Question::Transfer { to });
             }
             Fault::LostVote => self.lose_vote(leader),
             Fault::RoundInFlight => self.nodes[at(leader)].arm(Arm::RoundInFlight),

@@ -168,8 +168,16 @@ impl World {
                     self.nodes[at(node)].start(core);
                 }
             }
+            Happening::NodeStops { node } => {
+                if core.is_stormy {
+                    self.nodes[at(node)].stops(core);
+                    let pause = core.dice.spread(20 * MS, SECOND);
+                    core.after(pause, Happening::NodeRestarts { node });
+                }
+            }
             Happening::NodeRestarts { node } => {
-                if core.is_stormy && self.nodes[at(node)].is_up() {
+                let goes = core.is_stormy || self.nodes[at(node)].is_stopping();
+                if goes && self.nodes[at(node)].is_up() {
                     self.nodes[at(node)].crash(core, false);
                     let pause = core.dice.spread(5 * MS, SECOND / 2);
                     core.after(pause, Happening::NodeStarts { node });
@@ -192,6 +200,22 @@ impl World {
                     && let Some(peer) = core.link_closed(node, link)
                 {
                     self.nodes[at(node)].peer_lost(core, peer, link);
+                }
+            }
+            Happening::BulkArrives(bulk) => {
+                let Some(offer) = core.bulks.get(bulk).map(|bulk| &bulk.offer) else { return };
+                let (from, to) = (offer.from, offer.to);
+                if core.is_open(from, to) && self.nodes[at(to)].answers(core.now) {
+                    self.nodes[at(to)].receives(core, bulk);
+                } else {
+                    core.settle_bulk(bulk, false);
+                }
+            }
+            Happening::BulkSettles(bulk, arrived) => {
+                if let Some(bulk) = core.bulks.take(bulk)
+                    && self.nodes[at(bulk.offer.from)].run == bulk.from_run
+                {
+                    self.nodes[at(bulk.offer.from)].bulk_settled(core, bulk.offer.to, arrived);
                 }
             }
             Happening::PeerBreaks(link) => core.break_link(link),

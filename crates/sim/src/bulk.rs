@@ -1,0 +1,64 @@
+//! Snapshots on their way from one node to another: all of one arrives, or nothing does, and the sender hears which.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_wire::peer::SnapshotOffer;
+use lockkeeper_wire::store::SnapshotTail;
+
+use crate::clock::{MS, Nanos, SECOND};
+use crate::core::{Core, Happening, Id};
+
+/// A sender that hears nothing for so long gives up.
+const GIVES_UP_AFTER: Nanos = 12 * SECOND;
+
+/// One snapshot that is sent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct BulkId(u64);
+
+#[derive(Clone)]
+pub(crate) struct Bulk {
+    /// The run of the sender that waits for its answer.
+    pub(crate) from_run: u64,
+    pub(crate) offer: SnapshotOffer,
+    pub(crate) pieces: Vec<Vec<u8>>,
+    pub(crate) tail: SnapshotTail,
+}
+
+#[derive(Default)]
+pub(crate) struct Bulks {
+    open: BTreeMap<BulkId, Bulk>,
+    last: u64,
+}
+
+impl Bulks {
+    pub(crate) fn get(&self, id: BulkId) -> Option<&Bulk> {
+        self.open.get(&id)
+    }
+
+    /// It is answered.
+    pub(crate) fn take(&mut self, id: BulkId) -> Option<Bulk> {
+        self.open.remove(&id)
+    }
+}
+
+impl Core {
+    pub(crate) fn send_bulk(&mut self, bulk: Bulk) {
+        self.bulks.last += 1;
+        let id = BulkId(self.bulks.last);
+        self.bulks.open.insert(id, bulk);
+        let pause = self.dice.spread(MS, 2 * SECOND);
+        self.after(pause, Happening::BulkArrives(id));
+        self.after(GIVES_UP_AFTER, Happening::BulkSettles(id, false));
+    }
+
+    /// The sender is to hear what became of it. The first word counts.
+    pub(crate) fn settle_bulk(&mut self, id: BulkId, arrived: bool) {
+        let pause = self.dice.spread(MS / 10, 20 * MS);
+        self.after(pause, Happening::BulkSettles(id, arrived));
+    }
+
+    /// Whether two nodes can talk now.
+    pub(crate) fn is_open(&self, one: Id, other: Id) -> bool {
+        !self.peers.is_cut(one, other, self.now) && !self.peers.is_cut(other, one, self.now)
+    }
+}

@@ -1,0 +1,38 @@
+//! How a finding is told: what broke, the one line that replays it, and a file with everything that happened.
+
+use std::path::{Path, PathBuf};
+
+use crate::mutants::Mutant;
+use crate::world::{Report, run};
+
+/// What broke, and how to see it again. Writes everything that happened to a file below `target/sim`.
+#[must_use]
+pub fn told(report: &Report, mutant: Option<Mutant>) -> String {
+    let Some(failure) = &report.failure else { return String::new() };
+    let option = mutant.map(|mutant| format!(" --mutant {}", mutant.name)).unwrap_or_default();
+    let written = match write(report.seed, mutant) {
+        Ok(file) => format!("  all that happened: {}", file.display()),
+        Err(error) => format!("  what happened could not be written: {error}"),
+    };
+    format!(
+        "seed {}: {} is broken at {:.6} s: {}\n  replay: cargo xtask sim --seed {}{option} --trace\n{written}",
+        report.seed,
+        failure.promise,
+        failure.at as f64 / 1e9,
+        failure.what,
+        report.seed
+    )
+}
+
+/// The same run once more, and its lines into a file.
+fn write(seed: u64, mutant: Option<Mutant>) -> std::io::Result<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/sim");
+    std::fs::create_dir_all(&folder)?;
+    let name = match mutant {
+        Some(mutant) => format!("seed-{seed}-{}.log", mutant.name),
+        None => format!("seed-{seed}.log"),
+    };
+    let file = folder.canonicalize()?.join(name);
+    std::fs::write(&file, run(seed, mutant, true).lines.join("\n"))?;
+    Ok(file)
+}
