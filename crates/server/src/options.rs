@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::error::ServeError;
 
@@ -12,6 +13,9 @@ pub const CONNECTIONS_MAX: usize = 16_384;
 /// The log grows by this much, in bytes, before a snapshot lets it be cut, unless told otherwise: a start replays it in
 /// about a second.
 pub const SNAPSHOT_AFTER: u64 = 64 << 20;
+
+/// A follower that has not heard its leader for so long, or up to twice that, wants another one, unless told otherwise.
+pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(240);
 
 /// What a node is started with.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,6 +39,8 @@ pub struct Options {
     pub peer_listen: Option<String>,
     /// The first tokens of a new table are above this one; by default the microseconds since 2026 (T1).
     pub tokens_above: Option<u64>,
+    /// See [`ELECTION_TIMEOUT`]; the same for all nodes of a cluster. Many times what a message takes between two of them.
+    pub election_timeout: Duration,
     /// Most connections at a time.
     pub connections_max: usize,
     /// A snapshot is taken after so many bytes of log. Only tests need another value than [`SNAPSHOT_AFTER`].
@@ -57,6 +63,7 @@ impl Options {
             join: None,
             peer_listen: None,
             tokens_above: None,
+            election_timeout: ELECTION_TIMEOUT,
             connections_max: CONNECTIONS_MAX,
             snapshot_after: SNAPSHOT_AFTER,
             segment_bytes: lockkeeper_replica::storage::Options::default().segment_bytes,

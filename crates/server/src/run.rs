@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{Removal, Snapshots};
-use lockkeeper_replica::{Config, Event, Replica, TAIL_BYTES, TICK};
+use lockkeeper_replica::{Config, ELECTION_TICKS, Event, Replica, TAIL_BYTES};
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::{Candidate, Founding};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -257,15 +257,14 @@ impl Started {
             let peer = listed.or(own.filter(|own| !own.is_empty())).unwrap_or(peering.told);
             let addresses = Addresses { client: advertised, peer: &peer };
             let directory = Directory::new(data.founding.clone(), addresses, members, rules);
-            (peering.listener, directory, Arc::new(Handover::default()))
+            (peering.listener, directory, Arc::new(Handover::new(options.election_timeout)))
         });
         let peers = match &talk {
             None => Peers::none(inbox.clone()),
             Some((_, directory, handover)) => Peers::new(directory.clone(), inbox.clone(), handover.clone())
                 .map_err(ServeError::system("wait for peers"))?,
         };
-        let replica =
-            Replica::start(config(&data.founding, options.snapshot_after), data.recovered, clock::now())?;
+        let replica = Replica::start(config(&data.founding, options), data.recovered, clock::now())?;
         let (chores, todo) = mpsc::channel();
         let (finished, done) = mpsc::channel();
         let owned = disk.clone();
@@ -340,15 +339,15 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn config(founding: &Founding, snapshot_after: u64) -> Config {
+fn config(founding: &Founding, options: &Options) -> Config {
     let seed = founding.incarnation.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
     Config {
         node: founding.node,
         tail_bytes: TAIL_BYTES,
         seed,
         tokens_above: founding.tokens_above,
-        tick: TICK,
-        snapshot_after,
+        tick: options.election_timeout / ELECTION_TICKS as u32,
+        snapshot_after: options.snapshot_after,
         mutant: None,
     }
 }

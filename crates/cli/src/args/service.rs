@@ -2,10 +2,12 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use super::Service;
+use crate::settings::duration;
 
 /// `serve`.
 #[derive(Args, Debug)]
@@ -46,6 +48,10 @@ pub struct Serve {
     /// Where it listens to the other nodes; else what --cluster says of it
     #[arg(long, value_name = "HOST:PORT")]
     pub peer_listen: Option<String>,
+    /// How long a follower hears nothing from the leader, at the least, before it wants another: many times what a message
+    /// takes between two nodes. The same for all nodes of a cluster
+    #[arg(long, value_name = "DURATION", value_parser = election_timeout, default_value = "240ms")]
+    pub election_timeout: Duration,
     /// For an empty data directory: the first token is above this one
     #[arg(long, value_name = "TOKEN")]
     pub tokens_above: Option<u64>,
@@ -108,6 +114,12 @@ pub struct Restore {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+fn election_timeout(typed: &str) -> Result<Duration, String> {
+    let sensible = Duration::from_millis(100)..=Duration::from_secs(10);
+    let duration = duration(typed)?;
+    if sensible.contains(&duration) { Ok(duration) } else { Err("give 100ms to 10s".to_owned()) }
 }
 
 pub(super) fn node(typed: &str) -> Result<u64, String> {

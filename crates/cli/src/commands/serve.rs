@@ -42,6 +42,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
         cluster,
         join: args.join,
         peer_listen: args.peer_listen,
+        election_timeout: args.election_timeout,
         tokens_above: args.tokens_above,
         connections_max: args.max_connections,
         ..usual

@@ -24,7 +24,7 @@ use tail::Tail;
 /// Heartbeats go out this often, in ticks.
 const HEARTBEAT_TICKS: usize = 2;
 /// Silence for at least this long, in ticks, starts an election; at most twice as long.
-pub(crate) const ELECTION_TICKS: usize = 12;
+pub const ELECTION_TICKS: usize = 12;
 /// A follower that is heard less often than this, in ticks, does not answer.
 const SILENT_TICKS: u32 = 2 * HEARTBEAT_TICKS as u32;
 /// Entries of one message, and of one turn's applying, in bytes.

@@ -8,7 +8,6 @@ use std::time::Duration;
 use lockkeeper_wire::peer::hello_answer::What;
 use lockkeeper_wire::peer::{Hello, HelloAnswer, Lane, Refusal, RefusalCode};
 use prost::Message;
-use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -17,9 +16,6 @@ use tokio::time::timeout;
 const GREETING_BYTES_MAX: usize = 1 << 20;
 /// A connection, or an answer, has so long to come.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
-/// Bytes that the other system does not acknowledge for so long end a connection: two election time-outs.
-#[cfg(target_os = "linux")]
-const UNACKNOWLEDGED: Duration = Duration::from_secs(1);
 
 /// How a node is to others, before they talk.
 pub(crate) trait Greeter: Send + Sync + 'static {
@@ -66,7 +62,7 @@ pub(crate) async fn open(
 ) -> Result<(TcpStream, Hello), NoLink> {
     let greet = async {
         let mut socket = TcpStream::connect(address).await?;
-        prepare(&socket)?;
+        socket.set_nodelay(true)?;
         write(&mut socket, &own.hello(to, lane)).await?;
         let answer: HelloAnswer = read(&mut socket).await?;
         Ok((socket, answer.what.ok_or(io::ErrorKind::InvalidData)?))
@@ -91,7 +87,7 @@ pub(super) async fn answer(
     lanes: &[Lane],
 ) -> Result<(TcpStream, Hello), NoLink> {
     let greet = async {
-        prepare(&socket)?;
+        socket.set_nodelay(true)?;
         let hello: Hello = read(&mut socket).await?;
         let refusal = match own.admit(&hello) {
             Ok(()) if lanes.contains(&hello.lane()) => None,
@@ -114,13 +110,6 @@ pub(super) async fn answer(
         (socket, hello, None) => Ok((socket, hello)),
         (_, _, Some(refusal)) => Err(NoLink::Unwanted(refusal)),
     }
-}
-
-fn prepare(socket: &TcpStream) -> io::Result<()> {
-    socket.set_nodelay(true)?;
-    #[cfg(target_os = "linux")]
-    SockRef::from(socket).set_tcp_user_timeout(Some(UNACKNOWLEDGED))?;
-    Ok(())
 }
 
 async fn write(socket: &mut TcpStream, message: &impl Message) -> io::Result<()> {

@@ -40,6 +40,8 @@ use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::{Event, Members};
 use lockkeeper_wire::peer::{Hello, Lane, PeerKind, PeerMessage, Refusal, SnapshotOffer};
 use mio::net::TcpStream;
+#[cfg(target_os = "linux")]
+use socket2::SockRef;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 
@@ -56,6 +58,8 @@ use poll::Poller;
 
 /// Most bytes that one [`Peers::read`] takes from the sockets: all entries of a turn become one record of the log.
 const READ_BYTES_MAX: usize = 8 << 20;
+/// So many election time-outs without an acknowledgement, and a new connection is worth more than the system's next attempt.
+const UNACKNOWLEDGED: u32 = 4;
 
 /// Which way messages go.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -82,13 +86,21 @@ pub(crate) struct Link {
 }
 
 /// Where the front leaves new links for the replica's thread.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Handover {
     arrived: Mutex<Vec<Link>>,
     last: AtomicU64,
+    /// What the other system does not acknowledge for so long ends a link.
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the system has no such setting"))]
+    unacknowledged: Duration,
 }
 
 impl Handover {
+    pub(crate) fn new(election_timeout: Duration) -> Self {
+        let unacknowledged = election_timeout * UNACKNOWLEDGED;
+        Self { arrived: Mutex::default(), last: AtomicU64::new(0), unacknowledged }
+    }
+
     /// A number for a connection, greater than that of every older one. To be drawn when it is accepted or begun: of two
     /// connections of a peer, the younger counts, in whichever order their greetings end.
     pub(crate) fn number(&self) -> u64 {
@@ -97,6 +109,10 @@ impl Handover {
 
     /// The replica takes it at its next turn.
     pub(crate) fn give(&self, link: Link, inbox: &Inbox) {
+        #[cfg(target_os = "linux")]
+        if let Err(error) = SockRef::from(&link.socket).set_tcp_user_timeout(Some(self.unacknowledged)) {
+            tracing::warn!(%error, "a connection with node {} keeps the system's patience: {error}", link.node);
+        }
         self.arrived.lock().unwrap_or_else(PoisonError::into_inner).push(link);
         inbox.ring();
     }

@@ -24,7 +24,8 @@ struct Fixture {
 impl Fixture {
     /// Node 1.
     fn new() -> Self {
-        let (inbox, handover) = (Arc::new(Inbox::default()), Arc::new(Handover::default()));
+        let (inbox, handover) =
+            (Arc::new(Inbox::default()), Arc::new(Handover::new(crate::ELECTION_TIMEOUT)));
         let addresses = Addresses { client: "client:1", peer: "peer:1" };
         let founding = Founding { node: 1, ..Founding::default() };
         let directory = Directory::new(founding, addresses, Members::default(), 1);
