@@ -100,7 +100,9 @@ async fn add(args: ClusterAdd) -> Result<u8, Failure> {
 async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
     let node = args.node;
     let locks = connect(&args.service).await?;
+    let before = locks.cluster().await?;
     locks.change_members(MembersChange::Remove { node }).await?;
+    let locks = of_others(&before, node).await.unwrap_or(locks);
     let is_gone = |info: &ClusterInfo| info.removed.contains(&node) && !info.changing;
     let is_done = until(&locks, args.wait, is_gone).await?;
     if args.json {
@@ -113,6 +115,14 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
         output::line(format!("the removal of node {node} is under way (`lockkeeper cluster status`)"))?;
     }
     Ok(OK)
+}
+
+/// Where the nodes are that stay: one that is removed ends, and may be the only one that was named. `None`: none of them
+/// can be reached from here.
+async fn of_others(info: &ClusterInfo, node: u64) -> Option<Locks> {
+    let others = info.nodes.iter().filter(|it| it.node != node && !it.client_address.is_empty());
+    let addresses: Vec<&str> = others.map(|it| it.client_address.as_str()).collect();
+    settings::connect(&format!("lockkeeper://{}", addresses.join(",")), "cluster").await.ok()
 }
 
 /// Looks until something is so, at most for so long.

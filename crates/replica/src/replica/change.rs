@@ -12,7 +12,7 @@ use lockkeeper_wire::v1;
 use prost::Message;
 
 use super::{Fatal, Origin, Proposal, Replica};
-use crate::engine::{Committed, Position};
+use crate::engine::{Committed, ELECTION_TICKS, Position};
 use crate::event::{Answer, AskId, Output};
 use crate::members::{Change, Members, Rejected};
 use crate::mutant::Mutant;
@@ -24,6 +24,8 @@ const CAUGHT_UP: u64 = 1_000;
 pub(super) struct Changes {
     /// What this leader has proposed and what is not applied yet, and who waits for it.
     in_flight: Option<(Position, Option<AskId>)>,
+    /// Asked of a leader that has not heard all of the others yet.
+    waiting: Vec<(AskId, Change)>,
     /// The newest rules of the table that others know, as long as they can be reached.
     rules: BTreeMap<u64, u32>,
     /// The version that this node has proposed last.
@@ -40,9 +42,10 @@ impl Changes {
     }
 
     /// What is proposed belongs to the next leader; returns who waited.
-    pub(super) fn step_down(&mut self) -> Option<AskId> {
+    pub(super) fn step_down(&mut self) -> Vec<AskId> {
         self.raised = 0;
-        self.in_flight.take().and_then(|(_, ask)| ask)
+        let in_flight = self.in_flight.take().and_then(|(_, ask)| ask);
+        in_flight.into_iter().chain(self.waiting.drain(..).map(|(ask, _)| ask)).collect()
     }
 }
 
@@ -56,8 +59,13 @@ impl Replica {
             Some(_) => Err(Rejected::UnderWay),
             None => self.members.check(&change, &self.active()),
         };
-        if let Err(why) = checked {
-            return self.refuse_ask(ask, why.to_string());
+        match checked {
+            Ok(()) => {}
+            // A leader that took over for this very call is asked before the others can have answered it.
+            Err(Rejected::NoMajority { .. }) if self.leads_newly() => {
+                return self.changes.waiting.push((ask, change));
+            }
+            Err(why) => return self.refuse_ask(ask, why.to_string()),
         }
         if change == Change::Remove(self.config.node) {
             return self.hand_over_first(ask);
@@ -78,6 +86,11 @@ impl Replica {
         self.outputs.push(Output::Answer(ask, Answer::Refused(refused)));
     }
 
+    /// Whether it leads for less than an election time-out: that it has not heard a node says nothing yet.
+    pub(super) fn leads_newly(&self) -> bool {
+        self.lead.is_ready() && self.clock.now() < self.config.tick * ELECTION_TICKS as u32
+    }
+
     /// The nodes that answer this leader, itself among them.
     fn active(&self) -> BTreeSet<u64> {
         let others = self.engine.progress().into_iter().filter(|it| it.is_active).map(|it| it.node);
@@ -86,6 +99,9 @@ impl Replica {
 
     /// What a leader does of its own accord. Nothing of it needs a memory: any leader finds it to be done.
     pub(super) fn tend_members(&mut self) {
+        for (ask, change) in std::mem::take(&mut self.changes.waiting) {
+            self.change_asked(ask, change);
+        }
         if self.changes.in_flight.is_some() {
             return;
         }

@@ -49,9 +49,9 @@ impl Replica {
 
     /// The voter that can lead soonest.
     fn successor(&self) -> Option<u64> {
-        let voters = &self.members.configuration.voters;
-        let progress = self.engine.progress().into_iter();
-        let fit = progress.filter(|it| it.is_active && !it.waits_for_snapshot && voters.contains(&it.node));
+        let (voters, newly) = (&self.members.configuration.voters, self.leads_newly());
+        let progress = self.engine.progress().into_iter().filter(|it| it.is_active || newly);
+        let fit = progress.filter(|it| !it.waits_for_snapshot && voters.contains(&it.node));
         fit.max_by_key(|it| it.matched).map(|it| it.node)
     }
 
@@ -65,7 +65,9 @@ impl Replica {
         if to == Some(me) {
             return self.outputs.push(Output::Answer(ask, Answer::Transferred { leader: me }));
         }
-        let answers = |node| self.engine.progress().iter().any(|it| it.node == node && it.is_active);
+        let newly = self.leads_newly();
+        let answers =
+            |node| self.engine.progress().iter().any(|it| it.node == node && (it.is_active || newly));
         let target = match to {
             None => self.successor().ok_or_else(|| "no other voter answers: bring one back first".to_owned()),
             Some(to) if !self.members.configuration.voters.contains(&to) => {
@@ -75,6 +77,7 @@ impl Replica {
             Some(to) => Ok(to),
         };
         match target {
+            // It does not hurt to try with one that has not been heard yet: that ends by itself.
             Ok(to) => {
                 self.handover.asks.push(Asker::Transfer(ask));
                 self.begin_handover(to);

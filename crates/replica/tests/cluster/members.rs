@@ -127,6 +127,32 @@ fn the_cluster_is_not_made_so_small_that_it_stands_still() {
     assert!(serves(&mut world, leader, 1));
 }
 
+/// One that took over for this very call: that it has not heard a node yet says nothing.
+#[test]
+fn a_new_leader_hears_the_others_before_it_says_that_they_are_too_few() {
+    for comes_back in [true, false] {
+        let mut world = World::new(3);
+        let first = world.leader();
+        let [second, third] = world.others(first)[..] else { panic!("three nodes") };
+        world.stop(third);
+        let handed = world.ask(first, Question::Transfer { to: Some(second) });
+        assert_eq!(handed, Some(Answer::Transferred { leader: second }));
+        let remove = Question::Change(Change::Remove(first));
+        world.turn(second, vec![Event::Asked(AskId(900), remove)]);
+        world.deliver();
+        assert_eq!(world.answer(second, 900), None, "not yet");
+        if comes_back {
+            world.resume(third);
+        }
+        let answer = world.until("an answer", |world| world.answer(second, 900));
+        if comes_back {
+            assert_eq!(answer, Answer::Changed);
+        } else {
+            assert!(refused(answer).contains("2 are needed"));
+        }
+    }
+}
+
 #[test]
 fn changes_go_one_at_a_time() {
     let mut world = World::new(3);
