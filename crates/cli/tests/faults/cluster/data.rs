@@ -4,8 +4,9 @@ use std::fs;
 
 use lockkeeper_cli::exit;
 
-use super::nodes::{ALL, Nodes, others};
+use super::nodes::{ALL, Nodes, lockkeeper, others};
 use crate::directory::has_stopped;
+use crate::load::Load;
 use crate::server::{LONG, Server, answer, within};
 
 /// It is refused by the others, and says what to do.
@@ -57,4 +58,35 @@ async fn two_empty_nodes_of_three_found_no_second_cluster() {
     assert_eq!(held.loss(), None);
     let free = locks.mutex("b").ttl(LONG).wait(lockkeeper::Wait::For(std::time::Duration::from_millis(300)));
     assert!(free.acquire().await.is_err(), "one of three grants nothing");
+}
+
+/// P2: taken by a follower while others work, restored twice; each time in a new cluster, whose tokens are above all before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_backup_of_a_cluster_under_load_is_restored_twice_with_higher_tokens() {
+    let nodes = Nodes::founded();
+    let locks = nodes.client("one").await;
+    let load = Load::start(vec![locks.clone()], 2, 5);
+    load.goes_on(50);
+    let leader = nodes.leader(&ALL).await;
+    let file = nodes.nodes[leader].beside("backup");
+    let path = file.to_str().unwrap();
+    lockkeeper(&["backup", path, "--locks", &nodes.nodes[others(leader)[0]].url()]);
+    load.goes_on(50);
+    load.checked().await;
+    let last = nodes.client("last").await.mutex("load/0").ttl(LONG).acquire().await.unwrap();
+    let before = nodes.status(leader).await.unwrap();
+    let (mut highest, mut clusters) = (last.token(), vec![before.cluster]);
+    for _ in 0..2 {
+        let mut restored = Server::new("--segment-bytes 1048576");
+        lockkeeper(&["restore", path, "--data", restored.data.to_str().unwrap()]);
+        restored.start();
+        let locks = restored.client("restored").await;
+        let held = locks.mutex("load/0").ttl(LONG).acquire();
+        let held = within("the lock is free: old sessions are gone", held).await.unwrap();
+        assert!(held.token() > highest, "{} after {highest}", held.token());
+        highest = held.token();
+        let cluster = locks.status().await.unwrap().cluster;
+        assert!(!clusters.contains(&cluster), "a new cluster each time");
+        clusters.push(cluster);
+    }
 }
