@@ -50,8 +50,11 @@ pub enum Event {
         /// Where it serves clients.
         client_address: String,
     },
-    /// What was sent to this peer since it was reached may be lost, in part or whole.
+    /// The connection with this peer broke: what was sent to it may be lost, in part or whole, and it can't be heard until it is
+    /// reached anew.
     PeerDown(u64),
+    /// Something that was to be sent to this peer was dropped: it does not keep up, or can't be reached.
+    PeerMissed(u64),
     /// The last [`SnapshotStep`] was carried out.
     SnapshotStepDone,
     /// The last [`SnapshotStep`] failed; the snapshot is given up, and another is taken later.

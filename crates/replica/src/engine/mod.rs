@@ -29,8 +29,9 @@ pub const ELECTION_TICKS: usize = 12;
 const SILENT_TICKS: u32 = 2 * HEARTBEAT_TICKS as u32;
 /// Entries of one message, and of one turn's applying, in bytes.
 const MESSAGE_BYTES: u64 = 1 << 20;
-/// Messages with entries that are under way to one follower.
-const IN_FLIGHT_MAX: usize = 64;
+/// Messages with entries that are under way to one follower. A connection must have room for all of them. They are not merged into
+/// one (`batch_append`): raft-rs sets no limit to that, and a follower that lags would be sent one message of all of it.
+const IN_FLIGHT_MAX: usize = 32;
 /// Entries that are proposed and not committed, in bytes: beyond it proposals wait.
 const UNCOMMITTED_BYTES_MAX: u64 = 64 << 20;
 
@@ -182,7 +183,6 @@ impl Engine {
             max_uncommitted_size: UNCOMMITTED_BYTES_MAX,
             check_quorum: true,
             pre_vote: true,
-            batch_append: true,
             // Followers hear of a commit with the next entries or heartbeat: nobody reads there, and every commit would cost two
             // more messages each way.
             skip_bcast_commit: true,
@@ -442,6 +442,10 @@ impl Engine {
         let early = if is_new { &mut after } else { &mut now };
         sort(&ready.take_messages(), early, &mut snapshots_to);
         sort(&ready.take_persisted_messages(), &mut after, &mut snapshots_to);
+        if !self.is_leader() {
+            // The offer of a leader that was deposed in this very turn would name it the leader of the later term.
+            snapshots_to.clear();
+        }
         now.extend(after.extract_if(.., |message| self.is_hasty(message)));
         if !snapshots_to.is_empty() {
             self.snapshots_leave(&snapshots_to);

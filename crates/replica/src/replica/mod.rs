@@ -258,6 +258,7 @@ impl Replica {
                 self.changes.peer_down(node);
                 self.peer_down(node);
             }
+            Event::PeerMissed(node) => self.engine.lost(node),
             Event::Drained(barrier) => self.expiry.drained(barrier),
             Event::SnapshotStepDone => self.snapshot_step_done(),
             Event::SnapshotFailed => self.snapshot_failed(),
@@ -309,7 +310,10 @@ impl Replica {
         self.settle_parked();
         self.tend_handover();
         if self.lead.is_ready() {
-            self.end_due();
+            // Whose streams this node has ended can't say any more that they live: that is the next leader's to find out (P9).
+            if !self.has_left() {
+                self.end_due();
+            }
             self.tend_members();
             self.propose();
             self.begin_round();
@@ -366,10 +370,10 @@ impl Replica {
     /// When the next turn must begin at the latest, on the clock of [`Replica::begin`].
     #[must_use]
     pub fn next_wake(&self) -> Duration {
-        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.lead.is_ready());
+        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.lead.is_ready() && !self.has_left());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
         let at_once = (!self.queue.is_empty() && !self.is_refused)
-            || self.expiry.is_decided()
+            || (self.expiry.is_decided() && !self.has_left())
             || self.snapshots.is_due()
             || self.has_unsynced_watcher();
         if at_once {

@@ -14,8 +14,8 @@ use super::{Lead, Replica, size};
 use crate::event::{Answer, AskId, Event, Output, Question, StreamId};
 use crate::mutant::Mutant;
 
-/// How long one waits: some elections.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long one waits, in ticks: some elections. A second, unless the network is slow.
+const PATIENCE_TICKS: u32 = 50;
 /// How many may wait, and how many bytes they may have said meanwhile.
 const WAITING_MAX: usize = 4096;
 const BYTES_MAX: usize = 8 << 20;
@@ -66,11 +66,11 @@ impl Parked {
     }
 
     /// Those who came too long ago.
-    fn take_late(&mut self, now: Duration) -> Vec<Who> {
+    fn take_late(&mut self, now: Duration, patience: Duration) -> Vec<Who> {
         let mut late = Vec::new();
         while let Some((since, event)) = self.events.front() {
             let who = who(event).filter(|who| self.waiting.contains(who));
-            if who.is_some() && now < *since + PATIENCE {
+            if who.is_some() && now < *since + patience {
                 break;
             }
             // The first word of one who waits is its coming.
@@ -180,7 +180,7 @@ impl Replica {
         } else if self.follows().is_some() {
             self.end_parked();
         } else {
-            let late = self.parked.take_late(self.now);
+            let late = self.parked.take_late(self.now, self.config.tick * PATIENCE_TICKS);
             late.into_iter().for_each(|who| self.send_away(who));
         }
     }

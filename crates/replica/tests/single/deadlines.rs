@@ -164,3 +164,17 @@ fn a_broken_hold_is_opened_after_its_holder_has_given_up() {
     node.pass(Duration::from_millis(1_200));
     assert!(is_free(&mut node, "x"));
 }
+
+#[test]
+fn a_node_that_has_ended_its_streams_ends_no_session() {
+    let mut node = Node::new();
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 1_000, 0);
+    assert!(granted(&node.send(stream, vec![acquire(session, 1, "a", false)])).is_some());
+    let before = node.digest();
+    // A client that is stopped holds up the end of the process; nobody can say that he lives meanwhile.
+    node.turn(vec![Event::ShutDown]);
+    assert!(node.ended.contains_key(&stream));
+    node.pass(Duration::from_secs(5));
+    assert_eq!(node.digest(), before);
+}

@@ -51,15 +51,15 @@ fn each_waits_for_its_own_time() {
     parked.push(at(0), Event::StreamOpened(ONE));
     parked.push(at(600), Event::StreamOpened(TWO));
     parked.push(at(900), frame(ONE, 3));
-    assert!(parked.take_late(at(999)).is_empty());
-    assert_eq!(parked.take_late(at(1_000)), [Who::Stream(ONE)]);
+    assert!(parked.take_late(at(999), at(1_000)).is_empty());
+    assert_eq!(parked.take_late(at(1_000), at(1_000)), [Who::Stream(ONE)]);
     assert_eq!(
         parked.push(at(1_100), frame(ONE, 1)),
         None,
         "it was told already, and says nothing that counts"
     );
-    assert!(parked.take_late(at(1_599)).is_empty());
-    assert_eq!(parked.take_late(at(1_600)), [Who::Stream(TWO)]);
+    assert!(parked.take_late(at(1_599), at(1_000)).is_empty());
+    assert_eq!(parked.take_late(at(1_600), at(1_000)), [Who::Stream(TWO)]);
     assert_eq!((taken(&mut parked).len(), parked.bytes, parked.events.len()), (0, 0, 0));
 }
 
@@ -69,7 +69,7 @@ fn who_left_is_not_late() {
     parked.push(at(0), asked(1));
     parked.push(at(0), asked(2));
     parked.leaves(Who::Ask(AskId(1)));
-    assert_eq!(parked.take_late(at(5_000)), [Who::Ask(AskId(2))]);
+    assert_eq!(parked.take_late(at(5_000), at(1_000)), [Who::Ask(AskId(2))]);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn too_many_and_too_much_is_sent_away_and_nobody_else() {
     assert_eq!(parked.push(at(0), frame(ONE, fits)), None);
     assert_eq!(parked.push(at(0), frame(TWO, 1)), Some(Who::Stream(TWO)));
     assert_eq!(parked.push(at(0), frame(TWO, 1)), None, "told once");
-    assert_eq!(parked.take_late(at(1_000)).len(), WAITING_MAX - 1);
+    assert_eq!(parked.take_late(at(1_000), at(1_000)).len(), WAITING_MAX - 1);
     assert_eq!(parked.push(at(1_000), Event::StreamOpened(TWO)), None, "there is room again");
 }
 
