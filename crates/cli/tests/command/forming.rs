@@ -123,7 +123,10 @@ fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
     let three = Three::new();
     let mut nodes = three.founded();
     nodes.remove(&1).expect("it runs").kill();
-    let ended = three.ended(three.words(2, "data-1", &three.list()));
+    let mut words = three.words(1, "data-1", &three.list());
+    let number = words.iter().position(|word| word == "--node").expect("it is said") + 1;
+    words[number] = "2".to_owned();
+    let ended = three.ended(words);
     ended.is_one_line(exit::CONFIG, &["data-1", "belongs to node 1, not to node 2", "`--node 1`"]);
 
     // Another cluster, of a node 1 that is at the same address.

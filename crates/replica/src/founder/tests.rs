@@ -407,7 +407,7 @@ fn one_that_joins_waits_until_the_cluster_lists_it_and_takes_its_record() {
     );
 
     // Another data directory than the one that was added.
-    members.nodes.insert(4, Member { incarnation: vec![65; ID_BYTES], ..Member::default() });
+    members.nodes.insert(4, Member { node: 4, incarnation: vec![65; ID_BYTES], ..Member::default() });
     assert!(text(founder.heard(&hello(&members))).starts_with("STOP node 4's data are gone: "));
     members.nodes.remove(&4);
     members.removed.insert(4, vec![64; ID_BYTES]);
