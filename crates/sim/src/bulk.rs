@@ -57,6 +57,15 @@ impl Core {
         self.after(pause, Happening::BulkSettles(id, arrived));
     }
 
+    /// A node is gone: what is sent to it does not arrive, and its sender notices.
+    pub(crate) fn bulks_gone(&mut self, node: Id) {
+        let to_it = self.bulks.open.iter().filter(|(_, bulk)| bulk.offer.to == node);
+        let to_it: Vec<BulkId> = to_it.map(|(&id, _)| id).collect();
+        for id in to_it {
+            self.settle_bulk(id, false);
+        }
+    }
+
     /// Whether two nodes can talk now.
     pub(crate) fn is_open(&self, one: Id, other: Id) -> bool {
         !self.peers.is_cut(one, other, self.now) && !self.peers.is_cut(other, one, self.now)

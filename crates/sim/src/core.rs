@@ -25,47 +25,96 @@ pub(crate) enum Happening {
     /// A packet arrives at a client.
     ToClient(StreamId, Down),
     /// A node's loop runs.
-    NodeTurn { node: Id, run: u64 },
+    NodeTurn {
+        node: Id,
+        run: u64,
+    },
     /// A node reads a socket.
-    NodeReads { node: Id, run: u64, stream: StreamId },
+    NodeReads {
+        node: Id,
+        run: u64,
+        stream: StreamId,
+    },
     /// A node's disk has done a write.
-    NodeWrote { node: Id, run: u64 },
+    NodeWrote {
+        node: Id,
+        run: u64,
+    },
     /// A step of a snapshot is done.
-    NodeStored { node: Id, run: u64 },
+    NodeStored {
+        node: Id,
+        run: u64,
+    },
     /// A node starts.
-    NodeStarts { node: Id },
+    NodeStarts {
+        node: Id,
+    },
     /// A node is told to stop; it dies soon after.
-    NodeStops { node: Id },
+    NodeStops {
+        node: Id,
+    },
     /// A node is stopped, and started soon.
-    NodeRestarts { node: Id },
+    NodeRestarts {
+        node: Id,
+    },
     /// A node dies, at a moment that was chosen before.
-    NodeDies { node: Id, power: bool },
+    NodeDies {
+        node: Id,
+        power: bool,
+    },
     /// Nothing passes from one node to another until then.
-    Cut { from: Id, to: Id, until: Nanos },
+    Cut {
+        from: Id,
+        to: Id,
+        until: Nanos,
+    },
     /// A node tries to reach another.
-    PeerDials { from: Id, run: u64, to: Id },
+    PeerDials {
+        from: Id,
+        run: u64,
+        to: Id,
+    },
     /// What is next on the way between two nodes arrives.
     PeerArrives(LinkId),
     /// A node hears that a link of its own, or one to it, is over.
-    PeerCloses { node: Id, run: u64, link: LinkId },
+    PeerCloses {
+        node: Id,
+        run: u64,
+        link: LinkId,
+    },
     /// A snapshot has reached the other node; and its sender hears whether it was taken.
     BulkArrives(BulkId),
     BulkSettles(BulkId, bool),
     /// A link between two nodes breaks.
     PeerBreaks(LinkId),
     /// A client's timers are due, or its pause is over.
-    ClientWakes { client: usize, life: u64 },
+    ClientWakes {
+        client: usize,
+        life: u64,
+    },
     /// A client opens a stream.
-    ClientConnects { client: usize, life: u64 },
+    ClientConnects {
+        client: usize,
+        life: u64,
+    },
     /// A job of a client goes on.
-    JobStep { client: usize, life: u64, key: u64 },
+    JobStep {
+        client: usize,
+        life: u64,
+        key: u64,
+    },
     /// A client may begin another job.
-    NextJob { client: usize, life: u64 },
+    NextJob {
+        client: usize,
+        life: u64,
+    },
     /// The client by hand does something, or only says that it lives.
     HandActs,
     HandLives,
     /// A crashed client begins anew.
-    ClientStarts { client: usize },
+    ClientStarts {
+        client: usize,
+    },
     /// Something goes wrong.
     Faults,
     /// From now on nothing does, and everything must come to an end.

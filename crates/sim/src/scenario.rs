@@ -51,13 +51,23 @@ pub(crate) enum Fault {
     BreakAndCrash,
     /// Keep-alives arrive about when their session ends.
     JustLate,
+    /// A leader hands over to one that can't hear it: nothing can be proposed meanwhile.
+    StuckTransfer,
     /// A stream ends for one side first.
     Outage,
 }
 
 /// What chance alone would hardly ever bring about.
-const CHAINS: [Fault; 5] =
-    [Fault::LostVote, Fault::RoundInFlight, Fault::BreakAndCrash, Fault::JustLate, Fault::Outage];
+const CHAINS: [Fault; 8] = [
+    Fault::LostVote,
+    Fault::LostVote,
+    Fault::RoundInFlight,
+    Fault::RoundInFlight,
+    Fault::BreakAndCrash,
+    Fault::JustLate,
+    Fault::StuckTransfer,
+    Fault::Outage,
+];
 
 const FAULTS: [Fault; 20] = [
     Fault::NodeCrash,

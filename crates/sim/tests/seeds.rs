@@ -18,7 +18,11 @@ fn part(number: u64) -> Seen {
     assert!(broken.is_empty(), "{} of {SEEDS} seeds failed:\n{}", broken.len(), broken.join("\n"));
     // Promises that were never put to the test are not kept by it.
     assert!(
-        seen.grants > SEEDS && seen.expired > SEEDS && seen.starts > 2 * SEEDS && seen.lost > SEEDS && seen.elections > SEEDS,
+        seen.grants > SEEDS
+            && seen.expired > SEEDS
+            && seen.starts > 2 * SEEDS
+            && seen.lost > SEEDS
+            && seen.elections > SEEDS,
         "too little happened: {seen:?}"
     );
     assert!(seen.fenced > 0, "no stale section met the fence: was it needed? {seen:?}");

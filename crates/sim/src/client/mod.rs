@@ -10,8 +10,8 @@ use std::time::Duration;
 use lockkeeper::BootInstant;
 use lockkeeper::LossCause;
 use lockkeeper::simulation::{
-    Addresses, Call, CallId, Carrier, Ending, Event, Key, Machine, Outcome, Output, Push, SessionKey, Spec, StreamId as Carried,
-    Wanted, What,
+    Addresses, Call, CallId, Carrier, Ending, Event, Key, Machine, Outcome, Output, Push, SessionKey, Spec,
+    StreamId as Carried, Wanted, What,
 };
 use lockkeeper_core::Seq;
 use lockkeeper_replica::StreamId;
@@ -227,7 +227,8 @@ impl Client {
                         core.hang_up(stream);
                         self.counts();
                     }
-                    if let Ending::Announced { reason: StreamEndReason::NotLeader, leader, term, .. } = ending {
+                    if let Ending::Announced { reason: StreamEndReason::NotLeader, leader, term, .. } = ending
+                    {
                         self.addresses.leader_is(leader.as_deref(), term);
                     }
                 }

@@ -69,7 +69,7 @@ impl Node {
             core.lose_sent(self.id);
         }
         if asks(frame) && self.strikes(core, Arm::RoundInFlight) {
-            let until: Nanos = core.now + core.dice.within(300 * MS, 1_200 * MS);
+            let until: Nanos = core.now + core.dice.within(380 * MS, 800 * MS);
             if core.dice.chance(50) {
                 self.stop_until(core.now, until);
             } else {

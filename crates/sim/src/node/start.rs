@@ -158,6 +158,7 @@ impl Node {
         let says_so = core.dice.chance(70);
         core.node_gone(self.id, self.run, says_so);
         core.links_gone(self.id, power);
+        core.bulks_gone(self.id);
         core.after(pause, Happening::NodeStarts { node: self.id });
     }
 }

@@ -175,7 +175,8 @@ impl Copy {
         let terms: BTreeMap<u64, u64> = found.iter().map(|entry| (entry.index, entry.term)).collect();
         for (index, term) in self.durable.range(at + 1..) {
             // Or is of another history than a snapshot that was being installed.
-            if self.installing != Some(at) && terms.get(index) != Some(term) && !self.replaces(&terms, *index) {
+            if self.installing != Some(at) && terms.get(index) != Some(term) && !self.replaces(&terms, *index)
+            {
                 let what = match terms.get(index) {
                     Some(_) => "another",
                     None => "nothing",

@@ -121,7 +121,10 @@ impl Silence {
         let since = self.began.get(&timer).map_or(zero, |it| zero.max(*it));
         let passed = self.reading.saturating_sub(since);
         if passed + Duration::from_millis(1) < needs * 99 / 100 {
-            return Err((timer.promise(), format!("{command:?} is proposed after {passed:?}, it needs {needs:?}")));
+            return Err((
+                timer.promise(),
+                format!("{command:?} is proposed after {passed:?}, it needs {needs:?}"),
+            ));
         }
         Ok(())
     }
@@ -138,7 +141,10 @@ impl Silence {
             let since = self.began.get(&timer).map_or(zero, |it| zero.max(*it));
             let passed = self.reading.saturating_sub(since);
             if index <= applied && !self.done.contains(&timer) && passed > needs + LATE {
-                return Err((timer.promise(), format!("{timer:?} should have ended after {needs:?}, it is {passed:?}")));
+                return Err((
+                    timer.promise(),
+                    format!("{timer:?} should have ended after {needs:?}, it is {passed:?}"),
+                ));
             }
         }
         Ok(())
@@ -147,7 +153,10 @@ impl Silence {
     /// The node has closed a stream: what still arrives on it counts for nobody.
     pub(crate) fn ended(&mut self, stream: StreamId) {
         self.ended.insert(stream);
-        self.arrived.retain(|_, it| it.stream != stream);
+        // Its number still counts: what repeats it on another stream is no news.
+        for it in self.arrived.values_mut().filter(|it| it.stream == stream) {
+            it.sign = None;
+        }
         for it in self.handed.values_mut().filter(|it| it.stream == Some(stream)) {
             it.stream = None;
         }

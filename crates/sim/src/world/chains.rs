@@ -42,6 +42,15 @@ impl World {
         self.core.after(pause, Happening::NodeDies { node: leader, power: true });
     }
 
+    /// The leader hands over to a node that does not hear it.
+    pub(super) fn stick(&mut self, leader: Id) {
+        let to = self.another(leader);
+        let until = self.core.now + self.core.dice.within(100 * MS, 700 * MS);
+        self.core.cut(leader, to, until);
+        self.asks += 1;
+        self.nodes[at(leader)].ask(&mut self.core, AskId(self.asks), Question::Transfer { to: Some(to) });
+    }
+
     /// The client by hand is silent until its session's end is proposed.
     pub(super) fn just_late(&mut self, leader: Id) {
         if let Some(hand) = &mut self.hand {

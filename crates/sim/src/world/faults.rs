@@ -133,6 +133,7 @@ impl World {
                 let ask = AskId(self.asks);
                 self.nodes[at(leader)].ask(&mut self.core, ask, Question::Transfer { to });
             }
+            Fault::StuckTransfer => self.stick(leader),
             Fault::LostVote => self.lose_vote(leader),
             Fault::RoundInFlight => self.nodes[at(leader)].arm(Arm::RoundInFlight),
             Fault::BreakAndCrash => self.break_and_crash(leader),
