@@ -81,8 +81,8 @@ async fn a_backup_of_a_cluster_under_load_is_restored_twice_with_higher_tokens()
         lockkeeper(&["restore", path, "--data", restored.data.to_str().unwrap()]);
         restored.start();
         let locks = restored.client("restored").await;
-        let mutex = locks.mutex("load/0").ttl(LONG);
-        let held = within("the lock is free: old sessions are gone", mutex.acquire()).await.unwrap();
+        let lock = locks.mutex("load/0").ttl(LONG);
+        let held = within("the lock is free: old sessions are gone", lock.acquire()).await.unwrap();
         assert!(held.token() > highest, "{} after {highest}", held.token());
         highest = held.token();
         let cluster = locks.status().await.unwrap().cluster;
