@@ -142,17 +142,6 @@ impl World {
         any
     }
 
-    /// The next message that is on its way to this node arrives, and nothing else.
-    pub(crate) fn arrive_one(&mut self, id: u64) -> bool {
-        let mut wires = self.wires.iter_mut().filter(|((_, to), _)| *to == id);
-        let message = wires.find_map(|(_, wire)| wire.pop_front());
-        let any = message.is_some();
-        if let Some(message) = message {
-            self.turn(id, vec![Event::Peer(vec![message])]);
-        }
-        any
-    }
-
     /// Until nothing is on its way to anybody who runs.
     pub(crate) fn deliver(&mut self) {
         for _ in 0..1_000 {
