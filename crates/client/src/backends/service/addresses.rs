@@ -100,10 +100,9 @@ impl Addresses {
         addresses
     }
 
-    /// How many there are.
-    #[expect(clippy::len_without_is_empty, reason = "there is always one")]
+    /// How many there are; at least one.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.all.len()
     }
 
@@ -205,7 +204,7 @@ mod tests {
     }
 
     fn round(nodes: &mut Addresses) -> Vec<String> {
-        (0..nodes.len()).map(|_| nodes.take().to_string()).collect()
+        (0..nodes.count()).map(|_| nodes.take().to_string()).collect()
     }
 
     #[test]

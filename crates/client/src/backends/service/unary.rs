@@ -123,7 +123,7 @@ where
     for _round in 0..rounds_max {
         failures.clear();
         // The connection that answered last, then every node in turn.
-        for attempt in 0..=addresses.len() {
+        for attempt in 0..=addresses.count() {
             let (client, whose) = if attempt == 0 {
                 let Some(client) = asker.good().take() else { continue };
                 (client, "the node that answered last".to_owned())
@@ -178,7 +178,7 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
     worker.run(Box::pin(async move {
         let mut failures = Vec::new();
         let mut addresses = asker.shared.addresses().anew();
-        for _ in 0..addresses.len() {
+        for _ in 0..addresses.count() {
             let address = addresses.take();
             let client = match connect(&address, CONNECT_LIMIT).await {
                 Ok(client) => client,
