@@ -36,8 +36,9 @@ use crate::peers::{Bulk, Directory, Handover, Peers, form, talk};
 const BACKLOG: u32 = 4096;
 /// Clients have this long to read what is left for them when the node stops.
 const FLUSH: Duration = Duration::from_secs(5);
-/// A leader that stops waits so long for another one to lead; the consensus itself gives up much earlier.
-const HANDOVER: Duration = Duration::from_secs(3);
+/// A leader that stops waits so long for another one to lead; the replica itself gives up after some election time-outs, even of the
+/// greatest that may be set.
+const HANDOVER: Duration = Duration::from_secs(35);
 /// Files that are no connection: the log, standard streams, the runtime's own.
 const FILES_RESERVED: u64 = 64;
 

@@ -61,6 +61,11 @@ impl Directory {
         });
     }
 
+    /// Whether it took part once, as far as this node has applied.
+    pub(super) fn has_removed(&self, node: u64) -> bool {
+        self.known.borrow().members.removed.contains_key(&node)
+    }
+
     /// Where the other nodes are, by id.
     pub(super) fn addresses(&self) -> BTreeMap<u64, String> {
         let known = self.known.borrow();

@@ -11,8 +11,9 @@ use lockkeeper_wire::peer::{PeerFrame, PeerKind, PeerMessage};
 use mio::net::TcpStream;
 use prost::Message;
 
-/// More bytes than this may not wait for a peer when another frame is put: it does not keep up, and is told less.
-pub(super) const OUT_BYTES_MAX: usize = 8 << 20;
+/// More bytes than this may not wait for a peer when another frame is put: it does not keep up, and is told less. Above all that the
+/// consensus has under way to one follower at a time (32 MiB), or a node that lags would never be sent what it lacks.
+pub(super) const OUT_BYTES_MAX: usize = 40 << 20;
 /// A frame that has so many bytes of entries is followed by another.
 const FRAME_BYTES: usize = 4 << 20;
 /// The longest frame that is read: one that is nearly full, and an entry of the greatest size.

@@ -29,7 +29,7 @@ mod poll;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -185,6 +185,7 @@ impl Peers {
             incoming: BTreeMap::new(),
             outgoing: BTreeMap::new(),
             lost: Vec::new(),
+            missed: BTreeSet::new(),
             has_looked: false,
         };
         inbox.rings(links.poller.bell());
@@ -200,7 +201,7 @@ impl Peers {
     }
 
     /// Puts messages behind those that wait for `node`: as one frame, unless they are huge. They leave with the next
-    /// [`Peers::flush`]. What can't be sent is told by [`Event::PeerDown`].
+    /// [`Peers::flush`]. What can't be sent is told by [`Event::PeerMissed`].
     pub(crate) fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
         if let Some(links) = &mut self.links {
             links.send(node, messages);
@@ -243,8 +244,10 @@ struct Links {
     handover: Arc<Handover>,
     incoming: BTreeMap<u64, In>,
     outgoing: BTreeMap<u64, Out>,
-    /// Peers that have lost something of what was sent, not told yet.
+    /// Peers whose connection broke, not told yet.
     lost: Vec<u64>,
+    /// Peers that something was dropped for, not told yet.
+    missed: BTreeSet<u64>,
     /// The last look at the sockets was not followed by a read yet.
     has_looked: bool,
 }
@@ -267,7 +270,7 @@ struct Out {
 
 impl Links {
     fn wait(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) {
-        if !self.lost.is_empty() || self.incoming.values().any(|link| link.is_ready) {
+        if !self.lost.is_empty() || !self.missed.is_empty() || self.incoming.values().any(|link| link.is_ready) {
             return;
         }
         if self.poller.sleep(at_most, is_idle) {
@@ -308,6 +311,7 @@ impl Links {
             self.drop_incoming(node);
         }
         out.extend(self.lost.drain(..).map(Event::PeerDown));
+        out.extend(std::mem::take(&mut self.missed).into_iter().map(Event::PeerMissed));
     }
 
     /// Notes what the last look at the sockets has found.
@@ -336,7 +340,8 @@ impl Links {
             Way::In => self.incoming.get(&node).map(|link| link.number),
             Way::Out => self.outgoing.get(&node).map(|link| link.number),
         };
-        if present.is_some_and(|present| present > number) {
+        // It may have been let in just before it was removed.
+        if present.is_some_and(|present| present > number) || self.directory.has_removed(node) {
             return;
         }
         let mut socket = TcpStream::from_std(socket);
@@ -369,10 +374,10 @@ impl Links {
                 let kept = link.bytes.put(messages);
                 if !kept {
                     tracing::warn!(node, "node {node} does not keep up: what waits for it is dropped");
-                    self.lose(node);
+                    self.missed.insert(node);
                 }
             }
-            None if has_entries => self.lose(node),
+            None if has_entries => drop(self.missed.insert(node)),
             None => {}
         }
     }

@@ -203,7 +203,7 @@ fn who_does_not_read_is_reported_lost_and_goes_on_with_whole_frames() {
         }
         assert!(sent < 1_000, "a gigabyte fits into no socket");
     };
-    assert!(matches!(&lost[..], [Event::PeerDown(2)]), "{lost:?}");
+    assert!(matches!(&lost[..], [Event::PeerMissed(2)]), "{lost:?}: the connection lives");
     node.peers.send(2, vec![message(5_000, 10)]);
     let reader = std::thread::spawn(move || {
         let mut last = 0;
@@ -236,7 +236,7 @@ fn entries_for_a_node_that_is_not_linked_are_lost_and_told() {
     node.peers.read(&mut events);
     assert!(events.is_empty(), "{events:?}");
     node.peers.send(2, vec![message(1, 1)]);
-    assert!(matches!(&node.events()[..], [Event::PeerDown(2)]));
+    assert!(matches!(&node.events()[..], [Event::PeerMissed(2)]));
 }
 
 #[test]
@@ -256,4 +256,32 @@ fn whoever_rings_wakes_it_also_just_before_it_sleeps() {
         node.peers.wait(None);
         ringer.join().expect("it has rung");
     }
+}
+
+#[test]
+fn all_that_is_under_way_to_a_laggard_at_a_time_has_room() {
+    let mut node = Fixture::new();
+    let mut theirs = node.link(Way::Out);
+    node.is_up();
+    node.peers.send(2, (1..=32).map(|index| message(index, 1 << 20)).collect());
+    let reader = std::thread::spawn(move || {
+        let mut seen = 0;
+        while seen < 32 {
+            let mut length = [0; 4];
+            theirs.read_exact(&mut length).expect("it goes on");
+            let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
+            theirs.read_exact(&mut bytes).expect("whole frames");
+            seen += PeerFrame::decode(&bytes[..]).expect("a frame").messages.len();
+        }
+    });
+    let deadline = Instant::now() + PATIENCE;
+    while !reader.is_finished() {
+        assert!(Instant::now() < deadline, "it does not go on");
+        node.peers.flush();
+        node.peers.wait(Some(Duration::from_millis(10)));
+        let mut events = Vec::new();
+        node.peers.read(&mut events);
+        assert!(!events.iter().any(|event| matches!(event, Event::PeerMissed(_))), "{events:?}");
+    }
+    reader.join().expect("all of it came");
 }
