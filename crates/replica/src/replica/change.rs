@@ -23,8 +23,8 @@ const CAUGHT_UP: u64 = 1_000;
 #[derive(Default)]
 pub(super) struct Changes {
     /// What this leader has proposed and what is not applied yet, and who waits for it.
-    in_flight: Option<(Position, Option<AskId>)>,
-    /// Asked of a leader that has not heard all of the others yet.
+    in_flight: Option<(Position, Option<AskId>, Change)>,
+    /// To be looked at again: asked of a leader that has not heard all of the others yet, or of an engine that was not ready.
     waiting: Vec<(AskId, Change)>,
     /// The newest rules of the table that others know, as long as they can be reached.
     rules: BTreeMap<u64, u32>,
@@ -44,7 +44,7 @@ impl Changes {
     /// What is proposed belongs to the next leader; returns who waited.
     pub(super) fn step_down(&mut self) -> Vec<AskId> {
         self.raised = 0;
-        let in_flight = self.in_flight.take().and_then(|(_, ask)| ask);
+        let in_flight = self.in_flight.take().and_then(|(_, ask, _)| ask);
         in_flight.into_iter().chain(self.waiting.drain(..).map(|(ask, _)| ask)).collect()
     }
 }
@@ -76,8 +76,8 @@ impl Replica {
     }
 
     fn propose_change(&mut self, change: Change, ask: Option<AskId>) -> bool {
-        let proposed = self.engine.change(&store::MembersChange { what: Some(change) });
-        self.changes.in_flight = proposed.map(|at| (at, ask));
+        let proposed = self.engine.change(&store::MembersChange { what: Some(change.clone()) });
+        self.changes.in_flight = proposed.map(|at| (at, ask, change));
         proposed.is_some()
     }
 
@@ -164,14 +164,15 @@ impl Replica {
 
     /// Every committed entry: the one of the change in flight tells what came of it.
     pub(super) fn settle_change(&mut self, committed: &Committed) {
-        let reached = |(at, _): &mut (Position, _)| at.index <= committed.at.index;
-        let Some((at, ask)) = self.changes.in_flight.take_if(reached) else { return };
+        let reached = |(at, ..): &mut (Position, _, _)| at.index <= committed.at.index;
+        let Some((at, ask, change)) = self.changes.in_flight.take_if(reached) else { return };
         let Some(ask) = ask else { return };
         if at == committed.at && committed.is_members {
             self.outputs.push(Output::Answer(ask, Answer::Changed));
         } else {
-            // The engine knew of one that was not applied here yet, and left the entry empty.
-            self.refuse_ask(ask, Rejected::UnderWay.to_string());
+            // The engine left the entry empty: not all that its log had when it was elected counted as applied yet. By the
+            // next turn it does, and if that was another change, its being under way is said then.
+            self.changes.waiting.push((ask, change));
         }
     }
 
