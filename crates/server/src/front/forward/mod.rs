@@ -16,6 +16,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
+use tokio::sync::watch as shown;
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::body::Body;
@@ -139,7 +140,7 @@ impl Forwarding {
                     wake_at = self.until.min(leaderless_since + PAUSE);
                 }
                 State::Following { leader } => {
-                    if let Some(answer) = self.ask(leader).await? {
+                    if let Some(answer) = self.ask(leader, &mut state).await? {
                         return Ok(answer);
                     }
                     leaderless_since = Instant::now();
@@ -162,21 +163,35 @@ impl Forwarding {
         }
     }
 
-    /// The answer of a node that this one thinks leads; `None`: it does not, or can't be reached.
-    async fn ask(&self, leader: u64) -> Result<Option<Response<Body>>, Status> {
+    /// The answer of a node that this one thinks leads; `None`: it does not, or can't be reached, or this node knows
+    /// better meanwhile: a dead leader's connection may stay open for long.
+    async fn ask(
+        &self,
+        leader: u64,
+        state: &mut shown::Receiver<State>,
+    ) -> Result<Option<Response<Body>>, Status> {
         let Some(address) = self.front.clients().get(&leader).cloned() else { return Ok(None) };
-        let link = match self.kind {
-            Kind::Stream => link::dial(&address).await,
-            Kind::Again | Kind::Once => self.front.links.to(&address).await,
+        let request = self.request(&address)?;
+        let asked = async {
+            let link = match self.kind {
+                Kind::Stream => link::dial(&address).await,
+                Kind::Again | Kind::Once => self.front.links.to(&address).await,
+            };
+            match link {
+                Ok(mut link) => link.send(request).await,
+                Err(why) => {
+                    tracing::debug!(leader, address, "a call can't be passed on: {why}");
+                    Err(Failed::Unsent)
+                }
+            }
         };
-        let mut link = match link {
-            Ok(link) => link,
-            Err(why) => {
-                tracing::debug!(leader, address, "a call can't be passed on: {why}");
+        let answer = tokio::select! {
+            answer = tokio::time::timeout_at(self.until, asked) => answer,
+            // What must not be asked twice stays where it is.
+            () = until_other(state, leader), if self.kind != Kind::Once => {
                 return Ok(None);
             }
         };
-        let answer = tokio::time::timeout_at(self.until, link.send(self.request(&address)?)).await;
         let answer = match answer {
             Ok(Ok(answer)) if !says_not_leader(answer.headers()) => return Ok(Some(link::passed(answer))),
             Ok(Err(Failed::Unsent)) => return Ok(None),
@@ -215,6 +230,12 @@ impl Forwarding {
         }
         Ok(request)
     }
+}
+
+/// Until this node follows that one no more.
+async fn until_other(state: &mut shown::Receiver<State>, leader: u64) {
+    // Fails only if the front is gone, and this with it.
+    drop(state.wait_for(|state| *state != State::Following { leader }).await);
 }
 
 /// Whether the node that was asked says that it does not lead, or not for long.

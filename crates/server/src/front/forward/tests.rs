@@ -34,6 +34,8 @@ enum Does {
     Refuses,
     /// Dies before it answers.
     Dies,
+    /// Neither answers nor dies.
+    Hangs,
     /// Says a first word of many.
     Begins,
 }
@@ -112,6 +114,7 @@ async fn answer(does: Does, dead: &CancellationToken) -> Response<Body> {
             dead.cancel();
             std::future::pending().await
         }
+        Does::Hangs => std::future::pending().await,
         Does::Begins => {
             let synced = v1::watch_response::What::Synced(v1::WatchSynced {});
             let first = Frame::data(message(&v1::WatchResponse { what: Some(synced) }));
@@ -224,6 +227,28 @@ async fn a_leader_that_is_none_any_more_or_dies_is_asked_again_until_there_is_on
     let answer = calls.check_token(token()).await.unwrap().into_inner();
     assert_eq!(answer.status(), v1::TokenStatus::Current);
     assert_eq!(leader.heard().len(), 4);
+}
+
+/// A machine that is cut off or stands still leaves its connections open.
+#[tokio::test]
+async fn a_call_that_hangs_at_a_leader_goes_on_at_the_next_once_that_is_known() {
+    let (hangs, next) = (Leader::that(&[Does::Hangs]).await, Leader::that(&[Does::Answers]).await);
+    let follower = Follower::of(Some(hangs.address)).await;
+    follower.front.clients().insert(LEADER + 1, next.address.to_string());
+    let mut calls = follower.calls().await;
+    let (mut once, mut watched) = (calls.clone(), calls.clone());
+    let asked = tokio::spawn(async move { calls.check_token(token()).await });
+    let watching = tokio::spawn(async move { watched.watch(v1::WatchRequest::default()).await });
+    let setting = tokio::spawn(async move { once.set_limit(limit()).await });
+    while hangs.heard().len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    follower.front.state.send_replace(State::Following { leader: LEADER + 1 });
+    asked.await.unwrap().unwrap();
+    watching.await.unwrap().unwrap();
+    assert!(!setting.is_finished(), "it may have been done");
+    let heard: Vec<String> = next.heard().into_iter().map(|(path, _)| path).collect();
+    assert!(heard.len() == 2 && !heard.iter().any(|path| path.ends_with("SetLimit")), "{heard:?}");
 }
 
 /// O1: the last one applied wins, so a repeat could undo what another has set meanwhile.
