@@ -71,11 +71,10 @@ impl Node {
         let Some(pending) = process.writes.pop_front() else { return };
         if let Pending::Write(write) = &pending
             && let Some(index) = write.installs()
+            && let Err(error) = self.install(core, index)
         {
-            if let Err(error) = self.install(core, index) {
-                core.note(format_args!("node {node} aborts: {error}"));
-                return self.crash(core, true);
-            }
+            core.note(format_args!("node {node} aborts: {error}"));
+            return self.crash(core, true);
         }
         let Some(process) = self.process.as_mut() else { return };
         if let Err(error) = process.log.append(pending.record()) {
