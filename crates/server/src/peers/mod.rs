@@ -270,7 +270,10 @@ struct Out {
 
 impl Links {
     fn wait(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) {
-        if !self.lost.is_empty() || !self.missed.is_empty() || self.incoming.values().any(|link| link.is_ready) {
+        if !self.lost.is_empty()
+            || !self.missed.is_empty()
+            || self.incoming.values().any(|link| link.is_ready)
+        {
             return;
         }
         if self.poller.sleep(at_most, is_idle) {
