@@ -85,15 +85,6 @@ pub enum Rejected {
         /// What is wrong.
         what: &'static str,
     },
-    /// One that takes part can't be reached by others.
-    #[error(
-        "node {of} was founded without an address for other nodes (`--peer-listen`), so none can be added: make a cluster \
-         with such an address from a backup (`lockkeeper backup`, `lockkeeper restore`)"
-    )]
-    Unreachable {
-        /// Which.
-        of: u64,
-    },
     /// Another member listens there.
     #[error("node {of} has the address `{address}` already; give node {node} one of its own")]
     AddressTaken {
@@ -271,9 +262,6 @@ impl Members {
         }
         if let Some(other) = self.nodes.values().find(|other| other.peer_address == *peer_address) {
             return Err(Rejected::AddressTaken { node, of: other.node, address: peer_address.clone() });
-        }
-        if let Some(other) = self.nodes.values().find(|other| other.peer_address.is_empty()) {
-            return Err(Rejected::Unreachable { of: other.node });
         }
         if self.nodes.len() >= NODES_MAX {
             return Err(Rejected::Full);

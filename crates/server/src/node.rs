@@ -105,8 +105,10 @@ impl<D: Disk> Node<D> {
                 let installed = write.installs().map(|index| self.install(index)).transpose()?;
                 self.append(write.record())?;
                 self.replica.persisted(clock::now(), write.synced())?;
-                // Fails only if the one that has sent it has lost its patience.
-                installed.flatten().map(|settled| settled.send(()).ok());
+                if let Some(settled) = installed {
+                    // Fails only if the one that has sent it has lost its patience.
+                    let _ = settled.send(());
+                }
             }
             self.hand_over(&mut outputs)?;
             if requests > 0 {
@@ -137,8 +139,12 @@ impl<D: Disk> Node<D> {
     }
 
     /// A received snapshot takes the place of the log, in this order: its file gets its name, the log begins behind it.
-    fn install(&mut self, index: u64) -> Result<Option<Sender<()>>, ServeError> {
-        let Some(Arrived { head, sealed, settled }) = self.incoming.remove(&index) else { return Ok(None) };
+    fn install(&mut self, index: u64) -> Result<Sender<()>, ServeError> {
+        let Some(Arrived { head, sealed, settled }) = self.incoming.remove(&index) else {
+            // To go on would be to reset the log to a snapshot that isn't there.
+            let what = format!("there is no received snapshot of entry {index}: a bug");
+            return Err(ServeError::system("install a snapshot")(io::Error::other(what)));
+        };
         let result = sealed.publish().and_then(|older| {
             self.log.reset(head.index, head.term)?;
             Ok(older)
@@ -146,7 +152,7 @@ impl<D: Disk> Node<D> {
         match result {
             Ok(older) => {
                 self.chore(Chore::Remove(older));
-                Ok(Some(settled))
+                Ok(settled)
             }
             Err(error) if is_full(&error) => {
                 Err(ServeError::DiskFull { directory: self.directory.clone(), source: error })
@@ -218,6 +224,10 @@ impl<D: Disk> Node<D> {
                 Done::NoSpare => *spare = Spare::Not(Instant::now() + SPARE_PAUSE),
                 Done::Full(source) => {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
+                }
+                Done::Received(_, arrived) if self.incoming.contains_key(&arrived.head.index) => {
+                    // The one that is there is about to be installed, or to be given up.
+                    self.chore(Chore::Remove(arrived.sealed.give_up()));
                 }
                 Done::Received(received, incoming) => {
                     self.incoming.insert(incoming.head.index, *incoming);

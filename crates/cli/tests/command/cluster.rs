@@ -133,7 +133,7 @@ fn what_is_refused_says_what_to_do() {
     is_refused(&place.ran("cluster add 2=nowhere"), &["HOST:PORT"]);
     drop(waits);
 
-    // Nobody can join a node that was founded without an address for others.
+    // Nobody can join a node that listens to no others.
     let lonely = Place::new();
     let node = lonely.begin("node1", &["--listen", "127.0.0.1:0", "--segment-bytes", "1048576"]).ready();
     let url = node.url();
@@ -178,4 +178,31 @@ fn a_new_node_gets_a_snapshot_of_what_the_log_does_not_have_any_more() {
     });
     assert_eq!(place.shown("before")["limit"], 7);
     drop((one, two));
+}
+
+/// A node that was alone, or was made from a backup, says where others reach it only when it is started so.
+#[test]
+fn a_node_that_was_founded_alone_can_have_others_later() {
+    let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
+    let place = Place::new();
+    let alone = ["--listen", "127.0.0.1:0", "--segment-bytes", "1048576"];
+    let one = place.begin("node1", &alone).ready();
+    assert_eq!(one.stopped(Signal::SIGTERM).code, i32::from(OK));
+    let peers_one = peers(&ports[0]);
+    let one = place.begin("node1", &[&alone[..], &["--peer-listen", &peers_one]].concat()).ready();
+    let (url, listening) = (one.url(), one.listening());
+    let place = place.over(&url);
+    let limit = place.ran("set-limit before 7");
+    assert_eq!(limit.code, i32::from(OK), "{limit:?}");
+    let two = place.grown(2, &ports[1], &ports[0]);
+    let both = format!("{url},{}", two.listening());
+    // Both start again, and find each other.
+    let peers_two = peers(&ports[1]);
+    two.kill();
+    one.kill();
+    let one = place.begin("node1", &["--listen", &listening, "--peer-listen", &peers_one]);
+    let two = place.begin("node2", &["--listen", "127.0.0.1:0", "--node", "2", "--peer-listen", &peers_two]);
+    let (_one, two) = (one.ready(), two.ready());
+    let place = place.over(&format!("{both},{}", two.listening()));
+    assert_eq!(place.shown("before")["limit"], 7);
 }

@@ -155,9 +155,6 @@ fn what_a_new_node_says_of_itself_is_checked() {
     assert!(wiped.contains("cluster remove 2") && wiped.contains("--node 3"), "{wiped}");
     assert!(refusal(&members, &Change::Remove(7)).contains("node 7 is no member"));
     assert!(refusal(&members, &Change::Promote(2)).contains("no learner"));
-    let mut lonely = of(&[1]);
-    lonely.nodes.values_mut().for_each(|it| it.peer_address.clear());
-    assert!(refusal(&lonely, &Change::Add(member(4))).contains("--peer-listen"));
     let full = of(&(1..=NODES_MAX as u64).collect::<Vec<_>>());
     assert!(refusal(&full, &Change::Add(member(99))).contains(&NODES_MAX.to_string()));
 }

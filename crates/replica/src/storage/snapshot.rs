@@ -158,9 +158,19 @@ impl<D: Disk> SnapshotWriter<D> {
     /// Ends the snapshot and makes all of it durable, but for its name: a start does not find it.
     ///
     /// # Errors
-    /// `InvalidInput` if `tail` counts other pieces or bytes than were written; whatever the disk says. Nothing else is
-    /// harmed by it.
+    /// `InvalidInput` if `tail` counts other pieces or bytes than were written; whatever the disk says. What was written is
+    /// removed then, and nothing else is harmed.
     pub fn seal(mut self, tail: &SnapshotTail) -> io::Result<Sealed<D>> {
+        if let Err(error) = self.end(tail) {
+            // The next start removes what is left, if this can't.
+            drop(self.abandon());
+            return Err(error);
+        }
+        let Self { disk, temporary, index, bytes, .. } = self;
+        Ok(Sealed { disk, temporary, index, bytes })
+    }
+
+    fn end(&mut self, tail: &SnapshotTail) -> io::Result<()> {
         if (tail.pieces, tail.bytes) != (self.pieces, self.bytes) {
             return Err(invalid(format!(
                 "the snapshot's tail says {} pieces with {} bytes, written were {} with {}",
@@ -168,9 +178,7 @@ impl<D: Disk> SnapshotWriter<D> {
             )));
         }
         self.frame(Frame::Tail, &tail.encode_to_vec())?;
-        self.file.sync()?;
-        let Self { disk, temporary, index, bytes, .. } = self;
-        Ok(Sealed { disk, temporary, index, bytes })
+        self.file.sync()
     }
 
     /// Gives the snapshot up and removes what was written of it.

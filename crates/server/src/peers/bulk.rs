@@ -140,8 +140,15 @@ impl<D: Disk + Sync> Bulk<D> {
             }
         };
         let bytes = tail.bytes;
+        // Before it is sealed: what is no table is removed at once.
+        let table = match restorer.finish() {
+            Ok(table) => table,
+            Err(error) => {
+                drop(writer.abandon());
+                return Err(io::Error::other(error));
+            }
+        };
         let sealed = writer.seal(&tail)?;
-        let table = restorer.finish().map_err(io::Error::other)?;
         let (settled, settles) = mpsc::channel();
         let received = Box::new(Received { offer, table, bytes });
         self.done
