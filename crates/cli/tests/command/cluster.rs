@@ -206,3 +206,33 @@ fn a_node_that_was_founded_alone_can_have_others_later() {
     let place = place.over(&format!("{both},{}", two.listening()));
     assert_eq!(place.shown("before")["limit"], 7);
 }
+
+/// A restore makes a cluster of one, wherever it listens; a backup is asked of any node.
+#[test]
+fn others_join_a_cluster_that_was_restored_and_a_follower_gives_the_next_backup() {
+    let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
+    let (place, old) = first(&ports[0], &["--segment-bytes", "1048576"]);
+    assert_eq!(place.ran("set-limit gpu 4").code, i32::from(OK));
+    let held = place.holder("orders/42", &["--lock-delay", "5m"]);
+    assert_eq!(place.ran("backup locks").code, i32::from(OK));
+    old.kill();
+    let restored = place.ran("restore locks --data node5 --node 5");
+    assert_eq!((restored.code, restored.err.as_str()), (i32::from(OK), ""), "{restored:?}");
+
+    let address = peers(&ports[0]);
+    let options =
+        ["--listen", "127.0.0.1:0", "--node", "5", "--peer-listen", &address, "--segment-bytes", "1048576"];
+    let five = place.begin("node5", &options).ready();
+    let place = place.over(&five.url());
+    let six = place.grown(6, &ports[1], &ports[0]);
+    assert_eq!(parts(&place.status()), [(5, "voter"), (6, "voter")]);
+
+    let place = place.over(&six.url());
+    assert_eq!(place.shown("gpu")["limit"], 4);
+    assert_eq!(place.shown("orders/42")["holders"][0]["state"], "closed");
+    let next = place.ran("backup next --json");
+    assert_eq!((next.code, next.err.as_str()), (i32::from(OK), ""), "{next:?}");
+    let next: Value = serde_json::from_str(&next.out).unwrap();
+    assert_eq!(next["node"], 5, "the leader's, by way of a follower");
+    assert!(next["last_token"].as_u64() > Some(held.token), "{next}");
+}
