@@ -138,7 +138,7 @@ fn what_makes_no_sense_ends_the_link_and_what_came_before_counts() {
         |message| message.from = 3,
         |message| message.to = 3,
         |message| message.kind = 99,
-        |message| message.context = vec![0; 33].into(),
+        |message| message.context = vec![0; 33],
         |message| message.entries[0].index += 1,
     ];
     let mut bad: Vec<Vec<u8>> = wrong
