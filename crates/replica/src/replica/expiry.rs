@@ -88,6 +88,30 @@ impl Replica {
         self.begin_check();
     }
 
+    /// Whether anything may be ended now. Not by a node that has ended its streams: whoever lives can't say so any more. Nor while
+    /// nothing can be proposed, since it may be otherwise by then.
+    pub(super) fn may_end(&self) -> bool {
+        self.lead.is_ready() && !self.has_left() && !self.engine.is_transferring()
+    }
+
+    /// Proposals have to wait: a session whose end is among them is a candidate again, so that what it says meanwhile counts (P9).
+    pub(super) fn take_back_ends(&mut self) {
+        let mut live = Vec::new();
+        self.queue.retain(|proposal| match (&proposal.command, &proposal.origin) {
+            (Command::ExpireSession { session }, Origin::Leader) => {
+                live.push(*session);
+                false
+            }
+            _ => true,
+        });
+        for session in live {
+            if let Some(lease) = self.book.lease_mut(session) {
+                lease.ending = false;
+                self.book.again(session);
+            }
+        }
+    }
+
     fn propose_own(&mut self, command: Command) {
         self.queue.push_back(Proposal { command, origin: Origin::Leader });
     }

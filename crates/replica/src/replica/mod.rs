@@ -310,8 +310,7 @@ impl Replica {
         self.settle_parked();
         self.tend_handover();
         if self.lead.is_ready() {
-            // Whose streams this node has ended can't say any more that they live: that is the next leader's to find out (P9).
-            if !self.has_left() {
+            if self.may_end() {
                 self.end_due();
             }
             self.tend_members();
@@ -370,10 +369,10 @@ impl Replica {
     /// When the next turn must begin at the latest, on the clock of [`Replica::begin`].
     #[must_use]
     pub fn next_wake(&self) -> Duration {
-        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.lead.is_ready() && !self.has_left());
+        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
         let at_once = (!self.queue.is_empty() && !self.is_refused)
-            || (self.expiry.is_decided() && !self.has_left())
+            || (self.expiry.is_decided() && self.may_end())
             || self.snapshots.is_due()
             || self.has_unsynced_watcher();
         if at_once {
@@ -446,6 +445,7 @@ impl Replica {
                     self.queue.rotate_left(count);
                 }
                 self.is_refused = true;
+                self.take_back_ends();
                 return;
             };
             self.rounds.ride(at);

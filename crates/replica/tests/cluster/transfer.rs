@@ -6,7 +6,7 @@ use lockkeeper_replica::{Answer, AskId, Event, Question};
 use lockkeeper_wire::v1::StreamEndReason;
 
 use crate::harness::{World, member};
-use crate::items::{acquire, attach, granted};
+use crate::items::{acquire, attach, granted, keep_alive};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -148,4 +148,29 @@ fn leadership_is_handed_round_while_a_client_works() {
         assert!(matches!(world.ask(leader, transfer(None)), Some(Answer::Transferred { .. })));
     }
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+}
+
+/// Found by the simulator. The end of a silent session is decided while leadership is being handed over, and can't be proposed: what
+/// the session says meanwhile counts (P9).
+#[test]
+fn a_session_that_says_something_while_nothing_can_be_proposed_lives() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let third = world.others(leader)[1];
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 1_000, 0);
+    world.pass(Duration::from_millis(880));
+    // It is never told that it may campaign.
+    world.cut_one_way(leader, third);
+    let ask = AskId(77);
+    world.turn(leader, vec![Event::Asked(ask, transfer(Some(third)))]);
+    let is_live = |world: &World| world.node(leader).table().sessions().next().is_some();
+    world.pass(Duration::from_millis(180));
+    assert!(is_live(&world), "its ttl is over, and nothing can be proposed");
+    world.say(leader, stream, vec![keep_alive(session, 1)]);
+    world.pass(SECOND / 2);
+    assert!(world.node(leader).is_ready(), "the handover has failed");
+    assert!(is_live(&world));
+    world.pass(SECOND);
+    assert!(!is_live(&world), "silent once more, and for good");
 }
