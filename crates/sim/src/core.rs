@@ -153,7 +153,7 @@ impl Core {
             net: Net::new(scenario.clients),
             peers: Peers::default(),
             bulks: Bulks::default(),
-            oracle: Oracle::new(scenario.nodes),
+            oracle: Oracle::new(scenario.nodes, scenario.faults.contains(&Fault::SlowDisk)),
             dice,
             trace,
             scenario,

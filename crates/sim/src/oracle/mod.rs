@@ -48,6 +48,8 @@ pub struct Failure {
 
 pub(crate) struct Oracle {
     pub(crate) failure: Option<Failure>,
+    /// A write may take seconds in this world.
+    has_slow_disk: bool,
     pub(crate) history: History,
     log: Log,
     nodes: Vec<Watched>,
@@ -111,8 +113,9 @@ fn place(node: Id) -> usize {
 }
 
 impl Oracle {
-    pub(crate) fn new(nodes: u64) -> Self {
+    pub(crate) fn new(nodes: u64, has_slow_disk: bool) -> Self {
         Self {
+            has_slow_disk,
             failure: None,
             history: History::new(),
             log: Log::default(),
@@ -166,7 +169,7 @@ impl Oracle {
         let step = Duration::from_millis(least.unwrap_or(limits::TTL_MS_MIN)) / 12;
         let of = &mut self.nodes[place(node)];
         of.silence.turn(local, step);
-        let verdict = of.silence.is_late(of.copy.applied, &self.history);
+        let verdict = of.silence.is_late(of.copy.applied, &self.history, self.has_slow_disk);
         self.judge(now, verdict);
     }
 

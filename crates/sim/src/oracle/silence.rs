@@ -14,8 +14,10 @@ use super::told::Verdict;
 use crate::clock::Nanos;
 use crate::net::Up;
 
-/// What is to be ended by time is ended so much later at the most, on the lease clock.
+/// What is to be ended by time is ended so much later at the most, on the lease clock; where one write may take three seconds, so
+/// much later.
 const LATE: Duration = Duration::from_millis(1_200);
+const LATE_ON_A_SLOW_DISK: Duration = Duration::from_secs(7);
 
 #[derive(Default)]
 pub(crate) struct Silence {
@@ -135,12 +137,13 @@ impl Silence {
     }
 
     /// What ends by time is ended in time: a leader that forgets about it leaves it for ever.
-    pub(crate) fn is_late(&self, applied: u64, history: &History) -> Verdict {
+    pub(crate) fn is_late(&self, applied: u64, history: &History, has_slow_disk: bool) -> Verdict {
+        let late = if has_slow_disk { LATE_ON_A_SLOW_DISK } else { LATE };
         let Some((_, zero)) = self.leads else { return Ok(()) };
         for (timer, needs, index) in history.pending() {
             let since = self.began.get(&timer).map_or(zero, |it| zero.max(*it));
             let passed = self.reading.saturating_sub(since);
-            if index <= applied && !self.done.contains(&timer) && passed > needs + LATE {
+            if index <= applied && !self.done.contains(&timer) && passed > needs + late {
                 return Err((
                     timer.promise(),
                     format!("{timer:?} should have ended after {needs:?}, it is {passed:?}"),
