@@ -2,7 +2,10 @@
 
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
 use lockkeeper_wire::store;
-use raft::prelude::{ConfState, Entry, EntryType, Message, MessageType};
+use raft::prelude::{
+    ConfChangeSingle, ConfChangeTransition, ConfChangeType, ConfChangeV2, ConfState, Entry, EntryType,
+    Message, MessageType,
+};
 
 use super::{Committed, Ignored, Position};
 
@@ -155,4 +158,22 @@ pub(super) fn coalesce(messages: &mut Vec<PeerMessage>) {
         }
         drops
     });
+}
+
+/// What the engine must know of a change. Joint ones are left by an entry of their own: raft-rs' way to leave by itself is lost with
+/// the leader that began it.
+pub(super) fn conf_change(change: &store::MembersChange) -> ConfChangeV2 {
+    use store::members_change::What;
+    let (kind, node) = match &change.what {
+        Some(What::Add(member)) => (ConfChangeType::AddLearnerNode, member.node),
+        Some(What::Promote(node)) => (ConfChangeType::AddNode, *node),
+        Some(What::Remove(node)) => (ConfChangeType::RemoveNode, *node),
+        Some(What::Leave(_)) | None => return ConfChangeV2::default(),
+    };
+    let mut it = ConfChangeV2::default();
+    if kind == ConfChangeType::RemoveNode {
+        it.set_transition(ConfChangeTransition::Explicit);
+    }
+    it.mut_changes().push(ConfChangeSingle { change_type: kind, node_id: node, ..Default::default() });
+    it
 }
