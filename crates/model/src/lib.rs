@@ -6,9 +6,9 @@
 //! rules in quarters of a ttl and leaves out everything else. What holds the code to the rules is the simulator
 //! (`crates/sim`) and the tests of `crates/replica`; `docs/SAFETY.md` puts the three beside each other.
 //!
-//! Reading order: [`rule`] (what can be left out), [`state`] (what the world is made of), [`action`] (what can happen),
-//! then `client`, `network`, `leader`, `election` and `clock` (when it can, and what comes of it), [`model`] (the
-//! promises), [`mod@explore`] (a run and its report).
+//! Reading order: `rule` (what can be left out), `state` (what the world is made of), `action` (what can happen),
+//! then `client`, `network`, `leader`, `election` and `clock` (when it can, and what comes of it), `model` (the
+//! promises), `explore` (a run and its report).
 
 mod action;
 mod client;
