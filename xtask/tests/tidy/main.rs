@@ -200,8 +200,8 @@ fn nothing_is_left_unfinished_and_no_test_is_switched_off() {
 
 /// raft-rs' protobuf parser has a known flaw (deny.toml): nothing but the file that builds its messages may touch it.
 #[test]
-fn the_consensus_engine_stays_in_one_file_and_parses_nothing() {
-    let engine = Path::new("crates/replica/src/engine.rs");
+fn the_consensus_engine_stays_in_one_folder_and_parses_nothing() {
+    let engine = Path::new("crates/replica/src/engine");
     let mut problems = Vec::new();
     for (path, text) in texts("rs") {
         if path.starts_with("xtask") {
@@ -212,7 +212,7 @@ fn the_consensus_engine_stays_in_one_file_and_parses_nothing() {
             calls.iter().any(|call| line.contains(call)).then(|| "parses with raft-rs' protobuf".to_owned())
         };
         problems.extend(bad_lines(&path, &text, parses));
-        if path != engine {
+        if !path.starts_with(engine) {
             let uses = |line: &str| {
                 let line = line.trim_start();
                 let is_use =
