@@ -6,11 +6,12 @@
 
 use std::io;
 
-use lockkeeper_wire::store::{BackupHead, SnapshotTail};
+use lockkeeper_wire::store::BackupHead;
 use prost::Message;
 
 use super::error::OpenError;
 use super::format::{FORMAT_VERSION, Frame, Header, Identity, Kind, SECTOR, put_frame, read_frame};
+use super::pieces::Pieces;
 use super::snapshot::{SnapshotReader, Snapshots};
 use crate::disk::{Disk, DiskFile};
 
@@ -126,16 +127,9 @@ impl<D: Disk> BackupParts<D> {
 /// A backup that is being read, piece by piece; each is checked before it is handed out.
 #[derive(Debug)]
 pub struct BackupReader<F> {
-    file: F,
-    name: String,
     identity: Identity,
     head: BackupHead,
-    seed: u32,
-    size: u64,
-    at: u64,
-    pieces: u64,
-    bytes: u64,
-    tail: Option<SnapshotTail>,
+    pieces: Pieces<F>,
 }
 
 impl<F: DiskFile> BackupReader<F> {
@@ -154,9 +148,8 @@ impl<F: DiskFile> BackupReader<F> {
                 return Err(OpenError::corrupt(name, SECTOR, what).into());
             }
         };
-        let name = name.to_owned();
-        let identity = header.identity;
-        Ok(Self { file, name, identity, head, seed, size, at, pieces: 0, bytes: 0, tail: None })
+        let pieces = Pieces::new(file, name.to_owned(), seed, size, at);
+        Ok(Self { identity: header.identity, head, pieces })
     }
 
     /// What it says of itself.
@@ -172,7 +165,7 @@ impl<F: DiskFile> BackupReader<F> {
     /// The table's digest, 16 bytes, little-endian; once [`BackupReader::next_piece`] has said that there is no further
     /// piece.
     pub fn digest(&self) -> Option<&[u8]> {
-        self.tail.as_ref().map(|tail| tail.digest.as_slice())
+        self.pieces.tail().map(|tail| tail.digest.as_slice())
     }
 
     /// The next piece; `None` after the last one. Only then is it sure that nothing is missing.
@@ -180,30 +173,6 @@ impl<F: DiskFile> BackupReader<F> {
     /// # Errors
     /// [`BackupError::Damaged`] if it isn't what was written; [`BackupError::Io`].
     pub fn next_piece(&mut self) -> Result<Option<Vec<u8>>, BackupError> {
-        if self.tail.is_some() {
-            return Ok(None);
-        }
-        let at = self.at;
-        let (what, payload, end) = read_frame(&self.file, &self.name, self.seed, at, self.size)?;
-        self.at = end;
-        let damaged = |what: String| BackupError::from(OpenError::corrupt(&self.name, at, what));
-        match what {
-            Frame::Piece => {
-                self.pieces += 1;
-                self.bytes += payload.len() as u64;
-                Ok(Some(payload))
-            }
-            Frame::Tail => match SnapshotTail::decode(payload.as_slice()) {
-                Ok(tail) if (tail.pieces, tail.bytes, end) == (self.pieces, self.bytes, self.size) => {
-                    self.tail = Some(tail);
-                    Ok(None)
-                }
-                _ => Err(damaged(format!(
-                    "the tail doesn't match the {} pieces with {} bytes before it, or isn't at the end",
-                    self.pieces, self.bytes
-                ))),
-            },
-            _ => Err(damaged("neither a piece nor the tail stands here".to_owned())),
-        }
+        Ok(self.pieces.next()?)
     }
 }

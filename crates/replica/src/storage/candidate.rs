@@ -6,9 +6,9 @@ use lockkeeper_wire::store::Candidate;
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{Frame, Header, Identity, Kind, PIECE_BYTES_MAX, SECTOR, put_frame, read_frame};
-use super::segment::TEMPORARY;
-use crate::disk::{Disk, DiskFile};
+use super::format::{Frame, Identity, Kind, PIECE_BYTES_MAX, SECTOR};
+use super::single;
+use crate::disk::Disk;
 
 pub(super) const NAME: &str = "candidate";
 
@@ -25,33 +25,14 @@ pub(super) fn write(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenE
     if candidate.encoded_len() > PIECE_BYTES_MAX {
         return Err(OpenError::Unfounded { what: "its list of nodes is longer than 1 MiB" });
     }
-    let temporary = format!("{NAME}{TEMPORARY}");
-    let write = || {
-        let (header, seed) = Header::plain(Kind::Candidate, identity, 0).encode();
-        let mut bytes = header.to_vec();
-        let mut frame = Vec::new();
-        put_frame(&mut frame, seed, SECTOR, Frame::Candidate, &candidate.encode_to_vec());
-        bytes.append(&mut frame);
-        let mut file = disk.create(&temporary)?;
-        file.write_at(0, &bytes)?;
-        file.sync()?;
-        disk.rename(&temporary, NAME)?;
-        disk.sync_names()
-    };
-    write().map_err(OpenError::io("write", NAME))
+    single::write(disk, NAME, (Kind::Candidate, Frame::Candidate), identity, &candidate.encode_to_vec())
 }
 
 /// Reads it.
 pub(super) fn read(disk: &impl Disk) -> Result<Candidate, OpenError> {
-    let file = disk.open(NAME).map_err(OpenError::io("open", NAME))?;
-    let (header, seed) = Header::read(&file, NAME, Kind::Candidate, 0, None)?;
-    let size = file.size().map_err(OpenError::io("measure", NAME))?;
-    let (what, payload, end) = read_frame(&file, NAME, seed, SECTOR, size)?;
-    if end != size {
-        return Err(OpenError::corrupt(NAME, end, format!("{} bytes follow the record", size - end)));
-    }
+    let (owner, what, payload) = single::read(disk, NAME, Kind::Candidate)?;
     match (what, Candidate::decode(payload.as_slice())) {
-        (Frame::Candidate, Ok(candidate)) if identity(&candidate) == Some(header.identity) => Ok(candidate),
+        (Frame::Candidate, Ok(candidate)) if identity(&candidate) == Some(owner) => Ok(candidate),
         _ => {
             Err(OpenError::corrupt(NAME, SECTOR, "no candidate of this header's data directory stands here"))
         }

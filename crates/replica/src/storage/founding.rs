@@ -4,9 +4,9 @@ use lockkeeper_wire::store::Founding;
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{Frame, Header, Identity, Kind, PIECE_BYTES_MAX, SECTOR, put_frame, read_frame};
-use super::segment::TEMPORARY;
-use crate::disk::{Disk, DiskFile};
+use super::format::{Frame, Identity, Kind, PIECE_BYTES_MAX, SECTOR};
+use super::single;
+use crate::disk::Disk;
 
 pub(super) const NAME: &str = "founding";
 
@@ -33,35 +33,14 @@ pub(super) fn check(founding: &Founding) -> Result<Identity, OpenError> {
 
 /// Writes it, durably.
 pub(super) fn write(disk: &impl Disk, founding: &Founding, identity: Identity) -> Result<(), OpenError> {
-    let temporary = format!("{NAME}{TEMPORARY}");
-    let write = || {
-        let (header, seed) = Header::plain(Kind::Founding, identity, 0).encode();
-        let mut bytes = header.to_vec();
-        let mut frame = Vec::new();
-        put_frame(&mut frame, seed, SECTOR, Frame::Founding, &founding.encode_to_vec());
-        bytes.append(&mut frame);
-        let mut file = disk.create(&temporary)?;
-        file.write_at(0, &bytes)?;
-        file.sync()?;
-        disk.rename(&temporary, NAME)?;
-        disk.sync_names()
-    };
-    write().map_err(OpenError::io("write", NAME))
+    single::write(disk, NAME, (Kind::Founding, Frame::Founding), identity, &founding.encode_to_vec())
 }
 
 /// Reads it.
 pub(super) fn read(disk: &impl Disk) -> Result<(Founding, Identity), OpenError> {
-    let file = disk.open(NAME).map_err(OpenError::io("open", NAME))?;
-    let (header, seed) = Header::read(&file, NAME, Kind::Founding, 0, None)?;
-    let size = file.size().map_err(OpenError::io("measure", NAME))?;
-    let (what, payload, end) = read_frame(&file, NAME, seed, SECTOR, size)?;
-    if end != size {
-        return Err(OpenError::corrupt(NAME, end, format!("{} bytes follow the record", size - end)));
-    }
+    let (owner, what, payload) = single::read(disk, NAME, Kind::Founding)?;
     match (what, Founding::decode(payload.as_slice())) {
-        (Frame::Founding, Ok(founding)) if identity(&founding) == Some(header.identity) => {
-            Ok((founding, header.identity))
-        }
+        (Frame::Founding, Ok(founding)) if identity(&founding) == Some(owner) => Ok((founding, owner)),
         _ => Err(OpenError::corrupt(NAME, SECTOR, "no founding record of this header's cluster stands here")),
     }
 }

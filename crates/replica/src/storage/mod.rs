@@ -23,9 +23,11 @@ mod error;
 mod format;
 mod founding;
 mod log;
+mod pieces;
 mod record;
 mod replay;
 mod segment;
+mod single;
 mod snapshot;
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,7 @@ use prost::Message;
 use super::Removal;
 use super::error::OpenError;
 use super::format::{Frame, Header, Identity, Kind, PIECE_BYTES_MAX, SECTOR, put_frame, read_frame};
+use super::pieces::Pieces;
 use super::segment::{TEMPORARY, numbered};
 use crate::disk::{Disk, DiskFile};
 
@@ -97,7 +98,7 @@ impl<D: Disk> Snapshots<D> {
                 ));
             }
         };
-        Ok(SnapshotReader { file, name: file_name, head, seed, size, at, pieces: 0, bytes: 0, tail: None })
+        Ok(SnapshotReader { head, pieces: Pieces::new(file, file_name, seed, size, at) })
     }
 }
 
@@ -253,15 +254,8 @@ impl<D: Disk> Sealed<D> {
 /// A snapshot that is being read, piece by piece; each is checked before it is handed out.
 #[derive(Debug)]
 pub struct SnapshotReader<D: Disk> {
-    file: D::File,
-    name: String,
     head: SnapshotHead,
-    seed: u32,
-    size: u64,
-    at: u64,
-    pieces: u64,
-    bytes: u64,
-    tail: Option<SnapshotTail>,
+    pieces: Pieces<D::File>,
 }
 
 impl<D: Disk> SnapshotReader<D> {
@@ -272,12 +266,12 @@ impl<D: Disk> SnapshotReader<D> {
 
     /// How long its file is, in bytes: about what its pieces hold.
     pub fn file_bytes(&self) -> u64 {
-        self.size
+        self.pieces.size()
     }
 
     /// Its tail, once [`SnapshotReader::next_piece`] has said that there is no further piece.
     pub fn tail(&self) -> Option<&SnapshotTail> {
-        self.tail.as_ref()
+        self.pieces.tail()
     }
 
     /// The next piece; `None` after the last one. Only then is it sure that nothing of the snapshot is missing.
@@ -285,36 +279,7 @@ impl<D: Disk> SnapshotReader<D> {
     /// # Errors
     /// [`OpenError::Corrupt`] if it isn't what was written; [`OpenError::Io`].
     pub fn next_piece(&mut self) -> Result<Option<Vec<u8>>, OpenError> {
-        if self.tail.is_some() {
-            return Ok(None);
-        }
-        let at = self.at;
-        let (what, payload, end) = read_frame(&self.file, &self.name, self.seed, at, self.size)?;
-        self.at = end;
-        match what {
-            Frame::Piece => {
-                self.pieces += 1;
-                self.bytes += payload.len() as u64;
-                Ok(Some(payload))
-            }
-            Frame::Tail => match SnapshotTail::decode(payload.as_slice()) {
-                Ok(tail) if (tail.pieces, tail.bytes, end) == (self.pieces, self.bytes, self.size) => {
-                    self.tail = Some(tail);
-                    Ok(None)
-                }
-                _ => Err(OpenError::corrupt(
-                    &self.name,
-                    at,
-                    format!(
-                        "the tail doesn't match the {} pieces with {} bytes before it, or isn't at the end",
-                        self.pieces, self.bytes
-                    ),
-                )),
-            },
-            Frame::Head | Frame::Founding | Frame::Candidate => {
-                Err(OpenError::corrupt(&self.name, at, "neither a piece nor the tail stands here"))
-            }
-        }
+        self.pieces.next()
     }
 }
 
