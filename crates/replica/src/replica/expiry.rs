@@ -91,7 +91,10 @@ impl Replica {
     /// Whether anything may be ended now. Not by a node that has ended its streams: whoever lives can't say so any more. Nor while
     /// nothing can be proposed, since it may be otherwise by then.
     pub(super) fn may_end(&self) -> bool {
-        self.lead.is_ready() && !self.has_left() && !self.engine.is_transferring()
+        self.lead.is_ready()
+            && !self.has_left()
+            && !self.engine.is_transferring()
+            && self.held_until().is_none()
     }
 
     /// Proposals have to wait: a session whose end is among them is a candidate again, so that what it says meanwhile counts (P9).

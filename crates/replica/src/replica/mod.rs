@@ -3,8 +3,8 @@
 //! A turn is: read everything that has arrived, then the clock; [`Replica::begin`]; [`Replica::handle`] for each; then, until
 //! [`Replica::advance`] has nothing to write: [`Replica::take_outputs`], which depends on nothing unwritten and goes out first (peers
 //! before clients, so that all disks work at once), append and sync, [`Replica::persisted`]; and [`Replica::take_outputs`] once more.
-//! Whatever arrives meanwhile is the next turn's: so one log entry, and one sync, serve all that was waiting (natural group commit,
-//! no timer).
+//! Whatever arrives meanwhile is the next turn's: so one log entry, and one sync, serve all that was waiting (natural group commit;
+//! among several nodes see `propose.rs`).
 
 mod apply;
 mod change;
@@ -12,6 +12,7 @@ mod expiry;
 mod install;
 mod lead;
 mod parking;
+mod propose;
 mod questions;
 mod rounds;
 mod snapshots;
@@ -24,7 +25,7 @@ use std::time::Duration;
 
 use lockkeeper_core::{Command, Effects, Seq, SessionId, Table};
 use lockkeeper_wire::peer::PeerMessage;
-use lockkeeper_wire::{entry, store, v1};
+use lockkeeper_wire::{store, v1};
 
 use crate::book::Book;
 use crate::engine::{Engine, Persisted, Position, Start, Write};
@@ -37,17 +38,12 @@ use change::Changes;
 use expiry::Expiry;
 use lead::Lead;
 use parking::Parked;
+use propose::Batch;
 use rounds::Rounds;
 use snapshots::Snapshots;
 use streams::Stream;
 use transfer::Handover;
 use watch::Watcher;
-
-/// Most commands in one log entry, and most bytes of one.
-const BATCH_COMMANDS_MAX: usize = 4096;
-const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Most entries proposed in one turn: a turn must end for keep-alives to be seen.
-const BATCHES_MAX: usize = 4;
 
 /// The consensus' unit of time. Twelve of them without a sign of the leader, at the least, start an election.
 pub const TICK: Duration = Duration::from_millis(20);
@@ -124,6 +120,8 @@ pub struct Replica {
     /// The engine took no more proposals at the last try: another is made after the next event or tick.
     is_refused: bool,
     in_flight: VecDeque<Batch>,
+    /// How long the last own batch took from its proposal to its commit.
+    commit_took: Duration,
     rounds: Rounds,
     expiry: Expiry,
     snapshots: Snapshots,
@@ -153,12 +151,6 @@ enum Origin {
     Ask(AskId),
     /// The leader's own.
     Leader,
-}
-
-/// Proposed commands, until their entry is committed or replaced.
-struct Batch {
-    at: Position,
-    proposals: Vec<Proposal>,
 }
 
 impl Replica {
@@ -207,6 +199,7 @@ impl Replica {
             queue: VecDeque::new(),
             is_refused: false,
             in_flight: VecDeque::new(),
+            commit_took: Duration::ZERO,
             rounds: Rounds::default(),
             expiry: Expiry::default(),
             snapshots: Snapshots::default(),
@@ -371,13 +364,15 @@ impl Replica {
     pub fn next_wake(&self) -> Duration {
         let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
-        let at_once = (!self.queue.is_empty() && !self.is_refused)
+        let held = self.held_until();
+        let at_once = (!self.queue.is_empty() && !self.is_refused && held.is_none())
             || (self.expiry.is_decided() && self.may_end())
             || self.snapshots.is_due()
             || self.has_unsynced_watcher();
         if at_once {
             return self.now;
         }
+        let due = held.map_or(due, |held| due.min(held));
         self.rounds.due().map_or(due, |round| due.min(round))
     }
 
@@ -421,58 +416,9 @@ impl Replica {
         self.config.mutant == Some(mutant)
     }
 
-    /// Everything that waits goes into few log entries.
-    fn propose(&mut self) {
-        self.is_refused = false;
-        for _ in 0..BATCHES_MAX {
-            if self.queue.is_empty() {
-                return;
-            }
-            let count = self.queue.len().min(BATCH_COMMANDS_MAX);
-            let mut bytes = 0;
-            let fits = |proposal: &&Proposal| {
-                bytes += size(&proposal.command);
-                bytes <= BATCH_BYTES_MAX
-            };
-            let count = self.queue.iter().take(count).take_while(fits).count().max(1);
-            let data = entry::encode_batch(self.queue.iter().take(count).map(|proposal| &proposal.command));
-            // Refused (a transfer is pending, the size limit is met): the whole batch stays at the head, since a gap
-            // in a session's numbers is dead (R5).
-            let Some(at) = self.engine.propose(data) else {
-                if self.is(Mutant::DroppedBatchSkipped) {
-                    self.queue.drain(..count);
-                } else if self.is(Mutant::DroppedBatchLast) {
-                    self.queue.rotate_left(count);
-                }
-                self.is_refused = true;
-                self.take_back_ends();
-                return;
-            };
-            self.rounds.ride(at);
-            let proposals = self.queue.drain(..count).collect();
-            self.in_flight.push_back(Batch { at, proposals });
-        }
-    }
-
     fn tell(&mut self, stream: StreamId, item: v1::ServerItem) {
         if let Some(stream) = self.streams.get_mut(&stream) {
             stream.items.push(item);
         }
-    }
-}
-
-/// About how many bytes a command takes in the log.
-fn size(command: &Command) -> usize {
-    const FIXED: usize = 64;
-    match command {
-        Command::Acquire(it) => {
-            let names: usize = it.names.iter().map(|name| name.as_str().len() + 4).sum();
-            FIXED + names + it.value.len() + it.meta.len()
-        }
-        Command::SetValue { value, .. } => FIXED + value.len(),
-        Command::OpenSession(open) => FIXED + open.label.len(),
-        Command::Break(order) => FIXED + order.name.as_str().len() + order.reason.len() + order.by.len(),
-        Command::SetLimit { name, .. } => FIXED + name.as_str().len(),
-        _ => FIXED,
     }
 }

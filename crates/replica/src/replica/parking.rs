@@ -10,7 +10,8 @@ use std::time::Duration;
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::StreamEndReason;
 
-use super::{Lead, Replica, size};
+use super::propose::size;
+use super::{Lead, Replica};
 use crate::event::{Answer, AskId, Event, Output, Question, StreamId};
 use crate::mutant::Mutant;
 

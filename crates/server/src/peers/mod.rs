@@ -236,6 +236,13 @@ impl Peers {
             (None, _) => {}
         }
     }
+
+    /// Sleeps until something arrives from a peer, or `at_most` so long: whoever rings the inbox meanwhile is heard afterwards.
+    pub(crate) fn wait_for_peers(&mut self, at_most: Duration) {
+        if let Some(links) = &mut self.links {
+            links.wait_for_peers(at_most);
+        }
+    }
 }
 
 struct Links {
@@ -270,16 +277,23 @@ struct Out {
 
 impl Links {
     fn wait(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) {
-        if !self.lost.is_empty()
-            || !self.missed.is_empty()
-            || self.incoming.values().any(|link| link.is_ready)
-        {
-            return;
-        }
-        if self.poller.sleep(at_most, is_idle) {
+        if !self.has_news() && self.poller.sleep(at_most, is_idle) {
             self.note_found();
             self.has_looked = true;
         }
+    }
+
+    fn wait_for_peers(&mut self, at_most: Duration) {
+        if !self.has_news() {
+            self.poller.look(Some(at_most));
+            self.note_found();
+            self.has_looked = true;
+        }
+    }
+
+    /// Whether something was found that was not told yet.
+    fn has_news(&self) -> bool {
+        !self.lost.is_empty() || !self.missed.is_empty() || self.incoming.values().any(|link| link.is_ready)
     }
 
     fn read(&mut self, out: &mut Vec<Event>) {
