@@ -2,7 +2,7 @@
 //!
 //! A leader's disk is often done a moment before the first follower has answered. To begin the next batch right then would keep
 //! this thread busy with its own disk while the answer arrives, for as long as a sync takes. So the next batch waits for the
-//! commit of the one before, where that takes no longer than [`HOLD`]: what arrives meanwhile goes along in one entry, and
+//! commit of the one before, where that takes less than [`HOLD`]: what arrives meanwhile goes along in one entry, and
 //! everybody syncs less often. Where followers are farther away, batches follow each other without waiting.
 
 use std::time::Duration;
@@ -35,7 +35,7 @@ impl Replica {
     /// a caller that waits need not look at its clients.
     #[must_use]
     pub fn held_until(&self) -> Option<Duration> {
-        let last = self.in_flight.back().filter(|_| self.lead.is_ready() && self.commit_took <= HOLD)?;
+        let last = self.in_flight.back().filter(|_| self.lead.is_ready() && self.commit_took < HOLD)?;
         Some(last.since + HOLD).filter(|until| *until > self.now)
     }
 

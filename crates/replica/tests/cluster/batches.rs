@@ -1,0 +1,93 @@
+//! Which entries a leader makes of what arrives while others are under way.
+
+use std::time::Duration;
+
+use lockkeeper_replica::StreamId;
+use lockkeeper_wire::peer::PeerKind;
+use lockkeeper_wire::v1::server_item::What;
+
+use crate::harness::World;
+use crate::items::{acquire, bodies, granted};
+
+/// As long as a batch waits at most for the one before it.
+const HOLD: Duration = Duration::from_millis(1);
+
+/// A leader with one entry on its way, asked for two more locks.
+fn with_a_batch_on_its_way() -> (World, u64, StreamId, u64) {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    world.say(leader, stream, vec![acquire(session, 1, "a", false)]);
+    for (seq, name) in [(2, "b"), (3, "c")] {
+        world.say(leader, stream, vec![acquire(session, seq, name, false)]);
+    }
+    (world, leader, stream, session)
+}
+
+/// How many entries are on their way to each follower.
+fn under_way(world: &World, leader: u64) -> Vec<usize> {
+    let entries = |other: u64| {
+        let wire = world.wires.get(&(leader, other)).into_iter().flatten();
+        wire.filter(|message| message.kind() == PeerKind::Append).map(|message| message.entries.len()).sum()
+    };
+    world.others(leader).into_iter().map(entries).collect()
+}
+
+fn answered(world: &mut World, leader: u64, stream: StreamId) -> Vec<u64> {
+    let heard = bodies(world.heard(leader, stream));
+    heard.iter().filter(|(_, what)| matches!(what, What::Granted(_))).map(|(seq, _)| *seq).collect()
+}
+
+#[test]
+fn what_comes_while_a_batch_is_on_its_way_goes_together_once_that_is_committed() {
+    let (mut world, leader, stream, _) = with_a_batch_on_its_way();
+    assert_eq!(under_way(&world, leader), [1, 1], "the others are held back");
+    let held = world.node(leader).held_until();
+    assert_eq!((held, world.node(leader).next_wake()), (Some(world.now + HOLD), world.now + HOLD));
+    for other in world.others(leader) {
+        world.arrive_if(other, |kind| kind == PeerKind::Append);
+    }
+    assert_eq!(under_way(&world, leader), [0, 0]);
+    world.arrive_if(leader, |kind| kind == PeerKind::AppendResponse);
+    assert_eq!(answered(&mut world, leader, stream), [1]);
+    assert_eq!(under_way(&world, leader), [1, 1], "two locks, one entry");
+    world.deliver();
+    assert_eq!(answered(&mut world, leader, stream), [2, 3]);
+    assert_eq!(world.node(leader).held_until(), None);
+}
+
+#[test]
+fn where_no_answer_comes_nobody_waits_for_it_for_long_and_then_not_at_all() {
+    let (mut world, leader, stream, session) = with_a_batch_on_its_way();
+    world.now += HOLD;
+    assert_eq!(under_way(&world, leader), [1, 1]);
+    world.turn(leader, Vec::new());
+    assert_eq!(under_way(&world, leader), [2, 2], "its time is over");
+    // The answers take longer than that: from now on it is not worth the wait.
+    world.now += HOLD;
+    world.deliver();
+    assert_eq!(answered(&mut world, leader, stream), [1, 2, 3]);
+    for (seq, name) in [(4, "d"), (5, "e")] {
+        world.say(leader, stream, vec![acquire(session, seq, name, false)]);
+    }
+    assert_eq!((under_way(&world, leader), world.node(leader).held_until()), (vec![2, 2], None));
+    // Until one is quick again.
+    world.deliver();
+    assert_eq!(answered(&mut world, leader, stream), [4, 5]);
+    for (seq, name) in [(6, "f"), (7, "g")] {
+        world.say(leader, stream, vec![acquire(session, seq, name, false)]);
+    }
+    assert_eq!(under_way(&world, leader), [1, 1]);
+}
+
+#[test]
+fn a_node_alone_holds_nothing_back() {
+    let mut world = World::new(1);
+    let leader = world.leader();
+    let stream = world.stream(leader, 1);
+    let session = world.open(leader, stream, 1, 30_000, 0);
+    world.say(leader, stream, vec![acquire(session, 1, "a", false)]);
+    assert_eq!(world.node(leader).held_until(), None);
+    assert!(granted(&world.heard(leader, stream)).is_some());
+}
