@@ -1,5 +1,6 @@
 //! Several nodes, turn by turn and message by message: who leads, what is acknowledged, who takes part.
 
+mod checks;
 mod elections;
 mod harness;
 #[path = "../single/items.rs"]
