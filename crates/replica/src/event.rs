@@ -226,6 +226,23 @@ pub enum Output {
     Members(Members),
     /// This node takes part no more: it stops, for good.
     Removed,
+    /// Of one log two nodes have made two tables: somebody must hear of it.
+    Differs(Difference),
+    /// This node's table is the one that can't be trusted: it stops, for good. Nothing that it says from now on may count.
+    Wrong(Difference),
+}
+
+/// Two nodes' tables, after the same entry of the log.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Difference {
+    /// The last entry in both.
+    pub index: u64,
+    /// The digest of this node's table.
+    pub own: u128,
+    /// Another node that says something else.
+    pub node: u64,
+    /// What it says.
+    pub theirs: u128,
 }
 
 /// One step of storing a snapshot.

@@ -56,4 +56,6 @@ pub enum Mutant {
     TailNotPinned,
     /// A received snapshot takes the table's place though the consensus knows newer (P2).
     SnapshotGoesBack,
+    /// Nodes with an even number forget what sessions are called: their tables are others.
+    LabelsForgotten,
 }

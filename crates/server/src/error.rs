@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use lockkeeper_replica::Fatal;
 use lockkeeper_replica::storage::OpenError;
+use lockkeeper_replica::{Difference, Fatal};
 use lockkeeper_wire::peer::Refusal;
 
 use crate::disk::DirectoryError;
@@ -167,6 +167,20 @@ pub enum ServeError {
     /// The replica must not go on.
     #[error("this node must stop: {0}")]
     Stopped(#[from] Fatal),
+    /// Of the same log this node has made another table than the other nodes.
+    #[error(
+        "node {node} stops: after entry {} of the log its table has the digest {:032x}, and {:032x} is right (node {} says \
+         so: a majority has it, or that node leads and there is no majority). What this node knows of locks can't be \
+         trusted: don't start it with these data again; `lockkeeper cluster remove {node}`, then add it with an empty \
+         directory under a new id. It was memory or a disk that fails, or a bug of ours: keep the directory, and tell us",
+        .difference.index, .difference.own, .difference.theirs, .difference.node
+    )]
+    WrongTable {
+        /// This node.
+        node: u64,
+        /// What differs.
+        difference: Difference,
+    },
     /// The system refused a thread, a signal handler or the like.
     #[error("cannot {doing}: {source}")]
     System {
@@ -195,5 +209,27 @@ fn with_cause(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error} ({cause})"),
         None => error.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_table_is_told_with_both_values_and_what_to_do() {
+        let difference = Difference { index: 812, own: 0xAB << 64, node: 1, theirs: 0xCD };
+        let text = ServeError::WrongTable { node: 2, difference }.to_string();
+        let own = "000000000000000000000000000000ab0000000000000000";
+        for words in [
+            "node 2 stops",
+            "after entry 812",
+            &own[own.len() - 32..],
+            "000000000000000000000000000000cd is right (node 1",
+            "`lockkeeper cluster remove 2`",
+            "empty directory",
+        ] {
+            assert!(text.contains(words), "no {words:?} in {text}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::founder;
 use lockkeeper_replica::storage::Log;
-use lockkeeper_replica::{Event, Output, Replica};
+use lockkeeper_replica::{Difference, Event, Output, Replica};
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::Record;
 use tokio::sync::mpsc::UnboundedSender;
@@ -196,6 +196,16 @@ impl<D: Disk> Node<D> {
                     outputs.push(Output::Members(members));
                 }
                 Output::Removed => result = Err(ServeError::Refused(founder::removed(self.node))),
+                Output::Differs(it) => {
+                    observe::differs();
+                    let Difference { index, own, node, theirs } = it;
+                    tracing::error!(
+                        node,
+                        index,
+                        "the table of node {node} is another than this node's: after entry {index} of the log its digest is                          {theirs:032x}, here it is {own:032x}; the one that can't be trusted will stop"
+                    );
+                }
+                Output::Wrong(it) => result = Err(ServeError::WrongTable { node: self.node, difference: it }),
                 output => outputs.push(output),
             }
         }

@@ -25,6 +25,11 @@ pub(crate) fn snapshot(took: Duration, bytes: u64) {
     metrics::histogram!("lockkeeper_snapshot_bytes").record(bytes as f64);
 }
 
+/// Another node's table differs from this node's.
+pub(crate) fn differs() {
+    metrics::counter!("lockkeeper_tables_differ_total").increment(1);
+}
+
 /// So many are open.
 pub(crate) fn streams(open: usize) {
     metrics::gauge!("lockkeeper_streams").set(open as f64);

@@ -65,6 +65,12 @@ pub const ALL: &[Mutant] = &[
         caught_by: &["P9"],
     },
     Mutant {
+        name: "labels-forgotten",
+        place: Place::Replica(OfReplica::LabelsForgotten),
+        what: "some nodes make other tables of the same log",
+        caught_by: &["P1", "P10"],
+    },
+    Mutant {
         name: "older-attach-accepted",
         place: Place::Replica(OfReplica::OlderAttachAccepted),
         what: "a delayed attach takes the session over from a later one",

@@ -15,10 +15,10 @@ use nix::sys::signal::Signal;
 use crate::server::{LONG, Server, answer, until, within};
 
 /// A small disk in memory; unmounted when dropped.
-struct SmallDisk(PathBuf);
+pub(crate) struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    fn mounted(path: &Path, size: &str) -> Self {
+    pub(crate) fn mounted(path: &Path, size: &str) -> Self {
         std::fs::create_dir(path).unwrap();
         let options = format!("size={size},mode=0700");
         mount(Some("lockkeeper"), path, Some("tmpfs"), MsFlags::empty(), Some(options.as_str()))

@@ -5,11 +5,11 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Fenced, Locks};
-use lockkeeper_rig::Shim;
+use lockkeeper_rig::{Network, Shim};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -27,6 +27,8 @@ pub(crate) struct Server {
     listen: String,
     options: Vec<String>,
     environment: Vec<(String, String)>,
+    /// Where it runs, if not beside the test.
+    host: Option<(Arc<Network>, usize)>,
     child: Option<Child>,
     /// What it says, line by line.
     said: Option<mpsc::Receiver<String>>,
@@ -42,9 +44,15 @@ impl Server {
             listen: "127.0.0.1:0".to_owned(),
             options: options.split_whitespace().map(str::to_owned).collect(),
             environment: Vec::new(),
+            host: None,
             child: None,
             said: None,
         }
+    }
+
+    /// The next starts have these too; the last one counts.
+    pub(crate) fn option(&mut self, options: &str) {
+        self.options.extend(options.split_whitespace().map(str::to_owned));
     }
 
     /// One that serves.
@@ -65,6 +73,11 @@ impl Server {
         let shim = Shim::new(self.place.path());
         self.environment(&shim.environment());
         shim
+    }
+
+    /// The next starts are at a host of this network.
+    pub(crate) fn at(&mut self, network: &Arc<Network>, host: usize) {
+        self.host = Some((network.clone(), host));
     }
 
     /// A path beside its data.
@@ -93,6 +106,15 @@ impl Server {
         command
     }
 
+    fn spawn(&self) -> Child {
+        let mut command = self.command();
+        match &self.host {
+            Some((network, host)) => network.at(*host, || command.spawn()),
+            None => command.spawn(),
+        }
+        .unwrap()
+    }
+
     /// Where it listens; without this, at a port that it finds free when it starts first.
     pub(crate) fn listens(&mut self, address: String) {
         self.listen = address;
@@ -107,7 +129,7 @@ impl Server {
     /// Starts it.
     pub(crate) fn begin(&mut self) {
         assert!(self.child.is_none(), "it runs already");
-        let mut child = self.command().spawn().unwrap();
+        let mut child = self.spawn();
         let out = BufReader::new(child.stdout.take().unwrap());
         self.child = Some(child);
         let (tell, lines) = mpsc::channel();
@@ -125,7 +147,7 @@ impl Server {
 
     /// Starts it where it can't go on, and says how it ended.
     pub(crate) fn refused(&mut self) -> ExitStatus {
-        self.child = Some(self.command().spawn().unwrap());
+        self.child = Some(self.spawn());
         self.ended()
     }
 

@@ -89,6 +89,7 @@ pub(super) fn to_peer(message: &Message) -> Option<PeerMessage> {
         reject_hint: message.reject_hint,
         context: message.context.to_vec(),
         request_snapshot: message.request_snapshot,
+        ..PeerMessage::default()
     })
 }
 

@@ -30,6 +30,7 @@ impl Replica {
             self.settle_change(&committed);
             self.snapshots.logged(committed.data.len());
             self.applied = committed.at;
+            self.begin_named_snapshot();
         }
         self.engine.applied(self.applied.index);
         if self.table.rules() != rules {
@@ -77,7 +78,13 @@ impl Replica {
         commands.into_iter().try_for_each(|command| self.apply(command, Origin::Leader))
     }
 
-    fn apply(&mut self, command: Command, origin: Origin) -> Result<(), Fatal> {
+    fn apply(&mut self, mut command: Command, origin: Origin) -> Result<(), Fatal> {
+        if self.is(Mutant::LabelsForgotten)
+            && self.config.node.is_multiple_of(2)
+            && let Command::OpenSession(open) = &mut command
+        {
+            open.label = Box::default();
+        }
         let note = self.note(&command);
         let reply = self.table.apply(command, &mut self.effects);
         if let Reply::Refused(rejection @ Rejection::UnknownRules { .. }) = &reply {

@@ -8,6 +8,7 @@
 
 mod apply;
 mod change;
+mod checks;
 mod expiry;
 mod install;
 mod lead;
@@ -35,6 +36,7 @@ use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
 use change::Changes;
+use checks::Checks;
 use expiry::Expiry;
 use lead::Lead;
 use parking::Parked;
@@ -125,6 +127,7 @@ pub struct Replica {
     rounds: Rounds,
     expiry: Expiry,
     snapshots: Snapshots,
+    checks: Checks,
     /// A leader's snapshot that the consensus has accepted, until it is installed.
     received: Option<Box<Received>>,
     changes: Changes,
@@ -203,6 +206,7 @@ impl Replica {
             rounds: Rounds::default(),
             expiry: Expiry::default(),
             snapshots: Snapshots::default(),
+            checks: Checks::default(),
             received: None,
             changes: Changes::default(),
             handover: Handover::default(),
@@ -288,6 +292,7 @@ impl Replica {
 
     fn peer(&mut self, message: PeerMessage) {
         let (from, kind) = (message.from, message.kind());
+        self.compare(&message);
         if let Err(why) = self.engine.step(message) {
             tracing::debug!(from, ?kind, "{why}");
         }
@@ -302,6 +307,7 @@ impl Replica {
         self.follow_leadership();
         self.settle_parked();
         self.tend_handover();
+        self.judge();
         if self.lead.is_ready() {
             if self.may_end() {
                 self.end_due();
@@ -341,7 +347,8 @@ impl Replica {
     }
 
     fn send(&mut self, messages: Vec<PeerMessage>) {
-        for message in messages {
+        for mut message in messages {
+            self.checks.say(&mut message);
             self.to_peers.entry(message.to).or_default().push(message);
         }
     }

@@ -11,6 +11,9 @@ use crate::event::{Answer, AskId, Output, SnapshotStep};
 
 /// Items written at one stretch: some 2 ms of work, less than half of what the design allows.
 const ITEMS_PER_PIECE: usize = 4096;
+/// A node that follows lets the leader name the entry after which it takes its next snapshot. It takes one by itself once its log is
+/// longer than it should be by this part.
+const PATIENCE: u64 = 4;
 
 /// When a snapshot is due, and how far the present one has come.
 #[derive(Default)]
@@ -37,6 +40,8 @@ struct UnderWay {
     /// Who is told when it is stored, and what of it.
     wanted_by: Vec<AskId>,
     last_token: u64,
+    /// Whether the leader has named its entry, so that others have one of the same.
+    is_named: bool,
 }
 
 enum Stage {
@@ -91,18 +96,10 @@ impl Replica {
     /// One step, if it is time for one.
     pub(super) fn snapshot_step(&mut self) {
         if self.snapshots.under_way.is_none() {
-            let after = self.config.snapshot_after.max(self.snapshots.size);
-            let is_due = self.snapshots.logged >= after || !self.snapshots.wanted_by.is_empty();
-            // A follower lags too far behind for the log, and what is stored would not help it.
-            let is_wanted = self.engine.take_snapshot_wish() && self.applied.index > self.snapshots.stored();
-            if (!is_due && !is_wanted) || self.table.begin_walk().is_err() {
-                return;
+            let helps = self.would_help();
+            if helps || !self.snapshots.wanted_by.is_empty() || self.is_snapshot_due() {
+                self.begin_snapshot(false, helps);
             }
-            if is_wanted {
-                // From its very beginning: what comes after it would be gone by the time it has arrived.
-                self.engine.snapshot_begun(self.applied.index);
-            }
-            self.begin_snapshot();
             return;
         }
         let Some(it) = self.snapshots.under_way.as_mut().filter(|it| !it.is_busy) else { return };
@@ -111,7 +108,12 @@ impl Replica {
                 let mut piece = Vec::new();
                 match self.table.walk_piece(ITEMS_PER_PIECE, &mut piece) {
                     WalkState::Continue => {}
-                    WalkState::Done { digest } => it.stage = Stage::Tail { digest },
+                    WalkState::Done { digest } => {
+                        if it.is_named {
+                            self.checks.taken(it.head.index, digest);
+                        }
+                        it.stage = Stage::Tail { digest };
+                    }
                     // Nothing but this module walks, and a table is never replaced while it does.
                     WalkState::NoWalk => return self.snapshot_failed(),
                 }
@@ -140,7 +142,44 @@ impl Replica {
         }
     }
 
-    fn begin_snapshot(&mut self) {
+    /// Whether a follower lags too far behind for the log, and what is stored would not help it. Asked once for each.
+    fn would_help(&self) -> bool {
+        self.engine.take_snapshot_wish() && self.applied.index > self.snapshots.stored()
+    }
+
+    /// Whether the log is long enough. Where there are other nodes, the leader names the entry after which it and they take one,
+    /// instead of beginning at once.
+    fn is_snapshot_due(&mut self) -> bool {
+        let after = self.config.snapshot_after.max(self.snapshots.size);
+        if self.snapshots.logged < after {
+            return false;
+        }
+        if self.members.nodes.len() < 2 {
+            return true;
+        }
+        if self.engine.is_leader() {
+            self.checks.name(self.engine.last_index() + 1, self.applied.index);
+            return false;
+        }
+        self.snapshots.logged >= after.saturating_add(after / PATIENCE)
+    }
+
+    /// After an entry was applied: whether it is the one that the leader has named.
+    pub(super) fn begin_named_snapshot(&mut self) {
+        if self.checks.is_reached(self.applied.index) && self.snapshots.under_way.is_none() {
+            let helps = self.would_help();
+            self.begin_snapshot(true, helps);
+        }
+    }
+
+    fn begin_snapshot(&mut self, is_named: bool, helps: bool) {
+        if self.table.begin_walk().is_err() {
+            return;
+        }
+        if helps {
+            // From its very beginning: what comes after it would be gone by the time it has arrived.
+            self.engine.snapshot_begun(self.applied.index);
+        }
         let head = self.snapshot_head();
         self.snapshots.under_way = Some(UnderWay {
             head: head.clone(),
@@ -151,6 +190,7 @@ impl Replica {
             stage: Stage::Pieces,
             wanted_by: std::mem::take(&mut self.snapshots.wanted_by),
             last_token: self.table.last_token(),
+            is_named,
         });
         self.outputs.push(Output::Snapshot(SnapshotStep::Begin(head)));
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use lockkeeper_core::{Restorer, Table};
 use lockkeeper_replica::mutant::Mutant;
 use lockkeeper_replica::{
-    Answer, AskId, Config, Event, Members, Output, Question, Received, Recovered, Replica, SnapshotStep,
-    StreamId, TAIL_BYTES, TICK,
+    Answer, AskId, Config, Difference, Event, Members, Output, Question, Received, Recovered, Replica,
+    SnapshotStep, StreamId, TAIL_BYTES, TICK,
 };
 use lockkeeper_wire::peer::{PeerKind, PeerMessage, SnapshotOffer};
 use lockkeeper_wire::request::{Open, Request};
@@ -46,6 +46,9 @@ pub(crate) struct Node {
     pub(crate) offers: Vec<SnapshotOffer>,
     pub(crate) unused: Vec<u64>,
     pub(crate) is_removed: bool,
+    /// Who has another table, and whether this one is the one that stops.
+    pub(crate) differ: Vec<Difference>,
+    pub(crate) wrong: Option<Difference>,
     pub(crate) snapshot_after: u64,
     pub(crate) tail_bytes: usize,
     pub(crate) mutant: Option<Mutant>,
@@ -94,6 +97,8 @@ impl World {
             offers: Vec::new(),
             unused: Vec::new(),
             is_removed: false,
+            differ: Vec::new(),
+            wrong: None,
             snapshot_after: u64::MAX,
             tail_bytes: TAIL_BYTES,
             mutant: None,
@@ -408,7 +413,8 @@ impl Node {
                 break;
             }
         }
-        self.replica = Some(replica);
+        // A wrong one stops.
+        self.replica = Some(replica).filter(|_| self.wrong.is_none());
         sent
     }
 
@@ -436,6 +442,8 @@ impl Node {
                     self.sealed = None;
                 }
                 Output::Removed => self.is_removed = true,
+                Output::Differs(it) => self.differ.push(it),
+                Output::Wrong(it) => self.wrong = Some(it),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Several nodes, turn by turn and message by message: who leads, what is acknowledged, who takes part.
 
 mod batches;
+mod checks;
 mod elections;
 mod harness;
 #[path = "../single/items.rs"]

@@ -134,7 +134,9 @@ impl Node {
                 other @ (Output::SendSnapshot(_)
                 | Output::SnapshotUnused(_)
                 | Output::Members(_)
-                | Output::Removed) => panic!("alone, and yet: {other:?}"),
+                | Output::Removed
+                | Output::Differs(_)
+                | Output::Wrong(_)) => panic!("alone, and yet: {other:?}"),
             }
         }
         if !drained.is_empty() || self.replica.next_wake() <= self.now {

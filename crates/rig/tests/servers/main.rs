@@ -2,6 +2,7 @@
 
 mod end;
 mod groups;
+mod network;
 mod objects;
 mod postgres;
 mod redis;

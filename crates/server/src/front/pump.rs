@@ -94,7 +94,9 @@ impl Pump {
                 | Output::Compact(_)
                 | Output::SendSnapshot(_)
                 | Output::SnapshotUnused(_)
-                | Output::Removed => {}
+                | Output::Removed
+                | Output::Differs(_)
+                | Output::Wrong(_) => {}
             }
         }
         drop(registry);

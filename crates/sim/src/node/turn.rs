@@ -247,6 +247,11 @@ impl Node {
                     }
                 }
                 Output::Members(_) | Output::Removed => {}
+                Output::Differs(it) | Output::Wrong(it) => {
+                    let what =
+                        format!("node {} and node {} have different tables: {it:x?}", self.id, it.node);
+                    return core.broken("P1", &what);
+                }
                 Output::Compact(index) => {
                     core.note(format_args!("node {} compacts its log up to {index}", self.id));
                     if let Err(error) = process.log.compact(index).run(&self.disk) {

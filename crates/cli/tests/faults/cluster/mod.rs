@@ -1,6 +1,10 @@
-//! Three real nodes as one cluster: what users see when one of them is killed, stopped, restarted, or robbed of its data.
+//! Three real nodes as one cluster: what users see when one of them is killed, stopped, restarted, cut off, or
+//! robbed of its data or its disk.
 
+mod cuts;
 mod data;
+mod digests;
+mod full;
 mod leader;
 mod members;
 mod nodes;

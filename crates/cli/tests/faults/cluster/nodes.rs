@@ -1,10 +1,11 @@
 //! Three `serve` processes that are one cluster, on ports that they keep.
 
 use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Fenced, Locks, ServiceStatus};
-use lockkeeper_rig::Port;
+use lockkeeper_rig::{Network, Port};
 
 use crate::server::{PATIENCE, Server, answer};
 
@@ -24,18 +25,44 @@ pub(crate) struct Nodes {
 impl Nodes {
     /// A new cluster that serves.
     pub(crate) fn founded() -> Self {
+        Self::founded_with(|_, _| {})
+    }
+
+    /// One whose nodes are changed before they start; the first is number 0.
+    pub(crate) fn founded_with(change: impl Fn(usize, &mut Server)) -> Self {
         let ports: Vec<Port> = (0..6).map(|_| Port::free()).collect();
         let mut addresses: Vec<String> =
             ports.iter().map(|port| format!("127.0.0.1:{}", port.number())).collect();
         let peers = addresses.split_off(ALL.len());
+        Self::founded_at(addresses, peers, ports, change)
+    }
+
+    /// One whose nodes are hosts of their own.
+    pub(crate) fn founded_on(network: &Arc<Network>) -> Self {
+        let [addresses, peers] =
+            [5625, 5626].map(|port| ALL.map(|node| format!("{}:{port}", network.address(node))).to_vec());
+        Self::founded_at(addresses, peers, Vec::new(), |node, server| {
+            server.option("--insecure");
+            server.at(network, node);
+        })
+    }
+
+    fn founded_at(
+        addresses: Vec<String>,
+        peers: Vec<String>,
+        ports: Vec<Port>,
+        change: impl Fn(usize, &mut Server),
+    ) -> Self {
         let list: Vec<String> = (1..).zip(&peers).map(|(id, at): (u64, _)| format!("{id}={at}")).collect();
-        let node = |(id, address): (u64, &String)| {
+        let node = |(node, address): (usize, &String)| {
+            let id = node + 1;
             let mut server =
                 Server::new(&format!("--node {id} --cluster {} --segment-bytes 1048576", list.join(",")));
             server.listens(address.clone());
+            change(node, &mut server);
             server
         };
-        let mut nodes: Vec<Server> = (1..).zip(&addresses).map(node).collect();
+        let mut nodes: Vec<Server> = addresses.iter().enumerate().map(node).collect();
         // None of them serves before all have met.
         nodes.iter_mut().for_each(Server::begin);
         nodes.iter_mut().for_each(Server::serves);
@@ -73,9 +100,7 @@ impl Nodes {
 
     /// What one node says of itself; `None`: nothing, for now.
     pub(crate) async fn status(&self, node: usize) -> Option<ServiceStatus> {
-        // Of a client that knows no other, and hears of none.
-        let locks = Locks::connect_as(&self.nodes[node].url(), "status").await.ok()?;
-        locks.status().await.ok().filter(|status| status.node == node as u64 + 1)
+        status_at(&self.nodes[node].url(), node).await
     }
 
     /// Who leads, once these agree on one of them.
@@ -110,6 +135,13 @@ impl Nodes {
         })
         .await;
     }
+}
+
+/// See [`Nodes::status`].
+pub(crate) async fn status_at(url: &str, node: usize) -> Option<ServiceStatus> {
+    // Of a client that knows no other, and hears of none.
+    let locks = Locks::connect_as(url, "status").await.ok()?;
+    locks.status().await.ok().filter(|status| status.node == node as u64 + 1)
 }
 
 /// The founders but this one.

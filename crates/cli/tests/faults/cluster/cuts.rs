@@ -1,0 +1,175 @@
+//! Ways between nodes that are cut in one direction: what one says is lost, what it hears is not. Clients reach every node.
+//!
+//! Each test has a network of its own: it needs root, and `ip`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lockkeeper_rig::Network;
+use tokio::task::JoinHandle;
+
+use super::nodes::{ALL, Nodes, others, status_at};
+use crate::load::Load;
+use crate::server::{LONG, answer, within};
+
+/// Three nodes, each at a host of its own.
+struct Scene {
+    network: Arc<Network>,
+    nodes: Nodes,
+}
+
+/// Runs `test` in the middle of a network.
+fn scene<F: Future<Output = ()>>(test: impl FnOnce(Scene) -> F) {
+    let network = Arc::new(Network::around_this_thread(3));
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let nodes = Nodes::founded_on(&network);
+        test(Scene { network, nodes }).await;
+    });
+}
+
+impl Scene {
+    fn cut(&self, from: &[usize], to: &[usize]) {
+        each(from, to, |from, to| self.network.cut(from, to));
+    }
+
+    fn mend(&self, from: &[usize], to: &[usize]) {
+        each(from, to, |from, to| self.network.mend(from, to));
+    }
+
+    /// Waits until a node knows of no leader, or of another than this one.
+    async fn misses(&self, node: usize, leader: usize) {
+        answer("it misses its leader", async || {
+            let status = self.nodes.status(node).await?;
+            (status.leader != Some(leader as u64 + 1)).then_some(())
+        })
+        .await;
+    }
+
+    /// Waits until the leader hears nothing from a node.
+    async fn is_missed(&self, node: usize, leader: usize) {
+        let locks = self.nodes.client("operator").await;
+        answer("the leader misses it", async || {
+            let cluster = locks.cluster().await.ok().filter(|cluster| cluster.leader == leader as u64 + 1)?;
+            let it = cluster.nodes.iter().find(|it| it.node == node as u64 + 1)?;
+            (!it.answers).then_some(())
+        })
+        .await;
+    }
+
+    /// The one that led finds out that it doesn't.
+    async fn gives_up(&self, node: usize) {
+        answer("it leads no more", async || self.nodes.status(node).await.filter(|status| !status.leads))
+            .await;
+    }
+}
+
+fn each(from: &[usize], to: &[usize], does: impl Fn(usize, usize)) {
+    from.iter().for_each(|&from| to.iter().for_each(|&to| does(from, to)));
+}
+
+/// Asks all nodes again and again who leads.
+struct Believers {
+    stop: Arc<AtomicBool>,
+    task: JoinHandle<BTreeMap<u64, u64>>,
+}
+
+impl Believers {
+    fn of(nodes: &Nodes) -> Self {
+        let urls = ALL.map(|node| nodes.nodes[node].url());
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = stop.clone();
+        let task = tokio::spawn(async move {
+            let mut leaders = BTreeMap::new();
+            while !stopped.load(Ordering::Relaxed) {
+                for (node, url) in urls.iter().enumerate() {
+                    let status = status_at(url, node).await.filter(|status| status.leads);
+                    let Some(status) = status else { continue };
+                    let first = *leaders.entry(status.term).or_insert(status.node);
+                    assert_eq!(first, status.node, "two nodes lead in term {}", status.term);
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            leaders
+        });
+        Self { stop, task }
+    }
+
+    /// Nobody believed in two leaders of one term; returns how many terms had one.
+    async fn agreed(self) -> usize {
+        self.stop.store(true, Ordering::Relaxed);
+        within("the nodes were asked", self.task).await.unwrap().len()
+    }
+}
+
+#[test]
+fn a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back() {
+    scene(async |scene| {
+        let nodes = &scene.nodes;
+        let believers = Believers::of(nodes);
+        let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
+        let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
+        load.goes_on(20);
+        let leader = nodes.leader(&ALL).await;
+        let [follower, other] = others(leader);
+
+        // It hears nothing, and wants another leader: those who hear the leader know better.
+        scene.cut(&[leader], &[follower]);
+        scene.misses(follower, leader).await;
+        load.goes_on(100);
+        nodes.leader(&[leader, other]).await;
+        scene.mend(&[leader], &[follower]);
+        nodes.catches_up(follower).await;
+        load.goes_on(20);
+
+        // It hears everything, and nobody hears that it does.
+        let leader = nodes.leader(&ALL).await;
+        let [follower, _] = others(leader);
+        scene.cut(&[follower], &[leader]);
+        scene.is_missed(follower, leader).await;
+        load.goes_on(100);
+        scene.mend(&[follower], &[leader]);
+        nodes.catches_up(follower).await;
+
+        load.goes_on(20);
+        assert_eq!(held.loss(), None);
+        within("the hold is confirmed", held.verify()).await.unwrap();
+        within("it is given back", held.release()).await.unwrap();
+        load.checked().await;
+        assert!(believers.agreed().await > 0);
+    });
+}
+
+#[test]
+fn a_leader_that_is_cut_off_in_one_direction_is_replaced_and_comes_back() {
+    scene(async |scene| {
+        let nodes = &scene.nodes;
+        let believers = Believers::of(nodes);
+        let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
+        let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
+        for is_heard in [false, true] {
+            load.goes_on(20);
+            let leader = nodes.leader(&ALL).await;
+            let rest = others(leader);
+            // Either nobody hears it, and it hears that they look for another; or they hear it, and it does not know.
+            let (from, to) = if is_heard { (&rest[..], &[leader][..]) } else { (&[leader][..], &rest[..]) };
+            scene.cut(from, to);
+            scene.gives_up(leader).await;
+            let next = nodes.leader(&rest).await;
+            assert_ne!(next, leader);
+            load.goes_on(100);
+            assert_eq!(held.loss(), None, "heard: {is_heard}");
+            within("the hold is confirmed", held.verify()).await.unwrap();
+            scene.mend(from, to);
+            nodes.catches_up(leader).await;
+        }
+        load.goes_on(20);
+        assert_eq!(held.loss(), None);
+        within("it is given back", held.release()).await.unwrap();
+        load.checked().await;
+        assert!(believers.agreed().await >= 3, "a leader before, and one after each cut");
+    });
+}

@@ -1,0 +1,73 @@
+//! A disk that is full under one node of three: the others go on, and it comes back when there is room.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+
+use super::nodes::{ALL, Nodes, lockkeeper, others};
+use crate::directory::has_stopped;
+use crate::disks::SmallDisk;
+use crate::load::Load;
+use crate::server::{LONG, answer, within};
+
+/// The node whose disk is small.
+const SMALL: usize = 0;
+
+/// Leaves no room on the disk of this path.
+fn fill(path: &Path) {
+    let mut rest = File::create(path).unwrap();
+    for size in [1 << 16, 512] {
+        let full = loop {
+            if let Err(error) = rest.write_all(&vec![7; size]) {
+                break error;
+            }
+        };
+        assert_eq!(full.kind(), ErrorKind::StorageFull, "{full}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_under_one_node_of_three_stops_that_node_alone() {
+    let disks = std::cell::RefCell::new(Vec::new());
+    let mut nodes = Nodes::founded_with(|node, server| {
+        if node == SMALL {
+            disks.borrow_mut().push(SmallDisk::mounted(&server.beside("disk"), "8m"));
+            server.data = server.beside("disk").join("data");
+        }
+    });
+    let rest = nodes.nodes[SMALL].beside("disk").join("rest");
+    let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
+    let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
+    for leads in [false, true] {
+        let to = if leads { SMALL } else { others(SMALL)[0] };
+        if nodes.leader(&ALL).await != to {
+            lockkeeper(&["cluster", "transfer", "--to", &(to + 1).to_string(), "--locks", &nodes.url()]);
+        }
+        answer("it leads", async || nodes.status(to).await.filter(|status| status.leads)).await;
+        load.goes_on(20);
+        fill(&rest);
+        // What is left of the log is used up by the load.
+        has_stopped(
+            &mut nodes.nodes[SMALL],
+            &[
+                "the disk under",
+                "disk/data",
+                "is full",
+                "nothing that was acknowledged is lost",
+                "free space",
+            ],
+        );
+        assert_ne!(nodes.leader(&others(SMALL)).await, SMALL);
+        load.goes_on(100);
+        assert_eq!(held.loss(), None, "it led: {leads}");
+        within("the hold is confirmed", held.verify()).await.unwrap();
+
+        fs::remove_file(&rest).unwrap();
+        nodes.nodes[SMALL].start();
+        nodes.catches_up(SMALL).await;
+    }
+    load.goes_on(20);
+    within("it is given back", held.release()).await.unwrap();
+    load.checked().await;
+    drop(nodes);
+}

@@ -1,0 +1,116 @@
+//! A network of a test's own: hosts with an address each, and ways between them that can be cut in one direction.
+//!
+//! Responsible for leaving nothing behind: the hosts are network namespaces without a name, which are gone with the last process
+//! in them and the last [`Network`]. Needs root, and `ip`.
+
+use std::fs::{self, File};
+use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
+use std::{process, thread};
+
+use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::program::{Program, ask};
+
+/// Makes interfaces, routes and rules.
+pub const IP: Program = Program { name: "ip", package: "iproute2" };
+
+/// The first three parts of all addresses.
+const NET: [u8; 3] = [10, 77, 0];
+/// The last part of the address in the middle.
+const MIDDLE: u8 = 254;
+
+/// Hosts around one in the middle, which passes on what they send to each other.
+pub struct Network {
+    middle: File,
+    hosts: Vec<File>,
+}
+
+impl Network {
+    /// With so many hosts. The one in the middle is where the calling thread is from now on, and every thread and process that it
+    /// starts after this: it reaches all hosts, whatever is cut between them, and nothing else, not even other tests on 127.0.0.1.
+    /// So this comes first in a test, before a runtime is made.
+    ///
+    /// # Panics
+    /// This process is not root, or `ip` is missing.
+    #[must_use]
+    pub fn around_this_thread(hosts: u8) -> Self {
+        let middle = namespace();
+        let hosts = (0..hosts).map(|_| thread::scope(|scope| join(scope.spawn(namespace)))).collect();
+        let network = Self { middle, hosts };
+        ip("link set lo up");
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1").expect("a namespace of one's own can be changed");
+        for (number, host) in network.hosts.iter().enumerate() {
+            let (own, middle) = (network.address(number), address(MIDDLE));
+            let there = format!("/proc/{}/fd/{}", process::id(), host.as_raw_fd());
+            ip(&format!("link add to{number} type veth peer name eth0 netns {there}"));
+            ip(&format!("address add {middle}/32 peer {own} dev to{number}"));
+            ip(&format!("link set to{number} up"));
+            network.at(number, || {
+                ip("link set lo up");
+                ip(&format!("address add {own}/32 peer {middle} dev eth0"));
+                ip("link set eth0 up");
+                ip(&format!("route add default via {middle}"));
+            });
+        }
+        network
+    }
+
+    /// Where a host is; they count from 0.
+    #[must_use]
+    pub fn address(&self, host: usize) -> Ipv4Addr {
+        let number = u8::try_from(host + 1).ok().filter(|_| host < self.hosts.len());
+        address(number.expect("there is such a host"))
+    }
+
+    /// Does something at a host: processes that it starts, and sockets that it opens, are there.
+    pub fn at<T: Send>(&self, host: usize, does: impl FnOnce() -> T + Send) -> T {
+        within(&self.hosts[host], does)
+    }
+
+    /// What one host sends to another is lost from now on, without a word to either; what comes the other way is not.
+    pub fn cut(&self, from: usize, to: usize) {
+        let (from, to) = (self.address(from), self.address(to));
+        within(&self.middle, || ip(&format!("rule add from {from} to {to} blackhole")));
+    }
+
+    /// The way is open again.
+    pub fn mend(&self, from: usize, to: usize) {
+        let (from, to) = (self.address(from), self.address(to));
+        within(&self.middle, || ip(&format!("rule delete from {from} to {to} blackhole")));
+    }
+}
+
+fn address(last: u8) -> Ipv4Addr {
+    let [a, b, c] = NET;
+    Ipv4Addr::new(a, b, c, last)
+}
+
+/// A new one, for the calling thread.
+fn namespace() -> File {
+    unshare(CloneFlags::CLONE_NEWNET).unwrap_or_else(|error| {
+        panic!("this test needs root, to make network namespaces: {error}");
+    });
+    File::open("/proc/thread-self/ns/net").expect("a thread can look at its own namespace")
+}
+
+/// In a thread of its own, which is the thing that can change its namespace.
+fn within<T: Send>(namespace: &File, does: impl FnOnce() -> T + Send) -> T {
+    let enter = || {
+        setns(namespace, CloneFlags::CLONE_NEWNET).expect("root can enter a namespace");
+        does()
+    };
+    thread::scope(|scope| join(scope.spawn(enter)))
+}
+
+fn join<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn ip(line: &str) {
+    if let Err(why) = ask(IP, |command| {
+        command.args(line.split_whitespace());
+    }) {
+        panic!("`ip {line}`: {why}");
+    }
+}
