@@ -7,7 +7,7 @@ mod table;
 
 use std::time::Duration;
 
-use lockkeeper_core::Token;
+use lockkeeper_core::{End, Token};
 
 use super::*;
 

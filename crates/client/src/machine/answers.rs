@@ -1,0 +1,210 @@
+//! What the backend answers, and what it says by itself.
+
+use lockkeeper_core::{End, Seq};
+
+use super::event::{Answer, CallId, Key, NotAcquired, Output, Push, Releasing, What};
+use super::hold::{Hold, Request, Stage};
+use super::link::Link;
+use super::{Finishing, Machine, Outcome};
+use crate::error::LossCause;
+use crate::time::BootInstant;
+
+impl Machine {
+    pub(super) fn answered(&mut self, now: BootInstant, call: CallId, answer: Answer, out: &mut Vec<Output>) {
+        let Some(sent) = self.calls.remove(&call) else { return };
+        if let Answer::SessionGone = answer {
+            // An answer to a call of an earlier session says nothing of this one: those calls were forgotten.
+            return self.session_gone(now, LossCause::SessionEnded, out);
+        }
+        match sent.what {
+            What::Open { .. } | What::KeepAlive => self.confirmed(now, sent.at, answer, out),
+            What::Acquire { key, seq, .. } => {
+                self.unanswered.remove(&seq);
+                self.acquire_answered(now, key, seq, answer, out);
+            }
+            What::Finish { seq, .. } => {
+                self.unanswered.remove(&seq);
+                self.unfinished.remove(&seq);
+                if let Some(finishing) = self.finishing.remove(&seq) {
+                    // Whatever the acquire's answer was, this one stands for it (R4).
+                    self.unanswered.remove(&finishing.target);
+                    finishing.tell(answer, out);
+                }
+            }
+            What::Close => self.closed(),
+        }
+    }
+
+    fn acquire_answered(
+        &mut self,
+        now: BootInstant,
+        key: Key,
+        seq: Seq,
+        answer: Answer,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(request) = self.requests.get_mut(&key) else { return };
+        if !matches!(request.stage, Stage::Sent { seq: s, .. } | Stage::Queued { seq: s } if s == seq) {
+            return;
+        }
+        match answer {
+            Answer::Granted(grant) => {
+                let need = request.want.min_validity;
+                let useful = self.believes(now, need);
+                let Some(request) = self.requests.get_mut(&key) else { return };
+                if !useful {
+                    // Too late to be of use: finish it and ask again, never hand it out (`min_validity`).
+                    request.restart(now);
+                    self.index(key);
+                    self.finish(seq, None);
+                    self.link.renew_soon(now, self.spec.try_every());
+                    return;
+                }
+                let ends_at = request.want.max_hold.map(|max| now + max);
+                request.stage = Stage::Held(Hold { seq, ends_at, lost: None });
+                self.index(key);
+                out.push(Output::Granted { key, grant });
+            }
+            Answer::Finished(End::TimedOut) => {
+                // An end that nobody asked for is kept until a Finish names it (R3).
+                self.remove(key);
+                self.finish(seq, None);
+                out.push(Output::NotAcquired { key, why: NotAcquired::TimedOut });
+            }
+            Answer::Busy(busy) => self.refused(key, seq, NotAcquired::Busy(busy), out),
+            Answer::Refused(refusal) => self.refused(key, seq, NotAcquired::Refused(refusal), out),
+            // Broken before we knew of the grant, or dead by a gap: ask anew.
+            Answer::Finished(_) | Answer::Revoked => {
+                request.restart(now);
+                self.index(key);
+                self.finish(seq, None);
+            }
+            Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
+        }
+    }
+
+    fn refused(&mut self, key: Key, seq: Seq, why: NotAcquired, out: &mut Vec<Output>) {
+        self.remove(key);
+        self.by_seq.remove(&seq);
+        out.push(Output::NotAcquired { key, why });
+    }
+
+    pub(super) fn pushed(&mut self, now: BootInstant, push: Push, out: &mut Vec<Output>) {
+        match push {
+            Push::Queued { seq, position } => {
+                let Some(&key) = self.by_seq.get(&seq) else { return };
+                let Some(request) = self.requests.get_mut(&key) else { return };
+                // A try that failed is sent again all the same: nobody waits for this one's answer any more.
+                if let Stage::Sent { seq, again: None, .. } = request.stage {
+                    request.stage = Stage::Queued { seq };
+                    request.since = now;
+                    // It is due no earlier than before: `look_at` stands.
+                }
+                // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
+                self.unanswered.remove(&seq);
+                if !matches!(request.stage, Stage::Held(_)) {
+                    out.push(Output::Queued { key, position });
+                }
+            }
+            Push::Revoked { seq } => {
+                let Some(&key) = self.by_seq.get(&seq) else { return };
+                let Some(request) = self.requests.get_mut(&key) else { return };
+                let Stage::Held(hold) = &mut request.stage else {
+                    return self.ended_before_it_held(now, key, seq, Answer::Revoked, out);
+                };
+                if hold.lost.is_none() {
+                    hold.lose(key, LossCause::Broken, out);
+                    // What names a hold as revoked never moves that hold's own deadline (B1).
+                    let grace = now + request.want.grace;
+                    hold.ends_at = Some(self.belief.map_or(grace, |until| grace.min(until)));
+                    self.index(key);
+                }
+            }
+            Push::Ended { seq, end } => self.hold_over(now, seq, end, cause_of(end), out),
+            Push::HoldLost { seq, cause } => self.hold_over(now, seq, End::Gone, cause, out),
+            Push::Detached { at } => self.detached(now, at, out),
+            Push::Lost(cause) => self.session_gone(now, cause, out),
+        }
+    }
+
+    /// The backend says that a request is over, held or not.
+    fn hold_over(&mut self, now: BootInstant, seq: Seq, end: End, cause: LossCause, out: &mut Vec<Output>) {
+        let Some(&key) = self.by_seq.get(&seq) else { return };
+        if let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) {
+            hold.lose(key, cause, out);
+            self.end_hold(key, None);
+        } else {
+            self.ended_before_it_held(now, key, seq, Answer::Finished(end), out);
+        }
+    }
+
+    /// A request ends by itself, and its grant is still on its way to us, if it had one: that one must not count any
+    /// more when it comes.
+    fn ended_before_it_held(
+        &mut self,
+        now: BootInstant,
+        key: Key,
+        seq: Seq,
+        answer: Answer,
+        out: &mut Vec<Output>,
+    ) {
+        self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { seq: s, .. } if s == seq));
+        self.unanswered.remove(&seq);
+        self.acquire_answered(now, key, seq, answer, out);
+    }
+
+    /// The session is over: holds are lost, waiters go on in a new one.
+    pub(super) fn session_gone(&mut self, now: BootInstant, cause: LossCause, out: &mut Vec<Output>) {
+        self.link = Link::Closed;
+        self.belief = None;
+        self.calls.clear();
+        self.by_seq.clear();
+        self.unanswered.clear();
+        self.next_seq = 1;
+        self.unfinished.clear();
+        for finishing in std::mem::take(&mut self.finishing).into_values() {
+            finishing.tell(Answer::SessionGone, out);
+        }
+        self.requests.retain(|&key, request| {
+            if let Stage::Held(hold) = &mut request.stage {
+                hold.lose(key, cause, out);
+                return false;
+            }
+            request.restart(now);
+            true
+        });
+        self.pending = self.requests.keys().copied().collect();
+        self.unsent = self.pending.clone();
+        self.look_at = self.next_due();
+        self.ends.clear();
+        self.ends_of.clear();
+        out.push(Output::Belief(None));
+    }
+}
+
+/// Why a hold is lost that ended so, at the service and not by us.
+fn cause_of(end: End) -> LossCause {
+    match end {
+        End::Broken => LossCause::Broken,
+        End::Gone => LossCause::Forgotten,
+        _ => LossCause::Expired,
+    }
+}
+
+impl Finishing {
+    fn tell(self, answer: Answer, out: &mut Vec<Output>) {
+        let Some((key, outcome)) = self.waiting else { return };
+        out.push(match outcome {
+            Outcome::TimedOut => Output::NotAcquired { key, why: NotAcquired::TimedOut },
+            Outcome::Release => Output::Released {
+                key,
+                how: match answer {
+                    Answer::Finished(End::Released) => Releasing::Released,
+                    Answer::Finished(end) => Releasing::AlreadyLost(cause_of(end)),
+                    Answer::SessionGone => Releasing::AlreadyLost(LossCause::SessionEnded),
+                    _ => Releasing::AlreadyLost(LossCause::Expired),
+                },
+            },
+        });
+    }
+}
