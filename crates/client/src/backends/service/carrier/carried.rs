@@ -1,16 +1,17 @@
 //! One session on the stream: how it is attached, which signs of life are unacknowledged, which commands unresolved.
 
+mod heard;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use lockkeeper_core::Seq;
 use lockkeeper_wire::request::{Secret, secret_prefix};
-use lockkeeper_wire::v1::{self, client_item, server_item::What};
+use lockkeeper_wire::v1::{self, client_item};
 
-use super::{Nonsense, Outbox, Outcome, SessionKey, earlier, items};
+use super::{Outbox, Outcome, earlier, items};
 use crate::backend::{Call, CallError, Wanted};
-use crate::error::{BackendError, LossCause};
-use crate::machine::{Answer, Push, Spec};
+use crate::machine::{Answer, Spec};
 use crate::time::BootInstant;
 
 /// The shortest and the longest time for which a command waits for its answer; between them it is a third of the ttl.
@@ -331,183 +332,6 @@ impl<H> Carried<H> {
         earlier(missed, earlier(earlier(signs, unheard), earlier(asked, close)))
     }
 
-    pub(super) fn opened(
-        &mut self,
-        now: BootInstant,
-        id: u64,
-        attach: u64,
-        outbox: &mut Outbox,
-        out: &mut Vec<Outcome<H>>,
-    ) -> Result<Option<BootInstant>, Nonsense> {
-        self.id = Some(id);
-        self.attached(now, attach, outbox, out)
-    }
-
-    /// The service refuses to open it: asking again would not help.
-    pub(super) fn open_refused(&mut self, error: &BackendError, out: &mut Vec<Outcome<H>>) {
-        self.place = Place::Over;
-        let refused = || Ok(Answer::Refused(error.clone()));
-        self.unheard.clear();
-        out.extend(self.signs.drain(..).map(|sign| Outcome::Resolved(sign.handle, refused())));
-        self.resolve_all(&refused(), out);
-    }
-
-    /// The session is not live (S2).
-    pub(super) fn gone(&mut self, key: SessionKey, out: &mut Vec<Outcome<H>>) {
-        self.place = Place::Over;
-        self.unheard.clear();
-        let leaving = self.close.is_some();
-        out.extend(self.signs.drain(..).map(|sign| Outcome::Resolved(sign.handle, Ok(Answer::SessionGone))));
-        self.resolve_all(&Ok(Answer::SessionGone), out);
-        if !leaving {
-            out.push(Outcome::Push(key, Push::Lost(LossCause::SessionEnded)));
-        }
-    }
-
-    fn resolve_all(&mut self, result: &Result<Answer, CallError>, out: &mut Vec<Outcome<H>>) {
-        let asked = std::mem::take(&mut self.asked);
-        let queued = std::mem::take(&mut self.queued);
-        let handles = asked.into_values().chain(queued.into_values()).flat_map(|command| command.handles);
-        out.extend(handles.map(|handle| Outcome::Resolved(handle, result.clone())));
-        if let Some(closing) = self.close.take() {
-            out.push(Outcome::Resolved(closing.handle, Ok(Answer::Closed)));
-        }
-    }
-
-    /// One item of an open session. Returns when to look after it at the latest.
-    pub(super) fn item(
-        &mut self,
-        now: BootInstant,
-        key: SessionKey,
-        seq: u64,
-        what: What,
-        outbox: &mut Outbox,
-        out: &mut Vec<Outcome<H>>,
-    ) -> Result<Option<BootInstant>, Nonsense> {
-        let seq = Seq(seq);
-        match what {
-            What::Attached(attached) => {
-                revoked(key, attached.revoked, out);
-                return self.attached(now, attached.attach, outbox, out);
-            }
-            What::KeptAlive(alive) => {
-                if self.place != Place::Attached {
-                    return Err(Nonsense("a keep-alive is acknowledged before its attach".into()));
-                }
-                // First the bad news, so that no acknowledgement outlives it.
-                revoked(key, alive.revoked, out);
-                self.kept_alive(alive.id, out)?;
-            }
-            What::Queued(queued) => {
-                let asked = self.asked.get(&seq);
-                if asked.is_some_and(|command| matches!(command.what, Numbered::Finish { .. })) {
-                    return Err(Nonsense(format!("the finish {seq} is queued")));
-                }
-                if let Some(command) = self.asked.remove(&seq) {
-                    self.queued.insert(seq, command);
-                }
-                if self.queued.contains_key(&seq) {
-                    out.push(Outcome::Push(key, Push::Queued { seq, position: queued.position }));
-                }
-            }
-            // No command, so a sign of life: the attach, or a keep-alive.
-            What::Refused(refused) if seq.0 == 0 => match self.place {
-                // It lets us carry the session no more, whatever it holds: to us it is over.
-                Place::Attaching(_) => self.gone(key, out),
-                _ => {
-                    self.unheard.clear();
-                    let error = items::refusal(&refused);
-                    let refused =
-                        |sign: Sign<H>| Outcome::Resolved(sign.handle, Ok(Answer::Refused(error.clone())));
-                    out.extend(self.signs.drain(..).map(refused));
-                }
-            },
-            what => self.told(key, seq, what, out)?,
-        }
-        Ok(None)
-    }
-
-    /// An answer to a command, or a word on a request that nobody asked for.
-    fn told(
-        &mut self,
-        key: SessionKey,
-        seq: Seq,
-        what: What,
-        out: &mut Vec<Outcome<H>>,
-    ) -> Result<(), Nonsense> {
-        let unasked = matches!(what, What::Revoked(_) | What::Ended(_));
-        let Some(answer) = items::answer(what)? else {
-            return Err(Nonsense(format!("what came for command {seq} answers no such command")));
-        };
-        if let Some(command) = self.asked.remove(&seq).or_else(|| self.queued.remove(&seq)) {
-            let resolved = |handle| Outcome::Resolved(handle, Ok(answer.clone()));
-            out.extend(command.handles.into_iter().map(resolved));
-            return Ok(());
-        }
-        match answer {
-            Answer::Revoked if unasked => out.push(Outcome::Push(key, Push::Revoked { seq })),
-            Answer::Finished(end) if unasked => out.push(Outcome::Push(key, Push::Ended { seq, end })),
-            // The answer to a command that was given up, or was dropped: who asks again is answered again (P7).
-            _ => {}
-        }
-        Ok(())
-    }
-
-    /// The session is on this stream: whatever is unresolved follows, in the order of its numbers.
-    fn attached(
-        &mut self,
-        now: BootInstant,
-        attach: u64,
-        outbox: &mut Outbox,
-        out: &mut Vec<Outcome<H>>,
-    ) -> Result<Option<BootInstant>, Nonsense> {
-        let (Place::Attaching(covers), Some(id)) = (self.place, self.id) else {
-            return Err(Nonsense("an attach is confirmed that nobody asked for".into()));
-        };
-        if attach != self.attach {
-            return Err(Nonsense(format!("attach {attach} is confirmed, {} was sent", self.attach)));
-        }
-        self.place = Place::Attached;
-        self.kept_alive(covers, out)?;
-        let unresolved = self.asked.iter().chain(&self.queued).map(|(&seq, _)| seq);
-        let mut unresolved: Vec<Seq> = unresolved.collect();
-        unresolved.sort_unstable();
-        for seq in unresolved {
-            let Some(command) = self.asked.get_mut(&seq).or_else(|| self.queued.get_mut(&seq)) else {
-                continue;
-            };
-            outbox.seen.resent += u64::from(std::mem::replace(&mut command.sent, true));
-            command.unanswered = Some(now);
-            outbox.put(items::item(id, command.what.item(now, seq)));
-        }
-        if let Some(closing) = &mut self.close {
-            closing.sent = true;
-            outbox.put(self.close_item());
-        }
-        if !self.signs.is_empty() {
-            self.put_keep_alive(now, outbox);
-        }
-        Ok(self.look_at())
-    }
-
-    /// Everything up to this number is acknowledged.
-    fn kept_alive(&mut self, number: u64, out: &mut Vec<Outcome<H>>) -> Result<(), Nonsense> {
-        if number > self.sent_through {
-            let sent = self.sent_through;
-            return Err(Nonsense(format!("keep-alive {number} is acknowledged, the last sent is {sent}")));
-        }
-        while self.unheard.front().is_some_and(|&(first, _)| first <= number) {
-            self.unheard.pop_front();
-        }
-        while self.signs.front().is_some_and(|sign| sign.number <= number)
-            && let Some(sign) = self.signs.pop_front()
-        {
-            let answer = if sign.opens { Answer::Opened } else { Answer::KeptAlive };
-            out.push(Outcome::Resolved(sign.handle, Ok(answer)));
-        }
-        Ok(())
-    }
-
     /// One for all signs that wait.
     fn put_keep_alive(&mut self, now: BootInstant, outbox: &mut Outbox) {
         let Some(id) = self.id else { return };
@@ -535,8 +359,4 @@ impl Numbered {
             }),
         }
     }
-}
-
-fn revoked<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<Outcome<H>>) {
-    out.extend(seqs.into_iter().map(|seq| Outcome::Push(key, Push::Revoked { seq: Seq(seq) })));
 }
