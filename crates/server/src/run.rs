@@ -30,7 +30,7 @@ use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, State};
 use crate::node::Node;
 use crate::options::Options;
-use crate::peers::{Bulk, Directory, Handover, Peers, form, talk};
+use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -257,8 +257,9 @@ impl Started {
             // What was said on purpose, before what the data say, before where it happens to listen.
             let peer = listed.or(own.filter(|own| !own.is_empty())).unwrap_or(peering.told);
             let addresses = Addresses { client: advertised, peer: &peer };
-            let directory = Directory::new(data.founding.clone(), addresses, members, rules);
-            (peering.listener, directory, Arc::new(Handover::new(options.election_timeout)))
+            let timeout = options.election_timeout;
+            let directory = Directory::new(data.founding.clone(), addresses, members, rules, timeout);
+            (peering.listener, directory, Arc::new(Handover::new(timeout)))
         });
         let peers = match &talk {
             None => Peers::none(inbox.clone()),
@@ -290,6 +291,7 @@ impl Started {
                 inbox: inbox.clone(),
                 done: finished.clone(),
                 is_receiving: AtomicBool::new(false),
+                patience: PATIENCE,
             }),
             directory,
             handover,

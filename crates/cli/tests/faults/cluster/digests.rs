@@ -1,12 +1,12 @@
 //! Nodes compare their tables where they take snapshots: so all must take them after the same entries.
 
-use super::nodes::{ALL, Nodes, others};
+use super::nodes::{ALL, Nodes, OPTIONS, others};
 use crate::load::Load;
 use crate::server::answer;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_load_all_nodes_take_their_snapshots_after_the_same_entries() {
-    let mut nodes = Nodes::founded_with(|_, server| server.option("--snapshot-after 65536"));
+    let mut nodes = Nodes::founded_with(&format!("{OPTIONS} --snapshot-after 65536"), |_, _| {});
     let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
     let mut last = 0;
     for round in 0..3 {
