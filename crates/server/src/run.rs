@@ -109,11 +109,16 @@ pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeErr
             (data::found(&disk, &options, &founding)?, Some(peers))
         }
     };
-    let node = Started::start(disk, data, &options, &advertised, peers)?;
+    let node = Started::start(disk.clone(), data, &options, &advertised, peers)?;
     let result = runtime.block_on(serve(node, listener, address, connections_max, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
+    if let Err(why @ ServeError::WrongTable { .. }) = &result
+        && let Err(error) = data::condemn(&disk, &why.to_string())
+    {
+        tracing::error!(%error, "the next start can't be kept from using these data ({error}): see to that yourself");
+    }
     result
 }
 
