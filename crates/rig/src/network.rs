@@ -29,7 +29,8 @@ pub struct Network {
 impl Network {
     /// With so many hosts. The one in the middle is where the calling thread is from now on, and every thread and process that it
     /// starts after this: it reaches all hosts, whatever is cut between them, and nothing else, not even other tests on 127.0.0.1.
-    /// So this comes first in a test, before a runtime is made.
+    /// So this comes first in a test, before a runtime is made; and in a process of its own, if something that all tests of a process
+    /// share is to be in it.
     ///
     /// # Panics
     /// This process is not root, or `ip` is missing.

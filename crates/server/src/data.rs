@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lockkeeper_core::{Restorer, Table, limits};
-use lockkeeper_replica::disk::Disk;
+use lockkeeper_replica::disk::{Disk, DiskFile};
 use lockkeeper_replica::storage::{self, Existing, Log, OpenError, Opened, SnapshotReader, Snapshots};
 use lockkeeper_replica::{Members, Recovered};
 use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
@@ -18,6 +18,12 @@ use crate::options::Options;
 const TOKENS_EPOCH_SECONDS: u64 = 1_767_225_600;
 /// The node of a cluster of one, unless told otherwise.
 const NODE: u64 = 1;
+
+/// Why no node may start with these data any more. There is none but in a directory whose node had another table than its cluster.
+const WRONG: &str = "wrong-table";
+
+/// It is some lines.
+const WRONG_BYTES_MAX: u64 = 4096;
 
 /// What a node starts from.
 pub(crate) struct Data<D: Disk> {
@@ -56,6 +62,7 @@ pub(crate) fn open<D: Disk>(
     told: &Options,
     addresses: Addresses<'_>,
 ) -> Result<Found<D>, ServeError> {
+    refuse_condemned(disk, &told.data)?;
     let is_alone = told.cluster.is_empty() && told.join.is_none();
     match storage::open(disk, storage_options(told)).map_err(failed(told))? {
         Opened::Existing(existing) => {
@@ -102,6 +109,33 @@ pub(crate) fn found<D: Disk>(disk: &D, told: &Options, founding: &Founding) -> R
 /// The directory can't be written.
 pub(crate) fn stand<D: Disk>(disk: &D, told: &Options, candidate: &Candidate) -> Result<(), ServeError> {
     storage::stand(disk, candidate).map_err(failed(told))
+}
+
+/// From now on no start accepts these data: what they hold may be in a snapshot already.
+///
+/// # Errors
+/// Whatever the disk says.
+pub(crate) fn condemn(disk: &impl Disk, why: &str) -> io::Result<()> {
+    let mut file = disk.create(WRONG)?;
+    file.write_at(0, why.as_bytes())?;
+    file.sync()?;
+    disk.sync_names()
+}
+
+fn refuse_condemned(disk: &impl Disk, directory: &Path) -> Result<(), ServeError> {
+    let read = || {
+        if !disk.list()?.iter().any(|name| name == WRONG) {
+            return Ok(None);
+        }
+        let file = disk.open(WRONG)?;
+        let mut bytes = vec![0; file.size()?.min(WRONG_BYTES_MAX) as usize];
+        file.read_at(0, &mut bytes)?;
+        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+    };
+    match read().map_err(ServeError::system("read why the data must not be used"))? {
+        None => Ok(()),
+        Some(why) => Err(ServeError::Condemned { directory: directory.to_owned(), why }),
+    }
 }
 
 fn storage_options(told: &Options) -> storage::Options {
@@ -239,6 +273,8 @@ fn read_table<D: Disk>(
 mod tests {
     use std::time::Duration;
 
+    use lockkeeper_replica::disk::memory::MemoryDisk;
+
     use super::*;
 
     fn at(seconds: u64) -> SystemTime {
@@ -261,6 +297,23 @@ mod tests {
             assert_eq!(first_tokens(Some(0), clock).unwrap(), 0);
             assert_eq!(first_tokens(Some(99), clock).unwrap(), 99);
         }
+    }
+
+    #[test]
+    fn data_that_can_not_be_trusted_are_refused_with_what_was_said_of_them() {
+        let (disk, told) = (MemoryDisk::new(), Options::new("here"));
+        let addresses = Addresses { client: "client:1", peer: "" };
+        assert!(open(&disk, &told, addresses).is_ok(), "it founds a cluster");
+        condemn(&disk, "its table was another").unwrap();
+        disk.crash(|_| 0);
+        disk.restart();
+        let Err(error) = open(&disk, &told, addresses) else { panic!("it starts") };
+        let text = error.to_string();
+        for words in ["`here`", "its table was another", "remove the file `wrong-table`"] {
+            assert!(text.contains(words), "no {words:?} in {text}");
+        }
+        disk.remove(WRONG).unwrap();
+        assert!(open(&disk, &told, addresses).is_ok(), "whoever knows better can have it");
     }
 
     #[test]

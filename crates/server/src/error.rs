@@ -181,6 +181,17 @@ pub enum ServeError {
         /// What differs.
         difference: Difference,
     },
+    /// A node with these data was stopped for [`ServeError::WrongTable`].
+    #[error(
+        "the data in `{directory}` must not be used again: {why} (Only where you know that this node was right and the \
+         others were wrong: remove the file `wrong-table` there.)"
+    )]
+    Condemned {
+        /// The data directory.
+        directory: PathBuf,
+        /// What was said then.
+        why: String,
+    },
     /// The system refused a thread, a signal handler or the like.
     #[error("cannot {doing}: {source}")]
     System {

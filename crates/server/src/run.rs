@@ -30,7 +30,7 @@ use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, State};
 use crate::node::Node;
 use crate::options::Options;
-use crate::peers::{Bulk, Directory, Handover, Peers, form, talk};
+use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -109,11 +109,16 @@ pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeErr
             (data::found(&disk, &options, &founding)?, Some(peers))
         }
     };
-    let node = Started::start(disk, data, &options, &advertised, peers)?;
+    let node = Started::start(disk.clone(), data, &options, &advertised, peers)?;
     let result = runtime.block_on(serve(node, listener, address, connections_max, signals, ready));
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
+    if let Err(why @ ServeError::WrongTable { .. }) = &result
+        && let Err(error) = data::condemn(&disk, &why.to_string())
+    {
+        tracing::error!(%error, "the next start can't be kept from using these data ({error}): see to that yourself");
+    }
     result
 }
 
@@ -257,8 +262,9 @@ impl Started {
             // What was said on purpose, before what the data say, before where it happens to listen.
             let peer = listed.or(own.filter(|own| !own.is_empty())).unwrap_or(peering.told);
             let addresses = Addresses { client: advertised, peer: &peer };
-            let directory = Directory::new(data.founding.clone(), addresses, members, rules);
-            (peering.listener, directory, Arc::new(Handover::new(options.election_timeout)))
+            let timeout = options.election_timeout;
+            let directory = Directory::new(data.founding.clone(), addresses, members, rules, timeout);
+            (peering.listener, directory, Arc::new(Handover::new(timeout)))
         });
         let peers = match &talk {
             None => Peers::none(inbox.clone()),
@@ -290,6 +296,7 @@ impl Started {
                 inbox: inbox.clone(),
                 done: finished.clone(),
                 is_receiving: AtomicBool::new(false),
+                patience: PATIENCE,
             }),
             directory,
             handover,

@@ -114,7 +114,8 @@ pub(super) fn failure(error: ServeError) -> Failure {
         | E::NotAlone { .. }
         | E::Refused(_)
         | E::NewerRules { .. }
-        | E::WrongTable { .. } => CONFIG,
+        | E::WrongTable { .. }
+        | E::Condemned { .. } => CONFIG,
         E::Stopped(_) | E::System { .. } | E::Panicked { .. } => INTERNAL,
         // What is stored can't be used, or not be written.
         _ => code_below(&error).unwrap_or(IO),

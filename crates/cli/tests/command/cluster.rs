@@ -17,7 +17,8 @@ fn peers(port: &Port) -> String {
 fn first(port: &Port, more: &[&str]) -> (Place, Node) {
     let place = Place::new();
     let address = peers(port);
-    let options = [&["--listen", "127.0.0.1:0", "--node", "1", "--peer-listen", &address], more].concat();
+    let listen = place.address();
+    let options = [&["--listen", &listen, "--node", "1", "--peer-listen", &address], more].concat();
     let node = place.begin("node1", &options).ready();
     let url = node.url();
     (place.over(&url), node)
@@ -26,10 +27,10 @@ fn first(port: &Port, more: &[&str]) -> (Place, Node) {
 impl Place {
     /// A node that waits to be added by one that is there.
     fn joins(&self, node: u64, at: &Port, to: &Port) -> Starting {
-        let (id, at, to) = (node.to_string(), peers(at), peers(to));
+        let (id, at, to, listen) = (node.to_string(), peers(at), peers(to), self.address());
         let options = [
             "--listen",
-            "127.0.0.1:0",
+            &listen,
             "--node",
             &id,
             "--peer-listen",
@@ -185,12 +186,13 @@ fn a_new_node_gets_a_snapshot_of_what_the_log_does_not_have_any_more() {
 fn a_node_that_was_founded_alone_can_have_others_later() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
     let place = Place::new();
-    let alone = ["--listen", "127.0.0.1:0", "--segment-bytes", "1048576"];
+    let listen = place.address();
+    let alone = ["--listen", &listen, "--segment-bytes", "1048576"];
     let one = place.begin("node1", &alone).ready();
     assert_eq!(one.stopped(Signal::SIGTERM).code, i32::from(OK));
     let peers_one = peers(&ports[0]);
     let one = place.begin("node1", &[&alone[..], &["--peer-listen", &peers_one]].concat()).ready();
-    let (url, listening) = (one.url(), one.listening());
+    let url = one.url();
     let place = place.over(&url);
     let limit = place.ran("set-limit before 7");
     assert_eq!(limit.code, i32::from(OK), "{limit:?}");
@@ -200,7 +202,7 @@ fn a_node_that_was_founded_alone_can_have_others_later() {
     let peers_two = peers(&ports[1]);
     two.kill();
     one.kill();
-    let one = place.begin("node1", &["--listen", &listening, "--peer-listen", &peers_one]);
+    let one = place.begin("node1", &["--listen", &listen, "--peer-listen", &peers_one]);
     let two = place.begin("node2", &["--listen", "127.0.0.1:0", "--node", "2", "--peer-listen", &peers_two]);
     let (_one, two) = (one.ready(), two.ready());
     let place = place.over(&format!("{both},{}", two.listening()));

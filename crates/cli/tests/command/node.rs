@@ -59,9 +59,9 @@ impl Place {
         Starting { child: Some(child), lines, log }
     }
 
-    /// A node on any free port, and this place with its locks there.
+    /// A node on a port that stays free for it, and this place with its locks there.
     pub(crate) fn served(self) -> (Self, Node) {
-        let node = self.serve("127.0.0.1:0");
+        let node = self.serve(&self.address());
         let url = node.url();
         (self.over(&url), node)
     }

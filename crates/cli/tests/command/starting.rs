@@ -170,9 +170,9 @@ fn the_log_can_be_read_by_programs() {
 
 #[test]
 fn where_nobody_serves_every_command_says_so() {
-    // A port that was free a moment ago, and nobody listens on.
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let place = Place::new().over(&format!("lockkeeper://{address}"));
+    let place = Place::new();
+    let address = place.address();
+    let place = place.over(&format!("lockkeeper://{address}"));
     for line in ["run x -- true", "ls", "show x", "watch", "sessions", "doctor", "check-token x 7", "bench"] {
         let ended = place.ran(line);
         ended.is_one_line(exit::UNAVAILABLE, &[&address, "lockkeeper serve", "LOCKKEEPER_URL"]);

@@ -4,8 +4,10 @@ use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use lockkeeper_rig::Port;
 use serde_json::Value;
 
 /// Far longer than anything here takes, also on a busy machine.
@@ -16,16 +18,26 @@ pub(crate) struct Place {
     directory: tempfile::TempDir,
     /// Where the locks are, if not in a directory of this place.
     locks: Option<String>,
+    /// Of nodes that are here, so that one that is started again finds its own free.
+    ports: Mutex<Vec<Port>>,
 }
 
 impl Place {
     pub(crate) fn new() -> Self {
-        Self { directory: tempfile::tempdir().unwrap(), locks: None }
+        Self { directory: tempfile::tempdir().unwrap(), locks: None, ports: Mutex::default() }
     }
 
     /// The same place, with its locks at another lock service.
     pub(crate) fn over(self, url: &str) -> Self {
         Self { locks: Some(url.to_owned()), ..self }
+    }
+
+    /// Where a node can listen. Nobody else is given it while this place is there, also not while the node is dead.
+    pub(crate) fn address(&self) -> String {
+        let port = Port::free();
+        let address = format!("127.0.0.1:{}", port.number());
+        self.ports.lock().unwrap().push(port);
+        address
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {

@@ -8,6 +8,7 @@ mod cluster;
 mod crashes;
 mod directory;
 mod disks;
+mod kept;
 mod load;
 mod server;
 mod snapshots;

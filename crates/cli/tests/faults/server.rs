@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use lockkeeper::{Fenced, Locks};
-use lockkeeper_rig::{Network, Shim};
+use lockkeeper_rig::{Network, Port, Shim};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -25,6 +25,8 @@ pub(crate) struct Server {
     /// Where its data are.
     pub(crate) data: PathBuf,
     listen: String,
+    /// Its own while it lives: a node that is started again finds it free.
+    _port: Port,
     options: Vec<String>,
     environment: Vec<(String, String)>,
     /// Where it runs, if not beside the test.
@@ -37,22 +39,18 @@ pub(crate) struct Server {
 impl Server {
     /// One that was not started yet, with options for `serve` that have no spaces in them.
     pub(crate) fn new(options: &str) -> Self {
-        let place = tempfile::tempdir().unwrap();
+        let (place, port) = (tempfile::tempdir().unwrap(), Port::free());
         Self {
             data: place.path().join("data"),
             place,
-            listen: "127.0.0.1:0".to_owned(),
+            listen: format!("127.0.0.1:{}", port.number()),
+            _port: port,
             options: options.split_whitespace().map(str::to_owned).collect(),
             environment: Vec::new(),
             host: None,
             child: None,
             said: None,
         }
-    }
-
-    /// The next starts have these too; the last one counts.
-    pub(crate) fn option(&mut self, options: &str) {
-        self.options.extend(options.split_whitespace().map(str::to_owned));
     }
 
     /// One that serves.
@@ -73,6 +71,11 @@ impl Server {
         let shim = Shim::new(self.place.path());
         self.environment(&shim.environment());
         shim
+    }
+
+    /// The next starts have this option too.
+    pub(crate) fn option(&mut self, option: &str) {
+        self.options.extend(option.split_whitespace().map(str::to_owned));
     }
 
     /// The next starts are at a host of this network.
@@ -115,12 +118,12 @@ impl Server {
         .unwrap()
     }
 
-    /// Where it listens; without this, at a port that it finds free when it starts first.
+    /// Where it listens, instead of at a port of its own.
     pub(crate) fn listens(&mut self, address: String) {
         self.listen = address;
     }
 
-    /// Starts it and waits until it serves, from the second time on at the port of the first.
+    /// Starts it and waits until it serves.
     pub(crate) fn start(&mut self) {
         self.begin();
         self.serves();

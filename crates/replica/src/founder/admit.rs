@@ -39,6 +39,7 @@ impl Identity<'_> {
             lane: lane.into(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             client_address: self.client_address.to_owned(),
+            ..Hello::default()
         }
     }
 

@@ -27,13 +27,25 @@ use super::greet;
 use crate::chores::Done;
 use crate::inbox::Inbox;
 
-/// Nothing has gone on for so long: the other side, or what is between, is gone.
-const STALLED: Duration = Duration::from_secs(10);
-/// The receiver makes its last checks, and its replica lets the table take its place: seconds, where there are millions of
-/// locks.
-const SETTLES: Duration = Duration::from_secs(60);
-/// After a failure the next attempt is not made at once.
-const PAUSE: Duration = Duration::from_millis(500);
+/// How long either side waits for the other.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience {
+    /// Nothing has gone on for so long: the other side, or what is between, is gone.
+    stalled: Duration,
+    /// The receiver makes its last checks, and its replica lets the table take its place: seconds, where there are millions of
+    /// locks.
+    settles: Duration,
+    /// After a failure the next attempt is not made at once.
+    pause: Duration,
+}
+
+/// Only tests need another.
+pub(crate) const PATIENCE: Patience = Patience {
+    stalled: Duration::from_secs(10),
+    settles: Duration::from_secs(60),
+    pause: Duration::from_millis(500),
+};
+
 /// A piece, and what it is wrapped in; the members of a cluster take less.
 const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + 1024;
 
@@ -53,6 +65,7 @@ pub(crate) struct Bulk<D: Disk> {
     pub(crate) done: Sender<Done<D>>,
     /// One at a time: each takes the disk's and a processor's time.
     pub(crate) is_receiving: AtomicBool,
+    pub(crate) patience: Patience,
 }
 
 impl<D: Disk + Sync> Bulk<D> {
@@ -80,7 +93,7 @@ impl<D: Disk + Sync> Bulk<D> {
             }
             Err(error) => {
                 tracing::warn!(to, index, %error, "a snapshot did not reach node {to}, it is tried again: {error}");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(self.patience.pause).await;
             }
         }
         self.inbox.push(Event::SnapshotSent { to, arrived: sent.is_ok() });
@@ -93,12 +106,13 @@ impl<D: Disk + Sync> Bulk<D> {
         let address = address.ok_or_else(|| io::Error::other("it takes part no more"))?;
         let opened = greet::open(&address, to, Lane::Snapshot, &*self.directory).await;
         let (socket, _) = opened.map_err(|why| io::Error::other(why.to_string()))?;
-        let socket = blocking(socket.into_std()?)?;
+        let patience = self.patience;
+        let socket = blocking(socket.into_std()?, patience)?;
         let (sender, sent) = oneshot::channel();
         let snapshots = self.snapshots.clone();
         std::thread::Builder::new().name("lockkeeper-send".to_owned()).spawn(move || {
             // Nobody waits only while the process ends.
-            let _ = sender.send(transmit(socket, &snapshots, *offer));
+            let _ = sender.send(transmit(socket, &snapshots, *offer, patience));
         })?;
         sent.await.unwrap_or_else(|_| Err(io::Error::other("the thread that sent it has ended")))
     }
@@ -107,7 +121,8 @@ impl<D: Disk + Sync> Bulk<D> {
     pub(super) fn receive(self: &Arc<Self>, from: u64, socket: TcpStream) {
         let bulk = self.clone();
         let begun = std::thread::Builder::new().name("lockkeeper-receive".to_owned()).spawn(move || {
-            if let Err(error) = blocking(socket).and_then(|mut socket| bulk.take(from, &mut socket)) {
+            let taken = blocking(socket, bulk.patience).and_then(|mut socket| bulk.take(from, &mut socket));
+            if let Err(error) = taken {
                 tracing::warn!(from, %error, "a snapshot from node {from} did not arrive: {error}");
             }
         });
@@ -155,7 +170,9 @@ impl<D: Disk + Sync> Bulk<D> {
             .send(Done::Received(received, Box::new(Arrived { head, sealed, settled })))
             .map_err(|_| io::Error::other("this node stops"))?;
         self.inbox.ring();
-        settles.recv_timeout(SETTLES).map_err(|_| io::Error::other("this node does not come to take it"))?;
+        settles
+            .recv_timeout(self.patience.settles)
+            .map_err(|_| io::Error::other("this node does not come to take it"))?;
         write(socket, &SnapshotAnswer {})
     }
 }
@@ -191,6 +208,7 @@ fn transmit<D: Disk>(
     mut socket: TcpStream,
     snapshots: &Snapshots<D>,
     mut offer: SnapshotOffer,
+    patience: Patience,
 ) -> io::Result<u64> {
     let index = offer.head.as_ref().map_or(0, |head| head.index);
     let mut reader = snapshots.open(index).map_err(io::Error::other)?;
@@ -204,18 +222,18 @@ fn transmit<D: Disk>(
     }
     let tail = reader.tail().cloned();
     write(&mut socket, &SnapshotPart { what: tail.map(What::Tail) })?;
-    socket.set_read_timeout(Some(SETTLES + STALLED))?;
+    socket.set_read_timeout(Some(patience.settles + patience.stalled))?;
     let SnapshotAnswer {} = read(&mut socket)?;
     Ok(offer.bytes)
 }
 
-fn blocking(socket: TcpStream) -> io::Result<TcpStream> {
+fn blocking(socket: TcpStream, patience: Patience) -> io::Result<TcpStream> {
     socket.set_nonblocking(false)?;
-    socket.set_read_timeout(Some(STALLED))?;
-    socket.set_write_timeout(Some(STALLED))?;
+    socket.set_read_timeout(Some(patience.stalled))?;
+    socket.set_write_timeout(Some(patience.stalled))?;
     // A receiver whose disk is slow lets the sender wait for longer than one that only passes messages on.
     #[cfg(target_os = "linux")]
-    SockRef::from(&socket).set_tcp_user_timeout(Some(STALLED))?;
+    SockRef::from(&socket).set_tcp_user_timeout(Some(patience.stalled))?;
     Ok(socket)
 }
 
@@ -240,3 +258,6 @@ fn read<M: Message + Default>(socket: &mut TcpStream) -> io::Result<M> {
 fn invalid(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
+
+#[cfg(test)]
+mod tests;

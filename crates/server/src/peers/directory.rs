@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use lockkeeper_core::limits;
 use lockkeeper_replica::Members;
@@ -20,6 +21,7 @@ pub(crate) struct Directory {
     client_address: String,
     /// Where it listens to peers, as others should know it.
     peer_address: String,
+    election_timeout: Duration,
     known: watch::Sender<Known>,
 }
 
@@ -34,6 +36,8 @@ struct Known {
     news: Members,
     /// Where others listen, as they said themselves: they may have moved, or have been restored from a backup.
     said: BTreeMap<u64, String>,
+    /// Election time-outs that differ from this node's, in milliseconds, as others said last.
+    other_timeouts: BTreeMap<u64, u64>,
 }
 
 impl Directory {
@@ -42,10 +46,11 @@ impl Directory {
         addresses: Addresses<'_>,
         members: Members,
         rules: u32,
+        election_timeout: Duration,
     ) -> Arc<Self> {
         let (known, _) = watch::channel(Known { members, rules, ..Known::default() });
         let (client_address, peer_address) = (addresses.client.to_owned(), addresses.peer.to_owned());
-        Arc::new(Self { founding, client_address, peer_address, known })
+        Arc::new(Self { founding, client_address, peer_address, election_timeout, known })
     }
 
     /// This node.
@@ -92,11 +97,13 @@ impl Greeter for Directory {
         let own = hello.members.iter_mut().flat_map(|members| &mut members.nodes);
         own.filter(|member| member.node == self.founding.node)
             .for_each(|member| member.peer_address.clone_from(&self.peer_address));
+        hello.election_timeout_ms = self.election_timeout.as_millis() as u64;
         hello
     }
 
     fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
         self.identity(&self.known.borrow()).admit(hello)?;
+        self.compare_timeouts(hello);
         let Some(theirs) = &hello.members else { return Ok(()) };
         let said = theirs.nodes.iter().find(|member| member.node == hello.node);
         self.known.send_if_modified(|known| {
@@ -115,6 +122,30 @@ impl Greeter for Directory {
 }
 
 impl Directory {
+    /// Warns of another election time-out, once for each node and value.
+    fn compare_timeouts(&self, hello: &Hello) {
+        let (node, me) = (hello.node, self.founding.node);
+        let (theirs, own) = (hello.election_timeout_ms, self.election_timeout.as_millis() as u64);
+        let mut is_news = false;
+        self.known.send_if_modified(|known| {
+            if theirs == 0 || theirs == own {
+                known.other_timeouts.remove(&node);
+            } else {
+                is_news = known.other_timeouts.insert(node, theirs) != Some(theirs);
+            }
+            // Nobody waits for that.
+            false
+        });
+        if is_news {
+            tracing::warn!(
+                node,
+                "node {node} was started with `--election-timeout {theirs}ms`, this node, {me}, with {own}ms: the one with the \
+                 longer says too seldom that it leads for those with the shorter, and is replaced again and again; start all \
+                 nodes with the same"
+            );
+        }
+    }
+
     fn identity<'a>(&'a self, known: &'a Known) -> Identity<'a> {
         Identity {
             founding: &self.founding,

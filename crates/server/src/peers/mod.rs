@@ -47,7 +47,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::inbox::Inbox;
 pub(crate) use ask::who_waits;
-pub(crate) use bulk::{Arrived, Bulk};
+pub(crate) use bulk::{Arrived, Bulk, PATIENCE};
 use dial::Dialler;
 pub(crate) use directory::Directory;
 pub(crate) use form::form;

@@ -28,7 +28,7 @@ impl Fixture {
             (Arc::new(Inbox::default()), Arc::new(Handover::new(crate::ELECTION_TIMEOUT)));
         let addresses = Addresses { client: "client:1", peer: "peer:1" };
         let founding = Founding { node: 1, ..Founding::default() };
-        let directory = Directory::new(founding, addresses, Members::default(), 1);
+        let directory = Directory::new(founding, addresses, Members::default(), 1, crate::ELECTION_TIMEOUT);
         let peers = Peers::new(directory, inbox.clone(), handover.clone()).expect("a poller");
         Self { peers, handover, inbox }
     }

@@ -3,6 +3,7 @@
 //! Each test has a network of its own: it needs root, and `ip`.
 
 use std::collections::BTreeMap;
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -20,8 +21,21 @@ struct Scene {
     nodes: Nodes,
 }
 
-/// Runs `test` in the middle of a network.
-fn scene<F: Future<Output = ()>>(test: impl FnOnce(Scene) -> F) {
+/// Set for the process of one test.
+const ALONE: &str = "LK_FAULTS_ALONE";
+
+/// Runs `test`, which is the test of this name, in the middle of a network, and in a process of its own: the library has one thread
+/// for all streams of a process, and that one must be in this network too.
+fn scene<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Scene) -> F) {
+    if std::env::var_os(ALONE).is_none() {
+        let mut own = Command::new(std::env::current_exe().unwrap());
+        own.args(["--exact", "--nocapture", &format!("cluster::cuts::{name}")]).env(ALONE, "1");
+        let Output { status, stdout, stderr } = own.output().unwrap();
+        let said = [stdout, stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(status.success() && said.contains("1 passed"), "{status}: {said}");
+        return;
+    }
     let network = Arc::new(Network::around_this_thread(3));
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
@@ -107,7 +121,8 @@ impl Believers {
 
 #[test]
 fn a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back() {
-    scene(async |scene| {
+    let name = "a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back";
+    scene(name, async |scene| {
         let nodes = &scene.nodes;
         let believers = Believers::of(nodes);
         let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
@@ -145,7 +160,8 @@ fn a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back() {
 
 #[test]
 fn a_leader_that_is_cut_off_in_one_direction_is_replaced_and_comes_back() {
-    scene(async |scene| {
+    let name = "a_leader_that_is_cut_off_in_one_direction_is_replaced_and_comes_back";
+    scene(name, async |scene| {
         let nodes = &scene.nodes;
         let believers = Believers::of(nodes);
         let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();

@@ -1,12 +1,27 @@
-//! Nodes compare their tables where they take snapshots: so all must take them after the same entries.
+//! Nodes compare their tables where they take snapshots: so all must take them after the same entries, and one whose table is
+//! another is found.
 
-use super::nodes::{ALL, Nodes, others};
+use std::fs;
+use std::path::Path;
+
+use lockkeeper_cli::exit;
+use lockkeeper_core::snapshot::{LimitState, Snapshot};
+use lockkeeper_replica::disk::memory::MemoryDisk;
+use lockkeeper_replica::storage::{self, Opened};
+use lockkeeper_wire::store::SnapshotTail;
+
+use super::nodes::{ALL, Nodes, OPTIONS, lockkeeper, others};
 use crate::load::Load;
-use crate::server::answer;
+use crate::server::{LONG, Server, answer, within};
+
+/// Snapshots after some hundred grants.
+fn founded() -> Nodes {
+    Nodes::founded_with(&format!("{OPTIONS} --snapshot-after 65536"), |_, _| {})
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn under_load_all_nodes_take_their_snapshots_after_the_same_entries() {
-    let mut nodes = Nodes::founded_with(|_, server| server.option("--snapshot-after 65536"));
+    let mut nodes = founded();
     let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
     let mut last = 0;
     for round in 0..3 {
@@ -32,4 +47,91 @@ async fn under_load_all_nodes_take_their_snapshots_after_the_same_entries() {
         let log = nodes.nodes[node].log();
         assert!(!log.contains("is another than this node's"), "{log}");
     }
+}
+
+/// A table that no log made takes the place of the one in a node's snapshot, with all checksums right: as if its memory had
+/// failed before it was written.
+fn tamper(data: &Path) {
+    let disk = MemoryDisk::new();
+    for entry in fs::read_dir(data).unwrap() {
+        let entry = entry.unwrap();
+        disk.set_bytes(&entry.file_name().to_string_lossy(), fs::read(entry.path()).unwrap());
+    }
+    let Opened::Existing(existing) = storage::open(&disk, storage::Options::default()).unwrap() else {
+        panic!("it has no data")
+    };
+    let mut reader = existing.snapshot.expect("it has a snapshot");
+    let head = reader.head().clone();
+    let mut bytes = Vec::new();
+    while let Some(piece) = reader.next_piece().unwrap() {
+        bytes.extend(piece);
+    }
+    let mut table = Snapshot::decode(&bytes).unwrap();
+    table.limits.push(LimitState { name: "stored/by/nobody".parse().unwrap(), limit: 7, stored: true });
+    let bytes = table.encode();
+    let mut writer = existing.snapshots.begin(&head).unwrap();
+    let pieces = bytes.chunks(storage::PIECE_BYTES_MAX).map(|piece| writer.piece(piece).unwrap()).count();
+    let digest = table.digest().to_le_bytes().to_vec();
+    let tail = SnapshotTail { pieces: pieces as u64, bytes: bytes.len() as u64, digest };
+    writer.finish(&tail).unwrap().run(&disk).unwrap();
+    let name = format!("snapshot-{:020}", head.index);
+    fs::write(data.join(&name), disk.bytes(&name).unwrap()).unwrap();
+}
+
+/// It has ended, and its last words have all of these.
+#[track_caller]
+fn has_said(server: &mut Server, words: &[&str]) {
+    let status = server.ended();
+    let log = server.log();
+    assert_eq!(status.code(), Some(i32::from(exit::CONFIG)), "{status}: {log}");
+    let line = log.lines().rfind(|line| line.starts_with("lockkeeper: ")).unwrap_or_default();
+    assert!(words.iter().all(|word| line.contains(word)), "no {words:?} in {log}");
+}
+
+/// One node of three has another table, while it follows or leads; it is found, and another takes its place.
+async fn is_found(leads: bool) {
+    let mut nodes = founded();
+    let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
+    let load = Load::start(vec![nodes.client("one").await], 2, 5);
+    // A new node will ask the second one.
+    let wrong = 2;
+    answer("it has a snapshot", async || nodes.status(wrong).await.filter(|status| status.snapshot > 0))
+        .await;
+    load.checked().await;
+    nodes.nodes[wrong].kill();
+    tamper(&nodes.nodes[wrong].data);
+    nodes.nodes[wrong].start();
+    nodes.catches_up(wrong).await;
+    let to = if leads { wrong } else { others(wrong)[0] };
+    if nodes.leader(&ALL).await != to {
+        lockkeeper(&["cluster", "transfer", "--to", &(to + 1).to_string(), "--locks", &nodes.url()]);
+    }
+
+    let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
+    let removes = "`lockkeeper cluster remove 3`";
+    has_said(&mut nodes.nodes[wrong], &["node 3 stops: after entry", "is right", removes]);
+    load.goes_on(50);
+    let found =
+        nodes.nodes.iter().any(|node| node.log().contains("is another than this node's: after entry"));
+    assert!(found, "a leader tells who differs");
+    nodes.nodes[wrong].begin();
+    has_said(&mut nodes.nodes[wrong], &["must not be used again", removes, "wrong-table"]);
+
+    lockkeeper(&["cluster", "remove", "3", "--locks", &nodes.url()]);
+    nodes.add();
+    load.goes_on(50);
+    assert_eq!(held.loss(), None);
+    within("the hold is confirmed", held.verify()).await.unwrap();
+    load.checked().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_follower_with_another_table_is_found_stops_and_is_replaced() {
+    is_found(false).await;
+}
+
+/// The other two agree against it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_with_another_table_is_found_stops_and_is_replaced() {
+    is_found(true).await;
 }

@@ -28,10 +28,10 @@ fn fill(path: &Path) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_under_one_node_of_three_stops_that_node_alone() {
-    let disks = std::cell::RefCell::new(Vec::new());
-    let mut nodes = Nodes::founded_with(|node, server| {
+    let mut disk = None;
+    let mut nodes = Nodes::founded_with("--segment-bytes 131072", |node, server| {
         if node == SMALL {
-            disks.borrow_mut().push(SmallDisk::mounted(&server.beside("disk"), "8m"));
+            disk = Some(SmallDisk::mounted(&server.beside("disk"), "2m"));
             server.data = server.beside("disk").join("data");
         }
     });
@@ -69,5 +69,5 @@ async fn a_full_disk_under_one_node_of_three_stops_that_node_alone() {
     load.goes_on(20);
     within("it is given back", held.release()).await.unwrap();
     load.checked().await;
-    drop(nodes);
+    drop((nodes, disk));
 }

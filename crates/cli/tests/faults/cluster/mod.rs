@@ -10,3 +10,4 @@ mod members;
 mod nodes;
 mod rolling;
 mod stops;
+mod timeouts;

@@ -12,6 +12,9 @@ use crate::server::{PATIENCE, Server, answer};
 /// All of them.
 pub(crate) const ALL: [usize; 3] = [0, 1, 2];
 
+/// What nodes have unless told otherwise.
+pub(crate) const OPTIONS: &str = "--segment-bytes 1048576";
+
 pub(crate) struct Nodes {
     /// Node 1 is the first.
     pub(crate) nodes: Vec<Server>,
@@ -25,39 +28,37 @@ pub(crate) struct Nodes {
 impl Nodes {
     /// A new cluster that serves.
     pub(crate) fn founded() -> Self {
-        Self::founded_with(|_, _| {})
+        Self::founded_with(OPTIONS, |_, _| {})
     }
 
-    /// One whose nodes are changed before they start; the first is number 0.
-    pub(crate) fn founded_with(change: impl Fn(usize, &mut Server)) -> Self {
+    /// One with other options, whose nodes are changed before they start; the first is number 0.
+    pub(crate) fn founded_with(options: &str, change: impl FnMut(usize, &mut Server)) -> Self {
         let ports: Vec<Port> = (0..6).map(|_| Port::free()).collect();
         let mut addresses: Vec<String> =
             ports.iter().map(|port| format!("127.0.0.1:{}", port.number())).collect();
         let peers = addresses.split_off(ALL.len());
-        Self::founded_at(addresses, peers, ports, change)
+        Self::founded_at(addresses, peers, ports, options, change)
     }
 
     /// One whose nodes are hosts of their own.
     pub(crate) fn founded_on(network: &Arc<Network>) -> Self {
         let [addresses, peers] =
             [5625, 5626].map(|port| ALL.map(|node| format!("{}:{port}", network.address(node))).to_vec());
-        Self::founded_at(addresses, peers, Vec::new(), |node, server| {
-            server.option("--insecure");
-            server.at(network, node);
-        })
+        let options = format!("{OPTIONS} --insecure");
+        Self::founded_at(addresses, peers, Vec::new(), &options, |node, server| server.at(network, node))
     }
 
     fn founded_at(
         addresses: Vec<String>,
         peers: Vec<String>,
         ports: Vec<Port>,
-        change: impl Fn(usize, &mut Server),
+        options: &str,
+        mut change: impl FnMut(usize, &mut Server),
     ) -> Self {
         let list: Vec<String> = (1..).zip(&peers).map(|(id, at): (u64, _)| format!("{id}={at}")).collect();
         let node = |(node, address): (usize, &String)| {
             let id = node + 1;
-            let mut server =
-                Server::new(&format!("--node {id} --cluster {} --segment-bytes 1048576", list.join(",")));
+            let mut server = Server::new(&format!("--node {id} --cluster {} {options}", list.join(",")));
             server.listens(address.clone());
             change(node, &mut server);
             server
@@ -75,10 +76,8 @@ impl Nodes {
         let [address, peer] = [0, 1].map(|port: usize| format!("127.0.0.1:{}", ports[port].number()));
         self.ports.extend(ports);
         let id = self.nodes.len() + 1;
-        let mut server = Server::new(&format!(
-            "--node {id} --join {} --peer-listen {peer} --segment-bytes 1048576",
-            self.peers[1]
-        ));
+        let mut server =
+            Server::new(&format!("--node {id} --join {} --peer-listen {peer} {OPTIONS}", self.peers[1]));
         server.listens(address.clone());
         server.begin();
         lockkeeper(&["cluster", "add", &format!("{id}={peer}"), "--locks", &self.url()]);
