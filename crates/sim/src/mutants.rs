@@ -197,6 +197,24 @@ pub const ALL: &[Mutant] = &[
         caught_by: &["P2", "P10"],
     },
     Mutant {
+        name: "ack-before-own-entry",
+        place: Place::Replica(OfReplica::AckBeforeOwnEntry),
+        what: "a new leader answers before its first own entry is applied",
+        caught_by: &["P2", "P7", "P9", "P10"],
+    },
+    Mutant {
+        name: "expiry-at-deadline",
+        place: Place::Replica(OfReplica::ExpiryAtDeadline),
+        what: "a session ends at its deadline, without the second step",
+        caught_by: &["P9"],
+    },
+    Mutant {
+        name: "tokens-from-one",
+        place: Place::Replica(OfReplica::TokensFromOne),
+        what: "tokens that a table before this one may have issued are issued again",
+        caught_by: &["P2"],
+    },
+    Mutant {
         name: "install-order-swapped",
         place: Place::InstallOrderSwapped,
         what: "the log is reset before the snapshot that takes its place has its name",

@@ -25,7 +25,7 @@ use crate::core::{Core, Id};
 use crate::mutants::Place;
 use crate::net::{Down, Up};
 pub(crate) use armed::Arm;
-pub(crate) use start::{client_address, node_at};
+pub(crate) use start::{TOKENS_ABOVE, client_address, node_at};
 
 /// How often what waits for a stopped node looks whether it runs again.
 const LOOKS_EVERY: Nanos = 100 * MS;

@@ -15,8 +15,8 @@ use crate::mutants::Place;
 
 /// Small, so that a run of some minutes fills several.
 const SEGMENT_BYTES: u64 = 16 << 10;
-/// The first token is above this one.
-const TOKENS_ABOVE: u64 = 1_000;
+/// The first token is above this one: what was here before may have issued all up to it (T1).
+pub(crate) const TOKENS_ABOVE: u64 = 1_000;
 
 /// Where a node serves clients.
 pub(crate) fn client_address(node: Id) -> String {

@@ -89,6 +89,8 @@ pub struct Seen {
     pub fenced: u64,
     /// Sections that wrote.
     pub written: u64,
+    /// Updates that were lost where no fence was: without one a lock is not enough (P3).
+    pub overwritten: u64,
     /// Requests that became certain only by asking again.
     pub ambiguous: u64,
 }
@@ -104,6 +106,7 @@ impl Seen {
         self.lost += other.lost;
         self.fenced += other.fenced;
         self.written += other.written;
+        self.overwritten += other.overwritten;
         self.ambiguous += other.ambiguous;
     }
 }

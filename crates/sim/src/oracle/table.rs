@@ -9,6 +9,7 @@ use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, LockName, Seq, SessionId, Snapshot, Table, invariants};
 
 use super::{Seen, told::Verdict};
+use crate::node::TOKENS_ABOVE;
 
 /// A hold, from its grant on, for ever.
 #[derive(Clone, Debug)]
@@ -183,6 +184,11 @@ impl History {
                         && last > token
                     {
                         return Err(("P2", format!("token {token} is granted after {last}")));
+                    }
+                    if token <= TOKENS_ABOVE {
+                        let what =
+                            format!("token {token} may be an older table's: it is not above {TOKENS_ABOVE}");
+                        return Err(("P2", what));
                     }
                     seen.grants += 1;
                     let (names, subtree) = (request.names.clone(), request.subtree);

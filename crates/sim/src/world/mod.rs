@@ -98,6 +98,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
     let mut seen = world.core.oracle.seen;
     seen.fenced = world.resources.refused;
     seen.written = world.resources.written;
+    seen.overwritten = world.resources.lost;
     seen.elections = world.core.oracle.elections();
     let virtual_nanos = world.core.now;
     let failure = world.core.oracle.failure.take();
