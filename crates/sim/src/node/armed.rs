@@ -5,7 +5,7 @@ use lockkeeper_wire::store::Record;
 
 use super::Node;
 use crate::clock::{MS, Nanos};
-use crate::core::{Core, Happening, Id};
+use crate::core::{Core, Happening};
 
 /// What the node is waiting to be struck by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,6 +14,8 @@ pub(crate) enum Arm {
     LostVote,
     /// It stops right after it has asked whether it still leads, and hears nothing but the answers.
     RoundInFlight,
+    /// Entries that it sends are lost when they are sent first, again and again.
+    EntriesLost,
     /// The connections on which it has proposed the end of a session break, and a sign of life comes right then.
     SlowEnd,
 }
@@ -68,21 +70,25 @@ impl Node {
         if self.process.as_mut().is_some_and(|process| std::mem::take(&mut process.loses_sent)) {
             core.lose_sent(self.id);
         }
+        if let Some(process) = self.process.as_mut().filter(|it| it.arm == Some(Arm::EntriesLost)) {
+            let entries = frame.messages.iter().flat_map(|it| &it.entries);
+            let last = entries.map(|entry| entry.index).max().unwrap_or(0);
+            if last > process.lost_entry {
+                process.lost_entry = last;
+                core.lose_sent(self.id);
+            }
+        }
         if asks(frame) && self.strikes(core, Arm::RoundInFlight) {
             let until: Nanos = core.now + core.dice.within(380 * MS, 800 * MS);
-            if core.dice.chance(50) {
+            if core.dice.chance(30) {
                 self.stop_until(core.now, until);
             } else {
                 self.stop_loop_until(core.now, until);
             }
-            for other in self.others(core) {
+            for other in core.others(self.id) {
                 let cut = Happening::Cut { from: other, to: self.id, until: until + 500 * MS };
                 core.after(50 * MS, cut);
             }
         }
-    }
-
-    pub(super) fn others(&self, core: &Core) -> Vec<Id> {
-        (1..=core.scenario.nodes).filter(|&other| other != self.id).collect()
     }
 }

@@ -84,8 +84,9 @@ impl Timer {
 }
 
 impl History {
-    pub(crate) fn new() -> Self {
-        let table = Table::new(0);
+    /// Of a table that begins by these rules.
+    pub(crate) fn new(rules: u32) -> Self {
+        let table = Table::with_rules(0, rules);
         let snapshot = table.snapshot();
         let digests = BTreeMap::from([(0, snapshot.digest())]);
         Self {
@@ -143,6 +144,7 @@ impl History {
     ) -> Verdict {
         for command in commands {
             seen.commands += 1;
+            seen.raised += u64::from(matches!(command, Command::RaiseRules { .. }));
             let mut effects = Effects::new();
             let reply = self.table.apply(command.clone(), &mut effects);
             let after = self.table.snapshot();
