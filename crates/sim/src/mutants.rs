@@ -219,7 +219,7 @@ pub const ALL: &[Mutant] = &[
         name: "members-applied-early",
         place: Place::Replica(OfReplica::MembersAppliedEarly),
         what: "a change of members counts before it is durable that it is committed",
-        caught_by: &["P1", "P10"],
+        caught_by: &["P1", "P6", "P7", "P10"],
     },
     Mutant {
         name: "never-leaves-joint",

@@ -59,14 +59,6 @@ impl Node {
 
     /// It sends this.
     pub(super) fn sends(&mut self, core: &mut Core, frame: &PeerFrame) {
-        let asks = |frame: &PeerFrame| {
-            let asks = |it: &PeerMessage| match it.kind() {
-                PeerKind::Heartbeat => !it.context.is_empty(),
-                PeerKind::Append => !it.entries.is_empty(),
-                _ => false,
-            };
-            frame.messages.iter().any(asks)
-        };
         if self.process.as_mut().is_some_and(|process| std::mem::take(&mut process.loses_sent)) {
             core.lose_sent(self.id);
         }
@@ -78,7 +70,15 @@ impl Node {
                 core.lose_sent(self.id);
             }
         }
-        if asks(frame) && self.strikes(core, Arm::RoundInFlight) {
+        // Whoever has given a sign of life in this very turn rides on the entries that it sends; a heartbeat's round is begun
+        // anew by whoever has slept.
+        let is_armed = self.process.as_ref().filter(|process| process.arm == Some(Arm::RoundInFlight));
+        let asks = is_armed.is_some_and(|process| {
+            let carries = |it: &PeerMessage| process.has_sign && !it.entries.is_empty();
+            let is_asked = |it: &PeerMessage| it.kind() == PeerKind::Heartbeat && !it.context.is_empty();
+            frame.messages.iter().any(|it| carries(it) || (is_asked(it) && core.dice.chance(20)))
+        });
+        if asks && self.strikes(core, Arm::RoundInFlight) {
             let until: Nanos = core.now + core.dice.within(380 * MS, 800 * MS);
             if core.dice.chance(30) {
                 self.stop_until(core.now, until);

@@ -91,6 +91,8 @@ struct Process {
     dies_in_write: bool,
     is_stopping: bool,
     loses_sent: bool,
+    /// A sign of life was handed over in this turn.
+    has_sign: bool,
     /// The last entry that was lost on its way.
     lost_entry: u64,
     turn_at: Option<Nanos>,

@@ -165,6 +165,7 @@ impl Node {
             dies_in_write: false,
             is_stopping: false,
             loses_sent: false,
+            has_sign: false,
             lost_entry: 0,
             turn_at: None,
         });

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use lockkeeper_replica::{Event, Output, Write};
 use lockkeeper_wire::peer::{Hello, Lane, PeerFrame, PeerKind};
+use lockkeeper_wire::request::Request;
 use prost::Message;
 
 use super::{Node, Pending};
@@ -53,6 +54,7 @@ impl Node {
                 }
             }
         }
+        process.has_sign = process.inbox.iter().any(is_sign);
         for event in std::mem::take(&mut process.inbox) {
             core.oracle.handed_over(core.now, self.id, &event);
             process.replica.handle(event);
@@ -293,6 +295,12 @@ impl Node {
         let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
         self.turn_soon(core, at);
     }
+}
+
+/// Whether a client says that it lives.
+fn is_sign(event: &Event) -> bool {
+    let Event::Frame(_, requests) = event else { return false };
+    requests.iter().any(|it| matches!(it, Request::KeepAlive { .. } | Request::Attach { .. }))
 }
 
 /// A frame in short.

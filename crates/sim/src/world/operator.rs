@@ -130,6 +130,7 @@ impl World {
         let voters = self.core.members.configuration.voters.clone();
         while let Some(node) = self.operator.plan.pop() {
             if voters.len() > 1 && voters.contains(&node) {
+                self.operator.owed += 1;
                 return Some(Wish::Remove(node));
             }
         }
