@@ -64,9 +64,10 @@ pub(crate) enum Fault {
 }
 
 /// What chance alone would hardly ever bring about.
-const CHAINS: [Fault; 13] = [
+const CHAINS: [Fault; 14] = [
     Fault::LostVote,
     Fault::LostVote,
+    Fault::RoundInFlight,
     Fault::RoundInFlight,
     Fault::RoundInFlight,
     Fault::RoundInFlight,
@@ -214,7 +215,11 @@ impl Scenario {
             drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),
             latency: (dice.spread(20_000, MS), dice.spread(MS, 30 * MS)),
             peer_latency: (dice.spread(20_000, MS), dice.spread(MS, 20 * MS)),
-            work: if chain == Some(Fault::BreakAndCrash) { (ttl, 5 * ttl) } else { (MS, ttl) },
+            work: match chain {
+                Some(Fault::BreakAndCrash) => (ttl, 5 * ttl),
+                Some(Fault::Outage) => (ttl / 8, 3 * ttl),
+                _ => (MS, ttl),
+            },
             idle_max: dice.spread(5 * MS, ttl),
             shared: dice.pick(&[0, 0, 20, 50]),
             permits: dice.pick(&[0, 0, 0, 30, 100]),

@@ -1,6 +1,6 @@
 //! Mishaps that strike at a certain moment of what a node does: chance alone would hardly ever hit it.
 
-use lockkeeper_wire::peer::{PeerFrame, PeerKind, PeerMessage};
+use lockkeeper_wire::peer::PeerFrame;
 use lockkeeper_wire::store::Record;
 
 use super::Node;
@@ -12,7 +12,7 @@ use crate::core::{Core, Happening};
 pub(crate) enum Arm {
     /// The power goes while it writes for whom it votes, and the one that it votes for can't reach it for a while.
     LostVote,
-    /// It stops right after it has asked whether it still leads, and hears nothing but the answers.
+    /// It stops right after it has sent what signs of life ride on, and hears nothing but the answers.
     RoundInFlight,
     /// Entries that it sends are lost when they are sent first, again and again.
     EntriesLost,
@@ -70,14 +70,9 @@ impl Node {
                 core.lose_sent(self.id);
             }
         }
-        // Whoever has given a sign of life in this very turn rides on the entries that it sends; a heartbeat's round is begun
-        // anew by whoever has slept.
-        let is_armed = self.process.as_ref().filter(|process| process.arm == Some(Arm::RoundInFlight));
-        let asks = is_armed.is_some_and(|process| {
-            let carries = |it: &PeerMessage| process.has_sign && !it.entries.is_empty();
-            let is_asked = |it: &PeerMessage| it.kind() == PeerKind::Heartbeat && !it.context.is_empty();
-            frame.messages.iter().any(|it| carries(it) || (is_asked(it) && core.dice.chance(20)))
-        });
+        // Whoever gives a sign of life rides on the entries of that turn. Not a heartbeat: whoever has slept asks anew.
+        let has_sign = self.process.as_ref().is_some_and(|process| process.has_sign);
+        let asks = has_sign && frame.messages.iter().any(|it| !it.entries.is_empty());
         if asks && self.strikes(core, Arm::RoundInFlight) {
             let until: Nanos = core.now + core.dice.within(380 * MS, 800 * MS);
             if core.dice.chance(30) {
