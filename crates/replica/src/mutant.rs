@@ -58,4 +58,12 @@ pub enum Mutant {
     SnapshotGoesBack,
     /// Nodes with an even number forget what sessions are called: their tables are others.
     LabelsForgotten,
+    /// A new leader answers before the first entry of its own term is applied: what an old one had proposed is news to it.
+    AckBeforeOwnEntry,
+    /// Newer rules count as soon as the leader knows them, whoever else does (V1).
+    RulesRaisedUnasked,
+    /// A session ends at its deadline: no majority is asked, and no input is waited for.
+    ExpiryAtDeadline,
+    /// The first tokens of a table without history count from 1, as those of another one before it may have (T1).
+    TokensFromOne,
 }

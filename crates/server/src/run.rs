@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use lockkeeper_core::limits;
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{Removal, Snapshots};
 use lockkeeper_replica::{Config, ELECTION_TICKS, Event, Replica, TAIL_BYTES};
@@ -354,6 +355,7 @@ fn config(founding: &Founding, options: &Options) -> Config {
         tail_bytes: TAIL_BYTES,
         seed,
         tokens_above: founding.tokens_above,
+        rules: limits::RULES_VERSION,
         tick: options.election_timeout / ELECTION_TICKS as u32,
         snapshot_after: options.snapshot_after,
         mutant: None,

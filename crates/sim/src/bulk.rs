@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use lockkeeper_wire::peer::SnapshotOffer;
+use lockkeeper_wire::peer::{Hello, SnapshotOffer};
 use lockkeeper_wire::store::SnapshotTail;
 
 use crate::clock::{MS, Nanos, SECOND};
@@ -19,6 +19,8 @@ pub(crate) struct BulkId(u64);
 pub(crate) struct Bulk {
     /// The run of the sender that waits for its answer.
     pub(crate) from_run: u64,
+    /// How it greets.
+    pub(crate) hello: Hello,
     pub(crate) offer: SnapshotOffer,
     pub(crate) pieces: Vec<Vec<u8>>,
     pub(crate) tail: SnapshotTail,

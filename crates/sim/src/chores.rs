@@ -93,9 +93,9 @@ impl Chores {
     }
 }
 
-/// The table of the newest snapshot.
-pub(crate) fn read_table(snapshot: Option<SnapshotReader<MemoryDisk>>) -> Result<Table, String> {
-    let Some(mut snapshot) = snapshot else { return Ok(Table::new(0)) };
+/// The table of the newest snapshot; without one, that of a new cluster by these rules.
+pub(crate) fn read_table(snapshot: Option<SnapshotReader<MemoryDisk>>, rules: u32) -> Result<Table, String> {
+    let Some(mut snapshot) = snapshot else { return Ok(Table::with_rules(0, rules)) };
     let mut restorer = Restorer::new(0);
     while let Some(piece) = snapshot.next_piece().map_err(|error| error.to_string())? {
         restorer.push(&piece).map_err(|error| error.to_string())?;

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use lockkeeper_replica::StreamId;
+use lockkeeper_replica::{Answer, AskId, Members, StreamId};
+use lockkeeper_wire::peer::{Hello, Refusal};
 
 use crate::bulk::{BulkId, Bulks};
 use crate::clock::Nanos;
@@ -49,6 +50,15 @@ pub(crate) enum Happening {
     NodeStarts {
         node: Id,
     },
+    /// A node without data writes the record that makes it a member.
+    NodeFounds {
+        node: Id,
+        run: u64,
+    },
+    /// A node loses its disk, if the cluster can bear that now.
+    NodeWiped {
+        node: Id,
+    },
     /// A node is told to stop; it dies soon after.
     NodeStops {
         node: Id,
@@ -73,6 +83,23 @@ pub(crate) enum Happening {
         from: Id,
         run: u64,
         to: Id,
+    },
+    /// What a node says first arrives; `any`: it has asked whoever is there.
+    HelloArrives {
+        from: Id,
+        run: u64,
+        to: Id,
+        any: bool,
+        hello: Box<Hello>,
+    },
+    /// And the answer.
+    HelloAnswered {
+        from: Id,
+        run: u64,
+        to: Id,
+        to_run: u64,
+        any: bool,
+        answer: Box<Result<Hello, Refusal>>,
     },
     /// What is next on the way between two nodes arrives.
     PeerArrives(LinkId),
@@ -115,6 +142,8 @@ pub(crate) enum Happening {
     ClientStarts {
         client: usize,
     },
+    /// The one who adds and removes nodes does something.
+    OperatorActs,
     /// Something goes wrong.
     Faults,
     /// From now on nothing does, and everything must come to an end.
@@ -138,6 +167,13 @@ pub(crate) struct Core {
     pub(crate) oracle: Oracle,
     /// Whether faults still happen.
     pub(crate) is_stormy: bool,
+    /// The nodes that take part, or are to.
+    pub(crate) present: Vec<Id>,
+    /// Who takes part, as whoever has applied most says.
+    pub(crate) members: Members,
+    /// The question whose answer the operator waits for, and the answer.
+    pub(crate) awaited: Option<AskId>,
+    pub(crate) answer: Option<Answer>,
 }
 
 impl Core {
@@ -154,6 +190,10 @@ impl Core {
             peers: Peers::default(),
             bulks: Bulks::default(),
             oracle: Oracle::new(scenario.nodes, scenario.faults.contains(&Fault::SlowDisk)),
+            present: (1..=scenario.nodes).collect(),
+            members: Members::default(),
+            awaited: None,
+            answer: None,
             dice,
             trace,
             scenario,
@@ -176,6 +216,19 @@ impl Core {
         let ((at, ..), happening) = self.queue.pop_first()?;
         self.now = at;
         Some(happening)
+    }
+
+    /// The nodes that take part, but for one.
+    pub(crate) fn others(&self, node: Id) -> Vec<Id> {
+        self.present.iter().copied().filter(|&other| other != node).collect()
+    }
+
+    /// A node has applied that these take part.
+    pub(crate) fn members_are(&mut self, members: &Members) {
+        if members.at >= self.members.at {
+            self.members = members.clone();
+        }
+        self.oracle.members_are(self.now, members, &self.members);
     }
 
     pub(crate) fn is(&self, place: Place) -> bool {
@@ -223,6 +276,9 @@ impl Happening {
                 | Self::NodeWrote { .. }
                 | Self::NodeStored { .. }
                 | Self::PeerDials { .. }
+                | Self::HelloArrives { .. }
+                | Self::HelloAnswered { .. }
+                | Self::OperatorActs
                 | Self::PeerArrives(_)
                 | Self::PeerBreaks(_)
                 | Self::ClientWakes { .. }

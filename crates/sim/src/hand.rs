@@ -99,7 +99,7 @@ impl Hand {
     }
 
     fn connect(&mut self, core: &mut Core) {
-        let node = self.leader.take().unwrap_or_else(|| core.dice.within(1, core.scenario.nodes));
+        let node = self.leader.take().unwrap_or_else(|| core.dice.pick(&core.present));
         let stream = core.open_line(self.index, 1, node, false);
         self.stream = Some(stream);
         self.attach += 1;

@@ -3,10 +3,9 @@
 //! Those of the replica are switched in the production code (`lockkeeper_replica::mutant`); the others are wrong drivers:
 //! a node that answers too early, a client that stamps too late, a resource that does not check.
 //!
-//! Four of the replica are not among them. `TailNotPinned`: a follower that needs one snapshot after the other catches up
-//! here as soon as the clients rest. `MembersAppliedEarly` and `NeverLeavesJoint`: the members of a simulated cluster stay
-//! the same. These three are walked step by step in the replica's tests of a cluster. `DroppedBatchLast`: what waits here
-//! always fits into one batch, so there is nothing for it to go behind.
+//! Two of the replica are not among them. `TailNotPinned`: a follower that needs one snapshot after the other catches up
+//! here as soon as the clients rest; it is walked step by step in the replica's tests of a cluster. `DroppedBatchLast`: what
+//! waits here always fits into one batch, so there is nothing for it to go behind.
 
 use lockkeeper_replica::mutant::Mutant as OfReplica;
 
@@ -37,6 +36,8 @@ pub enum Place {
     ClockBeforeInput,
     /// The log is reset before the snapshot that takes its place has its name.
     InstallOrderSwapped,
+    /// A node whose disk is lost goes on under its old name, with an empty log.
+    WipedNodeVotes,
     /// The resource does not check tokens.
     NoFence,
     /// The resource checks writes only; sections do not enter.
@@ -195,6 +196,48 @@ pub const ALL: &[Mutant] = &[
         place: Place::Replica(OfReplica::SnapshotGoesBack),
         what: "a received snapshot takes the table's place though the consensus knows newer",
         caught_by: &["P2", "P10"],
+    },
+    Mutant {
+        name: "ack-before-own-entry",
+        place: Place::Replica(OfReplica::AckBeforeOwnEntry),
+        what: "a new leader answers before its first own entry is applied",
+        caught_by: &["P2", "P7", "P9", "P10"],
+    },
+    Mutant {
+        name: "expiry-at-deadline",
+        place: Place::Replica(OfReplica::ExpiryAtDeadline),
+        what: "a session ends at its deadline, without the second step",
+        caught_by: &["P9"],
+    },
+    Mutant {
+        name: "tokens-from-one",
+        place: Place::Replica(OfReplica::TokensFromOne),
+        what: "tokens that a table before this one may have issued are issued again",
+        caught_by: &["P2"],
+    },
+    Mutant {
+        name: "members-applied-early",
+        place: Place::Replica(OfReplica::MembersAppliedEarly),
+        what: "a change of members counts before it is durable that it is committed",
+        caught_by: &["P1", "P6", "P7", "P10"],
+    },
+    Mutant {
+        name: "never-leaves-joint",
+        place: Place::Replica(OfReplica::NeverLeavesJoint),
+        what: "a removal that is half done stays so",
+        caught_by: &["P7"],
+    },
+    Mutant {
+        name: "rules-raised-unasked",
+        place: Place::Replica(OfReplica::RulesRaisedUnasked),
+        what: "newer rules of the table count though a member does not know them",
+        caught_by: &["V1"],
+    },
+    Mutant {
+        name: "wiped-node-votes",
+        place: Place::WipedNodeVotes,
+        what: "a node whose disk is lost goes on under its old name: nobody looks at the incarnation",
+        caught_by: &["P1", "P2", "P10"],
     },
     Mutant {
         name: "install-order-swapped",

@@ -62,10 +62,16 @@ impl Peers {
     pub(crate) fn heal(&mut self) {
         self.cuts.clear();
     }
+
+    /// These two hear each other again.
+    pub(crate) fn join(&mut self, one: Id, other: Id) {
+        self.cuts.remove(&(one, other));
+        self.cuts.remove(&(other, one));
+    }
 }
 
 impl Core {
-    fn peer_latency(&mut self) -> Nanos {
+    pub(crate) fn peer_latency(&mut self) -> Nanos {
         let (low, high) = self.scenario.peer_latency;
         self.dice.spread(low, high)
     }
@@ -154,6 +160,15 @@ impl Core {
             let (from, run) = (link.from, link.from_run);
             let pause = self.dice.within(MS / 2, 5 * MS);
             self.after(pause, Happening::PeerCloses { node: from, run, link: id });
+        }
+    }
+
+    /// Two nodes talk no more: one of them knows that the other takes no part.
+    pub(crate) fn part(&mut self, one: Id, other: Id) {
+        for pair in [(one, other), (other, one)] {
+            if let Some(&id) = self.peers.in_use.get(&pair) {
+                self.break_link(id);
+            }
         }
     }
 

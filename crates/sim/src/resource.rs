@@ -1,4 +1,5 @@
-//! What the locks protect: values behind the production fence, read and written by sections that may be stale (P3).
+//! What the locks protect, read and written by sections that may be stale: values behind the production fence (P3), and
+//! beside each of them one that asks nobody. What the latter loses is counted: it is what the fence is for.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +9,13 @@ use lockkeeper_fence::{MemoryFence, Section};
 #[derive(Default)]
 pub(crate) struct Resources {
     fence: MemoryFence,
-    /// How often each part was written: `None` is what exclusive sections write.
-    versions: BTreeMap<(String, Option<u32>), u64>,
+    fenced: Values,
+    unfenced: Values,
     /// Sections that were turned away: if there are none in thousands of runs, the fence was never needed.
     pub(crate) refused: u64,
     pub(crate) written: u64,
+    /// Updates that the values without a fence have lost.
+    pub(crate) lost: u64,
     checks: Checks,
 }
 
@@ -24,46 +27,71 @@ pub(crate) enum Checks {
     Nothing,
 }
 
-/// What a section saw when it read.
+/// How often each part was written: `None` is what exclusive sections write.
+#[derive(Default)]
+struct Values(BTreeMap<(String, Option<u32>), u64>);
+
+/// What a section read of some values.
+type Read = Vec<((String, Option<u32>), u64)>;
+
+/// What a section saw when it entered.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Seen(Vec<((String, Option<u32>), u64)>);
+pub(crate) struct Seen {
+    /// `None`: the fence has turned it away.
+    fenced: Option<Read>,
+    unfenced: Read,
+}
+
+impl Values {
+    /// A permit's section depends on its own slot and on what exclusive ones wrote; an exclusive one on everything.
+    fn read(&self, name: &str, slot: Option<u32>) -> Read {
+        let of_name = self.0.iter().filter(|((other, _), _)| other == name);
+        let read = of_name.filter(|((_, part), _)| slot.is_none() || part.is_none() || *part == slot);
+        read.map(|(key, version)| (key.clone(), *version)).collect()
+    }
+
+    fn write(&mut self, name: &str, slot: Option<u32>) {
+        *self.0.entry((name.to_owned(), slot)).or_default() += 1;
+    }
+}
 
 impl Resources {
     pub(crate) fn new(checks: Checks) -> Self {
         Self { checks, ..Self::default() }
     }
 
-    /// Enters and reads. `None`: turned away.
-    pub(crate) fn enter(&mut self, name: &str, section: Section) -> Option<Seen> {
+    /// Enters and reads.
+    pub(crate) fn enter(&mut self, name: &str, section: Section) -> Seen {
+        let unfenced = self.unfenced.read(name, section.slot());
         if self.checks == Checks::EnterAndWrite && self.fence.enter(name, section).is_err() {
             self.refused += 1;
-            return None;
+            return Seen { fenced: None, unfenced };
         }
-        Some(self.see(name, section.slot()))
+        Seen { fenced: Some(self.fenced.read(name, section.slot())), unfenced }
     }
 
-    /// Writes one more than it read. `Err`: an update of another section between the two is lost.
+    /// Writes one more than it read; whether the fence let it. `Err`: an update of another section between the two is
+    /// lost behind the fence.
     pub(crate) fn write(&mut self, name: &str, section: Section, seen: &Seen) -> Result<bool, String> {
+        let slot = section.slot();
+        if self.unfenced.read(name, slot) != seen.unfenced {
+            self.lost += 1;
+        }
+        self.unfenced.write(name, slot);
+        let Some(read) = &seen.fenced else { return Ok(false) };
         if self.checks != Checks::Nothing && self.fence.write(name, section, || ()).is_err() {
             self.refused += 1;
             return Ok(false);
         }
-        let now = self.see(name, section.slot());
-        if now != *seen {
+        let now = self.fenced.read(name, slot);
+        if now != *read {
             return Err(format!(
-                "token {} read {seen:?} of {name}, and overwrote {now:?}: an update is lost",
+                "token {} read {read:?} of {name}, and overwrote {now:?}: an update is lost",
                 section.token()
             ));
         }
-        *self.versions.entry((name.to_owned(), section.slot())).or_default() += 1;
+        self.fenced.write(name, slot);
         self.written += 1;
         Ok(true)
-    }
-
-    /// A permit's section depends on its own slot and on what exclusive ones wrote; an exclusive one on everything.
-    fn see(&self, name: &str, slot: Option<u32>) -> Seen {
-        let of_name = self.versions.iter().filter(|((other, _), _)| other == name);
-        let seen = of_name.filter(|((_, part), _)| slot.is_none() || part.is_none() || *part == slot);
-        Seen(seen.map(|(key, version)| (key.clone(), *version)).collect())
     }
 }

@@ -51,6 +51,12 @@ pub(crate) enum Fault {
     BreakAndCrash,
     /// Keep-alives arrive about when their session ends.
     JustLate,
+    /// A node loses all its data.
+    DiskLost,
+    /// The same, at the worst moment.
+    WipedVoter,
+    /// Two of three nodes are removed, and don't know it.
+    TwoRemovals,
     /// A leader hands over to one that can't hear it: nothing can be proposed meanwhile.
     StuckTransfer,
     /// A stream ends for one side first.
@@ -58,18 +64,24 @@ pub(crate) enum Fault {
 }
 
 /// What chance alone would hardly ever bring about.
-const CHAINS: [Fault; 8] = [
+const CHAINS: [Fault; 14] = [
     Fault::LostVote,
     Fault::LostVote,
+    Fault::RoundInFlight,
+    Fault::RoundInFlight,
     Fault::RoundInFlight,
     Fault::RoundInFlight,
     Fault::BreakAndCrash,
     Fault::JustLate,
     Fault::StuckTransfer,
     Fault::Outage,
+    Fault::Outage,
+    Fault::WipedVoter,
+    Fault::TwoRemovals,
+    Fault::TwoRemovals,
 ];
 
-const FAULTS: [Fault; 20] = [
+const FAULTS: [Fault; 21] = [
     Fault::NodeCrash,
     Fault::NodeStall,
     Fault::ReadStall,
@@ -82,6 +94,7 @@ const FAULTS: [Fault; 20] = [
     Fault::LeaderCrash,
     Fault::Transfer,
     Fault::Rolling,
+    Fault::DiskLost,
     Fault::StreamBreak,
     Fault::HangUp,
     Fault::Delay,
@@ -110,6 +123,10 @@ impl Fault {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
+    /// How many of the founders have a program that knows older rules only: those with the lowest ids.
+    pub(crate) old: u64,
+    /// How likely the operator is to add or to remove a node whenever there is nothing else to do, in percent.
+    pub(crate) changes: u64,
     pub(crate) nodes: u64,
     pub(crate) clients: usize,
     /// What a client's sessions are opened with: one or two a client.
@@ -147,7 +164,10 @@ pub(crate) struct Scenario {
 impl Scenario {
     pub(crate) fn roll(dice: &mut Dice) -> Self {
         let ttl = dice.pick(&[1_000, 1_000, 1_000, 1_500, 1_500, 3_000, 9_000]) * MS;
-        let lingers = dice.chance(40);
+        let nodes = dice.pick(&[1, 3, 3, 3, 5]);
+        // Some worlds have hardly any other trouble than one chain of mishaps, again and again.
+        let chain = (nodes > 1 && dice.chance(50)).then(|| dice.pick(&CHAINS));
+        let lingers = dice.chance(if chain == Some(Fault::Outage) { 70 } else { 40 });
         let lock_delay = if dice.chance(25) { dice.spread(20 * MS, ttl) } else { 0 };
         let spec = |ttl: Nanos, linger: Nanos, lock_delay: Nanos| Spec {
             ttl: Some(Duration::from_millis(ttl / MS)),
@@ -162,14 +182,11 @@ impl Scenario {
             specs.push(spec(second, 0, 0));
         }
         let ttl_max = if specs.len() > 1 { second } else { ttl };
-        let nodes = dice.pick(&[1, 3, 3, 3, 5]);
         let mut faults: Vec<Fault> = FAULTS.into_iter().filter(|_| dice.chance(35)).collect();
         faults.retain(|fault| nodes > 1 || !fault.takes_others());
         if dice.chance(8) {
             faults.clear();
         }
-        // Some worlds have hardly any other trouble than one chain of mishaps, again and again.
-        let chain = (nodes > 1 && dice.chance(40)).then(|| dice.pick(&CHAINS));
         if let Some(chain) = chain {
             faults.retain(|_| dice.chance(15));
             faults.extend([chain; 4]);
@@ -179,7 +196,12 @@ impl Scenario {
         let names = ["a", "a/b", "a/b/c", "d"];
         let count = dice.within(1, names.len() as u64) as usize;
         let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
+        let some = dice.within(0, nodes);
+        let (old, changes) = (dice.pick(&[0, 0, 0, nodes, some]), dice.pick(&[0, 0, 2, 10, 30]));
         Self {
+            old,
+            // A chain wants to be by itself.
+            changes: if chain.is_some() { 0 } else { changes },
             nodes,
             clients: dice.within(2, 5) as usize,
             specs,
@@ -193,7 +215,11 @@ impl Scenario {
             drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),
             latency: (dice.spread(20_000, MS), dice.spread(MS, 30 * MS)),
             peer_latency: (dice.spread(20_000, MS), dice.spread(MS, 20 * MS)),
-            work: if chain == Some(Fault::BreakAndCrash) { (ttl, 5 * ttl) } else { (MS, ttl) },
+            work: match chain {
+                Some(Fault::BreakAndCrash) => (ttl, 5 * ttl),
+                Some(Fault::Outage) => (ttl / 8, 3 * ttl),
+                _ => (MS, ttl),
+            },
             idle_max: dice.spread(5 * MS, ttl),
             shared: dice.pick(&[0, 0, 20, 50]),
             permits: dice.pick(&[0, 0, 0, 30, 100]),

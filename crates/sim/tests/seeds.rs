@@ -25,7 +25,13 @@ fn part(number: u64) -> Seen {
             && seen.elections > SEEDS,
         "too little happened: {seen:?}"
     );
+    // Not one update was lost behind the fence, or a seed had failed (P3).
     assert!(seen.fenced > 0, "no stale section met the fence: was it needed? {seen:?}");
+    assert!(
+        seen.changes > SEEDS && seen.wiped > 0 && seen.raised > 0,
+        "the members hardly changed, or no disk was lost, or no rules were raised: {seen:?}"
+    );
+    assert!(seen.overwritten > 0, "no update was lost without the fence: was it needed? {seen:?}");
     seen
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use lockkeeper_core::{Command, limits};
+use lockkeeper_core::Command;
 use lockkeeper_wire::store::{self, Leave, Member};
 use lockkeeper_wire::v1;
 use prost::Message;
@@ -127,12 +127,12 @@ impl Replica {
 
     /// Newer rules count once everyone knows them, learners too (V1).
     fn raise_rules(&mut self) {
-        let (present, newest) = (self.table.rules().max(self.changes.raised), limits::RULES_VERSION);
+        let (present, newest) = (self.table.rules().max(self.changes.raised), self.config.rules);
         if present >= newest {
             return;
         }
         let known = |node: &u64| match *node {
-            node if node == self.config.node => newest,
+            node if node == self.config.node || self.is(Mutant::RulesRaisedUnasked) => newest,
             node => self.changes.rules.get(&node).copied().unwrap_or(0),
         };
         let version = self.members.nodes.keys().map(known).min().unwrap_or(0).min(newest);

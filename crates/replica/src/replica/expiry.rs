@@ -67,6 +67,12 @@ impl Replica {
         let now = self.clock.now();
         while let Some(due) = self.book.pop_due(now) {
             match due {
+                Due::Session(session) if self.is(Mutant::ExpiryAtDeadline) => {
+                    if let Some(lease) = self.book.lease_mut(session) {
+                        lease.ending = true;
+                        self.propose_own(Command::ExpireSession { session });
+                    }
+                }
                 Due::Session(session) => drop(self.expiry.candidates.insert(session)),
                 Due::TimeOut(session, target) => {
                     let waits = matches!(self.table.request(session, target), Some(Reply::Queued { .. }));

@@ -50,6 +50,9 @@ impl Replica {
             self.step_down();
         }
         self.lead = term.map_or(Lead::No, Lead::Coming);
+        if self.is(Mutant::AckBeforeOwnEntry) {
+            self.zero_point();
+        }
     }
 
     /// What is not committed has an unknown fate now, and belongs to the next leader: clients ask there.
@@ -110,7 +113,7 @@ impl Replica {
                 }
             }
         }
-        if self.table.last_token() == 0 {
+        if self.table.last_token() == 0 && !self.is(Mutant::TokensFromOne) {
             // A table without history: before anything is granted, and by the log, so that all nodes agree (T1).
             let command = Command::RaiseTokens { above: self.config.tokens_above };
             self.queue.push_back(Proposal { command, origin: Origin::Leader });

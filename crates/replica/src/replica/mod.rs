@@ -61,6 +61,8 @@ pub struct Config {
     pub seed: u64,
     /// The first tokens of a table without history are above this one (T1).
     pub tokens_above: u64,
+    /// The newest rules of the table that this program knows (V1): those of [`lockkeeper_core::limits`].
+    pub rules: u32,
     /// The consensus' unit of time: [`TICK`], or longer where the network is slow.
     pub tick: Duration,
     /// Applied entries that are kept in memory for followers which lag: [`TAIL_BYTES`].

@@ -381,6 +381,7 @@ impl Node {
             tail_bytes: self.tail_bytes,
             seed: self.id,
             tokens_above: self.founding.tokens_above,
+            rules: lockkeeper_core::limits::RULES_VERSION,
             tick: TICK,
             snapshot_after: self.snapshot_after,
             mutant: self.mutant,

@@ -76,6 +76,7 @@ impl Node {
             tail_bytes: lockkeeper_replica::TAIL_BYTES,
             seed: 1,
             tokens_above: 1_000_000,
+            rules: lockkeeper_core::limits::RULES_VERSION,
             tick: Duration::from_millis(50),
             snapshot_after,
             mutant: None,

@@ -243,8 +243,8 @@ impl Client {
         let stage = if stops { Stage::End } else { job.stage };
         match stage {
             Stage::Enter => {
-                job.seen = resources.enter(&name, section);
-                job.stage = if job.seen.is_some() && writes { Stage::Write } else { Stage::End };
+                job.seen = Some(resources.enter(&name, section));
+                job.stage = if writes { Stage::Write } else { Stage::End };
             }
             Stage::Write => {
                 job.stage = Stage::End;

@@ -82,9 +82,9 @@ impl Client {
         });
         let sessions = sessions.collect();
         // Some know only one of the nodes, and learn of the others.
-        let known = core.dice.within(1, core.scenario.nodes);
+        let known = core.dice.pick(&core.present);
         let all = core.dice.chance(70);
-        let addresses = (1..=core.scenario.nodes).filter(|&node| all || node == known);
+        let addresses = core.present.iter().copied().filter(|&node| all || node == known);
         let addresses: Vec<String> = addresses.map(client_address).collect();
         Self {
             index,
@@ -123,6 +123,12 @@ impl Client {
 
     pub(crate) fn is_paused(&self, core: &Core) -> bool {
         core.now < self.paused_until
+    }
+
+    /// Its user gives it a new list of nodes: all that it knew may be gone by now.
+    pub(crate) fn is_told_nodes(&mut self, core: &mut Core) {
+        let addresses: Vec<String> = core.present.iter().copied().map(client_address).collect();
+        self.addresses = Addresses::named(addresses.iter().map(String::as_str), core.dice.u64());
     }
 
     /// The stream as the node knows it.

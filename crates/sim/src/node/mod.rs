@@ -3,9 +3,12 @@
 //! What was sent, what has arrived in a socket and what was read are three different things here: only so is the
 //! barrier of P9 put to the test. While a write is under way, or the process is stopped, nothing runs and input piles up.
 //!
-//! `start.rs`: how it begins and dies. `armed.rs`: mishaps at a certain moment. `sockets.rs`: what arrives. `turn.rs`: the loop.
+//! `start.rs`: how it begins and dies. `form.rs`: how it becomes a member. `greet.rs`: whom it lets in. `armed.rs`: mishaps at
+//! a certain moment. `sockets.rs`: what arrives. `turn.rs`: the loop.
 
 mod armed;
+mod form;
+mod greet;
 mod sockets;
 mod start;
 mod turn;
@@ -13,6 +16,7 @@ mod turn;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
+use lockkeeper_core::limits;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
 use lockkeeper_replica::storage::{Log, Sealed};
 use lockkeeper_replica::{AskId, Event, Question, Replica, StreamId, Write};
@@ -22,10 +26,12 @@ use crate::bulk::BulkId;
 use crate::chores::Chores;
 use crate::clock::{Clock, MS, Nanos, SECOND};
 use crate::core::{Core, Id};
-use crate::mutants::Place;
 use crate::net::{Down, Up};
 pub(crate) use armed::Arm;
-pub(crate) use start::{client_address, node_at};
+use form::Forming;
+use greet::Directory;
+use lockkeeper_wire::store::Founding;
+pub(crate) use start::{TOKENS_ABOVE, client_address, node_at};
 
 /// How often what waits for a stopped node looks whether it runs again.
 const LOOKS_EVERY: Nanos = 100 * MS;
@@ -39,12 +45,25 @@ pub(crate) struct Node {
     /// Counts its starts.
     pub(crate) run: u64,
     process: Option<Process>,
+    /// It has no data, and looks for its cluster.
+    forming: Option<Forming>,
     seed: u64,
+    /// One of those that found the cluster; the others join it.
+    is_founder: bool,
+    /// The newest rules of the table that its program knows.
+    pub(crate) rules: u32,
+    /// Its disk is another one than that of the member of this id.
+    pub(crate) is_wiped: bool,
+    /// It is never started again.
+    pub(crate) is_gone: bool,
+    /// As it was founded: for the mutant that begins anew under an old name.
+    record: Option<Founding>,
 }
 
 /// What a crash takes away.
 struct Process {
     replica: Replica,
+    directory: Directory,
     log: Log<MemoryDisk>,
     chores: Chores,
     /// Arrived, and not yet read.
@@ -72,6 +91,10 @@ struct Process {
     dies_in_write: bool,
     is_stopping: bool,
     loses_sent: bool,
+    /// A sign of life was handed over in this turn.
+    has_sign: bool,
+    /// The last entry that was lost on its way.
+    lost_entry: u64,
     turn_at: Option<Nanos>,
 }
 
@@ -110,17 +133,28 @@ struct Barrier {
 }
 
 impl Node {
-    pub(crate) fn new(core: &mut Core, id: Id) -> Self {
+    pub(crate) fn new(core: &mut Core, id: Id, is_founder: bool) -> Self {
         let ppm = core.scenario.drift;
         let ppm = core.dice.within(0, 2 * ppm as u64) as i64 - ppm;
-        let disk = MemoryDisk::new();
-        disk.lie(core.is(Place::SyncSkipped));
         let origin = core.dice.within(SECOND, 1_000_000 * SECOND);
-        Self { id, clock: Clock::new(origin, ppm), disk, run: 0, process: None, seed: core.dice.u64() }
+        Self {
+            id,
+            clock: Clock::new(origin, ppm),
+            disk: MemoryDisk::new(),
+            run: 0,
+            process: None,
+            forming: None,
+            seed: core.dice.u64(),
+            is_founder,
+            rules: limits::RULES_VERSION - u32::from(id <= core.scenario.old),
+            is_wiped: false,
+            is_gone: false,
+            record: None,
+        }
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        self.process.is_some()
+        self.process.is_some() || self.forming.is_some()
     }
 
     /// Whether it leads and knows all that was ever committed.
@@ -142,7 +176,7 @@ impl Node {
 
     /// Whether it answers a greeting now.
     pub(crate) fn answers(&self, now: Nanos) -> bool {
-        self.process.as_ref().is_some_and(|process| process.stopped_until <= now)
+        self.is_up() && self.process.as_ref().is_none_or(|process| process.stopped_until <= now)
     }
 
     /// SIGSTOP: nothing runs until then.

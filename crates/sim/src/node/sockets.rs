@@ -107,12 +107,11 @@ impl Node {
         }
     }
 
-    /// What is sent to another node arrives from now on.
-    pub(crate) fn peer_reached(&mut self, core: &mut Core, peer: Id) {
-        core.note(format_args!("node {} reaches node {peer}", self.id));
+    /// There is a connection with another node, which knows these rules.
+    pub(crate) fn peer_up(&mut self, core: &mut Core, peer: Id, rules_max: u32) {
         if let Some(process) = &mut self.process {
             let client_address = client_address(peer);
-            process.inbox.push_back(Event::PeerUp { node: peer, rules_max: 1, client_address });
+            process.inbox.push_back(Event::PeerUp { node: peer, rules_max, client_address });
             self.turn_soon(core, core.now);
         }
     }

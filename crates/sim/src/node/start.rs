@@ -2,25 +2,31 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use lockkeeper_replica::disk::memory::Operation;
-use lockkeeper_replica::storage::{self, Existing, Opened, Options};
+use lockkeeper_core::limits;
+use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
+use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, Options};
 use lockkeeper_replica::{Config, Members, Recovered, Replica, TICK};
-use lockkeeper_wire::store::{Founding, Member};
+use lockkeeper_wire::store::Founding;
 
-use super::{EIO, Node, Process};
+use super::{Directory, EIO, Node, Process};
 use crate::chores::{Chores, read_table};
-use crate::clock::{MS, Nanos};
+use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
 use crate::mutants::Place;
 
 /// Small, so that a run of some minutes fills several.
-const SEGMENT_BYTES: u64 = 16 << 10;
-/// The first token is above this one.
-const TOKENS_ABOVE: u64 = 1_000;
+pub(super) const OPTIONS: Options = Options { segment_bytes: 16 << 10 };
+/// The first token is above this one: what was here before may have issued all up to it (T1).
+pub(crate) const TOKENS_ABOVE: u64 = 1_000;
 
 /// Where a node serves clients.
 pub(crate) fn client_address(node: Id) -> String {
     format!("node-{node}:{}", lockkeeper_wire::DEFAULT_PORT)
+}
+
+/// Where it listens to other nodes.
+pub(super) fn peer_address(node: Id) -> String {
+    format!("node-{node}:{}", lockkeeper_wire::DEFAULT_PEER_PORT)
 }
 
 /// Whose address that is.
@@ -34,6 +40,7 @@ impl Node {
             node: self.id,
             seed: self.seed,
             tokens_above: TOKENS_ABOVE,
+            rules: self.rules,
             tick: TICK,
             tail_bytes: core.scenario.tail_bytes,
             snapshot_after: core.scenario.snapshot_after,
@@ -46,29 +53,71 @@ impl Node {
 
     pub(crate) fn start(&mut self, core: &mut Core) {
         self.run += 1;
+        if self.run > 1 && core.dice.chance(40) {
+            // Whoever started it again has given it the newest program.
+            self.rules = limits::RULES_VERSION;
+        }
         core.note(format_args!("node {} starts, run {}", self.id, self.run));
-        let options = Options { segment_bytes: SEGMENT_BYTES };
-        let opened = storage::open(&self.disk, options).and_then(|opened| match opened {
-            Opened::Existing(existing) => Ok(existing),
-            Opened::Empty | Opened::Candidate(_) => {
-                storage::found(&self.disk, options, &founding(self.id, core.scenario.nodes))
+        match storage::open(&self.disk, OPTIONS) {
+            Ok(Opened::Existing(existing)) => self.goes_on(core, existing),
+            Ok(Opened::Empty) => self.begins(core),
+            // Others may have founded the cluster on what it has said.
+            Ok(Opened::Candidate(kept)) if kept.nodes.iter().any(|it| !it.incarnation.is_empty()) => {
+                self.forms(core, kept, false);
             }
-        });
-        let existing = match opened {
-            Ok(existing) => existing,
-            Err(error) if matches!(error, storage::OpenError::Io { .. }) => {
+            Ok(Opened::Candidate(kept)) => {
+                let own = self.stands(core, kept.member.unwrap_or_default().incarnation);
+                self.forms(core, own, true);
+            }
+            Err(error @ OpenError::Io { .. }) => {
                 core.note(format_args!("node {} can't start: {error}", self.id));
-                return self.crash(core, false);
+                self.crash(core, false);
             }
-            Err(error) => {
-                return core.broken("P10", &format!("node {} refuses its own disk: {error}", self.id));
-            }
+            Err(error) => core.broken("P10", &format!("node {} refuses its own disk: {error}", self.id)),
+        }
+    }
+
+    /// It begins on an empty disk, under a name that no disk had before.
+    fn begins(&mut self, core: &mut Core) {
+        let incarnation = core.dice.secret().to_vec();
+        let is_alone = self.is_founder && core.scenario.nodes == 1 && !self.is_wiped;
+        let forgets = self.record.clone().filter(|_| core.is(Place::WipedNodeVotes));
+        let record = forgets.or_else(|| {
+            let member = self.member(incarnation.clone());
+            is_alone.then(|| Founding {
+                cluster: vec![1; 16],
+                node: self.id,
+                incarnation: member.incarnation.clone(),
+                members: vec![member],
+                tokens_above: TOKENS_ABOVE,
+                rules: self.rules,
+            })
+        });
+        let Some(record) = record else {
+            let own = self.stands(core, incarnation);
+            return self.forms(core, own, true);
         };
+        match storage::found(&self.disk, OPTIONS, &record) {
+            Ok(existing) => self.goes_on(core, existing),
+            Err(error @ OpenError::Io { .. }) => {
+                core.note(format_args!("node {} can't be founded: {error}", self.id));
+                self.crash(core, true);
+            }
+            Err(error) => core.broken("P10", &format!("node {} can't be founded: {error}", self.id)),
+        }
+    }
+
+    /// It has data: it goes on where they end.
+    pub(super) fn goes_on(&mut self, core: &mut Core, existing: Existing<MemoryDisk>) {
         let Existing { founding, hard_state, entries, log, mut leftovers, snapshot, snapshots } = existing;
+        // What a lying disk loses is the log's, not the name of the node.
+        self.disk.lie(core.is(Place::SyncSkipped));
         let at = snapshot.as_ref().map_or((0, 0), |it| (it.head().index, it.head().term));
         let members = snapshot.as_ref().and_then(|it| it.head().members.clone());
         let members = members.map_or_else(|| Members::founded(&founding), Members::from);
-        let table = match read_table(snapshot) {
+        core.oracle.founded(core.now, self.id, self.rules, &founding);
+        core.members_are(&members);
+        let table = match read_table(snapshot, founding.rules) {
             Ok(table) => table,
             Err(why) => {
                 let what = format!("node {}, the snapshot of entry {}: {why}", self.id, at.0);
@@ -83,7 +132,7 @@ impl Node {
             table,
             snapshot_index: at.0,
             snapshot_term: at.1,
-            members,
+            members: members.clone(),
             hard_state: Some(hard_state),
             entries,
         };
@@ -95,8 +144,10 @@ impl Node {
                 return core.broken("P10", &what);
             }
         };
+        self.record = Some(founding.clone());
         self.process = Some(Process {
             replica,
+            directory: Directory::new(founding, members),
             log,
             chores: Chores::new(snapshots),
             sockets: BTreeMap::new(),
@@ -114,19 +165,13 @@ impl Node {
             dies_in_write: false,
             is_stopping: false,
             loses_sent: false,
+            has_sign: false,
+            lost_entry: 0,
             turn_at: None,
         });
+        core.node_listens(self.id);
         self.greet(core);
         self.turn_soon(core, core.now);
-    }
-
-    /// Links to the others are made by whoever sends on them.
-    fn greet(&self, core: &mut Core) {
-        core.node_listens(self.id);
-        for to in self.others(core) {
-            let pause = core.dice.spread(MS / 10, 20 * MS);
-            core.dial(self.id, self.run, to, pause);
-        }
     }
 
     /// The process dies, with all that was not synced; it starts again later.
@@ -138,7 +183,39 @@ impl Node {
 
     /// As [`Self::crash`], and starts again after a pause.
     pub(super) fn crash_for(&mut self, core: &mut Core, power: bool, pause: Nanos) {
+        self.dies(core, power);
+        core.after(pause, Happening::NodeStarts { node: self.id });
+    }
+
+    /// The cluster wants no part of it: the process ends. Whatever looks after it may start it again.
+    pub(super) fn ends(&mut self, core: &mut Core) {
+        self.dies(core, false);
+        if core.is_stormy && core.dice.chance(60) {
+            let pause = core.dice.spread(SECOND / 10, 5 * SECOND);
+            core.after(pause, Happening::NodeStarts { node: self.id });
+        }
+    }
+
+    /// Its disk is lost, and there is an empty one in its place.
+    pub(crate) fn wipe(&mut self, core: &mut Core) {
+        self.crash(core, true);
+        core.note(format_args!("the disk of node {} is lost", self.id));
+        self.disk = MemoryDisk::new();
+        self.is_wiped = !core.is(Place::WipedNodeVotes);
+        core.oracle.wiped(self.id, self.is_wiped);
+    }
+
+    /// It is never started again.
+    pub(crate) fn retires(&mut self, core: &mut Core) {
+        self.is_gone = true;
+        if self.is_up() {
+            self.dies(core, false);
+        }
+    }
+
+    fn dies(&mut self, core: &mut Core, power: bool) {
         core.note(format_args!("node {} dies (power {power})", self.id));
+        self.forming = None;
         if let Some(mut process) = self.process.take() {
             // What was being written has reached the disk in part.
             while let Some(pending) = process.writes.pop_front() {
@@ -159,24 +236,5 @@ impl Node {
         core.node_gone(self.id, self.run, says_so);
         core.links_gone(self.id, power);
         core.bulks_gone(self.id);
-        core.after(pause, Happening::NodeStarts { node: self.id });
-    }
-}
-
-/// The record of a cluster of so many nodes, as each of them has it.
-fn founding(node: Id, nodes: u64) -> Founding {
-    let member = |node: Id| Member {
-        node,
-        incarnation: vec![node as u8; 16],
-        peer_address: format!("node-{node}:{}", lockkeeper_wire::DEFAULT_PEER_PORT),
-        client_address: client_address(node),
-    };
-    Founding {
-        cluster: vec![1; 16],
-        node,
-        incarnation: member(node).incarnation,
-        members: (1..=nodes).map(member).collect(),
-        tokens_above: TOKENS_ABOVE,
-        rules: 1,
     }
 }

@@ -3,7 +3,8 @@
 use std::fmt::Write as _;
 
 use lockkeeper_replica::{Event, Output, Write};
-use lockkeeper_wire::peer::PeerFrame;
+use lockkeeper_wire::peer::{Hello, Lane, PeerFrame, PeerKind};
+use lockkeeper_wire::request::Request;
 use prost::Message;
 
 use super::{Node, Pending};
@@ -18,7 +19,9 @@ use crate::scenario::Fault;
 impl Node {
     pub(super) fn turn_soon(&mut self, core: &mut Core, at: Nanos) {
         let Some(process) = &mut self.process else { return };
-        let at = at.max(process.runs_at());
+        let runs_at = process.runs_at();
+        // Who wakes up after a stop, the loop or whatever reads the sockets, wakes in no order.
+        let at = if runs_at > at { runs_at + core.dice.spread(5_000, 10 * MS) } else { at };
         if process.turn_at.is_none_or(|planned| at < planned) {
             process.turn_at = Some(at);
             core.at(at, Happening::NodeTurn { node: self.id, run: self.run });
@@ -51,6 +54,7 @@ impl Node {
                 }
             }
         }
+        process.has_sign = process.inbox.iter().any(is_sign);
         for event in std::mem::take(&mut process.inbox) {
             core.oracle.handed_over(core.now, self.id, &event);
             process.replica.handle(event);
@@ -191,7 +195,7 @@ impl Node {
     fn put_out(&mut self, core: &mut Core) {
         let Some(process) = &mut self.process else { return };
         core.observe(self.id, &process.replica);
-        let mut frames = Vec::new();
+        let (mut frames, mut offers, mut members, mut is_removed) = (Vec::new(), Vec::new(), None, false);
         for output in process.replica.take_outputs() {
             match output {
                 Output::Peer(to, messages) => {
@@ -199,7 +203,10 @@ impl Node {
                     if core.trace.is_kept() {
                         core.note(format_args!("node {} to node {to}: {}", self.id, shown(&frame)));
                     }
-                    core.send_peer(self.id, to, frame.encode_to_vec());
+                    let has_entries = frame.messages.iter().any(|it| it.kind() == PeerKind::Append);
+                    if !core.send_peer(self.id, to, frame.encode_to_vec()) && has_entries {
+                        process.inbox.push_back(Event::PeerMissed(to));
+                    }
                     frames.push(frame);
                 }
                 Output::Items(stream, items) => {
@@ -214,6 +221,9 @@ impl Node {
                 Output::Answer(ask, answer) => {
                     core.note(format_args!("operator hears from node {} {ask:?} {answer:?}", self.id));
                     core.oracle.answered(core.now, self.id, ask, &answer);
+                    if core.awaited == Some(ask) {
+                        core.answer = Some(answer);
+                    }
                 }
                 Output::Drain(number) => {
                     core.oracle.barrier(core.now, self.id);
@@ -230,7 +240,7 @@ impl Node {
                     match process.chores.read(index) {
                         Ok((pieces, tail)) => {
                             let (from_run, offer) = (self.run, *offer);
-                            core.send_bulk(Bulk { from_run, offer, pieces, tail });
+                            offers.push(Bulk { from_run, hello: Hello::default(), offer, pieces, tail });
                         }
                         Err(why) => {
                             core.note(format_args!("node {} can't send it: {why}", self.id));
@@ -246,7 +256,8 @@ impl Node {
                         let _ = sealed.give_up().run(&self.disk);
                     }
                 }
-                Output::Members(_) | Output::Removed => {}
+                Output::Members(it) => members = Some(it),
+                Output::Removed => is_removed = true,
                 Output::Differs(it) | Output::Wrong(it) => {
                     let what =
                         format!("node {} and node {} have different tables: {it:x?}", self.id, it.node);
@@ -260,8 +271,19 @@ impl Node {
                 }
             }
         }
+        for bulk in offers {
+            let Some(hello) = self.hello(bulk.offer.to, Lane::Snapshot) else { continue };
+            core.send_bulk(Bulk { hello, ..bulk });
+        }
         for frame in frames {
             self.sends(core, &frame);
+        }
+        if let Some(members) = members {
+            self.applied_members(core, members);
+        }
+        if is_removed {
+            core.note(format_args!("node {} knows that it was removed", self.id));
+            self.ends(core);
         }
     }
 
@@ -273,6 +295,12 @@ impl Node {
         let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
         self.turn_soon(core, at);
     }
+}
+
+/// Whether a client says that it lives.
+fn is_sign(event: &Event) -> bool {
+    let Event::Frame(_, requests) = event else { return false };
+    requests.iter().any(|it| matches!(it, Request::KeepAlive { .. } | Request::Attach { .. }))
 }
 
 /// A frame in short.

@@ -2,11 +2,12 @@
 //! The oracle sees everything and tells nobody.
 //!
 //! `log.rs`: what the nodes agree on, and what each has of it (P1, P10). `table.rs`: the table that the agreed log makes,
-//! command by command (P1, P2, P4, P7, P8). `silence.rs`: whom a node may call silent (P9). `order.rs`: who came first (P8).
+//! command by command (P1, P2, P4, P7, P8). `members.rs`: who takes part (P1, P10). `silence.rs`: whom a node may call silent (P9). `order.rs`: who came first (P8).
 //! `rounds.rs` and `reads.rs`: who still led when it answered, and with what (P2, P6). `told.rs`: what clients hear (P2,
 //! P7, P10). What guards believe is compared in the world (P4, P5).
 
 mod log;
+mod members;
 mod order;
 mod reads;
 mod rounds;
@@ -18,13 +19,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_core::{Command, SessionId, Table, limits};
-use lockkeeper_replica::{Answer, AskId, Event, Question, Replica, StreamId};
+use lockkeeper_replica::{Answer, AskId, Event, Members, Question, Replica, StreamId};
 use lockkeeper_wire::{store, v1};
 
 use crate::clock::Nanos;
 use crate::core::{Core, Id};
 use crate::net::Up;
 use log::{Copy, Log};
+use members::Taking;
 use order::Order;
 use reads::Reads;
 use rounds::Rounds;
@@ -53,6 +55,7 @@ pub(crate) struct Oracle {
     pub(crate) history: History,
     log: Log,
     nodes: Vec<Watched>,
+    members: Taking,
     /// Sessions whose stream was closed by something between, seen by the service first, and which were not acknowledged
     /// since: the one exception to P5.
     excused: BTreeSet<u64>,
@@ -65,6 +68,10 @@ pub(crate) struct Oracle {
 /// What is known of one node.
 #[derive(Default)]
 struct Watched {
+    /// The newest rules of the table that its program knows.
+    rules: u32,
+    /// Its disk is lost: it takes no part until it is somebody else.
+    is_wiped: bool,
     copy: Copy,
     silence: Silence,
     order: Order,
@@ -89,8 +96,16 @@ pub struct Seen {
     pub fenced: u64,
     /// Sections that wrote.
     pub written: u64,
+    /// Updates that were lost where no fence was: without one a lock is not enough (P3).
+    pub overwritten: u64,
     /// Requests that became certain only by asking again.
     pub ambiguous: u64,
+    /// Changes of the members.
+    pub changes: u64,
+    /// Disks that were lost.
+    pub wiped: u64,
+    /// Tables whose rules were raised.
+    pub raised: u64,
 }
 
 impl Seen {
@@ -104,7 +119,11 @@ impl Seen {
         self.lost += other.lost;
         self.fenced += other.fenced;
         self.written += other.written;
+        self.overwritten += other.overwritten;
         self.ambiguous += other.ambiguous;
+        self.changes += other.changes;
+        self.wiped += other.wiped;
+        self.raised += other.raised;
     }
 }
 
@@ -117,9 +136,10 @@ impl Oracle {
         Self {
             has_slow_disk,
             failure: None,
-            history: History::new(),
+            history: History::new(limits::RULES_VERSION),
             log: Log::default(),
             nodes: (0..nodes).map(|_| Watched::default()).collect(),
+            members: Taking::default(),
             excused: BTreeSet::new(),
             rounds: Rounds::default(),
             reads: Reads::default(),
@@ -139,6 +159,35 @@ impl Oracle {
         if let Err((promise, what)) = verdict {
             self.fail(now, promise, &what);
         }
+    }
+
+    /// Another node is there, that joins.
+    pub(crate) fn joins(&mut self) {
+        self.nodes.push(Watched::default());
+    }
+
+    /// A node starts as a member, by this record, with a program that knows these rules.
+    pub(crate) fn founded(&mut self, now: Nanos, node: Id, rules: u32, founding: &store::Founding) {
+        self.nodes[place(node)].rules = rules;
+        if self.members.is_first() {
+            self.history = History::new(founding.rules);
+        }
+        let verdict = self.members.founded(node, founding);
+        self.judge(now, verdict);
+    }
+
+    /// A node has applied that these take part; `newest` is what whoever has applied most says.
+    pub(crate) fn members_are(&mut self, now: Nanos, members: &Members, newest: &Members) {
+        let verdict = self.members.applied(members, newest);
+        self.seen.changes = self.members.changes();
+        self.judge(now, verdict);
+    }
+
+    /// A node's disk is lost. `is_wiped`: it does not vote any more, whatever becomes of it.
+    pub(crate) fn wiped(&mut self, node: Id, is_wiped: bool) {
+        self.seen.wiped += 1;
+        let of = &mut self.nodes[place(node)];
+        (of.copy, of.is_wiped) = (Copy::default(), is_wiped);
     }
 
     /// What a start of a node found: a snapshot, and the log behind it.
@@ -245,7 +294,10 @@ impl Oracle {
         let nodes = &self.nodes;
         let has = |index: u64| {
             let Some(term) = self.log.agreed(index) else { return false };
-            2 * nodes.iter().filter(|it| it.copy.is_durable(index, term)).count() > nodes.len()
+            self.members.is_minority(|node| {
+                let of = nodes.get(place(node));
+                of.is_some_and(|of| !of.is_wiped && !of.copy.is_durable(index, term))
+            })
         };
         let mut verdict = Ok(());
         for item in items {
@@ -291,7 +343,13 @@ impl Oracle {
     /// Looks at a replica after anything that may have changed it. Returns the first entry that nobody had applied yet.
     fn observe(&mut self, node: Id, replica: &Replica) -> Verdict {
         let of = &mut self.nodes[place(node)];
-        let index = replica.applied_index();
+        let (index, rules) = (replica.applied_index(), replica.table().rules());
+        if rules > of.rules {
+            return Err((
+                "V1",
+                format!("node {node} knows rules {}, its table is by rules {rules}", of.rules),
+            ));
+        }
         if index < of.copy.applied {
             return Err((
                 "P10",

@@ -32,8 +32,8 @@ pub(crate) struct Silence {
     /// The sessions of this run, as they arrived and as they were handed over.
     arrived: BTreeMap<u64, Arrived>,
     handed: BTreeMap<u64, Handed>,
-    /// When all input of before was asked for.
-    barrier: Option<Nanos>,
+    /// When all input of before was asked for, and at which reading.
+    barrier: Option<(Nanos, Duration)>,
     /// Sessions whose end it has proposed since it leads, and what else it has ended by time.
     ending: BTreeSet<u64>,
     done: BTreeSet<Timer>,
@@ -166,7 +166,7 @@ impl Silence {
     }
 
     pub(crate) fn barrier(&mut self, now: Nanos) {
-        self.barrier = Some(now);
+        self.barrier = Some((now, self.reading));
     }
 
     /// A packet is readable in a socket from now on.
@@ -297,8 +297,15 @@ impl Silence {
                 ),
             ));
         }
+        let barrier = self.barrier.filter(|(_, reading)| *reading + Duration::from_millis(1) >= due);
+        let Some((barrier, _)) = barrier else {
+            return Err((
+                "P9",
+                format!("{session} expires, and what had arrived by its deadline was not asked for"),
+            ));
+        };
         let Some(it) = self.arrived.get(&session.0).filter(|it| !it.is_ambiguous) else { return Ok(()) };
-        let (Some(sign), Some(barrier)) = (it.sign, self.barrier) else { return Ok(()) };
+        let Some(sign) = it.sign else { return Ok(()) };
         let cut = lingers && it.is_closed;
         if sign <= barrier && !cut && now < sign + most(ttl).as_nanos() as Nanos {
             return Err((

@@ -9,6 +9,7 @@ use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, LockName, Seq, SessionId, Snapshot, Table, invariants};
 
 use super::{Seen, told::Verdict};
+use crate::node::TOKENS_ABOVE;
 
 /// A hold, from its grant on, for ever.
 #[derive(Clone, Debug)]
@@ -83,8 +84,9 @@ impl Timer {
 }
 
 impl History {
-    pub(crate) fn new() -> Self {
-        let table = Table::new(0);
+    /// Of a table that begins by these rules.
+    pub(crate) fn new(rules: u32) -> Self {
+        let table = Table::with_rules(0, rules);
         let snapshot = table.snapshot();
         let digests = BTreeMap::from([(0, snapshot.digest())]);
         Self {
@@ -142,6 +144,7 @@ impl History {
     ) -> Verdict {
         for command in commands {
             seen.commands += 1;
+            seen.raised += u64::from(matches!(command, Command::RaiseRules { .. }));
             let mut effects = Effects::new();
             let reply = self.table.apply(command.clone(), &mut effects);
             let after = self.table.snapshot();
@@ -183,6 +186,11 @@ impl History {
                         && last > token
                     {
                         return Err(("P2", format!("token {token} is granted after {last}")));
+                    }
+                    if token <= TOKENS_ABOVE {
+                        let what =
+                            format!("token {token} may be an older table's: it is not above {TOKENS_ABOVE}");
+                        return Err(("P2", what));
                     }
                     seen.grants += 1;
                     let (names, subtree) = (request.names.clone(), request.subtree);

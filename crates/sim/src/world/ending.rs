@@ -1,8 +1,8 @@
 //! The end of a run: the faults are over, and everything must come to an end (P7).
 
-use lockkeeper_core::LockName;
+use lockkeeper_core::{LockName, limits};
 
-use super::World;
+use super::{World, at};
 use crate::client::{Client, State};
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::Happening;
@@ -13,12 +13,16 @@ use crate::node::Node;
 const LOOK_EVERY: Nanos = 50 * MS;
 /// Without faults a cluster has a leader by then, restarts and broken connections among nodes included.
 const LEADER_WITHIN: Nanos = 10 * SECOND;
+/// A change of members has its snapshots to send, and its joiner to be found.
+const MEMBERS_WITHIN: Nanos = 60 * SECOND;
 
 /// Where the run stands after the faults have ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
     /// Every node is up, and one leads.
     Leader,
+    /// What was begun with the members is brought to its end: no lost disk counts, and whoever was removed knows it.
+    Members,
     /// Every caller gets its answer, and nothing is left on its way (P7).
     Answers,
     /// The clients have gone; nothing of them is left in the table.
@@ -40,7 +44,12 @@ impl World {
         self.core.peers.heal();
         for node in &mut self.nodes {
             node.heal(&mut self.core);
-            self.core.after(20 * MS, Happening::NodeStarts { node: node.id });
+            if self.core.present.contains(&node.id) {
+                self.core.after(20 * MS, Happening::NodeStarts { node: node.id });
+            }
+        }
+        if !self.core.members.removed.is_empty() {
+            self.clients.iter_mut().for_each(|client| client.is_told_nodes(&mut self.core));
         }
         for client in self.clients.iter_mut().filter(|client| client.is_alive) {
             client.resume(&mut self.core);
@@ -61,9 +70,10 @@ impl World {
         let is_empty = table.request_count() == 0 && table.sessions().next().is_none();
         let idle = self.clients.iter().all(Client::is_idle) && self.hand.as_ref().is_none_or(Hand::is_over);
         let closed = self.clients.iter().all(Client::is_closed);
-        let is_led = self.nodes.iter().any(Node::is_ready) && self.nodes.iter().all(Node::is_up);
+        let is_led = self.nodes.iter().any(Node::is_ready) && self.members().all(Node::is_member);
         match self.ending {
-            Ending::Leader if is_led => {
+            Ending::Leader if is_led => self.end_by(Ending::Members, MEMBERS_WITHIN),
+            Ending::Members if self.is_settled() => {
                 self.end_by(Ending::Answers, 100 * ttl + 120 * SECOND);
             }
             Ending::Answers if idle => {
@@ -99,10 +109,17 @@ impl World {
         self.core.after(LOOK_EVERY, Happening::Settled);
     }
 
-    /// Whether every node has applied everything.
+    /// Whether every node has applied everything, and the table is by the newest rules if all of them know those (V1).
     fn is_equal(&self) -> bool {
-        let applied = self.core.oracle.history.applied();
-        self.nodes.iter().all(|node| node.applied() == Some(applied))
+        let history = &self.core.oracle.history;
+        let newest = limits::RULES_VERSION;
+        let is_raised = history.table().rules() == newest || self.members().any(|node| node.rules < newest);
+        is_raised && self.members().all(|node| node.applied() == Some(history.applied()))
+    }
+
+    /// The nodes that take part, and have their data.
+    fn members(&self) -> impl Iterator<Item = &Node> {
+        self.core.members.nodes.keys().map(|node| &self.nodes[at(*node)]).filter(|node| !node.is_wiped)
     }
 
     /// What has not come to an end, in words.
@@ -124,8 +141,10 @@ impl World {
             self.nodes.iter().map(|node| (node.id, node.is_up(), node.is_ready(), node.applied())).collect();
         format!(
             "without faults, {:?} does not come to an end: {waiting:?}; sessions {sessions:?}; in use {in_use:?}; nodes \
-             (up, leads, applied) {nodes:?}",
-            self.ending
+             (up, leads, applied) {nodes:?}; {}; {:?}",
+            self.ending,
+            self.operator_does(),
+            self.core.members
         )
     }
 }

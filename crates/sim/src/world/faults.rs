@@ -17,7 +17,7 @@ impl World {
         let ttl = self.core.scenario.ttl_max;
         let fault = self.core.dice.pick(&self.core.scenario.faults.clone());
         let client = self.core.dice.below(self.clients.len() as u64) as usize;
-        let node = self.core.dice.within(1, self.core.scenario.nodes);
+        let node = self.core.dice.pick(&self.core.present.clone());
         self.core.note(format_args!("fault {fault:?}, client {client}, node {node}"));
         let leader = self.leader().unwrap_or(node);
         let now = self.core.now;
@@ -36,16 +36,16 @@ impl World {
             Fault::SlowDisk => {}
             Fault::Partition => {
                 let until = now + dice.spread(50 * MS, 4 * ttl);
-                let others = (1..=self.core.scenario.nodes).filter(|&other| other != node);
-                for other in others {
+                for other in self.core.others(node) {
                     self.core.cut(node, other, until);
                     self.core.cut(other, node, until);
                 }
             }
             Fault::OneWay => {
                 let until = now + dice.spread(50 * MS, 4 * ttl);
-                let other = self.another(node);
-                self.core.cut(node, other, until);
+                if let Some(other) = self.another(node) {
+                    self.core.cut(node, other, until);
+                }
             }
             Fault::PeerBreak => {
                 let links = self.core.peers.all();
@@ -70,7 +70,7 @@ impl World {
             }
             Fault::Rolling => {
                 let mut pause = 0;
-                for node in 1..=self.core.scenario.nodes {
+                for node in self.core.present.clone() {
                     let happening = match self.core.dice.chance(60) {
                         true => Happening::NodeStops { node },
                         false => Happening::NodeRestarts { node },
@@ -134,6 +134,9 @@ impl World {
                 self.nodes[at(leader)].ask(&mut self.core, ask, Question::Transfer { to });
             }
             Fault::StuckTransfer => self.stick(leader),
+            Fault::DiskLost => self.wipe(node),
+            Fault::WipedVoter => self.wipe_voter(leader),
+            Fault::TwoRemovals => self.remove_two(leader),
             Fault::LostVote => self.lose_vote(leader),
             Fault::RoundInFlight => self.nodes[at(leader)].arm(Arm::RoundInFlight),
             Fault::BreakAndCrash => self.break_and_crash(leader),
@@ -156,9 +159,9 @@ impl World {
         self.nodes.iter().find(|node| node.is_ready()).map(|node| node.id)
     }
 
-    pub(super) fn another(&mut self, node: Id) -> Id {
-        let nodes = self.core.scenario.nodes;
-        (node - 1 + self.core.dice.within(1, nodes - 1)) % nodes + 1
+    pub(super) fn another(&mut self, node: Id) -> Option<Id> {
+        let others = self.core.others(node);
+        (!others.is_empty()).then(|| self.core.dice.pick(&others))
     }
 
     fn operate(&mut self, node: Id) {

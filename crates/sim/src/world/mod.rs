@@ -1,10 +1,13 @@
 //! The world: the nodes, their clients and what they protect; what happens to them, and what must come of it.
 //!
-//! `faults.rs` and `chains.rs`: what goes wrong. `ending.rs`: what must be so once nothing does any more.
+//! `faults.rs` and `chains.rs`: what goes wrong. `operator.rs`: who adds and removes nodes. `meet.rs`: how nodes come to talk.
+//! `ending.rs`: what must be so once nothing goes wrong any more.
 
 mod chains;
 mod ending;
 mod faults;
+mod meet;
+mod operator;
 
 use crate::client::Client;
 use crate::clock::{MS, Nanos, SECOND};
@@ -14,9 +17,9 @@ use crate::mutants::{Mutant, Place};
 use crate::net::{Down, Up};
 use crate::node::Node;
 use crate::oracle::{Failure, Seen};
-use crate::peers::LinkId;
 use crate::resource::{Checks, Resources};
 use ending::Ending;
+use operator::Operator;
 
 /// A run that does not end by itself has lost its way.
 const EVENTS_MAX: u64 = 5_000_000;
@@ -46,6 +49,7 @@ struct World {
     clients: Vec<Client>,
     hand: Option<Hand>,
     resources: Resources,
+    operator: Operator,
     ending: Ending,
     ending_by: Nanos,
     /// Numbers operators' questions.
@@ -63,7 +67,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
         Some(Place::FenceWithoutEnter) => Checks::WriteOnly,
         _ => Checks::EnterAndWrite,
     };
-    let nodes = (1..=core.scenario.nodes).map(|id| Node::new(&mut core, id)).collect();
+    let nodes = (1..=core.scenario.nodes).map(|id| Node::new(&mut core, id, true)).collect();
     let hand = core.scenario.has_hand.then(|| Hand::new(&mut core));
     let mut world = World {
         core,
@@ -71,6 +75,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
         clients: Vec::new(),
         hand,
         resources: Resources::new(checks),
+        operator: Operator::default(),
         ending: Ending::Answers,
         ending_by: 0,
         asks: 0,
@@ -98,6 +103,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
     let mut seen = world.core.oracle.seen;
     seen.fenced = world.resources.refused;
     seen.written = world.resources.written;
+    seen.overwritten = world.resources.lost;
     seen.elections = world.core.oracle.elections();
     let virtual_nanos = world.core.now;
     let failure = world.core.oracle.failure.take();
@@ -107,9 +113,12 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
 
 impl World {
     fn begin(&mut self) {
-        for node in &mut self.nodes {
-            node.start(&mut self.core);
+        let at_once = self.core.dice.chance(60);
+        for node in 1..=self.core.scenario.nodes {
+            let pause = if at_once { 0 } else { self.core.dice.spread(MS, 2 * SECOND) };
+            self.core.after(pause, Happening::NodeStarts { node });
         }
+        self.core.after(SECOND, Happening::OperatorActs);
         for index in 0..self.core.scenario.clients {
             let client = Client::new(&mut self.core, index, 1);
             self.clients.push(client);
@@ -164,8 +173,15 @@ impl World {
             Happening::NodeWrote { node, run } => self.nodes[at(node)].wrote(core, run),
             Happening::NodeStored { node, run } => self.nodes[at(node)].stored(core, run),
             Happening::NodeStarts { node } => {
-                if !self.nodes[at(node)].is_up() {
-                    self.nodes[at(node)].start(core);
+                let it = &mut self.nodes[at(node)];
+                if !it.is_up() && !it.is_gone {
+                    it.start(core);
+                }
+            }
+            Happening::NodeFounds { node, run } => self.nodes[at(node)].founds(core, run),
+            Happening::NodeWiped { node } => {
+                if core.is_stormy {
+                    self.wipe(node);
                 }
             }
             Happening::NodeStops { node } => {
@@ -194,6 +210,12 @@ impl World {
                 }
             }
             Happening::PeerDials { from, run, to } => self.dials(from, run, to),
+            Happening::HelloArrives { from, run, to, any, hello } => {
+                self.hello_arrives(from, run, to, any, &hello);
+            }
+            Happening::HelloAnswered { from, run, to, to_run, any, answer } => {
+                self.hello_answered((from, run), (to, to_run), any, *answer);
+            }
             Happening::PeerArrives(link) => self.peer_arrives(link),
             Happening::PeerCloses { node, run, link } => {
                 if self.nodes[at(node)].run == run
@@ -203,10 +225,15 @@ impl World {
                 }
             }
             Happening::BulkArrives(bulk) => {
-                let Some(offer) = core.bulks.get(bulk).map(|bulk| &bulk.offer) else { return };
-                let (from, to) = (offer.from, offer.to);
-                if core.is_open(from, to) && self.nodes[at(to)].answers(core.now) {
-                    self.nodes[at(to)].receives(core, bulk);
+                let Some((from, to, hello)) =
+                    core.bulks.get(bulk).map(|it| (it.offer.from, it.offer.to, it.hello.clone()))
+                else {
+                    return;
+                };
+                let there = &mut self.nodes[at(to)];
+                let is_there = core.is_open(from, to) && there.answers(core.now);
+                if is_there && matches!(there.welcomes(core, &hello), Some(Ok(_))) {
+                    there.receives(core, bulk);
                 } else {
                     core.settle_bulk(bulk, false);
                 }
@@ -258,6 +285,7 @@ impl World {
                     self.employ(client);
                 }
             }
+            Happening::OperatorActs => self.operator_acts(),
             Happening::Faults => self.fault(),
             Happening::FaultsEnd => self.calm(),
             Happening::Settled => self.settle(),
@@ -277,34 +305,6 @@ impl World {
             return None;
         }
         Some(client)
-    }
-
-    /// A node reaches another, or tries again later.
-    fn dials(&mut self, from: Id, run: u64, to: Id) {
-        let node = &self.nodes[at(from)];
-        if node.run != run || !node.is_up() || self.core.peers.is_up(from, to) {
-            return;
-        }
-        let there = &self.nodes[at(to)];
-        let is_there = there.answers(self.core.now) && node.answers(self.core.now);
-        let is_made = is_there && self.core.connect((from, run), (to, there.run));
-        if is_made {
-            self.nodes[at(from)].peer_reached(&mut self.core, to);
-        } else {
-            let pause = self.core.dice.spread(20 * MS, SECOND / 2);
-            self.core.dial(from, run, to, pause);
-        }
-    }
-
-    fn peer_arrives(&mut self, link: LinkId) {
-        let Some((from, to, run)) = self.core.peers.link(link).map(|it| (it.from, it.to, it.to_run)) else {
-            return;
-        };
-        if let Some(frame) = self.core.next_frame(link)
-            && self.nodes[at(to)].run == run
-        {
-            self.nodes[at(to)].peer_arrives(&mut self.core, from, frame);
-        }
     }
 
     /// The service reads a close that its client did not make, or knows nothing of yet: the one exception to P5 (linger).

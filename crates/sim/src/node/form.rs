@@ -1,0 +1,159 @@
+//! A node without data, until it is a member: the production founder decides, and what it decides is durable before
+//! anything that follows from it is said.
+
+use lockkeeper_replica::disk::memory::Operation;
+use lockkeeper_replica::founder::{Founder, Step};
+use lockkeeper_replica::storage::{self, OpenError};
+use lockkeeper_wire::peer::{Hello, Lane, Refusal};
+use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
+
+use super::start::{OPTIONS, TOKENS_ABOVE, client_address, peer_address};
+use super::{EIO, Node};
+use crate::clock::MS;
+use crate::core::{Core, Happening, Id};
+
+/// A node that belongs to no cluster yet.
+pub(super) struct Forming {
+    founder: Founder,
+    /// The record that it is about to write.
+    decided: Option<Founding>,
+}
+
+impl Forming {
+    /// Whether it asks that one; 0 is whoever is there.
+    pub(super) fn asks(&self, node: Id) -> bool {
+        let nodes = &self.founder.own().nodes;
+        if nodes.is_empty() { node == 0 } else { nodes.iter().any(|listed| listed.node == node) }
+    }
+
+    pub(super) fn hello(&self, to: Id, lane: Lane) -> Hello {
+        let to = if self.founder.own().nodes.is_empty() { 0 } else { to };
+        self.founder.hello(to, lane)
+    }
+}
+
+impl Node {
+    /// Who it is, to whoever adds it to a cluster.
+    pub(crate) fn candidate(&self) -> Option<Member> {
+        self.forming.as_ref().and_then(|forming| forming.founder.own().member.clone())
+    }
+
+    /// What it says of itself. Founders list each other; a node that joins lists nobody, nor does one that has founded a
+    /// cluster alone, and that is told to join it should its data be gone.
+    pub(super) fn stands(&self, core: &Core, incarnation: Vec<u8>) -> Candidate {
+        let listed = |node: Id| Listed { node, peer_address: peer_address(node), incarnation: Vec::new() };
+        let founders = if self.is_founder && core.scenario.nodes > 1 { core.scenario.nodes } else { 0 };
+        Candidate {
+            member: Some(self.member(incarnation)),
+            tokens_above: TOKENS_ABOVE,
+            rules: self.rules,
+            nodes: (1..=founders).map(listed).collect(),
+        }
+    }
+
+    pub(super) fn member(&self, incarnation: Vec<u8>) -> Member {
+        Member {
+            node: self.id,
+            incarnation,
+            peer_address: peer_address(self.id),
+            client_address: client_address(self.id),
+        }
+    }
+
+    /// It keeps what it says of itself, and looks for its cluster. `is_new`: it has not said it before.
+    pub(super) fn forms(&mut self, core: &mut Core, own: Candidate, is_new: bool) {
+        self.may_fail(core);
+        if is_new && let Err(error) = storage::stand(&self.disk, &own) {
+            core.note(format_args!("node {} can't keep what it is: {error}", self.id));
+            return self.crash(core, true);
+        }
+        self.disk.heal();
+        let others: Vec<Id> =
+            own.nodes.iter().map(|listed| listed.node).filter(|node| *node != self.id).collect();
+        self.forming = Some(Forming { founder: Founder::new(own), decided: None });
+        // What it has promised may be all that was missing.
+        let _ = self.follow(core, |founder| founder.step());
+        for to in if others.is_empty() { vec![0] } else { others } {
+            let pause = core.dice.spread(MS / 10, 20 * MS);
+            core.dial(self.id, self.run, to, pause);
+        }
+    }
+
+    /// Another node has said who it is.
+    pub(super) fn hears(&mut self, core: &mut Core, hello: &Hello) -> Result<(), Refusal> {
+        self.follow(core, |founder| founder.heard(hello))
+    }
+
+    /// Does what the founder says, until it waits or is done.
+    fn follow(&mut self, core: &mut Core, ask: impl FnOnce(&mut Founder) -> Step) -> Result<(), Refusal> {
+        let Some(forming) = &mut self.forming else { return Err(Refusal::default()) };
+        let mut step = ask(&mut forming.founder);
+        loop {
+            match step {
+                Step::Wait { .. } => return Ok(()),
+                Step::Refuse(refusal) => return Err(refusal),
+                Step::Promise(own) => {
+                    core.note(format_args!("node {} promises", self.id));
+                    self.may_fail(core);
+                    if let Err(error) = storage::stand(&self.disk, &own) {
+                        core.note(format_args!("node {} can't keep its promise: {error}", self.id));
+                        self.crash(core, true);
+                        return Err(Refusal::default());
+                    }
+                    self.disk.heal();
+                    let Some(forming) = &mut self.forming else { return Err(Refusal::default()) };
+                    forming.founder.promised(own);
+                    step = forming.founder.step();
+                }
+                Step::Found(founding) => {
+                    if let Some(forming) = self.forming.as_mut().filter(|it| it.decided.is_none()) {
+                        forming.decided = Some(founding);
+                        let pause = core.dice.spread(MS / 10, 100 * MS);
+                        core.after(pause, Happening::NodeFounds { node: self.id, run: self.run });
+                    }
+                    return Ok(());
+                }
+                Step::Stop(refusal) => {
+                    core.note(format_args!("node {} has no place: {}", self.id, refusal.text));
+                    self.ends(core);
+                    return Err(refusal);
+                }
+            }
+        }
+    }
+
+    /// It writes its founding record: from here on it is a member.
+    pub(crate) fn founds(&mut self, core: &mut Core, run: u64) {
+        let forming = self.forming.as_mut().filter(|_| run == self.run);
+        let Some(founding) = forming.and_then(|forming| forming.decided.take()) else { return };
+        core.note(format_args!("node {} is founded, with {} nodes", self.id, founding.members.len()));
+        self.may_fail(core);
+        match storage::found(&self.disk, OPTIONS, &founding) {
+            Ok(existing) => {
+                self.disk.heal();
+                self.forming = None;
+                self.goes_on(core, existing);
+            }
+            Err(error @ OpenError::Io { .. }) => {
+                core.note(format_args!("node {} can't be founded: {error}", self.id));
+                self.crash(core, true);
+            }
+            Err(error) => core.broken("P10", &format!("node {} can't be founded: {error}", self.id)),
+        }
+    }
+
+    /// One of the next things that it asks of its disk fails, at times.
+    fn may_fail(&mut self, core: &mut Core) {
+        if core.is_stormy && core.dice.chance(8) {
+            let operations = [
+                Operation::Create,
+                Operation::Write,
+                Operation::Sync,
+                Operation::Rename,
+                Operation::SyncNames,
+            ];
+            let (operation, after) = (core.dice.pick(&operations), core.dice.below(3));
+            self.disk.fail(operation, after, EIO);
+        }
+    }
+}

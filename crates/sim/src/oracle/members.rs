@@ -1,0 +1,82 @@
+//! Who takes part: one cluster is founded, every node that has applied the same change knows the same members, and no
+//! majority of them lacks what was told (P1, P10).
+
+use std::collections::BTreeMap;
+
+use lockkeeper_replica::Members;
+use lockkeeper_wire::store::{Configuration, Founding, Member};
+
+use super::told::Verdict;
+use crate::core::Id;
+
+/// What must be the same on every node: addresses may differ for a while.
+#[derive(PartialEq, Debug)]
+struct Shape {
+    nodes: BTreeMap<Id, Vec<u8>>,
+    configuration: Configuration,
+    removed: BTreeMap<Id, Vec<u8>>,
+}
+
+#[derive(Default)]
+pub(super) struct Taking {
+    /// The record of the cluster, as the first member wrote it.
+    founding: Option<Founding>,
+    /// By the entry that made them.
+    known: BTreeMap<u64, Shape>,
+    /// As whoever has applied most says.
+    configuration: Configuration,
+}
+
+impl Taking {
+    /// Whether nobody was founded yet.
+    pub(super) fn is_first(&self) -> bool {
+        self.founding.is_none()
+    }
+
+    /// P1: whoever is founded, or joins, belongs to the one cluster that there is.
+    pub(super) fn founded(&mut self, node: Id, founding: &Founding) -> Verdict {
+        let first = self.founding.get_or_insert_with(|| founding.clone());
+        let names = |of: &Founding| -> Vec<(Id, Vec<u8>)> {
+            of.members.iter().map(|Member { node, incarnation, .. }| (*node, incarnation.clone())).collect()
+        };
+        if (&first.cluster, names(first), first.rules, first.tokens_above)
+            == (&founding.cluster, names(founding), founding.rules, founding.tokens_above)
+        {
+            return Ok(());
+        }
+        Err(("P1", format!("node {node} is founded by {founding:?}, and there is a cluster of {first:?}")))
+    }
+
+    /// A node has applied that these take part; `newest` is what whoever has applied most says.
+    pub(super) fn applied(&mut self, members: &Members, newest: &Members) -> Verdict {
+        self.configuration.clone_from(&newest.configuration);
+        let nodes = members.nodes.values().map(|it| (it.node, it.incarnation.clone())).collect();
+        let (configuration, removed) = (members.configuration.clone(), members.removed.clone());
+        let shape = Shape { nodes, configuration, removed };
+        match self.known.get(&members.at) {
+            Some(known) if *known != shape => {
+                let what =
+                    format!("after entry {} some say that {known:?} take part, others {shape:?}", members.at);
+                Err(("P10", what))
+            }
+            Some(_) => Ok(()),
+            None => {
+                self.known.insert(members.at, shape);
+                Ok(())
+            }
+        }
+    }
+
+    /// How often they have changed.
+    pub(super) fn changes(&self) -> u64 {
+        self.known.keys().filter(|at| **at > 0).count() as u64
+    }
+
+    /// Whether those of whom this is true can elect nobody by themselves.
+    pub(super) fn is_minority(&self, is_one: impl Fn(Id) -> bool) -> bool {
+        let Configuration { voters, voters_outgoing, .. } = &self.configuration;
+        let of =
+            |ids: &[Id]| !ids.is_empty() && 2 * ids.iter().filter(|id| is_one(**id)).count() <= ids.len();
+        of(voters) || of(voters_outgoing)
+    }
+}
