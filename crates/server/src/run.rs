@@ -12,7 +12,7 @@ use std::time::Duration;
 use lockkeeper_core::limits;
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{Removal, Snapshots};
-use lockkeeper_replica::{Config, ELECTION_TICKS, Event, Replica, TAIL_BYTES};
+use lockkeeper_replica::{Config, ELECTION_TICKS, Event, Members, Replica, TAIL_BYTES};
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::{Candidate, Founding};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -253,7 +253,7 @@ impl Started {
         advertised: &str,
         peering: Option<Peering>,
     ) -> Result<Self, ServeError> {
-        let about = about(&data.founding, advertised);
+        let about = about(&data.founding, &data.recovered.members, advertised);
         let directory = options.data.display().to_string();
         let (inbox, outbox) = (Arc::new(Inbox::default()), Arc::new(Outbox::default()));
         let (members, rules) = (data.recovered.members.clone(), data.recovered.table.rules());
@@ -336,8 +336,9 @@ impl Started {
     }
 }
 
-fn about(founding: &Founding, advertised: &str) -> About {
-    let members = founding.members.iter().map(|member| (member.node, member.client_address.clone()));
+fn about(founding: &Founding, members: &Members, advertised: &str) -> About {
+    // Of whom it knows now: those who were added since it was founded may stand in a snapshot alone.
+    let members = members.nodes.values().map(|member| (member.node, member.client_address.clone()));
     let mut clients: BTreeMap<u64, String> = members.collect();
     // What it was founded with may have changed since.
     clients.insert(founding.node, advertised.to_owned());

@@ -103,6 +103,28 @@ fn a_cluster_grows_from_one_node_to_three_and_gives_the_first_one_back() {
     assert_eq!(gone.code, i32::from(OK), "asked once more: {gone:?}");
 }
 
+/// A node knows where those serve clients who joined later, also if they stand in its snapshot alone.
+#[test]
+fn a_node_that_has_started_again_passes_calls_on_to_a_leader_that_joined_later() {
+    let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
+    let (place, one) = first(&ports[0], &[]);
+    let two = place.grown(2, &ports[1], &ports[0]);
+    let both = format!("{},{}", one.url(), two.listening());
+    let backup = place.ran("backup locks --json");
+    assert_eq!(backup.code, i32::from(OK), "{backup:?}");
+    let listen = one.listening();
+    one.kill();
+    let one = place.begin("node1", &["--listen", &listen, "--peer-listen", &peers(&ports[0])]).ready();
+    let place = place.over(&both);
+    let to_two = place.ran("cluster transfer --to 2");
+    assert_eq!((to_two.code, to_two.out.as_str()), (i32::from(OK), "node 2 leads\n"), "{to_two:?}");
+    let place = place.over(&one.url());
+    for line in ["ls", "set-limit gpu 4"] {
+        let passed = place.ran(line);
+        assert_eq!((passed.code, passed.err.as_str()), (i32::from(OK), ""), "{line}: {passed:?}");
+    }
+}
+
 /// A leader that is to be removed hands over, and its successor does it; the call finds its way.
 #[test]
 fn the_leader_itself_can_be_removed() {

@@ -140,11 +140,15 @@ impl Forwarding {
                     wake_at = self.until.min(leaderless_since + PAUSE);
                 }
                 State::Following { leader } => {
-                    if let Some(answer) = self.ask(leader, &mut state).await? {
-                        return Ok(answer);
+                    if let Some(address) = self.address_of(leader) {
+                        if let Some(answer) = self.ask(leader, &address, &mut state).await? {
+                            return Ok(answer);
+                        }
+                        leaderless_since = Instant::now();
+                    } else if Instant::now() >= leaderless_since + LEADERLESS {
+                        return Err(no_leader());
                     }
-                    leaderless_since = Instant::now();
-                    wake_at = self.until.min(leaderless_since + PAUSE);
+                    wake_at = self.until.min(Instant::now() + PAUSE);
                 }
                 State::Ended => return Err(shuts_down()),
                 _ if Instant::now() >= leaderless_since + LEADERLESS => return Err(no_leader()),
@@ -163,19 +167,24 @@ impl Forwarding {
         }
     }
 
+    /// Where that node serves clients, if it has said so.
+    fn address_of(&self, leader: u64) -> Option<String> {
+        self.front.clients().get(&leader).filter(|address| !address.is_empty()).cloned()
+    }
+
     /// The answer of a node that this one thinks leads; `None`: it does not, or can't be reached, or this node knows
     /// better meanwhile: a dead leader's connection may stay open for long.
     async fn ask(
         &self,
         leader: u64,
+        address: &str,
         state: &mut shown::Receiver<State>,
     ) -> Result<Option<Response<Body>>, Status> {
-        let Some(address) = self.front.clients().get(&leader).cloned() else { return Ok(None) };
-        let request = self.request(&address)?;
+        let request = self.request(address)?;
         let asked = async {
             let link = match self.kind {
-                Kind::Stream => link::dial(&address).await,
-                Kind::Again | Kind::Once => self.front.links.to(&address).await,
+                Kind::Stream => link::dial(address).await,
+                Kind::Again | Kind::Once => self.front.links.to(address).await,
             };
             match link {
                 Ok(mut link) => link.send(request).await,
