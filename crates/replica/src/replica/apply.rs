@@ -52,7 +52,6 @@ impl Replica {
         });
         if is_own && let Some(batch) = self.in_flight.pop_front() {
             self.rounds.committed(batch.at);
-            self.batch_committed(batch.since);
             for proposal in batch.proposals {
                 self.apply(proposal.command, proposal.origin)?;
             }

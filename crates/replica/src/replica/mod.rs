@@ -124,8 +124,8 @@ pub struct Replica {
     /// The engine took no more proposals at the last try: another is made after the next event or tick.
     is_refused: bool,
     in_flight: VecDeque<Batch>,
-    /// How long the last own batch took from its proposal to its commit.
-    commit_took: Duration,
+    /// No batch waits for the one before it until then.
+    unheld_until: Duration,
     rounds: Rounds,
     expiry: Expiry,
     snapshots: Snapshots,
@@ -204,7 +204,7 @@ impl Replica {
             queue: VecDeque::new(),
             is_refused: false,
             in_flight: VecDeque::new(),
-            commit_took: Duration::ZERO,
+            unheld_until: Duration::ZERO,
             rounds: Rounds::default(),
             expiry: Expiry::default(),
             snapshots: Snapshots::default(),
@@ -339,6 +339,7 @@ impl Replica {
     pub fn persisted(&mut self, now: Duration, proof: Persisted) -> Result<(), Fatal> {
         self.now = self.now.max(now);
         self.lease_now = self.clock.peek(now, self.step_max());
+        self.batch_on_disk();
         let released = self.engine.persisted(proof);
         if let Some(at) = released.installed {
             self.install(at)?;

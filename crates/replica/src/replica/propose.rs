@@ -2,8 +2,9 @@
 //!
 //! A leader's disk is often done a moment before the first follower has answered. To begin the next batch right then would keep
 //! this thread busy with its own disk while the answer arrives, for as long as a sync takes. So the next batch waits for the
-//! commit of the one before, where that takes less than [`HOLD`]: what arrives meanwhile goes along in one entry, and
-//! everybody syncs less often. Where followers are farther away, batches follow each other without waiting.
+//! commit of the one before, for up to [`HOLD`]: what arrives meanwhile goes along in one entry, and everybody syncs less
+//! often. Where that was in vain, since followers are farther away, batches follow each other without waiting, but for a try
+//! once in a while.
 
 use std::time::Duration;
 
@@ -19,14 +20,17 @@ const BATCH_COMMANDS_MAX: usize = 4096;
 const BATCH_BYTES_MAX: usize = 1 << 20;
 /// Most entries proposed in one turn: a turn must end for keep-alives to be seen.
 const BATCHES_MAX: usize = 4;
-/// So long a batch waits at most for the one before it.
+/// So long a batch waits at most for the one before it, from when that one is on this node's own disk.
 const HOLD: Duration = Duration::from_millis(1);
+/// After a wait in vain there is none for so long.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// Proposed commands, until their entry is committed or replaced.
 pub(super) struct Batch {
     pub(super) at: Position,
-    /// When it was proposed.
-    pub(super) since: Duration,
+    /// When it was proposed, and then when it was on this node's own disk.
+    since: Duration,
+    is_on_disk: bool,
     pub(super) proposals: Vec<Proposal>,
 }
 
@@ -35,13 +39,16 @@ impl Replica {
     /// a caller that waits need not look at its clients.
     #[must_use]
     pub fn held_until(&self) -> Option<Duration> {
-        let last = self.in_flight.back().filter(|_| self.lead.is_ready() && self.commit_took < HOLD)?;
+        let last = self.in_flight.back().filter(|_| self.lead.is_ready() && self.now >= self.unheld_until)?;
         Some(last.since + HOLD).filter(|until| *until > self.now)
     }
 
-    /// A batch of this node's own has been committed.
-    pub(super) fn batch_committed(&mut self, since: Duration) {
-        self.commit_took = self.now.saturating_sub(since);
+    /// All that was proposed is on this node's disk.
+    pub(super) fn batch_on_disk(&mut self) {
+        if let Some(last) = self.in_flight.back_mut().filter(|last| !last.is_on_disk) {
+            last.is_on_disk = true;
+            last.since = self.now;
+        }
     }
 
     /// Everything that waits goes into few log entries.
@@ -49,6 +56,9 @@ impl Replica {
         self.is_refused = false;
         if self.held_until().is_some() {
             return;
+        }
+        if !self.queue.is_empty() && !self.in_flight.is_empty() && self.now >= self.unheld_until {
+            self.unheld_until = self.now + AGAIN;
         }
         for _ in 0..BATCHES_MAX {
             if self.queue.is_empty() {
@@ -76,7 +86,7 @@ impl Replica {
             };
             self.rounds.ride(at);
             let proposals = self.queue.drain(..count).collect();
-            self.in_flight.push_back(Batch { at, since: self.now, proposals });
+            self.in_flight.push_back(Batch { at, since: self.now, is_on_disk: false, proposals });
         }
     }
 }

@@ -11,6 +11,8 @@ use crate::items::{acquire, bodies, granted};
 
 /// As long as a batch waits at most for the one before it.
 const HOLD: Duration = Duration::from_millis(1);
+/// For so long nobody waits, after a wait in vain.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// A leader with one entry on its way, asked for two more locks.
 fn with_a_batch_on_its_way() -> (World, u64, StreamId, u64) {
@@ -64,17 +66,16 @@ fn where_no_answer_comes_nobody_waits_for_it_for_long_and_then_not_at_all() {
     assert_eq!(under_way(&world, leader), [1, 1]);
     world.turn(leader, Vec::new());
     assert_eq!(under_way(&world, leader), [2, 2], "its time is over");
-    // The answers take longer than that: from now on it is not worth the wait.
-    world.now += HOLD;
+    // It was in vain: for a while it is not worth the wait.
     world.deliver();
     assert_eq!(answered(&mut world, leader, stream), [1, 2, 3]);
     for (seq, name) in [(4, "d"), (5, "e")] {
         world.say(leader, stream, vec![acquire(session, seq, name, false)]);
     }
     assert_eq!((under_way(&world, leader), world.node(leader).held_until()), (vec![2, 2], None));
-    // Until one is quick again.
     world.deliver();
     assert_eq!(answered(&mut world, leader, stream), [4, 5]);
+    world.now += AGAIN;
     for (seq, name) in [(6, "f"), (7, "g")] {
         world.say(leader, stream, vec![acquire(session, seq, name, false)]);
     }
