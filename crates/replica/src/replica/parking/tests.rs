@@ -93,6 +93,7 @@ fn cut_off() -> Replica {
         node: 1,
         seed: 1,
         tokens_above: 1,
+        rules: 1,
         tick: TICK,
         tail_bytes: TAIL_BYTES,
         snapshot_after: u64::MAX,
