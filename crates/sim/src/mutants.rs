@@ -165,7 +165,7 @@ pub const ALL: &[Mutant] = &[
         name: "vote-not-durable",
         place: Place::Replica(OfReplica::VoteNotDurable),
         what: "a node says for whom it votes before that is on its disk",
-        caught_by: &["P1", "P10"],
+        caught_by: &["P1", "P6", "P10"],
     },
     Mutant {
         name: "ack-before-sync",
@@ -189,7 +189,7 @@ pub const ALL: &[Mutant] = &[
         name: "dropped-batch-skipped",
         place: Place::Replica(OfReplica::DroppedBatchSkipped),
         what: "a batch that can't be proposed now is let go of",
-        caught_by: &["P4", "P7", "P8", "P9"],
+        caught_by: &["P2", "P4", "P7", "P8", "P9"],
     },
     Mutant {
         name: "snapshot-goes-back",
