@@ -291,7 +291,7 @@ pub const ALL: &[Mutant] = &[
         name: "retry-renumbered",
         place: Place::RetryRenumbered,
         what: "a command that is sent again gets a new number",
-        caught_by: &["P4", "P7"],
+        caught_by: &["P4", "P7", "P8"],
     },
     Mutant {
         name: "loss-ignored",
