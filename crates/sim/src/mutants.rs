@@ -165,7 +165,7 @@ pub const ALL: &[Mutant] = &[
         name: "vote-not-durable",
         place: Place::Replica(OfReplica::VoteNotDurable),
         what: "a node says for whom it votes before that is on its disk",
-        caught_by: &["P1", "P10"],
+        caught_by: &["P1", "P6", "P10"],
     },
     Mutant {
         name: "ack-before-sync",

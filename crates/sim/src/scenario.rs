@@ -64,13 +64,14 @@ pub(crate) enum Fault {
 }
 
 /// What chance alone would hardly ever bring about.
-const CHAINS: [Fault; 14] = [
+const CHAINS: [Fault; 15] = [
     Fault::LostVote,
     Fault::LostVote,
     Fault::RoundInFlight,
     Fault::RoundInFlight,
     Fault::RoundInFlight,
     Fault::RoundInFlight,
+    Fault::BreakAndCrash,
     Fault::BreakAndCrash,
     Fault::JustLate,
     Fault::StuckTransfer,

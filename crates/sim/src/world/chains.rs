@@ -1,7 +1,7 @@
 //! Chains of mishaps: each is one that a rule of the replica was made for, and that faults by chance would hardly ever
 //! bring about. Some seeds have one of them, again and again.
 
-use lockkeeper_core::Break;
+use lockkeeper_core::{Break, LockName, Token};
 use lockkeeper_replica::{AskId, Question};
 
 use super::{World, at};
@@ -26,16 +26,15 @@ impl World {
 
     /// An operator ends a hold, and the leader dies before its holder hears so.
     pub(super) fn break_and_crash(&mut self, leader: Id) {
-        let name = self.core.dice.pick(&self.core.scenario.names.clone());
-        let holds = self.core.oracle.history.table().describe(&name, 10).holds;
-        let Some(hold) = holds.first() else { return };
-        let order = Break {
-            name,
-            token: hold.token,
-            reason: "the simulator wants it".into(),
-            by: "operator".into(),
-            now: false,
-        };
+        let table = self.core.oracle.history.table();
+        let of = |name: &LockName| table.describe(name, 10).holds.first().map(|it| (name.clone(), it.token));
+        let holds: Vec<(LockName, Token)> = self.core.scenario.names.iter().filter_map(of).collect();
+        if holds.is_empty() {
+            return;
+        }
+        let (name, token) = self.core.dice.pick(&holds);
+        let order =
+            Break { name, token, reason: "the simulator wants it".into(), by: "operator".into(), now: false };
         self.asks += 1;
         self.nodes[at(leader)].ask(&mut self.core, AskId(self.asks), Question::Break(order));
         let pause = self.core.dice.spread(MS / 5, 40 * MS);

@@ -9,6 +9,8 @@ mod faults;
 mod meet;
 mod operator;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use crate::client::Client;
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
@@ -93,7 +95,11 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
             break;
         }
         let is_of_client = happening.is_of_client();
-        world.happen(happening);
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.happen(happening))) {
+            // The process would be gone; and its next run might do the same again.
+            let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+            world.core.broken("P10", &format!("a node panics: {text}"));
+        }
         let applied = world.core.oracle.history.applied();
         if is_of_client || applied != world.compared {
             world.compared = applied;
