@@ -147,6 +147,8 @@ pub(crate) struct Scenario {
     pub(crate) latency: (Nanos, Nanos),
     /// Between nodes.
     pub(crate) peer_latency: (Nanos, Nanos),
+    /// How long a write takes, unless the disk is slow.
+    pub(crate) disk: (Nanos, Nanos),
     /// Pauses between a caller's jobs.
     pub(crate) idle_max: Nanos,
     /// How long a step under a lock takes: at least, at most.
@@ -197,6 +199,8 @@ impl Scenario {
         let names = ["a", "a/b", "a/b/c", "d"];
         let count = dice.within(1, names.len() as u64) as usize;
         let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
+        // Nodes side by side, on fast disks: a leader often holds its next batch back until the last one is committed.
+        let is_near = dice.chance(25);
         let some = dice.within(0, nodes);
         let (old, changes) = (dice.pick(&[0, 0, 0, nodes, some]), dice.pick(&[0, 0, 2, 10, 30]));
         Self {
@@ -215,7 +219,12 @@ impl Scenario {
             tail_bytes: dice.pick(&[200, 2_000, TAIL_BYTES]),
             drift: dice.pick(&[0, DRIFT_PPM_MAX, DRIFT_PPM_MAX]),
             latency: (dice.spread(20_000, MS), dice.spread(MS, 30 * MS)),
-            peer_latency: (dice.spread(20_000, MS), dice.spread(MS, 20 * MS)),
+            peer_latency: if is_near {
+                (20_000, 400_000)
+            } else {
+                (dice.spread(20_000, MS), dice.spread(MS, 20 * MS))
+            },
+            disk: if is_near { (50_000, 300_000) } else { (80_000, MS) },
             work: match chain {
                 Some(Fault::BreakAndCrash) => (ttl, 5 * ttl),
                 Some(Fault::Outage) => (ttl / 8, 3 * ttl),

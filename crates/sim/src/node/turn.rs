@@ -171,7 +171,8 @@ impl Node {
                 continue;
             }
             let slow = core.has(Fault::SlowDisk) && core.dice.chance(10);
-            let pause = if slow { core.dice.spread(MS, 3 * SECOND) } else { core.dice.spread(80_000, MS) };
+            let (least, most) = if slow { (MS, 3 * SECOND) } else { core.scenario.disk };
+            let pause = core.dice.spread(least, most);
             core.after(pause, Happening::NodeWrote { node: self.id, run: self.run });
             self.before_write(core, write.record(), ends);
             // Nothing of it depends on this write.
