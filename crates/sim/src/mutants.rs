@@ -189,7 +189,7 @@ pub const ALL: &[Mutant] = &[
         name: "dropped-batch-skipped",
         place: Place::Replica(OfReplica::DroppedBatchSkipped),
         what: "a batch that can't be proposed now is let go of",
-        caught_by: &["P4", "P7", "P8", "P9"],
+        caught_by: &["P2", "P4", "P7", "P8", "P9"],
     },
     Mutant {
         name: "snapshot-goes-back",
