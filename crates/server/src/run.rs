@@ -29,6 +29,7 @@ use crate::disk::DataDirectory;
 use crate::error::ServeError;
 use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, State};
+use crate::leadership::Leadership;
 use crate::node::Node;
 use crate::options::Options;
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
@@ -312,6 +313,7 @@ impl Started {
             inbox: inbox.clone(),
             outbox: outbox.clone(),
             peers,
+            leadership: Leadership::new(data.founding.node, options.election_timeout),
             chores,
             done,
             directory,

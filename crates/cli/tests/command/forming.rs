@@ -76,6 +76,14 @@ fn a_cluster_forms_once_all_are_there_and_goes_on_without_any_one() {
     assert!(!third.serves() && !first.serves(), "two of three must not found a cluster");
     let second = three.start(2);
     let mut nodes = BTreeMap::from([(3, third.ready()), (1, first.ready()), (2, second.ready())]);
+    wait_until("the log says who leads, and who follows", || {
+        let logs: String = nodes.values().map(Node::log).collect();
+        (1..=3).any(|leader| {
+            let follows = |node| logs.contains(&format!("node {node} follows node {leader}, term "));
+            let is_leader = logs.contains(&format!("node {leader} leads, term "));
+            is_leader && (1..=3).filter(|node| *node != leader).all(follows)
+        })
+    });
     let mut last = 0;
     let mut rises = |token: u64| {
         assert!(token > last, "{token} after {last}");
