@@ -49,6 +49,21 @@ pub enum ServeError {
         /// What is wrong, and what to do.
         why: String,
     },
+    /// The node has others, and nobody knows where they reach it.
+    #[error(
+        "the data directory `{directory}` is of node {node} of a cluster with other nodes ({}), and neither the data nor \
+         the command line say where those reach this one: add `--peer-listen HOST:PORT`, with the address that it had when \
+         they were added, or another that they can reach",
+        listed(others)
+    )]
+    Unreachable {
+        /// The data directory.
+        directory: PathBuf,
+        /// Whose it is.
+        node: u64,
+        /// The other nodes.
+        others: Vec<u64>,
+    },
     /// The data are of another node than the one that was to be started.
     #[error(
         "the data directory `{directory}` belongs to node {found}, not to node {told}: start it with `--node {found}`, or \
@@ -213,6 +228,11 @@ impl ServeError {
     pub(crate) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { doing, source }
     }
+}
+
+/// As in `node 2, node 3`.
+fn listed(nodes: &[u64]) -> String {
+    nodes.iter().map(|node| format!("node {node}")).collect::<Vec<_>>().join(", ")
 }
 
 /// With the system's own words, where there are any.

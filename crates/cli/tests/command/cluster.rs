@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::node::{Node, Starting};
-use crate::support::{Ended, Place, wait_until};
+use crate::support::{CommandExt, Ended, Place, wait_until};
 
 /// Where a node listens to other nodes.
 fn peers(port: &Port) -> String {
@@ -202,6 +202,10 @@ fn a_node_that_was_founded_alone_can_have_others_later() {
     let peers_two = peers(&ports[1]);
     two.kill();
     one.kill();
+    // As it was started when it was alone: nobody would reach it, and it would wait for ever.
+    let as_before = [&["serve", "--data", "node1"], &alone[..]].concat();
+    let words = ["node1`", "node 1", "(node 2)", "--peer-listen HOST:PORT"];
+    place.bare(as_before).ended().is_one_line(USAGE, &words);
     let one = place.begin("node1", &["--listen", &listen, "--peer-listen", &peers_one]);
     let two = place.begin("node2", &["--listen", "127.0.0.1:0", "--node", "2", "--peer-listen", &peers_two]);
     let (_one, two) = (one.ready(), two.ready());
