@@ -172,8 +172,9 @@ pub enum ServeError {
     /// The data directory is not what it was any more.
     #[error(
         "the data directory `{directory}` was deleted, moved or replaced while this node ran: nothing that it \
-         acknowledged from now on would be found again, so it stops. Put the directory back and start again; or start \
-         with an empty one, whose tokens are above the old ones"
+         acknowledged from now on would be found again, so it stops. Put the directory back and start again. If it is lost: \
+         a node that is alone starts with an empty one, whose tokens are above the old ones; a node of a cluster is taken \
+         out (`lockkeeper cluster remove`), then added with an empty one under a new id"
     )]
     DirectoryGone {
         /// The data directory.
