@@ -98,7 +98,7 @@ fn a_cluster_grows_from_one_node_to_three_and_gives_the_first_one_back() {
     assert_eq!(status["removed"], Value::from(vec![1]));
     assert_eq!(place.shown("kept")["holders"][0]["token"], holder.token);
     let again = place.ran(&format!("cluster add 1={}", peers(&ports[0])));
-    is_refused(&again, &["node 1", "does not answer"]);
+    is_refused(&again, &["node 1 was removed", "never used", "`--node 4`"]);
     let gone = place.ran("cluster remove 1");
     assert_eq!(gone.code, i32::from(OK), "asked once more: {gone:?}");
 }

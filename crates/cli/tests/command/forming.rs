@@ -193,6 +193,21 @@ fn what_makes_no_sense_on_the_command_line_is_refused_before_anything_is_written
     refused("--node 0 --cluster 0=127.0.0.1:7", &["numbered from 1"]);
     refused("--node 1 --cluster 1=127.0.0.1:7 --join 127.0.0.1:8", &["--join", "--cluster"]);
     refused("--join 127.0.0.1:8", &["--node"]);
+    for list in ["1=127.0.0.1:7,2=127.0.0.1:7", "2=127.0.0.1:8,3=127.0.0.1:7,1=127.0.0.1:7"] {
+        let line = format!("--node 1 --cluster {list}");
+        refused(&line, &["the same address, `127.0.0.1:7`", "give each its own"]);
+    }
+    for wildcard in ["0.0.0.0:7", "[::]:7"] {
+        let line = format!("--node 1 --insecure --cluster 1=127.0.0.1:8,2={wildcard}");
+        refused(&line, &["node 2", &format!("`{wildcard}`"), "every address", "--peer-listen"]);
+    }
+    refused("--node 1 --cluster 1=127.0.0.1:7,2=:8", &["node 2", "`:8`", "N=HOST:PORT"]);
+    for join in ["--join=", "--join=db1.example", "--join=:5626", "--join=db1.example:0"] {
+        refused(
+            &format!("--node 2 {join}"),
+            &[&join.replace('=', " "), "HOST:PORT", "listens to other nodes"],
+        );
+    }
     refused("--node 1 --cluster 1=192.0.2.1:7", &["192.0.2.1:7", "--insecure"]);
     refused("--peer-listen 0.0.0.0:7", &["0.0.0.0:7", "--insecure"]);
 }
