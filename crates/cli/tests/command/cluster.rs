@@ -230,6 +230,10 @@ fn others_join_a_cluster_that_was_restored_and_a_follower_gives_the_next_backup(
         ["--listen", "127.0.0.1:0", "--node", "5", "--peer-listen", &address, "--segment-bytes", "1048576"];
     let five = place.begin("node5", &options).ready();
     let place = place.over(&five.url());
+    let status = place.status();
+    let own = &status["nodes"][0];
+    assert_eq!(own["peer_address"], address, "{own}");
+    assert_eq!(own["client_address"], five.listening(), "{own}");
     let six = place.grown(6, &ports[1], &ports[0]);
     assert_eq!(parts(&place.status()), [(5, "voter"), (6, "voter")]);
 
