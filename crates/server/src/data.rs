@@ -1,6 +1,7 @@
 //! A node's data directory at its start: found a cluster of one in an empty one, or stand as a candidate for one of
 //! several; go on with what another one holds.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,8 +9,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use lockkeeper_core::{Restorer, Table, limits};
 use lockkeeper_replica::disk::{Disk, DiskFile};
 use lockkeeper_replica::storage::{self, Existing, Log, OpenError, Opened, SnapshotReader, Snapshots};
-use lockkeeper_replica::{Members, Recovered};
-use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
+use lockkeeper_replica::{Change, Members, Recovered};
+use lockkeeper_wire::store::{Candidate, ConfChange, EntryKind, Founding, Listed, Member, MembersChange};
+use prost::Message;
 
 use crate::error::ServeError;
 use crate::options::Options;
@@ -31,6 +33,28 @@ pub(crate) struct Data<D: Disk> {
     pub(crate) recovered: Recovered,
     pub(crate) log: Log<D>,
     pub(crate) snapshots: Snapshots<D>,
+}
+
+impl<D: Disk> Data<D> {
+    /// Who takes part, as far as the data say: also by what the log may not have committed yet.
+    pub(crate) fn nodes(&self) -> BTreeMap<u64, Member> {
+        let Recovered { members, entries, .. } = &self.recovered;
+        let mut nodes = members.nodes.clone();
+        let mut leaving = members.nodes.keys().copied().find(|node| members.is_leaving(*node));
+        let changes =
+            entries.iter().filter(|entry| entry.kind() == EntryKind::Members && entry.index > members.at);
+        for entry in changes {
+            let change = ConfChange::decode(&*entry.data).and_then(|it| MembersChange::decode(&*it.context));
+            // What can't be read is told by the replica, which applies it.
+            match change.ok().and_then(|change| change.what) {
+                Some(Change::Add(member)) => drop(nodes.insert(member.node, member)),
+                Some(Change::Remove(node)) => leaving = Some(node),
+                Some(Change::Leave(_)) => drop(leaving.take().and_then(|node| nodes.remove(&node))),
+                Some(Change::Promote(_)) | None => {}
+            }
+        }
+        nodes
+    }
 }
 
 /// What a data directory holds.

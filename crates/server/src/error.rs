@@ -49,6 +49,21 @@ pub enum ServeError {
         /// What is wrong, and what to do.
         why: String,
     },
+    /// The node has others, and nobody knows where they reach it.
+    #[error(
+        "the data directory `{directory}` is of node {node} of a cluster with other nodes ({}), and neither the data nor \
+         the command line say where those reach this one: add `--peer-listen HOST:PORT`, with the address that it had when \
+         they were added, or another that they can reach",
+        listed(others)
+    )]
+    Unreachable {
+        /// The data directory.
+        directory: PathBuf,
+        /// Whose it is.
+        node: u64,
+        /// The other nodes.
+        others: Vec<u64>,
+    },
     /// The data are of another node than the one that was to be started.
     #[error(
         "the data directory `{directory}` belongs to node {found}, not to node {told}: start it with `--node {found}`, or \
@@ -157,8 +172,9 @@ pub enum ServeError {
     /// The data directory is not what it was any more.
     #[error(
         "the data directory `{directory}` was deleted, moved or replaced while this node ran: nothing that it \
-         acknowledged from now on would be found again, so it stops. Put the directory back and start again; or start \
-         with an empty one, whose tokens are above the old ones"
+         acknowledged from now on would be found again, so it stops. Put the directory back and start again. If it is lost: \
+         a node that is alone starts with an empty one, whose tokens are above the old ones; a node of a cluster is taken \
+         out (`lockkeeper cluster remove`), then added with an empty one under a new id"
     )]
     DirectoryGone {
         /// The data directory.
@@ -213,6 +229,11 @@ impl ServeError {
     pub(crate) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { doing, source }
     }
+}
+
+/// As in `node 2, node 3`.
+fn listed(nodes: &[u64]) -> String {
+    nodes.iter().map(|node| format!("node {node}")).collect::<Vec<_>>().join(", ")
 }
 
 /// With the system's own words, where there are any.

@@ -18,6 +18,7 @@ pub mod disk;
 mod error;
 mod front;
 mod inbox;
+mod leadership;
 mod node;
 mod observe;
 mod options;

@@ -23,6 +23,7 @@ use crate::chores::{Chore, Done};
 use crate::clock;
 use crate::error::ServeError;
 use crate::inbox::{Inbox, Outbox, State, weight};
+use crate::leadership::{Leadership, Line, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
 
@@ -38,6 +39,7 @@ pub(crate) struct Node<D: Disk> {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) node: u64,
+    pub(crate) leadership: Leadership,
     pub(crate) peers: Peers,
     /// To the task that sends snapshots.
     pub(crate) offers: UnboundedSender<Box<SnapshotOffer>>,
@@ -111,6 +113,7 @@ impl<D: Disk> Node<D> {
                 }
             }
             self.hand_over(&mut outputs)?;
+            self.tell_leader(begun);
             if requests > 0 {
                 observe::turn(requests, begun.elapsed());
             }
@@ -202,7 +205,8 @@ impl<D: Disk> Node<D> {
                     tracing::error!(
                         node,
                         index,
-                        "the table of node {node} is another than this node's: after entry {index} of the log its digest is                          {theirs:032x}, here it is {own:032x}; the one that can't be trusted will stop"
+                        "the table of node {node} is another than this node's: after entry {index} of the log its digest is \
+                         {theirs:032x}, here it is {own:032x}; the one that can't be trusted will stop"
                     );
                 }
                 Output::Wrong(it) => result = Err(ServeError::WrongTable { node: self.node, difference: it }),
@@ -219,6 +223,14 @@ impl<D: Disk> Node<D> {
         };
         self.outbox.put(outputs, state);
         result
+    }
+
+    fn tell_leader(&mut self, now: Instant) {
+        let Self { replica, peers, node, leadership, .. } = self;
+        let leader = if replica.is_ready() { Some(*node) } else { replica.follows() };
+        let reached = || Reached::new(*node, &replica.members().configuration, &peers.connected());
+        let lines = leadership.look(now, leader, replica.term(), reached);
+        lines.into_iter().for_each(Line::log);
     }
 
     fn finish_chores(&mut self, spare: &mut Spare) -> Result<(), ServeError> {

@@ -101,10 +101,43 @@ impl Options {
                 "a node founds a cluster (`--cluster`) or joins one (`--join`), not both".to_owned(),
             ));
         }
+        self.check_list()?;
+        if let Some(join) = &self.join
+            && host_and_port(join).is_none()
+        {
+            return Err(nodes(format!(
+                "`--join {join}` names no node: give HOST:PORT, where a node of the cluster listens to other nodes, as in \
+                 `--join db1.example:{}`",
+                lockkeeper_wire::DEFAULT_PEER_PORT
+            )));
+        }
         let of_joiner =
             self.join.as_ref().map(|_| format!("127.0.0.1:{}", lockkeeper_wire::DEFAULT_PEER_PORT));
         let typed = self.peer_listen.clone().or_else(|| own.cloned()).or(of_joiner);
         typed.map(|typed| Ok((self.allowed(&typed)?, typed))).transpose()
+    }
+
+    /// Each node of the list must have an address of its own that the others can connect to.
+    fn check_list(&self) -> Result<(), ServeError> {
+        let mut taken = BTreeMap::new();
+        for (node, address) in &self.cluster {
+            let why = match (host_and_port(address), taken.insert(address, node)) {
+                (None, _) => format!(
+                    "`--cluster` gives node {node} the address `{address}`, which is none: give N=HOST:PORT for each node"
+                ),
+                (Some((host, _)), _) if is_wildcard(host) => format!(
+                    "`--cluster` gives node {node} the address `{address}`, which stands for every address of a machine, so \
+                     the others can't connect to it: give the one that they reach it at; it listens on all of them with \
+                     `--peer-listen {address}`"
+                ),
+                (Some(_), Some(other)) => format!(
+                    "`--cluster` gives nodes {other} and {node} the same address, `{address}`: give each its own"
+                ),
+                (Some(_), None) => continue,
+            };
+            return Err(ServeError::Nodes { why });
+        }
+        Ok(())
     }
 
     /// The address that is meant, if it may be listened on.
@@ -117,6 +150,19 @@ impl Options {
         }
         Ok(address)
     }
+}
+
+/// Of an address to connect to.
+fn host_and_port(typed: &str) -> Option<(&str, u16)> {
+    let (host, port) = typed.rsplit_once(':')?;
+    let port = port.parse().ok().filter(|port| *port > 0)?;
+    (!host.is_empty()).then_some((host, port))
+}
+
+/// Whether it stands for all addresses of a machine.
+fn is_wildcard(host: &str) -> bool {
+    let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    ip.is_ok_and(|ip| ip.to_canonical().is_unspecified())
 }
 
 /// `::ffff:127.0.0.1` is loopback too.

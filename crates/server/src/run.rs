@@ -29,6 +29,7 @@ use crate::disk::DataDirectory;
 use crate::error::ServeError;
 use crate::front::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, State};
+use crate::leadership::Leadership;
 use crate::node::Node;
 use crate::options::Options;
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
@@ -187,12 +188,19 @@ impl Peering {
         Ok(Self { listener, told })
     }
 
-    /// Where the data say that it is; `None` for a node that was never told to talk to others.
+    /// Where the data say that it is; `None` for a node that is alone, and was never told to talk to others.
     fn of_data<D: Disk>(options: &Options, data: &Data<D>) -> Result<Option<Self>, ServeError> {
-        let member = data.recovered.members.nodes.get(&data.founding.node);
-        match member.map(|member| member.peer_address.as_str()) {
-            None | Some("") => Ok(None),
-            Some(told) => Self::new(options.allowed(told)?, told.to_owned()).map(Some),
+        let (mut nodes, node) = (data.nodes(), data.founding.node);
+        let told = nodes.remove(&node).map(|member| member.peer_address).unwrap_or_default();
+        match told.is_empty() {
+            false => Self::new(options.allowed(&told)?, told).map(Some),
+            true if nodes.is_empty() => Ok(None),
+            // It was founded alone, and would wait for them without a word.
+            true => Err(ServeError::Unreachable {
+                directory: options.data.clone(),
+                node,
+                others: nodes.into_keys().collect(),
+            }),
         }
     }
 }
@@ -305,6 +313,7 @@ impl Started {
         });
         let node = Node {
             node: data.founding.node,
+            leadership: Leadership::new(data.founding.node, options.election_timeout),
             offers,
             incoming: BTreeMap::new(),
             replica,

@@ -105,6 +105,7 @@ pub(super) fn failure(error: ServeError) -> Failure {
         | E::NotLoopback { .. }
         | E::Wildcard { .. }
         | E::TokensAbove { .. }
+        | E::Unreachable { .. }
         | E::Nodes { .. } => USAGE,
         E::AddressInUse { .. } | E::Directory(DirectoryError::InUse { .. }) => BUSY,
         E::Listen { .. } => code_below(&error).unwrap_or(UNAVAILABLE),

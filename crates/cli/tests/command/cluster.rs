@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::node::{Node, Starting};
-use crate::support::{Ended, Place, wait_until};
+use crate::support::{CommandExt, Ended, Place, wait_until};
 
 /// Where a node listens to other nodes.
 fn peers(port: &Port) -> String {
@@ -98,7 +98,7 @@ fn a_cluster_grows_from_one_node_to_three_and_gives_the_first_one_back() {
     assert_eq!(status["removed"], Value::from(vec![1]));
     assert_eq!(place.shown("kept")["holders"][0]["token"], holder.token);
     let again = place.ran(&format!("cluster add 1={}", peers(&ports[0])));
-    is_refused(&again, &["node 1", "does not answer"]);
+    is_refused(&again, &["node 1 was removed", "never used", "`--node 4`"]);
     let gone = place.ran("cluster remove 1");
     assert_eq!(gone.code, i32::from(OK), "asked once more: {gone:?}");
 }
@@ -224,6 +224,10 @@ fn a_node_that_was_founded_alone_can_have_others_later() {
     let peers_two = peers(&ports[1]);
     two.kill();
     one.kill();
+    // As it was started when it was alone: nobody would reach it, and it would wait for ever.
+    let as_before = [&["serve", "--data", "node1"], &alone[..]].concat();
+    let words = ["node1`", "node 1", "(node 2)", "--peer-listen HOST:PORT"];
+    place.bare(as_before).ended().is_one_line(USAGE, &words);
     let one = place.begin("node1", &["--listen", &listen, "--peer-listen", &peers_one]);
     let two = place.begin("node2", &["--listen", "127.0.0.1:0", "--node", "2", "--peer-listen", &peers_two]);
     let (_one, two) = (one.ready(), two.ready());
@@ -248,6 +252,10 @@ fn others_join_a_cluster_that_was_restored_and_a_follower_gives_the_next_backup(
         ["--listen", "127.0.0.1:0", "--node", "5", "--peer-listen", &address, "--segment-bytes", "1048576"];
     let five = place.begin("node5", &options).ready();
     let place = place.over(&five.url());
+    let status = place.status();
+    let own = &status["nodes"][0];
+    assert_eq!(own["peer_address"], address, "{own}");
+    assert_eq!(own["client_address"], five.listening(), "{own}");
     let six = place.grown(6, &ports[1], &ports[0]);
     assert_eq!(parts(&place.status()), [(5, "voter"), (6, "voter")]);
 

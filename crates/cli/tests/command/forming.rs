@@ -76,6 +76,14 @@ fn a_cluster_forms_once_all_are_there_and_goes_on_without_any_one() {
     assert!(!third.serves() && !first.serves(), "two of three must not found a cluster");
     let second = three.start(2);
     let mut nodes = BTreeMap::from([(3, third.ready()), (1, first.ready()), (2, second.ready())]);
+    wait_until("the log says who leads, and who follows", || {
+        let logs: String = nodes.values().map(Node::log).collect();
+        (1..=3).any(|leader| {
+            let follows = |node| logs.contains(&format!("node {node} follows node {leader}, term "));
+            let is_leader = logs.contains(&format!("node {leader} leads, term "));
+            is_leader && (1..=3).filter(|node| *node != leader).all(follows)
+        })
+    });
     let mut last = 0;
     let mut rises = |token: u64| {
         assert!(token > last, "{token} after {last}");
@@ -185,6 +193,21 @@ fn what_makes_no_sense_on_the_command_line_is_refused_before_anything_is_written
     refused("--node 0 --cluster 0=127.0.0.1:7", &["numbered from 1"]);
     refused("--node 1 --cluster 1=127.0.0.1:7 --join 127.0.0.1:8", &["--join", "--cluster"]);
     refused("--join 127.0.0.1:8", &["--node"]);
+    for list in ["1=127.0.0.1:7,2=127.0.0.1:7", "2=127.0.0.1:8,3=127.0.0.1:7,1=127.0.0.1:7"] {
+        let line = format!("--node 1 --cluster {list}");
+        refused(&line, &["the same address, `127.0.0.1:7`", "give each its own"]);
+    }
+    for wildcard in ["0.0.0.0:7", "[::]:7"] {
+        let line = format!("--node 1 --insecure --cluster 1=127.0.0.1:8,2={wildcard}");
+        refused(&line, &["node 2", &format!("`{wildcard}`"), "every address", "--peer-listen"]);
+    }
+    refused("--node 1 --cluster 1=127.0.0.1:7,2=:8", &["node 2", "`:8`", "N=HOST:PORT"]);
+    for join in ["--join=", "--join=db1.example", "--join=:5626", "--join=db1.example:0"] {
+        refused(
+            &format!("--node 2 {join}"),
+            &[&join.replace('=', " "), "HOST:PORT", "listens to other nodes"],
+        );
+    }
     refused("--node 1 --cluster 1=192.0.2.1:7", &["192.0.2.1:7", "--insecure"]);
     refused("--peer-listen 0.0.0.0:7", &["0.0.0.0:7", "--insecure"]);
 }

@@ -166,7 +166,12 @@ impl Lockkeeper for Api {
         request: Request<v1::MembersRequest>,
     ) -> Result<Response<v1::MembersResponse>, Status> {
         match self.0.ask(request.metadata(), Question::Members).await? {
-            Answer::Members(response) => Ok(Response::new(response)),
+            Answer::Members(mut response) => {
+                if let Some(directory) = self.0.directory.get() {
+                    directory.introduce(&mut response.nodes);
+                }
+                Ok(Response::new(response))
+            }
             _ => Err(unexpected()),
         }
     }

@@ -30,6 +30,10 @@ pub(crate) async fn who_waits(
     node: u64,
     address: &str,
 ) -> Result<Member, String> {
+    // Before anybody is asked: one that doesn't answer would be started in vain.
+    if let Some(removed) = directory.refuses(node) {
+        return Err(removed.to_string());
+    }
     let hello = match greet::open(address, node, Lane::Greeting, &Asking(directory.clone())).await {
         Ok((_, hello)) => hello,
         Err(NoLink::Refused(refusal) | NoLink::Unwanted(refusal)) => return Err(refusal.text),

@@ -1,14 +1,15 @@
 //! What a member of a cluster says of itself, and whom it knows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::limits;
-use lockkeeper_replica::Members;
 use lockkeeper_replica::founder::Identity;
+use lockkeeper_replica::{Change, Members, Rejected};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
-use lockkeeper_wire::store::Founding;
+use lockkeeper_wire::store::{Founding, Member};
+use lockkeeper_wire::v1::ClusterNode;
 use tokio::sync::watch;
 
 use super::greet::Greeter;
@@ -69,6 +70,25 @@ impl Directory {
     /// Whether it took part once, as far as this node has applied.
     pub(super) fn has_removed(&self, node: u64) -> bool {
         self.known.borrow().members.removed.contains_key(&node)
+    }
+
+    /// Why no node can be added under this id, if it was used before.
+    pub(super) fn refuses(&self, node: u64) -> Option<Rejected> {
+        let new = Change::Add(Member { node, ..Member::default() });
+        let checked = self.known.borrow().members.check(&new, &BTreeSet::new());
+        checked.err().filter(|why| matches!(why, Rejected::Removed { .. }))
+    }
+
+    /// Fills in what this node knows of itself: one that was founded alone, or was restored, has never told the cluster.
+    pub(crate) fn introduce(&self, nodes: &mut [ClusterNode]) {
+        for own in nodes.iter_mut().filter(|it| it.node == self.founding.node) {
+            if own.peer_address.is_empty() {
+                own.peer_address.clone_from(&self.peer_address);
+            }
+            if own.client_address.is_empty() {
+                own.client_address.clone_from(&self.client_address);
+            }
+        }
     }
 
     /// Where the other nodes are, by id.

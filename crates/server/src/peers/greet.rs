@@ -50,6 +50,15 @@ impl std::fmt::Display for NoLink {
     }
 }
 
+/// Why whoever has connected is not let in.
+#[derive(Debug)]
+pub(crate) enum NoGuest {
+    /// It did not say who it is.
+    Silent(io::Error),
+    /// It says that it is this node, and this node won't talk to it.
+    Refused(u64, Refusal),
+}
+
 /// Connects to `address`, and greets: whoever is there and lets this node in, with the connection, if `own` lets it in.
 ///
 /// # Errors
@@ -85,7 +94,7 @@ pub(super) async fn answer(
     mut socket: TcpStream,
     own: &dyn Greeter,
     lanes: &[Lane],
-) -> Result<(TcpStream, Hello), NoLink> {
+) -> Result<(TcpStream, Hello), NoGuest> {
     let greet = async {
         socket.set_nodelay(true)?;
         let hello: Hello = read(&mut socket).await?;
@@ -106,9 +115,9 @@ pub(super) async fn answer(
         Ok((socket, hello, refusal))
     };
     let greeted = timeout(PATIENCE, greet).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-    match greeted.map_err(NoLink::Unreachable)? {
+    match greeted.map_err(NoGuest::Silent)? {
         (socket, hello, None) => Ok((socket, hello)),
-        (_, _, Some(refusal)) => Err(NoLink::Unwanted(refusal)),
+        (_, hello, Some(refusal)) => Err(NoGuest::Refused(hello.node, refusal)),
     }
 }
 

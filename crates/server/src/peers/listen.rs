@@ -1,18 +1,45 @@
 //! Connections that other nodes open.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_wire::peer::{Hello, Lane, RefusalCode};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
-use super::greet::{self, Greeter, NoLink};
+use super::greet::{self, Greeter, NoGuest};
 
 /// So many strangers may be about to say who they are.
 const GREETINGS_MAX: usize = 64;
 /// The system gave no connection, for want of files or memory: it is asked again this much later.
 const PAUSE: Duration = Duration::from_millis(100);
+/// So many refusals are remembered: strangers may say any number of things.
+const SAID_MAX: usize = 256;
+
+/// Refusals that were logged: a node that is refused comes back every second.
+#[derive(Default)]
+struct Said {
+    /// By node, and a hash of the text: that can be as long as a stranger likes.
+    texts: BTreeSet<(u64, u64)>,
+    hasher: RandomState,
+}
+
+impl Said {
+    /// Whether that was not said yet of this node.
+    fn is_news(&mut self, node: u64, text: &str) -> bool {
+        if self.texts.len() >= SAID_MAX {
+            self.texts.clear();
+        }
+        self.texts.insert((node, self.hasher.hash_one(text)))
+    }
+
+    /// It was let in: what it hears from now on is news again.
+    fn forget(&mut self, node: u64) {
+        self.texts.retain(|(of, _)| *of != node);
+    }
+}
 
 /// Answers whoever connects, for as long as it is polled. `number` is asked when a connection was accepted; it comes back with
 /// the connection once both sides have let each other in.
@@ -23,6 +50,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
     number: impl Fn() -> N,
     take: impl Fn(N, TcpStream, Hello) + Clone + Send + 'static,
 ) {
+    let said = Arc::new(Mutex::new(Said::default()));
     let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
     loop {
         // Never closed.
@@ -35,21 +63,56 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
                 continue;
             }
         };
-        let (own, take, number) = (own.clone(), take.clone(), number());
+        let (own, take, said, number) = (own.clone(), take.clone(), said.clone(), number());
         tokio::spawn(async move {
             match greet::answer(socket, &*own, lanes).await {
-                Ok((socket, hello)) => take(number, socket, hello),
-                Err(NoLink::Unreachable(error)) => {
+                Ok((socket, hello)) => {
+                    said.lock().unwrap_or_else(PoisonError::into_inner).forget(hello.node);
+                    take(number, socket, hello);
+                }
+                Err(NoGuest::Silent(error)) => {
                     tracing::debug!(%address, %error, "somebody at {address} did not say who it is: {error}");
                 }
-                Err(NoLink::Unwanted(why) | NoLink::Refused(why)) if why.code() == RefusalCode::Later => {
-                    tracing::debug!(%address, "a peer at {address} comes too early: {}", why.text);
+                Err(NoGuest::Refused(node, why)) if why.code() == RefusalCode::Later => {
+                    tracing::debug!(node, %address, "a peer at {address} comes too early: {}", why.text);
                 }
-                Err(NoLink::Unwanted(why) | NoLink::Refused(why)) => {
-                    tracing::warn!(%address, "a peer at {address} is refused: {}", why.text);
+                Err(NoGuest::Refused(node, why)) => {
+                    if said.lock().unwrap_or_else(PoisonError::into_inner).is_news(node, &why.text) {
+                        tracing::warn!(node, %address, "a peer at {address} is refused: {}", why.text);
+                    } else {
+                        tracing::debug!(node, %address, "a peer at {address} is refused again: {}", why.text);
+                    }
                 }
             }
             drop(permit);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_said_once_for_each_node_and_text_until_the_node_is_let_in() {
+        let mut said = Said::default();
+        assert!(said.is_news(2, "its data are gone"));
+        assert!(!said.is_news(2, "its data are gone"));
+        // Two machines that both say that they are node 2 take turns.
+        assert!(said.is_news(2, "another cluster"));
+        assert!(!said.is_news(2, "its data are gone"));
+        assert!(said.is_news(3, "its data are gone"));
+        said.forget(2);
+        assert!(said.is_news(2, "its data are gone"));
+        assert!(!said.is_news(3, "its data are gone"));
+    }
+
+    #[test]
+    fn strangers_can_not_make_it_remember_more_and_more() {
+        let mut said = Said::default();
+        for node in 0..10_000 {
+            assert!(said.is_news(node, "who is that"));
+            assert!(said.texts.len() <= SAID_MAX);
+        }
     }
 }

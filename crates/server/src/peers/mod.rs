@@ -226,6 +226,12 @@ impl Peers {
         }
     }
 
+    /// The nodes with which there are connections both ways.
+    pub(crate) fn connected(&self) -> BTreeSet<u64> {
+        let Some(links) = &self.links else { return BTreeSet::new() };
+        links.incoming.keys().filter(|node| links.outgoing.contains_key(node)).copied().collect()
+    }
+
     /// Sleeps until something arrives, in the inbox or from a peer, or `at_most` so long; not at all if something has.
     pub(crate) fn wait(&mut self, at_most: Option<Duration>) {
         let inbox = &self.inbox;

@@ -7,7 +7,7 @@ use lockkeeper_cli::exit;
 use super::nodes::{ALL, Nodes, lockkeeper, others};
 use crate::directory::has_stopped;
 use crate::load::Load;
-use crate::server::{LONG, Server, answer, within};
+use crate::server::{LONG, Server, answer, until, within};
 
 /// It is refused by the others, and says what to do.
 #[track_caller]
@@ -55,6 +55,12 @@ async fn two_empty_nodes_of_three_found_no_second_cluster() {
     let status =
         answer("it leads no more", async || nodes.status(whole).await.filter(|status| !status.leads)).await;
     assert_eq!(status.cluster, cluster);
+    let log = || nodes.nodes[whole].log();
+    until("it says whom it misses", || {
+        let log = log();
+        log.contains("no leader known for ") && log.contains("; connected to: none; not connected to: node ")
+    });
+    assert!(log().contains(&format!("node {} leads no more, term ", whole + 1)), "{}", log());
     assert_eq!(held.loss(), None);
     let free = locks.mutex("b").ttl(LONG).wait(lockkeeper::Wait::For(std::time::Duration::from_millis(300)));
     assert!(free.acquire().await.is_err(), "one of three grants nothing");

@@ -1,0 +1,186 @@
+//! What the log says of leadership: who leads, from which term on, and that nobody does.
+//!
+//! Responsible for: each change is one line, not one a turn; a spell without a leader is told once, and its end with it.
+//! Knows no clock and writes nothing itself.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use lockkeeper_wire::store::Configuration;
+
+/// So many election time-outs without a leader are told: an election after a death takes two or three.
+const PATIENCE: u32 = 4;
+
+/// A line for the log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Line {
+    is_warning: bool,
+    text: String,
+}
+
+impl Line {
+    fn info(text: String) -> Self {
+        Self { is_warning: false, text }
+    }
+
+    pub(crate) fn log(self) {
+        let Self { is_warning, text } = self;
+        if is_warning { tracing::warn!("{text}") } else { tracing::info!("{text}") }
+    }
+}
+
+/// Who leads, as this node knows, over time.
+#[derive(Debug)]
+pub(crate) struct Leadership {
+    node: u64,
+    patience: Duration,
+    /// The last leader that was told of, and its term.
+    told: Option<(u64, u64)>,
+    /// Since when there is none; whether that was told.
+    without: Option<(Instant, bool)>,
+}
+
+impl Leadership {
+    /// Of this node, with its time-out of elections.
+    pub(crate) fn new(node: u64, election_timeout: Duration) -> Self {
+        Self { node, patience: election_timeout * PATIENCE, told: None, without: None }
+    }
+
+    /// What is to be logged now that `leader` leads in `term`, this node or one that it hears; `None`: it knows of none.
+    /// `reached` says who takes part, as far as that is asked for.
+    pub(crate) fn look(
+        &mut self,
+        now: Instant,
+        leader: Option<u64>,
+        term: u64,
+        reached: impl FnOnce() -> Reached,
+    ) -> Vec<Line> {
+        let (mut lines, node) = (Vec::new(), self.node);
+        if self.told.is_some_and(|(told, _)| told == node) && leader != Some(node) {
+            lines.push(Line::info(format!("node {node} leads no more, term {term}")));
+            self.told = None;
+        }
+        let Some(leader) = leader else {
+            let (since, is_told) = self.without.get_or_insert((now, false));
+            let so_far = now.saturating_duration_since(*since);
+            if !*is_told && so_far >= self.patience {
+                *is_told = true;
+                let text = format!("no leader known for {:.1} s; {}", so_far.as_secs_f64(), reached());
+                lines.push(Line { is_warning: true, text });
+            }
+            return lines;
+        };
+        let spell = self.without.take().filter(|(_, is_told)| *is_told);
+        if self.told != Some((leader, term)) || spell.is_some() {
+            self.told = Some((leader, term));
+            let after = spell.map_or_else(String::new, |(since, _)| {
+                let took = now.saturating_duration_since(since).as_secs_f64();
+                format!(": there is a leader again after {took:.1} s without")
+            });
+            let text = if leader == node {
+                format!("node {node} leads, term {term}{after}")
+            } else {
+                format!("node {node} follows node {leader}, term {term}{after}")
+            };
+            lines.push(Line::info(text));
+        }
+        lines
+    }
+}
+
+/// Which of the other voters this node has connections with, for whoever wonders why there is no majority.
+#[derive(Debug)]
+pub(crate) struct Reached {
+    connected: Vec<u64>,
+    missing: Vec<u64>,
+}
+
+impl Reached {
+    /// Of the voters besides `node`: `connected` can be talked to, both ways.
+    pub(crate) fn new(node: u64, voters: &Configuration, connected: &BTreeSet<u64>) -> Self {
+        let voters: BTreeSet<u64> = voters.voters.iter().chain(&voters.voters_outgoing).copied().collect();
+        let others = voters.into_iter().filter(|voter| *voter != node);
+        let (connected, missing) = others.partition(|voter| connected.contains(voter));
+        Self { connected, missing }
+    }
+}
+
+impl std::fmt::Display for Reached {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let list = |nodes: &[u64]| match nodes {
+            [] => "none".to_owned(),
+            nodes => nodes.iter().map(|node| format!("node {node}")).collect::<Vec<_>>().join(", "),
+        };
+        let (connected, missing) = (list(&self.connected), list(&self.missing));
+        write!(
+            f,
+            "connected to: {connected}; not connected to: {missing}; a majority of the voters must be connected"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMEOUT: Duration = crate::ELECTION_TIMEOUT;
+
+    /// Node 2 of three, which reaches node 3 only.
+    struct Fixture {
+        leadership: Leadership,
+        start: Instant,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            Self { leadership: Leadership::new(2, TIMEOUT), start: Instant::now() }
+        }
+
+        /// What is logged so many time-outs of elections after the start, with a mark before warnings.
+        fn at(&mut self, timeouts: u32, leader: Option<u64>, term: u64) -> Vec<String> {
+            let now = self.start + TIMEOUT * timeouts;
+            let voters = Configuration { voters: vec![1, 2, 3], ..Configuration::default() };
+            let reached = || Reached::new(2, &voters, &BTreeSet::from([3, 9]));
+            let lines = self.leadership.look(now, leader, term, reached);
+            lines
+                .into_iter()
+                .map(|line| format!("{}{}", if line.is_warning { "! " } else { "" }, line.text))
+                .collect()
+        }
+    }
+
+    #[test]
+    fn each_change_of_who_leads_is_told_once() {
+        let mut node = Fixture::new();
+        assert_eq!(node.at(0, None, 1), [""; 0]);
+        assert_eq!(node.at(1, Some(1), 1), ["node 2 follows node 1, term 1"]);
+        assert_eq!(node.at(2, Some(1), 1), [""; 0]);
+        assert_eq!(node.at(3, None, 1), [""; 0], "an election is no trouble yet");
+        assert_eq!(node.at(4, Some(2), 2), ["node 2 leads, term 2"]);
+        assert_eq!(node.at(5, Some(2), 2), [""; 0]);
+        assert_eq!(node.at(6, Some(3), 3), ["node 2 leads no more, term 3", "node 2 follows node 3, term 3"]);
+        assert_eq!(node.at(7, Some(3), 4), ["node 2 follows node 3, term 4"]);
+    }
+
+    #[test]
+    fn a_spell_without_a_leader_is_told_once_with_whom_it_reaches_and_so_is_its_end() {
+        let mut node = Fixture::new();
+        node.at(0, Some(2), 5);
+        assert_eq!(node.at(10, None, 5), ["node 2 leads no more, term 5"]);
+        assert_eq!(node.at(10 + PATIENCE - 1, None, 5), [""; 0]);
+        let told = node.at(10 + PATIENCE, None, 6);
+        let seconds = (TIMEOUT * PATIENCE).as_secs_f64();
+        let words =
+            format!("! no leader known for {seconds:.1} s; connected to: node 3; not connected to: node 1; ");
+        assert!(told.len() == 1 && told[0].starts_with(&words), "{told:?}");
+        assert_eq!(node.at(30, None, 9), [""; 0]);
+        let seconds = (TIMEOUT * 21).as_secs_f64();
+        let again = format!("node 2 leads, term 10: there is a leader again after {seconds:.1} s without");
+        assert_eq!(node.at(31, Some(2), 10), [again]);
+        // The next one begins anew.
+        node.at(40, None, 10);
+        assert!(node.at(40 + PATIENCE, None, 10)[0].starts_with("! no leader known"));
+        let back = node.at(41 + PATIENCE, Some(1), 10);
+        assert!(back[0].starts_with("node 2 follows node 1, term 10: there is a leader again"), "{back:?}");
+    }
+}
