@@ -206,7 +206,10 @@ impl<D: Disk> Node<D> {
                         node,
                         index,
                         "the table of node {node} is another than this node's: after entry {index} of the log its digest is \
-                         {theirs:032x}, here it is {own:032x}; the one that can't be trusted will stop"
+                         {theirs:032x}, here it is {own:032x}. The one that a majority of the voters contradicts stops. Where \
+                         there is none, both go on, and what they say of locks can't be trusted: bring the nodes that are down \
+                         back, so that they can decide; with two voters, look for failing memory or a failing disk, then \
+                         `lockkeeper cluster remove` that node, and add it with an empty directory under a new id"
                     );
                 }
                 Output::Wrong(it) => result = Err(ServeError::WrongTable { node: self.node, difference: it }),

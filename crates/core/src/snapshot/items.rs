@@ -22,8 +22,9 @@ use super::view::RequestView;
 use super::{LimitState, RequestState, SessionState, Snapshot};
 use crate::table::SnapshotError;
 
-/// Raised with every change of an item's layout.
-const FORMAT: u64 = 2;
+/// Raised with every change of an item's layout. Digests are over items as they are laid out, so only those of one format can be
+/// compared.
+pub const FORMAT: u64 = 2;
 /// Longest item that is read, in bytes: no reader keeps more than this of a stream that it can't use yet. A session
 /// that was told of the end of all its requests (2^20) and has confirmed none is less than half of it.
 const ITEM_BYTES_MAX: u64 = 1 << 26;

@@ -9,6 +9,8 @@ mod codec;
 pub(crate) mod items;
 pub(crate) mod view;
 
+pub use items::FORMAT;
+
 use crate::name::LockName;
 use crate::reply::Reply;
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};

@@ -9,25 +9,28 @@
 //! 2. Whoever applies that entry begins a snapshot. Who can't (another one is under way; the name was lost with a connection) is
 //!    not compared this time.
 //! 3. A follower's answers to heartbeats tell what came of it.
-//! 4. The leader finds what is right: what a majority of the voters has; where none agrees, what it has itself. Its heartbeats
-//!    tell that.
-//! 5. Whoever has another digest of that entry stops: a follower, or the leader itself.
+//! 4. What a majority of the voters has is right; the leader's heartbeats tell that. Whoever has another digest of that entry stops:
+//!    a follower, or the leader itself.
+//! 5. Without a majority nobody is wrong: a stop is for good, and it would be the healthy one's as often as not. The leader says who
+//!    differs, and names another entry, so that a voter that was not compared can decide.
 //!
 //! All of it is told again and again, so nothing depends on a message that is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use lockkeeper_core::snapshot::FORMAT;
 use lockkeeper_wire::peer::{PeerKind, PeerMessage, TableDigest};
+use lockkeeper_wire::store::Configuration;
 
 use super::Replica;
 use crate::event::{Difference, Output};
 
-/// After it has found a difference, a leader waits so long for digests of the other voters: a walk over millions of locks takes
-/// seconds. Nobody is wrong until then, unless a majority says so.
-const WAIT: Duration = Duration::from_secs(10);
+/// While it isn't known which of two tables is right, a leader waits so long for the voters that have not told, then names another
+/// entry. A walk over millions of locks takes seconds; and each costs a snapshot, so it must not be often.
+const AGAIN: Duration = Duration::from_secs(60);
 
-/// What a table was after an entry.
+/// What a table was after an entry, in this program's [`FORMAT`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Digest {
     index: u64,
@@ -42,11 +45,12 @@ pub(super) struct Checks {
     own: Option<Digest>,
     /// Of the others, as they said last.
     told: BTreeMap<u64, Digest>,
-    /// What a leader tells: all have it who are right.
+    /// What a leader tells: a majority has it. It stands, whoever stops or is removed afterwards.
     right: Option<Digest>,
-    /// Who differs from this node, at `own`; and when the first one was found.
+    /// Who differs from this node, at `own`.
     differ: BTreeSet<u64>,
-    differs_since: Duration,
+    /// When `own` was taken, or an entry named for the sake of a difference.
+    waits_since: Duration,
     /// There is something new to judge by.
     has_news: bool,
     /// This node is the wrong one, and that was said.
@@ -70,8 +74,9 @@ impl Checks {
     }
 
     /// A named snapshot's walk has ended.
-    pub(super) fn taken(&mut self, index: u64, value: u128) {
+    pub(super) fn taken(&mut self, index: u64, value: u128, now: Duration) {
         self.own = Some(Digest { index, value });
+        self.waits_since = now;
         self.differ.clear();
         self.has_news = true;
     }
@@ -91,7 +96,14 @@ impl Checks {
             index,
             high: (value >> 64) as u64,
             low: value as u64,
+            format: FORMAT,
         });
+    }
+
+    /// Others take part from now on. What those told who are gone is dropped.
+    pub(super) fn set_members(&mut self, is_member: impl Fn(u64) -> bool) {
+        self.told.retain(|node, _| is_member(*node));
+        self.has_news = true;
     }
 
     /// Who says something else than this node, of the same entry.
@@ -109,6 +121,7 @@ impl Replica {
         }
         let digest = message
             .digest
+            .filter(|it| it.format == FORMAT)
             .map(|it| Digest { index: it.index, value: u128::from(it.high) << 64 | u128::from(it.low) });
         match message.kind() {
             PeerKind::Append | PeerKind::Heartbeat => {
@@ -124,7 +137,7 @@ impl Replica {
                 }
             }
             PeerKind::HeartbeatResponse => {
-                if let Some(digest) = digest {
+                if let Some(digest) = digest.filter(|_| self.members.nodes.contains_key(&message.from)) {
                     self.checks.has_news |= self.checks.told.insert(message.from, digest) != Some(digest);
                 }
             }
@@ -134,9 +147,7 @@ impl Replica {
 
     /// The leader's part: tells who differs, and finds what is right.
     pub(super) fn judge(&mut self) {
-        let is_judged = self.checks.right.map(|it| it.index) == self.checks.own.map(|it| it.index);
-        let waits = !self.checks.differ.is_empty() && !is_judged;
-        if !(self.checks.has_news || waits) || !self.engine.is_leader() {
+        if !self.checks.has_news || !self.engine.is_leader() {
             return;
         }
         self.checks.has_news = false;
@@ -144,30 +155,45 @@ impl Replica {
         let told: BTreeMap<u64, u128> =
             self.checks.others(&own).chain([(self.config.node, own.value)]).collect();
         for (&node, &theirs) in told.iter().filter(|(_, value)| **value != own.value) {
-            if self.checks.differ.is_empty() {
-                self.checks.differs_since = self.now;
-            }
             if self.checks.differ.insert(node) {
                 let difference = Difference { index: own.index, own: own.value, node, theirs };
                 self.outputs.push(Output::Differs(difference));
             }
         }
-        let voters = &self.members.configuration.voters;
-        let agree = |value: u128| voters.iter().filter(|voter| told.get(voter) == Some(&value)).count();
-        let of_majority = told.iter().find(|(_, value)| agree(**value) > voters.len() / 2);
-        let all_told = voters.iter().all(|voter| told.contains_key(voter));
-        let is_late = self.now >= self.checks.differs_since + WAIT;
-        let right = match of_majority {
-            Some((&node, &value)) => Some((node, value)),
-            None if !self.checks.differ.is_empty() && (all_told || is_late) => {
-                Some((self.config.node, own.value))
-            }
-            None => None,
-        };
-        self.checks.right = right.map(|(_, value)| Digest { index: own.index, value });
-        if let Some((node, value)) = right.filter(|(_, value)| *value != own.value) {
-            self.is_wrong(own, node, value);
+        if self.is_judged(own.index) {
+            return;
         }
+        if let Some((node, value)) = of_majority(&self.members.configuration, &told) {
+            self.checks.right = Some(Digest { index: own.index, value });
+            if value != own.value {
+                self.is_wrong(own, node, value);
+            }
+        }
+    }
+
+    fn is_judged(&self, index: u64) -> bool {
+        self.checks.right.is_some_and(|right| right.index == index)
+    }
+
+    /// Whether a leader should name another entry before its next snapshot is due, because a voter that may be there has not told
+    /// which of two tables is right. Once it was asked and said so, not again for [`AGAIN`].
+    pub(super) fn must_compare_again(&mut self) -> bool {
+        let Some(own) = self.checks.own else { return false };
+        if self.checks.differ.is_empty()
+            || self.is_judged(own.index)
+            || self.now < self.checks.waits_since + AGAIN
+        {
+            return false;
+        }
+        let told: BTreeSet<u64> = self.checks.others(&own).map(|(node, _)| node).collect();
+        let Configuration { voters, voters_outgoing, .. } = &self.members.configuration;
+        let may_tell = voters.iter().chain(voters_outgoing).any(|voter| {
+            *voter != self.config.node && !told.contains(voter) && !self.unreachable.contains(voter)
+        });
+        if may_tell {
+            self.checks.waits_since = self.now;
+        }
+        may_tell
     }
 
     fn is_wrong(&mut self, own: Digest, node: u64, theirs: u128) {
@@ -175,5 +201,54 @@ impl Replica {
             let difference = Difference { index: own.index, own: own.value, node, theirs };
             self.outputs.push(Output::Wrong(difference));
         }
+    }
+}
+
+/// What a majority of the voters has, and one node that says so. While voters change, a majority before and one after.
+fn of_majority(configuration: &Configuration, told: &BTreeMap<u64, u128>) -> Option<(u64, u128)> {
+    let has = |voters: &[u64], value: u128| {
+        2 * voters.iter().filter(|voter| told.get(voter) == Some(&value)).count() > voters.len()
+    };
+    let Configuration { voters, voters_outgoing, .. } = configuration;
+    let is_right = |value| has(voters, value) && (voters_outgoing.is_empty() || has(voters_outgoing, value));
+    told.iter().map(|(node, value)| (*node, *value)).find(|(_, value)| is_right(*value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(voters: &[u64], outgoing: &[u64], told: &[(u64, u128)], right: Option<u128>) {
+        let configuration = Configuration {
+            voters: voters.to_vec(),
+            voters_outgoing: outgoing.to_vec(),
+            ..Configuration::default()
+        };
+        let told = told.iter().copied().collect();
+        assert_eq!(of_majority(&configuration, &told).map(|(_, value)| value), right);
+    }
+
+    #[test]
+    fn only_a_majority_of_all_voters_decides() {
+        check(&[1, 2, 3], &[], &[(1, 7), (2, 8), (3, 8)], Some(8));
+        check(&[1, 2, 3], &[], &[(1, 7), (3, 7)], Some(7));
+        check(&[1, 2, 3], &[], &[(1, 7), (2, 8)], None);
+        check(&[1, 2, 3], &[], &[(1, 7), (2, 8), (3, 9)], None);
+        check(&[1, 2, 3, 4, 5], &[], &[(1, 7), (2, 8), (3, 8)], None);
+        check(&[1, 2, 3, 4], &[], &[(1, 7), (2, 7), (3, 8), (4, 8)], None);
+        check(&[1, 2], &[], &[(1, 7), (2, 8)], None);
+    }
+
+    #[test]
+    fn who_does_not_vote_does_not_decide() {
+        check(&[1, 2], &[], &[(1, 7), (2, 8), (3, 8), (4, 8)], None);
+    }
+
+    #[test]
+    fn while_voters_change_both_majorities_decide() {
+        check(&[1, 2, 4], &[1, 2, 3], &[(1, 7), (2, 8), (4, 8)], None);
+        check(&[1, 2, 4], &[1, 2, 3], &[(1, 7), (2, 8), (3, 8)], None);
+        check(&[1, 2, 4], &[1, 2, 3], &[(1, 7), (2, 8), (3, 8), (4, 8)], Some(8));
     }
 }

@@ -110,7 +110,7 @@ impl Replica {
                     WalkState::Continue => {}
                     WalkState::Done { digest } => {
                         if it.is_named {
-                            self.checks.taken(it.head.index, digest);
+                            self.checks.taken(it.head.index, digest, self.now);
                         }
                         it.stage = Stage::Tail { digest };
                     }
@@ -151,13 +151,14 @@ impl Replica {
     /// instead of beginning at once.
     fn is_snapshot_due(&mut self) -> bool {
         let after = self.config.snapshot_after.max(self.snapshots.size);
-        if self.snapshots.logged < after {
+        let is_leader = self.engine.is_leader();
+        if self.snapshots.logged < after && !(is_leader && self.must_compare_again()) {
             return false;
         }
         if self.members.nodes.len() < 2 {
             return true;
         }
-        if self.engine.is_leader() {
+        if is_leader {
             self.checks.name(self.engine.last_index() + 1, self.applied.index);
             return false;
         }

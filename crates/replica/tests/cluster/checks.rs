@@ -1,5 +1,6 @@
 //! Nodes compare their tables at entries that the leader names: the one that differs stops, and nobody else.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_replica::mutant::Mutant;
@@ -7,7 +8,7 @@ use lockkeeper_replica::{Answer, Difference, Question};
 
 use crate::harness::World;
 
-/// Three nodes that take snapshots often, and one that forgets labels.
+/// Nodes that take snapshots often, and one that forgets labels.
 struct Counting {
     world: World,
     leader: u64,
@@ -15,13 +16,18 @@ struct Counting {
 }
 
 impl Counting {
-    /// The first of these leads, the second is the one whose table is wrong; 0: none is.
+    /// Three. The first of these leads, the second is the one whose table is wrong; 0: none is.
     fn new(leader: u64, wrong: u64) -> Self {
-        let mut world = World::new(3);
-        for id in 1..=3 {
+        Self::of(3, 200, leader, wrong)
+    }
+
+    /// As many as are wanted, and a snapshot after as many bytes of log.
+    fn of(count: u64, snapshot_after: u64, leader: u64, wrong: u64) -> Self {
+        let mut world = World::new(count);
+        for id in 1..=count {
             world.crash(id);
             let node = world.nodes.get_mut(&id).expect("it is there");
-            node.snapshot_after = 200;
+            node.snapshot_after = snapshot_after;
             node.mutant = Some(Mutant::LabelsForgotten).filter(|_| id == wrong);
             world.restart(id);
         }
@@ -49,6 +55,14 @@ impl Counting {
     /// So much happens that everybody takes a snapshot or two.
     fn work(&mut self) {
         for _ in 0..30 {
+            self.count();
+        }
+    }
+
+    /// Until the leader has found a difference; the next snapshot is far from being due then.
+    fn work_until_found(&mut self) {
+        while self.differ(self.leader).is_empty() {
+            assert!(self.rounds < 1_000, "it must be found");
             self.count();
         }
     }
@@ -117,33 +131,109 @@ fn a_leader_whose_table_differs_stops_and_the_others_elect_another() {
     assert_eq!(counting.wrong(), [2]);
 }
 
-/// Of two that differ nobody can know which is right; that it is not the follower that goes on would be no better.
+/// It doesn't help the leader that it leads, nor does it hurt the follower that the third is late.
 #[test]
-fn without_a_majority_the_follower_stops_once_the_third_had_time_to_tell() {
-    let mut counting = Counting::new(1, 2);
-    counting.world.crash(3);
-    counting.work();
-    counting.world.until("that it is found", |world| (!world.nodes[&1].differ.is_empty()).then_some(()));
-    counting.world.pass(Duration::from_secs(5));
-    assert_eq!(counting.wrong(), Vec::<u64>::new(), "the third may know");
-    counting.world.pass(Duration::from_secs(6));
-    assert_eq!(counting.wrong(), [2]);
-}
-
-#[test]
-fn the_third_that_comes_back_in_time_decides_against_the_leader() {
+fn a_third_that_is_late_decides_against_the_leader_and_nobody_else_stops() {
     let mut counting = Counting::new(2, 2);
     // It has the entries and their name, and says nothing.
     counting.world.cut_one_way(3, 2);
-    for _ in 0..30 {
-        counting.count();
-    }
-    counting.world.until("that it is found", |world| (!world.nodes[&2].differ.is_empty()).then_some(()));
-    assert_eq!(counting.wrong(), Vec::<u64>::new());
+    counting.work_until_found();
+    counting.world.pass(Duration::from_secs(50));
+    assert_eq!(counting.wrong(), Vec::<u64>::new(), "the third may know");
     counting.world.heal();
     counting.world.until("that it stops", |world| world.nodes[&2].wrong);
     counting.world.pass(Duration::from_secs(30));
     assert_eq!(counting.wrong(), [2]);
+}
+
+#[test]
+fn two_of_five_against_a_leader_are_no_majority_and_three_are() {
+    let mut counting = Counting::of(5, 200, 2, 2);
+    counting.world.cut_one_way(4, 2);
+    counting.world.cut_one_way(5, 2);
+    counting.work_until_found();
+    counting.world.pass(Duration::from_secs(50));
+    let against: Vec<u64> = counting.differ(2).iter().map(|it| it.node).collect();
+    assert_eq!((against, counting.wrong()), (vec![1, 3], vec![]), "two more may know");
+    counting.world.heal();
+    counting.world.until("that it stops", |world| world.nodes[&2].wrong);
+    counting.world.pass(Duration::from_secs(30));
+    assert_eq!(counting.wrong(), [2]);
+}
+
+/// One of three is down, and one of the other two is wrong. Nobody stops before the third is back and was compared; and the leader
+/// sees to that, long before its next snapshot would be due.
+fn is_settled_by_the_third(leader: u64) {
+    let mut counting = Counting::of(3, 2_000, leader, 2);
+    counting.world.crash(3);
+    counting.work_until_found();
+    let found = counting.stored(leader);
+    counting.world.pass(Duration::from_secs(300));
+    counting.count();
+    counting.count();
+    assert_eq!(counting.wrong(), Vec::<u64>::new(), "nobody can know");
+    assert_eq!(counting.stored(leader), found, "there is nobody to ask");
+    assert_eq!(counting.differ(leader).len(), 1, "it is said once");
+    counting.world.restart(3);
+    counting.world.pass(Duration::from_secs(1));
+    counting.world.ask(leader, Question::SetLimit { name: "last".parse().expect("a name"), limit: Some(1) });
+    counting.world.until("that it stops", |world| world.nodes[&2].wrong);
+    counting.world.pass(Duration::from_secs(30));
+    assert_eq!(counting.wrong(), [2]);
+}
+
+#[test]
+fn with_one_of_three_down_a_wrong_follower_stops_once_the_third_is_back() {
+    is_settled_by_the_third(1);
+}
+
+#[test]
+fn with_one_of_three_down_a_wrong_leader_stops_once_the_third_is_back() {
+    is_settled_by_the_third(2);
+}
+
+/// A voter that is there and can't be compared is asked again and again, but no oftener than once a minute.
+#[test]
+fn a_difference_that_nobody_settles_is_no_loop_of_snapshots() {
+    let mut counting = Counting::of(3, 6_000, 1, 2);
+    counting.world.cut_one_way(3, 1);
+    counting.work_until_found();
+    for _ in 0..30 {
+        counting.world.pass(Duration::from_secs(10));
+        counting.count();
+    }
+    let named: BTreeSet<u64> = counting.differ(1).iter().map(|it| it.index).collect();
+    assert_eq!(named.len(), counting.differ(1).len(), "once for each entry: {:?}", counting.differ(1));
+    assert!((4..=6).contains(&named.len()), "{named:?} in five minutes");
+    assert_eq!(counting.wrong(), Vec::<u64>::new());
+}
+
+#[test]
+fn of_two_voters_that_differ_none_ever_stops_and_it_is_said_at_every_snapshot() {
+    let mut counting = Counting::of(2, 200, 1, 2);
+    for _ in 0..5 {
+        counting.work();
+        counting.world.pass(Duration::from_secs(61));
+    }
+    let named: BTreeSet<u64> = counting.differ(1).iter().map(|it| it.index).collect();
+    assert!(named.len() >= 5, "{named:?}");
+    assert_eq!(named.len(), counting.differ(1).len(), "once for each entry: {:?}", counting.differ(1));
+    assert_eq!(counting.wrong(), Vec::<u64>::new());
+}
+
+/// In an upgrade that changes how a table is laid out, equal ones have different digests.
+#[test]
+fn digests_of_another_format_are_not_compared() {
+    let mut counting = Counting::new(1, 2);
+    counting.world.other_format.insert(2);
+    counting.work();
+    counting.world.pass(Duration::from_secs(30));
+    assert!(counting.stored(2) > 0 && counting.stored(2) == counting.stored(1));
+    assert_eq!((counting.wrong(), counting.differ(1)), (vec![], &[][..]), "they say nothing of each other");
+    // Now it is of the same.
+    counting.world.other_format.clear();
+    counting.work();
+    counting.world.until("that it stops", |world| world.nodes[&2].wrong);
 }
 
 /// Nobody compares what was taken at another entry; and once is not for ever.

@@ -26,6 +26,8 @@ pub(crate) struct World {
     pub(crate) wires: BTreeMap<(u64, u64), VecDeque<PeerMessage>>,
     /// What is sent this way is lost.
     cut: BTreeSet<(u64, u64)>,
+    /// Nodes of programs that lay out tables in another way: digests that they tell, or are told, are of another format.
+    pub(crate) other_format: BTreeSet<u64>,
     asks: u64,
 }
 
@@ -65,6 +67,7 @@ impl World {
             nodes: BTreeMap::new(),
             wires: BTreeMap::new(),
             cut: BTreeSet::new(),
+            other_format: BTreeSet::new(),
             asks: 0,
         };
         let members: Vec<Member> = (1..=count).map(member).collect();
@@ -117,7 +120,10 @@ impl World {
     /// One turn of a node: all of `events`, and nothing that is on its way.
     pub(crate) fn turn(&mut self, id: u64, events: Vec<Event>) {
         let (now, node) = (self.now, self.nodes.get_mut(&id).unwrap());
-        for (to, messages) in node.turn(now, events) {
+        for (to, mut messages) in node.turn(now, events) {
+            if [id, to].iter().any(|node| self.other_format.contains(node)) {
+                messages.iter_mut().flat_map(|it| &mut it.digest).for_each(|digest| digest.format += 1);
+            }
             if !self.cut.contains(&(id, to)) {
                 self.wires.entry((id, to)).or_default().extend(messages);
             }
