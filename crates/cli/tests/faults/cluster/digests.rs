@@ -135,3 +135,33 @@ async fn a_follower_with_another_table_is_found_stops_and_is_replaced() {
 async fn a_leader_with_another_table_is_found_stops_and_is_replaced() {
     is_found(true).await;
 }
+
+/// Nobody can know which of two is right, so both serve, and it is said; the third that comes back decides.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_one_node_down_nobody_stops_before_it_is_back() {
+    let mut nodes = founded();
+    let load = Load::start(vec![nodes.client("one").await], 2, 5);
+    let wrong = 2;
+    let [leader, third] = others(wrong);
+    answer("it has a snapshot", async || nodes.status(wrong).await.filter(|status| status.snapshot > 0))
+        .await;
+    load.checked().await;
+    nodes.nodes[wrong].kill();
+    tamper(&nodes.nodes[wrong].data);
+    nodes.nodes[wrong].start();
+    nodes.catches_up(wrong).await;
+    if nodes.leader(&ALL).await != leader {
+        lockkeeper(&["cluster", "transfer", "--to", &(leader + 1).to_string(), "--locks", &nodes.url()]);
+    }
+    nodes.nodes[third].kill();
+
+    let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
+    let found = "of node 3 is another than this node's: after entry";
+    answer("it is found", async || nodes.nodes[leader].log().contains(found).then_some(())).await;
+    load.goes_on(50);
+    assert!(nodes.status(wrong).await.is_some(), "it goes on");
+    nodes.nodes[third].start();
+    has_said(&mut nodes.nodes[wrong], &["node 3 stops: after entry", "is right"]);
+    load.goes_on(50);
+    load.checked().await;
+}
