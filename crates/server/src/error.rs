@@ -186,8 +186,9 @@ pub enum ServeError {
     /// Of the same log this node has made another table than the other nodes.
     #[error(
         "node {node} stops: after entry {} of the log its table has the digest {:032x}, and {:032x} is right (node {} says \
-         so, as a majority of the voters does). What this node knows of locks can't be trusted: don't start it with these data again; `lockkeeper cluster remove {node}`, then add it with an empty \
-         directory under a new id. It was memory or a disk that fails, or a bug of ours: keep the directory, and tell us",
+         so, as a majority of the voters does). What this node knows of locks can't be trusted: don't start it with these \
+         data again; `lockkeeper cluster remove {node}`, then add it with an empty directory under a new id. It was memory \
+         or a disk that fails, or a bug of ours: keep the directory, and tell us",
         .difference.index, .difference.own, .difference.theirs, .difference.node
     )]
     WrongTable {
