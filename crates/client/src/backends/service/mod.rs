@@ -286,6 +286,10 @@ impl Conn for ServiceConn {
     fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
         self.owner.shared.submit(self.key, call)
     }
+
+    fn trouble(&self) -> Option<String> {
+        self.owner.shared.trouble()
+    }
 }
 
 impl Drop for ServiceConn {
