@@ -217,7 +217,7 @@ pub enum AcquireError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The backend didn't answer, and nothing was sent.
-    #[error("the lock service was out of reach for {waited:?}; nothing was acquired{}", because(.why))]
+    #[error("the lock service did not answer for {waited:?}; nothing was acquired{}", because(.why))]
     Unreachable {
         /// For how long it was tried.
         waited: Duration,

@@ -175,7 +175,8 @@ impl<F: Kind> Lock<F> {
         self.acquire_for(self.options.wait).await
     }
 
-    /// Holds, if that is possible at once; `None` if the lock isn't free.
+    /// Holds, if that is possible at once; `None` if the lock isn't free. A lock service that does not answer is waited
+    /// for, but for no longer than 10 s or the ttl, whichever is less.
     ///
     /// # Errors
     /// [`AcquireError`], but never [`AcquireError::Busy`].
@@ -259,6 +260,7 @@ impl<F: Kind> Lock<F> {
         });
         let want = Want {
             wait_until: wait_until.filter(|_| waits),
+            patience: (!waits).then_some(PATIENCE_WITHOUT_WAIT),
             min_validity: options.min_validity,
             max_hold: options.max_hold,
             grace: options.grace.unwrap_or(if capabilities.ttl {
@@ -354,6 +356,9 @@ impl<F: Kind> Lock<F> {
 
 /// Where nothing expires, nothing hurries either.
 const GRACE_WITHOUT_TTL: Duration = Duration::from_secs(5);
+/// Who does not want to wait for a lock, does not want to wait for its service either; but a change of leader is waited
+/// for.
+const PATIENCE_WITHOUT_WAIT: Duration = Duration::from_secs(10);
 
 fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {
     match result {

@@ -105,6 +105,23 @@ fn a_cluster_forms_once_all_are_there_and_goes_on_without_any_one() {
     rises(three.token(&[1, 2, 3]));
 }
 
+/// Busy and unanswered are different things to whoever reads the exit code.
+#[test]
+fn without_a_leader_nobody_is_told_that_the_lock_is_busy() {
+    let three = Three::new();
+    let mut nodes = three.founded();
+    let url = nodes[&1].url();
+    for node in [2, 3] {
+        nodes.remove(&node).expect("it runs").kill();
+    }
+    for options in [&["--try", "--ttl", "1h"][..], &["--wait", "3s"]] {
+        let words = [&["run", "--locks", &url], options, &["x", "--", "touch", "it-ran"]].concat();
+        let ended = three.place.bare(words).ended();
+        ended.is_one_line(exit::UNAVAILABLE, &["did not answer for", "nothing was acquired"]);
+    }
+    assert!(!three.place.path("it-ran").exists());
+}
+
 #[test]
 fn a_node_that_comes_back_empty_is_told_what_to_do_and_the_others_go_on() {
     let three = Three::new();

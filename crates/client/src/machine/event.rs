@@ -22,6 +22,8 @@ pub struct CallId(pub u64);
 pub struct Want {
     /// By the caller's own clock.
     pub wait_until: Option<BootInstant>,
+    /// How long the backend may be silent, where that is shorter than its session's own patience.
+    pub patience: Option<Duration>,
     pub min_validity: Duration,
     pub max_hold: Option<Duration>,
     /// Between the signal of a loss that has time (`max_hold`, a break) and the end of the hold.

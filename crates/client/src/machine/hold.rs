@@ -5,9 +5,13 @@ use std::time::Duration;
 use lockkeeper_core::Seq;
 
 use super::event::{By, CallId, Key, NotAcquired, Output, Releasing, Want, What};
-use super::{Finishing, Machine, Outcome, pause};
+use super::{Finishing, Machine, Outcome, Spec, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
+
+/// A backend that a session is being opened at, and that has said nothing for so long, is out of reach for whoever gives
+/// up then. A wait that is shorter proves nothing of it.
+const SILENCE: Duration = Duration::from_secs(1);
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct Request {
@@ -59,13 +63,18 @@ impl Request {
         self.stage = Stage::Unsent;
     }
 
-    pub(super) fn next_wake(&self, patience: Duration) -> Option<BootInstant> {
+    /// From when on the backend has been silent for too long, if it says nothing.
+    fn silent_at(&self, spec: &Spec) -> BootInstant {
+        let patience = spec.patience();
+        self.since + self.want.patience.map_or(patience, |own| own.min(patience))
+    }
+
+    pub(super) fn next_wake(&self, spec: &Spec) -> Option<BootInstant> {
+        let silent_at = self.silent_at(spec);
         let wait_until = self.want.wait_until;
         match &self.stage {
-            Stage::Unsent => wait_until.into_iter().chain([self.since + patience]).min(),
-            Stage::Sent { again: Some(at), .. } => {
-                wait_until.into_iter().chain([*at, self.since + patience]).min()
-            }
+            Stage::Unsent => wait_until.into_iter().chain([silent_at]).min(),
+            Stage::Sent { again: Some(at), .. } => wait_until.into_iter().chain([*at, silent_at]).min(),
             Stage::Sent { again: None, .. } | Stage::Queued { .. } => wait_until,
             Stage::Held(hold) => hold.ends_at,
         }
@@ -75,14 +84,18 @@ impl Request {
 impl Machine {
     /// Waits whose limit has passed by the caller's own clock, and callers whose backend has been silent too long.
     pub(super) fn give_up_waits(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        let patience = self.spec.patience();
+        // Whoever is believed in has been heard of late.
+        let is_heard = self.believes(now, Duration::ZERO);
         let mut over = Vec::new();
         for &key in &self.pending {
             let Some(request) = self.requests.get(&key) else { continue };
             let waited = request.want.wait_until.is_some_and(|until| now >= until);
-            let silent = now >= request.since + patience;
+            let silent = now >= request.silent_at(&self.spec);
+            let unheard = !is_heard && now >= request.since + SILENCE;
             match request.stage {
                 Stage::Held(_) => {}
+                // Nobody has said that it isn't free.
+                Stage::Unsent if waited && unheard => over.push((key, None, NotAcquired::Unreachable)),
                 Stage::Unsent if waited => over.push((key, None, NotAcquired::TimedOut)),
                 Stage::Unsent if silent => over.push((key, None, NotAcquired::Unreachable)),
                 Stage::Sent { seq, .. } | Stage::Queued { seq } if waited => {

@@ -138,7 +138,7 @@ impl Machine {
     /// When anything that is pending, or any `Finish`, is due next.
     fn next_due(&self) -> Option<BootInstant> {
         let pending = self.pending.iter().filter_map(|key| self.requests.get(key));
-        let pending = pending.filter_map(|request| request.next_wake(self.spec.patience()));
+        let pending = pending.filter_map(|request| request.next_wake(&self.spec));
         pending.chain(self.finishing.values().filter_map(|finishing| finishing.again)).min()
     }
 
@@ -157,7 +157,7 @@ impl Machine {
         };
         if pending {
             self.pending.insert(key);
-            let due = self.requests.get(&key).and_then(|request| request.next_wake(self.spec.patience()));
+            let due = self.requests.get(&key).and_then(|request| request.next_wake(&self.spec));
             self.look_by(due);
         } else {
             self.pending.remove(&key);

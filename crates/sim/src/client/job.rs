@@ -100,6 +100,7 @@ impl Client {
         let nanos = Duration::from_nanos;
         let want = Want {
             wait_until: (stormy && dice.chance(50)).then(|| now + nanos(dice.spread(MS, 4 * ttl))),
+            patience: (!wanted.wait).then(|| nanos(ttl / 3)),
             min_validity: nanos(if stormy && dice.chance(20) { dice.within(0, ttl / 4) } else { 0 }),
             max_hold: (stormy && dice.chance(20)).then(|| nanos(dice.spread(10 * MS, 2 * ttl))),
             grace: nanos(dice.within(0, ttl / 4)),

@@ -157,6 +157,11 @@ impl Addresses {
         self.hint = leader.filter(|_| rounds < 2);
     }
 
+    /// Goes first, once: it has just answered.
+    pub(super) fn begin_at(&mut self, address: Address) {
+        self.hint = Some(address);
+    }
+
     /// The same for somebody else's questions: whatever failed, did not fail them.
     pub(super) fn anew(&self) -> Self {
         Self { failures: 0, ..self.clone() }
@@ -268,6 +273,9 @@ mod tests {
         assert_eq!(nodes.take().to_string(), "b:5625", "its turn, but it has just been");
         nodes.leader_is(Some("b:5625"), 2);
         assert_eq!(nodes.take().to_string(), "b:5625");
+        nodes.begin_at(Address::told("b:5625").unwrap());
+        assert_eq!(nodes.take().to_string(), "b:5625", "it has just answered");
+        assert_ne!(nodes.take().to_string(), "b:5625", "once");
         let mut alone = addresses("lockkeeper://a", 0);
         assert_eq!([alone.take(), alone.take()].map(|address| address.to_string()), ["a:5625", "a:5625"]);
     }

@@ -52,18 +52,20 @@ pub(super) async fn drive(shared: Arc<Shared>) {
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
         let over = match connect(&address, limit).await {
             Ok(client) => carry(&shared, client).await,
-            Err(error) => Over::Lost { why: error.to_string(), worked: false },
+            Err(error) => Over::Lost { why: error.why, worked: false },
         };
         match over {
             Over::Leaving => return,
             Over::Lost { why, worked } => {
                 observe::stream_ended("lost");
                 tracing::debug!(%address, "lockkeeper: the stream is lost: {why}");
+                shared.troubled(&address, why);
                 count(&mut shared.addresses(), worked);
             }
             Over::Ended { ending, worked } => {
                 observe::stream_ended(word(&ending));
                 tracing::debug!(%address, "lockkeeper: the stream is over: {ending:?}");
+                shared.troubled(&address, says(&ending));
                 let mut addresses = shared.addresses();
                 count(&mut addresses, worked);
                 if let Ending::Announced { reason, text, leader, term } = ending {
@@ -85,6 +87,19 @@ pub(super) async fn drive(shared: Arc<Shared>) {
         if !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
+    }
+}
+
+/// For people.
+fn says(ending: &Ending) -> String {
+    match ending {
+        Ending::Silent => "no answer in time".to_owned(),
+        Ending::Garbage(what) => format!("no lock service: {what}"),
+        Ending::Announced { text, .. } if !text.is_empty() => text.clone(),
+        Ending::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => {
+            "it does not lead, and knows of no node that does".to_owned()
+        }
+        Ending::Announced { .. } => word(ending).to_owned(),
     }
 }
 
@@ -140,7 +155,10 @@ async fn carry(shared: &Arc<Shared>, mut client: Client) -> Over {
         };
         match message {
             Ok(Some(frame)) => {
-                worked |= !frame.items.iter().all(is_stream_end);
+                if !worked && !frame.items.iter().all(is_stream_end) {
+                    worked = true;
+                    shared.untroubled();
+                }
                 shared.received(stream, frame.items);
             }
             ended => {

@@ -2,7 +2,8 @@
 //!
 //! One stream for all sessions of a client, on a thread of the library's own: a blocked user runtime loses no locks.
 //! What the stream does for its sessions is decided by the pure [`carrier`]; [`driver`] keeps the stream up,
-//! [`shared`] is where callers hand their calls over. Questions of tools are single calls ([`unary`]).
+//! [`shared`] is where callers hand their calls over. Questions of tools are single calls ([`unary`]), to nodes that
+//! [`search`] finds.
 
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod addresses;
@@ -11,6 +12,7 @@ pub(crate) mod carrier;
 mod cluster;
 mod describe;
 mod driver;
+mod search;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -283,6 +285,10 @@ struct ServiceConn {
 impl Conn for ServiceConn {
     fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
         self.owner.shared.submit(self.key, call)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.owner.shared.trouble()
     }
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, oneshot};
 use tonic::codegen::tokio_stream::Stream;
 
-use super::addresses::Addresses;
+use super::addresses::{Address, Addresses};
 use super::carrier::{Carrier, Ending, Outcome, SessionKey, StreamId};
 use crate::backend::{BoxFuture, Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
@@ -46,6 +46,8 @@ struct State {
     /// Why the stream is to be dropped.
     ending: Option<Ending>,
     leaving: bool,
+    /// What the latest stream to each node ended with, since any brought an answer.
+    troubles: BTreeMap<Address, String>,
     scratch: Vec<Outcome<Handle>>,
 }
 
@@ -71,6 +73,7 @@ impl Shared {
                 sender: None,
                 ending: None,
                 leaving: false,
+                troubles: BTreeMap::new(),
                 scratch: Vec::new(),
             }),
             addresses: Mutex::new(addresses),
@@ -180,6 +183,23 @@ impl Shared {
     /// The shortest ttl of the sessions that need a stream.
     pub(super) fn least_ttl(&self) -> Option<Duration> {
         self.state().carrier.least_ttl()
+    }
+
+    /// A stream, or the attempt at one, has ended so.
+    pub(super) fn troubled(&self, node: &Address, why: String) {
+        self.state().troubles.insert(node.clone(), why);
+    }
+
+    /// The service answers.
+    pub(super) fn untroubled(&self) {
+        self.state().troubles.clear();
+    }
+
+    /// Why there is no answer, as far as that can be told.
+    pub(super) fn trouble(&self) -> Option<String> {
+        let state = self.state();
+        let said: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
+        (!said.is_empty()).then(|| said.join("; "))
     }
 
     /// Waits until a stream is needed. `false`: the client leaves.

@@ -7,7 +7,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
 
-use super::driver::{CONNECT_LIMIT, Client, cause, connect, random};
+use super::driver::{Client, cause, random};
+use super::search::{NODE_LIMIT, Search};
 use super::shared::Shared;
 use crate::backend::BoxFuture;
 use crate::error::{BackendError, BackendErrorKind};
@@ -15,8 +16,6 @@ use crate::worker::Worker;
 
 /// How long a question is asked again and again, at one node after the other. Longer than a change of leader takes.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
-/// How long one node may take.
-const NODE_LIMIT: Duration = Duration::from_secs(5);
 /// Between rounds over all nodes.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Where a refusal says that the leader serves clients; empty if that isn't known.
@@ -116,27 +115,21 @@ async fn find<T, F>(
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
-    let mut addresses = asker.shared.addresses().anew();
-    let mut failures: Vec<String> = Vec::new();
+    let mut search = Search::among(asker.shared.addresses().anew());
     let limit = Instant::now() + ASK_LIMIT;
     let rounds_max = if asking == Asking::Again { usize::MAX } else { 1 };
     for _round in 0..rounds_max {
-        failures.clear();
-        // The connection that answered last, then every node in turn.
-        for attempt in 0..=addresses.count() {
-            let (client, whose) = if attempt == 0 {
-                let Some(client) = asker.good().take() else { continue };
-                (client, "the node that answered last".to_owned())
-            } else {
-                let address = addresses.take();
-                match connect(&address, CONNECT_LIMIT).await {
-                    Ok(client) => (client, address.to_string()),
-                    Err(failed) => {
-                        failures.push(failed.to_string());
-                        addresses.failed();
-                        continue;
-                    }
-                }
+        search.begin_round();
+        // The connection that answered last, then whichever nodes answer.
+        let mut at_hand =
+            asker.good().take().map(|client| ("the node that answered last".to_owned(), client));
+        loop {
+            let (whose, client) = match at_hand.take() {
+                Some(at_hand) => at_hand,
+                None => match search.next().await {
+                    Some((address, client)) => (address.to_string(), client),
+                    None => break,
+                },
             };
             match tokio::time::timeout(NODE_LIMIT, question(client.clone())).await {
                 Ok(Ok(answer)) => {
@@ -149,54 +142,42 @@ where
                 }
                 Ok(Err(status)) => {
                     let leader = status.metadata().get(LEADER_METADATA).and_then(|it| it.to_str().ok());
-                    addresses.leader_is(leader, 0);
-                    failures.push(format!("{whose}: {}", cause(&status)));
+                    search.addresses.leader_is(leader, 0);
+                    search.failures.push(format!("{whose}: {}", cause(&status)));
                 }
-                Err(_) => failures.push(format!("{whose}: no answer within {NODE_LIMIT:?}")),
+                Err(_) => search.failures.push(format!("{whose}: no answer within {NODE_LIMIT:?}")),
             }
-            addresses.failed();
+            search.addresses.failed();
             if asking == Asking::Once {
-                return Err(unreachable(&failures, "; whether it was done is not known"));
+                return Err(unreachable(&search.failures, "; whether it was done is not known"));
             }
         }
-        let pause = addresses.pause(PAUSE_MAX, random());
+        let pause = search.addresses.pause(PAUSE_MAX, random());
         if Instant::now() + pause >= limit {
             break;
         }
         tokio::time::sleep(pause).await;
     }
-    Err(unreachable(&failures, ""))
+    Err(unreachable(&search.failures, ""))
 }
 
-/// Asks every node once how it is, to see that there is one.
+/// Asks the nodes how they are until one answers, to see that there is one. The stream begins at that one.
 pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
-    let question =
-        |mut client: Client| async move { client.status(lockkeeper_wire::v1::StatusRequest {}).await };
     let (answer, answered) = oneshot::channel();
     let asker = asker.clone();
     let worker = asker.worker.clone();
     worker.run(Box::pin(async move {
-        let mut failures = Vec::new();
-        let mut addresses = asker.shared.addresses().anew();
-        for _ in 0..addresses.count() {
-            let address = addresses.take();
-            let client = match connect(&address, CONNECT_LIMIT).await {
-                Ok(client) => client,
-                Err(failed) => {
-                    failures.push(failed.to_string());
-                    continue;
-                }
-            };
-            match tokio::time::timeout(NODE_LIMIT, question(client.clone())).await {
-                Ok(Ok(_)) => {
-                    *asker.good() = Some(client);
-                    return drop(answer.send(Ok(())));
-                }
-                Ok(Err(status)) => failures.push(format!("{address}: {}", cause(&status))),
-                Err(_) => failures.push(format!("{address}: no answer within {NODE_LIMIT:?}")),
+        let mut search = Search::among(asker.shared.addresses().anew());
+        let found = match search.next().await {
+            Some((address, client)) => {
+                *asker.good() = Some(client);
+                asker.shared.addresses().begin_at(address);
+                Ok(())
             }
-        }
-        drop(answer.send(Err(unreachable(&failures, ""))));
+            None => Err(unreachable(&search.failures, "")),
+        };
+        // Whoever connects may be gone.
+        let _ = answer.send(found);
     }));
     answered.await.unwrap_or_else(|_| Err(stopped()))
 }

@@ -18,7 +18,13 @@ pub(super) fn spec() -> Spec {
 }
 
 pub(super) fn want() -> Want {
-    Want { wait_until: None, min_validity: Duration::ZERO, max_hold: None, grace: Duration::from_secs(2) }
+    Want {
+        wait_until: None,
+        patience: None,
+        min_validity: Duration::ZERO,
+        max_hold: None,
+        grace: Duration::from_secs(2),
+    }
 }
 
 pub(super) fn at(secs: u64) -> BootInstant {

@@ -56,6 +56,35 @@ fn a_finish_that_is_sent_again_does_not_keep_the_machine_awake() {
     assert!(state.machine.next_wake() > Some(at(101)), "the second try is under way");
 }
 
+/// An SRE's `run --wait 2s` was told that the lock was busy, by a service without a leader.
+#[test]
+fn who_gives_up_at_a_backend_that_never_answered_is_not_told_that_the_lock_is_busy() {
+    let mut state = Checked::new(spec());
+    let _ = acquire(&mut state, 100, Want { wait_until: Some(at(102)), ..want() });
+    let out = step(&mut state, 102, Event::Wake);
+    assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::Unreachable, .. }]), "{out:?}");
+    // It has answered, but not on what was asked of it.
+    let mut state = held();
+    let late = Want { wait_until: Some(at(102)), min_validity: TTL, ..want() };
+    let _ = step(&mut state, 100, Event::Acquire { key: Key(2), want: late });
+    let out = step(&mut state, 102, Event::Wake);
+    let why = out.iter().find_map(|output| match output {
+        Output::NotAcquired { key: Key(2), why } => Some(why),
+        _ => None,
+    });
+    assert!(matches!(why, Some(NotAcquired::TimedOut)), "{out:?}");
+}
+
+#[test]
+fn who_has_little_patience_is_told_of_a_silent_backend_before_its_ttl_is_over() {
+    let mut state = Checked::new(spec());
+    let _ = acquire(&mut state, 100, Want { patience: Some(Duration::from_secs(3)), ..want() });
+    assert!(step(&mut state, 102, Event::Wake).iter().all(|out| !matches!(out, Output::NotAcquired { .. })));
+    assert!(state.machine.next_wake() <= Some(at(103)));
+    let out = step(&mut state, 103, Event::Wake);
+    assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::Unreachable, .. }]), "{out:?}");
+}
+
 #[test]
 fn an_acquire_that_comes_after_the_shutdown_is_told_so_at_once() {
     let mut state = held();

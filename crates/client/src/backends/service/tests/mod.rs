@@ -1,6 +1,7 @@
 //! The driver on real sockets: against a stand-in for the service, and against peers that are none.
 
 mod nodes;
+mod searching;
 mod stand_in;
 
 use std::io::{Read, Write};

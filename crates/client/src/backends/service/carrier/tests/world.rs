@@ -228,7 +228,7 @@ impl World {
         self.clients[who].wanted.insert(key, (name, Arc::new(wanted)));
         let wait_until = number.is_multiple_of(3).then(|| self.clock(who) + Duration::from_secs(5));
         let grace = Duration::from_secs(2);
-        let want = Want { wait_until, min_validity: Duration::ZERO, max_hold: None, grace };
+        let want = Want { wait_until, patience: None, min_validity: Duration::ZERO, max_hold: None, grace };
         self.feed(who, Event::Acquire { key, want });
     }
 
