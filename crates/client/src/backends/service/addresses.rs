@@ -145,16 +145,19 @@ impl Addresses {
     }
 
     /// A node says where the leader of this term is (0: it does not say which term). A leader of a new term is worth a
-    /// try at once, however often others have failed; but nodes that send us round in a circle are not followed for
-    /// ever.
+    /// try at once, however often others have failed. Nodes that send us round in a circle are followed only now and then;
+    /// never would be wrong: a leader that could not be reached for a while may lead on in the same term, and be none of
+    /// those that we know (P7).
     pub fn leader_is(&mut self, leader: Option<&str>, term: u64) {
         let leader = leader.and_then(Address::told);
         if leader.is_some() && term > self.term {
             self.term = term;
             self.failures = 0;
         }
-        let rounds = self.failures as usize / self.all.len();
-        self.hint = leader.filter(|_| rounds < 2);
+        let (failures, known) = (self.failures as usize, self.all.len());
+        // So often that each of those that we know comes to be the one who is believed.
+        let is_worth_a_try = failures < 2 * known || failures.is_multiple_of(2 * known + 1);
+        self.hint = leader.filter(|_| is_worth_a_try);
     }
 
     /// Goes first, once: it has just answered.
@@ -206,6 +209,24 @@ mod tests {
         }
         nodes.leader_is(Some("z:1"), 0);
         assert_eq!(nodes.take().to_string(), "a:5625");
+    }
+
+    /// It was told of once, while it could not be reached; then it leads on, in the same term.
+    #[test]
+    fn a_leader_that_failed_is_tried_again_though_its_term_is_no_news() {
+        for url in ["lockkeeper://a", "lockkeeper://a,b", "lockkeeper://a,b,c"] {
+            let mut nodes = addresses(url, 0);
+            let mut tries = 0;
+            for _ in 0..100 {
+                let is_leader = nodes.take().to_string() == "z:1";
+                tries += usize::from(is_leader);
+                nodes.failed();
+                if !is_leader {
+                    nodes.leader_is(Some("z:1"), 5);
+                }
+            }
+            assert!((10..60).contains(&tries), "{url}: {tries} of 100");
+        }
     }
 
     fn round(nodes: &mut Addresses) -> Vec<String> {
