@@ -15,17 +15,19 @@ const PATIENCE: u32 = 4;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Line {
     is_warning: bool,
+    term: u64,
+    leader: Option<u64>,
     text: String,
 }
 
 impl Line {
-    fn info(text: String) -> Self {
-        Self { is_warning: false, text }
-    }
-
     pub(crate) fn log(self) {
-        let Self { is_warning, text } = self;
-        if is_warning { tracing::warn!("{text}") } else { tracing::info!("{text}") }
+        let Self { is_warning, term, leader, text } = self;
+        if is_warning {
+            tracing::warn!(term, leader, "{text}");
+        } else {
+            tracing::info!(term, leader, "{text}");
+        }
     }
 }
 
@@ -56,8 +58,9 @@ impl Leadership {
         reached: impl FnOnce() -> Reached,
     ) -> Vec<Line> {
         let (mut lines, node) = (Vec::new(), self.node);
+        let line = |is_warning, text| Line { is_warning, term, leader, text };
         if self.told.is_some_and(|(told, _)| told == node) && leader != Some(node) {
-            lines.push(Line::info(format!("node {node} leads no more, term {term}")));
+            lines.push(line(false, format!("node {node} leads no more, term {term}")));
             self.told = None;
         }
         let Some(leader) = leader else {
@@ -66,7 +69,7 @@ impl Leadership {
             if !*is_told && so_far >= self.patience {
                 *is_told = true;
                 let text = format!("no leader known for {:.1} s; {}", so_far.as_secs_f64(), reached());
-                lines.push(Line { is_warning: true, text });
+                lines.push(line(true, text));
             }
             return lines;
         };
@@ -82,7 +85,7 @@ impl Leadership {
             } else {
                 format!("node {node} follows node {leader}, term {term}{after}")
             };
-            lines.push(Line::info(text));
+            lines.push(line(false, text));
         }
         lines
     }

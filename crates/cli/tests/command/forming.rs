@@ -143,6 +143,11 @@ fn a_node_that_comes_back_empty_is_told_what_to_do_and_the_others_go_on() {
     }
 }
 
+/// Whether a line of a log is about this node.
+fn of(line: &str, node: u64) -> bool {
+    line.split_whitespace().any(|word| word == format!("node={node}"))
+}
+
 #[test]
 fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
     let three = Three::new();
@@ -165,6 +170,15 @@ fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
             log.contains("node 1 can't be talked to") && log.contains("belongs to cluster")
         })
     });
+    // They come back every second.
+    let again =
+        |node: u64| other.log().lines().any(|line| line.contains("is refused again: ") && of(line, node));
+    wait_until("both were refused again", || again(2) && again(3));
+    for node in [2, 3] {
+        let log = other.log();
+        let told = log.lines().filter(|line| line.contains(" is refused: ") && of(line, node)).count();
+        assert_eq!(told, 1, "{log}");
+    }
     assert!(three.token(&[2, 3]) > 0);
     assert!(three.token(&[1]) > 0, "it serves its own cluster");
     drop(other);
