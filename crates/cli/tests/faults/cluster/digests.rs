@@ -88,13 +88,9 @@ fn has_said(server: &mut Server, words: &[&str]) {
     assert!(words.iter().all(|word| line.contains(word)), "no {words:?} in {log}");
 }
 
-/// One node of three has another table, while it follows or leads; it is found, and another takes its place.
-async fn is_found(leads: bool) {
-    let mut nodes = founded();
-    let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
+/// One node has another table from its next start on, and `leader` leads.
+async fn give_another_table(nodes: &mut Nodes, wrong: usize, leader: usize) {
     let load = Load::start(vec![nodes.client("one").await], 2, 5);
-    // A new node will ask the second one.
-    let wrong = 2;
     answer("it has a snapshot", async || nodes.status(wrong).await.filter(|status| status.snapshot > 0))
         .await;
     load.checked().await;
@@ -102,10 +98,18 @@ async fn is_found(leads: bool) {
     tamper(&nodes.nodes[wrong].data);
     nodes.nodes[wrong].start();
     nodes.catches_up(wrong).await;
-    let to = if leads { wrong } else { others(wrong)[0] };
-    if nodes.leader(&ALL).await != to {
-        lockkeeper(&["cluster", "transfer", "--to", &(to + 1).to_string(), "--locks", &nodes.url()]);
+    if nodes.leader(&ALL).await != leader {
+        lockkeeper(&["cluster", "transfer", "--to", &(leader + 1).to_string(), "--locks", &nodes.url()]);
     }
+}
+
+/// One node of three has another table, while it follows or leads; it is found, and another takes its place.
+async fn is_found(leads: bool) {
+    let mut nodes = founded();
+    let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
+    // A new node will ask the second one.
+    let wrong = 2;
+    give_another_table(&mut nodes, wrong, if leads { wrong } else { others(wrong)[0] }).await;
 
     let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
     let removes = "`lockkeeper cluster remove 3`";
@@ -140,19 +144,9 @@ async fn a_leader_with_another_table_is_found_stops_and_is_replaced() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_one_node_down_nobody_stops_before_it_is_back() {
     let mut nodes = founded();
-    let load = Load::start(vec![nodes.client("one").await], 2, 5);
     let wrong = 2;
     let [leader, third] = others(wrong);
-    answer("it has a snapshot", async || nodes.status(wrong).await.filter(|status| status.snapshot > 0))
-        .await;
-    load.checked().await;
-    nodes.nodes[wrong].kill();
-    tamper(&nodes.nodes[wrong].data);
-    nodes.nodes[wrong].start();
-    nodes.catches_up(wrong).await;
-    if nodes.leader(&ALL).await != leader {
-        lockkeeper(&["cluster", "transfer", "--to", &(leader + 1).to_string(), "--locks", &nodes.url()]);
-    }
+    give_another_table(&mut nodes, wrong, leader).await;
     nodes.nodes[third].kill();
 
     let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
