@@ -3,6 +3,7 @@
 //! by then was handled. So a stall of leader, network or disk ends nobody who was alive (P9).
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use lockkeeper_core::{Command, Reply, Seq, SessionId};
 
@@ -24,6 +25,8 @@ pub(super) struct Expiry {
 /// One check, for all that were candidates when it began.
 struct Check {
     number: u64,
+    /// On the lease clock: whoever was given time since then is not judged by it.
+    began: Duration,
     sessions: BTreeSet<SessionId>,
     closes: Vec<(SessionId, u64)>,
     confirmed: bool,
@@ -135,6 +138,7 @@ impl Replica {
         let trusting = self.config.mutant == Some(Mutant::ExpiryWithoutDrain);
         expiry.check = Some(Check {
             number,
+            began: self.clock.now(),
             sessions: std::mem::take(&mut expiry.candidates),
             closes: std::mem::take(&mut expiry.closes),
             confirmed: false,
@@ -158,7 +162,9 @@ impl Replica {
         }
         for session in check.sessions {
             let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) else { continue };
-            if lease.deadline > now {
+            // An attach that came before may have been confirmed since: what came after the drain then counts, too, however long
+            // that took.
+            if lease.deadline > check.began {
                 self.book.again(session);
             } else {
                 lease.ending = true;

@@ -83,6 +83,29 @@ fn what_had_arrived_before_is_handled_before_anybody_is_expired() {
     assert!(is_free(&mut node, "x"));
 }
 
+/// A drain that takes longer than a ttl says nothing of the time that a session was given meanwhile.
+#[test]
+fn who_is_given_time_while_the_input_is_drained_is_asked_for_anew() {
+    let (mut node, stream, session) = holding(1_000, 0);
+    let session = lockkeeper_core::SessionId(session);
+    let alive = |id| Event::Frame(stream, vec![Request::KeepAlive { session, id }]);
+    node.drains = false;
+    node.pass(seconds(3));
+    node.turn(vec![alive(1)]);
+    // Its next sign waits in the socket, behind the barrier.
+    node.pass(seconds(3));
+    let first = node.held_drains.remove(0);
+    node.turn(vec![Event::Drained(first)]);
+    assert!(!is_free(&mut node, "x"));
+    let second = node.held_drains.remove(0);
+    assert_ne!(first, second);
+    node.turn(vec![alive(2), Event::Drained(second)]);
+    assert!(!is_free(&mut node, "x"));
+    node.drains = true;
+    node.pass(seconds(3));
+    assert!(is_free(&mut node, "x"));
+}
+
 #[test]
 fn a_new_leader_gives_everyone_a_full_ttl() {
     let (mut node, _, _) = holding(10_000, 0);

@@ -297,11 +297,16 @@ impl Silence {
                 ),
             ));
         }
+        let asked = self.barrier.map(|(_, reading)| reading);
         let barrier = self.barrier.filter(|(_, reading)| *reading + Duration::from_millis(1) >= due);
         let Some((barrier, _)) = barrier else {
             return Err((
                 "P9",
-                format!("{session} expires, and what had arrived by its deadline was not asked for"),
+                format!(
+                    "{session} expires, and what had arrived by its deadline was not asked for; on the lease clock it is \
+                     {:?}, the deadline was {due:?}, what had arrived was asked for at {asked:?}, the zero point was {zero:?}",
+                    self.reading
+                ),
             ));
         };
         let Some(it) = self.arrived.get(&session.0).filter(|it| !it.is_ambiguous) else { return Ok(()) };
