@@ -130,8 +130,7 @@ async fn a_hold_that_a_majority_forgot_is_lost_with_the_next_keep_alive() {
 async fn one_clock_that_is_set_forward_breaks_nothing() {
     let servers = Servers::of((0..5).map(|at| if at == 2 { Redis::with_clock() } else { Redis::start() }));
     let (one, two) = (servers.client("one").await, servers.client("two").await);
-    let held = hold(&one, 3 * SECOND).await.unwrap();
-    until("all five have it", async || (servers.keys(NAME) == 5).then_some(())).await;
+    let held = servers.held_by_all(&one, 3 * SECOND).await;
     let first = held.valid_until().unwrap().unwrap();
     servers.0[2].clock().step(3600);
     until("it has expired there", async || (servers.keys(NAME) == 4).then_some(())).await;
@@ -183,8 +182,7 @@ async fn three_servers_that_hang_are_told_as_doubt_and_leave_nothing() {
 async fn servers_killed_while_an_acquire_waits_and_while_one_releases() {
     let servers = Servers::start(5);
     let (one, two) = (servers.client("one").await, servers.client("two").await);
-    let held = hold(&one, 2 * SECOND).await.unwrap();
-    until("all five have it", async || (servers.keys(NAME) == 5).then_some(())).await;
+    let held = servers.held_by_all(&one, 2 * SECOND).await;
     let waiting = tokio::spawn({
         let lock = two.mutex(NAME).ttl(2 * SECOND).wait(Wait::For(20 * SECOND));
         async move { lock.acquire().await }

@@ -39,6 +39,24 @@ impl Servers {
         self.0.iter().filter(|server| server.pid().is_some()).filter(has).count()
     }
 
+    /// A hold that every server has. A majority is enough for one, so on a busy machine a server may never hear of it: then it is
+    /// given back and taken anew.
+    pub(crate) async fn held_by_all(&self, locks: &Locks, ttl: Duration) -> Guard<Unfenced> {
+        until("all servers have it", async || {
+            let held = hold(locks, ttl).await.unwrap();
+            let patience = std::time::Instant::now() + ttl / 3;
+            while std::time::Instant::now() < patience {
+                if self.keys(NAME) == self.0.len() {
+                    return Some(held);
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            held.release().await.unwrap();
+            None
+        })
+        .await
+    }
+
     /// Waits until no server that answers has anything of a lock but what is remembered of its ends.
     pub(crate) async fn until_nothing_is_left(&self, name: &str) {
         until(&format!("nothing is left of {name}"), async || {

@@ -153,6 +153,11 @@ impl Node {
         }
     }
 
+    /// Whether it has ever been a member that knew it.
+    pub(crate) fn has_record(&self) -> bool {
+        self.record.is_some()
+    }
+
     pub(crate) fn is_up(&self) -> bool {
         self.process.is_some() || self.forming.is_some()
     }

@@ -93,13 +93,15 @@ impl World {
         })
     }
 
-    /// A node loses its disk, if the cluster can bear that.
+    /// A node loses its disk, if the cluster can bear that. A founder that has not written the record yet has nothing that could
+    /// stand in for a lost one.
     pub(super) fn wipe(&mut self, node: Id) {
         let voters = &self.core.members.configuration.voters;
-        let mut wiped = self.wiped();
-        let is_news = voters.contains(&node) && wiped.insert(node);
+        let mut lost = self.wiped();
+        let is_news = voters.contains(&node) && lost.insert(node);
+        lost.extend(voters.iter().filter(|voter| !self.nodes[at(**voter)].has_record()));
         let changing = self.operator.wish.as_ref().map(Wish::node);
-        if is_news && self.operator.wipes < WIPES_MAX && self.survives(&wiped, changing) {
+        if is_news && self.operator.wipes < WIPES_MAX && self.survives(&lost, changing) {
             self.operator.wipes += 1;
             self.nodes[at(node)].wipe(&mut self.core);
         }
