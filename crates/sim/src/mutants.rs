@@ -195,7 +195,7 @@ pub const ALL: &[Mutant] = &[
         name: "snapshot-goes-back",
         place: Place::Replica(OfReplica::SnapshotGoesBack),
         what: "a received snapshot takes the table's place though the consensus knows newer",
-        caught_by: &["P2", "P10"],
+        caught_by: &["P1", "P2", "P10"],
     },
     Mutant {
         name: "ack-before-own-entry",
