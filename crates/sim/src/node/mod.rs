@@ -153,7 +153,7 @@ impl Node {
         }
     }
 
-    /// Whether it has ever been a member that knew it.
+    /// Whether its disk has ever held the record of the cluster: from then on its data can stand in for what another one loses.
     pub(crate) fn has_record(&self) -> bool {
         self.record.is_some()
     }
