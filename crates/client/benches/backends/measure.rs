@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lockkeeper::Locks;
+use nix::time::ClockId;
 
 use crate::{Outcome, TURN, TURNS};
 
@@ -35,26 +36,51 @@ pub(crate) async fn ours(url: &str, clients: usize) -> Outcome<Pair> {
 /// Both in turns, and the ratio of the medians.
 pub(crate) async fn compare(what: &str, by_hand: &Pair, ours: &Pair) -> Outcome {
     for (clients, bar) in BARS {
-        let (mut hand_rates, mut our_rates) = (Vec::new(), Vec::new());
+        let (mut hand_turns, mut our_turns) = (Vec::new(), Vec::new());
         for turn in 0..=TURNS {
-            let (hand, our) = (rate(by_hand, clients).await?, rate(ours, clients).await?);
+            let (hand, our) = (turn_of(by_hand, clients).await?, turn_of(ours, clients).await?);
             // The first turn warms up.
             if turn > 0 {
-                hand_rates.push(hand);
-                our_rates.push(our);
+                hand_turns.push(hand);
+                our_turns.push(our);
             }
         }
-        let (hand, our) = (median(hand_rates), median(our_rates));
+        let (hand, our) = (Turn::median(&hand_turns), Turn::median(&our_turns));
         println!(
-            "{what}: {clients} clients: {our:.0} pairs/s, by hand {hand:.0}: {:.2} (bar {bar})",
-            our / hand
+            "{what}: {clients} clients: {:.0} pairs/s, by hand {:.0}: {:.2} (bar {bar}); CPU of a pair in this process \
+             {:.1} µs, by hand {:.1} µs",
+            our.rate,
+            hand.rate,
+            our.rate / hand.rate,
+            our.cpu * 1e6,
+            hand.cpu * 1e6,
         );
     }
     Ok(())
 }
 
-async fn rate(pair: &Pair, clients: usize) -> Outcome<f64> {
-    let began = Instant::now();
+/// What was seen in one turn.
+struct Turn {
+    /// Pairs a second.
+    rate: f64,
+    /// Seconds of this process' CPU for a pair.
+    cpu: f64,
+}
+
+impl Turn {
+    fn median(turns: &[Self]) -> Self {
+        let of = |what: fn(&Self) -> f64| median(turns.iter().map(what).collect());
+        Self { rate: of(|turn| turn.rate), cpu: of(|turn| turn.cpu) }
+    }
+}
+
+/// CPU that this process has used until now.
+fn cpu() -> Outcome<Duration> {
+    Ok(ClockId::CLOCK_PROCESS_CPUTIME_ID.now()?.into())
+}
+
+async fn turn_of(pair: &Pair, clients: usize) -> Outcome<Turn> {
+    let (began, cpu_before) = (Instant::now(), cpu()?);
     let tasks: Vec<_> = (0..clients)
         .map(|client| {
             let pair = pair.clone();
@@ -72,7 +98,11 @@ async fn rate(pair: &Pair, clients: usize) -> Outcome<f64> {
     for task in tasks {
         pairs += task.await??;
     }
-    Ok(pairs as f64 / began.elapsed().as_secs_f64())
+    let pairs = pairs as f64;
+    Ok(Turn {
+        rate: pairs / began.elapsed().as_secs_f64(),
+        cpu: (cpu()? - cpu_before).as_secs_f64() / pairs,
+    })
 }
 
 /// How long a free lock takes.
