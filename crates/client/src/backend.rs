@@ -122,7 +122,7 @@ pub(crate) trait Conn: Send + Sync + 'static {
     /// A call that does not wait in a queue is answered or fails within the backend's own time limit. The future of a
     /// waiting acquire resolves when it is granted or over. Dropping a future means that nobody waits for the answer;
     /// the call may have been executed.
-    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>>;
+    fn submit(&self, call: Call) -> Submitted;
 
     /// What the latest call without an answer failed of, for people: which node said what.
     fn trouble(&self) -> Option<String> {
@@ -132,6 +132,34 @@ pub(crate) trait Conn: Send + Sync + 'static {
     /// Descriptors that keep the hold of request `seq` alive in whatever process has them.
     fn descriptors(&self, _seq: Seq) -> Vec<std::os::fd::RawFd> {
         Vec::new()
+    }
+}
+
+/// What a call comes to.
+pub(crate) enum Submitted {
+    /// It is answered already, or has failed.
+    Answered(Result<Answer, CallError>),
+    /// Whoever polls this carries it.
+    UnderWay(BoxFuture<Result<Answer, CallError>>),
+}
+
+impl Submitted {
+    pub(crate) fn under_way(
+        carried: impl Future<Output = Result<Answer, CallError>> + Send + 'static,
+    ) -> Self {
+        Self::UnderWay(Box::pin(carried))
+    }
+}
+
+impl IntoFuture for Submitted {
+    type Output = Result<Answer, CallError>;
+    type IntoFuture = BoxFuture<Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        match self {
+            Self::Answered(result) => Box::pin(std::future::ready(result)),
+            Self::UnderWay(carried) => carried,
+        }
     }
 }
 

@@ -2,25 +2,26 @@
 //!
 //! All decisions are the machine's. Calls of a caller are carried on the caller's task, all else on the worker.
 
-use std::collections::{BTreeMap, VecDeque};
-use std::future::poll_fn;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+mod hold;
+#[cfg(test)]
+mod tests;
 
-use lockkeeper_core::Seq;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::task::{Context, Poll, Waker};
+
+use hold::Hold;
+pub(crate) use hold::HoldHandle;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
-use crate::backend::{Backend, BoxFuture, Call, CallError, Conn, Wanted};
-use crate::error::{LossCause, Lost, VerifyError};
+use crate::backend::{Backend, BoxFuture, Call, CallError, Conn, Submitted, Wanted};
 use crate::machine::{
     Answer, By, CallId, Event, Granted, Key, Machine, NotAcquired, Output, Push, Releasing, Spec, Want, What,
 };
-use crate::mailbox::{Reader, Writer, mailbox};
-use crate::observe;
+use crate::mailbox::{Writer, mailbox};
 use crate::time::{Alarm, BootInstant, Clock};
 use crate::worker::Worker;
 
@@ -44,6 +45,29 @@ struct Inner {
     /// Names callers.
     last_key: AtomicU64,
     state: Mutex<State>,
+    inbox: Inbox,
+}
+
+/// What came while another thread had the state: that one works it off. A thread that waited for it instead would lose
+/// its processor to a few hundred nanoseconds of another's work.
+#[derive(Default)]
+struct Inbox {
+    inputs: Mutex<VecDeque<Input>>,
+    /// How many there are.
+    count: AtomicUsize,
+}
+
+/// Whatever happens to a session.
+enum Input {
+    /// A caller wants a hold.
+    Acquire(Key, Caller, Want),
+    /// A caller gives its hold back; whether it can carry calls itself.
+    Release(Key, bool),
+    /// A caller is gone.
+    Abandon(Key),
+    /// A word of the backend on the session of that generation, which may be over by now.
+    Pushed(u64, Push),
+    Event(Event),
 }
 
 struct State {
@@ -70,10 +94,9 @@ struct Caller {
     wanted: Arc<Wanted>,
     letters: Writer<Letter>,
     hold: Arc<Hold>,
+    /// Whether it runs on a tokio runtime: outside of one it can't carry I/O itself.
+    carries: bool,
 }
-
-/// The backend call that a caller's task carries at the moment.
-type Carried = Option<(CallId, BoxFuture<Result<Answer, CallError>>)>;
 
 enum Letter {
     Carry(CallId, BoxFuture<Result<Answer, CallError>>),
@@ -81,25 +104,6 @@ enum Letter {
     Granted(Granted),
     NotAcquired(NotAcquired),
     Released(Releasing),
-}
-
-/// What a guard asks without any lock or I/O.
-pub(crate) struct Hold {
-    lost: CancellationToken,
-    cause: OnceLock<LossCause>,
-    /// The hold's own deadline (`max_hold`), in nanoseconds.
-    ends_at: AtomicU64,
-}
-
-/// A granted request: releases when dropped.
-pub(crate) struct HoldHandle {
-    session: Arc<Session>,
-    key: Key,
-    letters: Reader<Letter>,
-    pub(crate) hold: Arc<Hold>,
-    pub(crate) granted: Granted,
-    pub(crate) since: BootInstant,
-    over: bool,
 }
 
 impl Session {
@@ -130,6 +134,7 @@ impl Session {
             closed: CancellationToken::new(),
             last_key: AtomicU64::new(0),
             state: Mutex::new(state),
+            inbox: Inbox::default(),
         });
         inner.worker.run(Box::pin(tend(inner.clone(), Stream { generation: 0, pushes }, next_streams)));
         Arc::new(Self(inner))
@@ -143,52 +148,14 @@ impl Session {
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<HoldHandle, NotAcquired> {
         let (letters_in, letters) = mailbox();
-        let hold = Arc::new(Hold {
-            lost: CancellationToken::new(),
-            cause: OnceLock::new(),
-            ends_at: AtomicU64::new(u64::MAX),
-        });
+        let hold = Arc::new(Hold::new());
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
-        let caller = Caller { wanted, letters: letters_in, hold: hold.clone() };
+        let caller = Caller { wanted, letters: letters_in, hold: hold.clone(), carries: can_carry() };
         // From here on dropping this abandons the request.
-        let mut handle = HoldHandle {
-            session: self.clone(),
-            key,
-            letters,
-            hold,
-            granted: Granted::default(),
-            since: self.0.clock.now(),
-            over: false,
-        };
-        {
-            let mut state = self.0.state();
-            state.callers.insert(key, caller);
-            self.0.feed(&mut state, Event::Acquire { key, want });
-        }
-        let mut carried = None;
-        loop {
-            match handle.next_letter(&mut carried).await {
-                Letter::Queued(position) => {
-                    if let Some(on_queued) = on_queued {
-                        on_queued(position);
-                    }
-                }
-                Letter::Granted(granted) => {
-                    handle.since = self.0.clock.now();
-                    if let Some(max) = want.max_hold {
-                        let ends_at = (handle.since + max).as_nanos();
-                        handle.hold.ends_at.store(ends_at, Ordering::SeqCst);
-                    }
-                    handle.granted = granted;
-                    return Ok(handle);
-                }
-                Letter::NotAcquired(why) => {
-                    handle.over = true;
-                    return Err(why);
-                }
-                Letter::Carry(..) | Letter::Released(_) => {}
-            }
-        }
+        let mut handle = HoldHandle::new(self.clone(), key, letters, hold);
+        self.0.input(Input::Acquire(key, caller, want));
+        handle.until_held(&want, on_queued).await?;
+        Ok(handle)
     }
 
     pub(crate) fn now(&self) -> BootInstant {
@@ -197,17 +164,17 @@ impl Session {
 
     /// What the latest call without an answer failed of, if the backend knows.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.0.state().conn.clone().trouble()
+        self.0.with_state(|state| state.conn.clone()).trouble()
     }
 
     /// Gives everything back and closes, in the background.
     pub(crate) fn shut_down(&self) {
-        self.0.input(Event::Shutdown);
+        self.0.input(Input::Event(Event::Shutdown));
     }
 
     /// Whether everything was given back and the session is closed.
     pub(crate) fn is_closed(&self) -> bool {
-        self.0.state().machine.is_closed()
+        self.0.with_state(|state| state.machine.is_closed())
     }
 
     /// Returns once it is.
@@ -227,29 +194,85 @@ async fn tend(inner: Arc<Inner>, mut stream: Stream, mut streams: UnboundedRecei
     loop {
         tokio::select! {
             () = inner.closed.cancelled() => return,
-            () = inner.alarm.ring() => inner.input(Event::Wake),
+            () = inner.alarm.ring() => inner.input_now(Input::Event(Event::Wake)),
             Some(next) = streams.recv() => stream = next,
-            Some(push) = stream.pushes.recv() => inner.pushed(stream.generation, push),
+            Some(push) = stream.pushes.recv() => inner.input(Input::Pushed(stream.generation, push)),
         }
     }
 }
 
 impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Feeds the machine and does what it says. Calls leave in the machine's order, under one lock (R5).
-    fn input(self: &Arc<Self>, event: Event) {
-        self.feed(&mut self.state(), event);
-    }
-
-    /// As [`Self::input`], for what was said in a session that may be over by now.
-    fn pushed(self: &Arc<Self>, generation: u64, push: Push) {
-        let mut state = self.state();
-        if state.generation == generation {
-            self.feed(&mut state, Event::Pushed(push));
+    /// Feeds the machine and does what it says: here and now, or on the thread that is at it. Calls leave in the machine's
+    /// order, under one lock (R5).
+    fn input(self: &Arc<Self>, input: Input) {
+        match self.try_state() {
+            Some(mut state) => self.work_off(&mut state, Some(input)),
+            None => self.inbox.put(input),
         }
+        self.catch_up();
+    }
+
+    /// As [`Self::input`], and it is done when this returns.
+    fn input_now(self: &Arc<Self>, input: Input) {
+        self.with_state(|state| self.work_off(state, Some(input)));
+    }
+
+    /// Looks at the state, or changes it, as soon as no other thread has it.
+    fn with_state<T>(self: &Arc<Self>, look: impl FnOnce(&mut State) -> T) -> T {
+        let looked = look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
+        self.catch_up();
+        looked
+    }
+
+    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        match self.state.try_lock() {
+            Ok(state) => Some(state),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Whoever had the state sees to what came meanwhile; whoever has it now does so later.
+    fn catch_up(self: &Arc<Self>) {
+        while !self.inbox.is_empty() {
+            match self.try_state() {
+                Some(mut state) => self.work_off(&mut state, None),
+                None => return,
+            }
+        }
+    }
+
+    /// What waits, and then what is new: each thread's in its order.
+    fn work_off(self: &Arc<Self>, state: &mut State, new: Option<Input>) {
+        while let Some(waiting) = self.inbox.take() {
+            self.take_in(state, waiting);
+        }
+        if let Some(new) = new {
+            self.take_in(state, new);
+        }
+    }
+
+    fn take_in(self: &Arc<Self>, state: &mut State, input: Input) {
+        let event = match input {
+            Input::Acquire(key, caller, want) => {
+                state.callers.insert(key, caller);
+                Event::Acquire { key, want }
+            }
+            Input::Release(key, carries) => {
+                if let Some(caller) = state.callers.get_mut(&key) {
+                    caller.carries = carries;
+                }
+                Event::Release { key }
+            }
+            Input::Abandon(key) => {
+                state.callers.remove(&key);
+                Event::Abandon { key }
+            }
+            Input::Pushed(generation, _) if generation != state.generation => return,
+            Input::Pushed(_, push) => Event::Pushed(push),
+            Input::Event(event) => event,
+        };
+        self.feed(state, event);
     }
 
     fn name(&self) -> &'static str {
@@ -285,43 +308,50 @@ impl Inner {
         }
     }
 
+    /// Has the worker carry a call. Its first step is done here, so that all is done when this returns where a backend
+    /// needs no more of them.
+    fn carry(
+        self: &Arc<Self>,
+        call: CallId,
+        mut future: BoxFuture<Result<Answer, CallError>>,
+    ) -> Option<Event> {
+        // It must not depend on another's runtime, from the first step on: whoever drops a guard may be in none, or in one
+        // that nobody drives any more.
+        let entered = self.worker.enter();
+        if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return Some(to_event(call, result));
+        }
+        drop(entered);
+        let inner = self.clone();
+        self.worker.run(Box::pin(async move {
+            let result = future.await;
+            inner.input(Input::Event(to_event(call, result)));
+        }));
+        None
+    }
+
     fn perform(self: &Arc<Self>, state: &mut State, output: Output) -> Option<Event> {
         match output {
             Output::Call { call, what, by } => {
                 if what == (What::Open { fresh: true }) && std::mem::replace(&mut state.opened, true) {
                     self.renew_conn(state);
                 }
-                let letters = match by {
-                    // A caller outside of a tokio runtime can't carry I/O itself.
-                    By::Caller(key) if Handle::try_current().is_ok() => {
-                        state.callers.get(&key).map(|caller| &caller.letters)
-                    }
-                    _ => None,
+                let carrier = match by {
+                    By::Caller(key) => state.callers.get(&key).filter(|caller| caller.carries),
+                    By::Worker => None,
                 };
-                // Whoever carries a call must not depend on another's runtime, from the first step on: whoever drops a
-                // guard may be in none, or in one that nobody drives any more.
-                let entered = letters.is_none().then(|| self.worker.enter());
-                let mut future = state.conn.submit(to_call(state, what)?);
-                let mut context = Context::from_waker(Waker::noop());
-                if let Poll::Ready(result) = future.as_mut().poll(&mut context) {
-                    return Some(to_event(call, result));
-                }
-                drop(entered);
-                let carried = match letters {
-                    Some(letters) => match letters.send(Letter::Carry(call, future)) {
-                        Ok(()) => None,
-                        Err(Letter::Carry(_, future)) => Some(future),
-                        Err(_) => None,
+                let future = match state.conn.submit(to_call(state, what)?) {
+                    Submitted::Answered(result) => return Some(to_event(call, result)),
+                    Submitted::UnderWay(future) => future,
+                };
+                let future = match carrier {
+                    Some(caller) => match caller.letters.send(Letter::Carry(call, future)) {
+                        Err(Letter::Carry(_, future)) => future,
+                        _ => return None,
                     },
-                    None => Some(future),
+                    None => future,
                 };
-                if let Some(future) = carried {
-                    let inner = self.clone();
-                    self.worker.run(Box::pin(async move {
-                        let result = future.await;
-                        inner.input(to_event(call, result));
-                    }));
-                }
+                return self.carry(call, future);
             }
             Output::Belief(until) => {
                 self.belief.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
@@ -338,6 +368,37 @@ impl Inner {
         }
         None
     }
+}
+
+impl Inbox {
+    fn inputs(&self) -> MutexGuard<'_, VecDeque<Input>> {
+        self.inputs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put(&self, input: Input) {
+        let mut inputs = self.inputs();
+        inputs.push_back(input);
+        self.count.store(inputs.len(), Ordering::SeqCst);
+    }
+
+    fn take(&self) -> Option<Input> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut inputs = self.inputs();
+        let input = inputs.pop_front();
+        self.count.store(inputs.len(), Ordering::SeqCst);
+        input
+    }
+
+    fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
+    }
+}
+
+/// Whether whoever runs here can carry a call.
+fn can_carry() -> bool {
+    Handle::try_current().is_ok()
 }
 
 impl State {
@@ -375,133 +436,3 @@ fn to_event(call: CallId, result: Result<Answer, CallError>) -> Event {
         Err(error) => Event::Failed { call, sent: error.sent },
     }
 }
-
-impl Hold {
-    fn lose(&self, cause: LossCause, backend: &'static str) {
-        if self.cause.set(cause).is_ok() {
-            observe::lost(backend, cause);
-        }
-        self.lost.cancel();
-    }
-}
-
-impl HoldHandle {
-    /// Fires when the hold is lost, at its deadline at the latest (P5).
-    pub(crate) fn lost(&self) -> &CancellationToken {
-        &self.hold.lost
-    }
-
-    /// Until when the hold may be relied on; `None` if it has no deadline. `Err` if that moment has come (P5).
-    pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
-        if let Some(&cause) = self.hold.cause.get() {
-            return Err(Lost { cause });
-        }
-        let inner = &self.session.0;
-        let own = self.hold.ends_at.load(Ordering::SeqCst);
-        let belief = if inner.has_ttl { inner.belief.load(Ordering::SeqCst) } else { u64::MAX };
-        let now = inner.clock.now();
-        let until = BootInstant::from_nanos(own.min(belief));
-        if now < until {
-            return Ok((until != BootInstant::MAX).then_some(until));
-        }
-        self.hold.lose(if own < belief { LossCause::MaxHold } else { LossCause::Expired }, inner.name());
-        // Again from the cell: the machine may have known a better cause first.
-        Err(Lost { cause: self.hold.cause.get().copied().unwrap_or(LossCause::Expired) })
-    }
-
-    /// Gives the hold back and waits for the answer.
-    pub(crate) fn now(&self) -> BootInstant {
-        self.session.0.clock.now()
-    }
-
-    pub(crate) async fn release(mut self) -> Releasing {
-        self.session.0.input(Event::Release { key: self.key });
-        let mut carried = None;
-        loop {
-            if let Letter::Released(how) = self.next_letter(&mut carried).await {
-                self.over = true;
-                return how;
-            }
-        }
-    }
-
-    /// The next letter for this caller; meanwhile carries the call it was given last.
-    async fn next_letter(&mut self, carried: &mut Carried) -> Letter {
-        loop {
-            let work = poll_fn(|context| match carried {
-                Some((call, future)) => future.as_mut().poll(context).map(|result| (*call, result)),
-                None => Poll::Pending,
-            });
-            let (call, result) = tokio::select! {
-                biased;
-                letter = self.letters.recv() => match letter {
-                    Some(Letter::Carry(call, future)) => {
-                        *carried = Some((call, future));
-                        continue;
-                    }
-                    Some(letter) => return letter,
-                    None => return Letter::NotAcquired(NotAcquired::ShuttingDown),
-                },
-                done = work => done,
-            };
-            *carried = None;
-            // What comes of it is read right away: a task that wakes itself is run once more, and wakes a thread for it.
-            self.letters.look_up();
-            self.session.0.input(to_event(call, result));
-        }
-    }
-
-    /// Asks the backend whether it still holds. One round trip.
-    pub(crate) async fn verify(&self) -> Result<(), VerifyError> {
-        self.valid_until()?;
-        let inner = &self.session.0;
-        let (seq, generation, asked) = {
-            let state = inner.state();
-            let seq = state.machine.seq_of(self.key);
-            let wanted = state.callers.get(&self.key).map(|caller| caller.wanted.clone());
-            let (Some(seq), Some(want)) = (seq, wanted) else {
-                return Err(self.lost_now(LossCause::SessionEnded).into());
-            };
-            // A retry of the acquire is answered by the request's present state (P7-a). Under the lock: in a session
-            // that is opened a moment later this number would be a new request.
-            let call = Call::Acquire { seq, done_through: Seq(0), want, wait_left: Some(Duration::ZERO) };
-            (seq, state.generation, state.conn.submit(call))
-        };
-        let answer = asked.await.map_err(|_| VerifyError::NoAnswer)?;
-        match answer {
-            Answer::Granted(granted) if granted.token == self.granted.token => {}
-            Answer::Revoked => inner.pushed(generation, Push::Revoked { seq }),
-            Answer::SessionGone => inner.pushed(generation, Push::Lost(LossCause::SessionEnded)),
-            Answer::Finished(end) => inner.pushed(generation, Push::Ended { seq, end }),
-            Answer::Granted(_) => drop(self.lost_now(LossCause::SessionEnded)),
-            _ => return Err(VerifyError::NoAnswer),
-        }
-        self.valid_until().map(drop).map_err(VerifyError::from)
-    }
-
-    fn lost_now(&self, cause: LossCause) -> Lost {
-        self.hold.lose(cause, self.session.0.name());
-        Lost { cause: self.hold.cause.get().copied().unwrap_or(cause) }
-    }
-
-    /// Descriptors that keep the hold alive in whatever process has them; none where no descriptor holds.
-    pub(crate) fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
-        let state = self.session.0.state();
-        let conn = state.conn.clone();
-        state.machine.seq_of(self.key).map_or_else(Vec::new, |seq| conn.descriptors(seq))
-    }
-}
-
-impl Drop for HoldHandle {
-    fn drop(&mut self) {
-        if !self.over {
-            let inner = &self.session.0;
-            let mut state = inner.state();
-            state.callers.remove(&self.key);
-            inner.feed(&mut state, Event::Abandon { key: self.key });
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

@@ -1,13 +1,13 @@
 //! What the driver must not mix up: words on one session and words on the next.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use lockkeeper_core::{LockName, TokenStatus};
 
 use super::*;
 use crate::backend::{BreakOrder, Broken};
 use crate::capabilities::Capabilities;
-use crate::error::BackendError;
+use crate::error::{BackendError, LossCause};
 use crate::info::LockInfo;
 use crate::locks::Locks;
 

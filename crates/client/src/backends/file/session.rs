@@ -22,7 +22,7 @@ use super::record::Record;
 use super::session_file::{SessionFile, drain, sweep};
 use super::store::Store;
 use super::{Shared, acquire, finish, reactor};
-use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
+use crate::backend::{Call, CallError, Conn, Submitted, Wanted};
 use crate::error::LossCause;
 use crate::machine::{Answer, Push, Spec};
 
@@ -146,30 +146,26 @@ impl FileConn {
         self.live.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(|session| !session.is_gone())
     }
 
-    fn open(&self, fresh: bool) -> BoxFuture<Result<Answer, CallError>> {
+    fn open(&self, fresh: bool) -> Result<Answer, CallError> {
         if !fresh && self.live().is_some() {
-            return answered(Answer::Opened);
+            return Ok(Answer::Opened);
         }
-        let shared = Arc::clone(&self.shared);
         let (lock_delay, label, pushes) = (self.lock_delay, self.label.clone(), self.pushes.clone());
-        let live = Arc::clone(&self.live);
-        Box::pin(async move {
-            match shared.store().and_then(|store| Session::open(store, lock_delay, label, pushes)) {
-                Ok(session) => {
-                    *live.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
-                    Ok(Answer::Opened)
-                }
-                Err(Fault::Stuck(_) | Fault::Gone) => Err(CallError { sent: false }),
-                Err(Fault::Error(error)) => Ok(Answer::Refused(error)),
+        match self.shared.store().and_then(|store| Session::open(store, lock_delay, label, pushes)) {
+            Ok(session) => {
+                *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
+                Ok(Answer::Opened)
             }
-        })
+            Err(Fault::Stuck(_) | Fault::Gone) => Err(CallError { sent: false }),
+            Err(Fault::Error(error)) => Ok(Answer::Refused(error)),
+        }
     }
 }
 
 impl Conn for FileConn {
-    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+    fn submit(&self, call: Call) -> Submitted {
         let session = match call {
-            Call::Open { fresh } => return self.open(fresh),
+            Call::Open { fresh } => return Submitted::Answered(self.open(fresh)),
             _ => self.live(),
         };
         let Some(session) = session else { return answered(Answer::SessionGone) };
@@ -178,7 +174,7 @@ impl Conn for FileConn {
             Call::Acquire { seq, done_through, want, .. } => {
                 session.take_done_through(done_through);
                 match session.register(seq, want) {
-                    Ok(request) => Box::pin(async move { acquire::acquire(&session, &request).await }),
+                    Ok(request) => Submitted::under_way(async move { acquire::acquire(&session, &request).await }),
                     Err(end) => answered(Answer::Finished(end)),
                 }
             }
@@ -186,13 +182,13 @@ impl Conn for FileConn {
                 session.take_done_through(done_through);
                 // From here on no step of the request takes anything, whoever polls what.
                 match session.finishing(seq, target) {
-                    Ok(request) => Box::pin(async move { finish::finish(&session, &request, seq).await }),
+                    Ok(request) => Submitted::under_way(async move { finish::finish(&session, &request, seq).await }),
                     Err(end) => answered(Answer::Finished(end)),
                 }
             }
             Call::Close => {
                 let live = Arc::clone(&self.live);
-                Box::pin(async move {
+                Submitted::under_way(async move {
                     finish::close(&session).await;
                     live.lock().unwrap_or_else(PoisonError::into_inner).take();
                     Ok(Answer::Closed)
@@ -210,8 +206,8 @@ impl Conn for FileConn {
     }
 }
 
-fn answered(answer: Answer) -> BoxFuture<Result<Answer, CallError>> {
-    Box::pin(std::future::ready(Ok(answer)))
+fn answered(answer: Answer) -> Submitted {
+    Submitted::Answered(Ok(answer))
 }
 
 impl Session {

@@ -15,7 +15,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::store::{Attempt, Entry, EntryId, Renewed, Store, Tried};
 use super::wakes::{Wake, Wakes};
-use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
+use crate::backend::{Call, CallError, Conn, Submitted, Wanted};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Granted, Push, Spec};
 use crate::time::BootInstant;
@@ -146,37 +146,30 @@ impl LeasedConn {
 }
 
 impl Conn for LeasedConn {
-    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+    fn submit(&self, call: Call) -> Submitted {
         let inner = self.0.clone();
         match call {
-            Call::Open { fresh } => {
-                let opened = inner.open(fresh);
-                Box::pin(async move { Ok(opened) })
-            }
-            Call::KeepAlive => {
-                let renewing = inner.renewable();
-                Box::pin(async move { inner.keep_alive(renewing).await })
-            }
-            Call::Acquire { seq, want, .. } => {
-                let step = inner.step(seq, &want);
-                Box::pin(async move {
-                    match step {
-                        Step::Try(attempt, woken) => inner.acquire(seq, attempt, &woken).await,
-                        Step::Check(entry, granted) => inner.check(seq, entry, granted).await,
-                        Step::Over(answer) => Ok(answer),
-                    }
-                })
-            }
-            Call::Finish { target, .. } => {
-                let ending = inner.ending(target);
-                Box::pin(async move {
-                    match ending {
-                        Some((entry, doubt)) => inner.finish(target, entry, doubt).await,
-                        None => Ok(Answer::Finished(End::Gone)),
-                    }
-                })
-            }
-            Call::Close => Box::pin(async move { inner.close().await }),
+            Call::Open { fresh } => Submitted::Answered(Ok(inner.open(fresh))),
+            Call::KeepAlive => match inner.renewable() {
+                none if none.is_empty() => Submitted::Answered(Ok(Answer::KeptAlive)),
+                renewing => Submitted::under_way(async move { inner.keep_alive(renewing).await }),
+            },
+            Call::Acquire { seq, want, .. } => match inner.step(seq, &want) {
+                Step::Try(attempt, woken) => {
+                    Submitted::under_way(async move { inner.acquire(seq, attempt, &woken).await })
+                }
+                Step::Check(entry, granted) => {
+                    Submitted::under_way(async move { inner.check(seq, entry, granted).await })
+                }
+                Step::Over(answer) => Submitted::Answered(Ok(answer)),
+            },
+            Call::Finish { target, .. } => match inner.ending(target) {
+                Some((entry, doubt)) => {
+                    Submitted::under_way(async move { inner.finish(target, entry, doubt).await })
+                }
+                None => Submitted::Answered(Ok(Answer::Finished(End::Gone))),
+            },
+            Call::Close => Submitted::under_way(async move { inner.close().await }),
         }
     }
 
@@ -187,9 +180,7 @@ impl Conn for LeasedConn {
 
 impl Drop for LeasedConn {
     fn drop(&mut self) {
-        for request in self.0.state().requests.values() {
-            self.0.wakes.stop(&request.entry.id);
-        }
+        self.0.wakes.stop(&self.0.state().session);
     }
 }
 
@@ -198,7 +189,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self, fresh: bool) -> Answer {
+    fn open(self: &Arc<Self>, fresh: bool) -> Answer {
         let mut state = self.state();
         if fresh || state.session.is_empty() {
             let mut random = [0; 16];
@@ -206,9 +197,34 @@ impl Inner {
                 let what = format!("the system gives no random bytes: {error}");
                 return Answer::Refused(BackendError::new(BackendErrorKind::Operator, what));
             }
+            self.wakes.stop(&state.session);
             state.session = format!("{:032x}", u128::from_be_bytes(random));
+            let inner = Arc::downgrade(self);
+            self.wakes.listen(&state.session, move |id, wake| {
+                if let Some(inner) = inner.upgrade() {
+                    inner.woken(id, wake);
+                }
+            });
         }
         Answer::Opened
+    }
+
+    /// The lock service says something of one entry, or of all.
+    fn woken(&self, id: Option<&EntryId>, wake: Wake) {
+        match (wake, id) {
+            (Wake::Revoked, Some(id)) => drop(id.seq().map(|seq| self.renewed(seq, Renewed::Revoked))),
+            (Wake::Try(after), Some(id)) => {
+                let state = self.state();
+                if let Some(request) = id.seq().and_then(|seq| state.requests.get(&seq)) {
+                    request.woken.wake(after);
+                }
+            }
+            (Wake::Try(after), None) => {
+                self.state().requests.values().for_each(|request| request.woken.wake(after));
+            }
+            // Nobody breaks everything at once.
+            (Wake::Revoked, None) => {}
+        }
     }
 
     /// Everything that a keep-alive must renew.
@@ -225,9 +241,6 @@ impl Inner {
     }
 
     async fn keep_alive(&self, renewing: Vec<Renewable>) -> Result<Answer, CallError> {
-        if renewing.is_empty() {
-            return Ok(Answer::KeptAlive);
-        }
         let entries: Vec<Arc<Entry>> = renewing.iter().map(|one| one.entry.clone()).collect();
         let renewed = self.store.renew(entries).await?;
         let mut lost = false;
@@ -247,11 +260,8 @@ impl Inner {
         let Some(request) = state.requests.get_mut(&seq) else { return false };
         match (renewed, &request.stage) {
             (Renewed::Gone, Stage::Holds(_)) => {
-                let gone = state.requests.remove(&seq);
+                state.requests.remove(&seq);
                 drop(state);
-                if let Some(gone) = gone {
-                    self.wakes.stop(&gone.entry.id);
-                }
                 self.push(Push::Ended { seq, end: End::Gone });
                 true
             }
@@ -271,13 +281,12 @@ impl Inner {
     }
 
     /// What a call to acquire means for the request as it stands.
-    fn step(self: &Arc<Self>, seq: Seq, want: &Wanted) -> Step {
+    fn step(&self, seq: Seq, want: &Wanted) -> Step {
         let mut state = self.state();
-        let id = EntryId(format!("{}-{}", state.session, seq.0));
-        let request = state.requests.entry(seq).or_insert_with(|| {
-            let woken = Arc::new(Woken::default());
+        let State { session, requests } = &mut *state;
+        let request = requests.entry(seq).or_insert_with(|| {
             let entry = Entry {
-                id: id.clone(),
+                id: EntryId::of(session, seq),
                 // Several names at once are refused before (`Capabilities::multi`).
                 name: want.names[0].clone(),
                 mode: want.mode,
@@ -285,18 +294,9 @@ impl Inner {
                 keep_closed: want.keep_closed,
                 lock_delay: self.lock_delay,
             };
-            let (inner, listener) = (Arc::downgrade(self), woken.clone());
-            self.wakes.listen(&id, move |wake| match wake {
-                Wake::Try(after) => listener.wake(after),
-                Wake::Revoked => {
-                    if let Some(inner) = inner.upgrade() {
-                        inner.renewed(seq, Renewed::Revoked);
-                    }
-                }
-            });
             Request {
                 entry: Arc::new(entry),
-                woken,
+                woken: Arc::default(),
                 stage: Stage::Asked,
                 left: false,
                 doubt: false,
@@ -454,9 +454,7 @@ impl Inner {
     }
 
     fn forget(&self, seq: Seq) -> Option<Stage> {
-        let request = self.state().requests.remove(&seq)?;
-        self.wakes.stop(&request.entry.id);
-        Some(request.stage)
+        self.state().requests.remove(&seq).map(|request| request.stage)
     }
 
     fn push(&self, push: Push) {

@@ -1,10 +1,10 @@
 //! What a lock service must offer so that sessions can be kept on top of it.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{End, LockName, Mode};
+use lockkeeper_core::{End, LockName, Mode, Seq};
 
 use crate::backend::{BoxFuture, CallError};
 use crate::error::{BackendError, Busy};
@@ -51,6 +51,26 @@ pub(crate) struct Entry {
 /// Names an entry for ever: the session's 128 random bits and the request's number in it.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct EntryId(pub(crate) String);
+
+impl EntryId {
+    pub(super) fn of(session: &str, seq: Seq) -> Self {
+        let mut id = String::with_capacity(session.len() + 8);
+        id.push_str(session);
+        // Writing to a string can't fail.
+        let _ = write!(id, "-{}", seq.0);
+        Self(id)
+    }
+
+    /// The session that it is of.
+    pub(super) fn session(&self) -> &str {
+        self.0.split_once('-').map_or(self.0.as_str(), |(session, _)| session)
+    }
+
+    /// Its number in the session.
+    pub(super) fn seq(&self) -> Option<Seq> {
+        self.0.split_once('-')?.1.parse().ok().map(Seq)
+    }
+}
 
 impl fmt::Display for EntryId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

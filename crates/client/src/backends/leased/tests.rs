@@ -79,7 +79,11 @@ impl Session {
     }
 
     async fn call(&self, call: Call) -> Result<Answer, CallError> {
-        self.conn.submit(call).await
+        self.submit(call).await
+    }
+
+    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+        self.conn.submit(call).into_future()
     }
 
     fn acquire(&self, seq: u64) -> BoxFuture<Result<Answer, CallError>> {
@@ -91,7 +95,7 @@ impl Session {
             keep_closed: Duration::ZERO,
             meta: Box::default(),
         });
-        self.conn.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), want, wait_left: None })
+        self.submit(Call::Acquire { seq: Seq(seq), done_through: Seq(0), want, wait_left: None })
     }
 
     async fn held(&self, seq: u64) {

@@ -15,39 +15,64 @@ pub(crate) enum Wake {
     Revoked,
 }
 
-type Listener = Arc<dyn Fn(Wake) + Send + Sync>;
+/// Hears what is said of one entry; without an id, of each.
+type Listener = Arc<dyn Fn(Option<&EntryId>, Wake) + Send + Sync>;
 
-/// The entries of one client that want to hear. Cheap to clone; clones are the same list.
+/// The sessions of one client, each of which hears of its own entries. Cheap to clone; clones are the same list.
 #[derive(Clone, Default)]
-pub(crate) struct Wakes(Arc<Mutex<HashMap<EntryId, Listener>>>);
+pub(crate) struct Wakes(Arc<Mutex<Listeners>>);
+
+#[derive(Default)]
+struct Listeners {
+    sessions: HashMap<String, Listener>,
+    /// Hears of entries that are of none of these sessions.
+    others: Option<Listener>,
+}
 
 impl Wakes {
-    /// Tells whoever listens for `id`; nobody, if it is over.
+    /// Tells whoever listens for `id`; nobody, if its session is over.
     pub(crate) fn deliver(&self, id: &EntryId, wake: Wake) {
-        let listener = self.listeners().get(id).cloned();
+        let listeners = self.listeners();
+        let listener = listeners.sessions.get(id.session()).or(listeners.others.as_ref()).cloned();
         // Not under the lock: a listener may stop listening.
+        drop(listeners);
         if let Some(listener) = listener {
-            listener(wake);
+            listener(Some(id), wake);
         }
     }
 
     /// Everyone may have missed something: a connection was lost and made anew.
     pub(crate) fn deliver_to_all(&self, wake: Wake) {
-        let listeners: Vec<Listener> = self.listeners().values().cloned().collect();
-        listeners.iter().for_each(|listener| listener(wake));
+        let listeners = self.listeners();
+        let all: Vec<Listener> = listeners.sessions.values().chain(&listeners.others).cloned().collect();
+        drop(listeners);
+        all.iter().for_each(|listener| listener(None, wake));
     }
 
-    /// From now on `listener` hears what is said of `id`.
-    pub(crate) fn listen(&self, id: &EntryId, listener: impl Fn(Wake) + Send + Sync + 'static) {
-        self.listeners().insert(id.clone(), Arc::new(listener));
+    /// From now on `listener` hears what is said of the entries of `session`.
+    pub(crate) fn listen(
+        &self,
+        session: &str,
+        listener: impl Fn(Option<&EntryId>, Wake) + Send + Sync + 'static,
+    ) {
+        self.listeners().sessions.insert(session.to_owned(), Arc::new(listener));
     }
 
-    /// Nobody hears of `id` any more.
-    pub(crate) fn stop(&self, id: &EntryId) {
-        self.listeners().remove(id);
+    /// From now on `listener` hears what is said of all entries that no session listens for.
+    #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "others have sessions"))]
+    pub(crate) fn listen_to_others(
+        &self,
+        listener: impl Fn(Option<&EntryId>, Wake) + Send + Sync + 'static,
+    ) {
+        self.listeners().others = Some(Arc::new(listener));
     }
 
-    fn listeners(&self) -> MutexGuard<'_, HashMap<EntryId, Listener>> {
+    /// Nobody hears of the entries of `session` any more.
+    pub(crate) fn stop(&self, session: &str) {
+        self.listeners().sessions.remove(session);
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

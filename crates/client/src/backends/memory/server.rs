@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
 use super::book::{Book, Due};
-use crate::backend::{BoxFuture, BreakOrder, Broken, Call, CallError, Conn, Wanted};
+use crate::backend::{BreakOrder, Broken, Call, CallError, Conn, Submitted, Wanted};
 use crate::error::{BackendError, Busy, LossCause};
 use crate::info::LockInfo;
 use crate::machine::{Answer, Granted, Push, Spec};
@@ -439,17 +439,16 @@ impl MemoryConn {
 }
 
 impl Conn for MemoryConn {
-    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
-        let outcome = self.service.call(&self.client, call);
-        Box::pin(async move {
-            let outcome = match outcome {
-                Ok(outcome) => outcome,
-                Err(later) => later.await.map_err(|_| LOST)?,
-            };
-            match outcome {
-                Outcome::Now(result) => result,
-                Outcome::Later(answer) => answer.await.map_err(|_| LOST),
-            }
-        })
+    fn submit(&self, call: Call) -> Submitted {
+        match self.service.call(&self.client, call) {
+            Ok(Outcome::Now(result)) => Submitted::Answered(result),
+            Ok(Outcome::Later(answer)) => Submitted::under_way(async move { answer.await.map_err(|_| LOST) }),
+            Err(later) => Submitted::under_way(async move {
+                match later.await.map_err(|_| LOST)? {
+                    Outcome::Now(result) => result,
+                    Outcome::Later(answer) => answer.await.map_err(|_| LOST),
+                }
+            }),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Lanes: a connection for each runtime whose tasks acquire and release, beside the one on the backend's own thread.
+//! Lanes: connections for each runtime whose tasks acquire and release, beside the one on the backend's own thread.
 //!
 //! A call that crosses to another thread and back costs more than Redis does; so it travels on a connection that its own
 //! runtime drives. What must not depend on a caller's runtime, renewals and messages, stays on the thread's connection,
@@ -17,6 +17,10 @@ use super::paced::{Made, UnderWay};
 
 /// How many lanes there are at most; callers on further runtimes share the thread's connection.
 const LANES: usize = 8;
+/// How many of them a runtime has at most. With one alone, callers and server would wait for each other in turns.
+const LANES_EACH: usize = 2;
+/// How many callers a lane has before another is made. Fewer on each would only make for more packets.
+const FULL: usize = 16;
 /// The pause between tries to make a lane: the thread's connection serves as well.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -60,10 +64,15 @@ struct Way {
 pub(super) type Ended = Arc<AtomicBool>;
 
 impl Lanes {
-    /// The lane of the runtime that we are on; it is made in the background, by `connect`, which says when its connection
+    /// The lane of the runtime that we are on; it is made in the background, by what `connector` gives, which says when its connection
     /// ends. `None` where there is none to have: on `thread`, whose connection is the link's, outside of a runtime, and
     /// where there are too many.
-    pub(super) fn here<C, F>(&self, thread: Id, beside: u64, connect: C) -> Option<Lane>
+    pub(super) fn here<C, F>(
+        &self,
+        thread: Id,
+        beside: u64,
+        connector: impl FnOnce() -> C,
+    ) -> Option<Lane>
     where
         C: Fn(Ended, UnderWay) -> F + Send + Sync + 'static,
         F: Future<Output = Option<Made>> + Send + 'static,
@@ -75,12 +84,16 @@ impl Lanes {
         }
         let mut lanes = self.lanes();
         let serves = |lane: &&Lane| lane.runtime == runtime && lane.beside == beside && !lane.has_ended();
-        if let Some(lane) = lanes.iter().find(serves) {
+        if let Some(lane) = lanes.iter().filter(serves).find(|lane| lane.load() < FULL) {
             return Some(lane.clone());
         }
-        lanes.retain(|lane| lane.beside == beside && lane.runtime != runtime && !lane.way.runs.is_closed());
+        let idlest = lanes.iter().filter(serves).min_by_key(|lane| lane.load()).cloned();
+        if lanes.iter().filter(serves).count() >= LANES_EACH {
+            return idlest;
+        }
+        lanes.retain(|lane| lane.beside == beside && !lane.has_ended() && !lane.way.runs.is_closed());
         if lanes.len() >= LANES {
-            return None;
+            return idlest;
         }
         let (runs, over) = oneshot::channel();
         let (wire, ended, callers) = (Arc::new(OnceLock::new()), Ended::default(), UnderWay::default());
@@ -96,6 +109,7 @@ impl Lanes {
         let lane = Lane { runtime, beside, way: Arc::new(way) };
         lanes.push(lane.clone());
         drop(lanes);
+        let connect = connector();
         // Ends with the lane, or is dropped with its runtime.
         here.spawn(async move {
             let making = async {
@@ -114,7 +128,7 @@ impl Lanes {
                 _ = over => {}
             }
         });
-        Some(lane)
+        Some(idlest.unwrap_or(lane))
     }
 
     /// Nothing was heard on it for as long as a call may take: the next call gets another.
@@ -140,6 +154,11 @@ impl Lanes {
 }
 
 impl Lane {
+    /// How many callers wait for answers on it. It serves none before it is made.
+    fn load(&self) -> usize {
+        self.way.wire.get().map_or(usize::MAX, |_| self.way.callers.load(Ordering::Relaxed))
+    }
+
     fn has_ended(&self) -> bool {
         self.way.ended.load(Ordering::Relaxed)
     }

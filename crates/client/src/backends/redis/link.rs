@@ -30,8 +30,9 @@ use crate::worker::Worker;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Pauses between tries to connect: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// The number of the first connection of a link.
+/// The number of the first connection of a link, and what stands for none.
 const FIRST: u64 = 0;
+const NONE: u64 = u64::MAX;
 /// How many commands may wait to be written.
 const BUFFER: usize = 4096;
 /// How many renewals go out together: a server is never kept from others for long.
@@ -54,6 +55,8 @@ const IN_DOUBT: Failure = Failure::Silent(CallError { sent: true });
 /// A way to one server that is kept up for as long as this lives.
 pub(super) struct Link {
     up: watch::Receiver<Option<Connection>>,
+    /// The number of the connection that is up: what every call looks at.
+    number: Arc<AtomicU64>,
     lost: UnboundedSender<u64>,
     server: Arc<str>,
     trouble: Trouble,
@@ -88,9 +91,15 @@ impl Link {
         let server: Arc<str> = target.to_string().into();
         let trouble = Trouble::default();
         let channel = layout::channel(client);
-        let target = Arc::new(target);
-        let keeper =
-            Keeper { target: target.clone(), wakes, channel, lost: lost.clone(), trouble: trouble.clone() };
+        let (target, number) = (Arc::new(target), Arc::new(AtomicU64::new(FIRST)));
+        let keeper = Keeper {
+            target: target.clone(),
+            wakes,
+            channel,
+            number: number.clone(),
+            lost: lost.clone(),
+            trouble: trouble.clone(),
+        };
         worker.run(Box::pin(async move {
             match keeper.connect(FIRST).await {
                 Ok(connection) => {
@@ -104,7 +113,7 @@ impl Link {
             }
         }));
         let (up, thread) = opened.await.unwrap_or_else(|_| Err(refusal::no_thread()))?;
-        Ok(Self { up, lost, server, trouble, target, lanes: Lanes::default(), thread })
+        Ok(Self { up, number, lost, server, trouble, target, lanes: Lanes::default(), thread })
     }
 
     /// The server, as people know it.
@@ -221,14 +230,20 @@ impl Link {
             }
         }
         let left = deadline.saturating_duration_since(Instant::now());
-        self.exchange(left, async |wire| wire.send_packed_command(command).await).await
+        // In a box, since every call is copied about with room for all that may become of it.
+        Box::pin(self.exchange(left, async |wire| wire.send_packed_command(command).await)).await
     }
 
     fn lane(&self) -> Option<Lane> {
-        let beside = self.up.borrow().as_ref().map(|connection| connection.number)?;
-        let target = self.target.clone();
-        self.lanes
-            .here(self.thread, beside, move |ended, callers| connect_lane(target.clone(), ended, callers))
+        let beside = self.number.load(Ordering::SeqCst);
+        if beside == NONE {
+            return None;
+        }
+        let connect = || {
+            let target = self.target.clone();
+            move |ended, callers| connect_lane(target.clone(), ended, callers)
+        };
+        self.lanes.here(self.thread, beside, connect)
     }
 
     /// One exchange on whatever connection is up within the time.
@@ -320,6 +335,7 @@ struct Keeper {
     target: Arc<Target>,
     wakes: Wakes,
     channel: String,
+    number: Arc<AtomicU64>,
     lost: UnboundedSender<u64>,
     trouble: Trouble,
 }
@@ -358,6 +374,7 @@ impl Keeper {
                     () = up.closed() => return,
                     Some(lost) = losses.recv() => if lost != number { continue },
                 }
+                self.number.store(NONE, Ordering::SeqCst);
                 up.send_replace(None);
             }
             number += 1;
@@ -365,6 +382,7 @@ impl Keeper {
                 () = up.closed() => return,
                 connection = self.connect_at_last(number) => up.send_replace(Some(connection)),
             };
+            self.number.store(number, Ordering::SeqCst);
             self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
         }
     }

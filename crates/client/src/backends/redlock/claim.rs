@@ -165,6 +165,11 @@ impl Claim {
         })
     }
 
+    /// The id of the claim of which a node has this entry.
+    pub(super) fn of_entry(id: &EntryId) -> Option<EntryId> {
+        id.0.rsplit_once('.').map(|(claim, _)| EntryId(claim.to_owned()))
+    }
+
     /// Begins a round; `None` if the claim is over.
     pub(super) fn begin(&self, now: BootInstant) -> Option<u64> {
         let mut state = self.state();

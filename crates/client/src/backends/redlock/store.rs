@@ -88,7 +88,7 @@ impl Book {
 
 impl RedlockStore {
     pub(super) fn new(nodes: Vec<Node>, worker: Worker, wakes: Wakes, now: fn() -> BootInstant) -> Self {
-        Self(Arc::new(Inner {
+        let inner = Arc::new(Inner {
             names: nodes.iter().map(|node| node.name.clone()).collect(),
             owed: nodes.iter().map(|_| AtomicUsize::new(0)).collect(),
             majority: majority_of(nodes.len()),
@@ -98,7 +98,16 @@ impl RedlockStore {
             now,
             book: Mutex::default(),
             trouble: Mutex::default(),
-        }))
+        });
+        for (index, node) in inner.nodes.iter().enumerate() {
+            let inner = Arc::downgrade(&inner);
+            node.wakes.listen_to_others(move |id, wake| {
+                if let Some(inner) = inner.upgrade() {
+                    inner.woken(index, id, wake);
+                }
+            });
+        }
+        Self(inner)
     }
 }
 
@@ -313,9 +322,6 @@ impl Inner {
             return tell(failed("not asked: the outcome was certain"));
         };
         let node = &self.nodes[index];
-        if attempt.wait {
-            self.listen(index, claim, &entry.id);
-        }
         let attempt = Attempt { entry: entry.clone(), first, ..attempt };
         let tried = timeout_at(deadline, node.store.attempt(attempt)).await;
         let answer = match tried {
@@ -329,9 +335,6 @@ impl Inner {
             }
             Err(_) => timed_out(limit),
         };
-        if !matches!(answer, Said::Waits { .. }) {
-            node.wakes.stop(&entry.id);
-        }
         let take_back = claim.heard(index, round, &answer);
         tell(answer);
         if take_back && !Box::pin(self.take_back(index, claim)).await {
@@ -339,17 +342,24 @@ impl Inner {
         }
     }
 
-    /// Lets the session of a claim hear that it may be its turn: once a majority of the nodes is free as far as is
-    /// known. Fewer are of no use: with them, those who wait would only wake each other by what they take back.
-    fn listen(self: &Arc<Self>, index: usize, claim: &Arc<Claim>, id: &EntryId) {
-        let (wakes, claim) = (self.wakes.clone(), Arc::downgrade(claim));
-        self.nodes[index].wakes.listen(id, move |wake| {
-            // Nobody can break a hold of a majority (`Backend::break_hold`): other news than a turn there is none.
-            let (Wake::Try(after), Some(claim)) = (wake, claim.upgrade()) else { return };
-            if after <= AT_ONCE && claim.woken(index) {
-                wakes.deliver(&claim.entry.id, Wake::Try(after));
+    /// A node says that it may be an entry's turn there, or anyone's. The session of a claim hears of it once a majority of
+    /// the nodes is free as far as is known. Fewer are of no use: with them, those who wait would only wake each other by
+    /// what they take back.
+    fn woken(&self, index: usize, id: Option<&EntryId>, wake: Wake) {
+        // Nobody can break a hold of a majority (`Backend::break_hold`): other news than a turn there is none.
+        let Wake::Try(after) = wake else { return };
+        if after > AT_ONCE {
+            return;
+        }
+        let claims: Vec<Arc<Claim>> = match id {
+            Some(id) => Claim::of_entry(id).and_then(|claim| self.known(&claim)).into_iter().collect(),
+            None => self.book().claims.values().cloned().collect(),
+        };
+        for claim in claims {
+            if claim.woken(index) {
+                self.wakes.deliver(&claim.entry.id, wake);
             }
-        });
+        }
     }
 
     fn take_back_all(self: &Arc<Self>, claim: &Arc<Claim>, indexes: Vec<usize>) {
@@ -375,7 +385,6 @@ impl Inner {
     async fn take_back(&self, index: usize, claim: &Claim) -> bool {
         let Some(TakeBack { entry, doubt }) = claim.owed(index) else { return true };
         let node = &self.nodes[index];
-        node.wakes.stop(&entry.id);
         let _debt = doubt.then(|| Debt::of(&self.owed[index]));
         match timeout(claim.entry.limit(), node.store.finish(entry, doubt)).await {
             Ok(Ok(end)) => {

@@ -24,7 +24,7 @@ use lockkeeper_core::{LockName, TokenStatus};
 use lockkeeper_wire::v1;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, CallError, Conn};
+use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Call, Conn, Submitted};
 use crate::backup::Backup;
 use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
 use crate::cluster::{ClusterInfo, MembersChange};
@@ -283,8 +283,8 @@ struct ServiceConn {
 }
 
 impl Conn for ServiceConn {
-    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
-        self.owner.shared.submit(self.key, call)
+    fn submit(&self, call: Call) -> Submitted {
+        Submitted::UnderWay(self.owner.shared.submit(self.key, call))
     }
 
     fn trouble(&self) -> Option<String> {
@@ -302,8 +302,8 @@ impl Drop for ServiceConn {
 struct NoConn(String);
 
 impl Conn for NoConn {
-    fn submit(&self, _call: Call) -> BoxFuture<Result<Answer, CallError>> {
+    fn submit(&self, _call: Call) -> Submitted {
         let refused = BackendError::new(BackendErrorKind::Operator, self.0.clone());
-        Box::pin(async move { Ok(Answer::Refused(refused)) })
+        Submitted::Answered(Ok(Answer::Refused(refused)))
     }
 }

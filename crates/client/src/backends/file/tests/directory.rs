@@ -160,7 +160,7 @@ async fn a_holder_notices_that_its_directory_was_deleted() {
         target: held,
         done_through: lockkeeper_core::Seq(0),
     };
-    let answer = within(a.conn.submit(finish)).await.unwrap();
+    let answer = within(a.conn.submit(finish).into_future()).await.unwrap();
     assert!(matches!(answer, Answer::SessionGone), "{answer:?}");
     b.push(|push| matches!(push, Push::Lost(_))).await;
     let answer = within(waiting).await.unwrap().unwrap();

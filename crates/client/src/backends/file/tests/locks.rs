@@ -184,7 +184,7 @@ async fn a_finish_that_comes_first_prevents_the_acquire() {
     let (_dir, backend) = backend();
     let mut a = Client::new(&backend, "a").await;
     let finish = Call::Finish { seq: Seq(8), target: Seq(7), done_through: Seq(0) };
-    let answer = within(a.conn.submit(finish)).await.unwrap();
+    let answer = within(a.conn.submit(finish).into_future()).await.unwrap();
     assert!(matches!(answer, Answer::Finished(End::Gone)), "{answer:?}");
     a.seq = 6;
     let (_, answer) = a.acquire(want("x")).await;

@@ -71,7 +71,7 @@ impl Client {
     }
 
     async fn open(&mut self) -> Answer {
-        within(self.conn.submit(Call::Open { fresh: true })).await.unwrap()
+        within(self.conn.submit(Call::Open { fresh: true }).into_future()).await.unwrap()
     }
 
     /// Numbers and submits an acquire; the future is the caller's.
@@ -79,7 +79,7 @@ impl Client {
         self.seq += 1;
         let seq = Seq(self.seq);
         let call = Call::Acquire { seq, done_through: Seq(0), want: Arc::new(want), wait_left: None };
-        (seq, self.conn.submit(call))
+        (seq, self.conn.submit(call).into_future())
     }
 
     async fn acquire(&mut self, want: Wanted) -> (Seq, Answer) {
@@ -98,14 +98,14 @@ impl Client {
     async fn finish(&mut self, target: Seq) -> End {
         self.seq += 1;
         let call = Call::Finish { seq: Seq(self.seq), target, done_through: Seq(0) };
-        match within(self.conn.submit(call)).await.unwrap() {
+        match within(self.conn.submit(call).into_future()).await.unwrap() {
             Answer::Finished(end) => end,
             other => panic!("not finished: {other:?}"),
         }
     }
 
     async fn close(&mut self) {
-        assert!(matches!(within(self.conn.submit(Call::Close)).await.unwrap(), Answer::Closed));
+        assert!(matches!(within(self.conn.submit(Call::Close).into_future()).await.unwrap(), Answer::Closed));
     }
 
     /// The next push that is `wanted`.

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{Shared, keeper};
-use crate::backend::{BoxFuture, Call, CallError, Conn, Wanted};
+use crate::backend::{Call, CallError, Conn, Submitted, Wanted};
 use crate::machine::{Answer, Push};
 
 pub(super) struct AdvisoryConn {
@@ -106,25 +106,25 @@ fn remove(requests: &Requests, over: &Arc<Request>) {
 }
 
 impl Conn for AdvisoryConn {
-    fn submit(&self, call: Call) -> BoxFuture<Result<Answer, CallError>> {
+    fn submit(&self, call: Call) -> Submitted {
         match call {
             // Connections are made when they are needed, and each is kept alive by its own probes.
-            Call::Open { .. } => Box::pin(async { Ok(Answer::Opened) }),
-            Call::KeepAlive => Box::pin(async { Ok(Answer::KeptAlive) }),
+            Call::Open { .. } => Submitted::Answered(Ok(Answer::Opened)),
+            Call::KeepAlive => Submitted::Answered(Ok(Answer::KeptAlive)),
             Call::Acquire { seq, want, .. } => {
                 let request = self.begin(seq, &want);
                 if request.was_granted() {
-                    return Box::pin(async move { request.confirmed().await });
+                    return Submitted::under_way(async move { request.confirmed().await });
                 }
-                Box::pin(async move { request.answered().await })
+                Submitted::under_way(async move { request.answered().await })
             }
             Call::Finish { target, .. } => {
                 let Some(request) = self.requests().get(&target).cloned() else {
-                    return Box::pin(async { Ok(Answer::Finished(End::Gone)) });
+                    return Submitted::Answered(Ok(Answer::Finished(End::Gone)));
                 };
                 request.over.cancel();
                 let requests = self.requests.clone();
-                Box::pin(async move {
+                Submitted::under_way(async move {
                     let end = request.ended().await?;
                     remove(&requests, &request);
                     Ok(Answer::Finished(end))
@@ -133,7 +133,7 @@ impl Conn for AdvisoryConn {
             Call::Close => {
                 let left: Vec<Arc<Request>> = self.requests().values().cloned().collect();
                 left.iter().for_each(|request| request.over.cancel());
-                Box::pin(async move {
+                Submitted::under_way(async move {
                     for request in left {
                         // One that is in doubt is seen to without us.
                         let _ = request.ended().await;

@@ -9,7 +9,7 @@ use lockkeeper_core::End;
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::backend::CallError;
-use crate::backends::leased::{EntryId, Renewed, Store, Tried, Wake};
+use crate::backends::leased::{Renewed, Store, Tried, Wake};
 use fake::{Fake, Fault, TTL, attempt, client, entry, entry_with, held_at, holders, name, nodes};
 
 const MS: Duration = Duration::from_millis(1);
@@ -216,7 +216,7 @@ async fn a_release_wakes_whoever_waits_and_what_is_taken_back_does_not() {
     assert!(is_granted(&first.attempt(attempt(&held, false)).await));
     assert!(matches!(second.attempt(attempt(&waiting, true)).await, Ok(Tried::Waits { .. })));
     let (heard_in, mut heard) = tokio::sync::mpsc::unbounded_channel();
-    wakes.listen(&EntryId("b".to_owned()), move |wake| heard_in.send(wake).unwrap());
+    wakes.listen("b", move |_, wake| heard_in.send(wake).unwrap());
     // A rival's try at the nodes that are free comes and goes.
     nodes[..2].iter().for_each(|node| node.free(&name()));
     let (rival, _) = client(&nodes);

@@ -1,0 +1,207 @@
+//! A request on its caller's side: the letters it gets, the calls it carries, and what a guard asks.
+
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Poll;
+use std::time::Duration;
+
+use lockkeeper_core::Seq;
+use tokio_util::sync::CancellationToken;
+
+use super::{Input, Letter, Session, can_carry, to_event};
+use crate::backend::{BoxFuture, Call, CallError};
+use crate::error::{LossCause, Lost, VerifyError};
+use crate::machine::{Answer, CallId, Granted, Key, NotAcquired, Push, Releasing, Want};
+use crate::mailbox::Reader;
+use crate::observe;
+use crate::time::BootInstant;
+
+/// What a guard asks without any lock or I/O.
+pub(crate) struct Hold {
+    lost: CancellationToken,
+    cause: OnceLock<LossCause>,
+    /// The hold's own deadline (`max_hold`), in nanoseconds.
+    ends_at: AtomicU64,
+}
+
+/// A granted request: releases when dropped.
+pub(crate) struct HoldHandle {
+    session: Arc<Session>,
+    key: Key,
+    letters: Reader<Letter>,
+    pub(crate) hold: Arc<Hold>,
+    pub(crate) granted: Granted,
+    pub(crate) since: BootInstant,
+    over: bool,
+}
+
+/// The backend call that a caller's task carries at the moment.
+type Carried = Option<(CallId, BoxFuture<Result<Answer, CallError>>)>;
+
+impl Hold {
+    pub(super) fn new() -> Self {
+        Self { lost: CancellationToken::new(), cause: OnceLock::new(), ends_at: AtomicU64::new(u64::MAX) }
+    }
+
+    pub(super) fn lose(&self, cause: LossCause, backend: &'static str) {
+        if self.cause.set(cause).is_ok() {
+            observe::lost(backend, cause);
+        }
+        self.lost.cancel();
+    }
+}
+
+impl HoldHandle {
+    pub(super) fn new(session: Arc<Session>, key: Key, letters: Reader<Letter>, hold: Arc<Hold>) -> Self {
+        let since = session.now();
+        Self { session, key, letters, hold, granted: Granted::default(), since, over: false }
+    }
+
+    /// Waits until it is granted.
+    pub(super) async fn until_held(
+        &mut self,
+        want: &Want,
+        on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
+    ) -> Result<(), NotAcquired> {
+        let mut carried = None;
+        loop {
+            match self.next_letter(&mut carried).await {
+                Letter::Queued(position) => {
+                    if let Some(on_queued) = on_queued {
+                        on_queued(position);
+                    }
+                }
+                Letter::Granted(granted) => {
+                    self.since = self.now();
+                    if let Some(max) = want.max_hold {
+                        self.hold.ends_at.store((self.since + max).as_nanos(), Ordering::SeqCst);
+                    }
+                    self.granted = granted;
+                    return Ok(());
+                }
+                Letter::NotAcquired(why) => {
+                    self.over = true;
+                    return Err(why);
+                }
+                Letter::Carry(..) | Letter::Released(_) => {}
+            }
+        }
+    }
+
+    /// Fires when the hold is lost, at its deadline at the latest (P5).
+    pub(crate) fn lost(&self) -> &CancellationToken {
+        &self.hold.lost
+    }
+
+    /// Until when the hold may be relied on; `None` if it has no deadline. `Err` if that moment has come (P5).
+    pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
+        if let Some(&cause) = self.hold.cause.get() {
+            return Err(Lost { cause });
+        }
+        let inner = &self.session.0;
+        let own = self.hold.ends_at.load(Ordering::SeqCst);
+        let belief = if inner.has_ttl { inner.belief.load(Ordering::SeqCst) } else { u64::MAX };
+        let now = inner.clock.now();
+        let until = BootInstant::from_nanos(own.min(belief));
+        if now < until {
+            return Ok((until != BootInstant::MAX).then_some(until));
+        }
+        self.hold.lose(if own < belief { LossCause::MaxHold } else { LossCause::Expired }, inner.name());
+        // Again from the cell: the machine may have known a better cause first.
+        Err(Lost { cause: self.hold.cause.get().copied().unwrap_or(LossCause::Expired) })
+    }
+
+    pub(crate) fn now(&self) -> BootInstant {
+        self.session.0.clock.now()
+    }
+
+    /// Gives the hold back and waits for the answer.
+    pub(crate) async fn release(mut self) -> Releasing {
+        self.session.0.input(Input::Release(self.key, can_carry()));
+        let mut carried = None;
+        loop {
+            if let Letter::Released(how) = self.next_letter(&mut carried).await {
+                self.over = true;
+                return how;
+            }
+        }
+    }
+
+    /// The next letter for this caller; meanwhile carries the call it was given last.
+    async fn next_letter(&mut self, carried: &mut Carried) -> Letter {
+        loop {
+            let work = poll_fn(|context| match carried {
+                Some((call, future)) => future.as_mut().poll(context).map(|result| (*call, result)),
+                None => Poll::Pending,
+            });
+            let (call, result) = tokio::select! {
+                biased;
+                letter = self.letters.recv() => match letter {
+                    Some(Letter::Carry(call, future)) => {
+                        *carried = Some((call, future));
+                        continue;
+                    }
+                    Some(letter) => return letter,
+                    None => return Letter::NotAcquired(NotAcquired::ShuttingDown),
+                },
+                done = work => done,
+            };
+            *carried = None;
+            // What comes of it is read right away: a task that wakes itself is run once more, and wakes a thread for it.
+            self.letters.look_up();
+            self.session.0.input(Input::Event(to_event(call, result)));
+        }
+    }
+
+    /// Asks the backend whether it still holds. One round trip.
+    pub(crate) async fn verify(&self) -> Result<(), VerifyError> {
+        self.valid_until()?;
+        let inner = &self.session.0;
+        let asked = inner.with_state(|state| {
+            let seq = state.machine.seq_of(self.key)?;
+            let want = state.callers.get(&self.key)?.wanted.clone();
+            // A retry of the acquire is answered by the request's present state (P7-a). Under the lock: in a session
+            // that is opened a moment later this number would be a new request.
+            let call = Call::Acquire { seq, done_through: Seq(0), want, wait_left: Some(Duration::ZERO) };
+            Some((seq, state.generation, state.conn.submit(call)))
+        });
+        let Some((seq, generation, asked)) = asked else {
+            return Err(self.lost_now(LossCause::SessionEnded).into());
+        };
+        let answer = asked.await.map_err(|_| VerifyError::NoAnswer)?;
+        let says = match answer {
+            Answer::Granted(granted) if granted.token == self.granted.token => None,
+            Answer::Granted(_) => return Err(self.lost_now(LossCause::SessionEnded).into()),
+            Answer::Revoked => Some(Push::Revoked { seq }),
+            Answer::SessionGone => Some(Push::Lost(LossCause::SessionEnded)),
+            Answer::Finished(end) => Some(Push::Ended { seq, end }),
+            _ => return Err(VerifyError::NoAnswer),
+        };
+        if let Some(says) = says {
+            inner.input_now(Input::Pushed(generation, says));
+        }
+        self.valid_until().map(drop).map_err(VerifyError::from)
+    }
+
+    fn lost_now(&self, cause: LossCause) -> Lost {
+        self.hold.lose(cause, self.session.0.name());
+        Lost { cause: self.hold.cause.get().copied().unwrap_or(cause) }
+    }
+
+    /// Descriptors that keep the hold alive in whatever process has them; none where no descriptor holds.
+    pub(crate) fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
+        let found = self.session.0.with_state(|state| {
+            state.machine.seq_of(self.key).map(|seq| (state.conn.clone(), seq))
+        });
+        found.map_or_else(Vec::new, |(conn, seq)| conn.descriptors(seq))
+    }
+}
+
+impl Drop for HoldHandle {
+    fn drop(&mut self) {
+        if !self.over {
+            self.session.0.input(Input::Abandon(self.key));
+        }
+    }
+}
