@@ -17,8 +17,6 @@ use super::paced::{Made, UnderWay};
 
 /// How many lanes there are at most; callers on further runtimes share the thread's connection.
 const LANES: usize = 8;
-/// How many of them a runtime has at most. With one alone, callers and server would wait for each other in turns.
-const LANES_EACH: usize = 2;
 /// How many callers a lane has before another is made. Fewer on each would only make for more packets.
 const FULL: usize = 16;
 /// The pause between tries to make a lane: the thread's connection serves as well.
@@ -34,8 +32,11 @@ pub(super) enum Passed {
 }
 
 /// The lanes of one link.
-#[derive(Default)]
-pub(super) struct Lanes(Mutex<Vec<Lane>>);
+pub(super) struct Lanes {
+    lanes: Mutex<Vec<Lane>>,
+    /// How many of them a runtime has at most.
+    each: usize,
+}
 
 /// One runtime's way to the server.
 #[derive(Clone)]
@@ -64,6 +65,10 @@ struct Way {
 pub(super) type Ended = Arc<AtomicBool>;
 
 impl Lanes {
+    pub(super) fn new(each: usize) -> Self {
+        Self { lanes: Mutex::default(), each }
+    }
+
     /// The lane of the runtime that we are on; it is made in the background, by what `connector` gives, which says when its connection
     /// ends. `None` where there is none to have: on `thread`, whose connection is the link's, outside of a runtime, and
     /// where there are too many.
@@ -88,7 +93,7 @@ impl Lanes {
             return Some(lane.clone());
         }
         let idlest = lanes.iter().filter(serves).min_by_key(|lane| lane.load()).cloned();
-        if lanes.iter().filter(serves).count() >= LANES_EACH {
+        if lanes.iter().filter(serves).count() >= self.each {
             return idlest;
         }
         lanes.retain(|lane| lane.beside == beside && !lane.has_ended() && !lane.way.runs.is_closed());
@@ -149,7 +154,7 @@ impl Lanes {
     }
 
     fn lanes(&self) -> MutexGuard<'_, Vec<Lane>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -79,12 +79,13 @@ struct Connection {
 }
 
 impl Link {
-    /// Connects, on the worker, which goes on keeping the connection up.
+    /// Connects, on the worker, which goes on keeping the connection up. A runtime of callers has up to `each` lanes.
     pub(super) async fn open(
         target: Target,
         worker: &Worker,
         wakes: Wakes,
         client: &str,
+        each: usize,
     ) -> Result<Self, ConnectError> {
         let (lost, losses) = unbounded_channel();
         let (opened_in, opened) = oneshot::channel();
@@ -113,7 +114,7 @@ impl Link {
             }
         }));
         let (up, thread) = opened.await.unwrap_or_else(|_| Err(refusal::no_thread()))?;
-        Ok(Self { up, number, lost, server, trouble, target, lanes: Lanes::default(), thread })
+        Ok(Self { up, number, lost, server, trouble, target, lanes: Lanes::new(each), thread })
     }
 
     /// The server, as people know it.

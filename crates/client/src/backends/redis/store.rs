@@ -37,6 +37,10 @@ use crate::worker::Worker;
 /// How long a head of the queue waits before it looks again at a lock that another client holds: from, and up to.
 const FOREIGN_LOOKS: (u64, u64) = (50, 150);
 
+/// How many lanes a runtime of callers has at most. With one alone, callers and server would wait for each other in turns;
+/// where several servers are asked at once, they don't, and further ones only make for more packets.
+const LANES_EACH: usize = 2;
+
 /// One Redis server, or what acts as one: a primary with its replicas, a cluster.
 pub(crate) struct RedisStore(Arc<Inner>);
 
@@ -109,7 +113,8 @@ impl RedisStore {
         cluster: bool,
     ) -> Result<Self, ConnectError> {
         let target = Target::new(settings.clone(), topology);
-        let link = Link::open(target, worker, wakes, client).await?;
+        let each = if fair { LANES_EACH } else { 1 };
+        let link = Link::open(target, worker, wakes, client, each).await?;
         let (prefix, fencing, client) = (settings.prefix.clone(), settings.fencing, client.to_owned());
         Ok(Self(Arc::new(Inner { link, prefix, client, fair, fencing, cluster })))
     }

@@ -8,9 +8,10 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use lockkeeper_core::End;
@@ -22,7 +23,7 @@ use super::tally::{Said, Tally, Verdict, timed_out};
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
 use crate::machine::Granted;
-use crate::mailbox::{Writer, mailbox};
+use crate::mailbox::{Reader, Writer, mailbox};
 use crate::time::BootInstant;
 use crate::worker::Worker;
 
@@ -240,19 +241,20 @@ impl Inner {
             }));
         }
         drop(says);
-        tokio::spawn(together(asking));
         let mut tally = Tally::new(self.nodes.len(), self.majority);
         while tally.verdict() == Verdict::Open {
-            let Some((index, answer)) = said.recv().await else { break };
+            let Some((index, answer)) = next_said(&mut asking, &mut said).await else { break };
             tally.add(index, answer);
         }
         let verdict = tally.verdict();
         if matches!(verdict, Verdict::Unreachable | Verdict::Refused) {
             // Whoever is told that it failed is told what each node said.
-            while let Some((index, answer)) = said.recv().await {
+            while let Some((index, answer)) = next_said(&mut asking, &mut said).await {
                 tally.add(index, answer);
             }
         }
+        // What the others say decides nothing, but must be heard.
+        go_on(asking);
         if verdict == Verdict::Won {
             match claim.win(round, (self.now)()) {
                 Ok(queues) => {
@@ -363,6 +365,10 @@ impl Inner {
     }
 
     fn take_back_all(self: &Arc<Self>, claim: &Arc<Claim>, indexes: Vec<usize>) {
+        go_on(self.taking_back(claim, indexes));
+    }
+
+    fn taking_back(self: &Arc<Self>, claim: &Arc<Claim>, indexes: Vec<usize>) -> Vec<BoxFuture<()>> {
         let mut taking_back = Vec::<BoxFuture<()>>::with_capacity(indexes.len());
         for index in indexes {
             let (inner, claim) = (self.clone(), claim.clone());
@@ -375,9 +381,7 @@ impl Inner {
                 step.done();
             }));
         }
-        if !taking_back.is_empty() {
-            tokio::spawn(together(taking_back));
-        }
+        taking_back
     }
 
     /// Takes back at a node whatever is marked so, with the door of that node closed behind it. `false`: it did not
@@ -428,10 +432,16 @@ impl Inner {
 
     /// Ends a claim at every node, in the background.
     pub(super) fn end(self: &Arc<Self>, claim: &Arc<Claim>) {
-        self.take_back_all(claim, claim.end());
+        go_on(self.ending(claim));
+    }
+
+    /// What ends a claim at every node.
+    fn ending(self: &Arc<Self>, claim: &Arc<Claim>) -> Vec<BoxFuture<()>> {
+        let taking_back = self.taking_back(claim, claim.end());
         if claim.is_gone() {
             self.forget(claim);
         }
+        taking_back
     }
 
     async fn finish(self: &Arc<Self>, entry: &Entry, doubt: bool) -> Result<End, CallError> {
@@ -439,8 +449,8 @@ impl Inner {
             self.remember_over(entry);
         }
         let Some(claim) = self.known(&entry.id) else { return Ok(End::Gone) };
-        self.end(&claim);
-        let ended = async {
+        let mut taking_back = self.ending(&claim);
+        let mut ended = pin!(async {
             loop {
                 let mut changed = std::pin::pin!(claim.changed.notified());
                 changed.as_mut().enable();
@@ -449,8 +459,14 @@ impl Inner {
                     ending => return ending,
                 }
             }
-        };
-        match timeout(entry.limit(), ended).await {
+        });
+        let carried = poll_fn(|context| {
+            step(&mut taking_back, context);
+            ended.as_mut().poll(context)
+        });
+        let ended = timeout(entry.limit(), carried).await;
+        go_on(taking_back);
+        match ended {
             // What is left is taken back in the background: no majority can be made of it.
             Ok(Ending::Done(end)) => Ok(end),
             Ok(_) | Err(_) => Err(CallError { sent: true }),
@@ -458,13 +474,34 @@ impl Inner {
     }
 }
 
-/// All of them side by side, on one task: a task for each costs more than what it does.
-async fn together(mut all: Vec<BoxFuture<()>>) {
+/// What a node says next. Meanwhile those who ask are carried along: a task for each, or one for all of them, costs more
+/// than what they do.
+async fn next_said(
+    asking: &mut Vec<BoxFuture<()>>,
+    said: &mut Reader<(usize, Said)>,
+) -> Option<(usize, Said)> {
     poll_fn(|context| {
-        all.retain_mut(|one| one.as_mut().poll(context).is_pending());
-        if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        // What is said in this step is read in it.
+        said.look_up();
+        step(asking, context);
+        pin!(said.recv()).poll(context)
     })
-    .await;
+    .await
+}
+
+/// One step of each, side by side.
+fn step(all: &mut Vec<BoxFuture<()>>, context: &mut Context<'_>) {
+    all.retain_mut(|one| one.as_mut().poll(context).is_pending());
+}
+
+/// Carries them to their ends in the background.
+fn go_on(mut all: Vec<BoxFuture<()>>) {
+    if !all.is_empty() {
+        tokio::spawn(poll_fn(move |context| {
+            step(&mut all, context);
+            if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        }));
+    }
 }
 
 /// A step of a claim on a caller's task or runtime, either of which may be gone before its end: then the library's own
