@@ -93,7 +93,9 @@ impl Lanes {
             return Some(lane.clone());
         }
         let idlest = lanes.iter().filter(serves).min_by_key(|lane| lane.load()).cloned();
-        if lanes.iter().filter(serves).count() >= self.each {
+        if lanes.iter().filter(serves).count() >= self.each
+            || lanes.iter().filter(serves).any(Lane::is_being_made)
+        {
             return idlest;
         }
         lanes.retain(|lane| lane.beside == beside && !lane.has_ended() && !lane.way.runs.is_closed());
@@ -161,7 +163,11 @@ impl Lanes {
 impl Lane {
     /// How many callers wait for answers on it. It serves none before it is made.
     fn load(&self) -> usize {
-        self.way.wire.get().map_or(usize::MAX, |_| self.way.callers.load(Ordering::Relaxed))
+        if self.is_being_made() { usize::MAX } else { self.way.callers.load(Ordering::Relaxed) }
+    }
+
+    fn is_being_made(&self) -> bool {
+        self.way.wire.get().is_none()
     }
 
     fn has_ended(&self) -> bool {

@@ -33,7 +33,7 @@ pub(super) enum Fault {
 
 /// A node, from outside.
 #[derive(Clone)]
-pub(super) struct Fake(Arc<Mutex<State>>, Wakes);
+pub(super) struct Fake(Arc<Mutex<State>>);
 
 struct State {
     fault: Fault,
@@ -43,6 +43,8 @@ struct State {
     gone: BTreeSet<EntryId>,
     backlog: VecDeque<Delayed>,
     attempts: usize,
+    /// Where each client hears.
+    wakes: Vec<Wakes>,
 }
 
 /// A call that is executed when the node goes on.
@@ -234,11 +236,10 @@ impl Store for Fake {
     }
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
-        let wakes = self.1.clone();
         self.call(move |state| {
             let (end, next) = state.finish(&entry, doubt);
-            if let Some(next) = next {
-                wakes.deliver(&next, Wake::Try(Duration::ZERO));
+            for wakes in &state.wakes {
+                next.iter().for_each(|next| wakes.deliver(next, Wake::Try(Duration::ZERO)));
             }
             Ok(end)
         })
@@ -259,8 +260,9 @@ pub(super) fn nodes(count: usize) -> Vec<Fake> {
         gone: BTreeSet::new(),
         backlog: VecDeque::new(),
         attempts: 0,
+        wakes: Vec::new(),
     };
-    (0..count).map(|_| Fake(Arc::new(Mutex::new(state())), Wakes::default())).collect()
+    (0..count).map(|_| Fake(Arc::new(Mutex::new(state())))).collect()
 }
 
 /// The test's own clock: that of its paused runtime.
@@ -273,8 +275,9 @@ pub(super) fn now() -> BootInstant {
 pub(super) fn client(nodes: &[Fake]) -> (RedlockStore, Wakes) {
     let wakes = Wakes::default();
     let node = |(index, fake): (usize, &Fake)| {
-        let own = Fake(fake.0.clone(), fake.1.clone());
-        Node { name: format!("n{}", index + 1), wakes: own.1.clone(), store: Arc::new(own) }
+        let wakes = Wakes::default();
+        fake.state().wakes.push(wakes.clone());
+        Node { name: format!("n{}", index + 1), wakes, store: Arc::new(fake.clone()) }
     };
     let nodes = nodes.iter().enumerate().map(node).collect();
     (RedlockStore::new(nodes, Worker::of_this_test(), wakes.clone(), now), wakes)
