@@ -13,6 +13,9 @@ use crate::measure::{Pair, p50};
 
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
+/// How somebody who is careful draws a token: only for a grant, and in the same step.
+const ACQUIRE_FENCED: &str = "if redis.call('set', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then \
+                              return redis.call('incr', KEYS[2]) end return 0";
 const TTL_MS: u64 = 30_000;
 /// On how many connections to Redis the clients are, at most (DESIGN section 10).
 const SHARED: usize = 4;
@@ -39,19 +42,30 @@ async fn delete(script: &Script, mut redis: MultiplexedConnection, key: String, 
     if deleted == 1 { Ok(()) } else { Err("it was lost".into()) }
 }
 
-/// `SET NX PX`, and a script that compares and deletes.
-pub(crate) async fn redis(url: &str) -> Outcome<Pair> {
+async fn set_fenced(script: &Script, mut redis: MultiplexedConnection, key: &str, value: &str) -> Outcome {
+    let counter = format!("{{{key}}}:token");
+    let token: u64 = script.key(key).key(counter).arg(value).arg(TTL_MS).invoke_async(&mut redis).await?;
+    if token > 0 { Ok(()) } else { Err("it is held".into()) }
+}
+
+/// `SET NX PX`, or a script that draws a token as well, and a script that compares and deletes.
+pub(crate) async fn redis(url: &str, tokens: bool) -> Outcome<Pair> {
     let mut wires = Vec::new();
     for _ in 0..SHARED {
         wires.push(connect(url).await?);
     }
-    let release = Arc::new(Script::new(RELEASE));
+    let scripts = Arc::new((Script::new(ACQUIRE_FENCED), Script::new(RELEASE)));
     Ok(Arc::new(move |client| {
-        let (redis, release) = (wires[client % SHARED].clone(), release.clone());
+        let (redis, scripts) = (wires[client % SHARED].clone(), scripts.clone());
         Box::pin(async move {
+            let (acquire, release) = &*scripts;
             let (key, value) = (format!("bench/hand/{client}"), format!("{:032x}", fastrand::u128(..)));
-            set(redis.clone(), key.clone(), value.clone()).await?;
-            delete(&release, redis, key, value).await
+            if tokens {
+                set_fenced(acquire, redis.clone(), &key, &value).await?;
+            } else {
+                set(redis.clone(), key.clone(), value.clone()).await?;
+            }
+            delete(release, redis, key, value).await
         })
     }))
 }

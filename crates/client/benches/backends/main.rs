@@ -54,10 +54,10 @@ async fn main() -> Outcome {
 
 async fn redis() -> Outcome {
     let server = Redis::start();
-    let by_hand = by_hand::redis(&server.url()).await?;
+    let by_hand = by_hand::redis(&server.url(), false).await?;
     compare("redis", &by_hand, &ours(&server.url(), 1).await?).await?;
     let counted = Redis::with(&["--appendonly", "yes", "--appendfsync", "everysec"]);
-    let by_hand = by_hand::redis(&counted.url()).await?;
+    let by_hand = by_hand::redis(&counted.url(), true).await?;
     let url = format!("{}?fencing=counter&force=true", counted.url());
     compare("redis, ?fencing=counter, appendfsync everysec", &by_hand, &ours(&url, 1).await?).await?;
     for waiters in [2, 16, 64] {

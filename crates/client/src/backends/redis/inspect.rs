@@ -6,7 +6,7 @@ use lockkeeper_core::{LockName, Token, TokenStatus};
 use redis::{Cmd, Value};
 
 use super::answers::Items;
-use super::layout::{self, Hold, foreign_holder};
+use super::layout::{self, Hold, Told, foreign_holder};
 use super::link::Failure;
 use super::scripts::SCRIPTS;
 use super::store::{Inner, RedisStore};
@@ -15,6 +15,8 @@ use crate::backends::leased::EntryId;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo};
 
+/// Who looks at a whole name.
+const NO_ENTRY: EntryId = EntryId(String::new());
 /// How many waiters an inspection names.
 const WAITERS_SHOWN: usize = 20;
 /// How long a question may take.
@@ -119,7 +121,7 @@ impl RedisStore {
     pub(super) async fn break_hold(&self, order: &BreakOrder) -> Result<Broken, BackendError> {
         let inner = self.inner();
         inner.check_name(&order.name)?;
-        let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name).for_name(), 256);
+        let mut call = SCRIPTS.break_hold.call(&inner.keys(&order.name), &NO_ENTRY, Told::All, 256);
         call.arg(order.token.get()).arg(if order.now { "now" } else { "" });
         call.arg(layout::one_line(&order.reason)).arg(layout::one_line(&order.by));
         let answer = inner.link.run(&SCRIPTS.break_hold, &call, LIMIT).await;
@@ -141,7 +143,7 @@ impl RedisStore {
 
 impl Inner {
     fn look_call(&self, name: &LockName) -> Cmd {
-        let mut call = SCRIPTS.inspect.call(&self.keys(name).for_name(), 8);
+        let mut call = SCRIPTS.inspect.call(&self.keys(name), &NO_ENTRY, Told::All, 8);
         call.arg(WAITERS_SHOWN);
         call
     }

@@ -17,9 +17,12 @@
 //! until it is forgotten>:<mode>` and the rest from `:<extra>` on. `lockkeeper:reserved:1` keeps a free lock for those who
 //! wait.
 
+use std::borrow::Cow;
+use std::io::Write;
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, Mode, ModeKind, Slot, Token};
+use lockkeeper_core::{LockName, ModeKind, Slot, Token};
+use redis::{Cmd, RedisWrite};
 
 use crate::backends::leased::{Attempt, EntryId};
 use crate::info::{HolderInfo, HolderState, WaiterInfo, decode_meta};
@@ -31,58 +34,88 @@ const MARKER: &str = "lockkeeper:permits:1:";
 /// How much of a foreign value is shown, in characters.
 const FOREIGN_SHOWN: usize = 64;
 
-/// The keys of one name, in the order in which the scripts take them.
-pub(super) struct Keys {
-    lock: String,
-    stem: String,
+/// What stands beside a lock, in the order in which the scripts take it (common.lua), after the lock itself.
+const KEYS: [&str; 7] = ["queue", "gone:", "token", "waiters", "permits", "slots", "until"];
+/// After which an entry's id follows.
+const OF_ENTRY: &str = "gone:";
+
+/// How many keys of a name a script is told: each one that is not needed costs the server as much as a command.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Told {
+    /// The lock, and its queue.
+    Queue = 2,
+    /// And what is remembered of an end.
+    Gone = 3,
+    /// And the counter of tokens.
+    Counter = 4,
+    /// And what is known of waiters.
+    Waiters = 5,
+    /// And who holds permits.
+    All = 8,
 }
 
-impl Keys {
-    pub(super) fn of(prefix: &str, name: &LockName) -> Self {
-        let lock = [prefix, name.as_str()].concat();
+/// The keys of one name.
+pub(super) struct Keys<'a> {
+    prefix: &'a str,
+    name: &'a str,
+    tagged: bool,
+}
+
+impl<'a> Keys<'a> {
+    pub(super) fn of(prefix: &'a str, name: &'a LockName) -> Self {
+        let name = name.as_str();
         // A key with a hash tag of its own keeps it; any other becomes the tag. The two can't meet: `tagged` tells
         // `{x}` from `x`.
-        let stem = if has_tag(&lock) { format!("{lock}{TAGGED}") } else { format!("{{{lock}}}{BESIDE}") };
-        Self { lock, stem }
+        Self { prefix, name, tagged: has_tag([prefix, name]) }
     }
 
     /// Whether all keys of the name fall into one slot of a cluster.
     pub(super) fn share_a_slot(&self) -> bool {
-        has_tag(&self.lock) || !self.lock.contains('}')
+        self.tagged || !(self.prefix.contains('}') || self.name.contains('}'))
     }
 
-    fn beside(&self, what: &str) -> String {
-        [&self.stem, what].concat()
+    /// Whether this lock's key looks like one that stands beside another.
+    pub(super) fn looks_like_one_beside(&self) -> bool {
+        // Hardly any has as many colons: nothing is put together for the others.
+        let colons = self.prefix.bytes().chain(self.name.bytes()).filter(|&byte| byte == b':');
+        colons.take(2).count() == 2 && [self.prefix, self.name].concat().contains(BESIDE)
     }
 
-    /// For the scripts that look after one entry.
-    pub(super) fn for_entry(self, id: &EntryId, mode: Mode, counter: bool) -> Vec<String> {
-        let mut keys = Vec::with_capacity(8);
-        let permits = matches!(mode, Mode::Permit { .. });
-        let beside = |what| self.beside(what);
-        let gone = [&self.stem, "gone:", &id.0].concat();
-        let (queue, waiters) = (beside("queue"), beside("waiters"));
-        let of_permits = permits.then(|| [beside("permits"), beside("slots"), beside("until")]);
-        let counter = counter.then(|| beside("token"));
-        keys.extend([self.lock, gone, queue, waiters]);
-        keys.extend(of_permits.into_iter().flatten());
-        keys.extend(counter);
-        keys
+    /// How long one key is, about.
+    pub(super) fn size(&self) -> usize {
+        self.prefix.len() + self.name.len() + 40
     }
 
-    /// For the scripts that look at a whole name.
-    pub(super) fn for_name(self) -> Vec<String> {
-        self.for_entry(&EntryId(String::new()), Mode::Permit { of: None }, true)
+    /// Adds one of them to a call: the lock's is the first.
+    pub(super) fn write(&self, place: usize, id: &EntryId, call: &mut Cmd) {
+        let Some(what) = place.checked_sub(1).and_then(|place| KEYS.get(place)) else {
+            return write_arg(call, &[self.prefix, self.name]);
+        };
+        let (open, close) = if self.tagged { ("", TAGGED) } else { ("{", CLOSED) };
+        let id = if *what == OF_ENTRY { &id.0 } else { "" };
+        write_arg(call, &[open, self.prefix, self.name, close, what, id]);
+    }
+}
+
+/// Adds an argument to a call, in its parts.
+pub(super) fn write_arg<T: AsRef<[u8]>>(call: &mut Cmd, parts: &[T]) {
+    let mut arg = call.writer_for_next_arg();
+    for part in parts {
+        // It goes into memory, which does not fail.
+        let _ = arg.write_all(part.as_ref());
     }
 }
 
 /// Between the lock and what stands beside it. No lock has it in its key.
 pub(super) const BESIDE: &str = ":lockkeeper:";
 const TAGGED: &str = ":lockkeeper:tagged:";
+/// The same after a hash tag that ends.
+const CLOSED: &str = "}:lockkeeper:";
 
-/// Whether Redis takes a part of the key for its hash tag.
-fn has_tag(key: &str) -> bool {
-    key.split_once('{').is_some_and(|(_, rest)| rest.find('}').is_some_and(|at| at > 0))
+/// Whether Redis takes a part of the key, given in two parts, for its hash tag.
+fn has_tag(key: [&str; 2]) -> bool {
+    let mut bytes = key.into_iter().flat_map(str::bytes);
+    bytes.any(|byte| byte == b'{') && bytes.position(|byte| byte == b'}').is_some_and(|at| at > 0)
 }
 
 /// The patterns of `SCAN` that find every name in use: by its lock, and by its queue.
@@ -99,9 +132,10 @@ fn escape_pattern(text: &str) -> String {
 /// The lock's key, if this is the key of its queue.
 pub(super) fn lock_of_queue(key: &str) -> Option<&str> {
     let stem = key.strip_suffix("queue")?;
-    let plain =
-        || stem.strip_suffix(BESIDE)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag(lock));
-    stem.strip_suffix(TAGGED).filter(|lock| has_tag(lock)).or_else(plain)
+    let plain = || {
+        stem.strip_suffix(BESIDE)?.strip_prefix('{')?.strip_suffix('}').filter(|lock| !has_tag([lock, ""]))
+    };
+    stem.strip_suffix(TAGGED).filter(|lock| has_tag([lock, ""])).or_else(plain)
 }
 
 /// Where a client hears of its entries.
@@ -109,25 +143,39 @@ pub(super) fn channel(client: &str) -> String {
     format!("lockkeeper:wake:{client}")
 }
 
-/// What follows `since` in the value of an entry: `extra`, the client, and what people want to see.
-pub(super) fn tail(attempt: &Attempt, client: &str) -> Vec<u8> {
-    let extra = attempt.entry.closed_after_expiry().as_millis();
-    let mut tail = Vec::with_capacity(48 + attempt.label.len() + attempt.meta.len());
-    tail.extend_from_slice(format!(":{extra}:{client}\n{}\n\n\n", one_line(&attempt.label)).as_bytes());
-    tail.extend_from_slice(&attempt.meta);
-    tail
+/// Adds how the value of an entry's hold begins, up to its token.
+pub(super) fn write_held(call: &mut Cmd, id: &EntryId) {
+    write_arg(call, &[OURS, &id.0, HELD]);
 }
 
-/// The value of a hold that is made without a script: no token, and no time but that of its key.
-pub(super) fn plain_value(attempt: &Attempt, client: &str, lives_ms: u64) -> Vec<u8> {
-    let mut value = format!("{OURS}{}:1:held:0:+{lives_ms}", attempt.entry.id.0).into_bytes();
-    value.append(&mut tail(attempt, client));
-    value
+/// Between an entry's id and its token.
+const HELD: &str = ":1:held:";
+
+/// Adds what follows `since` in the value of an entry: `extra`, the client, and what people want to see.
+pub(super) fn write_tail(call: &mut Cmd, attempt: &Attempt, client: &str) {
+    put_tail(&mut call.writer_for_next_arg(), attempt, client);
+}
+
+/// Adds the value of a hold that is made without a script: no token, and no time but that of its key.
+pub(super) fn write_plain_value(call: &mut Cmd, attempt: &Attempt, client: &str, lives_ms: u64) {
+    let mut value = call.writer_for_next_arg();
+    let _ = write!(value, "{OURS}{}{HELD}0:+{lives_ms}", attempt.entry.id.0);
+    put_tail(&mut value, attempt, client);
+}
+
+/// It goes into memory, which does not fail.
+fn put_tail(to: &mut impl Write, attempt: &Attempt, client: &str) {
+    let extra = attempt.entry.closed_after_expiry().as_millis();
+    let _ = write!(to, ":{extra}:{client}\n{}\n\n\n", one_line(&attempt.label));
+    let _ = to.write_all(&attempt.meta);
 }
 
 /// A text without line breaks.
-pub(super) fn one_line(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('\n', "\\n")
+pub(super) fn one_line(text: &str) -> Cow<'_, str> {
+    if !text.contains(['\\', '\n']) {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.replace('\\', "\\\\").replace('\n', "\\n"))
 }
 
 fn many_lines(text: &str) -> String {
@@ -317,20 +365,34 @@ pub(super) fn waiter(record: &[u8]) -> Option<WaiterInfo> {
 mod tests {
     use std::sync::Arc;
 
+    use lockkeeper_core::Mode;
+    use redis::Arg;
+
     use super::*;
     use crate::backends::leased::Entry;
 
+    fn args(call: &Cmd) -> Vec<String> {
+        let text = |arg: Arg<&[u8]>| match arg {
+            Arg::Simple(arg) => String::from_utf8(arg.to_vec()).unwrap(),
+            _ => panic!("not a plain argument"),
+        };
+        call.args_iter().map(text).collect()
+    }
+
     fn keys(name: &str) -> Vec<String> {
-        Keys::of("app:", &name.parse().unwrap()).for_name()
+        let (mut call, name) = (Cmd::new(), name.parse().unwrap());
+        let keys = Keys::of("app:", &name);
+        (0..Told::All as usize).for_each(|place| keys.write(place, &EntryId("7-1".into()), &mut call));
+        args(&call)
     }
 
     #[test]
     fn all_keys_of_a_name_have_its_hash_tag() {
         assert_eq!(
             keys("orders/42")[..3],
-            ["app:orders/42", "{app:orders/42}:lockkeeper:gone:", "{app:orders/42}:lockkeeper:queue"]
+            ["app:orders/42", "{app:orders/42}:lockkeeper:queue", "{app:orders/42}:lockkeeper:gone:7-1"]
         );
-        assert_eq!(keys("a{b}c")[2], "app:a{b}c:lockkeeper:tagged:queue");
+        assert_eq!(keys("a{b}c")[1], "app:a{b}c:lockkeeper:tagged:queue");
         for (name, shares) in [("x", true), ("{x}", true), ("{}x", false), ("x}", false), ("x{y", true)] {
             assert_eq!(Keys::of("", &name.parse().unwrap()).share_a_slot(), shares, "{name}");
         }
@@ -351,8 +413,8 @@ mod tests {
     fn a_name_is_found_by_the_key_of_its_queue() {
         for name in ["x", "a{b}c", "{}", "x}y", "a/b"] {
             let keys = keys(name);
-            assert_eq!(lock_of_queue(&keys[2]), Some(keys[0].as_str()), "{name}");
-            assert_eq!(lock_of_queue(&keys[3]), None);
+            assert_eq!(lock_of_queue(&keys[1]), Some(keys[0].as_str()), "{name}");
+            assert_eq!(lock_of_queue(&keys[4]), None);
         }
         assert_eq!(lock_of_queue("{x:lockkeeper:queue"), None);
         assert_eq!(patterns("a*", None)[0], "a\\**");
@@ -373,9 +435,11 @@ mod tests {
     #[test]
     fn a_value_says_what_was_put_into_it() {
         for label in ["host:1234", "two\nlines \\n", "", "ü:%"] {
-            let mut value = b"lockkeeper:0123-7:1:held:17:1000".to_vec();
-            value.extend(tail(&attempt(label, b"job=reindex\nwhy=a:b"), "c0ffee"));
-            let Value::Ours(hold) = Value::decode(&value) else { panic!("not ours: {value:?}") };
+            let (mut call, attempt) = (Cmd::new(), attempt(label, b"job=reindex\nwhy=a:b"));
+            write_held(&mut call, &attempt.entry.id);
+            write_tail(&mut call, &attempt, "c0ffee");
+            let value = args(&call).join("17:1000");
+            let Value::Ours(hold) = Value::decode(value.as_bytes()) else { panic!("not ours: {value:?}") };
             let shown = hold.shown(None, Duration::from_secs(30), 2_001_000);
             assert_eq!(
                 (hold.id.0.as_str(), shown.token, shown.owner.as_str()),
@@ -390,8 +454,10 @@ mod tests {
 
     #[test]
     fn a_value_of_a_plain_set_tells_its_time_by_its_key() {
-        let value = plain_value(&attempt("alice", b""), "c0ffee", 32_000);
-        let Value::Ours(hold) = Value::decode(&value) else { panic!("not ours: {value:?}") };
+        let mut call = Cmd::new();
+        write_plain_value(&mut call, &attempt("alice", b""), "c0ffee", 32_000);
+        let value = args(&call).concat();
+        let Value::Ours(hold) = Value::decode(value.as_bytes()) else { panic!("not ours: {value:?}") };
         let shown = hold.shown(None, Duration::from_secs(29), 1_800_000_000_000_000);
         assert_eq!((shown.held_for, shown.state), (Some(Duration::from_secs(3)), HolderState::Held));
         assert_eq!((shown.token, shown.owner.as_str()), (None, "alice"));
@@ -399,9 +465,10 @@ mod tests {
 
     #[test]
     fn a_waiter_says_who_it_is() {
-        let mut record = b"1800000000000:permit-4".to_vec();
-        record.extend(tail(&attempt("alice", b"k=v"), "c0ffee"));
-        let shown = waiter(&record).unwrap();
+        let mut call = Cmd::new();
+        call.arg("1800000000000:permit-4");
+        write_tail(&mut call, &attempt("alice", b"k=v"), "c0ffee");
+        let shown = waiter(args(&call).concat().as_bytes()).unwrap();
         assert_eq!((shown.owner.as_str(), shown.mode), ("alice", ModeKind::Permit));
         assert_eq!(shown.meta, [("k".into(), "v".into())]);
     }

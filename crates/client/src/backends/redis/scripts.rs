@@ -5,6 +5,9 @@ use std::sync::LazyLock;
 
 use redis::{Arg, Cmd};
 
+use super::layout::{Keys, Told};
+use crate::backends::leased::EntryId;
+
 /// A script and its digest.
 pub(super) struct Script {
     text: String,
@@ -25,18 +28,25 @@ const TIME: &str = include_str!("scripts/time.lua");
 const VALUE: &str = include_str!("scripts/value.lua");
 const FREE: &str = include_str!("scripts/free.lua");
 const RELEASE: &str = include_str!("scripts/release.lua");
+const COMMON: &str = include_str!("scripts/common.lua");
+const ASKED: &str = include_str!("scripts/asked.lua");
 const WAY: &str = include_str!("scripts/way.lua");
 const QUEUE: &str = include_str!("scripts/queue.lua");
 const WAIT: &str = include_str!("scripts/wait.lua");
 const PERMITS: &str = include_str!("scripts/permits.lua");
 
-pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| Scripts {
-    acquire: Script::new(&[TIME, VALUE, FREE, WAY, QUEUE, WAIT, include_str!("scripts/acquire.lua")]),
-    permit: Script::new(&[TIME, VALUE, WAY, QUEUE, WAIT, PERMITS, include_str!("scripts/permit.lua")]),
-    renew: Script::new(&[TIME, QUEUE, PERMITS, include_str!("scripts/renew.lua")]),
-    finish: Script::new(&[RELEASE, TIME, QUEUE, PERMITS, include_str!("scripts/finish.lua")]),
-    break_hold: Script::new(&[TIME, QUEUE, PERMITS, include_str!("scripts/break.lua")]),
-    inspect: Script::new(&[TIME, WAY, PERMITS, include_str!("scripts/inspect.lua")]),
+pub(super) static SCRIPTS: LazyLock<Scripts> = LazyLock::new(|| {
+    let (acquire, permit) = (include_str!("scripts/acquire.lua"), include_str!("scripts/permit.lua"));
+    let (renew, finish) = (include_str!("scripts/renew.lua"), include_str!("scripts/finish.lua"));
+    let (break_hold, inspect) = (include_str!("scripts/break.lua"), include_str!("scripts/inspect.lua"));
+    Scripts {
+        acquire: Script::new(&[TIME, VALUE, FREE, COMMON, ASKED, WAY, QUEUE, WAIT, acquire]),
+        permit: Script::new(&[TIME, VALUE, COMMON, ASKED, WAY, QUEUE, WAIT, PERMITS, permit]),
+        renew: Script::new(&[TIME, COMMON, QUEUE, PERMITS, renew]),
+        finish: Script::new(&[RELEASE, TIME, COMMON, QUEUE, PERMITS, finish]),
+        break_hold: Script::new(&[TIME, COMMON, QUEUE, PERMITS, break_hold]),
+        inspect: Script::new(&[TIME, COMMON, WAY, PERMITS, inspect]),
+    }
 });
 
 impl Script {
@@ -46,13 +56,14 @@ impl Script {
         Self { text, digest }
     }
 
-    /// The command that runs it by its digest, still without its arguments. `size`: how many bytes keys and arguments
-    /// have, about.
-    pub(super) fn call(&self, keys: &[String], size: usize) -> Cmd {
-        let mut command = Cmd::with_capacity(keys.len() + 12, size + 128);
-        command.arg("EVALSHA").arg(self.digest.get_hash()).arg(keys.len());
-        for key in keys {
-            command.arg(key.as_bytes());
+    /// The command that runs it by its digest, for the first `told` keys of a name and an entry; still without its
+    /// arguments, which have about so many bytes.
+    pub(super) fn call(&self, keys: &Keys<'_>, id: &EntryId, told: Told, size: usize) -> Cmd {
+        let told = told as usize;
+        let mut command = Cmd::with_capacity(told + 10, told * keys.size() + size + 128);
+        command.arg("EVALSHA").arg(self.digest.get_hash()).arg(told);
+        for place in 0..told {
+            keys.write(place, id, &mut command);
         }
         command
     }

@@ -18,11 +18,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lockkeeper_core::{End, LockName, Mode, PermitGrant, Rejection, Token};
-use redis::{Cmd, Value};
+use redis::{Cmd, RedisWrite, Value};
 use tokio::time::Instant;
 
 use super::answers::Items;
-use super::layout::{self, Keys};
+use super::layout::{self, Keys, Told};
 use super::link::{Failure, Link};
 use super::scripts::{SCRIPTS, Script};
 use super::settings::{Settings, Topology};
@@ -218,8 +218,18 @@ fn not_known(failure: Failure) -> CallError {
 }
 
 impl Inner {
-    pub(super) fn keys(&self, name: &LockName) -> Keys {
+    pub(super) fn keys<'a>(&'a self, name: &'a LockName) -> Keys<'a> {
         Keys::of(&self.prefix, name)
+    }
+
+    /// How many keys a script is told that needs `least` of them in the usual case. Keys of a cluster move one by one: it
+    /// must be told all that a script may touch, so that none is taken for missing.
+    fn told(&self, mode: Mode, least: Told) -> Told {
+        match mode {
+            Mode::Permit { .. } => Told::All,
+            _ if self.cluster => Told::Waiters,
+            _ => least,
+        }
     }
 
     pub(super) fn prefix(&self) -> &str {
@@ -227,7 +237,7 @@ impl Inner {
     }
 
     pub(super) fn check_name(&self, name: &LockName) -> Result<(), BackendError> {
-        if [&*self.prefix, name.as_str()].concat().contains(layout::BESIDE) {
+        if self.keys(name).looks_like_one_beside() {
             let what = format!(
                 "`{name}` can't be a lock: keys with `{}` in them are what stands beside locks; choose another name",
                 layout::BESIDE
@@ -252,11 +262,12 @@ impl Inner {
         if !attempt.first || lasts || self.fencing || matches!(entry.mode, Mode::Permit { .. }) {
             return None;
         }
-        let lives = lives_ms(entry);
-        let value = layout::plain_value(attempt, &self.client, lives);
-        let key = [&*self.prefix, entry.name.as_str()].concat();
-        let mut set = Cmd::with_capacity(6, key.len() + value.len() + 64);
-        set.arg("SET").arg(key).arg(value).arg("NX").arg("PX").arg(lives);
+        let (lives, size) = (lives_ms(entry), self.prefix.len() + entry.name.as_str().len());
+        let mut set = Cmd::with_capacity(6, size + attempt.label.len() + attempt.meta.len() + 192);
+        set.arg("SET");
+        layout::write_arg(&mut set, &[&*self.prefix, entry.name.as_str()]);
+        layout::write_plain_value(&mut set, attempt, &self.client, lives);
+        set.arg("NX").arg("PX").arg(lives);
         Some(set)
     }
 
@@ -267,8 +278,7 @@ impl Inner {
 
     fn attempt_call(&self, attempt: &Attempt) -> (&'static Script, Cmd) {
         let entry = &attempt.entry;
-        let tail = layout::tail(attempt, &self.client);
-        let flags = match (attempt.wait, self.fair, self.fencing) {
+        let letters = match (attempt.wait, self.fair, self.fencing) {
             (false, false, false) => "",
             (false, false, true) => "t",
             (false, true, false) => "f",
@@ -278,35 +288,43 @@ impl Inner {
             (true, true, false) => "wf",
             (true, true, true) => "wft",
         };
-        let keys = self.keys(&entry.name).for_entry(&entry.id, entry.mode, self.fencing);
         let script = match entry.mode {
             Mode::Permit { .. } => &SCRIPTS.permit,
             _ => &SCRIPTS.acquire,
         };
-        let mut call = script.call(&keys, tail.len());
-        call.arg(&entry.id.0).arg(tail).arg(lives_ms(entry)).arg(ms(entry.ttl)).arg(flags);
+        let told = self.told(entry.mode, if self.fencing { Told::Counter } else { Told::Gone });
+        let size = 128 + 2 * attempt.label.len() + attempt.meta.len();
+        let mut call = script.call(&self.keys(&entry.name), &entry.id, told, size);
+        layout::write_held(&mut call, &entry.id);
+        layout::write_tail(&mut call, attempt, &self.client);
+        call.arg(lives_ms(entry));
+        call.write_arg_fmt(format_args!("{letters}{}", ms(entry.ttl)));
         if let Mode::Permit { of } = entry.mode {
-            call.arg(of.unwrap_or(0)).arg(layout::one_line(&attempt.label));
+            call.arg(of.unwrap_or(0)).arg(&*layout::one_line(&attempt.label));
         }
         (script, call)
     }
 
     fn renew_call(&self, entry: &Entry) -> Cmd {
-        let keys = self.keys(&entry.name).for_entry(&entry.id, entry.mode, false);
-        let mut call = SCRIPTS.renew.call(&keys, 64);
+        let told = self.told(entry.mode, Told::Queue);
+        let mut call = SCRIPTS.renew.call(&self.keys(&entry.name), &entry.id, told, 64);
         call.arg(&entry.id.0).arg(lives_ms(entry)).arg(ms(entry.ttl));
         call
     }
 
     fn finish_call(&self, entry: &Entry, doubt: bool) -> Cmd {
-        let keys = self.keys(&entry.name).for_entry(&entry.id, entry.mode, false);
-        let mut call = SCRIPTS.finish.call(&keys, 64);
+        let told = self.told(entry.mode, if doubt { Told::Gone } else { Told::Queue });
+        let mut call = SCRIPTS.finish.call(&self.keys(&entry.name), &entry.id, told, 128);
+        layout::write_held(&mut call, &entry.id);
+        call.arg(if self.fair { "f" } else { "" });
         // A server can stand still for longer than any ttl, and with it what was sent before: what arrives within twice
         // the ttl is known to be over for as long as it may be there. What arrives even later ends by itself.
         let remembered = if doubt { ms(entry.ttl * 2) + lives_ms(entry) } else { 0 };
-        let extra = ms(entry.closed_after_expiry());
-        call.arg(&entry.id.0).arg(ms(entry.keep_closed)).arg(extra).arg(remembered);
-        call.arg(if self.fair { "f" } else { "" });
+        let extra = entry.closed_after_expiry();
+        // `keep_closed` is no longer than that.
+        if remembered > 0 || !extra.is_zero() {
+            call.arg(ms(entry.keep_closed)).arg(ms(extra)).arg(remembered);
+        }
         call
     }
 

@@ -1,5 +1,5 @@
 -- An operator ends a hold by its token (B1 to B3).
--- KEYS: as value.lua says, with permits, without the counter. ARGV: 1 token, 2 `now` or nothing, 3 why, 4 who.
+-- KEYS: common.lua, all of them. ARGV: 1 token, 2 `now` or nothing, 3 why, 4 who.
 -- Returns a list: 'done'; 'closed': over, and only shut; or 'other' and the tokens of the live holds.
 local token, at_once = ARGV[1], ARGV[2] == 'now'
 local header = '^(lockkeeper:([^:\n]+):1:)(%a+)(:(%d+):%d+:(%d+):(%x+)\n[^\n]*\n)[^\n]*\n[^\n]*\n(.*)$'
@@ -11,12 +11,12 @@ local holds = {}
 local permits = marked(found) ~= nil
 if permits then
   sweep()
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[6], 0, -1)) do
-    local till = redis.call('ZSCORE', KEYS[7], id)
-    if till then holds[#holds + 1] = {redis.call('HGET', KEYS[5], id), till - now} end
+  for _, id in ipairs(call('ZRANGE', KEYS[7], 0, -1)) do
+    local till = call('ZSCORE', KEYS[8], id)
+    if till then holds[#holds + 1] = {call('HGET', KEYS[6], id), till - now} end
   end
 elseif found then
-  holds[1] = {found, redis.call('PTTL', KEYS[1])}
+  holds[1] = {found, call('PTTL', KEYS[1])}
 end
 
 local live = {'other'}
@@ -26,7 +26,7 @@ for _, hold in ipairs(holds) do
   if its == token and token ~= '0' then
     if over and not at_once then return {'closed'} end
     if at_once then
-      if permits then give_back(id) else redis.call('DEL', KEYS[1]) end
+      if permits then give_back(id) else call('DEL', KEYS[1]) end
       local head, record, till = first()
       if head then
         keep_free(till)
@@ -35,12 +35,12 @@ for _, hold in ipairs(holds) do
     elseif state == 'held' then
       local value = front .. 'revoked' .. middle .. ARGV[3] .. '\n' .. ARGV[4] .. '\n' .. meta
       if permits then
-        redis.call('HSET', KEYS[5], id, value)
+        call('HSET', KEYS[6], id, value)
       else
-        redis.call('SET', KEYS[1], value, 'KEEPTTL')
+        call('SET', KEYS[1], value, 'KEEPTTL')
       end
     end
-    if not over then redis.call('PUBLISH', 'lockkeeper:wake:' .. client, id .. ' revoked') end
+    if not over then call('PUBLISH', 'lockkeeper:wake:' .. client, id .. ' revoked') end
     return {'done'}
   end
   if its and its ~= '0' and state == 'held' and not over then live[#live + 1] = its end

@@ -4,38 +4,38 @@
 -- longer than the longest ttl, an hour, but that of one who died before the clock was set back.
 local function first()
   while true do
-    local head = redis.call('ZRANGE', KEYS[3], 0, 0)[1]
+    local head = call('ZRANGE', queue, 0, 0)[1]
     if not head then return nil end
-    local record = redis.call('HGET', KEYS[4], head)
+    local record = call('HGET', waiters, head)
     local till = record and tonumber(string.match(record, '^%d+'))
     if till and till > now and till <= now + 3601000 then return head, record, till end
-    redis.call('ZREM', KEYS[3], head)
-    redis.call('HDEL', KEYS[4], head)
+    call('ZREM', queue, head)
+    call('HDEL', waiters, head)
   end
 end
 
 -- Tells a waiter to try again in so many ms.
 local function tell(waiter, record, pause)
   local client = string.match(record, '^%d+:[^:\n]*:%d+:(%x+)')
-  if client then redis.call('PUBLISH', 'lockkeeper:wake:' .. client, waiter .. ' ' .. pause) end
+  if client then call('PUBLISH', 'lockkeeper:wake:' .. client, waiter .. ' ' .. pause) end
 end
 
 -- Keeps a lock that became free for those who wait: until the first of them comes, for longer than it takes if a message
 -- is lost, and not for longer than it lives. Whoever tries by a plain `SET` finds it taken, and asks by a script then.
 local function keep_free(till)
-  redis.call('SET', KEYS[1], 'lockkeeper:reserved:1', 'NX', 'PX', math.min(till - now, 2000))
+  call('SET', KEYS[1], 'lockkeeper:reserved:1', 'NX', 'PX', math.min(till - now, 2000))
 end
 
 -- Takes a waiter out. Whether it waited.
 local function leave(waiter)
-  redis.call('HDEL', KEYS[4], waiter)
-  return redis.call('ZREM', KEYS[3], waiter) == 1
+  call('HDEL', waiters, waiter)
+  return call('ZREM', queue, waiter) == 1
 end
 
 -- What the waiters need lives for at least so many ms more.
 local function keep_queue(ms)
-  if redis.call('PTTL', KEYS[3]) < ms then
-    redis.call('PEXPIRE', KEYS[3], ms)
-    redis.call('PEXPIRE', KEYS[4], ms)
+  if call('PTTL', queue) < ms then
+    call('PEXPIRE', queue, ms)
+    call('PEXPIRE', waiters, ms)
   end
 end

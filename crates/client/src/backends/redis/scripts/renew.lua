@@ -1,5 +1,5 @@
 -- Gives a hold or a place in the queue a full ttl from now on, by its id; never makes anything (peers' flaws 5 and 6).
--- KEYS: as value.lua says, without the counter. ARGV: 1 id, 2 ms for which the key lives, 3 ms of ttl.
+-- KEYS: common.lua. ARGV: 1 id, 2 ms for which the key lives, 3 ms of ttl.
 -- Returns 1: kept, 0: gone, 2: under a break, and not renewed.
 local id, px, ttl = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local mine = 'lockkeeper:' .. id .. ':'
@@ -8,11 +8,11 @@ local mine = 'lockkeeper:' .. id .. ':'
 local found = redis.pcall('GET', KEYS[1])
 if type(found) ~= 'string' then found = nil end
 local value, left = found, nil
-if KEYS[5] then
-  value = marked(found) and redis.call('HGET', KEYS[5], id)
-  left = value and redis.call('ZSCORE', KEYS[7], id) - now
+if KEYS[6] then
+  value = marked(found) and call('HGET', KEYS[6], id)
+  left = value and call('ZSCORE', KEYS[8], id) - now
 elseif found then
-  left = redis.call('PTTL', KEYS[1])
+  left = call('PTTL', KEYS[1])
 end
 
 if value and string.sub(value, 1, #mine) == mine then
@@ -20,18 +20,18 @@ if value and string.sub(value, 1, #mine) == mine then
   -- It is over, and what is left of the key only keeps the lock shut.
   if state == 'closed' or left <= px - ttl then return 0 end
   if state == 'revoked' then return 2 end
-  if KEYS[5] then
+  if KEYS[6] then
     -- A server without memory allows what makes something longer only after what doesn't.
-    redis.call('PEXPIRE', KEYS[7], math.max(px, redis.call('PTTL', KEYS[7])))
-    redis.call('ZADD', KEYS[7], now + px, id)
+    call('PEXPIRE', KEYS[8], math.max(px, call('PTTL', KEYS[8])))
+    call('ZADD', KEYS[8], now + px, id)
     keep_permits(px)
   else
-    redis.call('PEXPIRE', KEYS[1], px)
+    call('PEXPIRE', KEYS[1], px)
     -- Since when it holds could be seen by its key alone until now.
     local lived, rest = string.match(value, '^1:held:0:%+(%d+)(:.*)$', #mine + 1)
     if lived then
       local since = time[1] * 1000000 + time[2] - (lived - left) * 1000
-      redis.call('SET', KEYS[1], mine .. string.format('1:held:0:%.0f', since) .. rest, 'KEEPTTL')
+      call('SET', KEYS[1], mine .. string.format('1:held:0:%.0f', since) .. rest, 'KEEPTTL')
     end
   end
   return 1
@@ -39,9 +39,9 @@ end
 
 -- Holds of the same session must not suffer from a queue that can't be written: what can't be renewed here keeps its
 -- place for as long as it has it.
-local record = redis.pcall('HGET', KEYS[4], id)
-if type(record) ~= 'string' or type(redis.pcall('ZSCORE', KEYS[3], id)) ~= 'string' then return 0 end
-redis.pcall('PEXPIRE', KEYS[4], math.max(ttl, redis.call('PTTL', KEYS[4])))
-redis.pcall('HSET', KEYS[4], id, (now + ttl) .. string.match(record, '^%d+(.*)$'))
-redis.pcall('PEXPIRE', KEYS[3], math.max(ttl, redis.call('PTTL', KEYS[3])))
+local record = redis.pcall('HGET', waiters, id)
+if type(record) ~= 'string' or type(redis.pcall('ZSCORE', queue, id)) ~= 'string' then return 0 end
+redis.pcall('PEXPIRE', waiters, math.max(ttl, call('PTTL', waiters)))
+redis.pcall('HSET', waiters, id, (now + ttl) .. string.match(record, '^%d+(.*)$'))
+redis.pcall('PEXPIRE', queue, math.max(ttl, call('PTTL', queue)))
 return 1

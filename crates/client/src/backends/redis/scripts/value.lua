@@ -1,26 +1,25 @@
--- Begins the scripts that grant: who asks, and what a hold's value says (layout.rs).
--- KEYS: 1 lock, 2 gone, 3 queue, 4 waiters, with permits 5 permits, 6 slots, 7 until; with tokens last the counter.
--- ARGV: 1 id, 2 what follows `since` in the value, 3 ms for which the key lives, 4 ms of ttl,
---       5 `w`: wait, `f`: first come, first served, `t`: draw a token.
-local id, px, ttl = ARGV[1], tonumber(ARGV[3]), tonumber(ARGV[4])
-local waits = string.find(ARGV[5], 'w', 1, true)
-local fair = string.find(ARGV[5], 'f', 1, true)
-local counter = string.find(ARGV[5], 't', 1, true) and KEYS[#KEYS]
-local mine = 'lockkeeper:' .. id .. ':'
+-- Begins the scripts that grant: what a hold's value says (layout.rs).
+-- KEYS: common.lua. ARGV: 1 how the value begins, up to its token, 2 what follows `since` in it, 3 ms for which the key
+-- lives, 4 letters, and then the ms of ttl: `t`: draw a token, `w`: wait, `f`: first come, first served.
+local counter = string.find(ARGV[4], 't', 1, true) and KEYS[4]
 
--- The next token: above the last one, and above every token of a server that forgot it, as long as its clock is not
--- set back: microseconds since 2026. Nothing is written before it is granted.
-local function draw()
-  if not counter then return '0' end
-  local last = tonumber(redis.call('GET', counter) or 0)
-  return string.format('%.0f', math.max(last + 1, (time[1] - 1767225600) * 1000000 + time[2]))
-end
-
--- Remembers a token that was granted: for 30 days, after which the clock alone is far enough ahead.
-local function drawn(token)
-  if counter then redis.call('SET', counter, token, 'PX', 2592000000) end
-end
-
-local function value(token)
-  return mine .. '1:held:' .. token .. ':' .. time[1] .. string.format('%06d', time[2]) .. ARGV[2]
+-- The value of a hold that is granted, and its token, 0 without tokens. That is drawn here: above the last one, and above
+-- every token of a server that forgot it, as long as its clock is not set back: microseconds since 2026. It is remembered
+-- for 30 days, after which the clock alone is far enough ahead. Numbers become text slowly: few do.
+local function hold()
+  local seconds, us = time[1], time[2]
+  if #us < 6 then us = string.rep('0', 6 - #us) .. us end
+  local token, shown = 0, '0'
+  if counter then
+    local last, since_2026 = tonumber(call('GET', counter) or 0), seconds - 1767225600
+    token = since_2026 * 1000000 + us
+    if last < token then
+      shown = since_2026 .. us
+    else
+      token = last + 1
+      shown = string.format('%.0f', token)
+    end
+    call('SET', counter, shown, 'PX', '2592000000')
+  end
+  return ARGV[1] .. shown .. ':' .. seconds .. us .. ARGV[2], token
 end

@@ -3,15 +3,15 @@
 -- nil. `left`: ms until the lock may be free by itself, negative if that is not known.
 local function wait_or_fail(mode, found, left, head, record, till)
   if not waits then
-    return {'busy', found or '', redis.call('ZCARD', KEYS[3])}
+    return {'busy', found or '', call('ZCARD', queue)}
   end
-  if not redis.call('ZSCORE', KEYS[3], id) then
-    local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
-    redis.call('ZADD', KEYS[3], (last or 0) + 1, id)
+  if not call('ZSCORE', queue, id) then
+    local last = call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
+    call('ZADD', queue, (last or 0) + 1, id)
   end
-  redis.call('HSET', KEYS[4], id, (now + ttl) .. ':' .. mode .. ARGV[2])
+  call('HSET', waiters, id, (now + ttl) .. ':' .. mode .. ARGV[2])
   keep_queue(ttl)
-  local ahead = redis.call('ZRANK', KEYS[3], id)
+  local ahead = call('ZRANK', queue, id)
   -- Others hear from whoever holds; they look by themselves only in case a message was lost or the first one dies.
   local again = math.min(math.floor(ttl / 3), 30000)
   if ahead == 0 then

@@ -3,6 +3,6 @@
 local function in_the_way(found, id)
   if found == 'lockkeeper:reserved:1' then return nil end
   local late = found and string.match(found, '^lockkeeper:([^:\n]+):1:held:0:%+')
-  if late and redis.call('EXISTS', string.sub(KEYS[2], 1, -#id - 1) .. late) == 1 then return nil end
+  if late and call('EXISTS', string.sub(gone, 1, -#id - 1) .. late) == 1 then return nil end
   return found
 end
