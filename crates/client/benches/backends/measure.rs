@@ -99,10 +99,7 @@ async fn turn_of(pair: &Pair, clients: usize) -> Outcome<Turn> {
         pairs += task.await??;
     }
     let pairs = pairs as f64;
-    Ok(Turn {
-        rate: pairs / began.elapsed().as_secs_f64(),
-        cpu: (cpu()? - cpu_before).as_secs_f64() / pairs,
-    })
+    Ok(Turn { rate: pairs / began.elapsed().as_secs_f64(), cpu: (cpu()? - cpu_before).as_secs_f64() / pairs })
 }
 
 /// How long a free lock takes.

@@ -191,9 +191,10 @@ impl HoldHandle {
 
     /// Descriptors that keep the hold alive in whatever process has them; none where no descriptor holds.
     pub(crate) fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
-        let found = self.session.0.with_state(|state| {
-            state.machine.seq_of(self.key).map(|seq| (state.conn.clone(), seq))
-        });
+        let found = self
+            .session
+            .0
+            .with_state(|state| state.machine.seq_of(self.key).map(|seq| (state.conn.clone(), seq)));
         found.map_or_else(Vec::new, |(conn, seq)| conn.descriptors(seq))
     }
 }

@@ -63,3 +63,46 @@ async fn a_late_word_on_a_session_that_is_over_does_not_end_the_next_one() {
     assert_eq!(second.loss(), None);
     second.verify().await.unwrap();
 }
+
+/// A thread that has something to say to a session that another one is at does not wait for it, and is heard.
+#[tokio::test]
+async fn what_is_said_while_another_thread_has_the_state_is_heard_by_that_one() {
+    let backend = crate::backends::connect("memory:").await.unwrap();
+    let spec = Spec {
+        ttl: Some(Duration::from_secs(30)),
+        lock_delay: Duration::ZERO,
+        linger: Duration::ZERO,
+        renew: true,
+    };
+    let session = Session::start(backend, spec, "alice", Worker::start("test").unwrap());
+    let inner = &session.0;
+    let elsewhere = |inputs: Vec<Input>| {
+        let told = inner.clone();
+        std::thread::spawn(move || inputs.into_iter().for_each(|input| told.input(input))).join().unwrap();
+    };
+    let (letters, mut read) = mailbox();
+    let wanted = Arc::new(Wanted {
+        names: vec!["a".parse().unwrap()],
+        mode: lockkeeper_core::Mode::Exclusive,
+        subtree: false,
+        wait: true,
+        keep_closed: Duration::ZERO,
+        meta: Box::default(),
+    });
+    let want = Want {
+        wait_until: None,
+        patience: None,
+        min_validity: Duration::ZERO,
+        max_hold: None,
+        grace: Duration::ZERO,
+    };
+    let caller = Caller { wanted, letters, hold: Arc::new(Hold::new()), carries: false };
+    inner.with_state(|state| {
+        elsewhere(vec![Input::Acquire(Key(1), caller, want), Input::Release(Key(1), false)]);
+        assert!(state.machine.is_idle(), "they are not worked off by two at once");
+    });
+    assert!(matches!(read.recv().await, Some(Letter::Granted(_))), "in the order in which they were said");
+    assert!(matches!(read.recv().await, Some(Letter::Released(Releasing::Released))));
+    inner.with_state(|_| elsewhere(vec![Input::Event(Event::Shutdown)]));
+    assert!(session.is_closed());
+}

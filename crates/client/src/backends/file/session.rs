@@ -174,7 +174,9 @@ impl Conn for FileConn {
             Call::Acquire { seq, done_through, want, .. } => {
                 session.take_done_through(done_through);
                 match session.register(seq, want) {
-                    Ok(request) => Submitted::under_way(async move { acquire::acquire(&session, &request).await }),
+                    Ok(request) => {
+                        Submitted::under_way(async move { acquire::acquire(&session, &request).await })
+                    }
                     Err(end) => answered(Answer::Finished(end)),
                 }
             }
@@ -182,7 +184,9 @@ impl Conn for FileConn {
                 session.take_done_through(done_through);
                 // From here on no step of the request takes anything, whoever polls what.
                 match session.finishing(seq, target) {
-                    Ok(request) => Submitted::under_way(async move { finish::finish(&session, &request, seq).await }),
+                    Ok(request) => {
+                        Submitted::under_way(async move { finish::finish(&session, &request, seq).await })
+                    }
                     Err(end) => answered(Answer::Finished(end)),
                 }
             }

@@ -60,10 +60,7 @@ impl Wakes {
 
     /// From now on `listener` hears what is said of all entries that no session listens for.
     #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "others have sessions"))]
-    pub(crate) fn listen_to_others(
-        &self,
-        listener: impl Fn(Option<&EntryId>, Wake) + Send + Sync + 'static,
-    ) {
+    pub(crate) fn listen_to_others(&self, listener: impl Fn(Option<&EntryId>, Wake) + Send + Sync + 'static) {
         self.listeners().others = Some(Arc::new(listener));
     }
 

@@ -20,6 +20,7 @@
 //! What is not a hold leaves nothing (peers' flaw 1): whatever a round was granted without a majority is taken back at
 //! every server, also if the caller is gone or the server did not answer, before that server is asked again.
 
+mod carry;
 mod claim;
 mod renewal;
 mod server;

@@ -11,19 +11,19 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use lockkeeper_core::End;
 use tokio::sync::{OwnedMutexGuard, oneshot};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::carry::{go_on, next_said, step};
 use super::claim::{Claim, Debt, Ending, TakeBack, majority_of};
 use super::tally::{Said, Tally, Verdict, timed_out};
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
 use crate::machine::Granted;
-use crate::mailbox::{Reader, Writer, mailbox};
+use crate::mailbox::{Writer, mailbox};
 use crate::time::BootInstant;
 use crate::worker::Worker;
 
@@ -471,36 +471,6 @@ impl Inner {
             Ok(Ending::Done(end)) => Ok(end),
             Ok(_) | Err(_) => Err(CallError { sent: true }),
         }
-    }
-}
-
-/// What a node says next. Meanwhile those who ask are carried along: a task for each, or one for all of them, costs more
-/// than what they do.
-async fn next_said(
-    asking: &mut Vec<BoxFuture<()>>,
-    said: &mut Reader<(usize, Said)>,
-) -> Option<(usize, Said)> {
-    poll_fn(|context| {
-        // What is said in this step is read in it.
-        said.look_up();
-        step(asking, context);
-        pin!(said.recv()).poll(context)
-    })
-    .await
-}
-
-/// One step of each, side by side.
-fn step(all: &mut Vec<BoxFuture<()>>, context: &mut Context<'_>) {
-    all.retain_mut(|one| one.as_mut().poll(context).is_pending());
-}
-
-/// Carries them to their ends in the background.
-fn go_on(mut all: Vec<BoxFuture<()>>) {
-    if !all.is_empty() {
-        tokio::spawn(poll_fn(move |context| {
-            step(&mut all, context);
-            if all.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-        }));
     }
 }
 
