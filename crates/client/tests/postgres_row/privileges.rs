@@ -148,3 +148,62 @@ async fn settings_that_spoil_a_promise_are_found() {
         found.iter().any(|finding| !finding.spoils && finding.says.contains("time is the database's own"))
     );
 }
+
+/// What a caller puts before the server's own operators and functions must not run with the rights of the schema's owner.
+#[tokio::test]
+async fn a_callers_own_operators_and_functions_are_never_called() {
+    let server = server();
+    grant(&server, "trickster", LOCKS);
+    server.psql("CREATE SCHEMA tricks AUTHORIZATION trickster");
+    let tricks = "
+        DO $$
+        DECLARE
+            it record;
+        BEGIN
+            FOR it IN SELECT p.oid, p.proname AS name, p.prorettype::regtype AS gives,
+                    pg_get_function_identity_arguments(p.oid) AS takes FROM pg_proc p
+                WHERE p.proname IN ('clock_timestamp', 'date_part', 'octet_length', 'now')
+                    AND p.pronamespace = 'pg_catalog'::regnamespace
+            LOOP
+                EXECUTE format('CREATE FUNCTION tricks.%I(%s) RETURNS %s LANGUAGE plpgsql AS ''BEGIN RAISE EXCEPTION
+                    ''''tricked %%'''', current_user; END''', it.name, it.takes, it.gives);
+            END LOOP;
+            FOR it IN SELECT o.oid, o.oprname AS name, o.oprleft::regtype AS l, o.oprright::regtype AS r,
+                    o.oprresult::regtype AS gives FROM pg_operator o
+                WHERE o.oprname IN ('=', '<', '>', '<=', '>=', '<>', '+', '-', '*') AND o.oprleft <> 0
+                    AND o.oprleft::regtype::text !~ '^any' AND o.oprright::regtype::text !~ '^any'
+                    AND o.oprnamespace = 'pg_catalog'::regnamespace
+            LOOP
+                EXECUTE format('CREATE FUNCTION tricks.of_%s(%s, %s) RETURNS %s LANGUAGE plpgsql AS ''BEGIN RAISE
+                    EXCEPTION ''''tricked %%'''', current_user; END''', it.oid, it.l, it.r, it.gives);
+                EXECUTE format('CREATE OPERATOR tricks.%s (LEFTARG = %s, RIGHTARG = %s, FUNCTION = tricks.of_%s)',
+                    it.name, it.l, it.r, it.oid);
+            END LOOP;
+        END $$;";
+    server.try_psql_as("trickster", tricks).unwrap();
+    let under = |sql: &str| {
+        let path = "SET search_path = tricks, pg_catalog, pg_temp;";
+        server.try_psql_as("trickster", &format!("{path} {sql}"))
+    };
+    let tricked = under("SELECT 1 = 1").unwrap_err();
+    assert!(tricked.contains("tricked trickster"), "these are tricks: {tricked}");
+    let acquire = |id: &str| {
+        under(&format!(
+            "SELECT outcome FROM lockkeeper.row_acquire('any', '{id}', false, NULL, 30000, 0, true, 'label', '', NULL)"
+        ))
+    };
+    let finish = |id: &str| under(&format!("SELECT lockkeeper.row_finish('any', '{id}', 0, 30000, false)"));
+    // The first has to make the row, the second finds it, the third finds it held.
+    for (answer, expected) in [
+        (acquire("one"), "granted"),
+        (finish("one"), "released"),
+        (acquire("two"), "granted"),
+        (acquire("three"), "waits"),
+        (finish("two"), "released"),
+        (finish("three"), "left"),
+        (under("SELECT lockkeeper.row_renew('{any}', '{two}', '{30000}')"), "g"),
+    ] {
+        let answer = answer.unwrap();
+        assert!(answer.ends_with(expected), "{answer}, not {expected}");
+    }
+}
