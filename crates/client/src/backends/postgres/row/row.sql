@@ -79,8 +79,7 @@ CREATE OR REPLACE FUNCTION lockkeeper.row_version() RETURNS integer
 -- What a token is at least (P2): microseconds since 2026-01-01 UTC. So tokens rise also after a lock's row was deleted,
 -- or the database restored, as long as its clock is not set back.
 CREATE OR REPLACE FUNCTION lockkeeper.row_floor(a_now timestamptz) RETURNS bigint
-    LANGUAGE sql STABLE AS 'SELECT (pg_catalog.date_part(''epoch'', a_now) OPERATOR(pg_catalog.*) 1000000)::bigint
-        OPERATOR(pg_catalog.-) 1767225600000000';
+    LANGUAGE sql STABLE AS 'SELECT (pg_catalog.date_part(''epoch'', a_now) * 1000000)::bigint - 1767225600000000';
 
 -- Locks the anchor of a name, and makes it if there is none.
 CREATE OR REPLACE FUNCTION lockkeeper.row_anchor(a_name text, OUT anchor lockkeeper.row_lease)
@@ -263,61 +262,44 @@ BEGIN
     END IF;
 END $$;
 
--- Sets the times of a hold alone once more.
-CREATE OR REPLACE FUNCTION lockkeeper.row_begin_anew(a_name text, a_ttl_ms bigint, a_closes_ms bigint) RETURNS void
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    UPDATE lockkeeper.row_lease l SET
-        since = clock_timestamp(),
-        held_until = clock_timestamp() + a_ttl_ms * interval '1 ms',
-        shut_until = clock_timestamp() + (a_ttl_ms + a_closes_ms) * interval '1 ms'
-        WHERE l.name = a_name AND l.slot = 0;
-END $$;
-
 -- One try to hold. outcome: 'granted' (token; slot and permits for a permit), 'busy' or 'waits' (holder, ahead, and how
 -- many ms what is in the way may last at most), 'over' (it was finished before), 'mismatch' (permits: how many there
 -- are), 'no-limit', 'full'.
 --
 -- The usual case is one statement, whose condition holds for the row as it is when it is locked. Only its times may have
 -- been read before that, if somebody had it locked and left it as it was: then they are set once more. Few expressions:
--- each of them is prepared anew in each transaction. This function and row_finish set no search_path, which would cost
--- more than what they look up; so every operator and function in them is named with its schema, and no caller's own can
--- take its place.
+-- each of them is prepared anew in each transaction.
 CREATE OR REPLACE FUNCTION lockkeeper.row_acquire(
     a_name text, a_id text, a_permit boolean, a_of integer, a_ttl_ms bigint, a_closes_ms bigint, a_wait boolean,
     a_label text, a_meta bytea, a_wake text,
     OUT outcome text, OUT token bigint, OUT slot integer, OUT permits integer,
     OUT holder text, OUT ahead bigint, OUT left_ms bigint)
-    LANGUAGE plpgsql SECURITY DEFINER AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 #variable_conflict use_column
 DECLARE
-    late boolean;
+    granted_at timestamptz;
 BEGIN
     UPDATE lockkeeper.row_lease l SET
         id = a_id, permit = false,
-        token = greatest(l.token OPERATOR(pg_catalog.+) 1, l.last_token OPERATOR(pg_catalog.+) 1,
-            lockkeeper.row_floor(pg_catalog.clock_timestamp())),
-        since = pg_catalog.clock_timestamp(),
-        held_until = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) (a_ttl_ms OPERATOR(pg_catalog.*) interval '1 ms'),
-        shut_until = pg_catalog.clock_timestamp()
-            OPERATOR(pg_catalog.+) ((a_ttl_ms OPERATOR(pg_catalog.+) a_closes_ms) OPERATOR(pg_catalog.*) interval '1 ms'),
+        token = greatest(l.token + 1, l.last_token + 1, lockkeeper.row_floor(clock_timestamp())),
+        since = clock_timestamp(),
+        held_until = clock_timestamp() + a_ttl_ms * interval '1 ms',
+        shut_until = clock_timestamp() + (a_ttl_ms + a_closes_ms) * interval '1 ms',
         ended = NULL, revoked = false, reason = NULL, by_whom = NULL,
         label = a_label, meta = a_meta, wake = a_wake, permits = NULL
-        WHERE l.name OPERATOR(pg_catalog.=) a_name AND l.slot OPERATOR(pg_catalog.=) 0
-            AND l.shut_until OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() AND NOT l.crowded AND NOT a_permit
-            AND a_ttl_ms OPERATOR(pg_catalog.>=) 1 AND a_ttl_ms OPERATOR(pg_catalog.<=) 3600000
-            AND a_closes_ms OPERATOR(pg_catalog.>=) 0 AND a_closes_ms OPERATOR(pg_catalog.<=) 86400000
-            AND pg_catalog.octet_length(a_id) OPERATOR(pg_catalog.<=) 100
-            AND pg_catalog.octet_length(coalesce(a_wake, '')) OPERATOR(pg_catalog.<=) 40
-            AND pg_catalog.octet_length(a_label) OPERATOR(pg_catalog.<=) 256
-            AND pg_catalog.octet_length(a_meta) OPERATOR(pg_catalog.<=) 1024
-        RETURNING 'granted', l.token,
-            l.since OPERATOR(pg_catalog.<) (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) interval '1 ms')
-        INTO row_acquire.outcome, row_acquire.token, late;
-    IF NOT late THEN
+        WHERE l.name = a_name AND l.slot = 0 AND l.shut_until <= clock_timestamp() AND NOT l.crowded AND NOT a_permit
+            AND a_ttl_ms BETWEEN 1 AND 3600000 AND a_closes_ms BETWEEN 0 AND 86400000
+            AND octet_length(a_id) <= 100 AND octet_length(coalesce(a_wake, '')) <= 40
+            AND octet_length(a_label) <= 256 AND octet_length(a_meta) <= 1024
+        RETURNING 'granted', l.token, l.since INTO row_acquire.outcome, row_acquire.token, granted_at;
+    IF granted_at > clock_timestamp() - interval '1 ms' THEN
         RETURN;
-    ELSIF late THEN
-        PERFORM lockkeeper.row_begin_anew(a_name, a_ttl_ms, a_closes_ms);
+    ELSIF granted_at IS NOT NULL THEN
+        UPDATE lockkeeper.row_lease l SET
+            since = clock_timestamp(),
+            held_until = clock_timestamp() + a_ttl_ms * interval '1 ms',
+            shut_until = clock_timestamp() + (a_ttl_ms + a_closes_ms) * interval '1 ms'
+            WHERE l.name = a_name AND l.slot = 0;
         RETURN;
     END IF;
     SELECT * INTO row_acquire.outcome, row_acquire.token, row_acquire.slot, row_acquire.permits, row_acquire.holder,
@@ -408,13 +390,11 @@ END $$;
 -- 'left', or 'gone' (it neither held nor waited). a_doubt: an attempt of it may still be on its way.
 CREATE OR REPLACE FUNCTION lockkeeper.row_finish(
     a_name text, a_id text, a_keep_ms bigint, a_ttl_ms bigint, a_doubt boolean) RETURNS text
-    LANGUAGE plpgsql SECURITY DEFINER AS $$
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
 BEGIN
-    UPDATE lockkeeper.row_lease l SET
-        held_until = pg_catalog.clock_timestamp(), shut_until = pg_catalog.clock_timestamp(), ended = 'released'
-        WHERE l.name OPERATOR(pg_catalog.=) a_name AND l.slot OPERATOR(pg_catalog.=) 0 AND l.id OPERATOR(pg_catalog.=) a_id
-            AND l.held_until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
-            AND NOT l.crowded AND NOT l.revoked AND NOT a_doubt AND a_keep_ms OPERATOR(pg_catalog.=) 0;
+    UPDATE lockkeeper.row_lease l SET held_until = clock_timestamp(), shut_until = clock_timestamp(), ended = 'released'
+        WHERE l.name = a_name AND l.slot = 0 AND l.id = a_id AND l.held_until > clock_timestamp()
+            AND NOT l.crowded AND NOT l.revoked AND NOT a_doubt AND a_keep_ms = 0;
     IF FOUND THEN
         RETURN 'released';
     END IF;
