@@ -136,12 +136,17 @@ impl PgKey {
         })
     }
 
+    /// Whether only the server can make the key.
+    pub(super) fn is_server_side(self) -> bool {
+        matches!(self, Self::Hashtext | Self::Hashtextextended)
+    }
+
     /// The expression with which the server makes the key, where only it can.
     pub(super) fn server_side(self, name: &str) -> Option<String> {
-        let name = postgres_protocol::escape::escape_literal(name);
+        let name = || postgres_protocol::escape::escape_literal(name);
         match self {
-            Self::Hashtext => Some(format!("pg_catalog.hashtext({name})::bigint")),
-            Self::Hashtextextended => Some(format!("pg_catalog.hashtextextended({name}, 0)")),
+            Self::Hashtext => Some(format!("pg_catalog.hashtext({})::bigint", name())),
+            Self::Hashtextextended => Some(format!("pg_catalog.hashtextextended({}, 0)", name())),
             _ => None,
         }
     }
