@@ -47,23 +47,27 @@ impl NoAnswer {
 }
 
 /// The rows of all statements of a message.
+pub(super) fn rows(answer: Vec<SimpleQueryMessage>) -> Vec<SimpleQueryRow> {
+    let row = |message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    };
+    answer.into_iter().filter_map(row).collect()
+}
+
+/// What came of a statement; the outer error is why its connection ended before there was an answer.
 ///
 /// # Errors
 /// [`NoAnswer`].
-pub(super) fn rows(answer: Result<Vec<SimpleQueryMessage>, Error>) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
+pub(super) fn answered_by<T>(answer: Result<Result<T, Error>, String>) -> Result<T, NoAnswer> {
     match answer {
-        Ok(messages) => Ok(messages
-            .into_iter()
-            .filter_map(|message| match message {
-                SimpleQueryMessage::Row(row) => Some(row),
-                _ => None,
-            })
-            .collect()),
+        Ok(Ok(answer)) => Ok(answer),
         // What the server says as it ends a connection reaches the statement that was under way.
-        Err(error) if error.as_db_error().is_some() && !ends_the_connection(&error) => {
+        Ok(Err(error)) if error.as_db_error().is_some() && !ends_the_connection(&error) => {
             Err(NoAnswer::Refused(error))
         }
-        Err(error) => Err(NoAnswer::Ended(chain(&error))),
+        Ok(Err(error)) => Err(NoAnswer::Ended(chain(&error))),
+        Err(why) => Err(NoAnswer::Ended(why)),
     }
 }
 

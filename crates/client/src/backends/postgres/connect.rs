@@ -10,7 +10,7 @@ use tokio_postgres::{Client, Notification, SimpleQueryRow};
 use tokio_util::sync::CancellationToken;
 
 pub(super) use super::answer::{NoAnswer, chain};
-use super::answer::{explain, rows};
+use super::answer::{answered_by, explain, rows};
 use super::cancel::Cancel;
 use super::carried::Carried;
 use super::dial::dial;
@@ -216,7 +216,7 @@ impl Connection {
     /// [`NoAnswer`].
     pub(super) async fn ask(&self, sql: &str) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
         match tokio::time::timeout(self.timeout, self.client.simple_query(sql)).await {
-            Ok(answer) => rows(answer),
+            Ok(answer) => answered_by(Ok(answer)).map(rows),
             Err(_) => Err(NoAnswer::Silent(self.timeout)),
         }
     }

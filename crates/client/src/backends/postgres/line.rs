@@ -6,9 +6,10 @@
 
 use std::time::{Duration, Instant};
 
-use tokio_postgres::{Client, Notification, SimpleQueryRow};
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Client, Notification, Row, SimpleQueryRow, Statement};
 
-use super::answer::{NoAnswer, rows};
+use super::answer::{NoAnswer, answered_by, rows};
 use super::cancel::Cancel;
 use super::carried::Carried;
 use crate::worker::Worker;
@@ -81,6 +82,38 @@ impl Line {
         }
     }
 
+    /// Prepares a statement, where no pooler lies between, within the address' `timeout=`.
+    ///
+    /// # Errors
+    /// [`NoAnswer`].
+    pub(super) async fn prepare(&mut self, sql: &str) -> Result<Statement, NoAnswer> {
+        tokio::select! {
+            biased;
+            prepared = self.carried.until(self.client.prepare(sql)) => answered_by(prepared),
+            () = self.worker.timer(Instant::now() + self.cancel.timeout()) => {
+                Err(NoAnswer::Silent(self.cancel.timeout()))
+            }
+        }
+    }
+
+    /// Runs what was prepared, within the address' `timeout=`, whatever becomes of it then.
+    ///
+    /// # Errors
+    /// [`NoAnswer`].
+    pub(super) async fn run(
+        &mut self,
+        statement: &Statement,
+        params: &[&(dyn ToSql + Sync)],
+    ) -> Result<Vec<Row>, NoAnswer> {
+        tokio::select! {
+            biased;
+            rows = self.carried.until(self.client.query(statement, params)) => answered_by(rows),
+            () = self.worker.timer(Instant::now() + self.cancel.timeout()) => {
+                Err(NoAnswer::Silent(self.cancel.timeout()))
+            }
+        }
+    }
+
     /// As [`Self::ask_within`], within the address' `timeout=`.
     ///
     /// # Errors
@@ -95,8 +128,5 @@ async fn answered(
     carried: &mut Carried,
     sql: &str,
 ) -> Result<Vec<SimpleQueryRow>, NoAnswer> {
-    match carried.until(client.simple_query(sql)).await {
-        Ok(answer) => rows(answer),
-        Err(why) => Err(NoAnswer::Ended(why)),
-    }
+    answered_by(carried.until(client.simple_query(sql)).await).map(rows)
 }

@@ -160,13 +160,12 @@ impl<'a> Hold<'a> {
     }
 
     async fn release(mut self) -> HoldEnd {
-        let statement = self.claim.says.unlock(self.named);
-        match self.claim.link.line.ask(&statement).await {
-            Ok(rows) if rows.first().and_then(|row| row.get(0)) == Some("t") => {
+        match self.unlock().await {
+            Ok(true) => {
                 self.claim.shared.pool.put(self.claim.link);
                 HoldEnd::Released
             }
-            Ok(_) => {
+            Ok(false) => {
                 let name = self.claim.request.wants.name.as_str();
                 tracing::warn!(
                     name,
@@ -175,9 +174,24 @@ impl<'a> Hold<'a> {
                 HoldEnd::Gone(self.astray())
             }
             Err(none) => {
-                let ended = matches!(none, NoAnswer::Refused(_));
-                tracing::debug!(ended, "{}", none.explained("release a lock"));
+                tracing::debug!("{}", none.explained("release a lock"));
                 HoldEnd::Doubt(self.claim.link.left())
+            }
+        }
+    }
+
+    /// Whether it was held until now.
+    async fn unlock(&mut self) -> Result<bool, NoAnswer> {
+        let Claim { link, says, shared, .. } = &mut self.claim;
+        match &link.unlock {
+            Some(unlock) if self.named == shared.common.tokens => {
+                let (number, first, second) = says.key.parts();
+                let rows = link.line.run(unlock, &[&number, &first, &second, &says.shared]).await?;
+                Ok(rows.first().is_some_and(|row| row.try_get(0).is_ok_and(|was_held| was_held)))
+            }
+            _ => {
+                let rows = link.line.ask(&says.unlock(self.named)).await?;
+                Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
             }
         }
     }

@@ -7,7 +7,7 @@
 //! carries a keeper), `session` (the calls of the library), `look` (questions and breaks), `server` (what the server is).
 //!
 //! What may surprise:
-//! - Only the simple protocol is spoken, one message a round trip, so that any transaction pooler will do.
+//! - Where a pooler may lie between, only the simple protocol is spoken, one message a round trip, so that any will do.
 //! - A connection whose state is in any doubt is ended, never used again (madelson #147); and what may be left of it at
 //!   the server, if the network was cut, is looked for and ended there.
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
-use tokio_postgres::SimpleQueryRow;
+use tokio_postgres::{SimpleQueryRow, Statement};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::note::{IDLE, is_worn, random};
 use super::server::transaction_pooler;
-use super::sql::{Common, Scope, channel, is_process, prepare, prepare_session, process};
+use super::sql::{Common, Scope, channel, is_process, prepare, prepare_session, process, unlock_prepared};
 use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
 use crate::backends::postgres::line::Line;
 use crate::error::{BackendError, BackendErrorKind};
@@ -30,6 +30,8 @@ pub(super) struct Link {
     pub(super) process: Option<Process>,
     /// It leads to the server process itself, with no pooler between.
     pub(super) direct: bool,
+    /// How a session's lock is given back there.
+    pub(super) unlock: Option<Statement>,
     /// 48 random bits: tells this connection from every other, so that what is left of it can be ended.
     pub(super) id: String,
     /// 48 random bits more, which a break must know.
@@ -140,12 +142,17 @@ impl Pool {
             further += &prepare(&self.common);
         }
         line.ask(&further).await.map_err(|none| none.explained(doing))?;
+        let mut unlock = None;
+        if direct && in_session {
+            let prepared = line.prepare(&unlock_prepared(&self.common)).await;
+            unlock = Some(prepared.map_err(|none| none.explained(doing))?);
+        }
         let no_random_bytes = |error| {
             let what = format!("the system gives no random bytes: {error}");
             BackendError::new(BackendErrorKind::Operator, what)
         };
         let (id, key) = (random().map_err(no_random_bytes)?, random().map_err(no_random_bytes)?);
-        Ok(Box::new(Link { line, process, direct, id, key }))
+        Ok(Box::new(Link { line, process, direct, unlock, id, key }))
     }
 
     /// Two connections with one server process are two clients of a pooler, and the locks of one are those of the other:

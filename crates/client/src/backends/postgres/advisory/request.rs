@@ -43,11 +43,20 @@ struct State {
     /// How many have asked whether it still holds, and up to which of them the server has confirmed it.
     asked: u64,
     confirmed: u64,
-    /// The keeper goes on only on the backend's thread.
-    lasts: bool,
+    carrier: Carrier,
     /// Who waits for the keeper to say something; and the keeper, once it is on the backend's thread.
     callers: Vec<Waker>,
     keeper: Option<Waker>,
+}
+
+/// Who polls a keeper.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Carrier {
+    /// Whoever waits for what it will say.
+    Callers,
+    /// They are to hand it over.
+    CallersUntilNow,
+    Thread,
 }
 
 /// How a request ended.
@@ -76,7 +85,7 @@ impl Request {
             over: false,
             asked: 0,
             confirmed: 0,
-            lasts: false,
+            carrier: Carrier::Callers,
             callers: Vec::new(),
             keeper: None,
         };
@@ -103,6 +112,7 @@ impl Request {
     pub(super) fn hand_over(&self) {
         let keeper = self.keeper().take();
         if let Some(keeper) = keeper {
+            self.state().carrier = Carrier::Thread;
             self.worker.run(keeper);
         }
     }
@@ -177,13 +187,14 @@ impl Request {
     fn carry(&self, context: &mut Context<'_>) {
         let mut carried = self.keeper();
         let Some(keeper) = carried.as_mut() else { return };
-        let over = keeper.as_mut().poll(context).is_ready();
-        if over || self.state().lasts {
-            let keeper = carried.take();
+        if keeper.as_mut().poll(context).is_ready() {
+            let over = carried.take();
             drop(carried);
-            if let Some(keeper) = keeper.filter(|_| !over) {
-                self.worker.run(keeper);
-            }
+            return drop(over);
+        }
+        drop(carried);
+        if self.state().carrier == Carrier::CallersUntilNow {
+            self.hand_over();
         }
     }
 }
@@ -193,18 +204,20 @@ impl Request {
     /// From here on it is carried by the backend's thread: what comes takes long, or needs timers and sockets of its own.
     pub(super) async fn lasts(&self) {
         poll_fn(|_| {
-            if self.worker.is_here() {
+            let mut state = self.state();
+            if state.carrier == Carrier::Thread {
                 return Poll::Ready(());
             }
-            self.state().lasts = true;
+            state.carrier = Carrier::CallersUntilNow;
             Poll::Pending
         })
         .await;
     }
 
-    /// Is over once the keeper is on the backend's thread, however it came there.
+    /// Is over once the backend's thread carries it, however it came there.
     pub(super) async fn has_lasted(&self) {
-        poll_fn(|_| if self.worker.is_here() { Poll::Ready(()) } else { Poll::Pending }).await;
+        let has_lasted = || self.state().carrier == Carrier::Thread;
+        poll_fn(|_| if has_lasted() { Poll::Ready(()) } else { Poll::Pending }).await;
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -231,8 +244,8 @@ impl Request {
             if state.asked > asked {
                 return Poll::Ready(Word::Asked(state.asked));
             }
-            // Elsewhere whoever has a word for it carries it next.
-            if self.worker.is_here() {
+            // Until then whoever has a word for it carries it next.
+            if state.carrier == Carrier::Thread {
                 state.keeper = Some(context.waker().clone());
             }
             Poll::Pending

@@ -1,5 +1,5 @@
-//! The statements of advisory locks. All are of the simple protocol, one message for one round trip; what is asked of
-//! the server beside the lock stands in the same message.
+//! The statements of advisory locks. All but one are of the simple protocol, one message for one round trip; what is asked
+//! of the server beside the lock stands in the same message.
 //!
 //! Where no pooler lies between, a connection has its server process for itself. Then a try and a release ask for no more
 //! than the lock, what must hold for each of them is set once ([`prepare`]), and where tokens are drawn, the statement for
@@ -149,6 +149,22 @@ pub(super) fn prepare(common: &Common) -> String {
             prepared
         }
     }
+}
+
+/// Gives a session's lock back, on a connection to a server process that is its own, and is prepared in the protocol: its
+/// comment need show nothing. Its row: whether it was held until now. Where holders bear a name from their try on, the
+/// connection loses it.
+pub(super) fn unlock_prepared(common: &Common) -> String {
+    let unlock = |shared: bool| {
+        let function = unlock_function(shared);
+        format!("case when $1::bigint is null then {function}($2::integer, $3::integer) else {function}($1) end")
+    };
+    let idle = if common.tokens { format!(", {}", named_idle()) } else { String::new() };
+    format!("select case when $4::boolean then {} else {} end{idle}", unlock(true), unlock(false))
+}
+
+fn unlock_function(shared: bool) -> &'static str {
+    if shared { "pg_catalog.pg_advisory_unlock_shared" } else { "pg_catalog.pg_advisory_unlock" }
 }
 
 fn set(setting: &str, value: &str, in_transaction: bool) -> String {
@@ -340,12 +356,8 @@ impl Statements {
         if self.common.in_transaction() {
             return format!("select {}; commit", self.is_held());
         }
-        let function = match self.shared {
-            true => "pg_catalog.pg_advisory_unlock_shared",
-            false => "pg_catalog.pg_advisory_unlock",
-        };
         let idle = if named { format!(", {}", named_idle()) } else { String::new() };
-        format!("select {}{idle}", self.call(function))
+        format!("select {}{idle}", self.call(unlock_function(self.shared)))
     }
 
     /// After a try that brought nothing, before something else is asked: the connection is as before.
