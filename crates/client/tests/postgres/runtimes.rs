@@ -122,7 +122,8 @@ fn acquires_that_end_with_their_runtime_leave_nothing() {
                 ends.spawn(async move {
                     loop {
                         // Some wait for each other, and some do not.
-                        let held = locks.mutex(format!("{}", task / 2 * 2 + task % 2 * (round % 2))).acquire().await;
+                        let held =
+                            locks.mutex(format!("{}", task / 2 * 2 + task % 2 * (round % 2))).acquire().await;
                         held.unwrap().release().await.unwrap();
                     }
                 });

@@ -91,7 +91,8 @@ async fn greet(
     if config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
         let asked = carried.until(client.simple_query("show transaction_read_only")).await;
         // A connection that ends meanwhile is told by the answer, if there is one.
-        let said = asked.map_err(|why| NotMade::NoSocket(io::Error::other(why)))?.map_err(NotMade::Refused)?;
+        let said =
+            asked.map_err(|why| NotMade::NoSocket(io::Error::other(why)))?.map_err(NotMade::Refused)?;
         let is_on = |said: &SimpleQueryMessage| match said {
             SimpleQueryMessage::Row(row) => row.get(0) == Some("on"),
             _ => false,

@@ -204,7 +204,8 @@ impl AdvisoryKey {
     /// The key as the arguments of `pg_advisory_lock(…)`.
     pub(super) fn arguments(self) -> String {
         match self {
-            Self::Number(number) => format!("{number}::bigint"),
+            // As a text it is a constant at once; a minus would be an operator to look up.
+            Self::Number(number) => format!("'{number}'::bigint"),
             Self::Pair(a, b) => format!("{a}::int, {b}::int"),
         }
     }
@@ -220,8 +221,8 @@ impl AdvisoryKey {
     /// As [`Self::parts`], in SQL.
     pub(super) fn either(self) -> String {
         match self {
-            Self::Number(number) => format!("{number}, null, null"),
-            Self::Pair(a, b) => format!("null, {a}, {b}"),
+            Self::Number(number) => format!("'{number}', null, null"),
+            Self::Pair(a, b) => format!("null, '{a}', '{b}'"),
         }
     }
 

@@ -276,7 +276,9 @@ async fn see_to(shared: &Shared, request: &Request, which: &str) -> bool {
     while since.elapsed() < SEE_TO_FOR {
         match look::end_process(shared, &format!("({which}) and usename = current_user")).await {
             Ok(()) => return true,
-            Err(error) => tracing::debug!(name = request.wants.name.as_str(), "what is left of a request: {error}"),
+            Err(error) => {
+                tracing::debug!(name = request.wants.name.as_str(), "what is left of a request: {error}")
+            }
         }
         sleep(pause).await;
         pause = (pause * 2).min(most);

@@ -137,14 +137,12 @@ pub(super) fn prepare(common: &Common) -> String {
             )
         }
         (Scope::Transaction, tokens) => {
-            let patient: Vec<String> =
-                common.patient().map(|setting| set(setting, "'0'", false)).collect();
+            let patient: Vec<String> = common.patient().map(|setting| set(setting, "'0'", false)).collect();
             let mut prepared = format!("select {}", patient.join(", "));
             if tokens {
                 let named = common.named(Words { id: "$1", label: "$2" }, "$3", &is_since("$4"));
-                prepared += &format!(
-                    "; {PLAN_ONCE}; prepare {NAME} (text, text, bigint, timestamptz) as {named}"
-                );
+                prepared +=
+                    &format!("; {PLAN_ONCE}; prepare {NAME} (text, text, bigint, timestamptz) as {named}");
             }
             prepared
         }
@@ -157,7 +155,9 @@ pub(super) fn prepare(common: &Common) -> String {
 pub(super) fn unlock_prepared(common: &Common) -> String {
     let unlock = |shared: bool| {
         let function = unlock_function(shared);
-        format!("case when $1::bigint is null then {function}($2::integer, $3::integer) else {function}($1) end")
+        format!(
+            "case when $1::bigint is null then {function}($2::integer, $3::integer) else {function}($1) end"
+        )
     };
     let idle = if common.tokens { format!(", {}", named_idle()) } else { String::new() };
     format!("select case when $4::boolean then {} else {} end{idle}", unlock(true), unlock(false))
