@@ -243,6 +243,7 @@ async fn step(wait: Duration) {
 
     use nix::sys::time::TimeSpec;
     use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
+    use tokio::io::Interest;
 
     let armed = TimerFd::new(ClockId::CLOCK_BOOTTIME, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC)
         .and_then(|timer| {
@@ -250,7 +251,7 @@ async fn step(wait: Duration) {
             timer.set(expiration, TimerSetTimeFlags::empty())?;
             Ok(timer)
         });
-    let timer = armed.ok().and_then(|timer| crate::fd::watch(OwnedFd::from(timer)).ok());
+    let timer = armed.ok().and_then(|timer| crate::fd::watch(OwnedFd::from(timer), Interest::READABLE).ok());
     match timer {
         Some(timer) => drop(timer.readable().await),
         // Out of descriptors: a short sleep, and the clock is read again, so that no deadline is missed by much.

@@ -1,12 +1,16 @@
 //! The thread that keeps sessions alive, with a runtime of its own: a starved or blocked user runtime must not lose
 //! locks (Redisson #2665, madelson #190).
 
+use std::pin::Pin;
 use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::thread;
+use std::time::Instant;
 
 use tokio::runtime::{EnterGuard, Handle};
 use tokio::sync::mpsc::{UnboundedSender, WeakUnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
+use tokio::time::{Sleep, sleep_until};
 
 use crate::backend::BoxFuture;
 
@@ -81,9 +85,39 @@ impl Worker {
         Self { jobs, runtime: Handle::current() }
     }
 
+    /// Whether this is the thread, or one that has entered it.
+    pub(crate) fn is_here(&self) -> bool {
+        Handle::try_current().is_ok_and(|here| here.id() == self.runtime.id())
+    }
+
+    /// Is over at that moment, if it is polled on the thread then. Elsewhere it never is: it is for work that is handed to
+    /// the thread if it takes long, so that no limit depends on the timers of another runtime.
+    pub(crate) fn timer(&self, at: Instant) -> Timer<'_> {
+        Timer { worker: self, at, sleep: None }
+    }
+
     /// Never blocks, needs no runtime of the caller's.
     pub(crate) fn run(&self, job: BoxFuture<()>) {
         // The thread outlives every handle, so that this can't fail.
         let _ = self.jobs.send(job);
+    }
+}
+
+/// A moment, on the thread.
+pub(crate) struct Timer<'a> {
+    worker: &'a Worker,
+    at: Instant,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Future for Timer<'_> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if !self.worker.is_here() {
+            return Poll::Pending;
+        }
+        let at = self.at;
+        self.sleep.get_or_insert_with(|| Box::pin(sleep_until(at.into()))).as_mut().poll(context)
     }
 }

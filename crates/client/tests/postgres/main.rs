@@ -9,6 +9,7 @@ mod in_transaction;
 mod keys;
 mod loss;
 mod pooler;
+mod runtimes;
 mod settings;
 mod tokens;
 mod world;

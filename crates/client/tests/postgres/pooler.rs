@@ -149,7 +149,8 @@ async fn prepares(server: &Postgres, url: &str, kind: &str) -> bool {
     let locks = Locks::connect(&format!("{url}?lock={kind}&probe=10min")).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     let said = server.psql(
-        "select count(*) from pg_stat_activity where query like '%execute lockkeeper_%' and pid <> pg_backend_pid()",
+        "select count(*) from pg_locks join pg_stat_activity using (pid) \
+         where locktype = 'advisory' and query like '%execute lockkeeper_%'",
     );
     held.release().await.unwrap();
     said == "1"

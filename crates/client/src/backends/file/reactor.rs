@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::{Builder, Handle};
 
@@ -59,7 +60,7 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
 /// Out of descriptors or memory.
 pub(super) fn register(pipe: impl Into<OwnedFd>) -> io::Result<AsyncFd<OwnedFd>> {
     let _context = start()?.enter();
-    crate::fd::watch(pipe.into())
+    crate::fd::watch(pipe.into(), Interest::READABLE)
 }
 
 /// Returns when every writer of a pipe is gone; never, if it can't be heard.

@@ -6,6 +6,7 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
@@ -13,24 +14,66 @@ use tokio_postgres::CancelToken;
 use tokio_postgres::config::Host;
 use tokio_postgres::tls::MakeTlsConnect;
 
-use super::connect::chain;
+use super::answer::chain;
+use super::direct::process_of;
 use super::settings::Server;
 use super::tls::Tls;
 
-/// Sends the request, and returns once the other side has closed the connection. Must run where I/O is driven.
-pub(super) async fn cancel(token: &CancelToken, server: &Server, tls: Tls) -> Result<(), String> {
-    let port = server.config.get_ports().first().copied().unwrap_or_default();
-    let said = |error: io::Error| error.to_string();
-    match server.config.get_hosts().first() {
-        Some(Host::Tcp(name)) => {
-            let stream = TcpStream::connect((name.as_str(), port)).await.map_err(said)?;
-            send(token, stream, name, tls).await
+/// Asks for one connection's statements.
+#[derive(Clone)]
+pub(super) struct Cancel {
+    token: CancelToken,
+    server: Server,
+    tls: Tls,
+    timeout: Duration,
+}
+
+impl Cancel {
+    pub(super) fn new(token: CancelToken, server: Server, tls: Tls, timeout: Duration) -> Self {
+        Self { token, server, tls, timeout }
+    }
+
+    /// The address' `timeout=`.
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// `host:port`, for people.
+    pub(super) fn server(&self) -> &str {
+        &self.server.shown
+    }
+
+    /// The server process that the other side named when the connection was made; a pooler invents one.
+    pub(super) async fn process(&self) -> Option<i32> {
+        process_of(&self.token).await
+    }
+
+    /// Sends the request, and returns once the other side has closed the connection. Must run where I/O is driven.
+    ///
+    /// # Errors
+    /// What went wrong, for people.
+    pub(super) async fn send(&self) -> Result<(), String> {
+        match tokio::time::timeout(self.timeout, self.sent()).await {
+            Ok(cancelled) => cancelled,
+            Err(_) => Err(format!("no answer within {:?}", self.timeout)),
         }
-        Some(Host::Unix(directory)) => {
-            let path = directory.join(format!(".s.PGSQL.{port}"));
-            send(token, UnixStream::connect(path).await.map_err(said)?, "", tls).await
+    }
+
+    async fn sent(&self) -> Result<(), String> {
+        let Self { token, server, tls, .. } = self;
+        let port = server.config.get_ports().first().copied().unwrap_or_default();
+        let said = |error: io::Error| error.to_string();
+        match server.config.get_hosts().first() {
+            Some(Host::Tcp(name)) => {
+                let stream = TcpStream::connect((name.as_str(), port)).await.map_err(said)?;
+                send(token, stream, name, tls.clone()).await
+            }
+            Some(Host::Unix(directory)) => {
+                let path = directory.join(format!(".s.PGSQL.{port}"));
+                send(token, UnixStream::connect(path).await.map_err(said)?, "", tls.clone()).await
+            }
+            None => Err("no host".to_owned()),
         }
-        None => Err("no host".to_owned()),
     }
 }
 

@@ -136,12 +136,17 @@ impl PgKey {
         })
     }
 
+    /// Whether only the server can make the key.
+    pub(super) fn is_server_side(self) -> bool {
+        matches!(self, Self::Hashtext | Self::Hashtextextended)
+    }
+
     /// The expression with which the server makes the key, where only it can.
     pub(super) fn server_side(self, name: &str) -> Option<String> {
-        let name = postgres_protocol::escape::escape_literal(name);
+        let name = || postgres_protocol::escape::escape_literal(name);
         match self {
-            Self::Hashtext => Some(format!("pg_catalog.hashtext({name})::bigint")),
-            Self::Hashtextextended => Some(format!("pg_catalog.hashtextextended({name}, 0)")),
+            Self::Hashtext => Some(format!("pg_catalog.hashtext({})::bigint", name())),
+            Self::Hashtextextended => Some(format!("pg_catalog.hashtextextended({}, 0)", name())),
             _ => None,
         }
     }
@@ -199,16 +204,25 @@ impl AdvisoryKey {
     /// The key as the arguments of `pg_advisory_lock(…)`.
     pub(super) fn arguments(self) -> String {
         match self {
-            Self::Number(number) => format!("{number}::bigint"),
+            // As a text it is a constant at once; a minus would be an operator to look up.
+            Self::Number(number) => format!("'{number}'::bigint"),
             Self::Pair(a, b) => format!("{a}::int, {b}::int"),
         }
     }
 
     /// The key as three arguments, of which the first is null or the others are.
+    pub(super) fn parts(self) -> (Option<i64>, Option<i32>, Option<i32>) {
+        match self {
+            Self::Number(number) => (Some(number), None, None),
+            Self::Pair(a, b) => (None, Some(a), Some(b)),
+        }
+    }
+
+    /// As [`Self::parts`], in SQL.
     pub(super) fn either(self) -> String {
         match self {
-            Self::Number(number) => format!("{number}, null, null"),
-            Self::Pair(a, b) => format!("null, {a}, {b}"),
+            Self::Number(number) => format!("'{number}', null, null"),
+            Self::Pair(a, b) => format!("null, '{a}', '{b}'"),
         }
     }
 

@@ -2,14 +2,20 @@
 //!
 //! Three kinds, of which the address names one (`?lock=`): advisory locks of a session or of a transaction
 //! (`advisory`), and rows with an expiry (`row`). `settings` reads the address, `connect` makes the connections of all
-//! three, `keys` makes numbers of names for advisory locks, `schema` is what a database must have for tokens and rows.
+//! three, over sockets that belong to no runtime (`dial`, `roaming`, `carried`, `line`), `keys` makes numbers of names for
+//! advisory locks, `schema` is what a database must have for tokens and rows.
 
 mod advisory;
+mod answer;
 mod cancel;
+mod carried;
 mod connect;
+mod dial;
 mod direct;
 mod in_transaction;
 mod keys;
+mod line;
+mod roaming;
 mod row;
 mod schema;
 mod settings;

@@ -2,7 +2,7 @@
 
 use postgres_protocol::escape::escape_identifier;
 
-use super::connect::{Connector, NoAnswer};
+use super::connect::{Connector, NoAnswer, chain};
 use super::row;
 use super::settings::Settings;
 use crate::error::{BackendError, BackendErrorKind, ConnectError};
@@ -43,7 +43,7 @@ pub async fn init(url: &str, role: Option<&str>) -> Result<(), ConnectError> {
             let what = format!(
                 "the schema `lockkeeper` can't be made: {}; run this as a user that may create schemas in the database, \
                  or give such a user what `lockkeeper postgres init --print` shows",
-                super::connect::chain(&error)
+                chain(&error)
             );
             Err(BackendError::new(BackendErrorKind::Operator, what).into())
         }

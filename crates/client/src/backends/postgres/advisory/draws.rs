@@ -2,67 +2,150 @@
 //!
 //! What waits for a token while others are drawn is drawn for at once, by one statement that is synced once. Each token
 //! is drawn after its lock is held, since only who holds comes here; and two holds that exclude each other never wait here
-//! at the same time.
+//! at the same time. One of those who wait draws for all, on a connection for nothing else.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::Token;
 use tokio::sync::oneshot;
 
-use super::Shared;
+use super::note::IDLE;
 use super::pool::unreadable;
-use super::sql::draw;
+use super::server::PID;
+use super::sql::{draw, drawn, prepare_draw};
+use crate::backends::postgres::connect::{Connector, NoAnswer};
+use crate::backends::postgres::line::Line;
 use crate::error::BackendError;
 
 type Drawn = Result<Token, BackendError>;
 
-/// Those who wait for tokens.
-#[derive(Default)]
 pub(super) struct Draws {
-    waiting: Mutex<Vec<oneshot::Sender<Drawn>>>,
-    /// One draws at a time.
-    turn: tokio::sync::Mutex<()>,
+    connector: Connector,
+    knows_log: bool,
+    queue: Mutex<Queue>,
+    /// Of whoever draws.
+    line: tokio::sync::Mutex<Option<Drawing>>,
+}
+
+#[derive(Default)]
+struct Queue {
+    /// Somebody draws. The first of those who wait is the next, if it isn't served by then.
+    is_drawn: bool,
+    waiting: Vec<oneshot::Sender<Option<Drawn>>>,
+}
+
+/// A connection to draw on.
+struct Drawing {
+    line: Line,
+    /// It leads to the server itself, where the usual statement is prepared.
+    direct: bool,
+}
+
+/// The turn to draw, passed on when it ends.
+struct Turn<'a>(&'a Draws);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue();
+        while !queue.waiting.is_empty() {
+            if queue.waiting.remove(0).send(None).is_ok() {
+                return;
+            }
+        }
+        queue.is_drawn = false;
+    }
 }
 
 impl Draws {
+    pub(super) fn new(connector: Connector, knows_log: bool) -> Self {
+        Self { connector, knows_log, queue: Mutex::default(), line: tokio::sync::Mutex::default() }
+    }
+
     /// A token that is durable, and above each that was drawn before this call.
     ///
     /// # Errors
     /// The server is out of reach, or refuses.
-    pub(super) async fn draw(&self, shared: &Shared) -> Drawn {
-        let (waits, mut mine) = oneshot::channel();
-        self.waiting().push(waits);
-        let _turn = self.turn.lock().await;
-        if let Ok(drawn) = mine.try_recv() {
+    pub(super) async fn draw(&self) -> Drawn {
+        let others = {
+            let mut queue = self.queue();
+            std::mem::replace(&mut queue.is_drawn, true).then(|| {
+                let (told, tells) = oneshot::channel();
+                queue.waiting.push(told);
+                tells
+            })
+        };
+        if let Some(others) = others
+            && let Ok(Some(drawn)) = others.await
+        {
             return drawn;
         }
-        let served = std::mem::take(&mut *self.waiting());
-        match self.tokens(shared, served.len()).await {
-            Ok(tokens) => {
+        let _turn = Turn(self);
+        let mut drawing = self.line.lock().await;
+        let served = std::mem::take(&mut self.queue().waiting);
+        match self.tokens(&mut drawing, served.len() + 1).await {
+            Ok(mut tokens) => {
+                let mine = tokens.pop();
                 for (waits, token) in served.into_iter().zip(tokens) {
                     // Who is gone leaves a gap, as any token does that nobody uses.
-                    let _ = waits.send(Ok(token));
+                    let _ = waits.send(Some(Ok(token)));
                 }
+                mine.ok_or_else(|| unreadable("draw tokens"))
             }
             Err(error) => {
                 for waits in served {
-                    let _ = waits.send(Err(error.clone()));
+                    let _ = waits.send(Some(Err(error.clone())));
                 }
+                Err(error)
             }
         }
-        mine.try_recv().unwrap_or_else(|_| Err(unreadable("draw a token")))
     }
 
-    async fn tokens(&self, shared: &Shared, count: usize) -> Result<Vec<Token>, BackendError> {
+    /// So many, on the connection that is there or on a new one: one that ended meanwhile is made anew once.
+    async fn tokens(&self, drawing: &mut Option<Drawing>, count: usize) -> Result<Vec<Token>, BackendError> {
         let doing = "draw tokens";
-        let rows = shared.desk.ask(&draw(count, shared.common.knows_log), doing).await?;
+        let was_there = drawing.is_some();
+        let rows = match self.ask(drawing, count).await? {
+            Err(NoAnswer::Ended(_)) if was_there => self.ask(drawing, count).await?,
+            asked => asked,
+        };
+        let rows = rows.map_err(|none| none.explained(doing))?;
         let words = rows.first().and_then(|row| row.get(0)).ok_or_else(|| unreadable(doing))?;
         let tokens: Vec<Token> =
             words.split(' ').filter_map(|token| token.parse().ok()).filter_map(Token::new).collect();
         if tokens.len() == count { Ok(tokens) } else { Err(unreadable(doing)) }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Vec<oneshot::Sender<Drawn>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    async fn ask(
+        &self,
+        drawing: &mut Option<Drawing>,
+        count: usize,
+    ) -> Result<Result<Vec<tokio_postgres::SimpleQueryRow>, NoAnswer>, BackendError> {
+        let mut used = match drawing.take() {
+            Some(made) => made,
+            None => Box::pin(self.make()).await?,
+        };
+        let statement = if used.direct { drawn(count) } else { draw(&count.to_string(), self.knows_log) };
+        let asked = used.line.ask(&statement).await;
+        if matches!(asked, Ok(_) | Err(NoAnswer::Refused(_))) {
+            *drawing = Some(used);
+        }
+        Ok(asked)
+    }
+
+    async fn make(&self) -> Result<Drawing, BackendError> {
+        let doing = "prepare a connection for tokens";
+        let mut line = self.connector.line(IDLE).await?;
+        let rows = line.ask(PID).await.map_err(|none| none.explained(doing))?;
+        let pid: Option<i32> = rows.first().and_then(|row| row.get(0)?.parse().ok());
+        let direct = pid.is_some() && line.cancel().process().await == pid;
+        if direct {
+            let prepared = line.ask(&prepare_draw(self.knows_log)).await;
+            prepared.map_err(|none| none.explained(doing))?;
+        }
+        Ok(Drawing { line, direct })
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

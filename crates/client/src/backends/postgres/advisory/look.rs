@@ -7,7 +7,7 @@ use lockkeeper_core::{LockName, ModeKind, Token, TokenStatus};
 use postgres_protocol::escape::escape_literal;
 use tokio_postgres::SimpleQueryRow;
 
-use super::note::{Held, Letter, Note, Revocation};
+use super::note::{Held, IDLE, Letter, Note, Revocation};
 use super::sql::{IN_THIS_DATABASE, channel, is_locked};
 use super::{Shared, pool::unreadable};
 use crate::backend::{BreakOrder, Broken};
@@ -45,7 +45,7 @@ pub(super) fn statement(version: u32, key: Option<AdvisoryKey>) -> String {
     let order = if version >= WAITSTART_SINCE { "l.waitstart" } else { "a.query_start" };
     format!(
         "select l.pid, l.granted, l.mode, l.classid, l.objid, l.objsubid, a.application_name, a.usename, a.query, \
-         extract(epoch from pg_catalog.clock_timestamp())::bigint \
+         extract(epoch from pg_catalog.clock_timestamp())::bigint, extract(epoch from a.query_start)::bigint \
          from pg_catalog.pg_locks l left join pg_catalog.pg_stat_activity a using (pid) where {which} \
          order by l.classid, l.objid, l.objsubid, l.granted desc, {order}, l.pid"
     )
@@ -56,14 +56,19 @@ impl Seen {
         let text = |column: usize| row.try_get(column).ok().flatten();
         let number = |column: usize| text(column)?.parse::<u32>().ok();
         let name = text(6).unwrap_or_default();
-        let pid = text(0)?.parse().ok()?;
+        let (pid, granted) = (text(0)?.parse().ok()?, text(1)? == "t");
+        let note = text(8).and_then(Note::read);
+        let since = text(10).and_then(|since| since.parse().ok());
+        // One without a token gets its name only if it lasts. Until then its try is the latest that it said.
+        let fresh = (granted && note.is_some() && name == IDLE).then_some(since).flatten();
+        let fresh = fresh.map(|since| Held { token: None, since });
         Some(Self {
             pid,
-            granted: text(1)? == "t",
+            granted,
             mode: if text(2)? == "ShareLock" { ModeKind::Shared } else { ModeKind::Exclusive },
             key: AdvisoryKey::from_pg_locks(number(3)?, number(4)?, text(5)?.parse().ok()?),
-            held: Held::read(name),
-            note: text(8).and_then(Note::read),
+            held: Held::read(name).or(fresh),
+            note,
             stranger: match (name, text(7)) {
                 ("", None) => format!("process {pid} of the server"),
                 ("", Some(user)) => format!("{user} (process {pid} of the server)"),

@@ -3,22 +3,25 @@
 //! The server holds the queue and the lock, and ends a hold with its connection. There is no ttl, no table, and nothing
 //! to set up, except for tokens. `docs/backends/postgres-session.md` and `postgres-transaction.md` are the pages for
 //! users. Reading order: `sql` (what is said), `note` (what people see), `pool` (connections), `keeper` (one request from
-//! its first try to its end), `draws` (tokens of transactions), `session` (the calls of the library), `look` (questions and breaks), `server` (what the
-//! server is).
+//! its first try to its end), `wait` and `hold` (its parts that last), `draws` (tokens of transactions), `request` (who
+//! carries a keeper), `session` (the calls of the library), `look` (questions and breaks), `server` (what the server is).
 //!
 //! What may surprise:
-//! - Only the simple protocol is spoken, one message a round trip, so that any transaction pooler will do.
+//! - Where a pooler may lie between, only the simple protocol is spoken, one message a round trip, so that any will do.
 //! - A connection whose state is in any doubt is ended, never used again (madelson #147); and what may be left of it at
 //!   the server, if the network was cut, is looked for and ended there.
 
 mod draws;
+mod hold;
 mod keeper;
 mod look;
 mod note;
 mod pool;
+mod request;
 mod server;
 mod session;
 mod sql;
+mod wait;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,8 +87,8 @@ pub(super) async fn connect(url: &Url, kind: LockKind) -> Result<Arc<dyn Backend
     let (common, fencing) = server::facts(&desk, scope).await?;
     server::try_the_way(&connector, &desk, scope).await?;
     let worker = connector.worker().clone();
+    let draws = Draws::new(connector.clone(), common.knows_log);
     let pool = Pool::new(connector, common, connections);
-    let draws = Draws::default();
     let shared = Arc::new(Shared { key, probe, connections, common, fencing, pool, desk, draws, worker });
     Ok(Arc::new(Advisory { capabilities: capabilities(scope, fencing), shared }))
 }

@@ -17,7 +17,7 @@ const COMMENT_BYTES: usize = 32;
 /// name.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Note {
-    /// 48 random bits, which a break must know. Other than the badge, a note is shown only to its own role and to those
+    /// 48 random bits of the connection, which a break must know. Other than the badge, a note is shown only to its own role and to those
     /// that may read everything; a notification may be sent by anybody. Never left out.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) key: String,
@@ -97,7 +97,7 @@ impl Note {
 /// token and the seconds of the Unix epoch by the server's clock, and `lockkeeper ? ID LABEL` before.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Badge {
-    /// 48 random bits: tells this request from every other, so that what is left of it can be ended.
+    /// Of the connection.
     id: String,
     label: String,
 }
@@ -115,11 +115,11 @@ impl Words<'_> {
         format!("'{BADGE}? ' || {} || ' ' || {}", self.id, self.label)
     }
 
-    /// The badge of one that has it. `token` is an expression too.
-    pub(super) fn held(self, token: &str) -> String {
+    /// The badge of one that has it since then. `token` and `since`, a moment, are expressions too.
+    pub(super) fn held(self, token: &str, since: &str) -> String {
         format!(
             "'{BADGE}' || coalesce(({token})::text, '-') || ' ' || {} || ' ' \
-             || extract(epoch from pg_catalog.clock_timestamp())::bigint || ' ' || {}",
+             || extract(epoch from {since})::bigint || ' ' || {}",
             self.id, self.label
         )
     }
@@ -146,20 +146,20 @@ fn shown(label: &str) -> String {
 }
 
 impl Badge {
-    pub(super) fn new(label: &str) -> Result<Self, getrandom::Error> {
-        Ok(Self { id: random()?, label: shown(label) })
+    pub(super) fn new(id: &str, label: &str) -> Self {
+        Self { id: id.to_owned(), label: shown(label) }
     }
 
     /// Its words, as literals.
     pub(super) fn words(&self) -> (String, String) {
         (escape_literal(&self.id), escape_literal(&self.label))
     }
+}
 
-    /// A condition on `application_name`: the connection has this request.
-    pub(super) fn is_worn(&self) -> String {
-        // A pattern of ours alone: hex digits and blanks.
-        format!("application_name like '{BADGE}% {}%'", self.id)
-    }
+/// A condition on `application_name`: it is that of the connection with this id.
+pub(super) fn is_worn(id: &str) -> String {
+    // A pattern of ours alone: hex digits and blanks.
+    format!("application_name like '{BADGE}% {id}%'")
 }
 
 impl Held {
@@ -216,10 +216,10 @@ mod tests {
 
     #[test]
     fn a_badge_is_plain_whatever_the_label() {
-        let badge = Badge::new("b\u{fc}ro \0\n 😀 it's").unwrap();
+        let badge = Badge::new("0a1b2c3d4e5f", "b\u{fc}ro \0\n 😀 it's");
         let (id, label) = badge.words();
         assert_eq!(label, "'b?ro ?? ? it''s'");
-        assert!(id.chars().all(|letter| letter == '\'' || letter.is_ascii_hexdigit()), "{id}");
+        assert_eq!(id, "'0a1b2c3d4e5f'");
     }
 
     #[test]

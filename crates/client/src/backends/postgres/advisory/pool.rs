@@ -4,36 +4,43 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
-use tokio_postgres::{Notification, SimpleQueryRow};
+use tokio_postgres::{SimpleQueryRow, Statement};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::note::IDLE;
-use super::server::{PID, transaction_pooler};
-use super::sql::{Common, Scope, channel, prepare, prepare_session};
+use super::note::{IDLE, is_worn, random};
+use super::server::transaction_pooler;
+use super::sql::{Common, Scope, channel, is_process, prepare, prepare_session, process, unlock_prepared};
 use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
+use crate::backends::postgres::line::Line;
 use crate::error::{BackendError, BackendErrorKind};
 
 /// How long an idle connection is kept: each is a process of the server. Making one costs more than a hundred locks, so
 /// that as many are kept as were in use at once within that time.
 const IDLE_FOR: Duration = Duration::from_secs(60);
+/// One that was in use so shortly ago is there; any other is looked at before it is used again. Nobody hears meanwhile
+/// that it has ended.
+const FRESH_FOR: Duration = Duration::from_millis(20);
 
 /// A connection that may hold.
 pub(super) struct Link {
-    pub(super) connection: Connection,
-    /// The server process behind it. Of a transaction's it is known only within the transaction.
-    pub(super) pid: Option<Pid>,
-    /// What is asked for every lock is prepared there: no pooler lies between.
-    pub(super) prepared: bool,
-    /// What is notified on it: breaks.
-    pub(super) notices: UnboundedReceiver<Notification>,
+    pub(super) line: Line,
+    /// The server process behind it, if it has one for itself.
+    pub(super) process: Option<Process>,
+    /// It leads to the server process itself, with no pooler between.
+    pub(super) direct: bool,
+    /// How a session's lock is given back there.
+    pub(super) unlock: Option<Statement>,
+    /// 48 random bits: tells this connection from every other, so that what is left of it can be ended.
+    pub(super) id: String,
+    /// 48 random bits more, which a break must know.
+    pub(super) key: String,
 }
 
 /// A server process that one link has for itself.
-pub(super) struct Pid {
-    pub(super) number: i32,
+pub(super) struct Process {
+    pub(super) pid: i32,
     /// When it began: after a fail-over or a restart numbers come again, while an old link may not know of its end yet.
     began: String,
     taken: Taken,
@@ -43,12 +50,23 @@ pub(super) struct Pid {
 type Idle<T> = Arc<Mutex<VecDeque<(Instant, T)>>>;
 type Taken = Arc<Mutex<BTreeSet<(i32, String)>>>;
 
-impl Drop for Pid {
+impl Drop for Process {
     fn drop(&mut self) {
         self.taken
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .remove(&(self.number, std::mem::take(&mut self.began)));
+            .remove(&(self.pid, std::mem::take(&mut self.began)));
+    }
+}
+
+impl Link {
+    /// What may be left of it at the server, as a condition on `pg_stat_activity`.
+    pub(super) fn left(&self) -> String {
+        match &self.process {
+            Some(process) if self.direct => is_process(process.pid, &process.began),
+            // A pooler's process may be another's by now; its name tells.
+            _ => is_worn(&self.id),
+        }
     }
 }
 
@@ -59,8 +77,8 @@ pub(super) struct Pool {
     most: usize,
     slots: Arc<Semaphore>,
     /// Those that were in use last are at the end.
-    idle: Idle<Link>,
-    /// The server processes behind the links of sessions.
+    idle: Idle<Box<Link>>,
+    /// The server processes behind the links.
     taken: Taken,
     _sweeping: DropGuard,
 }
@@ -88,65 +106,71 @@ impl Pool {
         })
     }
 
-    /// An idle connection, or a new one.
-    ///
-    /// # Errors
-    /// As those of a new connection.
-    pub(super) async fn take(&self) -> Result<Link, BackendError> {
-        while let Some((_, link)) = self.idle().pop_back() {
-            if !link.connection.is_ended() {
-                return Ok(link);
+    /// An idle connection, if there is one.
+    pub(super) fn take(&self) -> Option<Box<Link>> {
+        loop {
+            let (since, mut link) = self.idle().pop_back()?;
+            if since.elapsed() < FRESH_FOR || link.line.look() {
+                return Some(link);
             }
         }
-        let (notify, notices) = unbounded_channel();
-        let notify = (self.common.scope == Scope::Session).then_some(notify);
-        let connection = self.connector.connect(IDLE, notify).await?;
-        let (pid, prepared) = self.prepare(&connection).await?;
-        Ok(Link { connection, pid, prepared, notices })
     }
 
-    /// Whose server process it is, as far as one can be its own, and whether anything is prepared there.
-    async fn prepare(&self, connection: &Connection) -> Result<(Option<Pid>, bool), BackendError> {
+    /// A new one.
+    ///
+    /// # Errors
+    /// The server is out of reach, silent, or refuses; a transaction pooler shows itself.
+    pub(super) async fn make(&self) -> Result<Box<Link>, BackendError> {
         let doing = "prepare a connection for locks";
-        let ask = async |sql: &str| connection.ask(sql).await.map_err(|none| none.explained(doing));
+        let mut line = self.connector.line(IDLE).await?;
         let in_session = self.common.scope == Scope::Session;
-        let rows =
-            ask(&if in_session { prepare_session(self.common.version) } else { PID.to_owned() }).await?;
+        let first = if in_session { prepare_session(self.common.version) } else { process() };
+        let rows = line.ask(&first).await.map_err(|none| none.explained(doing))?;
         let row = rows.last().ok_or_else(|| unreadable(doing))?;
-        let number: i32 = row.get(0).and_then(|pid| pid.parse().ok()).ok_or_else(|| unreadable(doing))?;
-        let prepared = connection.process().await == Some(number);
+        let pid: i32 = row.get(0).and_then(|pid| pid.parse().ok()).ok_or_else(|| unreadable(doing))?;
+        let direct = line.cancel().process().await == Some(pid);
+        // Through a pooler that of a transaction is known only within the transaction.
+        let process = match in_session || direct {
+            true => Some(self.own(pid, row.get(1).ok_or_else(|| unreadable(doing))?.to_owned())?),
+            false => None,
+        };
         let mut further = String::new();
         if in_session {
-            further = format!("listen {}; ", channel(number));
+            further = format!("listen {}; ", channel(pid));
         }
-        if prepared {
+        if direct {
             further += &prepare(&self.common);
         }
-        ask(&further).await?;
-        if !in_session {
-            return Ok((None, prepared));
+        line.ask(&further).await.map_err(|none| none.explained(doing))?;
+        let mut unlock = None;
+        if direct && in_session {
+            let prepared = line.prepare(&unlock_prepared(&self.common)).await;
+            unlock = Some(prepared.map_err(|none| none.explained(doing))?);
         }
-        let began = row.get(1).ok_or_else(|| unreadable(doing))?.to_owned();
-        Ok((Some(self.own(number, began)?), prepared))
+        let no_random_bytes = |error| {
+            let what = format!("the system gives no random bytes: {error}");
+            BackendError::new(BackendErrorKind::Operator, what)
+        };
+        let (id, key) = (random().map_err(no_random_bytes)?, random().map_err(no_random_bytes)?);
+        Ok(Box::new(Link { line, process, direct, unlock, id, key }))
     }
 
     /// Two connections with one server process are two clients of a pooler, and the locks of one are those of the other:
     /// what `try_the_way` could not find when the client was made.
-    fn own(&self, number: i32, began: String) -> Result<Pid, BackendError> {
-        if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert((number, began.clone())) {
+    fn own(&self, pid: i32, began: String) -> Result<Process, BackendError> {
+        if !self.taken.lock().unwrap_or_else(PoisonError::into_inner).insert((pid, began.clone())) {
             return Err(transaction_pooler().into());
         }
-        Ok(Pid { number, began, taken: self.taken.clone() })
+        Ok(Process { pid, began, taken: self.taken.clone() })
     }
 
     /// Takes back a link that certainly holds nothing.
-    pub(super) fn put(&self, link: Link) {
-        if !link.connection.is_ended() {
-            self.idle().push_back((Instant::now(), link));
-        }
+    pub(super) fn put(&self, mut link: Box<Link>) {
+        link.line.forget_notices();
+        self.idle().push_back((Instant::now(), link));
     }
 
-    fn idle(&self) -> MutexGuard<'_, VecDeque<(Instant, Link)>> {
+    fn idle(&self) -> MutexGuard<'_, VecDeque<(Instant, Box<Link>)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

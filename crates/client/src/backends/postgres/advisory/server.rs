@@ -245,12 +245,14 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         say(false, says);
     }
     let most: usize = text(3).parse().unwrap_or(usize::MAX);
-    // One more for questions; some are kept for superusers, and there are other clients.
-    if shared.connections + 1 > most {
+    // One more for questions, and one that draws tokens for transactions; some are kept for superusers, and there are
+    // other clients.
+    let draws = shared.common.tokens && shared.common.scope == Scope::Transaction;
+    let open = shared.connections + 1 + usize::from(draws);
+    if open > most {
         let says = format!(
-            "max_connections is {most}, and this client alone may open {}: holds and waiters will be refused; lower \
-             `connections=`, or raise max_connections",
-            shared.connections + 1
+            "max_connections is {most}, and this client alone may open {open}: holds and waiters will be refused; lower \
+             `connections=`, or raise max_connections"
         );
         say(true, says);
     }

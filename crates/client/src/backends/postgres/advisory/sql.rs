@@ -1,10 +1,15 @@
-//! The statements of advisory locks. All are of the simple protocol, one message for one round trip; what is asked of
-//! the server beside the lock stands in the same message.
+//! The statements of advisory locks. All but one are of the simple protocol, one message for one round trip; what is asked
+//! of the server beside the lock stands in the same message.
 //!
-//! To plan such a statement costs the server more than to execute it. So where no pooler lies between, each connection
-//! prepares the usual ones once ([`prepare`]), in SQL, and executes them under each request's own comment.
+//! Where no pooler lies between, a connection has its server process for itself. Then a try and a release ask for no more
+//! than the lock, what must hold for each of them is set once ([`prepare`]), and where tokens are drawn, the statement for
+//! it, which costs the server more to plan than to execute, is prepared once too, in SQL, and executed under each request's
+//! own comment.
+
+use std::time::Duration;
 
 use lockkeeper_core::Token;
+use tokio_postgres::SimpleQueryRow;
 
 use super::note::{Badge, IDLE, Note, Words};
 use crate::backends::postgres::keys::AdvisoryKey;
@@ -35,8 +40,8 @@ fn synced(token: &str, knows_log: bool) -> String {
 pub(super) const KNOWS_LOG: &str =
     "select pg_catalog.pg_current_wal_flush_lsn() <= pg_catalog.pg_current_wal_insert_lsn()";
 
-/// Draws tokens in a transaction of its own. Its row: them, with blanks between.
-pub(super) fn draw(count: usize, knows_log: bool) -> String {
+/// Draws tokens in a transaction of its own; `count` is an expression. Its row: them, with blanks between.
+pub(super) fn draw(count: &str, knows_log: bool) -> String {
     // The subquery is kept apart by its `offset`, so that the log is looked at after the tokens are drawn.
     format!(
         "select tokens, {} from (select pg_catalog.string_agg({TOKEN}::text, ' ') as tokens \
@@ -44,6 +49,19 @@ pub(super) fn draw(count: usize, knows_log: bool) -> String {
         synced("tokens", knows_log)
     )
 }
+
+/// Prepares [`draw`] for [`drawn`], on a connection to a server process that is its own.
+pub(super) fn prepare_draw(knows_log: bool) -> String {
+    format!("{PLAN_ONCE}; prepare {DRAW} (integer) as {}", draw("$1", knows_log))
+}
+
+/// As [`draw`], where that is prepared.
+pub(super) fn drawn(count: usize) -> String {
+    format!("execute {DRAW}({count})")
+}
+
+/// For all arguments.
+const PLAN_ONCE: &str = "set plan_cache_mode = force_generic_plan";
 
 /// What a transaction must not be ended by: it holds for as long as its holder likes.
 const PATIENT: &[&str] = &["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"];
@@ -73,57 +91,107 @@ pub(super) struct Statements {
     pub(super) key: AdvisoryKey,
     pub(super) shared: bool,
     pub(super) badge: Badge,
-    /// Its connection has executed [`prepare`].
-    pub(super) prepared: bool,
+    /// Its connection has a server process for itself, and has executed [`prepare`].
+    pub(super) direct: bool,
+    /// When its transaction began, as the server says it, where that is what tells the transaction ([`is_since`]).
+    pub(super) began: Option<String>,
 }
 
-/// The names of what [`prepare`] prepares.
+/// What came of a try, or of a wait.
+pub(super) struct Tried {
+    pub(super) held: bool,
+    pub(super) token: Option<Token>,
+    /// The server process that answered. Not asked for where there is but one.
+    pub(super) pid: Option<i32>,
+    /// The server process had the lock before it was asked for.
+    pub(super) before: bool,
+    /// [`Statements::began`].
+    pub(super) began: Option<String>,
+    /// The connection bears the name of a holder.
+    pub(super) named: bool,
+}
+
+/// The names of what is prepared.
 const TRY: &str = "lockkeeper_try";
 const NAME: &str = "lockkeeper_name";
-const UNLOCK: &str = "lockkeeper_unlock";
+const DRAW: &str = "lockkeeper_draw";
 
-/// Prepares what is asked for every lock, on a connection to a server process that is its own.
+/// Prepares a connection to a server process that is its own. May be nothing.
 pub(super) fn prepare(common: &Common) -> String {
-    let key =
-        |function: &str| format!("case when $1 is null then {function}($2, $3) else {function}($1) end");
-    let either = |function: &dyn Fn(bool) -> String| {
-        format!("case when $4 then {} else {} end", key(&function(true)), key(&function(false)))
-    };
-    let badge = Words { id: "$5", label: "$6" };
-    let lock =
-        common.locked(&either(&|shared| common.function("pg_try_advisory", shared)), "false", badge, true);
-    let with_key = "bigint, integer, integer, boolean, text, text";
-    let more = match common.scope {
-        Scope::Session => {
-            let unlock = either(&|shared| unlock_function(shared).to_owned());
+    match (common.scope, common.tokens) {
+        (Scope::Session, false) => String::new(),
+        (Scope::Session, true) => {
+            let key = |shared: bool| {
+                let function = common.function("pg_try_advisory", shared);
+                format!("case when $1 is null then {function}($2, $3) else {function}($1) end")
+            };
+            let lock = format!("case when $4 then {} else {} end", key(true), key(false));
+            let named = set_name(&Words { id: "$5", label: "$6" }.held("token", NOW), false);
+            // Kept apart by its `offset`, so that the token is drawn after the lock is held, and once.
             format!(
-                "prepare {UNLOCK} (bigint, integer, integer, boolean) as select {unlock}, {}",
-                named_idle()
+                "{PLAN_ONCE}; prepare {TRY} (bigint, integer, integer, boolean, text, text) as \
+                 select held, token, case when held then {named} end, {} \
+                 from (select held, case when held then {TOKEN} end as token \
+                 from (select {lock} as held offset 0) as l offset 0) as g",
+                synced("token", common.knows_log)
             )
         }
-        Scope::Transaction => {
-            let name = common.named(Words { id: "$1", label: "$2" }, "$3");
-            format!(
-                "prepare {NAME} (text, text, bigint) as {name}; prepare {UNLOCK} (text) as select {}",
-                is_marked("$1")
-            )
+        (Scope::Transaction, tokens) => {
+            let patient: Vec<String> = common.patient().map(|setting| set(setting, "'0'", false)).collect();
+            let mut prepared = format!("select {}", patient.join(", "));
+            if tokens {
+                let named = common.named(Words { id: "$1", label: "$2" }, "$3", &is_since("$4"));
+                prepared +=
+                    &format!("; {PLAN_ONCE}; prepare {NAME} (text, text, bigint, timestamptz) as {named}");
+            }
+            prepared
         }
+    }
+}
+
+/// Gives a session's lock back, on a connection to a server process that is its own, and is prepared in the protocol: its
+/// comment need show nothing. Its row: whether it was held until now. Where holders bear a name from their try on, the
+/// connection loses it.
+pub(super) fn unlock_prepared(common: &Common) -> String {
+    let unlock = |shared: bool| {
+        let function = unlock_function(shared);
+        format!(
+            "case when $1::bigint is null then {function}($2::integer, $3::integer) else {function}($1) end"
+        )
     };
-    // Planned once for all arguments.
-    format!("set plan_cache_mode = force_generic_plan; prepare {TRY} ({with_key}) as {lock}; {more}")
+    let idle = if common.tokens { format!(", {}", named_idle()) } else { String::new() };
+    format!("select case when $4::boolean then {} else {} end{idle}", unlock(true), unlock(false))
 }
 
 fn unlock_function(shared: bool) -> &'static str {
     if shared { "pg_catalog.pg_advisory_unlock_shared" } else { "pg_catalog.pg_advisory_unlock" }
 }
 
+fn set(setting: &str, value: &str, in_transaction: bool) -> String {
+    format!("pg_catalog.set_config('{setting}', {value}, {in_transaction})")
+}
+
+fn set_name(name: &str, in_transaction: bool) -> String {
+    set("application_name", name, in_transaction)
+}
+
 fn named_idle() -> String {
-    format!("pg_catalog.set_config('application_name', '{IDLE}', false)")
+    set_name(&format!("'{IDLE}'"), false)
 }
 
 /// Whether this is still the transaction that marked itself.
 fn is_marked(id: &str) -> String {
     format!("pg_catalog.current_setting('{MARK}', true) is not distinct from {id}")
+}
+
+/// When the transaction began.
+const BEGAN: &str = "pg_catalog.now()";
+/// The moment.
+const NOW: &str = "pg_catalog.clock_timestamp()";
+
+/// Whether this is still the transaction that began then, on a connection that has its server process for itself.
+fn is_since(began: &str) -> String {
+    format!("{BEGAN} = {began}")
 }
 
 impl Common {
@@ -137,87 +205,115 @@ impl Common {
         format!("pg_catalog.{family}{scope}_lock{shared}")
     }
 
-    /// Takes a lock, by the expressions `before` and `lock`, and does all that belongs to a try or a grant. Its row: the
-    /// server process, whether it holds, the token, and whether the process had this lock before it was asked for. That
-    /// is asked in the same statement, since a pooler may give the next one to another process.
+    fn in_transaction(&self) -> bool {
+        self.scope == Scope::Transaction
+    }
+
+    /// What a transaction must be told so that it is not ended.
+    fn patient(&self) -> impl Iterator<Item = &'static str> {
+        let newer = (self.version >= TRANSACTION_TIMEOUT_SINCE).then_some("transaction_timeout");
+        PATIENT.iter().copied().chain(newer)
+    }
+
+    /// Takes a lock, by the expressions `before` and `lock`, and does all that belongs to a try or a grant. Its row:
+    /// whether it holds, the token, the server process, and whether that had this lock before it was asked for. It is
+    /// asked in the same statement, since a pooler may give the next one to another process.
     ///
-    /// `anew`: the connection has to be told whose it is now. The subqueries are kept apart by their `offset`, so that
-    /// the token is drawn after the lock is held.
-    fn locked(&self, lock: &str, before: &str, badge: Words<'_>, anew: bool) -> String {
-        let in_transaction = self.scope == Scope::Transaction;
-        let named =
-            |name: &str| format!("pg_catalog.set_config('application_name', {name}, {in_transaction})");
-        let mut first = String::new();
-        if anew {
-            first = format!(", {}", named(&badge.waiting()));
-            if in_transaction {
-                let newer = (self.version >= TRANSACTION_TIMEOUT_SINCE).then_some("transaction_timeout");
-                for setting in PATIENT.iter().copied().chain(newer) {
-                    first += &format!(", pg_catalog.set_config('{setting}', '0', true)");
-                }
-                first += &format!(", pg_catalog.set_config('{MARK}', {}, true)", badge.id);
-            }
-        }
+    /// `first` is done before it. The subqueries are kept apart by their `offset`, so that the token is drawn after the
+    /// lock is held.
+    fn locked(&self, lock: &str, before: &str, badge: Words<'_>, first: &[String]) -> String {
         // What a transaction has drawn itself is durable only at its end: it is named when it has its token.
-        let draws = self.tokens && !in_transaction;
+        let draws = self.tokens && !self.in_transaction();
         let token = if draws { TOKEN } else { "null::bigint" };
         let sync = if draws { synced("token", self.knows_log) } else { "null".to_owned() };
-        let named = match self.tokens && in_transaction {
+        let named = match self.tokens && self.in_transaction() {
             true => "null".to_owned(),
-            false => format!("case when held then {} end", named(&badge.held("token"))),
+            false => {
+                let named = set_name(&badge.held("token", NOW), self.in_transaction());
+                format!("case when held then {named} end")
+            }
         };
+        let first: String = first.iter().map(|first| format!(", {first}")).collect();
         format!(
-            "select pg_catalog.pg_backend_pid(), held, token, before, {named}, {sync} \
+            "select held, token, pg_catalog.pg_backend_pid(), before, {named}, {sync} \
              from (select before, held, case when held then {token} end as token \
              from (select before, case when before then false else {lock} end as held \
              from (select {before} as before{first} offset 0) as b offset 0) as l offset 0) as g"
         )
     }
 
-    /// As a probe of a transaction; from here on the connection wears its token.
-    fn named(&self, badge: Words<'_>, token: &str) -> String {
-        format!(
-            "select pg_catalog.pg_backend_pid(), {}, pg_catalog.set_config('application_name', {}, true)",
-            is_marked(badge.id),
-            badge.held(token)
-        )
+    /// As a probe of a transaction; from here on the connection wears its token. All are expressions.
+    fn named(&self, badge: Words<'_>, token: &str, is_held: &str) -> String {
+        let named = set_name(&badge.held(token, NOW), true);
+        format!("select pg_catalog.pg_backend_pid(), {is_held}, {named}")
     }
 }
 
 impl Statements {
-    /// One try. Its last row: the server process, whether it holds, the token, and whether the process had this lock
-    /// before.
+    /// One try.
     pub(super) fn try_lock(&self, note: &Note) -> String {
-        let (id, label) = self.badge.words();
-        let lock = if self.prepared {
-            format!("execute {TRY}({}, {}, {id}, {label})", self.key.either(), self.shared)
-        } else {
-            let lock = self.call(&self.common.function("pg_try_advisory", self.shared));
-            self.common.locked(&lock, &self.before(), Words { id: &id, label: &label }, true)
+        let function = self.common.function("pg_try_advisory", self.shared);
+        let lock = match (self.direct, self.common.scope) {
+            (true, Scope::Session) if self.common.tokens => {
+                let (id, label) = self.badge.words();
+                format!("execute {TRY}({}, {}, {id}, {label})", self.key.either(), self.shared)
+            }
+            (true, Scope::Session) => format!("select {}", self.call(&function)),
+            (true, Scope::Transaction) => format!("select {}, {BEGAN}", self.call(&function)),
+            (false, _) => self.locked(&self.call(&function), true),
         };
-        let begin = if self.common.scope == Scope::Transaction { Common::BEGIN } else { "" };
+        let begin = if self.common.in_transaction() { Common::BEGIN } else { "" };
         format!("{}{begin}{lock}", note.comment(self.common.shown_bytes))
     }
 
-    /// Waits for as long as it takes. Its row is that of [`Self::try_lock`].
+    /// What came of [`Self::try_lock`]; `None` if its answer makes no sense.
+    pub(super) fn tried(&self, rows: &[SimpleQueryRow]) -> Option<Tried> {
+        let row = rows.last()?;
+        if !self.direct {
+            return Tried::read(row);
+        }
+        let (held, second) = (row.get(0)? == "t", row.try_get(1).ok().flatten());
+        let (token, began) = match self.common.scope {
+            Scope::Session => (second.and_then(|token| token.parse().ok()).and_then(Token::new), None),
+            Scope::Transaction => (None, Some(second?.to_owned())),
+        };
+        Some(Tried { held, token, pid: None, before: false, began, named: token.is_some() })
+    }
+
+    /// Waits for as long as it takes, after a try.
     pub(super) fn wait(&self, note: &Note) -> String {
-        let (id, label) = self.badge.words();
         let lock = format!("{} is not null", self.call(&self.common.function("pg_advisory", self.shared)));
-        let lock = self.common.locked(&lock, &self.before(), Words { id: &id, label: &label }, false);
-        format!("{}{lock}", note.comment(self.common.shown_bytes))
+        format!("{}{}", note.comment(self.common.shown_bytes), self.locked(&lock, self.direct))
+    }
+
+    /// What came of [`Self::wait`].
+    pub(super) fn waited(&self, rows: &[SimpleQueryRow]) -> Option<Tried> {
+        Tried::read(rows.last()?)
+    }
+
+    /// `anew`: the connection has to be told whose it is now.
+    fn locked(&self, lock: &str, anew: bool) -> String {
+        let (id, label) = self.badge.words();
+        let (words, in_transaction) = (Words { id: &id, label: &label }, self.common.in_transaction());
+        let mut first = Vec::new();
+        if anew {
+            first.push(set_name(&words.waiting(), in_transaction));
+        }
+        if !self.direct && anew && in_transaction {
+            first.extend(self.common.patient().map(|setting| set(setting, "'0'", true)));
+            first.push(set(MARK, &id, true));
+        }
+        // To one server process a lock that it has is free, whichever of a pooler's clients took it. A transaction pooler
+        // hands on no process that still has a transaction's.
+        let before = match self.common.scope {
+            Scope::Session if !self.direct => is_held_in_any_mode(self.key),
+            _ => "false".to_owned(),
+        };
+        self.common.locked(lock, &before, words, &first)
     }
 
     fn call(&self, function: &str) -> String {
         format!("{function}({})", self.key.arguments())
-    }
-
-    /// To one server process a lock that it has is free, whichever of a pooler's clients took it. A transaction pooler
-    /// hands on no process that still has a transaction's.
-    fn before(&self) -> String {
-        match self.common.scope {
-            Scope::Session if !self.prepared => is_held_in_any_mode(self.key),
-            _ => "false".to_owned(),
-        }
     }
 
     /// Asks for a sign of life. Its last row: the server process, and whether it is known there as a holder. Through a
@@ -227,44 +323,60 @@ impl Statements {
         format!("{comment}select pg_catalog.pg_backend_pid(), {}", self.is_held())
     }
 
+    /// As [`Self::probe`]; from here on the connection bears the name of one that has held for so long, without a token.
+    pub(super) fn name(&self, note: &Note, held_for: Duration) -> String {
+        let (id, label) = self.badge.words();
+        let since = format!("{NOW} - interval '{} milliseconds'", held_for.as_millis());
+        let named = Words { id: &id, label: &label }.held("null", &since);
+        format!("{}, {}", self.probe(note), set_name(&named, self.common.in_transaction()))
+    }
+
     /// As [`Self::probe`]; from here on the connection wears its token. For a transaction, which can't by itself.
     pub(super) fn probe_with_token(&self, note: &Note, token: Token) -> String {
         let ((id, label), token) = (self.badge.words(), token.get().to_string());
-        let named = if self.prepared {
-            format!("execute {NAME}({id}, {label}, {token})")
-        } else {
-            self.common.named(Words { id: &id, label: &label }, &token)
+        let named = match &self.began {
+            Some(began) if self.direct => format!("execute {NAME}({id}, {label}, {token}, '{began}')"),
+            _ => self.common.named(Words { id: &id, label: &label }, &token, &self.is_held()),
         };
         format!("{}{named}", note.comment(self.common.shown_bytes))
     }
 
     fn is_held(&self) -> String {
-        match self.common.scope {
-            Scope::Session => is_held(self.key, self.shared),
+        match (self.common.scope, &self.began) {
+            (Scope::Session, _) => is_held(self.key, self.shared),
             // A transaction keeps its locks for as long as it lasts.
-            Scope::Transaction => is_marked(&self.badge.words().0),
+            (Scope::Transaction, Some(began)) => is_since(&format!("'{began}'")),
+            (Scope::Transaction, None) => is_marked(&self.badge.words().0),
         }
     }
 
-    /// Gives the lock back. Its first row: whether it was held until now.
-    pub(super) fn unlock(&self) -> String {
-        let key = self.key.either();
-        match (self.common.scope, self.prepared) {
-            (Scope::Session, true) => format!("execute {UNLOCK}({key}, {})", self.shared),
-            (Scope::Session, false) => {
-                format!("select {}, {}", self.call(unlock_function(self.shared)), named_idle())
-            }
-            (Scope::Transaction, true) => format!("execute {UNLOCK}({}); commit", self.badge.words().0),
-            (Scope::Transaction, false) => format!("select {}; commit", self.is_held()),
+    /// Gives the lock back. Its first row: whether it was held until now. `named`: the connection bears the name of a
+    /// holder.
+    pub(super) fn unlock(&self, named: bool) -> String {
+        if self.common.in_transaction() {
+            return format!("select {}; commit", self.is_held());
         }
+        let idle = if named { format!(", {}", named_idle()) } else { String::new() };
+        format!("select {}{idle}", self.call(unlock_function(self.shared)))
     }
 
-    /// After a try that brought nothing: the connection is as before.
+    /// After a try that brought nothing, before something else is asked: the connection is as before.
     pub(super) fn give_up(&self) -> String {
         match self.common.scope {
-            Scope::Session => format!("select {}", named_idle()),
-            Scope::Transaction => "rollback".to_owned(),
+            Scope::Session if self.direct => String::new(),
+            Scope::Session => format!("select {}; ", named_idle()),
+            Scope::Transaction => "rollback; ".to_owned(),
         }
+    }
+}
+
+impl Tried {
+    fn read(row: &SimpleQueryRow) -> Option<Self> {
+        let text = |column: usize| row.try_get(column).ok().flatten();
+        let token = text(1).and_then(|token| token.parse().ok()).and_then(Token::new);
+        let before = text(3) == Some("t");
+        let pid = Some(text(2)?.parse().ok()?);
+        Some(Self { held: text(0)? == "t", token, pid, before, began: None, named: true })
     }
 }
 
@@ -306,9 +418,21 @@ pub(super) fn is_locked(key: AdvisoryKey) -> String {
 pub(super) const IN_THIS_DATABASE: &str = "locktype = 'advisory' and database = \
     (select oid from pg_catalog.pg_database where datname = pg_catalog.current_database())";
 
+/// A condition on `pg_stat_activity`: this server process, and none that came after it with the same number.
+pub(super) fn is_process(pid: i32, began: &str) -> String {
+    format!("pid = {pid} and extract(epoch from backend_start)::text = '{began}'")
+}
+
+/// Its row: the server process, and when that began.
+pub(super) fn process() -> String {
+    "select pg_catalog.pg_backend_pid(), (select extract(epoch from backend_start) \
+     from pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
+        .to_owned()
+}
+
 /// Makes a new connection fit to hold for long: no limit of the role or the database may end its statements, and the
 /// server asks it whether it lives, so that a machine that vanished keeps its locks for half a minute and not for hours
-/// (madelson #230). Its row: the server process, and when that began.
+/// (madelson #230). Its row is that of [`process`].
 pub(super) fn prepare_session(version: u32) -> String {
     let newer = (version >= SESSION_TIMEOUT_SINCE).then_some("idle_session_timeout");
     let patient = PATIENT.iter().copied().chain(newer).map(|setting| (setting, "0"));
@@ -324,10 +448,9 @@ pub(super) fn prepare_session(version: u32) -> String {
         .map(|(setting, value)| format!(", pg_catalog.set_config('{setting}', '{value}', false)"))
         .collect();
     format!(
-        "select pg_catalog.pg_backend_pid(), (select extract(epoch from backend_start) \
-         from pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid())){settings}, \
-         case when pg_catalog.current_setting('synchronous_commit') = 'off' \
-         then pg_catalog.set_config('synchronous_commit', 'local', false) end"
+        "{}{settings}, case when pg_catalog.current_setting('synchronous_commit') = 'off' \
+         then pg_catalog.set_config('synchronous_commit', 'local', false) end",
+        process()
     )
 }
 

@@ -1,0 +1,190 @@
+//! What the server's refusals mean for a user: every error names the host and what to do.
+
+use std::error::Error as _;
+use std::time::Duration;
+
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{Error, SimpleQueryMessage, SimpleQueryRow};
+
+use super::dial::NotMade;
+use super::settings::{Server, Settings, TlsMode};
+use crate::error::{BackendError, BackendErrorKind};
+
+/// Why a statement has no answer to show.
+#[derive(Debug)]
+pub(super) enum NoAnswer {
+    /// The server refused it; the connection goes on.
+    Refused(Error),
+    /// The connection ended. The statement may have been executed.
+    Ended(String),
+    /// Nothing came for so long. The statement may have been executed, or still be.
+    Silent(Duration),
+}
+
+impl NoAnswer {
+    /// The error for people; `doing` says what was tried, as in "look at a lock".
+    pub(super) fn explained(self, doing: &str) -> BackendError {
+        match self {
+            Self::Refused(error) => refused(&error, doing),
+            Self::Ended(why) => BackendError::new(
+                BackendErrorKind::Unreachable,
+                format!("the connection ended ({why}) while trying to {doing}"),
+            ),
+            Self::Silent(limit) => BackendError::new(
+                BackendErrorKind::Unreachable,
+                format!("the server did not answer within {limit:?} when asked to {doing}"),
+            ),
+        }
+    }
+
+    /// What the server called the refusal.
+    pub(super) fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Refused(error) => error.code(),
+            _ => None,
+        }
+    }
+}
+
+/// The rows of all statements of a message.
+pub(super) fn rows(answer: Vec<SimpleQueryMessage>) -> Vec<SimpleQueryRow> {
+    let row = |message| match message {
+        SimpleQueryMessage::Row(row) => Some(row),
+        _ => None,
+    };
+    answer.into_iter().filter_map(row).collect()
+}
+
+/// What came of a statement; the outer error is why its connection ended before there was an answer.
+///
+/// # Errors
+/// [`NoAnswer`].
+pub(super) fn answered_by<T>(answer: Result<Result<T, Error>, String>) -> Result<T, NoAnswer> {
+    match answer {
+        Ok(Ok(answer)) => Ok(answer),
+        // What the server says as it ends a connection reaches the statement that was under way.
+        Ok(Err(error)) if error.as_db_error().is_some() && !ends_the_connection(&error) => {
+            Err(NoAnswer::Refused(error))
+        }
+        Ok(Err(error)) => Err(NoAnswer::Ended(chain(&error))),
+        Err(why) => Err(NoAnswer::Ended(why)),
+    }
+}
+
+/// Whether the server ends the connection with this error.
+fn ends_the_connection(error: &Error) -> bool {
+    error.as_db_error().is_some_and(|error| matches!(error.severity(), "FATAL" | "PANIC"))
+}
+
+/// A statement that the server refused, for people.
+fn refused(error: &Error, doing: &str) -> BackendError {
+    let privilege = error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE);
+    let kind = if privilege { BackendErrorKind::Operator } else { BackendErrorKind::Refused };
+    let instead =
+        if privilege { "; `lockkeeper postgres init URL --role NAME` grants what is needed" } else { "" };
+    BackendError::new(kind, format!("the server refuses to {doing}: {}{instead}", chain(error)))
+}
+
+/// The words of an error and of all below it.
+pub(super) fn chain(error: &Error) -> String {
+    if let Some(error) = error.as_db_error() {
+        return format!("{} (SQLSTATE {})", error.message(), error.code().code());
+    }
+    let mut words = error.to_string();
+    let mut below = error.source();
+    while let Some(error) = below {
+        words = format!("{words}: {error}");
+        below = error.source();
+    }
+    words
+}
+
+/// What a connection that could not be made means, and what to do.
+pub(super) fn explain(error: NotMade, server: &Server, settings: &Settings) -> BackendError {
+    use BackendErrorKind::{Refused, Unreachable};
+    let at = &server.shown;
+    let (kind, what) = match error {
+        NotMade::NoSocket(error) => (
+            Unreachable,
+            format!(
+                "no PostgreSQL server answers at {at}: {error}; check host and port, and that it is running"
+            ),
+        ),
+        NotMade::ReadOnly => (
+            Unreachable,
+            format!(
+                "the server at {at} is read-only (a standby, or default_transaction_read_only): its locks would \
+                 exclude nobody; name the primary"
+            ),
+        ),
+        NotMade::NoTls(said) => (Refused, no_tls(at, &said, settings)),
+        NotMade::Refused(error) => refusal(&error, at, settings),
+    };
+    BackendError::new(kind, what)
+}
+
+fn no_tls(at: &str, said: &str, settings: &Settings) -> String {
+    let verify = settings.tls == TlsMode::VerifyFull;
+    let hint = if verify { "; `tls-ca=FILE` names whom to trust" } else { "" };
+    format!("no TLS with the server at {at}: {said}{hint}")
+}
+
+/// What the server said instead of letting us in.
+fn refusal(error: &Error, at: &str, settings: &Settings) -> (BackendErrorKind, String) {
+    use BackendErrorKind::{Operator, Refused, Unreachable};
+    let said = chain(error);
+    let (user, database) = (settings.user(), settings.database());
+    match error.code().cloned() {
+        Some(SqlState::INVALID_PASSWORD) => (
+            Refused,
+            format!("the server at {at} refuses the password of the user {user}: check both in the address"),
+        ),
+        Some(SqlState::INVALID_AUTHORIZATION_SPECIFICATION) => {
+            let wants_tls = said.contains("no encryption") || said.contains("SSL off");
+            let tls = if wants_tls { ", or asks for TLS: add `sslmode=require`" } else { "" };
+            (
+                Refused,
+                format!(
+                    "the server at {at} does not let the user {user} into the database {database}: {said}; its \
+                     pg_hba.conf has no line for it{tls}"
+                ),
+            )
+        }
+        Some(SqlState::INVALID_CATALOG_NAME) => (
+            Refused,
+            format!(
+                "the server at {at} has no database {database}: create it, or name another in the address"
+            ),
+        ),
+        Some(SqlState::INSUFFICIENT_PRIVILEGE) => (
+            Operator,
+            format!("the user {user} may not use the database {database} at {at}: {said}; grant it CONNECT"),
+        ),
+        Some(SqlState::TOO_MANY_CONNECTIONS) => (
+            Operator,
+            format!(
+                "the server at {at} has no connection left: {said}; raise its max_connections, or lower \
+                 `connections=` in the addresses of its clients"
+            ),
+        ),
+        Some(_) => (Unreachable, format!("the server at {at} refuses connections: {said}")),
+        None if error.to_string().contains("TLS") && said.contains("does not support TLS") => (
+            Refused,
+            format!(
+                "the address asks for TLS, but the server at {at} offers none: set `ssl = on` there, or say \
+                 `sslmode=disable` where the way is safe"
+            ),
+        ),
+        None if error.to_string().contains("TLS") => (Refused, no_tls(at, &said, settings)),
+        None if said.contains("password missing") => (
+            Refused,
+            format!("the server at {at} wants a password for the user {user}: `postgres://user:password@…`"),
+        ),
+        None => (
+            Unreachable,
+            format!(
+                "no PostgreSQL server answers at {at}: {said}; check host and port, and that it is running"
+            ),
+        ),
+    }
+}
