@@ -28,6 +28,7 @@ const SEE_TO_FOR: Duration = Duration::from_secs(60);
 const SEE_TO_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
 /// What came of asking.
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once, and the largest is the usual one")]
 pub(super) enum Asked<'a> {
     Held(Hold<'a>),
     /// Nothing is held, and nothing is left.
