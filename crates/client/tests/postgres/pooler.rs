@@ -172,6 +172,7 @@ async fn only_a_connection_to_the_server_itself_is_taken_for_one() {
 #[tokio::test]
 async fn so_is_an_encrypted_one() {
     let server = Postgres::with_tls();
+    server.psql(&lockkeeper::backends::postgres::schema_sql(None));
     for kind in KINDS {
         assert!(prepares(&server, &server.url(), kind).await, "{kind}");
     }
