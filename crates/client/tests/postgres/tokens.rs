@@ -35,6 +35,28 @@ async fn without_the_schema_there_are_locks_without_tokens() {
     }
 }
 
+/// A connection that tries one lock again and again has the try prepared: it shows and excludes what any other does.
+#[tokio::test]
+async fn what_is_locked_again_and_again_shows_each_time_whose_it_is() {
+    let server = Postgres::start();
+    let client = async |label| Locks::connect_as(&with_kind(&server.url(), "session"), label).await.unwrap();
+    let (alice, bob) = (client("alice").await, client("bob").await);
+    for (name, job) in
+        [("a", "1"), ("a", "1"), ("a", "1"), ("b", "1"), ("b", "1"), ("b", "2"), ("b", "2"), ("a", "2")]
+    {
+        let held = alice.mutex(name).meta("job", job).acquire().await.unwrap();
+        let shown = alice.inspect(&name.parse().unwrap()).await.unwrap();
+        assert_eq!(shown.holders.len(), 1, "{name}");
+        assert!(shown.holders[0].owner.contains("alice"), "{:?}", shown.holders[0]);
+        assert_eq!(shown.holders[0].meta, [("job".to_owned(), job.to_owned())]);
+        for _ in 0..3 {
+            assert!(bob.mutex(name).try_acquire().await.unwrap().is_none(), "{name}");
+        }
+        held.release().await.unwrap();
+        bob.mutex(name).try_acquire().await.unwrap().expect("it is free").release().await.unwrap();
+    }
+}
+
 #[tokio::test]
 async fn a_role_with_the_documented_rights_is_enough_and_one_without_is_told() {
     for kind in KINDS {

@@ -128,12 +128,10 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
         Err(error) => return Asked::Not(failed(error)),
     };
     let doing = "take a lock";
-    let tried = match claim.link.line.ask(&claim.says.try_lock(&claim.note)).await {
-        Ok(rows) => rows,
+    let tried = match claim.link.try_lock(&request.wants.name, &claim.says, &claim.note).await {
+        Ok(Some(tried)) => tried,
+        Ok(None) => return Asked::Not(Ok(Answer::Refused(unreadable(doing)))),
         Err(none) => return claim.undone(none, doing),
-    };
-    let Some(tried) = claim.says.tried(&tried) else {
-        return Asked::Not(Ok(Answer::Refused(unreadable(doing))));
     };
     if let Some(pooled) = claim.pooled(&tried) {
         return pooled;
@@ -157,7 +155,7 @@ async fn prepare<'a>(shared: &'a Shared, request: &'a Request) -> Result<Claim<'
         request.lasts().await;
     }
     let key = shared.key_of(&wants.name).await?;
-    let link = match shared.pool.take() {
+    let link = match shared.pool.take(&wants.name) {
         Some(link) => link,
         None => {
             request.lasts().await;

@@ -4,14 +4,17 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lockkeeper_core::LockName;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 use tokio_postgres::{SimpleQueryRow, Statement};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::note::{IDLE, is_worn, random};
+use super::note::{IDLE, Note, is_worn, random};
 use super::server::transaction_pooler;
-use super::sql::{Common, Scope, channel, is_process, prepare, prepare_session, process, unlock_prepared};
+use super::sql::{
+    Common, Scope, Statements, Tried, channel, is_process, prepare, prepare_session, process, unlock_prepared,
+};
 use crate::backends::postgres::connect::{Connection, Connector, NoAnswer};
 use crate::backends::postgres::line::Line;
 use crate::error::{BackendError, BackendErrorKind};
@@ -32,6 +35,8 @@ pub(super) struct Link {
     pub(super) direct: bool,
     /// How a session's lock is given back there.
     pub(super) unlock: Option<Statement>,
+    /// What was tried there last, if only its lock was asked for.
+    usual: Option<Usual>,
     /// 48 random bits: tells this connection from every other, so that what is left of it can be ended.
     pub(super) id: String,
     /// 48 random bits more, which a break must know.
@@ -59,7 +64,43 @@ impl Drop for Process {
     }
 }
 
+/// A try for one lock, in the words of one connection.
+struct Usual {
+    name: LockName,
+    sql: String,
+    /// Prepared once it was tried twice in a row.
+    prepared: Option<Statement>,
+}
+
 impl Link {
+    /// Tries a lock. To plan such a statement costs the server more than to execute it; so what is tried there again and
+    /// again is prepared in the protocol, with the comment that shows whose it is.
+    ///
+    /// # Errors
+    /// [`NoAnswer`]; the inner one is an answer that makes no sense.
+    pub(super) async fn try_lock(
+        &mut self,
+        name: &LockName,
+        says: &Statements,
+        note: &Note,
+    ) -> Result<Option<Tried>, NoAnswer> {
+        let sql = says.try_lock(note);
+        if !says.asks_for_no_more_than_the_lock() {
+            return Ok(says.tried(&self.line.ask(&sql).await?));
+        }
+        let Some(usual) = self.usual.as_mut().filter(|usual| usual.sql == sql) else {
+            self.usual = Some(Usual { name: name.clone(), sql: sql.clone(), prepared: None });
+            return Ok(says.tried(&self.line.ask(&sql).await?));
+        };
+        let prepared = match &usual.prepared {
+            Some(prepared) => prepared,
+            None => usual.prepared.insert(self.line.prepare(&sql).await?),
+        };
+        let rows = self.line.run(prepared, &[]).await?;
+        let held = rows.first().and_then(|row| row.try_get(0).ok());
+        Ok(held.map(Tried::alone))
+    }
+
     /// What may be left of it at the server, as a condition on `pg_stat_activity`.
     pub(super) fn left(&self) -> String {
         match &self.process {
@@ -106,10 +147,18 @@ impl Pool {
         })
     }
 
-    /// An idle connection, if there is one.
-    pub(super) fn take(&self) -> Option<Box<Link>> {
+    /// An idle connection, if there is one: that which has just tried this lock, or that which was in use last.
+    pub(super) fn take(&self, name: &LockName) -> Option<Box<Link>> {
+        let knows = |(since, link): &(Instant, Box<Link>)| {
+            link.usual.as_ref().is_some_and(|usual| usual.name == *name) && since.elapsed() < FRESH_FOR
+        };
         loop {
-            let (since, mut link) = self.idle().pop_back()?;
+            let (since, mut link) = {
+                let mut idle = self.idle();
+                let last = idle.len().checked_sub(1)?;
+                let at = idle.iter().rposition(knows).unwrap_or(last);
+                idle.remove(at)?
+            };
             if since.elapsed() < FRESH_FOR || link.line.look() {
                 return Some(link);
             }
@@ -152,7 +201,7 @@ impl Pool {
             BackendError::new(BackendErrorKind::Operator, what)
         };
         let (id, key) = (random().map_err(no_random_bytes)?, random().map_err(no_random_bytes)?);
-        Ok(Box::new(Link { line, process, direct, unlock, id, key }))
+        Ok(Box::new(Link { line, process, direct, unlock, usual: None, id, key }))
     }
 
     /// Two connections with one server process are two clients of a pooler, and the locks of one are those of the other:

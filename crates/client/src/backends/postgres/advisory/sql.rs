@@ -266,6 +266,11 @@ impl Statements {
         format!("{}{begin}{lock}", note.comment(self.common.shown_bytes))
     }
 
+    /// Whether the row of [`Self::try_lock`] says no more than whether it holds.
+    pub(super) fn asks_for_no_more_than_the_lock(&self) -> bool {
+        self.direct && self.common.scope == Scope::Session && !self.common.tokens
+    }
+
     /// What came of [`Self::try_lock`]; `None` if its answer makes no sense.
     pub(super) fn tried(&self, rows: &[SimpleQueryRow]) -> Option<Tried> {
         let row = rows.last()?;
@@ -371,6 +376,11 @@ impl Statements {
 }
 
 impl Tried {
+    /// Of a try that asked for no more than the lock.
+    pub(super) fn alone(held: bool) -> Self {
+        Self { held, token: None, pid: None, before: false, began: None, named: false }
+    }
+
     fn read(row: &SimpleQueryRow) -> Option<Self> {
         let text = |column: usize| row.try_get(column).ok().flatten();
         let token = text(1).and_then(|token| token.parse().ok()).and_then(Token::new);
