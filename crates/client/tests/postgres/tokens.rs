@@ -38,15 +38,27 @@ async fn without_the_schema_there_are_locks_without_tokens() {
 /// A connection that tries one lock again and again has the try prepared: it shows and excludes what any other does.
 #[tokio::test]
 async fn what_is_locked_again_and_again_shows_each_time_whose_it_is() {
-    let server = Postgres::start();
-    let client = async |label| Locks::connect_as(&with_kind(&server.url(), "session"), label).await.unwrap();
-    let (alice, bob) = (client("alice").await, client("bob").await);
+    for tokens in [false, true] {
+        let server = Postgres::start();
+        if tokens {
+            init(&server.url(), None).await.unwrap();
+        }
+        let client =
+            async |label| Locks::connect_as(&with_kind(&server.url(), "session"), label).await.unwrap();
+        repeats(client("alice").await, client("bob").await, tokens).await;
+    }
+}
+
+async fn repeats(alice: Locks, bob: Locks, tokens: bool) {
+    let mut last = None;
     for (name, job) in
         [("a", "1"), ("a", "1"), ("a", "1"), ("b", "1"), ("b", "1"), ("b", "2"), ("b", "2"), ("a", "2")]
     {
         let held = alice.mutex(name).meta("job", job).acquire().await.unwrap();
         let shown = alice.inspect(&name.parse().unwrap()).await.unwrap();
-        assert_eq!(shown.holders.len(), 1, "{name}");
+        assert_eq!((shown.holders.len(), shown.holders[0].token), (1, held.token_hint()), "{name}");
+        assert!(if tokens { held.token_hint() > last } else { held.token_hint().is_none() }, "{last:?}");
+        last = held.token_hint();
         assert!(shown.holders[0].owner.contains("alice"), "{:?}", shown.holders[0]);
         assert_eq!(shown.holders[0].meta, [("job".to_owned(), job.to_owned())]);
         for _ in 0..3 {

@@ -35,7 +35,7 @@ pub(super) struct Link {
     pub(super) direct: bool,
     /// How a session's lock is given back there.
     pub(super) unlock: Option<Statement>,
-    /// What was tried there last, if only its lock was asked for.
+    /// What was tried there last.
     usual: Option<Usual>,
     /// 48 random bits: tells this connection from every other, so that what is left of it can be ended.
     pub(super) id: String,
@@ -84,21 +84,18 @@ impl Link {
         says: &Statements,
         note: &Note,
     ) -> Result<Option<Tried>, NoAnswer> {
-        let sql = says.try_lock(note);
-        if !says.asks_for_no_more_than_the_lock() {
-            return Ok(says.tried(&self.line.ask(&sql).await?));
-        }
-        let Some(usual) = self.usual.as_mut().filter(|usual| usual.sql == sql) else {
-            self.usual = Some(Usual { name: name.clone(), sql: sql.clone(), prepared: None });
-            return Ok(says.tried(&self.line.ask(&sql).await?));
+        let repeated = says.repeated_try(note);
+        let is_repeated = |usual: &&mut Usual| repeated.as_ref() == Some(&usual.sql);
+        let Some(usual) = self.usual.as_mut().filter(is_repeated) else {
+            self.usual = repeated.map(|sql| Usual { name: name.clone(), sql, prepared: None });
+            return Ok(says.tried(&self.line.ask(&says.try_lock(note)).await?));
         };
         let prepared = match &usual.prepared {
             Some(prepared) => prepared,
-            None => usual.prepared.insert(self.line.prepare(&sql).await?),
+            None => usual.prepared.insert(self.line.prepare(&usual.sql).await?),
         };
         let rows = self.line.run(prepared, &[]).await?;
-        let held = rows.first().and_then(|row| row.try_get(0).ok());
-        Ok(held.map(Tried::alone))
+        Ok(rows.first().and_then(Tried::of_repeated))
     }
 
     /// What may be left of it at the server, as a condition on `pg_stat_activity`.

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 use lockkeeper_core::Token;
-use tokio_postgres::SimpleQueryRow;
+use tokio_postgres::{Row, SimpleQueryRow};
 
 use super::note::{Badge, IDLE, Note, Words};
 use crate::backends::postgres::keys::AdvisoryKey;
@@ -126,15 +126,8 @@ pub(super) fn prepare(common: &Common) -> String {
                 format!("case when $1 is null then {function}($2, $3) else {function}($1) end")
             };
             let lock = format!("case when $4 then {} else {} end", key(true), key(false));
-            let named = set_name(&Words { id: "$5", label: "$6" }.held("token", NOW), false);
-            // Kept apart by its `offset`, so that the token is drawn after the lock is held, and once.
-            format!(
-                "{PLAN_ONCE}; prepare {TRY} (bigint, integer, integer, boolean, text, text) as \
-                 select held, token, case when held then {named} end, {} \
-                 from (select held, case when held then {TOKEN} end as token \
-                 from (select {lock} as held offset 0) as l offset 0) as g",
-                synced("token", common.knows_log)
-            )
+            let drawn = common.locked_alone(&lock, Words { id: "$5", label: "$6" });
+            format!("{PLAN_ONCE}; prepare {TRY} (bigint, integer, integer, boolean, text, text) as {drawn}")
         }
         (Scope::Transaction, tokens) => {
             let patient: Vec<String> = common.patient().map(|setting| set(setting, "'0'", false)).collect();
@@ -242,6 +235,17 @@ impl Common {
         )
     }
 
+    /// As [`Self::locked`], for a session that has its server process for itself: whether it holds, and the token.
+    fn locked_alone(&self, lock: &str, badge: Words<'_>) -> String {
+        let named = set_name(&badge.held("token", NOW), false);
+        let sync = synced("token", self.knows_log);
+        format!(
+            "select held, token, case when held then {named} end, {sync} \
+             from (select held, case when held then {TOKEN} end as token \
+             from (select {lock} as held offset 0) as l offset 0) as g"
+        )
+    }
+
     /// As a probe of a transaction; from here on the connection wears its token. All are expressions.
     fn named(&self, badge: Words<'_>, token: &str, is_held: &str) -> String {
         let named = set_name(&badge.held(token, NOW), true);
@@ -266,9 +270,19 @@ impl Statements {
         format!("{}{begin}{lock}", note.comment(self.common.shown_bytes))
     }
 
-    /// Whether the row of [`Self::try_lock`] says no more than whether it holds.
-    pub(super) fn asks_for_no_more_than_the_lock(&self) -> bool {
-        self.direct && self.common.scope == Scope::Session && !self.common.tokens
+    /// What does the same where it is prepared in the protocol, as it stands. Its row: whether it holds, and the token
+    /// where there are any.
+    pub(super) fn repeated_try(&self, note: &Note) -> Option<String> {
+        if !self.direct || self.common.in_transaction() {
+            return None;
+        }
+        let lock = self.call(&self.common.function("pg_try_advisory", self.shared));
+        let (id, label) = self.badge.words();
+        let select = match self.common.tokens {
+            true => self.common.locked_alone(&lock, Words { id: &id, label: &label }),
+            false => format!("select {lock}"),
+        };
+        Some(format!("{}{select}", note.comment(self.common.shown_bytes)))
     }
 
     /// What came of [`Self::try_lock`]; `None` if its answer makes no sense.
@@ -376,9 +390,12 @@ impl Statements {
 }
 
 impl Tried {
-    /// Of a try that asked for no more than the lock.
-    pub(super) fn alone(held: bool) -> Self {
-        Self { held, token: None, pid: None, before: false, began: None, named: false }
+    /// What came of [`Statements::repeated_try`].
+    pub(super) fn of_repeated(row: &Row) -> Option<Self> {
+        let held = row.try_get(0).ok()?;
+        let token: Option<i64> = if row.len() > 1 { row.try_get(1).ok()? } else { None };
+        let token = token.and_then(|token| u64::try_from(token).ok()).and_then(Token::new);
+        Some(Self { held, token, pid: None, before: false, began: None, named: token.is_some() })
     }
 
     fn read(row: &SimpleQueryRow) -> Option<Self> {
