@@ -7,7 +7,7 @@ mod hold;
 mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 
@@ -234,11 +234,14 @@ impl Inner {
 
     /// Whoever had the state sees to what came meanwhile; whoever has it now does so later.
     fn catch_up(self: &Arc<Self>) {
-        while !self.inbox.is_empty() {
-            match self.try_state() {
-                Some(mut state) => self.work_off(&mut state, None),
-                None => return,
+        loop {
+            // Either who put something in sees that the state is free, or who has just freed it sees what was put in.
+            fence(Ordering::SeqCst);
+            if self.inbox.is_empty() {
+                return;
             }
+            let Some(mut state) = self.try_state() else { return };
+            self.work_off(&mut state, None);
         }
     }
 
