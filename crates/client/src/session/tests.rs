@@ -106,3 +106,26 @@ async fn what_is_said_while_another_thread_has_the_state_is_heard_by_that_one() 
     inner.with_state(|_| elsewhere(vec![Input::Event(Event::Shutdown)]));
     assert!(session.is_closed());
 }
+
+/// Whatever the threads that meet at a session, nothing that one of them says is lost: a caller would wait for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_callers_on_many_threads_are_all_answered() {
+    let locks = Locks::connect("memory:").await.unwrap();
+    let callers = (0..64).map(|caller| {
+        let locks = locks.clone();
+        tokio::spawn(async move {
+            for round in 0..300 {
+                let held = locks.mutex(format!("{}", caller % 48)).acquire().await.unwrap();
+                match round % 3 {
+                    0 => drop(held),
+                    1 => held.release().await.unwrap(),
+                    _ => held.verify().await.unwrap(),
+                }
+            }
+        })
+    });
+    let all = futures_util::future::join_all(callers.collect::<Vec<_>>());
+    for done in tokio::time::timeout(Duration::from_secs(60), all).await.expect("somebody still waits") {
+        done.unwrap();
+    }
+}
