@@ -1,5 +1,7 @@
 //! What the backend answers, and what it says by itself.
 
+use std::time::Duration;
+
 use lockkeeper_core::{End, Seq};
 
 use super::event::{Answer, CallId, Key, NotAcquired, Output, Push, Releasing, What};
@@ -44,26 +46,22 @@ impl Machine {
         out: &mut Vec<Output>,
     ) {
         let Some(request) = self.requests.get_mut(&key) else { return };
-        if !matches!(request.stage, Stage::Sent { seq: s, .. } | Stage::Queued { seq: s } if s == seq) {
+        let asked = |stage: &Stage| match *stage {
+            Stage::Sent { seq, .. } | Stage::Queued { seq } | Stage::Early { seq, .. } => Some(seq),
+            Stage::Unsent | Stage::Held(_) => None,
+        };
+        if asked(&request.stage) != Some(seq) {
             return;
         }
         match answer {
             Answer::Granted(grant) => {
-                let need = request.want.min_validity;
-                let useful = self.believes(now, need);
-                let Some(request) = self.requests.get_mut(&key) else { return };
-                if !useful {
-                    // Too late to be of use: finish it and ask again, never hand it out (`min_validity`).
-                    request.restart(now);
+                request.since = now;
+                request.stage = Stage::Early { seq, grant };
+                if !self.hand_out(now, key, out) {
+                    // The next keep-alive that is acknowledged decides.
                     self.index(key);
-                    self.finish(seq, None);
                     self.link.renew_soon(now, self.spec.try_every());
-                    return;
                 }
-                let ends_at = request.want.max_hold.map(|max| now + max);
-                request.stage = Stage::Held(Hold { seq, ends_at, lost: None });
-                self.index(key);
-                out.push(Output::Granted { key, grant });
             }
             Answer::Finished(End::TimedOut) => {
                 // An end that nobody asked for is kept until a Finish names it (R3).
@@ -80,6 +78,42 @@ impl Machine {
                 self.finish(seq, None);
             }
             Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
+        }
+    }
+
+    /// Hands a grant out if the session can be believed in for long enough (P5, `min_validity`).
+    fn hand_out(&mut self, now: BootInstant, key: Key, out: &mut Vec<Output>) -> bool {
+        let need = self.requests.get(&key).map_or(Duration::ZERO, |request| request.want.min_validity);
+        if !self.believes(now, need) {
+            return false;
+        }
+        let Some(request) = self.requests.get_mut(&key) else { return false };
+        let Stage::Early { seq, grant } = &request.stage else { return false };
+        let (seq, grant) = (*seq, grant.clone());
+        let ends_at = request.want.max_hold.map(|max| now + max);
+        request.stage = Stage::Held(Hold { seq, ends_at, lost: None });
+        self.index(key);
+        out.push(Output::Granted { key, grant });
+        true
+    }
+
+    /// The session can be believed in once more: grants that came early are handed out, or, where even that is not for
+    /// long enough, given back and asked for again.
+    pub(super) fn hand_out_early(&mut self, now: BootInstant, out: &mut Vec<Output>) {
+        // An answer to what was sent long ago may come first, and say nothing of now.
+        if self.early.is_empty() || !self.believes(now, Duration::ZERO) {
+            return;
+        }
+        for key in self.early.clone() {
+            if self.hand_out(now, key, out) {
+                continue;
+            }
+            let Some(request) = self.requests.get_mut(&key) else { continue };
+            let Stage::Early { seq, .. } = request.stage else { continue };
+            request.restart(now);
+            self.index(key);
+            self.finish(seq, None);
+            self.link.renew_soon(now, self.spec.try_every());
         }
     }
 
@@ -102,7 +136,7 @@ impl Machine {
                 }
                 // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
                 self.unanswered.remove(&seq);
-                if !matches!(request.stage, Stage::Held(_)) {
+                if !matches!(request.stage, Stage::Early { .. } | Stage::Held(_)) {
                     out.push(Output::Queued { key, position });
                 }
             }
@@ -175,6 +209,7 @@ impl Machine {
         });
         self.pending = self.requests.keys().copied().collect();
         self.unsent = self.pending.clone();
+        self.early.clear();
         self.look_at = self.next_due();
         self.ends.clear();
         self.ends_of.clear();

@@ -108,6 +108,7 @@ pub enum Answer {
 
 /// What a grant brought.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[cfg_attr(test, derive(Hash))]
 pub struct Granted {
     /// `None` where the backend can't fence.
     pub token: Option<Token>,

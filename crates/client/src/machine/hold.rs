@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lockkeeper_core::Seq;
 
-use super::event::{By, CallId, Key, NotAcquired, Output, Releasing, Want, What};
+use super::event::{By, CallId, Granted, Key, NotAcquired, Output, Releasing, Want, What};
 use super::{Finishing, Machine, Outcome, Spec, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
@@ -34,6 +34,12 @@ pub(super) enum Stage {
     },
     Queued {
         seq: Seq,
+    },
+    /// Granted while the session could not be believed in, or not for long enough: handed out as soon as it can, which
+    /// keeps its turn, or given back.
+    Early {
+        seq: Seq,
+        grant: Granted,
     },
     Held(Hold),
 }
@@ -73,7 +79,7 @@ impl Request {
         let silent_at = self.silent_at(spec);
         let wait_until = self.want.wait_until;
         match &self.stage {
-            Stage::Unsent => wait_until.into_iter().chain([silent_at]).min(),
+            Stage::Unsent | Stage::Early { .. } => wait_until.into_iter().chain([silent_at]).min(),
             Stage::Sent { again: Some(at), .. } => wait_until.into_iter().chain([*at, silent_at]).min(),
             Stage::Sent { again: None, .. } | Stage::Queued { .. } => wait_until,
             Stage::Held(hold) => hold.ends_at,
@@ -98,7 +104,10 @@ impl Machine {
                 Stage::Unsent if waited && unheard => over.push((key, None, NotAcquired::Unreachable)),
                 Stage::Unsent if waited => over.push((key, None, NotAcquired::TimedOut)),
                 Stage::Unsent if silent => over.push((key, None, NotAcquired::Unreachable)),
-                Stage::Sent { seq, .. } | Stage::Queued { seq } if waited => {
+                Stage::Early { seq, .. } if !waited && silent => {
+                    over.push((key, Some(seq), NotAcquired::Unreachable));
+                }
+                Stage::Sent { seq, .. } | Stage::Queued { seq } | Stage::Early { seq, .. } if waited => {
                     over.push((key, Some(seq), NotAcquired::TimedOut));
                 }
                 Stage::Sent { seq, again: Some(_), doubt, .. } if silent => {
@@ -196,7 +205,7 @@ impl Machine {
                         request.stage =
                             Stage::Sent { seq: *seq, again: Some(now + pause(0)), tries: 1, doubt: true };
                     }
-                    Stage::Unsent | Stage::Held(_) => {}
+                    Stage::Unsent | Stage::Early { .. } | Stage::Held(_) => {}
                 }
                 self.index(key);
             }

@@ -93,6 +93,7 @@ impl Machine {
             self.belief = until;
             out.push(Output::Belief(until));
         }
+        self.hand_out_early(now, out);
     }
 
     /// The stream has ended: the service may have cut the session's time to `linger` (DESIGN section 5). What was

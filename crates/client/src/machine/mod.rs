@@ -40,6 +40,8 @@ pub struct Machine {
     pending: BTreeSet<Key>,
     /// Those of them that are to be sent as soon as the session can be believed in.
     unsent: BTreeSet<Key>,
+    /// Those of them that were granted before it could be.
+    early: BTreeSet<Key>,
     /// Nothing that is pending, and no `Finish`, is due before: only then are all of them looked at. May be early.
     look_at: Option<BootInstant>,
     /// When holds end by themselves (`max_hold`, a grace), the next one first; and the same by key.
@@ -93,6 +95,7 @@ impl Machine {
             requests: BTreeMap::new(),
             pending: BTreeSet::new(),
             unsent: BTreeSet::new(),
+            early: BTreeSet::new(),
             look_at: None,
             ends: BTreeSet::new(),
             ends_of: BTreeMap::new(),
@@ -166,6 +169,10 @@ impl Machine {
             self.unsent.insert(key);
         } else {
             self.unsent.remove(&key);
+        }
+        match self.requests.get(&key).map(|request| &request.stage) {
+            Some(Stage::Early { .. }) => drop(self.early.insert(key)),
+            _ => drop(self.early.remove(&key)),
         }
         let before = match ends_at {
             Some(at) => self.ends_of.insert(key, at),
@@ -303,6 +310,7 @@ impl Machine {
         match request.stage {
             Stage::Unsent => {}
             Stage::Held(hold) => self.finish(hold.seq, None),
+            Stage::Early { seq, .. } => self.finish(seq, None),
             Stage::Sent { seq, .. } | Stage::Queued { seq } => {
                 self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { key: k, .. } if k == key));
                 self.finish(seq, None);

@@ -31,7 +31,8 @@ impl Lead {
         matches!(self, Self::Ready(_))
     }
 
-    fn term(self) -> Option<u64> {
+    /// The term in which it leads.
+    pub(super) fn term(self) -> Option<u64> {
         match self {
             Self::No => None,
             Self::Coming(term) | Self::Ready(term) => Some(term),

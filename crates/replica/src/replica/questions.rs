@@ -7,7 +7,7 @@ use lockkeeper_wire::{mode_number, v1};
 
 use super::lead::ms;
 use super::rounds::Asked;
-use super::{Lead, Origin, Proposal, Replica};
+use super::{Origin, Proposal, Replica};
 use crate::event::{Answer, AskId, Output, Question};
 
 /// At most so many places of the table are looked at for one page of a list: some hundred microseconds.
@@ -50,10 +50,11 @@ impl Replica {
     }
 
     pub(super) fn status(&self) -> v1::StatusResponse {
-        let role = match self.lead {
-            Lead::Ready(_) | Lead::Coming(_) => v1::Role::Leader,
-            Lead::No if self.engine.is_candidate() => v1::Role::Candidate,
-            Lead::No => v1::Role::Follower,
+        let role = match self.lead.term() {
+            // A later term may have come in this turn already, of which it does not know yet that it leads no more.
+            Some(term) if term == self.engine.term() => v1::Role::Leader,
+            _ if self.engine.is_candidate() => v1::Role::Candidate,
+            _ => v1::Role::Follower,
         };
         v1::StatusResponse {
             node: self.config.node,

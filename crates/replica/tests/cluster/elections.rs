@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper_replica::{Answer, Event, Question};
+use lockkeeper_replica::{Answer, AskId, Event, Question};
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
+use lockkeeper_wire::v1;
 
 use crate::harness::World;
 use crate::items::{acquire, granted};
@@ -143,4 +144,23 @@ fn what_can_not_come_from_a_member_is_ignored() {
     world.turn(leader, vec![Event::Peer(bad)]);
     world.pass(SECOND);
     assert_eq!((world.leader(), world.node(leader).term()), (leader, term));
+}
+
+/// What it says of itself is of one moment: a term is never shown with another one's leader.
+#[test]
+fn one_that_hears_of_a_later_term_does_not_say_that_it_leads_that_one() {
+    let mut world = World::new(3);
+    let leader = world.leader();
+    let (term, next) = (world.node(leader).term(), world.others(leader)[0]);
+    let news = PeerMessage {
+        kind: PeerKind::Heartbeat.into(),
+        from: next,
+        to: leader,
+        term: term + 1,
+        ..PeerMessage::default()
+    };
+    world.turn(leader, vec![Event::Peer(vec![news]), Event::Asked(AskId(900), Question::Status)]);
+    let Some(Answer::Status(status)) = world.answer(leader, 900) else { panic!("no status") };
+    assert_eq!((status.term, status.leader), (term + 1, next));
+    assert_eq!(status.role(), v1::Role::Follower);
 }

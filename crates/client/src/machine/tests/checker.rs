@@ -257,7 +257,9 @@ impl Checked {
         if matches!(self.machine.link, Link::Live { .. } | Link::Closing) {
             for (seq, key) in &self.live {
                 let wanted = self.machine.requests.get(key).is_some_and(|request| match &request.stage {
-                    Stage::Sent { seq: s, .. } | Stage::Queued { seq: s } => s == seq,
+                    Stage::Sent { seq: s, .. } | Stage::Queued { seq: s } | Stage::Early { seq: s, .. } => {
+                        s == seq
+                    }
                     Stage::Held(hold) => hold.seq == *seq,
                     Stage::Unsent => false,
                 });

@@ -18,12 +18,20 @@ fn open() -> Checked {
 
 /// Answers the call that went out last.
 fn answer(state: &mut Checked, secs: u64, answer: &Answer) -> Vec<Output> {
-    let call = *state.calls.last_key_value().expect("a call is out").0;
+    let call = last_call(state);
+    answer_to(state, secs, call, answer)
+}
+
+fn last_call(state: &Checked) -> CallId {
+    *state.calls.last_key_value().expect("a call is out").0
+}
+
+fn answer_to(state: &mut Checked, secs: u64, call: CallId, answer: &Answer) -> Vec<Output> {
     state.step(at(secs), Event::Answered { call, answer: answer.clone() }).unwrap()
 }
 
 fn fail(state: &mut Checked, secs: u64) -> Vec<Output> {
-    let call = *state.calls.last_key_value().expect("a call is out").0;
+    let call = last_call(state);
     state.step(at(secs), Event::Failed { call, sent: true }).unwrap()
 }
 
@@ -139,6 +147,46 @@ fn a_caller_that_waits_for_a_renewal_does_not_make_it_a_busy_loop() {
         tries += keep_alives(&fail(&mut state, 113));
     }
     assert!(tries <= 1, "{tries} tries in one moment");
+}
+
+/// After a stall of the service a waiter may hear of its grant before its keep-alives are answered. It was given the grant
+/// back and lost its turn.
+#[test]
+fn a_grant_that_is_heard_before_the_session_is_confirmed_keeps_its_turn() {
+    let mut state = open();
+    let _ = acquire(&mut state, 100, want());
+    let acquired = last_call(&state);
+    assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
+    let early = last_call(&state);
+    assert_eq!(keep_alives(&step(&mut state, 110, Event::Wake)), 1);
+    let late = last_call(&state);
+    let ends = |out: &[Output]| {
+        out.iter().filter(|output| matches!(output, Output::Call { what: What::Finish { .. }, .. })).count()
+    };
+    let is_granted = |out: &[Output]| out.iter().any(|output| matches!(output, Output::Granted { .. }));
+    let out = answer_to(&mut state, 117, acquired, &granted(7));
+    assert!(!is_granted(&out) && ends(&out) == 0, "nothing can be believed in yet: {out:?}");
+    let out = answer_to(&mut state, 117, early, &Answer::KeptAlive);
+    assert!(!is_granted(&out) && ends(&out) == 0, "what that says is over already: {out:?}");
+    let out = answer_to(&mut state, 117, late, &Answer::KeptAlive);
+    assert!(is_granted(&out) && ends(&out) == 0, "{out:?}");
+    assert_eq!(state.machine.belief, Some(at(110) + (TTL - TTL / 100)));
+}
+
+/// Who is granted early, and gives up before the service confirms its session, leaves nothing.
+#[test]
+fn a_grant_that_nobody_waits_for_any_more_is_given_back() {
+    let mut state = open();
+    let _ = acquire(&mut state, 100, Want { wait_until: Some(at(118)), ..want() });
+    let acquired = last_call(&state);
+    let _ = step(&mut state, 110, Event::Wake);
+    let _ = answer_to(&mut state, 117, acquired, &granted(7));
+    assert!(state.machine.next_wake() <= Some(at(118)));
+    let out = step(&mut state, 118, Event::Wake);
+    assert!(
+        out.iter().any(|output| matches!(output, Output::Call { what: What::Finish { .. }, .. })),
+        "{out:?}"
+    );
 }
 
 /// Peers 2: deadlines count from the sending, not from the answer.
