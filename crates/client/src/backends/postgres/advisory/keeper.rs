@@ -70,6 +70,8 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
     };
     let left = match ask(shared, request).await {
         Asked::Not(answer) => {
+            // Whoever hears of it may ask for another lock at once.
+            drop(slot);
             request.answer(answer);
             return request.end(Ending::Sure(End::Left));
         }
@@ -86,7 +88,10 @@ pub(super) async fn keep(shared: &Shared, request: &Request) {
         Asked::Held(hold) => {
             request.answer(Ok(Answer::Granted(hold.granted())));
             match hold.hold_on().await {
-                HoldEnd::Released => return request.end(Ending::Sure(End::Released)),
+                HoldEnd::Released => {
+                    drop(slot);
+                    return request.end(Ending::Sure(End::Released));
+                }
                 HoldEnd::Gone(left) => {
                     request.end(Ending::Sure(End::Gone));
                     left
