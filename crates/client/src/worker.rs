@@ -86,12 +86,14 @@ impl Worker {
     }
 
     /// Whether this is the thread, or one that has entered it.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
     pub(crate) fn is_here(&self) -> bool {
         Handle::try_current().is_ok_and(|here| here.id() == self.runtime.id())
     }
 
     /// Is over at that moment, if it is polled on the thread then. Elsewhere it never is: it is for work that is handed to
     /// the thread if it takes long, so that no limit depends on the timers of another runtime.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
     pub(crate) fn timer(&self, at: Instant) -> Timer<'_> {
         Timer { worker: self, at, sleep: None }
     }
@@ -104,6 +106,7 @@ impl Worker {
 }
 
 /// A moment, on the thread.
+#[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "others leave their limits to tokio"))]
 pub(crate) struct Timer<'a> {
     worker: &'a Worker,
     at: Instant,
