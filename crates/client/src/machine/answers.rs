@@ -72,11 +72,7 @@ impl Machine {
             Answer::Busy(busy) => self.refused(key, seq, NotAcquired::Busy(busy), out),
             Answer::Refused(refusal) => self.refused(key, seq, NotAcquired::Refused(refusal), out),
             // Broken before we knew of the grant, or dead by a gap: ask anew.
-            Answer::Finished(_) | Answer::Revoked => {
-                request.restart(now);
-                self.index(key);
-                self.finish(seq, None);
-            }
+            Answer::Finished(_) | Answer::Revoked => self.ask_anew(now, key, seq),
             Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
         }
     }
@@ -108,13 +104,21 @@ impl Machine {
             if self.hand_out(now, key, out) {
                 continue;
             }
-            let Some(request) = self.requests.get_mut(&key) else { continue };
-            let Stage::Early { seq, .. } = request.stage else { continue };
-            request.restart(now);
-            self.index(key);
-            self.finish(seq, None);
+            let Some(Request { stage: Stage::Early { seq, .. }, .. }) = self.requests.get(&key) else {
+                continue;
+            };
+            self.ask_anew(now, key, *seq);
             self.link.renew_soon(now, self.spec.try_every());
         }
+    }
+
+    /// What was asked under `seq` is over, and asked for under another.
+    fn ask_anew(&mut self, now: BootInstant, key: Key, seq: Seq) {
+        if let Some(request) = self.requests.get_mut(&key) {
+            request.restart(now);
+        }
+        self.index(key);
+        self.finish(seq, None);
     }
 
     fn refused(&mut self, key: Key, seq: Seq, why: NotAcquired, out: &mut Vec<Output>) {

@@ -152,11 +152,12 @@ impl Machine {
     /// Keeps the indexes true after a request has changed or gone: a session may have a million holds, and no event
     /// may cost as much as looking at all of them.
     fn index(&mut self, key: Key) {
-        let (pending, unsent, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
-            None => (false, false, None),
-            Some(Stage::Held(hold)) => (false, false, hold.ends_at),
-            Some(Stage::Unsent) => (true, true, None),
-            Some(_) => (true, false, None),
+        let (pending, unsent, early, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
+            None => (false, false, false, None),
+            Some(Stage::Held(hold)) => (false, false, false, hold.ends_at),
+            Some(Stage::Unsent) => (true, true, false, None),
+            Some(Stage::Early { .. }) => (true, false, true, None),
+            Some(Stage::Sent { .. } | Stage::Queued { .. }) => (true, false, false, None),
         };
         if pending {
             self.pending.insert(key);
@@ -170,9 +171,10 @@ impl Machine {
         } else {
             self.unsent.remove(&key);
         }
-        match self.requests.get(&key).map(|request| &request.stage) {
-            Some(Stage::Early { .. }) => drop(self.early.insert(key)),
-            _ => drop(self.early.remove(&key)),
+        if early {
+            self.early.insert(key);
+        } else {
+            self.early.remove(&key);
         }
         let before = match ends_at {
             Some(at) => self.ends_of.insert(key, at),

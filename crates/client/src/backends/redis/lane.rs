@@ -69,9 +69,9 @@ impl Lanes {
         Self { lanes: Mutex::default(), each }
     }
 
-    /// The lane of the runtime that we are on; it is made in the background, by what `connector` gives, which says when its connection
-    /// ends. `None` where there is none to have: on `thread`, whose connection is the link's, outside of a runtime, and
-    /// where there are too many.
+    /// A lane of the runtime that we are on; it is made in the background, by what `connector` gives, which says when its
+    /// connection ends. `None` where there is none to have: on `thread`, whose connection is the link's, outside of a
+    /// runtime, and where there are too many.
     pub(super) fn here<C, F>(&self, thread: Id, beside: u64, connector: impl FnOnce() -> C) -> Option<Lane>
     where
         C: Fn(Ended, UnderWay) -> F + Send + Sync + 'static,

@@ -452,7 +452,7 @@ impl Inner {
         let mut taking_back = self.ending(&claim);
         let mut ended = pin!(async {
             loop {
-                let mut changed = std::pin::pin!(claim.changed.notified());
+                let mut changed = pin!(claim.changed.notified());
                 changed.as_mut().enable();
                 match claim.ending() {
                     Ending::Pending => changed.await,
