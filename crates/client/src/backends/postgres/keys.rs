@@ -211,14 +211,6 @@ impl AdvisoryKey {
     }
 
     /// The key as three arguments, of which the first is null or the others are.
-    pub(super) fn parts(self) -> (Option<i64>, Option<i32>, Option<i32>) {
-        match self {
-            Self::Number(number) => (Some(number), None, None),
-            Self::Pair(a, b) => (None, Some(a), Some(b)),
-        }
-    }
-
-    /// As [`Self::parts`], in SQL.
     pub(super) fn either(self) -> String {
         match self {
             Self::Number(number) => format!("'{number}', null, null"),

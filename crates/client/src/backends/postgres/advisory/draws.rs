@@ -8,11 +8,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use lockkeeper_core::Token;
 use tokio::sync::oneshot;
+use tokio_postgres::Statement;
 
 use super::note::IDLE;
 use super::pool::unreadable;
 use super::server::PID;
-use super::sql::{draw, drawn, prepare_draw};
+use super::sql::{PLAN_ONCE, draw};
 use crate::backends::postgres::connect::{Connector, NoAnswer};
 use crate::backends::postgres::line::Line;
 use crate::error::BackendError;
@@ -37,8 +38,8 @@ struct Queue {
 /// A connection to draw on.
 struct Drawing {
     line: Line,
-    /// It leads to the server itself, where the usual statement is prepared.
-    direct: bool,
+    /// The usual statement, if it leads to the server itself.
+    prepared: Option<Statement>,
 }
 
 /// The turn to draw, passed on when it ends.
@@ -108,8 +109,7 @@ impl Draws {
             Err(NoAnswer::Ended(_)) if was_there => self.ask(drawing, count).await?,
             asked => asked,
         };
-        let rows = rows.map_err(|none| none.explained(doing))?;
-        let words = rows.first().and_then(|row| row.get(0)).ok_or_else(|| unreadable(doing))?;
+        let words = rows.map_err(|none| none.explained(doing))?.ok_or_else(|| unreadable(doing))?;
         let tokens: Vec<Token> =
             words.split(' ').filter_map(|token| token.parse().ok()).filter_map(Token::new).collect();
         if tokens.len() == count { Ok(tokens) } else { Err(unreadable(doing)) }
@@ -119,13 +119,22 @@ impl Draws {
         &self,
         drawing: &mut Option<Drawing>,
         count: usize,
-    ) -> Result<Result<Vec<tokio_postgres::SimpleQueryRow>, NoAnswer>, BackendError> {
+    ) -> Result<Result<Option<String>, NoAnswer>, BackendError> {
         let mut used = match drawing.take() {
             Some(made) => made,
             None => Box::pin(self.make()).await?,
         };
-        let statement = if used.direct { drawn(count) } else { draw(&count.to_string(), self.knows_log) };
-        let asked = used.line.ask(&statement).await;
+        let many = i32::try_from(count).unwrap_or(i32::MAX);
+        let asked = match &used.prepared {
+            Some(prepared) => {
+                let rows = used.line.run(prepared, &[&many]).await;
+                rows.map(|rows| rows.first()?.try_get(0).ok())
+            }
+            None => {
+                let rows = used.line.ask(&draw(&many.to_string(), self.knows_log)).await;
+                rows.map(|rows| rows.first()?.get(0).map(str::to_owned))
+            }
+        };
         if matches!(asked, Ok(_) | Err(NoAnswer::Refused(_))) {
             *drawing = Some(used);
         }
@@ -137,12 +146,13 @@ impl Draws {
         let mut line = self.connector.line(IDLE).await?;
         let rows = line.ask(PID).await.map_err(|none| none.explained(doing))?;
         let pid: Option<i32> = rows.first().and_then(|row| row.get(0)?.parse().ok());
-        let direct = pid.is_some() && line.cancel().process().await == pid;
-        if direct {
-            let prepared = line.ask(&prepare_draw(self.knows_log)).await;
-            prepared.map_err(|none| none.explained(doing))?;
+        let mut prepared = None;
+        if pid.is_some() && line.cancel().process().await == pid {
+            line.ask(PLAN_ONCE).await.map_err(|none| none.explained(doing))?;
+            let statement = line.prepare(&draw("$1::integer", self.knows_log)).await;
+            prepared = Some(statement.map_err(|none| none.explained(doing))?);
         }
-        Ok(Drawing { line, direct })
+        Ok(Drawing { line, prepared })
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {

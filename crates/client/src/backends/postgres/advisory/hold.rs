@@ -14,6 +14,7 @@ use super::request::Word;
 use super::server::answer_within;
 use super::sql::{Scope, is_holder};
 use crate::backends::postgres::connect::NoAnswer;
+use crate::backends::postgres::keys::AdvisoryKey;
 use crate::machine::{Granted, Push};
 
 /// A granted request.
@@ -25,6 +26,8 @@ pub(super) struct Hold<'a> {
     /// Whether its connection bears its name at the server, which those see that do not see what it says.
     named: bool,
     since: Instant,
+    /// Something else was asked of its connection than its lock.
+    probed: bool,
     /// When the server last said something, and when it is asked next.
     heard: Instant,
     due: Instant,
@@ -63,7 +66,7 @@ impl<'a> Hold<'a> {
         let now = Instant::now();
         // A name is due as soon as the hold lasts.
         let due = if named { now + claim.shared.probe } else { now };
-        Self { claim, pid, token, named, since: now, heard: now, due, asked: 0 }
+        Self { claim, pid, token, named, since: now, probed: false, heard: now, due, asked: 0 }
     }
 
     pub(super) fn granted(&self) -> Granted {
@@ -109,6 +112,7 @@ impl<'a> Hold<'a> {
         let Claim { shared, request, link, says, note } = &mut self.claim;
         let limit = answer_within(shared.probe);
         let asked = request.asked();
+        self.probed = true;
         let statement = if self.named { says.probe(note) } else { says.name(note, self.since.elapsed()) };
         let answer = tokio::select! {
             biased;
@@ -183,11 +187,14 @@ impl<'a> Hold<'a> {
     /// Whether it was held until now.
     async fn unlock(&mut self) -> Result<bool, NoAnswer> {
         let Claim { link, says, shared, .. } = &mut self.claim;
-        match &link.unlock {
-            Some(unlock) if self.named == shared.common.tokens => {
-                let (number, first, second) = says.key.parts();
-                let rows = link.line.run(unlock, &[&number, &first, &second, &says.shared]).await?;
+        match (&link.unlock, says.key) {
+            (Some(unlock), AdvisoryKey::Number(number)) if !says.shared && self.named == shared.common.tokens => {
+                let rows = link.line.run(unlock, &[&number]).await?;
                 Ok(rows.first().is_some_and(|row| row.try_get(0).is_ok_and(|was_held| was_held)))
+            }
+            // Nothing was asked that could have failed, and with it the transaction; nobody else can end it.
+            _ if link.direct && says.common.scope == Scope::Transaction && !self.probed => {
+                link.line.ask("commit").await.map(|_| true)
             }
             _ => {
                 let rows = link.line.ask(&says.unlock(self.named)).await?;

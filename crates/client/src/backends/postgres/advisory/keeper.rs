@@ -141,7 +141,7 @@ async fn ask<'a>(shared: &'a Shared, request: &'a Request) -> Asked<'a> {
     if let Some(pooled) = claim.pooled(&tried) {
         return pooled;
     }
-    claim.says.began.clone_from(&tried.began);
+    claim.says.began = tried.began;
     if tried.held {
         return granted(claim, tried).await;
     }
@@ -243,9 +243,11 @@ pub(super) async fn granted<'a>(mut claim: Claim<'a>, tried: Tried) -> Asked<'a>
                 };
             }
         };
-        let statement = claim.says.probe_with_token(&claim.note, drawn);
+        let name = claim.says.name_with_token(&claim.note, drawn);
+        let is_own = name.is_some();
+        let statement = name.unwrap_or_else(|| claim.says.probe_with_token(&claim.note, drawn));
         match claim.link.line.ask(&statement).await {
-            Ok(rows) if is_confirmed(&rows, pid) => {}
+            Ok(rows) if is_own || is_confirmed(&rows, pid) => {}
             Ok(_) => return claim.doubt(),
             Err(none) => return claim.undone(none, "hold a lock"),
         }

@@ -1,6 +1,7 @@
 //! What people see of a request in the server's own views: a comment before each of its statements, and the name of its
 //! connection. There is no table, so this is all that `inspect` has.
 
+use lockkeeper_core::Token;
 use postgres_protocol::escape::escape_literal;
 use serde::{Deserialize, Serialize};
 
@@ -118,8 +119,8 @@ impl Words<'_> {
     /// The badge of one that has it since then. `token` and `since`, a moment, are expressions too.
     pub(super) fn held(self, token: &str, since: &str) -> String {
         format!(
-            "'{BADGE}' || coalesce(({token})::text, '-') || ' ' || {} || ' ' \
-             || extract(epoch from {since})::bigint || ' ' || {}",
+            "pg_catalog.format('{BADGE}%s %s %s %s', coalesce(({token})::text, '-'), {}, \
+             pg_catalog.date_part('epoch', {since})::bigint, {})",
             self.id, self.label
         )
     }
@@ -148,6 +149,11 @@ fn shown(label: &str) -> String {
 impl Badge {
     pub(super) fn new(id: &str, label: &str) -> Self {
         Self { id: id.to_owned(), label: shown(label) }
+    }
+
+    /// The badge of one that holds with this token, since so many seconds of the Unix epoch, as a literal.
+    pub(super) fn held(&self, token: Token, since: i64) -> String {
+        escape_literal(&format!("{BADGE}{token} {} {since} {}", self.id, self.label))
     }
 
     /// Its words, as literals.

@@ -2,9 +2,8 @@
 //! of the server beside the lock stands in the same message.
 //!
 //! Where no pooler lies between, a connection has its server process for itself. Then a try and a release ask for no more
-//! than the lock, what must hold for each of them is set once ([`prepare`]), and where tokens are drawn, the statement for
-//! it, which costs the server more to plan than to execute, is prepared once too, in SQL, and executed under each request's
-//! own comment.
+//! than the lock, what must hold for each of them is set once ([`prepare`]), and what costs the server more to plan than to
+//! execute is prepared once too, in SQL, and executed under each request's own comment.
 
 use std::time::Duration;
 
@@ -50,18 +49,8 @@ pub(super) fn draw(count: &str, knows_log: bool) -> String {
     )
 }
 
-/// Prepares [`draw`] for [`drawn`], on a connection to a server process that is its own.
-pub(super) fn prepare_draw(knows_log: bool) -> String {
-    format!("{PLAN_ONCE}; prepare {DRAW} (integer) as {}", draw("$1", knows_log))
-}
-
-/// As [`draw`], where that is prepared.
-pub(super) fn drawn(count: usize) -> String {
-    format!("execute {DRAW}({count})")
-}
-
-/// For all arguments.
-const PLAN_ONCE: &str = "set plan_cache_mode = force_generic_plan";
+/// For all arguments of what is prepared.
+pub(super) const PLAN_ONCE: &str = "set plan_cache_mode = force_generic_plan";
 
 /// What a transaction must not be ended by: it holds for as long as its holder likes.
 const PATIENT: &[&str] = &["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"];
@@ -94,7 +83,7 @@ pub(super) struct Statements {
     /// Its connection has a server process for itself, and has executed [`prepare`].
     pub(super) direct: bool,
     /// When its transaction began, as the server says it, where that is what tells the transaction ([`is_since`]).
-    pub(super) began: Option<String>,
+    pub(super) began: Option<i64>,
 }
 
 /// What came of a try, or of a wait.
@@ -106,15 +95,13 @@ pub(super) struct Tried {
     /// The server process had the lock before it was asked for.
     pub(super) before: bool,
     /// [`Statements::began`].
-    pub(super) began: Option<String>,
+    pub(super) began: Option<i64>,
     /// The connection bears the name of a holder.
     pub(super) named: bool,
 }
 
-/// The names of what is prepared.
+/// The name of what is prepared.
 const TRY: &str = "lockkeeper_try";
-const NAME: &str = "lockkeeper_name";
-const DRAW: &str = "lockkeeper_draw";
 
 /// Prepares a connection to a server process that is its own. May be nothing.
 pub(super) fn prepare(common: &Common) -> String {
@@ -129,31 +116,29 @@ pub(super) fn prepare(common: &Common) -> String {
             let drawn = common.locked_alone(&lock, Words { id: "$5", label: "$6" });
             format!("{PLAN_ONCE}; prepare {TRY} (bigint, integer, integer, boolean, text, text) as {drawn}")
         }
-        (Scope::Transaction, tokens) => {
-            let patient: Vec<String> = common.patient().map(|setting| set(setting, "'0'", false)).collect();
-            let mut prepared = format!("select {}", patient.join(", "));
-            if tokens {
-                let named = common.named(Words { id: "$1", label: "$2" }, "$3", &is_since("$4"));
-                prepared +=
-                    &format!("; {PLAN_ONCE}; prepare {NAME} (text, text, bigint, timestamptz) as {named}");
-            }
-            prepared
+        (Scope::Transaction, _) => {
+            // Of a transaction's own words each would cost the server as much as its lock.
+            let same = [("default_transaction_isolation", "read committed"), ("default_transaction_read_only", "off")];
+            let settings: Vec<String> = same
+                .into_iter()
+                .chain(common.patient().map(|setting| (setting, "0")))
+                .map(|(setting, value)| set(setting, &format!("'{value}'"), false))
+                .collect();
+            let lock = common.function("pg_try_advisory", false);
+            format!(
+                "select {}; {PLAN_ONCE}; prepare {TRY} (bigint) as select {lock}($1), {BEGAN}",
+                settings.join(", ")
+            )
         }
     }
 }
 
-/// Gives a session's lock back, on a connection to a server process that is its own, and is prepared in the protocol: its
-/// comment need show nothing. Its row: whether it was held until now. Where holders bear a name from their try on, the
-/// connection loses it.
+/// Gives a session's exclusive lock of one number back, on a connection to a server process that is its own, and is prepared
+/// in the protocol: its comment need show nothing. Its row: whether it was held until now. Where holders bear a name from
+/// their try on, the connection loses it.
 pub(super) fn unlock_prepared(common: &Common) -> String {
-    let unlock = |shared: bool| {
-        let function = unlock_function(shared);
-        format!(
-            "case when $1::bigint is null then {function}($2::integer, $3::integer) else {function}($1) end"
-        )
-    };
     let idle = if common.tokens { format!(", {}", named_idle()) } else { String::new() };
-    format!("select case when $4::boolean then {} else {} end{idle}", unlock(true), unlock(false))
+    format!("select {}($1){idle}", unlock_function(false))
 }
 
 fn unlock_function(shared: bool) -> &'static str {
@@ -177,13 +162,13 @@ fn is_marked(id: &str) -> String {
     format!("pg_catalog.current_setting('{MARK}', true) is not distinct from {id}")
 }
 
-/// When the transaction began.
-const BEGAN: &str = "pg_catalog.now()";
+/// When the transaction began, in microseconds of the Unix epoch.
+const BEGAN: &str = "(pg_catalog.date_part('epoch', pg_catalog.now()) * 1000000)::bigint";
 /// The moment.
 const NOW: &str = "pg_catalog.clock_timestamp()";
 
 /// Whether this is still the transaction that began then, on a connection that has its server process for itself.
-fn is_since(began: &str) -> String {
+fn is_since(began: i64) -> String {
     format!("{BEGAN} = {began}")
 }
 
@@ -245,12 +230,6 @@ impl Common {
              from (select {lock} as held offset 0) as l offset 0) as g"
         )
     }
-
-    /// As a probe of a transaction; from here on the connection wears its token. All are expressions.
-    fn named(&self, badge: Words<'_>, token: &str, is_held: &str) -> String {
-        let named = set_name(&badge.held(token, NOW), true);
-        format!("select pg_catalog.pg_backend_pid(), {is_held}, {named}")
-    }
 }
 
 impl Statements {
@@ -263,10 +242,17 @@ impl Statements {
                 format!("execute {TRY}({}, {}, {id}, {label})", self.key.either(), self.shared)
             }
             (true, Scope::Session) => format!("select {}", self.call(&function)),
-            (true, Scope::Transaction) => format!("select {}, {BEGAN}", self.call(&function)),
+            (true, Scope::Transaction) => match self.key {
+                AdvisoryKey::Number(number) if !self.shared => format!("execute {TRY}('{number}')"),
+                _ => format!("select {}, {BEGAN}", self.call(&function)),
+            },
             (false, _) => self.locked(&self.call(&function), true),
         };
-        let begin = if self.common.in_transaction() { Common::BEGIN } else { "" };
+        let begin = match (self.common.scope, self.direct) {
+            (Scope::Session, _) => "",
+            (Scope::Transaction, true) => "begin; ",
+            (Scope::Transaction, false) => Common::BEGIN,
+        };
         format!("{}{begin}{lock}", note.comment(self.common.shown_bytes))
     }
 
@@ -294,7 +280,7 @@ impl Statements {
         let (held, second) = (row.get(0)? == "t", row.try_get(1).ok().flatten());
         let (token, began) = match self.common.scope {
             Scope::Session => (second.and_then(|token| token.parse().ok()).and_then(Token::new), None),
-            Scope::Transaction => (None, Some(second?.to_owned())),
+            Scope::Transaction => (None, Some(second?.parse().ok()?)),
         };
         Some(Tried { held, token, pid: None, before: false, began, named: token.is_some() })
     }
@@ -352,19 +338,24 @@ impl Statements {
 
     /// As [`Self::probe`]; from here on the connection wears its token. For a transaction, which can't by itself.
     pub(super) fn probe_with_token(&self, note: &Note, token: Token) -> String {
-        let ((id, label), token) = (self.badge.words(), token.get().to_string());
-        let named = match &self.began {
-            Some(began) if self.direct => format!("execute {NAME}({id}, {label}, {token}, '{began}')"),
-            _ => self.common.named(Words { id: &id, label: &label }, &token, &self.is_held()),
-        };
-        format!("{}{named}", note.comment(self.common.shown_bytes))
+        let (id, label) = self.badge.words();
+        let named = Words { id: &id, label: &label }.held(&token.get().to_string(), NOW);
+        format!("{}, {}", self.probe(note), set_name(&named, true))
+    }
+
+    /// As [`Self::probe_with_token`], where nobody else can have ended the transaction: any answer but an error confirms
+    /// it. `None` where the process may be another's.
+    pub(super) fn name_with_token(&self, note: &Note, token: Token) -> Option<String> {
+        let began = self.began.filter(|_| self.direct)?;
+        let name = self.badge.held(token, began / 1_000_000);
+        Some(format!("{}set local application_name = {name}", note.comment(self.common.shown_bytes)))
     }
 
     fn is_held(&self) -> String {
-        match (self.common.scope, &self.began) {
+        match (self.common.scope, self.began) {
             (Scope::Session, _) => is_held(self.key, self.shared),
             // A transaction keeps its locks for as long as it lasts.
-            (Scope::Transaction, Some(began)) => is_since(&format!("'{began}'")),
+            (Scope::Transaction, Some(began)) => is_since(began),
             (Scope::Transaction, None) => is_marked(&self.badge.words().0),
         }
     }
