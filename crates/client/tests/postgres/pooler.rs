@@ -143,14 +143,15 @@ async fn a_pooler_that_ends_takes_the_holds_with_it() {
     locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// Whether what is asked for every lock is prepared on its connection.
-async fn prepares(server: &Postgres, url: &str, kind: &str) -> bool {
+/// Whether its connection is taken for one whose server process nobody else uses: what is asked for every lock is prepared
+/// there, and a transaction with a token is named without a look whether it is still the same.
+async fn is_direct(server: &Postgres, url: &str, kind: &str) -> bool {
     // No probe comes between, which says something else.
     let locks = Locks::connect(&format!("{url}?lock={kind}&probe=10min")).await.unwrap();
     let held = locks.mutex("a").acquire().await.unwrap();
     let said = server.psql(
         "select count(*) from pg_locks join pg_stat_activity using (pid) \
-         where locktype = 'advisory' and query like '%execute lockkeeper_%'",
+         where locktype = 'advisory' and query ~ 'execute lockkeeper_|set local application_name'",
     );
     held.release().await.unwrap();
     said == "1"
@@ -163,8 +164,8 @@ async fn only_a_connection_to_the_server_itself_is_taken_for_one() {
     let world = World::start();
     let by_session = PgBouncer::with(&world.server, &["pool_mode=session"]);
     for kind in KINDS {
-        assert!(prepares(&world.server, &world.server.url(), kind).await, "{kind}");
-        assert!(!prepares(&world.server, &by_session.url(), kind).await, "{kind}");
+        assert!(is_direct(&world.server, &world.server.url(), kind).await, "{kind}");
+        assert!(!is_direct(&world.server, &by_session.url(), kind).await, "{kind}");
     }
 }
 
@@ -174,6 +175,6 @@ async fn so_is_an_encrypted_one() {
     let server = Postgres::with_tls();
     server.psql(&lockkeeper::backends::postgres::schema_sql(None));
     for kind in KINDS {
-        assert!(prepares(&server, &server.url(), kind).await, "{kind}");
+        assert!(is_direct(&server, &server.url(), kind).await, "{kind}");
     }
 }
