@@ -11,6 +11,7 @@ mod pooler;
 mod privileges;
 #[path = "../contract/proxy.rs"]
 mod proxy;
+mod short;
 mod support;
 mod tokens;
 mod waiters;

@@ -75,6 +75,11 @@ async fn a_user_with_the_functions_locks_and_can_not_touch_the_tables() {
     assert!(error.to_string().contains("permission denied for function row_break"), "{error}");
     held.release().await.unwrap();
     waiter.await.unwrap().release().await.unwrap();
+    // Without the views too, when it would use them.
+    locks.findings().await.unwrap();
+    for _ in 0..4 {
+        locks.mutex("any").acquire().await.unwrap().release().await.unwrap();
+    }
     for table in ["row_lease", "row_waiter", "row_gone", "row_sweep"] {
         for sql in [format!("TABLE lockkeeper.{table}"), format!("DELETE FROM lockkeeper.{table}")] {
             let error = server.try_psql_as("locker", &sql).unwrap_err();
@@ -96,8 +101,13 @@ async fn a_role_that_the_schema_is_made_for_may_lock_look_and_break_and_nothing_
     let held = locks.mutex("any").acquire().await.unwrap();
     locks.break_hold(order("any", &held, true)).await.unwrap();
     assert!(locks.list(None).await.unwrap().is_empty());
-    let granted = "SELECT count(*) FROM information_schema.table_privileges WHERE grantee = 'odd role'";
-    assert_eq!(server.psql(granted), "0", "no right on any table");
+    let granted = "SELECT string_agg(privilege_type || ' ' || table_name, ', ' ORDER BY table_name)
+        FROM information_schema.table_privileges WHERE grantee = 'odd role'";
+    assert_eq!(server.psql(granted), "UPDATE row_give, UPDATE row_take", "no right on any table");
+    for view in ["row_take", "row_give"] {
+        let error = server.try_psql_as("odd%20role", &format!("TABLE lockkeeper.{view}")).unwrap_err();
+        assert!(error.contains("permission denied for view"), "{view}: {error}");
+    }
 }
 
 #[tokio::test]

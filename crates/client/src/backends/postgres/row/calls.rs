@@ -1,10 +1,12 @@
 //! The statements by which the functions of `row.sql` are called, and what their rows mean.
 
+use std::error::Error;
 use std::time::Duration;
 
+use bytes::{BufMut, BytesMut};
 use lockkeeper_core::{End, LockName, Mode, ModeKind, Token};
 use tokio_postgres::Row;
-use tokio_postgres::types::{FromSql, Type};
+use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checked};
 
 use crate::backend::Broken;
 use crate::error::{BackendError, BackendErrorKind};
@@ -19,7 +21,7 @@ pub(super) struct Statement {
 }
 
 /// How many there are.
-pub(super) const COUNT: usize = 10;
+pub(super) const COUNT: usize = 12;
 
 pub(super) const ACQUIRE: Statement = Statement {
     sql: "SELECT outcome, token, slot, permits, holder, ahead, left_ms \
@@ -89,6 +91,37 @@ pub(super) const SETTINGS: Statement = Statement {
     types: &[],
     place: 9,
 };
+
+/// The short way to hold. No row: `row_acquire` knows why not.
+pub(super) const TAKE: Statement = Statement {
+    sql: "UPDATE lockkeeper.row_take SET name = $1, id = $2, ttl = $3, shut = $4, label = $5, meta = $6, wake = $7 \
+          RETURNING token",
+    types: &[Type::TEXT, Type::TEXT, Type::INTERVAL, Type::INTERVAL, Type::TEXT, Type::BYTEA, Type::TEXT],
+    place: 10,
+};
+
+/// The short way to end a hold. No row: `row_finish` knows why not.
+pub(super) const GIVE: Statement = Statement {
+    sql: "UPDATE lockkeeper.row_give SET name = $1, id = $2 RETURNING true",
+    types: &[Type::TEXT, Type::TEXT],
+    place: 11,
+};
+
+/// A time as the database takes one: whole milliseconds.
+#[derive(Debug)]
+pub(super) struct Interval(pub(super) i64);
+
+impl ToSql for Interval {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+        // Microseconds, days, months.
+        out.put_i64(self.0.saturating_mul(1000));
+        out.put_i64(0);
+        Ok(IsNull::No)
+    }
+
+    accepts!(INTERVAL);
+    to_sql_checked!();
+}
 
 /// What `row_acquire` said.
 pub(super) struct Acquired {

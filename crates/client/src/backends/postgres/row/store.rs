@@ -4,15 +4,20 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{End, Mode, PermitGrant, Rejection, limits};
+use lockkeeper_core::{End, LockName, Mode, PermitGrant, Rejection, limits};
 use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_postgres::Row;
 use tokio_postgres::error::SqlState;
 use tokio_util::sync::DropGuard;
 
-use super::calls::{self, ACQUIRE, Acquired, FINISH, RENEW, acquired, finished};
+use super::calls::{
+    self, ACQUIRE, Acquired, FINISH, GIVE, Interval, RENEW, Statement, TAKE, acquired, finished,
+};
 use super::listen::Hearing;
-use super::pool::{Failure, Pool};
+use super::pool::{Failure, Params, Pool};
 use super::random;
+use super::short::ShortWay;
 use crate::backend::{BoxFuture, CallError};
 use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried};
 use crate::error::{BackendError, BackendErrorKind, Busy};
@@ -38,6 +43,7 @@ pub(super) struct RowStore {
     /// Where we can be woken.
     pub(super) wake: String,
     pub(super) hearing: watch::Receiver<Hearing>,
+    pub(super) short: ShortWay,
     /// The command that makes the schema, for errors.
     pub(super) init: String,
     /// Ends the listening.
@@ -50,6 +56,7 @@ impl RowStore {
             return Ok(Tried::Refused(rejection.into()));
         }
         let entry = &attempt.entry;
+        let mut limit = entry.limit();
         let (permit, of) = calls::mode(entry.mode);
         let (ttl, closes) = (ms(entry.ttl), ms(entry.closed_after_expiry()));
         let hearing = *self.hearing.borrow();
@@ -57,10 +64,19 @@ impl RowStore {
         // Also while it is not known: a hold that is broken later is told then.
         let (label, wake) = (text(&attempt.label), (hearing != Hearing::Deaf).then_some(self.wake.as_str()));
         let meta: &[u8] = &attempt.meta;
+        if self.pool.is_direct() && self.short.takes(attempt) {
+            let shut = Interval(ttl.saturating_add(closes));
+            let params: Params<'_> =
+                &[&entry.name.as_str(), &entry.id.0, &Interval(ttl), &shut, &label, &meta, &wake];
+            if let Some(row) = self.go_short(&entry.name, &mut limit, &TAKE, params, "acquire").await? {
+                let token = calls::column(Some(&row), 0);
+                return Ok(token.map_or_else(Tried::Refused, |token| granted(token, Vec::new())));
+            }
+        }
         let rows = self
             .pool
             .call(
-                entry.limit(),
+                limit,
                 &ACQUIRE,
                 &[
                     &entry.name.as_str(),
@@ -78,12 +94,42 @@ impl RowStore {
             .await;
         match rows {
             Ok(rows) => Ok(match acquired(&rows) {
-                Ok(acquired) => tried(entry, acquired, hears),
+                Ok(acquired) => {
+                    let tried = tried(entry, acquired, hears);
+                    let at_once = attempt.first && !permit && matches!(tried, Tried::Granted(_));
+                    self.short.learn(&entry.name, at_once);
+                    tried
+                }
                 Err(error) => Tried::Refused(error),
             }),
             Err(failure) if refuses_for_good(&failure) => Ok(Tried::Refused(self.explained(failure, "lock"))),
             Err(failure) => Err(unanswered(&failure, "acquire")),
         }
+    }
+
+    /// A call that goes the short way, within `limit`, of which as much is left then as it says. `None` if it is for the
+    /// functions to say what is to be said.
+    async fn go_short(
+        &self,
+        name: &LockName,
+        limit: &mut Duration,
+        statement: &Statement,
+        params: Params<'_>,
+        doing: &str,
+    ) -> Result<Option<Row>, CallError> {
+        let until = Instant::now() + *limit;
+        match self.pool.call(*limit, statement, params).await {
+            Ok(mut rows) if !rows.is_empty() => return Ok(Some(rows.swap_remove(0))),
+            Ok(_) => {}
+            // What was refused is undone.
+            Err(failure) if failure.code().is_some() && !failure.may_have_arrived() => {
+                self.short.refused(&failure);
+            }
+            Err(failure) => return Err(unanswered(&failure, doing)),
+        }
+        self.short.learn(name, false);
+        *limit = until.saturating_duration_since(Instant::now());
+        Ok(None)
     }
 
     async fn renew_all(&self, entries: &[Arc<Entry>]) -> Result<Vec<Renewed>, CallError> {
@@ -111,9 +157,16 @@ impl RowStore {
     }
 
     async fn end(&self, entry: &Entry, doubt: bool) -> Result<End, CallError> {
+        let mut limit = entry.limit();
+        if self.pool.is_direct() && self.short.gives(entry, doubt) {
+            let params: Params<'_> = &[&entry.name.as_str(), &entry.id.0];
+            if self.go_short(&entry.name, &mut limit, &GIVE, params, "finish").await?.is_some() {
+                return Ok(End::Released);
+            }
+        }
         let (keep, ttl) = (ms(entry.keep_closed), ms(entry.ttl));
-        let params: super::pool::Params<'_> = &[&entry.name.as_str(), &entry.id.0, &keep, &ttl, &doubt];
-        let answered = self.pool.call(entry.limit(), &FINISH, params).await;
+        let params: Params<'_> = &[&entry.name.as_str(), &entry.id.0, &keep, &ttl, &doubt];
+        let answered = self.pool.call(limit, &FINISH, params).await;
         let rows = answered.map_err(|failure| unanswered(&failure, "finish"))?;
         finished(&rows).map_err(|error| {
             tracing::warn!(%error, "postgres: an end has no answer");
@@ -180,12 +233,9 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
     let name = || entry.name.clone();
     match (acquired.outcome.as_str(), entry.mode) {
         ("granted", mode) => {
-            let Some(token) = acquired.token.and_then(calls::token) else {
-                return Tried::Refused(Rejection::TokensExhausted.into());
-            };
             let permit = PermitGrant { slot: count(acquired.slot), limit: count(acquired.permits) };
             let permits = if matches!(mode, Mode::Permit { .. }) { vec![permit] } else { Vec::new() };
-            Tried::Granted(Granted { token: Some(token), permits })
+            granted(acquired.token, permits)
         }
         ("waits", _) => {
             let again = again(entry.ttl, acquired.ahead, acquired.left, hears);
@@ -198,6 +248,13 @@ fn tried(entry: &Entry, acquired: Acquired, hears: bool) -> Tried {
         ("full", _) => Tried::Refused(Rejection::TooManyWaiters { name: name() }.into()),
         // Busy; or over, and then nobody waits for the answer.
         _ => Tried::Busy(Busy { holder: acquired.holder, queued_ahead: acquired.ahead }),
+    }
+}
+
+fn granted(token: Option<i64>, permits: Vec<PermitGrant>) -> Tried {
+    match token.and_then(calls::token) {
+        Some(token) => Tried::Granted(Granted { token: Some(token), permits }),
+        None => Tried::Refused(Rejection::TokensExhausted.into()),
     }
 }
 
