@@ -6,16 +6,18 @@
 //! left behind (peers' flaw 1).
 
 use std::future::poll_fn;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use futures_util::future::{JoinAll, join_all};
+use tokio_util::sync::ReusableBoxFuture;
 
 use super::claim::Claim;
 use super::limit::RoundLimit;
 use super::node::NodeStore;
 use super::store::Inner;
+
+/// For how many rounds places are kept: a megabyte at most.
+const KEPT: usize = 64;
 
 /// What the calls of a round have in common.
 pub(super) struct Round<S: NodeStore, K> {
@@ -26,29 +28,79 @@ pub(super) struct Round<S: NodeStore, K> {
 }
 
 /// What kind of calls they are.
-pub(super) trait Kind: Send + Sync + 'static {
+pub(super) trait Kind: Send + Sync + Sized + 'static {
+    /// Where places for them are kept.
+    fn places<S: NodeStore>(inner: &Inner<S>) -> &Places;
+
     /// They were dropped: whatever may come of them is to be taken back.
     fn abandon(&self, claim: &Claim);
 }
 
+/// Memory for one call, and whether it is under way.
+struct Place {
+    call: ReusableBoxFuture<'static, ()>,
+    is_under_way: bool,
+}
+
+/// Places for calls of one kind, kept from round to round: beyond a kilobyte each, to ask the allocator for them and give
+/// them back, often on another thread, would cost more than anything else in a round.
+#[derive(Default)]
+pub(super) struct Places(Mutex<Vec<Vec<Place>>>);
+
+impl Places {
+    fn kept(&self) -> MutexGuard<'_, Vec<Vec<Place>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Vec<Place> {
+        self.kept().pop().unwrap_or_default()
+    }
+
+    /// Keeps them. Calls that have ended hold nothing any more.
+    fn put(&self, places: Vec<Place>) {
+        let mut kept = self.kept();
+        if kept.len() < KEPT {
+            kept.push(places);
+        }
+    }
+}
+
 /// The calls of a round, one for each node that is asked.
-pub(super) struct Carried<S: NodeStore, K: Kind, F: Future<Output = ()>> {
+pub(super) struct Carried<S: NodeStore, K: Kind> {
     round: Arc<Round<S, K>>,
-    calls: JoinAll<F>,
+    places: Vec<Place>,
     done: bool,
 }
 
-impl<S: NodeStore, K: Kind, F: Future<Output = ()>> Carried<S, K, F> {
-    pub(super) fn new(round: Arc<Round<S, K>>, calls: impl Iterator<Item = F>) -> Self {
-        Self { round, calls: join_all(calls), done: false }
+impl<S: NodeStore, K: Kind> Carried<S, K> {
+    pub(super) fn new<F>(round: Arc<Round<S, K>>, calls: impl Iterator<Item = F>) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let mut places = K::places(&round.inner).take();
+        for (index, call) in calls.enumerate() {
+            match places.get_mut(index) {
+                Some(place) => {
+                    place.call.set(call);
+                    place.is_under_way = true;
+                }
+                None => places.push(Place { call: ReusableBoxFuture::new(call), is_under_way: true }),
+            }
+        }
+        Self { round, places, done: false }
     }
 
     /// Carries them until `enough` finds what it looks for; `None` if it did not when all have ended.
     pub(super) async fn until<T>(&mut self, mut enough: impl FnMut() -> Option<T>) -> Option<T> {
-        let Self { round, calls, done } = self;
+        let Self { round, places, done } = self;
         let carrying = poll_fn(|context| {
             // One step of each.
-            *done = *done || Pin::new(&mut *calls).poll(context).is_ready();
+            let mut all = true;
+            for place in places.iter_mut().filter(|place| place.is_under_way) {
+                place.is_under_way = place.call.poll(context).is_pending();
+                all &= !place.is_under_way;
+            }
+            *done = all;
             match enough() {
                 None if !*done => Poll::Pending,
                 found => Poll::Ready(found),
@@ -58,22 +110,19 @@ impl<S: NodeStore, K: Kind, F: Future<Output = ()>> Carried<S, K, F> {
     }
 
     /// Carries them to their ends in the background.
-    pub(super) fn go_on(mut self)
-    where
-        F: Send + 'static,
-    {
+    pub(super) fn go_on(mut self) {
         if !self.done {
             tokio::spawn(async move { self.until(|| None::<()>).await });
         }
     }
 }
 
-impl<S: NodeStore, K: Kind, F: Future<Output = ()>> Drop for Carried<S, K, F> {
+impl<S: NodeStore, K: Kind> Drop for Carried<S, K> {
     fn drop(&mut self) {
-        if self.done {
-            return;
-        }
         let Round { inner, claim, kind, .. } = &*self.round;
+        if self.done {
+            return K::places(inner).put(std::mem::take(&mut self.places));
+        }
         kind.abandon(claim);
         inner.take_back_elsewhere(claim);
     }

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::carry::{Carried, Kind, Round};
+use super::carry::{Carried, Kind, Places, Round};
 use super::claim::{Asking, Claim};
 use super::limit::RoundLimit;
 use super::node::{NodeStore, TryLetter};
@@ -40,6 +40,10 @@ impl Tries {
 }
 
 impl Kind for Tries {
+    fn places<S: NodeStore>(inner: &Inner<S>) -> &Places {
+        &inner.places_of_tries
+    }
+
     fn abandon(&self, claim: &Claim) {
         claim.unheard(self.round);
     }
@@ -100,9 +104,18 @@ async fn ask<S: NodeStore>(round: Arc<Round<S, Tries>>, index: usize) {
     let take_back = claim.heard(index, kind.round, &answer);
     // Nobody listens once the outcome is certain.
     kind.tell(index, answer);
-    drop(inside);
-    if take_back {
-        inner.take_back_all(claim, vec![index]);
+    if !take_back {
+        return;
+    }
+    if limit.has_passed() {
+        // A round of its own, with time of its own.
+        drop(inside);
+        return inner.take_back_all(claim, vec![index]);
+    }
+    let taking_back = async { inner.take_back(index, claim, limit, &OnceLock::new()).await };
+    if !Box::pin(taking_back).await {
+        drop(inside);
+        inner.go_on_taking_back(index, claim);
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep};
 
 use super::book::Book;
+use super::carry::Places;
 use super::claim::{Claim, majority_of};
 use super::node::{Node, NodeStore};
 use super::tally::Verdict;
@@ -47,6 +48,8 @@ pub(super) struct Inner<S> {
     wakes: Wakes,
     pub(super) now: fn() -> BootInstant,
     pub(super) book: Book,
+    pub(super) places_of_tries: Places,
+    pub(super) places_of_ends: Places,
     trouble: Trouble,
 }
 
@@ -69,6 +72,8 @@ impl<S: NodeStore> RedlockStore<S> {
             wakes,
             now,
             book: Book::default(),
+            places_of_tries: Places::default(),
+            places_of_ends: Places::default(),
             trouble: Trouble::default(),
         });
         for (index, node) in inner.nodes.iter().enumerate() {

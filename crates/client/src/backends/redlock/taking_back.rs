@@ -10,7 +10,7 @@ use std::time::Duration;
 use lockkeeper_core::End;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::carry::{Carried, Kind, Round};
+use super::carry::{Carried, Kind, Places, Round};
 use super::claim::{Claim, Debt, Ending, TakeBack};
 use super::limit::RoundLimit;
 use super::node::{EndLetter, NodeStore};
@@ -31,6 +31,10 @@ pub(super) struct Ends {
 }
 
 impl Kind for Ends {
+    fn places<S: NodeStore>(inner: &Inner<S>) -> &Places {
+        &inner.places_of_ends
+    }
+
     /// What leaves is marked already.
     fn abandon(&self, _: &Claim) {}
 }
@@ -64,7 +68,7 @@ impl<S: NodeStore> Inner<S> {
         self: &Arc<Self>,
         claim: &Arc<Claim>,
         indexes: Vec<usize>,
-    ) -> (Carried<S, Ends, impl Future<Output = ()> + Send + use<S>>, Arc<Round<S, Ends>>) {
+    ) -> (Carried<S, Ends>, Arc<Round<S, Ends>>) {
         let round = Arc::new(Round {
             inner: self.clone(),
             claim: claim.clone(),
