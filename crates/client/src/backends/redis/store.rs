@@ -60,6 +60,7 @@ pub(super) struct Inner {
 pub(crate) struct Opening(Result<Option<Cmd>, BackendError>);
 
 /// A call as it is sent.
+#[cfg(feature = "redlock")]
 pub(crate) type Written = Cmd;
 
 /// Opens one server for its entries. Its I/O happens on `worker`; what it says of entries goes to `wakes`. Without
