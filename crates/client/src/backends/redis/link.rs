@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::lane::{Ended, Lane, Lanes, Passed};
 use super::layout;
+use super::limit::Limit;
 use super::paced::{self, Made, UnderWay};
 use super::refusal::{self, Refusal};
 use super::scripts::Script;
@@ -125,7 +126,7 @@ impl Link {
     /// Whether there is a connection at the moment.
     #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "others wait for the next one"))]
     pub(super) fn is_up(&self) -> bool {
-        self.up.borrow().is_some()
+        self.number.load(Ordering::SeqCst) != NONE
     }
 
     /// Why there is no connection, as far as it is known.
@@ -134,10 +135,10 @@ impl Link {
     }
 
     /// Runs a script. A server that does not know it yet is sent it whole.
-    pub(super) async fn run(&self, script: &Script, call: &Cmd, limit: Duration) -> Result<Value, Failure> {
-        match self.ask(call, limit).await? {
+    pub(super) async fn run(&self, script: &Script, call: &Cmd, limit: impl Limit) -> Result<Value, Failure> {
+        match self.ask(call, &limit).await? {
             Value::ServerError(error) if is_unknown(&error) => {
-                let value = self.ask(&script.in_full(call), limit).await?;
+                let value = self.ask(&script.in_full(call), &limit).await?;
                 self.sound(value)
             }
             value => self.sound(value),
@@ -180,7 +181,7 @@ impl Link {
             let mut answers = self.ask_all(calls, limit).await?;
             let unknown = |value: &Value| matches!(value, Value::ServerError(error) if is_unknown(error));
             if let Some(first) = answers.iter().position(unknown) {
-                answers[first] = self.ask(&script.in_full(&calls[first]), limit).await?;
+                answers[first] = self.ask(&script.in_full(&calls[first]), &limit).await?;
                 let rest: Vec<usize> = (0..answers.len()).filter(|&at| unknown(&answers[at])).collect();
                 let again: Vec<Cmd> = rest.iter().map(|&at| calls[at].clone()).collect();
                 for (at, answer) in rest.into_iter().zip(self.ask_all(&again, limit).await?) {
@@ -195,8 +196,8 @@ impl Link {
     }
 
     /// Sends a plain command.
-    pub(super) async fn command(&self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
-        let value = self.ask(command, limit).await?;
+    pub(super) async fn command(&self, command: &Cmd, limit: impl Limit) -> Result<Value, Failure> {
+        let value = self.ask(command, &limit).await?;
         self.sound(value)
     }
 
@@ -213,15 +214,14 @@ impl Link {
     }
 
     /// On the caller's own lane, if there is one already.
-    async fn ask(&self, command: &Cmd, limit: Duration) -> Result<Value, Failure> {
-        let deadline = Instant::now() + limit;
+    async fn ask(&self, command: &Cmd, limit: &impl Limit) -> Result<Value, Failure> {
         if let Some(lane) = self.lane() {
             let heard = lane.heard();
-            match timeout_at(deadline, lane.pass(command)).await {
-                Ok(Passed::Answered(answer)) => return Ok(answer),
-                Ok(Passed::InDoubt) => return Err(IN_DOUBT),
-                Ok(Passed::NotSent) => {}
-                Err(_) => {
+            match limit.within(lane.pass(command)).await {
+                Some(Passed::Answered(answer)) => return Ok(answer),
+                Some(Passed::InDoubt) => return Err(IN_DOUBT),
+                Some(Passed::NotSent) => {}
+                None => {
                     // A server that is only slow keeps its connection.
                     if lane.heard() == heard {
                         self.lanes.give_up(&lane);
@@ -230,9 +230,8 @@ impl Link {
                 }
             }
         }
-        let left = deadline.saturating_duration_since(Instant::now());
         // In a box, since every call is copied about with room for all that may become of it.
-        Box::pin(self.exchange(left, async |wire| wire.send_packed_command(command).await)).await
+        Box::pin(self.exchange(limit.left(), async |wire| wire.send_packed_command(command).await)).await
     }
 
     fn lane(&self) -> Option<Lane> {

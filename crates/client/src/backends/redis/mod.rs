@@ -13,6 +13,7 @@ mod identity;
 mod inspect;
 mod lane;
 mod layout;
+mod limit;
 mod link;
 mod paced;
 mod refusal;
@@ -52,9 +53,9 @@ pub(crate) use settings::Settings;
     not(feature = "redlock"),
     allow(unused_imports, reason = "for a majority of several servers")
 )]
-pub(crate) use store::{RedisStore, open_store};
+pub(crate) use store::{Opening, RedisStore, open_store};
 #[cfg(feature = "redlock")]
-pub(crate) use {findings::of as findings_of, identity::Identity, settings::shown};
+pub(crate) use {findings::of as findings_of, identity::Identity, limit::Limit, settings::shown, store::Written};
 
 /// Makes a client, if the server answers and can do what the URL asks for.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {

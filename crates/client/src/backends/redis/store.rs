@@ -23,6 +23,7 @@ use tokio::time::Instant;
 
 use super::answers::Items;
 use super::layout::{self, Keys, Told};
+use super::limit::Limit;
 use super::link::{Failure, Link};
 use super::scripts::{SCRIPTS, Script};
 use super::settings::{Settings, Topology};
@@ -55,8 +56,16 @@ pub(super) struct Inner {
     cluster: bool,
 }
 
+/// The first command of a try: a plain `SET`, if that may do, or why there is no try to be made.
+pub(crate) struct Opening(Result<Option<Cmd>, BackendError>);
+
+/// A call as it is sent.
+#[cfg(feature = "redlock")]
+pub(crate) type Written = Cmd;
+
 /// Opens one server for its entries. Its I/O happens on `worker`; what it says of entries goes to `wakes`. Without
-/// `fair`, a free lock is granted whoever waits for it: for those who need a majority of several servers.
+/// `fair`, a free lock is granted whoever waits for it: for those who need a majority of several servers, all of which
+/// know this client by the same name.
 #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "a majority has several of them"))]
 pub(crate) async fn open_store(
     host: &Host,
@@ -64,9 +73,10 @@ pub(crate) async fn open_store(
     worker: &Worker,
     wakes: Wakes,
     fair: bool,
+    client: &str,
 ) -> Result<Arc<RedisStore>, ConnectError> {
     let topology = Topology::Single(host.clone());
-    RedisStore::open(settings, topology, worker, wakes, fair).await.map(Arc::new)
+    RedisStore::open_as(settings, topology, worker, wakes, fair, client, false).await.map(Arc::new)
 }
 
 impl RedisStore {
@@ -94,7 +104,7 @@ impl RedisStore {
     }
 
     /// What names a client, and its channel.
-    pub(super) fn new_client() -> Result<String, BackendError> {
+    pub(crate) fn new_client() -> Result<String, BackendError> {
         let mut random = [0; 8];
         getrandom::fill(&mut random).map_err(|error| {
             let what = format!("the system gives no random bytes: {error}");
@@ -138,30 +148,8 @@ impl Store for RedisStore {
     fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
         let inner = self.0.clone();
         Box::pin(async move {
-            let entry = &attempt.entry;
-            if let Err(refused) = inner.check_name(&entry.name) {
-                return Ok(Tried::Refused(refused));
-            }
-            let (limit, began) = (entry.limit(), Instant::now());
-            let asked = match inner.plain_call(&attempt) {
-                Some(set) => match inner.link.command(&set, limit).await {
-                    Ok(Value::Nil) => inner.ask_script(&attempt, limit.saturating_sub(began.elapsed())).await,
-                    Ok(Value::Okay) => Ok(Value::Int(0)),
-                    // Nothing that a `SET` answers: it must not pass for a grant.
-                    Ok(_) => return Err(CallError { sent: true }),
-                    Err(failure) => Err(failure),
-                },
-                None => inner.ask_script(&attempt, limit).await,
-            };
-            match asked {
-                Ok(answer) => inner.tried(entry, answer),
-                Err(Failure::Silent(error)) => Err(error),
-                // It lives on another node now: nothing was done here.
-                Err(Failure::Refused(refusal)) if inner.cluster && refusal.moved => {
-                    Err(CallError { sent: false })
-                }
-                Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
-            }
+            let deadline = Instant::now() + attempt.entry.limit();
+            inner.attempt(&attempt, &inner.opening(&attempt), deadline).await
         })
     }
 
@@ -183,21 +171,7 @@ impl Store for RedisStore {
 
     fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
         let inner = self.0.clone();
-        Box::pin(async move {
-            let call = inner.finish_call(&entry, doubt);
-            let answer = match doubt {
-                true => inner.link.run_last(&SCRIPTS.finish, &call, entry.limit()).await,
-                false => inner.link.run(&SCRIPTS.finish, &call, entry.limit()).await,
-            };
-            let answer = answer.map_err(not_known)?;
-            match answer {
-                Value::Int(0) => Ok(End::Gone),
-                Value::Int(1) => Ok(End::Released),
-                Value::Int(2) => Ok(End::Broken),
-                Value::Int(3) => Ok(End::Left),
-                _ => Err(CallError { sent: true }),
-            }
-        })
+        Box::pin(async move { inner.finish(&inner.finish_call(&entry, doubt), doubt, entry.limit()).await })
     }
 
     fn trouble(&self) -> Option<String> {
@@ -217,7 +191,83 @@ fn not_known(failure: Failure) -> CallError {
     }
 }
 
+/// For those who ask several servers of the same settings the same: what they send is written once.
+#[cfg(feature = "redlock")]
+impl RedisStore {
+    pub(crate) fn write_attempt(&self, attempt: &Attempt) -> Opening {
+        self.0.opening(attempt)
+    }
+
+    /// [`Store::attempt`] within that limit.
+    pub(crate) fn attempt_by<'a>(
+        &'a self,
+        attempt: &'a Attempt,
+        opening: &'a Opening,
+        limit: impl Limit + Copy + 'a,
+    ) -> impl Future<Output = Result<Tried, CallError>> + 'a {
+        self.0.attempt(attempt, opening, limit)
+    }
+
+    pub(crate) fn write_finish(&self, entry: &Entry, doubt: bool) -> Written {
+        self.0.finish_call(entry, doubt)
+    }
+
+    /// [`Store::finish`] within that limit.
+    pub(crate) fn finish_by<'a>(
+        &'a self,
+        call: &'a Written,
+        doubt: bool,
+        limit: impl Limit + 'a,
+    ) -> impl Future<Output = Result<End, CallError>> + 'a {
+        self.0.finish(call, doubt, limit)
+    }
+}
+
 impl Inner {
+    fn opening(&self, attempt: &Attempt) -> Opening {
+        Opening(self.check_name(&attempt.entry.name).map(|()| self.plain_call(attempt)))
+    }
+
+    async fn attempt(
+        &self,
+        attempt: &Attempt,
+        opening: &Opening,
+        limit: impl Limit + Copy,
+    ) -> Result<Tried, CallError> {
+        let asked = match &opening.0 {
+            Err(refused) => return Ok(Tried::Refused(refused.clone())),
+            Ok(Some(set)) => match self.link.command(set, limit).await {
+                Ok(Value::Nil) => self.ask_script(attempt, limit).await,
+                Ok(Value::Okay) => Ok(Value::Int(0)),
+                // Nothing that a `SET` answers: it must not pass for a grant.
+                Ok(_) => return Err(CallError { sent: true }),
+                Err(failure) => Err(failure),
+            },
+            Ok(None) => self.ask_script(attempt, limit).await,
+        };
+        match asked {
+            Ok(answer) => self.tried(&attempt.entry, answer),
+            Err(Failure::Silent(error)) => Err(error),
+            // It lives on another node now: nothing was done here.
+            Err(Failure::Refused(refusal)) if self.cluster && refusal.moved => Err(CallError { sent: false }),
+            Err(Failure::Refused(refusal)) => Ok(Tried::Refused(refusal.into_error())),
+        }
+    }
+
+    async fn finish(&self, call: &Cmd, doubt: bool, limit: impl Limit) -> Result<End, CallError> {
+        let answer = match doubt {
+            true => Box::pin(self.link.run_last(&SCRIPTS.finish, call, limit.left())).await,
+            false => self.link.run(&SCRIPTS.finish, call, limit).await,
+        };
+        match answer.map_err(not_known)? {
+            Value::Int(0) => Ok(End::Gone),
+            Value::Int(1) => Ok(End::Released),
+            Value::Int(2) => Ok(End::Broken),
+            Value::Int(3) => Ok(End::Left),
+            _ => Err(CallError { sent: true }),
+        }
+    }
+
     pub(super) fn keys<'a>(&'a self, name: &'a LockName) -> Keys<'a> {
         Keys::of(&self.prefix, name)
     }
@@ -271,7 +321,7 @@ impl Inner {
         Some(set)
     }
 
-    async fn ask_script(&self, attempt: &Attempt, limit: Duration) -> Result<Value, Failure> {
+    async fn ask_script(&self, attempt: &Attempt, limit: impl Limit) -> Result<Value, Failure> {
         let (script, call) = self.attempt_call(attempt);
         self.link.run(script, &call, limit).await
     }

@@ -27,8 +27,8 @@ pub(super) struct Claim {
     /// One round at a time.
     pub(super) turn: tokio::sync::Mutex<()>,
     /// One conversation at a time with each node: what is taken back is gone before it is asked for again.
-    pub(super) doors: Vec<Arc<tokio::sync::Mutex<()>>>,
-    /// Something was cleared, or could not be.
+    pub(super) doors: Box<[tokio::sync::Mutex<()>]>,
+    /// While it ends: something was cleared, or could not be.
     pub(super) changed: Notify,
     majority: usize,
     state: Mutex<State>,
@@ -44,6 +44,8 @@ struct State {
     touched: BootInstant,
     pause: Duration,
     seats: Vec<Seat>,
+    /// The entry as nodes know it, as it was asked for last: hardly ever does one know it by another number.
+    at_nodes: Option<(u32, Arc<Entry>)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,8 +84,9 @@ struct Seat {
 enum Standing {
     /// Nothing of ours is there.
     Clear,
-    /// A try is on its way. `waited`: an earlier one left us in the queue.
+    /// A try of that round is on its way. `waited`: an earlier one left us in the queue.
     Asked {
+        round: u64,
         waited: bool,
     },
     Waits,
@@ -96,6 +99,16 @@ enum Standing {
         held: bool,
         failures: u32,
     },
+}
+
+/// What a node is to be asked in a round.
+pub(super) enum Asking {
+    /// To hold this entry. `first`: it never was asked for it before.
+    Try { entry: Arc<Entry>, first: bool },
+    /// To take back first what an earlier try left there.
+    Owed,
+    /// Nothing, since the outcome is certain.
+    Nothing,
 }
 
 /// What must be taken back at a node.
@@ -129,7 +142,7 @@ impl Claim {
         Self {
             entry,
             turn: tokio::sync::Mutex::default(),
-            doors: (0..nodes).map(|_| Arc::default()).collect(),
+            doors: (0..nodes).map(|_| tokio::sync::Mutex::default()).collect(),
             changed: Notify::new(),
             majority: majority_of(nodes),
             state: Mutex::new(State {
@@ -139,6 +152,7 @@ impl Claim {
                 touched: now,
                 pause: PAUSES.0,
                 seats: vec![seat; nodes],
+                at_nodes: None,
             }),
         }
     }
@@ -152,17 +166,6 @@ impl Claim {
         (self.entry.ttl / 20)
             .clamp(Duration::from_millis(200), Duration::from_secs(1))
             .min(self.entry.limit())
-    }
-
-    /// The entry as a node knows it.
-    fn at_node(&self, number: u32, keep_closed: Duration) -> Arc<Entry> {
-        let entry = &self.entry;
-        Arc::new(Entry {
-            id: EntryId(format!("{}.{number}", entry.id)),
-            ttl: entry.ttl + ENTRY_EXTRA,
-            keep_closed,
-            ..(**entry).clone()
-        })
     }
 
     /// The id of the claim of which a node has this entry.
@@ -183,22 +186,22 @@ impl Claim {
         Some(state.rounds)
     }
 
-    /// What to ask of a node in this round; `None` if the round is decided already, or an earlier try is still being
-    /// taken back there.
-    /// Whether this is the first time that the node is asked for it.
-    pub(super) fn ask(&self, index: usize, round: u64) -> Option<(Arc<Entry>, bool)> {
+    /// What to ask of a node in this round.
+    pub(super) fn ask(&self, index: usize, round: u64) -> Asking {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Trying { round: now, .. } if now == round) {
-            return None;
+            return Asking::Nothing;
         }
         let seat = &mut state.seats[index];
         let waited = match seat.standing {
             Standing::Clear => false,
             Standing::Waits => true,
-            _ => return None,
+            Standing::Leaving { .. } => return Asking::Owed,
+            Standing::Asked { .. } | Standing::Holds => return Asking::Nothing,
         };
-        seat.standing = Standing::Asked { waited };
-        Some((self.at_node(seat.number, self.entry.keep_closed), !waited))
+        seat.standing = Standing::Asked { round, waited };
+        let number = seat.number;
+        Asking::Try { entry: state.at_nodes(&self.entry, number, self.entry.keep_closed), first: !waited }
     }
 
     /// What a node said to a try of this round. `true`: it must be taken back there.
@@ -211,10 +214,7 @@ impl Claim {
         };
         let held = matches!(state.phase, Phase::Held { .. });
         let seat = &mut state.seats[index];
-        if !matches!(seat.standing, Standing::Asked { .. }) {
-            return false;
-        }
-        let waited = matches!(seat.standing, Standing::Asked { waited: true });
+        let Standing::Asked { waited, .. } = seat.standing else { return false };
         let leaving = |doubt| Standing::Leaving { doubt, held: false, failures: 0 };
         seat.standing = match said {
             Said::Granted if counts => Standing::Holds,
@@ -234,17 +234,29 @@ impl Claim {
         };
         let take_back = matches!(seat.standing, Standing::Leaving { .. });
         drop(state);
-        self.changed.notify_waiters();
+        if over {
+            self.changed.notify_waiters();
+        }
         take_back
     }
 
-    /// A try was given up before its answer could be heard.
-    pub(super) fn unheard(&self, index: usize) {
-        let mut state = self.state();
-        let seat = &mut state.seats[index];
-        if let Standing::Asked { .. } = seat.standing {
-            seat.standing = Standing::Leaving { doubt: true, held: false, failures: 0 };
+    /// The tries of this round were given up: the answers that are missing can't be heard any more.
+    pub(super) fn unheard(&self, round: u64) {
+        for seat in &mut self.state().seats {
+            if matches!(seat.standing, Standing::Asked { round: of, .. } if of == round) {
+                seat.standing = Standing::Leaving { doubt: true, held: false, failures: 0 };
+            }
         }
+    }
+
+    /// Where something must be taken back, whoever is at it.
+    pub(super) fn leaving(&self) -> Vec<usize> {
+        let state = self.state();
+        let seats = state.seats.iter().enumerate();
+        seats
+            .filter(|(_, seat)| matches!(seat.standing, Standing::Leaving { .. }))
+            .map(|(index, _)| index)
+            .collect()
     }
 
     /// A majority granted. `Err`: it came too late to be of use, and everything of it must be taken back at these
@@ -276,26 +288,27 @@ impl Claim {
         leave(&mut state.seats, |standing| standing == Standing::Holds, false)
     }
 
-    /// From here on nothing may be left of it. The nodes at which something must be taken back that is not yet.
-    pub(super) fn end(&self) -> Vec<usize> {
+    /// From here on nothing may be left of it. The nodes at which something must be taken back that is not yet, and whether
+    /// others are at it as well, who say so in `changed`.
+    pub(super) fn end(&self) -> (Vec<usize>, bool) {
         let mut state = self.state();
         let held = match state.phase {
-            Phase::Ending { .. } => return Vec::new(),
+            Phase::Ending { .. } => return (Vec::new(), true),
             Phase::Held { .. } => true,
             Phase::Idle | Phase::Trying { .. } => false,
         };
         state.phase = Phase::Ending { held };
+        let others = |seat: &Seat| matches!(seat.standing, Standing::Asked { .. } | Standing::Leaving { .. });
+        let others = state.seats.iter().any(others);
         let leaving = leave(&mut state.seats, |s| matches!(s, Standing::Waits | Standing::Holds), held);
         drop(state);
         self.changed.notify_waiters();
-        leaving
+        (leaving, others)
     }
 
     /// Whether it is over, and nothing of it is left anywhere.
     pub(super) fn is_gone(&self) -> bool {
-        let state = self.state();
-        matches!(state.phase, Phase::Ending { .. })
-            && state.seats.iter().all(|seat| seat.standing == Standing::Clear)
+        self.state().is_gone()
     }
 
     /// Whether nobody has asked for it for so long that nothing of it can be left anywhere.
@@ -330,16 +343,17 @@ impl Claim {
 
     /// What must be taken back at a node, if anything must.
     pub(super) fn owed(&self, index: usize) -> Option<TakeBack> {
-        let state = self.state();
-        let seat = &state.seats[index];
-        let Standing::Leaving { doubt, held, .. } = seat.standing else { return None };
+        let mut state = self.state();
+        let Seat { standing: Standing::Leaving { doubt, held, .. }, number, .. } = state.seats[index] else {
+            return None;
+        };
         // What never was a hold must not keep the lock closed.
         let keep_closed = if held { self.entry.keep_closed } else { Duration::ZERO };
-        Some(TakeBack { entry: self.at_node(seat.number, keep_closed), doubt })
+        Some(TakeBack { entry: state.at_nodes(&self.entry, number, keep_closed), doubt })
     }
 
-    /// A node has taken it back, or it has ended there by itself.
-    pub(super) fn cleared(&self, index: usize, end: End) {
+    /// A node has taken it back, or it has ended there by itself. Whether nothing is left of a claim that is over.
+    pub(super) fn cleared(&self, index: usize, end: End) -> bool {
         let mut state = self.state();
         let seat = &mut state.seats[index];
         if let Standing::Leaving { held, .. } = seat.standing {
@@ -347,8 +361,12 @@ impl Claim {
             seat.number += 1;
             seat.end = held.then_some(end);
         }
+        let (gone, ends) = (state.is_gone(), matches!(state.phase, Phase::Ending { .. }));
         drop(state);
-        self.changed.notify_waiters();
+        if ends {
+            self.changed.notify_waiters();
+        }
+        gone
     }
 
     /// A node did not answer that it has taken it back.
@@ -368,13 +386,12 @@ impl Claim {
         match state.phase {
             Phase::Ending { .. } => Renewing::Over,
             Phase::Held { .. } => {
-                let holds = |seat: &Seat| seat.standing == Standing::Holds;
-                let seats = state.seats.iter().enumerate().filter(|(_, seat)| holds(seat));
-                Renewing::Ask(
-                    seats
-                        .map(|(index, seat)| (index, self.at_node(seat.number, self.entry.keep_closed)))
-                        .collect(),
-                )
+                let mut asked = Vec::with_capacity(state.seats.len());
+                for index in 0..state.seats.len() {
+                    let Seat { standing: Standing::Holds, number, .. } = state.seats[index] else { continue };
+                    asked.push((index, state.at_nodes(&self.entry, number, self.entry.keep_closed)));
+                }
+                Renewing::Ask(asked)
             }
             // Already now, not when it is acknowledged: a round that began before and wins meanwhile must not count.
             Phase::Idle | Phase::Trying { .. } => {
@@ -410,6 +427,33 @@ impl Claim {
         state.seats[index].woken = true;
         let open = |seat: &&Seat| seat.woken || seat.standing != Standing::Waits;
         state.seats.iter().filter(open).count() >= self.majority
+    }
+}
+
+impl State {
+    /// The entry as nodes know it.
+    fn at_nodes(&mut self, entry: &Entry, number: u32, keep_closed: Duration) -> Arc<Entry> {
+        if let Some((last, known)) = &self.at_nodes
+            && (*last, known.keep_closed) == (number, keep_closed)
+        {
+            return known.clone();
+        }
+        let id = EntryId(format!("{}.{number}", entry.id));
+        let known = Arc::new(Entry {
+            id,
+            name: entry.name.clone(),
+            mode: entry.mode,
+            ttl: entry.ttl + ENTRY_EXTRA,
+            keep_closed,
+            lock_delay: entry.lock_delay,
+        });
+        self.at_nodes = Some((number, known.clone()));
+        known
+    }
+
+    fn is_gone(&self) -> bool {
+        matches!(self.phase, Phase::Ending { .. })
+            && self.seats.iter().all(|seat| seat.standing == Standing::Clear)
     }
 }
 

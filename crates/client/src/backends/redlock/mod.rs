@@ -20,11 +20,16 @@
 //! What is not a hold leaves nothing (peers' flaw 1): whatever a round was granted without a majority is taken back at
 //! every server, also if the caller is gone or the server did not answer, before that server is asked again.
 
+mod book;
 mod carry;
 mod claim;
+mod limit;
+mod node;
 mod renewal;
+mod round;
 mod server;
 mod store;
+mod taking_back;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -38,8 +43,9 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, timeout_at};
 
 use self::claim::majority_of;
+use self::node::Node;
 use self::server::{Met, Server, Unfit};
-use self::store::{Node, RedlockStore};
+use self::store::RedlockStore;
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::backends::leased::{LeasedConn, Wakes};
 use crate::backends::redis::{self, RedisStore};
@@ -63,7 +69,8 @@ pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError>
     let settings = settings(url)?;
     let worker = redis::worker()?;
     let met = Met::default();
-    let new = |host| Server::new(host, settings.clone(), worker.clone(), met.clone());
+    let client: Arc<str> = RedisStore::new_client()?.into();
+    let new = |host| Server::new(host, settings.clone(), client.clone(), worker.clone(), met.clone());
     let servers: Vec<Arc<Server>> = url.hosts.iter().map(new).collect();
     first_contact(&servers, &worker).await?;
     let node = |server: &Arc<Server>| Node {
@@ -152,7 +159,7 @@ async fn first_contact(servers: &[Arc<Server>], worker: &Worker) -> Result<(), C
 
 struct Redlock {
     servers: Vec<Arc<Server>>,
-    store: Arc<RedlockStore>,
+    store: Arc<RedlockStore<Server>>,
     wakes: Wakes,
     worker: Worker,
 }

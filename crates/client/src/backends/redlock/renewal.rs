@@ -7,11 +7,12 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::claim::{Claim, Renewing};
+use super::node::NodeStore;
 use super::store::Inner;
 use crate::backend::CallError;
 use crate::backends::leased::{Entry, Renewed};
 
-impl Inner {
+impl<S: NodeStore> Inner<S> {
     pub(super) async fn renew(self: &Arc<Self>, entries: Vec<Arc<Entry>>) -> Result<Vec<Renewed>, CallError> {
         let now = (self.now)();
         let limit = entries.iter().map(|entry| entry.limit()).min().unwrap_or_default();
@@ -19,7 +20,7 @@ impl Inner {
         let mut counts = Vec::new();
         for entry in &entries {
             let mut count =
-                Count { claim: self.known(&entry.id), kept: 0, revoked: 0, pending: 0, holds: true };
+                Count { claim: self.book.known(&entry.id), kept: 0, revoked: 0, pending: 0, holds: true };
             match count.claim.as_ref().map(|claim| claim.renewing(now)) {
                 Some(Renewing::Ask(seats)) => {
                     count.pending = seats.len();
@@ -54,7 +55,7 @@ impl Inner {
             let renewed = count.renewed(self.majority).unwrap_or(Renewed::Gone);
             if let (Renewed::Gone, Some(claim)) = (renewed, &count.claim) {
                 // A minority that is left of it would keep others out for nothing.
-                self.remember_over(&claim.entry);
+                self.book.remember_over(&claim.entry, (self.now)());
                 self.end(claim);
             }
             renewed

@@ -4,13 +4,15 @@
 //! connection its calls fail at once: the others decide, and nobody waits for one that is down.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core::End;
 
+use super::limit::RoundLimit;
+use super::node::{EndLetter, NodeStore, TryLetter};
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, Renewed, Store, Tried, Wake, Wakes};
+use crate::backends::leased::{Entry, Renewed, Store, Tried, Wake, Wakes};
 use crate::backends::redis::{self, Identity, RedisStore};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::url::Host;
@@ -32,14 +34,18 @@ pub(super) struct Server {
     settings: redis::Settings,
     worker: Worker,
     met: Met,
-    reach: Mutex<Reach>,
+    /// How the servers know this client: by one name, so that they can be asked in the same words.
+    client: Arc<str>,
+    /// Set once it can be used: from then on its store keeps its connection up by itself.
+    known: OnceLock<Known>,
+    /// Why it could not be used yet.
+    down: Mutex<String>,
 }
 
-enum Reach {
-    /// It can be used. `unchecked`: whether it is another server than the rest could not be found out, and why.
-    Up { store: Arc<RedisStore>, unchecked: Option<String> },
-    /// It could not be used yet, and why.
-    Down(String),
+struct Known {
+    store: Arc<RedisStore>,
+    /// Whether it is another server than the rest could not be found out, and why.
+    unchecked: Option<String>,
 }
 
 /// Why a server can't be used.
@@ -52,7 +58,13 @@ pub(super) enum Unfit {
 }
 
 impl Server {
-    pub(super) fn new(host: &Host, settings: redis::Settings, worker: Worker, met: Met) -> Arc<Self> {
+    pub(super) fn new(
+        host: &Host,
+        settings: redis::Settings,
+        client: Arc<str>,
+        worker: Worker,
+        met: Met,
+    ) -> Arc<Self> {
         Arc::new(Self {
             name: redis::shown(host),
             wakes: Wakes::default(),
@@ -60,31 +72,32 @@ impl Server {
             settings,
             worker,
             met,
-            reach: Mutex::new(Reach::Down("it has not answered yet".to_owned())),
+            client,
+            known: OnceLock::new(),
+            down: Mutex::new("it has not answered yet".to_owned()),
         })
     }
 
-    fn reach(&self) -> MutexGuard<'_, Reach> {
-        self.reach.lock().unwrap_or_else(PoisonError::into_inner)
+    fn down(&self) -> MutexGuard<'_, String> {
+        self.down.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The server, if it can be used at the moment.
+    fn up(&self) -> Option<&Arc<RedisStore>> {
+        self.known.get().map(|known| &known.store).filter(|store| store.is_up())
     }
 
     /// The server, if it can be used at the moment; why not otherwise.
     pub(super) fn store(&self) -> Result<Arc<RedisStore>, String> {
-        match &*self.reach() {
-            Reach::Up { store, .. } => match store.is_up() {
-                true => Ok(store.clone()),
-                false => Err(store.trouble().unwrap_or_else(|| "its connection is lost".to_owned())),
-            },
-            Reach::Down(why) => Err(why.clone()),
-        }
+        self.up().cloned().ok_or_else(|| match self.known.get() {
+            Some(known) => known.store.trouble().unwrap_or_else(|| "its connection is lost".to_owned()),
+            None => self.down().clone(),
+        })
     }
 
     /// Why it is not known whether this server is another one than the rest.
     pub(super) fn unchecked(&self) -> Option<String> {
-        match &*self.reach() {
-            Reach::Up { unchecked, .. } => unchecked.clone(),
-            Reach::Down(_) => None,
-        }
+        self.known.get().and_then(|known| known.unchecked.clone())
     }
 
     /// Tries to use it. From then on its store keeps its connection up by itself.
@@ -92,7 +105,7 @@ impl Server {
         let tried = self.try_to_connect().await;
         if let Err(unfit) = &tried {
             let (Unfit::NotIndependent(why) | Unfit::Failed(BackendError { message: why, .. })) = unfit;
-            *self.reach() = Reach::Down(why.clone());
+            self.down().clone_from(why);
         }
         tried
     }
@@ -104,7 +117,8 @@ impl Server {
                 other => BackendError::new(BackendErrorKind::Refused, other.to_string()),
             })
         };
-        let opened = redis::open_store(&self.host, &self.settings, &self.worker, self.wakes.clone(), false);
+        let wakes = self.wakes.clone();
+        let opened = redis::open_store(&self.host, &self.settings, &self.worker, wakes, false, &self.client);
         let store = opened.await.map_err(failed)?;
         let unchecked = match store.identity().await {
             Ok(identity) => self.check(identity).map(|()| None)?,
@@ -113,7 +127,8 @@ impl Server {
                 Some(error.message)
             }
         };
-        *self.reach() = Reach::Up { store, unchecked };
+        // Nobody else tries.
+        let _ = self.known.set(Known { store, unchecked });
         Ok(())
     }
 
@@ -158,25 +173,23 @@ impl Server {
 /// Nothing was sent.
 const DOWN: CallError = CallError { sent: false };
 
-impl Store for Server {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
-        match self.store() {
-            Ok(store) => store.attempt(attempt),
-            Err(_) => Box::pin(async { Err(DOWN) }),
-        }
+impl NodeStore for Server {
+    async fn attempt(&self, letter: &TryLetter, limit: &RoundLimit) -> Result<Tried, CallError> {
+        let Some(store) = self.up() else { return Err(DOWN) };
+        let TryLetter { attempt, written } = letter;
+        store.attempt_by(attempt, written.get_or_init(|| store.write_attempt(attempt)), limit).await
+    }
+
+    async fn finish(&self, letter: &EndLetter, limit: &RoundLimit) -> Result<End, CallError> {
+        let Some(store) = self.up() else { return Err(DOWN) };
+        let EndLetter { entry, doubt, written } = letter;
+        store.finish_by(written.get_or_init(|| store.write_finish(entry, *doubt)), *doubt, limit).await
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
-        match self.store() {
-            Ok(store) => store.renew(entries),
-            Err(_) => Box::pin(async { Err(DOWN) }),
-        }
-    }
-
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
-        match self.store() {
-            Ok(store) => store.finish(entry, doubt),
-            Err(_) => Box::pin(async { Err(DOWN) }),
+        match self.up() {
+            Some(store) => store.renew(entries),
+            None => Box::pin(async { Err(DOWN) }),
         }
     }
 

@@ -8,8 +8,11 @@ use lockkeeper_core::{End, LockName, Mode};
 use tokio::time::{Instant, sleep};
 
 use crate::backend::{BoxFuture, CallError};
-use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Store, Tried, Wake, Wakes};
-use crate::backends::redlock::store::{Node, RedlockStore};
+use crate::backends::leased::{Attempt, Entry, EntryId, Renewed, Tried, Wake, Wakes};
+use crate::backends::redis::Limit;
+use crate::backends::redlock::limit::RoundLimit;
+use crate::backends::redlock::node::{EndLetter, Node, NodeStore, TryLetter};
+use crate::backends::redlock::store::RedlockStore;
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::Granted;
 use crate::time::BootInstant;
@@ -220,29 +223,36 @@ impl Fake {
     }
 }
 
-impl Store for Fake {
-    fn attempt(&self, attempt: Attempt) -> BoxFuture<Result<Tried, CallError>> {
-        self.call(move |state| {
+/// No answer came in time.
+const LATE: CallError = CallError { sent: true };
+
+impl NodeStore for Fake {
+    async fn attempt(&self, letter: &TryLetter, limit: &RoundLimit) -> Result<Tried, CallError> {
+        let attempt = letter.attempt.clone();
+        let call = self.call(move |state| {
             if state.fault == Fault::Refuses {
                 let error = BackendError::new(BackendErrorKind::Operator, "wrong password");
                 return Ok(Tried::Refused(error));
             }
             Ok(state.attempt(&attempt))
-        })
+        });
+        limit.within(call).await.unwrap_or(Err(LATE))
     }
 
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>> {
         self.call(move |state| Ok(entries.iter().map(|entry| state.renew(entry)).collect()))
     }
 
-    fn finish(&self, entry: Arc<Entry>, doubt: bool) -> BoxFuture<Result<End, CallError>> {
-        self.call(move |state| {
+    async fn finish(&self, letter: &EndLetter, limit: &RoundLimit) -> Result<End, CallError> {
+        let (entry, doubt) = (letter.entry.clone(), letter.doubt);
+        let call = self.call(move |state| {
             let (end, next) = state.finish(&entry, doubt);
             for wakes in &state.wakes {
                 next.iter().for_each(|next| wakes.deliver(next, Wake::Try(Duration::ZERO)));
             }
             Ok(end)
-        })
+        });
+        limit.within(call).await.unwrap_or(Err(LATE))
     }
 
     fn trouble(&self) -> Option<String> {
@@ -272,7 +282,7 @@ pub(super) fn now() -> BootInstant {
 }
 
 /// A client of these nodes; clients share nothing else.
-pub(super) fn client(nodes: &[Fake]) -> (RedlockStore, Wakes) {
+pub(super) fn client(nodes: &[Fake]) -> (RedlockStore<Fake>, Wakes) {
     let wakes = Wakes::default();
     let node = |(index, fake): (usize, &Fake)| {
         let wakes = Wakes::default();
