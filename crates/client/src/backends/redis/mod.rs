@@ -55,7 +55,9 @@ pub(crate) use settings::Settings;
 )]
 pub(crate) use store::{Opening, RedisStore, open_store};
 #[cfg(feature = "redlock")]
-pub(crate) use {findings::of as findings_of, identity::Identity, limit::Limit, settings::shown, store::Written};
+pub(crate) use {
+    findings::of as findings_of, identity::Identity, limit::Limit, settings::shown, store::Written,
+};
 
 /// Makes a client, if the server answers and can do what the URL asks for.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {

@@ -188,7 +188,9 @@ impl<'a> Hold<'a> {
     async fn unlock(&mut self) -> Result<bool, NoAnswer> {
         let Claim { link, says, shared, .. } = &mut self.claim;
         match (&link.unlock, says.key) {
-            (Some(unlock), AdvisoryKey::Number(number)) if !says.shared && self.named == shared.common.tokens => {
+            (Some(unlock), AdvisoryKey::Number(number))
+                if !says.shared && self.named == shared.common.tokens =>
+            {
                 let rows = link.line.run(unlock, &[&number]).await?;
                 Ok(rows.first().is_some_and(|row| row.try_get(0).is_ok_and(|was_held| was_held)))
             }

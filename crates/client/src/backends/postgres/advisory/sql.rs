@@ -118,7 +118,10 @@ pub(super) fn prepare(common: &Common) -> String {
         }
         (Scope::Transaction, _) => {
             // Of a transaction's own words each would cost the server as much as its lock.
-            let same = [("default_transaction_isolation", "read committed"), ("default_transaction_read_only", "off")];
+            let same = [
+                ("default_transaction_isolation", "read committed"),
+                ("default_transaction_read_only", "off"),
+            ];
             let settings: Vec<String> = same
                 .into_iter()
                 .chain(common.patient().map(|setting| (setting, "0")))
