@@ -14,7 +14,7 @@ use std::time::Duration;
 use lockkeeper::Locks;
 use lockkeeper_rig::{Postgres, Redis};
 
-use measure::{compare, ours};
+use measure::{compare, median, ours};
 
 /// How long one turn lasts, and how many there are.
 const TURN: Duration = Duration::from_secs(2);
@@ -72,11 +72,19 @@ async fn redlock() -> Outcome {
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     let url = format!("redlock://{}", hosts.join(","));
     compare("redlock, 5 nodes", &by_hand, &ours(&url, 1).await?).await?;
-    let slowest = by_hand::slowest_node_p50(&servers).await?;
     let locks = Locks::connect(&url).await?;
-    let acquire = measure::acquire_p50(&locks).await?;
-    let ratio = acquire.as_secs_f64() / slowest.as_secs_f64();
-    println!("redlock: acquire p50 {acquire:?}, slowest single node {slowest:?}: {ratio:.2} × (bar 1.5)");
+    let mut ratios = Vec::new();
+    for _ in 0..=TURNS {
+        let slowest = by_hand::slowest_node_p50(&servers).await?;
+        let acquire = measure::acquire_p50(&locks).await?;
+        println!("redlock: acquire p50 {acquire:?}, slowest single node {slowest:?}");
+        ratios.push(acquire.as_secs_f64() / slowest.as_secs_f64());
+    }
+    // The first turn warms up.
+    println!(
+        "redlock: acquire p50 beside the slowest single node: {:.2} × (bar 1.5)",
+        median(ratios.split_off(1))
+    );
     Ok(())
 }
 

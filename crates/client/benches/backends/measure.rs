@@ -120,7 +120,7 @@ pub(crate) fn p50(mut all: Vec<Duration>) -> Duration {
     all[all.len() / 2]
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
+pub(crate) fn median(mut all: Vec<f64>) -> f64 {
     all.sort_unstable_by(f64::total_cmp);
     all[all.len() / 2]
 }

@@ -9,13 +9,16 @@ use crate::error::{BackendError, BackendErrorKind, ConnectError};
 use crate::url::Url;
 
 const TOKENS: &str = include_str!("init.sql");
+/// The rules of views keep what names meant when they were made.
+const OWN_NAMES: &str = "-- Names mean what is PostgreSQL's own, whatever the path of whoever runs this.\n\
+    SET LOCAL search_path = pg_catalog, pg_temp;\n";
 
 /// The SQL that [`init`] runs: one transaction, which may be run again at any time. With a role, also the least that
 /// this role must be granted to use the locks; only who owns the schema may use them otherwise.
 #[must_use]
 pub fn schema_sql(role: Option<&str>) -> String {
     let grants = role.map(grants).unwrap_or_default();
-    format!("BEGIN;\n\n{TOKENS}\n{}\n{grants}COMMIT;\n", row::SCHEMA)
+    format!("BEGIN;\n{OWN_NAMES}\n{TOKENS}\n{}\n{grants}COMMIT;\n", row::SCHEMA)
 }
 
 fn grants(role: &str) -> String {

@@ -3,7 +3,7 @@
 //! What may happen to the rows is decided by the functions in `row.sql`, each call one statement and one transaction: so
 //! it works through transaction poolers, and a client that stops in the middle leaves nothing locked. Reading order:
 //! `row.sql`, [`calls`] (its functions from here), [`pool`] (connections), [`store`] (entries, for `backends/leased`),
-//! [`short`] (which calls need no function), [`listen`] (wake-ups).
+//! `short.sql` and [`short`] (which calls need no function), [`listen`] (wake-ups), `operate.sql` (for people).
 
 mod calls;
 mod findings;
@@ -42,7 +42,8 @@ use crate::url::Url;
 use crate::worker::Worker;
 
 /// Tables and functions, which `lockkeeper postgres init` makes. May be run again.
-pub(super) const SCHEMA: &str = include_str!("row.sql");
+pub(super) const SCHEMA: &str =
+    concat!(include_str!("row.sql"), "\n", include_str!("short.sql"), "\n", include_str!("operate.sql"));
 
 /// The version of `row.sql` that this program needs.
 const VERSION: i32 = 1;
