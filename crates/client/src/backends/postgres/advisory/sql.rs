@@ -117,7 +117,7 @@ pub(super) fn prepare(common: &Common) -> String {
             format!("{PLAN_ONCE}; prepare {TRY} (bigint, integer, integer, boolean, text, text) as {drawn}")
         }
         (Scope::Transaction, _) => {
-            // Of a transaction's own words each would cost the server as much as its lock.
+            // Said by each `begin` they would cost the server half as much as the lock.
             let same = [
                 ("default_transaction_isolation", "read committed"),
                 ("default_transaction_read_only", "off"),
