@@ -28,7 +28,7 @@ impl Servers {
     ) -> Result<Self, ConnectError> {
         Ok(match topology {
             Topology::Cluster(seeds) => Self::Cluster(Cluster::open(settings, &seeds, worker, wakes).await?),
-            one => Self::One(Arc::new(RedisStore::open(settings, one, worker, wakes, true).await?)),
+            one => Self::One(Arc::new(RedisStore::open(settings, one, worker, wakes).await?)),
         })
     }
 

@@ -63,20 +63,18 @@ pub(crate) struct Opening(Result<Option<Cmd>, BackendError>);
 #[cfg(feature = "redlock")]
 pub(crate) type Written = Cmd;
 
-/// Opens one server for its entries. Its I/O happens on `worker`; what it says of entries goes to `wakes`. Without
-/// `fair`, a free lock is granted whoever waits for it: for those who need a majority of several servers, all of which
-/// know this client by the same name.
+/// Opens one of several servers, for those who need a majority of them. Its I/O happens on `worker`; what it says of entries
+/// goes to `wakes`; all know this client by the same name. A free lock is granted there whoever waits for it.
 #[cfg_attr(not(feature = "redlock"), allow(dead_code, reason = "a majority has several of them"))]
 pub(crate) async fn open_store(
     host: &Host,
     settings: &Settings,
     worker: &Worker,
     wakes: Wakes,
-    fair: bool,
     client: &str,
 ) -> Result<Arc<RedisStore>, ConnectError> {
     let topology = Topology::Single(host.clone());
-    RedisStore::open_as(settings, topology, worker, wakes, fair, client, false).await.map(Arc::new)
+    RedisStore::open_as(settings, topology, worker, wakes, false, client, false).await.map(Arc::new)
 }
 
 impl RedisStore {
@@ -85,10 +83,9 @@ impl RedisStore {
         topology: Topology,
         worker: &Worker,
         wakes: Wakes,
-        fair: bool,
     ) -> Result<Self, ConnectError> {
         let client = Self::new_client()?;
-        Self::open_as(settings, topology, worker, wakes, fair, &client, false).await
+        Self::open_as(settings, topology, worker, wakes, true, &client, false).await
     }
 
     /// One node of a cluster, all of whose nodes know this client by the same name.

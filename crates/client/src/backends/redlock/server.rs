@@ -118,7 +118,7 @@ impl Server {
             })
         };
         let wakes = self.wakes.clone();
-        let opened = redis::open_store(&self.host, &self.settings, &self.worker, wakes, false, &self.client);
+        let opened = redis::open_store(&self.host, &self.settings, &self.worker, wakes, &self.client);
         let store = opened.await.map_err(failed)?;
         let unchecked = match store.identity().await {
             Ok(identity) => self.check(identity).map(|()| None)?,

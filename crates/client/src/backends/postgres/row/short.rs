@@ -19,7 +19,7 @@ use crate::backends::leased::{Attempt, Entry};
 const NAMES: usize = 1024;
 /// What `row_take` cuts, and `row_acquire` refuses.
 const TTL_MOST: Duration = Duration::from_millis(limits::TTL_MS_MAX);
-const CLOSED_MOST: Duration = Duration::from_secs(24 * 3600);
+const CLOSED_MOST: Duration = Duration::from_millis(limits::KEEP_CLOSED_MS_MAX);
 const ID_MOST: usize = 100;
 
 /// The names for which the short way is worth a try.
