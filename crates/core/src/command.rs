@@ -91,6 +91,9 @@ pub enum Command {
         /// The version.
         version: u32,
     },
+    /// Continues work that earlier commands left to keep within their bound (leader only, M2): see
+    /// [`Table::has_backlog`](crate::Table::has_backlog). Nothing without such work.
+    Resume,
 }
 
 /// See [`Command::OpenSession`]. Durations are in milliseconds.

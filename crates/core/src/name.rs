@@ -3,11 +3,11 @@
 use std::borrow::Borrow;
 use std::fmt;
 
-use crate::limits::NAME_BYTES_MAX;
+use crate::limits::{NAME_BYTES_MAX, NAME_SEGMENTS_MAX};
 
 /// The name of a lock, a path of segments split by `/`, such as `orders/42`.
 ///
-/// UTF-8, 1–512 bytes, no empty segment, no control character. Ordered by bytes.
+/// UTF-8, 1–512 bytes, at most 32 segments, no empty segment, no control character. Ordered by bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockName(Box<str>);
 
@@ -24,6 +24,15 @@ pub enum NameError {
     TooLong {
         /// How long it is, in bytes.
         bytes: usize,
+    },
+    /// More than [`NAME_SEGMENTS_MAX`] segments.
+    #[error(
+        "the lock name has {segments} segments, at most {NAME_SEGMENTS_MAX} are allowed; join some of them with another \
+         character than `/`"
+    )]
+    TooDeep {
+        /// How many it has.
+        segments: usize,
     },
     /// Two slashes in a row, or one at an end.
     #[error(
@@ -87,6 +96,10 @@ impl LockName {
         if segment_start == text.len() {
             return Err(NameError::EmptySegment { name: text.to_owned(), at: segment_start });
         }
+        let segments = segments(text);
+        if segments > NAME_SEGMENTS_MAX {
+            return Err(NameError::TooDeep { segments });
+        }
         Ok(Self(text.into()))
     }
 
@@ -121,11 +134,22 @@ impl LockName {
             && other.as_bytes().starts_with(self.0.as_bytes())
     }
 
-    /// Wraps text that is known to be a legal name: it came out of the table.
-    pub(crate) fn trusted(text: &str) -> Self {
-        debug_assert!(Self::parse(text).is_ok());
-        Self(text.into())
+    /// How many segments it has: 1 to [`NAME_SEGMENTS_MAX`].
+    #[must_use]
+    pub fn segments(&self) -> usize {
+        segments(&self.0)
     }
+
+    /// Wraps text that is known to be a legal name: it came out of the table.
+    pub(crate) fn trusted(text: impl Into<Box<str>>) -> Self {
+        let text = text.into();
+        debug_assert!(Self::parse(&text).is_ok());
+        Self(text)
+    }
+}
+
+fn segments(text: &str) -> usize {
+    1 + text.bytes().filter(|&byte| byte == b'/').count()
 }
 
 /// Everything above `name`, the nearest first: `a/b`, `a` for `a/b/c`.
@@ -178,6 +202,13 @@ mod tests {
         assert_eq!(LockName::parse(""), Err(NameError::Empty));
         assert!(LockName::parse(&"x".repeat(512)).is_ok());
         assert_eq!(LockName::parse(&"x".repeat(513)), Err(NameError::TooLong { bytes: 513 }));
+    }
+
+    #[test]
+    fn a_name_has_at_most_32_segments() {
+        let deep = |segments: usize| vec!["s"; segments].join("/");
+        assert_eq!(LockName::parse(&deep(32)).map(|name| name.segments()), Ok(32));
+        assert_eq!(LockName::parse(&deep(33)), Err(NameError::TooDeep { segments: 33 }));
     }
 
     #[test]

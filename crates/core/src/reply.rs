@@ -19,16 +19,18 @@ pub enum Reply {
     Granted(Grant),
     /// The request waits.
     Queued {
-        /// How many earlier waiters overlap it (Q1).
+        /// How many earlier waiters overlap it (Q1). A lower bound, at least [`limits::POSITION_LOOK_MAX`] or as many as
+        /// were found among so many entries, where an exact number would cost more (M2).
         position: u64,
         /// For a permit: the limits in force, one a name in byte order (L4).
         limits: Vec<u32>,
     },
     /// The names aren't free, and the request did not want to wait.
     Busy {
-        /// The session of the conflicting live hold with the lowest token; `None` behind waiters and closed holds only.
+        /// The session of the conflicting live hold with the lowest token; `None` behind waiters and closed holds only, for
+        /// a retry, and where it was not found among [`limits::HOLDER_LOOK_MAX`] entries (M2).
         holder: Option<SessionId>,
-        /// How many waiters overlap it (Q1).
+        /// How many waiters overlap it (Q1): as `position` of [`Reply::Queued`]; 0 for a retry.
         queued_ahead: u64,
     },
     /// The request is over, and this is how.
@@ -42,7 +44,7 @@ pub enum Reply {
     Done,
     /// No live hold has that token and covers that name (B3).
     NotCurrent {
-        /// The tokens of the live holds that cover the name, ascending.
+        /// The tokens of the live holds that cover the name, ascending: at most [`limits::LIVE_TOKENS_MAX`].
         live: Vec<Token>,
     },
     /// The hold is a closed one; only a break with `now` opens it (B2).
@@ -273,6 +275,13 @@ pub enum Rejection {
         limits::CLOSED_HOLDS_MAX
     )]
     TooManyClosedHolds,
+    /// At [`limits::TABLE_BYTES_MAX`].
+    #[error(
+        "the table is full: its sessions and locks count for {} GiB, the most it takes; release some locks, or use shorter \
+         values and names",
+        limits::TABLE_BYTES_MAX >> 30
+    )]
+    TableFull,
     /// At [`limits::STORED_LIMITS_MAX`].
     #[error("{} names have a stored limit, the most the table takes; remove some", limits::STORED_LIMITS_MAX)]
     TooManyStoredLimits,

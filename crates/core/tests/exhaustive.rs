@@ -27,7 +27,7 @@ use oracle::pair::Pair;
 
 /// New states by depth, counted by this test. A change of a rule or of the alphabet changes them; then look whether it
 /// should have.
-const NEW_STATES: [usize; 6] = [1, 19, 318, 5_179, 84_595, 1_407_757];
+const NEW_STATES: [usize; 6] = [1, 19, 318, 5_038, 78_375, 1_224_592];
 
 /// `invariants::all`, on the snapshot that is at hand.
 fn sound(pair: &Pair) -> Result<(), String> {

@@ -3,6 +3,8 @@
 //! For digests and for state that never leaves the service. What crosses a network to clients is the wire crate's.
 //! Whatever can be read has only one form, so what was read has the digest of what was written.
 
+use std::borrow::Borrow;
+
 use unsigned_varint::{decode, encode};
 
 use super::view::{PhaseView, RequestView};
@@ -68,14 +70,17 @@ impl<'a> Writer<'a> {
         });
     }
 
-    pub(super) fn request<'v>(&mut self, request: RequestView<'v, impl ExactSizeIterator<Item = &'v str>>) {
+    pub(super) fn request(
+        &mut self,
+        request: RequestView<'_, impl ExactSizeIterator<Item = impl Borrow<LockName>>>,
+    ) {
         self.number(request.ticket.0);
         self.flag(request.owner.is_some());
         if let Some((session, seq)) = request.owner {
             self.number(session.0);
             self.number(seq.0);
         }
-        self.list(request.names, |w, name| w.bytes(name.as_bytes()));
+        self.list(request.names, |w, name| w.bytes(name.borrow().as_str().as_bytes()));
         self.u8(match request.mode {
             ModeKind::Exclusive => 0,
             ModeKind::Shared => 1,
@@ -155,6 +160,7 @@ impl<'a> Writer<'a> {
             R::TooManyWaiters { .. } => (11, 0),
             R::TooManyClosedHolds => (12, 0),
             R::TokensExhausted => (13, 0),
+            R::TableFull => (14, 0),
             other => unreachable!("{other:?} is not an answer that a session keeps"),
         };
         self.u8(tag);
@@ -340,7 +346,7 @@ impl<'a> Reader<'a> {
     fn rejection(&mut self) -> Read<Rejection> {
         use Rejection as R;
         let (tag, number) = (self.u8()?, self.number()?);
-        if matches!(tag, 1 | 7 | 10..=13) && number != 0 {
+        if matches!(tag, 1 | 7 | 10..=14) && number != 0 {
             return Err(SnapshotError(format!("rejection {tag} has no number, here it has {number}")));
         }
         Ok(match tag {
@@ -358,6 +364,7 @@ impl<'a> Reader<'a> {
             11 => R::TooManyWaiters { name: self.name()? },
             12 => R::TooManyClosedHolds,
             13 => R::TokensExhausted,
+            14 => R::TableFull,
             other => return Err(SnapshotError(format!("{other} is not a rejection"))),
         })
     }

@@ -12,6 +12,7 @@
 //! doesn't cancel out. It finds damage and nodes that have parted, by accident; it is no defence against somebody who
 //! computes items to fit. The end carries it, so that a stream that lost something anywhere is refused (P10).
 
+use std::borrow::Borrow;
 use std::ops::AddAssign;
 
 use unsigned_varint::{decode, encode};
@@ -20,6 +21,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::codec::{Reader, Writer};
 use super::view::RequestView;
 use super::{LimitState, RequestState, SessionState, Snapshot};
+use crate::name::LockName;
 use crate::table::SnapshotError;
 
 /// Raised with every change of an item's layout. Digests are over items as they are laid out, so only those of one format can be
@@ -84,9 +86,9 @@ pub(crate) fn put_session(out: &mut Vec<u8>, session: &SessionState) -> Digest {
     put(out, SESSION, |w| w.session(session))
 }
 
-pub(crate) fn put_request<'a>(
+pub(crate) fn put_request(
     out: &mut Vec<u8>,
-    request: RequestView<'a, impl ExactSizeIterator<Item = &'a str>>,
+    request: RequestView<'_, impl ExactSizeIterator<Item = impl Borrow<LockName>>>,
 ) -> Digest {
     put(out, REQUEST, |w| w.request(request))
 }

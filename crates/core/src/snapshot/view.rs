@@ -1,7 +1,7 @@
 //! A request as its bytes see it, wherever it lies: as plain data in a snapshot, or in the table.
 //!
-//! Borrows everything, so that a walk over a million requests allocates nothing for them; and the one place where the
-//! parts of a request are listed, so that both forms have the same bytes.
+//! Borrows everything but names, which the table keeps in segments; and the one place where the parts of a request are
+//! listed, so that both forms have the same bytes.
 
 use super::{Phase, RequestState};
 use crate::name::LockName;
@@ -28,11 +28,11 @@ pub(crate) enum PhaseView<'a> {
 }
 
 impl RequestState {
-    pub(crate) fn view(&self) -> RequestView<'_, impl ExactSizeIterator<Item = &str>> {
+    pub(crate) fn view(&self) -> RequestView<'_, impl ExactSizeIterator<Item = &LockName>> {
         RequestView {
             ticket: self.ticket,
             owner: self.owner,
-            names: self.names.iter().map(LockName::as_str),
+            names: self.names.iter(),
             mode: self.mode,
             subtree: self.subtree,
             keep_closed_ms: self.keep_closed_ms,
@@ -50,13 +50,13 @@ impl RequestState {
     }
 }
 
-impl<'a, N: Iterator<Item = &'a str>> RequestView<'a, N> {
+impl<N: Iterator<Item = LockName>> RequestView<'_, N> {
     /// The same as plain data.
     pub(crate) fn into_state(self) -> RequestState {
         RequestState {
             ticket: self.ticket,
             owner: self.owner,
-            names: self.names.map(LockName::trusted).collect(),
+            names: self.names.collect(),
             mode: self.mode,
             subtree: self.subtree,
             keep_closed_ms: self.keep_closed_ms,

@@ -2,7 +2,7 @@
 
 use super::Table;
 use super::names::NodeId;
-use super::request::{Extras, Few, Owner, Request, RequestId, Stage};
+use super::request::{Extras, Few, Owner, Request, RequestId, Stage, base_bytes};
 use crate::command::{Acquire, IfBusy};
 use crate::limits;
 use crate::name::LockName;
@@ -26,25 +26,31 @@ impl Table {
     /// Session, `done_through`, seq and the bound on kept answers: common to all numbered commands but `Finish`.
     /// `Err` is the answer of a command that is not to be executed.
     fn take_seq(&mut self, id: SessionId, seq: Seq, done_through: Seq) -> Result<(), Reply> {
-        let Some(session) = self.sessions.get_mut(id) else { return Err(Reply::SessionGone) };
+        let Some(mut session) = self.sessions.get_mut(id) else { return Err(Reply::SessionGone) };
         session.take_done_through(done_through);
         if seq <= session.highest {
             let kept = session.kept(seq).cloned();
             let live = session.live.get(&seq).copied();
+            drop(session);
             let answer = live.map(|live| self.present_state(live)).or(kept);
             return Err(answer.unwrap_or(Reply::Finished(End::Gone)));
         }
         session.see(seq);
-        if session.kept_count() >= limits::KEPT_ANSWERS_MAX {
+        if session.keeps_too_many() {
             return Err(Reply::Refused(Rejection::TooManyKeptAnswers));
         }
         Ok(())
     }
 
-    /// Keeps an answer that is final at once under its own seq (R3).
+    /// Keeps an answer that is final at once under its own seq (R3). Who was in the way is not kept: it is news, and found
+    /// by looking at a part of the table that may differ from node to node (M2).
     fn keep_own(&mut self, id: SessionId, seq: Seq, reply: Reply) -> Reply {
-        if let Some(session) = self.sessions.get_mut(id) {
-            session.keep(seq, reply.clone(), Some(seq));
+        let kept = match &reply {
+            Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
+            reply => reply.clone(),
+        };
+        if let Some(mut session) = self.sessions.get_mut(id) {
+            session.keep(seq, kept, Some(seq));
         }
         reply
     }
@@ -64,6 +70,11 @@ impl Table {
         if acquire.keep_closed_ms > 0 && self.closing >= limits::CLOSED_HOLDS_MAX {
             return Err(Reply::Refused(Rejection::TooManyClosedHolds));
         }
+        let base_bytes = base_bytes(&names);
+        let bytes = u64::from(base_bytes) + (acquire.value.len() + acquire.meta.len()) as u64;
+        if self.bytes() + bytes > limits::TABLE_BYTES_MAX {
+            return Err(Reply::Refused(Rejection::TableFull));
+        }
         if self.last_token >= limits::TOKEN_MAX {
             return Err(Reply::Refused(Rejection::TokensExhausted));
         }
@@ -82,7 +93,7 @@ impl Table {
             (false, Some(_)) => self.full_queue(nodes.as_slice()),
         };
         if let Some(refusal) = refusal {
-            self.touched.extend(nodes.as_slice().iter().map(|&node| (node, false)));
+            nodes.as_slice().iter().for_each(|&node| self.names.forget_if_idle(node));
             return Err(refusal);
         }
 
@@ -98,13 +109,14 @@ impl Table {
                 kind,
                 subtree: acquire.subtree,
                 keep_closed_ms: acquire.keep_closed_ms as u32,
+                base_bytes,
                 stage: Stage::Waiting { at_most_ms: at_most_ms.flatten() },
                 extras,
             },
             &self.names,
         );
         self.closing += usize::from(acquire.keep_closed_ms > 0);
-        if let Some(session) = self.sessions.get_mut(acquire.session) {
+        if let Some(mut session) = self.sessions.get_mut(acquire.session) {
             session.live.insert(acquire.seq, id);
         }
         if let Some(of) = of {
@@ -119,10 +131,11 @@ impl Table {
     }
 
     fn full_queue(&self, nodes: &[NodeId]) -> Option<Reply> {
-        let full = nodes.iter().map(|&node| self.names.get(node)).find(|node| {
-            node.here.crowd().is_some_and(|crowd| crowd.waiting.len() >= limits::WAITERS_PER_NAME_MAX)
+        let full = nodes.iter().find(|&&node| {
+            let crowd = self.names.get(node).here.crowd();
+            crowd.is_some_and(|crowd| crowd.waiting.len() >= limits::WAITERS_PER_NAME_MAX)
         })?;
-        Some(Reply::Refused(Rejection::TooManyWaiters { name: LockName::trusted(&full.name) }))
+        Some(Reply::Refused(Rejection::TooManyWaiters { name: self.names.name(*full) }))
     }
 
     pub(super) fn set_value(
@@ -140,14 +153,24 @@ impl Table {
             Reply::Refused(Rejection::ValueTooLong { bytes: value.len() })
         } else {
             match self.own_hold(id, target) {
+                Ok(hold) if self.would_overfill(hold, value.len()) => {
+                    Reply::Refused(Rejection::TableFull)
+                }
                 Ok(hold) => {
-                    self.requests.get_mut(hold, &self.names).extras_mut().value = value;
+                    self.requests.edit(hold, &self.names, |request| request.extras_mut().value = value);
                     Reply::Done
                 }
                 Err(reply) => reply,
             }
         };
         self.keep_own(id, seq, reply)
+    }
+
+    /// A value that is no longer than the one before fits at any time.
+    fn would_overfill(&self, hold: RequestId, value_bytes: usize) -> bool {
+        let before = self.requests[hold as usize].extras.as_ref().map_or(0, |extras| extras.value.len());
+        let growth = value_bytes.saturating_sub(before) as u64;
+        growth > 0 && self.bytes() + growth > limits::TABLE_BYTES_MAX
     }
 
     pub(super) fn downgrade(&mut self, id: SessionId, seq: Seq, target: Seq, done_through: Seq) -> Reply {

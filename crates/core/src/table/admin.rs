@@ -3,9 +3,11 @@
 use super::Table;
 use super::crowd::Limit;
 use super::request::RequestId;
+use super::work::Freed;
 use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Rejection, Reply};
+use crate::types::{ModeKind, Ticket};
 
 impl Table {
     /// Judges a permit request's number against the limits in force, in byte order (L2, L3). A stored limit overrides
@@ -61,7 +63,8 @@ impl Table {
         };
         let node = self.names.intern(name.as_str());
         self.names.here_mut(node).set_limit(limit, &self.requests);
-        self.touched.push((node, false));
+        // A lower limit may have kept out any of those who wait for permits, a higher one lets some in.
+        self.freed.push(Freed { name: node, subtree: false, kind: ModeKind::Permit, after: Ticket(0) });
         Reply::Done
     }
 

@@ -4,7 +4,8 @@ use super::Table;
 use super::crowd::Class;
 use super::describe::TokenStatus;
 use super::end::Closure;
-use super::request::{Request, RequestId, Stage};
+use super::names::NodeId;
+use super::request::{RequestId, Stage};
 use crate::command::Break;
 use crate::limits;
 use crate::name::{self, LockName};
@@ -18,25 +19,24 @@ impl Table {
                 return Reply::Refused(Rejection::TextTooLong { field, bytes: text.len() });
             }
         }
-        let hit = self
-            .holds_covering(&order.name)
-            .find(|&id| self.requests[id as usize].token() == Some(order.token));
-        let Some(id) = hit else {
+        let Some(id) = self.hold_covering(&order.name, order.token) else {
             return Reply::NotCurrent { live: self.live_tokens(&order.name) };
         };
-        let request = self.requests.get_mut(id, &self.names);
+        let request = &self.requests[id as usize];
         match (request.stage, order.now) {
             (Stage::Closed { .. }, true) => self.open_closed(id),
             (Stage::Closed { .. }, false) => return Reply::StillClosed,
             (_, true) => self.end_unasked(id, End::Broken, Closure::None, out),
             (Stage::Held { token }, false) => {
-                request.stage = Stage::Revoked { token };
-                let extras = request.extras_mut();
-                extras.reason.clone_from(&order.reason);
-                extras.by.clone_from(&order.by);
                 if let Some(owner) = request.owner {
                     out.push(Effect::Revoked { session: owner.session, seq: owner.seq, token });
                 }
+                self.requests.edit(id, &self.names, |request| {
+                    request.stage = Stage::Revoked { token };
+                    let extras = request.extras_mut();
+                    extras.reason.clone_from(&order.reason);
+                    extras.by.clone_from(&order.by);
+                });
                 self.revoked.insert(token, id);
             }
             // Revoked already: the first reason stays (B3). A waiter has no token and is never hit.
@@ -48,37 +48,63 @@ impl Table {
     /// What a token is worth at a name (B4). Linearizable when asked of a leader that has confirmed itself.
     #[must_use]
     pub fn check_token(&self, name: &LockName, token: u64) -> TokenStatus {
-        if token == 0 || token > self.last_token {
+        let Some(token) = Token::new(token).filter(|token| token.get() <= self.last_token) else {
             return TokenStatus::NeverIssued;
-        }
-        let live = self.live_tokens(name);
-        if live.iter().any(|live| live.get() == token) {
-            TokenStatus::Current
-        } else {
-            TokenStatus::NotCurrent { live }
-        }
-    }
-
-    /// Tokens of the live, unrevoked holds that cover a name, ascending (B4).
-    pub(super) fn live_tokens(&self, name: &LockName) -> Vec<Token> {
-        let held = |request: &Request| match request.stage {
-            Stage::Held { token } => Some(token),
-            _ => None,
         };
-        let mut live: Vec<Token> =
-            self.holds_covering(name).filter_map(|id| held(&self.requests[id as usize])).collect();
-        live.sort_unstable();
-        live
+        match self.hold_covering(name, token) {
+            Some(id) if self.is_held(id) => TokenStatus::Current,
+            _ => TokenStatus::NotCurrent { live: self.live_tokens(name) },
+        }
     }
 
-    /// Every hold, closed ones too, that covers a name: at the name, or as a subtree above it.
-    pub(super) fn holds_covering(&self, name: &LockName) -> impl Iterator<Item = RequestId> {
-        let at = self.names.find(name.as_str()).into_iter();
-        let at = at.flat_map(|node| self.names.get(node).here.all_holds());
+    /// Live, and not revoked.
+    fn is_held(&self, id: RequestId) -> bool {
+        matches!(self.requests[id as usize].stage, Stage::Held { .. })
+    }
+
+    /// The hold with this token that covers a name, maybe a closed one: at the name, or as a subtree above it.
+    fn hold_covering(&self, name: &LockName, token: Token) -> Option<RequestId> {
+        let mut covering = self.covering(name);
+        covering.find_map(|(node, classes)| {
+            self.names.get(node).here.hold_with(token, classes, &self.requests)
+        })
+    }
+
+    /// Tokens of the live, unrevoked holds that cover a name, ascending (B4): the lowest
+    /// [`limits::LIVE_TOKENS_MAX`] of those that were found among so many.
+    fn live_tokens(&self, name: &LockName) -> Vec<Token> {
+        let first = self.first_covering(name, None, limits::LIVE_TOKENS_MAX);
+        first.into_iter().filter(|&(_, id)| self.is_held(id)).map(|(token, _)| token).collect()
+    }
+
+    /// The holds that cover a name and have a token above `after`, closed ones too, by token: at most `max`.
+    pub(super) fn first_covering(
+        &self,
+        name: &LockName,
+        after: Option<Token>,
+        max: usize,
+    ) -> Vec<(Token, RequestId)> {
+        let mut first = Vec::new();
+        for (node, classes) in self.covering(name) {
+            let here = &self.names.get(node).here;
+            for &class in classes {
+                first.extend(here.holds_after(after, class, &self.requests).take(max));
+            }
+            // Tokens above are of subtrees: that few hold one keeps this short.
+            first.sort_unstable();
+            first.truncate(max);
+        }
+        self.names.visits().add(first.len());
+        first
+    }
+
+    /// The names in use whose holds may cover a name, each with the classes that do: the name, and those above it.
+    pub(super) fn covering(
+        &self,
+        name: &LockName,
+    ) -> impl Iterator<Item = (NodeId, &'static [Class])> {
+        let at = self.names.find(name.as_str()).map(|node| (node, &Class::ALL[..]));
         let above = name::ancestors(name.as_str()).filter_map(|above| self.names.find(above));
-        let above = above.flat_map(|node| self.names.get(node).here.all_holds()).filter(|&id| {
-            matches!(self.requests[id as usize].class(), Class::ExclusiveSubtree | Class::SharedSubtree)
-        });
-        at.chain(above)
+        at.into_iter().chain(above.map(|node| (node, &Class::SUBTREES[..])))
     }
 }

@@ -1,18 +1,19 @@
-//! Who holds and who waits at one name, exactly: sets by ticket, and the permits.
+//! Who holds and who waits at one name, exactly: holds by token, waiters by ticket, and the permits.
 //!
 //! Says what is here; whether it conflicts is decided in `grant`.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
-use super::request::RequestId;
+use super::request::{Request, RequestId};
 use super::requests::Requests;
-use crate::types::{ModeKind, Slot, Ticket};
+use crate::types::{ModeKind, Slot, Ticket, Token};
 
-/// Requests of one class at one name, first come first.
+/// Waiters of one class at one name, first come first.
 pub(super) type ByTicket = BTreeMap<Ticket, RequestId>;
 
 /// What decides a request's conflicts: mode, and whether it covers what is below.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Class {
     Exclusive,
     Shared,
@@ -24,6 +25,8 @@ pub(super) enum Class {
 impl Class {
     pub(super) const ALL: [Self; 5] =
         [Self::Exclusive, Self::Shared, Self::Permit, Self::ExclusiveSubtree, Self::SharedSubtree];
+    pub(super) const NOT_PERMITS: [Self; 4] =
+        [Self::Exclusive, Self::Shared, Self::ExclusiveSubtree, Self::SharedSubtree];
     pub(super) const SUBTREES: [Self; 2] = [Self::ExclusiveSubtree, Self::SharedSubtree];
 
     pub(super) const fn of(kind: ModeKind, subtree: bool) -> Self {
@@ -54,24 +57,25 @@ pub(super) fn opposed(kind: ModeKind, classes: &[Class]) -> impl Iterator<Item =
 }
 
 /// Requests at one name by class.
-#[derive(Default)]
-pub(super) struct Sets([ByTicket; 5]);
+pub(super) struct Sets<K>([BTreeMap<K, RequestId>; 5]);
 
-impl Sets {
-    pub(super) fn of(&self, class: Class) -> &ByTicket {
+impl<K> Default for Sets<K> {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| BTreeMap::new()))
+    }
+}
+
+impl<K> Sets<K> {
+    pub(super) fn of(&self, class: Class) -> &BTreeMap<K, RequestId> {
         &self.0[class as usize]
     }
 
-    fn of_mut(&mut self, class: Class) -> &mut ByTicket {
+    fn of_mut(&mut self, class: Class) -> &mut BTreeMap<K, RequestId> {
         &mut self.0[class as usize]
     }
 
     pub(super) fn len(&self) -> usize {
         self.0.iter().map(BTreeMap::len).sum()
-    }
-
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Ticket, RequestId)> {
-        self.0.iter().flatten().map(|(&ticket, &id)| (ticket, id))
     }
 }
 
@@ -123,8 +127,8 @@ impl Slots {
 #[derive(Default)]
 pub(super) struct Crowd {
     /// Holds, closed ones too.
-    pub(super) holds: Sets,
-    pub(super) waiting: Sets,
+    pub(super) holds: Sets<Token>,
+    pub(super) waiting: Sets<Ticket>,
     pub(super) slots: Slots,
     pub(super) limit: Option<Limit>,
 }
@@ -151,7 +155,7 @@ impl Here {
             let mut crowd = Box::<Crowd>::default();
             if let Self::Held(id) = *self {
                 let request = &requests[id as usize];
-                crowd.holds.of_mut(request.class()).insert(request.ticket, id);
+                crowd.holds.of_mut(request.class()).insert(token_of(request), id);
             }
             *self = Self::Crowd(crowd);
         }
@@ -169,10 +173,10 @@ impl Here {
         if permits > 0 || crowd.limit.is_some() || crowd.waiting.len() > 0 {
             return;
         }
-        let first = crowd.holds.iter().next();
+        let first = Class::ALL.iter().find_map(|&class| crowd.holds.of(class).values().next());
         match (first, crowd.holds.len()) {
             (None, _) => *self = Self::Idle,
-            (Some((_, id)), 1) => *self = Self::Held(id),
+            (Some(&id), 1) => *self = Self::Held(id),
             _ => {}
         }
     }
@@ -186,14 +190,45 @@ impl Here {
         }
     }
 
-    /// All holds here, closed ones too.
-    pub(super) fn all_holds(&self) -> impl Iterator<Item = RequestId> {
+    /// How many holds of these classes are here, closed ones too.
+    pub(super) fn count_holds(&self, classes: &[Class], requests: &Requests) -> usize {
+        classes.iter().map(|&class| self.holds(class, requests)).sum()
+    }
+
+    /// The hold of one of these classes that has this token, maybe a closed one.
+    pub(super) fn hold_with(&self, token: Token, classes: &[Class], requests: &Requests) -> Option<RequestId> {
+        match self {
+            Self::Idle => None,
+            Self::Held(id) => {
+                let request = &requests[*id as usize];
+                (request.token() == Some(token) && classes.contains(&request.class())).then_some(*id)
+            }
+            Self::Crowd(crowd) => {
+                classes.iter().find_map(|&class| crowd.holds.of(class).get(&token).copied())
+            }
+        }
+    }
+
+    /// The holds of one class with a token above `after`, closed ones too, by token.
+    pub(super) fn holds_after(
+        &self,
+        after: Option<Token>,
+        class: Class,
+        requests: &Requests,
+    ) -> impl Iterator<Item = (Token, RequestId)> {
         let (one, many) = match self {
             Self::Idle => (None, None),
-            Self::Held(id) => (Some(*id), None),
-            Self::Crowd(crowd) => (None, Some(&crowd.holds)),
+            Self::Held(id) => {
+                let request = &requests[*id as usize];
+                let token = request.token().filter(|&token| request.class() == class && Some(token) > after);
+                (token.map(|token| (token, *id)), None)
+            }
+            Self::Crowd(crowd) => {
+                let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+                (None, Some(crowd.holds.of(class).range((from, Bound::Unbounded))))
+            }
         };
-        one.into_iter().chain(many.into_iter().flat_map(|sets| sets.iter().map(|(_, id)| id)))
+        one.into_iter().chain(many.into_iter().flatten().map(|(&token, &id)| (token, id)))
     }
 
     /// The waiters of one class; `None` where nobody waits at all.
@@ -245,8 +280,9 @@ impl Here {
             *self = Self::Held(id);
             return None;
         }
+        let token = token_of(request);
         let crowd = self.crowd_mut(requests);
-        crowd.holds.of_mut(class).insert(request.ticket, id);
+        crowd.holds.of_mut(class).insert(token, id);
         (class == Class::Permit).then(|| match slot {
             Some(slot) => {
                 crowd.slots.take(slot);
@@ -262,11 +298,18 @@ impl Here {
             return;
         }
         let request = &requests[id as usize];
+        let token = token_of(request);
         let crowd = self.crowd_mut(requests);
-        crowd.holds.of_mut(request.class()).remove(&request.ticket);
+        crowd.holds.of_mut(request.class()).remove(&token);
         if let Some(slot) = slot {
             crowd.slots.free(slot);
         }
         self.settle();
     }
+}
+
+/// Of a request that is a hold: it gets its token before it comes here, and keeps it.
+fn token_of(hold: &Request) -> Token {
+    let Some(token) = hold.token() else { unreachable!("a hold has its token") };
+    token
 }

@@ -1,12 +1,10 @@
 //! Questions that change nothing: the state of a request for its client, who holds and who waits for people.
 
-use std::collections::BTreeSet;
-
 use super::Table;
-use super::acquire::Wanted;
-use super::crowd::{Class, Here, opposed};
-use super::names::NodeId;
+use super::crowd::{Class, Here};
+use super::names::{Node, NodeId};
 use super::request::{RequestId, Stage};
+use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Grant, PermitGrant, Reply};
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
@@ -18,18 +16,48 @@ pub enum TokenStatus {
     Current,
     /// No such hold.
     NotCurrent {
-        /// The tokens of the live holds that cover the name, ascending.
+        /// The tokens of the live holds that cover the name, ascending: at most [`limits::LIVE_TOKENS_MAX`].
         live: Vec<Token>,
     },
     /// 0, or above the counter.
     NeverIssued,
 }
 
+/// Which part of the holds and waiters of a name is wanted. Work and answer are bounded by it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Page {
+    /// Only holds with a higher token.
+    pub after: Option<Token>,
+    /// Most holds.
+    pub holds_max: usize,
+    /// No further hold is listed once values, meta data and names of those before have this many bytes.
+    pub bytes_max: usize,
+    /// Most waiters.
+    pub waiters_max: usize,
+}
+
+impl Page {
+    /// The first holds, as many as one answer may list, and the first waiters.
+    #[must_use]
+    pub const fn first(waiters_max: usize) -> Self {
+        Self {
+            after: None,
+            holds_max: limits::HOLDS_LISTED_MAX,
+            bytes_max: limits::HOLDS_LISTED_BYTES_MAX,
+            waiters_max,
+        }
+    }
+}
+
 /// Who holds a name, who waits for it, and its permits.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Description {
-    /// Holds that cover the name, closed ones too, by token.
+    /// The first holds of the page that cover the name, closed ones too, by token.
     pub holds: Vec<HoldInfo>,
+    /// How many cover the name in all.
+    pub hold_count: usize,
+    /// The page ends before the last hold: another begins after the last one listed.
+    pub has_more: bool,
     /// How many wait at exactly this name.
     pub waiter_count: usize,
     /// The first of them, in their order.
@@ -132,12 +160,12 @@ impl Table {
 
     /// All live sessions, by id.
     pub fn sessions(&self) -> impl Iterator<Item = SessionInfo> {
-        self.sessions.iter().filter_map(|(id, _)| self.session(id))
+        self.sessions_after(SessionId(0))
     }
 
     /// The live sessions with a higher id, in order: page by page, without looking at those before.
     pub fn sessions_after(&self, after: SessionId) -> impl Iterator<Item = SessionInfo> {
-        self.sessions.after(after).filter_map(|id| self.session(id))
+        self.sessions.after(after).filter_map(|(id, _)| self.session(id))
     }
 
     /// From now on [`Table::take_changes`] tells the names whose holds or waiters have changed. Costs nothing while
@@ -146,9 +174,16 @@ impl Table {
         self.requests.watch(watched);
     }
 
-    /// The names whose requests were changed since it was last asked, in byte order.
-    pub fn take_changes(&mut self) -> impl Iterator<Item = LockName> {
-        self.requests.take_changes().into_iter().map(|name| LockName::trusted(&name))
+    /// At most `max` of the names whose requests were changed and that were not taken since. A name that changes all the
+    /// time keeps no other from its turn.
+    pub fn take_changes(&mut self, max: usize) -> Vec<LockName> {
+        self.requests.take_changes(max)
+    }
+
+    /// Whether [`Table::take_changes`] has some.
+    #[must_use]
+    pub fn has_changes(&self) -> bool {
+        self.requests.has_changes()
     }
 
     /// What a live request of a session is now, as a retry of its acquire would be told.
@@ -161,14 +196,14 @@ impl Table {
     /// Names that are held, waited for, or have a stored limit, at or below `prefix`, in byte order.
     #[must_use]
     pub fn names_in_use(&self, prefix: Option<&LockName>) -> Vec<LockName> {
-        let used = |node: &super::names::Node| {
-            (!matches!(node.here, Here::Idle)).then(|| LockName::trusted(&node.name))
+        let used = |(id, node): (NodeId, &Node)| {
+            (!matches!(node.here, Here::Idle)).then(|| self.names.name(id))
         };
         let mut names: Vec<LockName> = match prefix {
-            None => self.names.all().filter_map(|(_, node)| used(node)).collect(),
+            None => self.names.all().filter_map(used).collect(),
             Some(prefix) => self.names.find(prefix.as_str()).map_or_else(Vec::new, |top| {
-                let below = self.names.below(top).filter_map(|(_, node)| used(node));
-                used(self.names.get(top)).into_iter().chain(below).collect()
+                let below = self.names.below(top).filter_map(used);
+                used((top, self.names.get(top))).into_iter().chain(below).collect()
             }),
         };
         names.sort_unstable();
@@ -187,39 +222,52 @@ impl Table {
     ) -> (Vec<LockName>, Option<u64>) {
         let from = usize::try_from(cursor).unwrap_or(usize::MAX);
         let (nodes, next) = self.names.part(from, places);
-        let asked = |name: &str| prefix.is_none_or(|prefix| prefix.as_str() == name || prefix.is_above(name));
-        let used = nodes.filter(|node| !matches!(node.here, Here::Idle) && asked(&node.name));
-        (used.map(|node| LockName::trusted(&node.name)).collect(), next.map(|next| next as u64))
+        let asked =
+            |name: &LockName| prefix.is_none_or(|prefix| prefix == name || prefix.is_above(name.as_str()));
+        let used = nodes.filter(|(_, node)| !matches!(node.here, Here::Idle));
+        let names = used.map(|(id, _)| self.names.name(id)).filter(asked);
+        (names.collect(), next.map(|next| next as u64))
     }
 
-    /// Who holds and who waits, with at most `waiters_max` waiters named.
+    /// Who holds and who waits: a page of the holds, and the first waiters.
     #[must_use]
-    pub fn describe(&self, name: &LockName, waiters_max: usize) -> Description {
+    pub fn describe(&self, name: &LockName, page: Page) -> Description {
         let node = self.names.find(name.as_str());
-        let mut holds: Vec<HoldInfo> =
-            self.holds_covering(name).filter_map(|id| self.hold_info(id, node)).collect();
-        holds.sort_unstable_by_key(|hold| hold.token);
-        let mut description = Description { holds, ..Description::default() };
+        let counts = self.covering(name).map(|(node, classes)| {
+            self.names.get(node).here.count_holds(classes, &self.requests)
+        });
+        let mut description = Description { hold_count: counts.sum(), ..Description::default() };
+        let first = self.first_covering(name, page.after, page.holds_max.saturating_add(1));
+        let mut bytes = 0;
+        for (_, id) in first {
+            if description.holds.len() >= page.holds_max || bytes >= page.bytes_max {
+                description.has_more = true;
+                break;
+            }
+            bytes += self.requests[id as usize].bytes() as usize;
+            description.holds.extend(self.hold_info(id, node));
+        }
         let Some(crowd) = node.and_then(|node| self.names.get(node).here.crowd()) else { return description };
         description.limit = crowd.limit.map(|limit| (limit.number, limit.stored));
         description.waiter_count = crowd.waiting.len();
-        let mut waiting: Vec<_> = crowd.waiting.iter().collect();
-        waiting.sort_unstable();
-        description.waiters = waiting
-            .into_iter()
-            .take(waiters_max)
-            .filter_map(|(_, id)| {
-                let request = &self.requests[id as usize];
-                let owner = request.owner?;
-                Some(WaiterInfo {
-                    owner: (owner.session, owner.seq),
-                    mode: request.kind,
-                    subtree: request.subtree,
-                    meta: request.extras.as_ref().map(|extras| extras.meta.clone()).unwrap_or_default(),
-                })
-            })
-            .collect();
+        let classes = Class::ALL.iter();
+        let first = classes.flat_map(|&class| crowd.waiting.of(class).iter().take(page.waiters_max));
+        let mut first: Vec<(Ticket, RequestId)> = first.map(|(&ticket, &id)| (ticket, id)).collect();
+        first.sort_unstable();
+        first.truncate(page.waiters_max);
+        description.waiters = first.into_iter().filter_map(|(_, id)| self.waiter_info(id)).collect();
         description
+    }
+
+    fn waiter_info(&self, id: RequestId) -> Option<WaiterInfo> {
+        let request = &self.requests[id as usize];
+        let owner = request.owner?;
+        Some(WaiterInfo {
+            owner: (owner.session, owner.seq),
+            mode: request.kind,
+            subtree: request.subtree,
+            meta: request.extras.as_ref().map(|extras| extras.meta.clone()).unwrap_or_default(),
+        })
     }
 
     fn hold_info(&self, id: RequestId, asked: Option<NodeId>) -> Option<HoldInfo> {
@@ -241,7 +289,7 @@ impl Table {
             token: request.token()?,
             mode: request.kind,
             subtree: request.subtree,
-            names: nodes.iter().map(|&node| LockName::trusted(&self.names.get(node).name)).collect(),
+            names: nodes.iter().map(|&node| self.names.name(node)).collect(),
             slot: index.and_then(|index| request.slot(index)),
             state,
             value: extras.map(|extras| extras.value.clone()).unwrap_or_default(),
@@ -251,12 +299,21 @@ impl Table {
 
     /// Every counter that is kept beside the requests, in one canonical order: what `invariants::index` compares.
     pub(crate) fn counters(&self) -> impl PartialEq + std::fmt::Debug {
-        let mut nodes: Vec<_> = self.names.all().map(|(_, node)| (node.name.clone(), node.below)).collect();
+        let waiting = |id: NodeId, shared: bool| -> Vec<(Ticket, u32)> {
+            let waiting = self.names.waiting_below(id, shared).into_iter().flatten();
+            waiting.map(|(&ticket, &(_, names))| (ticket, names)).collect()
+        };
+        let mut nodes: Vec<_> = self
+            .names
+            .all()
+            .map(|(id, node)| (self.names.name(id), node.below, waiting(id, true), waiting(id, false)))
+            .collect();
         nodes.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let live: usize = self.sessions.iter().map(|(_, session)| session.live.len()).sum();
         let revoked: Vec<_> = self.revoked.keys().copied().collect();
         let closed: Vec<_> = self.closed.keys().copied().collect();
-        (nodes, live, revoked, closed, self.closing, self.stored_limits, self.by_secret.len())
+        let bytes = self.bytes();
+        (nodes, live, revoked, closed, self.closing, self.stored_limits, self.by_secret.len(), bytes)
     }
 
     /// What a live request is now: queued, granted or revoked (P7-a).
@@ -288,76 +345,4 @@ impl Table {
         self.names.get(node).here.limit().map_or(0, |limit| limit.number)
     }
 
-    /// The answer `Busy` for a request that wants to hold these names now.
-    pub(super) fn busy(&self, wanted: &Wanted<'_>) -> Reply {
-        Reply::Busy {
-            holder: self.conflicting_holder(wanted),
-            queued_ahead: self.queued_ahead(wanted, Ticket(u64::MAX)),
-        }
-    }
-
-    /// The session of the conflicting live hold with the lowest token (Q1).
-    fn conflicting_holder(&self, wanted: &Wanted<'_>) -> Option<SessionId> {
-        let mut lowest: Option<(Token, SessionId)> = None;
-        let mut look = |here: &Here, classes: &[Class]| {
-            // Permits conflict by counting (N2): they are in the way of each other only where none is left.
-            let counted = wanted.kind == ModeKind::Permit && !self.is_full(here, wanted.of, Ticket(u64::MAX));
-            let conflicts = |class: Class| {
-                opposed(wanted.kind, classes).any(|opposed| opposed == class)
-                    && !(counted && class == Class::Permit)
-            };
-            for id in here.all_holds() {
-                let request = &self.requests[id as usize];
-                if let (Some(owner), Some(token)) = (request.owner, request.token())
-                    && conflicts(request.class())
-                    && lowest.is_none_or(|(least, _)| token < least)
-                {
-                    lowest = Some((token, owner.session));
-                }
-            }
-        };
-        for &node in wanted.nodes {
-            look(&self.names.get(node).here, &Class::ALL);
-            self.names.above(node).for_each(|(_, above)| look(&above.here, &Class::SUBTREES));
-            if wanted.subtree {
-                self.names.below(node).for_each(|(_, below)| look(&below.here, &Class::ALL));
-            }
-        }
-        lowest.map(|(_, session)| session)
-    }
-
-    /// How many earlier waiters overlap a request, those that would share with it not counted (Q1).
-    fn queued_ahead(&self, wanted: &Wanted<'_>, ticket: Ticket) -> u64 {
-        if let &[node] = wanted.nodes
-            && !wanted.subtree
-            && self.names.above(node).all(|(_, above)| above.here.crowd().is_none())
-        {
-            let Some(crowd) = self.names.get(node).here.crowd() else { return 0 };
-            let waiting = opposed(wanted.kind, &Class::ALL).map(|class| crowd.waiting.of(class));
-            return waiting
-                .map(|waiting| match waiting.last_key_value() {
-                    // It has just queued: everyone else there came before it.
-                    Some((&last, _)) if last == ticket => waiting.len() - 1,
-                    Some((&last, _)) if last > ticket => waiting.range(..ticket).count(),
-                    _ => waiting.len(),
-                })
-                .sum::<usize>() as u64;
-        }
-        let mut ahead = BTreeSet::new();
-        let mut look = |here: &Here, classes: &[Class]| {
-            for class in opposed(wanted.kind, classes) {
-                let waiting = here.waiting(class);
-                ahead
-                    .extend(waiting.into_iter().flat_map(|waiting| waiting.range(..ticket)).map(|(&t, _)| t));
-            }
-        };
-        for &node in wanted.nodes {
-            look(&self.names.get(node).here, &Class::ALL);
-            self.names.above(node).for_each(|(_, above)| look(&above.here, &Class::SUBTREES));
-            if wanted.subtree {
-                self.names.below(node).for_each(|(_, below)| look(&below.here, &Class::ALL));
-            }
-        }
-        ahead.len() as u64
-    }
 }

@@ -15,7 +15,7 @@ impl Table {
         done_through: Seq,
         out: &mut Effects,
     ) -> Reply {
-        let Some(session) = self.sessions.get_mut(id) else { return Reply::SessionGone };
+        let Some(mut session) = self.sessions.get_mut(id) else { return Reply::SessionGone };
         session.take_done_through(done_through);
         session.see(seq.max(target));
         let Some(request) = session.live.remove(&target) else {
@@ -27,6 +27,7 @@ impl Table {
             Stage::Held { .. } | Stage::Closed { .. } => End::Released,
         };
         session.keep(target, Reply::Finished(end), Some(seq));
+        drop(session);
         out.extend(self.end_request(request, 0));
         Reply::Finished(end)
     }
@@ -60,17 +61,17 @@ impl Table {
 
     /// Ends a request that its client did not ask to end: the client is told until it says that it knows (R3).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
-        let request = self.requests.get_mut(id, &self.names);
+        let request = &self.requests[id as usize];
         let ticket = request.ticket;
         let Some(owner) = request.owner else { return };
         if let Closure::None = closure
             && request.keep_closed_ms > 0
         {
-            request.keep_closed_ms = 0;
+            self.requests.edit(id, &self.names, |request| request.keep_closed_ms = 0);
             self.closing -= 1;
         }
-        if let Some(session) = self.sessions.get_mut(owner.session) {
-            session.live.remove(&owner.seq);
+        self.sessions.forget_request(owner);
+        if let Some(mut session) = self.sessions.get_mut(owner.session) {
             session.keep(owner.seq, Reply::Finished(end), None);
         }
         let ended = Effect::Ended { session: owner.session, seq: owner.seq, end };
@@ -81,7 +82,7 @@ impl Table {
     /// Takes a request out of the queue or ends a hold, which then stays closed for the longer of `keep_closed` and
     /// `delay_ms` (D1). The session's own lists are the caller's.
     pub(super) fn end_request(&mut self, id: RequestId, delay_ms: u64) -> Option<Effect> {
-        let request = self.requests.get_mut(id, &self.names);
+        let request = &self.requests[id as usize];
         let keep_ms = u64::from(request.keep_closed_ms);
         let Some(token) = request.token() else {
             self.closing -= usize::from(keep_ms > 0);
@@ -96,10 +97,12 @@ impl Table {
             self.remove_hold(id);
             return None;
         }
-        request.stage = Stage::Closed { token, ms };
-        request.owner = None;
-        request.extras = None;
-        request.keep_closed_ms = 0;
+        self.requests.edit(id, &self.names, |request| {
+            request.stage = Stage::Closed { token, ms };
+            request.owner = None;
+            request.extras = None;
+            request.keep_closed_ms = 0;
+        });
         self.closing += usize::from(keep_ms == 0);
         self.closed.insert(token, id);
         Some(Effect::Closed { token, ms })
@@ -115,24 +118,20 @@ impl Table {
     }
 
     fn remove_waiter(&mut self, id: RequestId) {
-        self.touch(id);
-        let nodes = self.requests[id as usize].nodes.clone();
-        for &node in nodes.as_slice() {
-            self.names.here_mut(node).remove_waiter(id, &self.requests);
-            self.names.count_above(node, super::names::Counted::Waiter, -1);
-        }
+        self.free(id);
+        self.unqueue(id);
         self.requests.remove(id, &self.names);
     }
 
     fn remove_hold(&mut self, id: RequestId) {
-        self.touch(id);
+        self.free(id);
         let request = &self.requests[id as usize];
         let shared = request.kind == ModeKind::Shared;
         let nodes = request.nodes.clone();
         for (index, &node) in nodes.as_slice().iter().enumerate() {
             let slot = self.requests[id as usize].slot(index);
             self.names.here_mut(node).remove_hold(id, slot, &self.requests);
-            self.names.count_above(node, super::names::Counted::Hold { shared }, -1);
+            self.names.count_above(node, shared, -1);
         }
         self.requests.remove(id, &self.names);
     }

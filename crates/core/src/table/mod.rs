@@ -1,7 +1,7 @@
 //! The table: all sessions and all locks, and the one function that changes them.
 //!
 //! `apply` dispatches and then runs the one pass that grants (G1); each command's rule is in the module of its
-//! concept: [`sessions`](self), `acquire`, `end`, `breaks`, `limits_in_force`, `grant`.
+//! concept: `sessions`, `acquire`, `end`, `breaks`, `admin`; what a command may cost is in `work`.
 
 mod acquire;
 mod admin;
@@ -12,6 +12,8 @@ mod describe;
 mod end;
 mod grant;
 mod names;
+mod obstacles;
+mod pass;
 mod pending;
 mod request;
 mod requests;
@@ -19,13 +21,14 @@ mod restore;
 mod session;
 mod sessions;
 mod walk;
+mod work;
 
 use std::collections::BTreeMap;
 
-pub use describe::{Description, HoldInfo, HoldState, SessionInfo, TokenStatus, WaiterInfo};
+pub use describe::{Description, HoldInfo, HoldState, Page, SessionInfo, TokenStatus, WaiterInfo};
 pub use pending::Pending;
 pub use restore::{Restorer, SnapshotError};
-pub use walk::{WalkState, WalkUnderWay};
+pub use walk::{WalkRefused, WalkState};
 
 use crate::command::Command;
 use crate::limits;
@@ -36,6 +39,7 @@ use request::RequestId;
 use requests::Requests;
 use session::Sessions;
 use walk::Walk;
+use work::{Freed, Unpassed};
 
 /// The replicated state: every lock, every session, the token counter.
 ///
@@ -54,8 +58,12 @@ pub struct Table {
     /// Closed holds and live requests with `keep_closed` (D4).
     closing: usize,
     stored_limits: usize,
-    /// Names where something went away in the current command: `(node, with everything below)`.
-    touched: Vec<(NodeId, bool)>,
+    /// Names where something went away in the current command.
+    freed: Vec<Freed<NodeId>>,
+    /// What earlier commands left of that.
+    unpassed: Unpassed,
+    /// [`limits::WORK_PER_COMMAND_MAX`], or less in a test.
+    work_max: usize,
     /// The snapshot that is being written in pieces.
     walk: Option<Walk>,
 }
@@ -85,7 +93,9 @@ impl Table {
             closed: BTreeMap::new(),
             closing: 0,
             stored_limits: 0,
-            touched: Vec::new(),
+            freed: Vec::new(),
+            unpassed: Unpassed::default(),
+            work_max: limits::WORK_PER_COMMAND_MAX,
             walk: None,
         }
     }
@@ -95,7 +105,7 @@ impl Table {
     ///
     /// A reply of [`Rejection::UnknownRules`](crate::Rejection::UnknownRules) means that this node must stop.
     pub fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
-        debug_assert!(self.touched.is_empty());
+        debug_assert!(self.freed.is_empty());
         let reply = match command {
             Command::OpenSession(open) => self.open_session(&open),
             Command::CloseSession { session } => self.end_session(session, false, out),
@@ -117,8 +127,9 @@ impl Table {
             Command::Break(order) => self.break_hold(&order, out),
             Command::RaiseTokens { above } => self.raise_tokens(above),
             Command::RaiseRules { version } => self.raise_rules(version),
+            Command::Resume => self.resume(out),
         };
-        self.grant_touched(out);
+        self.pass_freed(out);
         reply
     }
 
@@ -126,6 +137,13 @@ impl Table {
     #[must_use]
     pub fn last_token(&self) -> u64 {
         self.last_token
+    }
+
+    /// What sessions and requests count for, in bytes: about what they take in memory, at most
+    /// [`limits::TABLE_BYTES_MAX`]. The same on every node: it depends on the replicated state alone.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.requests.bytes() + self.sessions.bytes()
     }
 
     /// The version of the rules in force (V1).
@@ -143,28 +161,6 @@ impl Table {
     fn next_ticket(&mut self) -> Ticket {
         self.last_ticket += 1;
         Ticket(self.last_ticket)
-    }
-
-    /// Notes that something went away at the names of a request, so that waiters there are looked at.
-    fn touch(&mut self, id: RequestId) {
-        let request = &self.requests[id as usize];
-        self.touched.extend(request.nodes.as_slice().iter().map(|&node| (node, request.subtree)));
-    }
-
-    /// The pass of rule G1 over the waiters that overlap what this command touched, then the clean-up of names.
-    fn grant_touched(&mut self, out: &mut Effects) {
-        if self.touched.is_empty() {
-            return;
-        }
-        let mut touched = std::mem::take(&mut self.touched);
-        touched.sort_unstable();
-        touched.dedup();
-        self.grant_waiters(&touched, out);
-        for &(node, _) in &touched {
-            self.names.forget_if_idle(node);
-        }
-        touched.clear();
-        self.touched = touched;
     }
 }
 

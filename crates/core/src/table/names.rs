@@ -1,8 +1,10 @@
 //! The tree of names in use: finds a name by one hash probe and knows what lies above and below it.
 //!
-//! Responsible for the nodes' life and for the counters along a path. Knows nothing of sessions or tickets. Nothing
-//! here is ever iterated in hash order: the hash only finds, order comes from tickets and from names.
+//! Responsible for the nodes' life, and for what is counted and indexed along a path. Nothing here is ever iterated in
+//! hash order: the hash only finds, order comes from tickets and from names.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::hash::Hasher;
 
 use hashbrown::HashTable;
@@ -11,9 +13,11 @@ use slab::Slab;
 
 use super::ahead::{Pen, SlabAhead};
 use super::crowd::Here;
-use super::request::insert;
-use crate::name;
+use super::request::{RequestId, insert};
+use super::work::Visits;
+use crate::name::{self, LockName};
 use crate::snapshot::items::put_limit;
+use crate::types::Ticket;
 
 /// Index of a [`Node`]. Reused after the node is gone.
 pub(super) type NodeId = u32;
@@ -21,34 +25,43 @@ const NONE: NodeId = NodeId::MAX;
 
 /// A name that is held, waited for or limited, or that has such a name below it.
 pub(super) struct Node {
-    pub(super) name: Box<str>,
-    /// Of the name: an index that grows asks for all of them, and a million names lie all over the memory.
+    /// The last segment of the name. What comes before it is the parent's name, so a deep name costs its own length.
+    segment: Box<str>,
+    /// Of the whole name: an index that grows asks for all of them, and a million names lie all over the memory.
     hash: u32,
     parent: NodeId,
     first_child: NodeId,
     next: NodeId,
     prev: NodeId,
-    /// What lies strictly below, counted once per name of a request.
-    pub(super) below: Below,
+    /// Holds strictly below, counted once per name of a request.
+    pub(super) below: HoldsBelow,
+    waiting_below: Option<Box<WaitersBelow>>,
     pub(super) here: Here,
 }
 
 /// Counters over the names strictly below a node.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub(super) struct Below {
-    /// Holds, closed ones too.
-    pub(super) holds: u32,
+pub(super) struct HoldsBelow {
+    /// Closed ones too.
+    pub(super) all: u32,
     /// Those of them that are not shared.
-    pub(super) unshared_holds: u32,
-    /// Waiters.
-    pub(super) waiters: u32,
+    pub(super) unshared: u32,
 }
 
-/// Which counters of [`Below`] one request moves.
-#[derive(Clone, Copy)]
-pub(super) enum Counted {
-    Hold { shared: bool },
-    Waiter,
+/// The requests that wait strictly below a node, by ticket, so that a subtree finds the first of them at once.
+#[derive(Default)]
+pub(super) struct WaitersBelow {
+    shared: ByTicketBelow,
+    unshared: ByTicketBelow,
+}
+
+/// With the number of names that the request has below the node.
+pub(super) type ByTicketBelow = BTreeMap<Ticket, (RequestId, u32)>;
+
+impl WaitersBelow {
+    fn of(&self, shared: bool) -> &ByTicketBelow {
+        if shared { &self.shared } else { &self.unshared }
+    }
 }
 
 pub(super) struct Names {
@@ -57,11 +70,12 @@ pub(super) struct Names {
     /// Makes the hash unpredictable to clients, who choose names. It decides no outcome.
     hash_seed: u64,
     walk: Option<Box<SlabAhead>>,
+    visits: Visits,
 }
 
 impl Names {
     pub(super) fn new(hash_seed: u64) -> Self {
-        Self { nodes: Slab::new(), index: HashTable::new(), hash_seed, walk: None }
+        Self { nodes: Slab::new(), index: HashTable::new(), hash_seed, walk: None, visits: Visits::default() }
     }
 
     pub(super) fn find(&self, name: &str) -> Option<NodeId> {
@@ -69,7 +83,42 @@ impl Names {
     }
 
     fn find_hashed(&self, name: &str, hash: u32) -> Option<NodeId> {
-        self.index.find(spread(hash), |&id| &*self.nodes[id as usize].name == name).copied()
+        self.index.find(spread(hash), |&id| self.is_named(id, name)).copied()
+    }
+
+    /// Compares from the last segment up.
+    fn is_named(&self, mut id: NodeId, mut name: &str) -> bool {
+        loop {
+            let node = self.get(id);
+            let Some(before) = name.strip_suffix(&*node.segment) else { return false };
+            match before.strip_suffix('/') {
+                Some(above) if node.parent != NONE => (id, name) = (node.parent, above),
+                _ => return node.parent == NONE && before.is_empty(),
+            }
+        }
+    }
+
+    /// The whole name of a node.
+    pub(super) fn name(&self, id: NodeId) -> LockName {
+        let node = self.get(id);
+        if node.parent == NONE {
+            return LockName::trusted(node.segment.clone());
+        }
+        let bytes = self.above(id).map(|(_, above)| above.segment.len() + 1).sum::<usize>();
+        let mut segments: Vec<&str> = self.above(id).map(|(_, above)| &*above.segment).collect();
+        segments.reverse();
+        let mut name = String::with_capacity(bytes + node.segment.len());
+        for segment in segments {
+            name.push_str(segment);
+            name.push('/');
+        }
+        name.push_str(&node.segment);
+        LockName::trusted(name)
+    }
+
+    /// How many segments the name of a node has.
+    pub(super) fn segments(&self, id: NodeId) -> usize {
+        1 + self.above(id).count()
     }
 
     /// The node of a name, made with everything above it if it isn't there.
@@ -78,18 +127,22 @@ impl Names {
         if let Some(id) = self.find_hashed(name, hash) {
             return id;
         }
-        let parent = name::parent(name).map_or(NONE, |parent| self.intern(parent));
+        let above = name::parent(name);
+        let segment = above.map_or(name, |above| &name[above.len() + 1..]);
+        let parent = above.map_or(NONE, |above| self.intern(above));
         let next = if parent == NONE { NONE } else { self.nodes[parent as usize].first_child };
+        self.visits.add(1);
         let id = insert(
             &mut self.nodes,
             Node {
-                name: name.into(),
+                segment: segment.into(),
                 hash,
                 parent,
                 first_child: NONE,
                 next,
                 prev: NONE,
-                below: Below::default(),
+                below: HoldsBelow::default(),
+                waiting_below: None,
                 here: Here::Idle,
             },
         );
@@ -104,9 +157,10 @@ impl Names {
         id
     }
 
-    /// Forgets a node that nobody uses, and everything above it that is thereby unused too.
+    /// Forgets a node that is not in use, and everything above it that is thereby unused too.
     pub(super) fn forget_if_idle(&mut self, mut id: NodeId) {
         loop {
+            self.visits.add(1);
             let Some(node) = self.nodes.get(id as usize) else { return };
             if node.first_child != NONE || !matches!(node.here, Here::Idle) {
                 return;
@@ -132,20 +186,29 @@ impl Names {
     }
 
     pub(super) fn get(&self, id: NodeId) -> &Node {
+        self.visits.add(1);
         &self.nodes[id as usize]
+    }
+
+    /// Names and waiters looked at so far, for the bound on a command's work (M2).
+    pub(super) fn visits(&self) -> &Visits {
+        &self.visits
     }
 
     /// The only way to change who is at a name; its limit may change with any of them (L3), so a walk that is under
     /// way gets the limit as it was.
     pub(super) fn here_mut(&mut self, id: NodeId) -> &mut Here {
-        let node = &mut self.nodes[id as usize];
+        self.visits.add(1);
         if let Some(walk) = &mut self.walk
             && walk.note(id)
-            && let Some(limit) = node.here.limit()
+            && let Some(limit) = self.nodes[id as usize].here.limit()
         {
-            walk.saved.save(|out| put_limit(out, &node.name, limit.number, limit.stored));
+            let name = self.name(id);
+            if let Some(walk) = &mut self.walk {
+                walk.saved.save(|out| put_limit(out, name.as_str(), limit.number, limit.stored));
+            }
         }
-        &mut node.here
+        &mut self.nodes[id as usize].here
     }
 
     pub(super) fn begin_walk(&mut self) {
@@ -154,16 +217,19 @@ impl Names {
 
     /// Goes on with the walk over the limits; whether it has passed them all.
     pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
-        let Some(walk) = &mut self.walk else { return true };
+        let Some(mut walk) = self.walk.take() else { return true };
         while let Some(id) = walk.next(pen) {
             // A node that was forgotten had no limit. One that is new here and has a limit was changed.
             if let Some(node) = self.nodes.get(id as usize)
                 && let Some(limit) = node.here.limit()
             {
-                pen.put(1, |out| put_limit(out, &node.name, limit.number, limit.stored));
+                let name = self.name(id);
+                pen.put(1, |out| put_limit(out, name.as_str(), limit.number, limit.stored));
             }
         }
-        walk.is_done()
+        let is_done = walk.is_done();
+        self.walk = Some(walk);
+        is_done
     }
 
     /// Writes the limits that were saved; whether that was all.
@@ -180,7 +246,7 @@ impl Names {
         let mut at = self.nodes[id as usize].parent;
         std::iter::from_fn(move || {
             let found = at;
-            let node = (found != NONE).then(|| &self.nodes[found as usize])?;
+            let node = (found != NONE).then(|| self.get(found))?;
             at = node.parent;
             Some((found, node))
         })
@@ -191,7 +257,7 @@ impl Names {
         let mut at = self.nodes[top as usize].first_child;
         std::iter::from_fn(move || {
             let found = at;
-            let node = (found != NONE).then(|| &self.nodes[found as usize])?;
+            let node = (found != NONE).then(|| self.get(found))?;
             at = if node.first_child != NONE { node.first_child } else { self.after(found, top) };
             Some((found, node))
         })
@@ -200,7 +266,7 @@ impl Names {
     /// The next node of a walk below `top` once everything below `id` was seen.
     fn after(&self, mut id: NodeId, top: NodeId) -> NodeId {
         loop {
-            let node = &self.nodes[id as usize];
+            let node = self.get(id);
             if node.next != NONE {
                 return node.next;
             }
@@ -211,30 +277,69 @@ impl Names {
         }
     }
 
-    /// Counts one name of a request in, or out of, all nodes above it.
-    pub(super) fn count_above(&mut self, id: NodeId, counted: Counted, sign: i32) {
+    /// Counts one name of a hold in, or out of, all nodes above it.
+    pub(super) fn count_above(&mut self, id: NodeId, shared: bool, sign: i32) {
         let mut at = self.nodes[id as usize].parent;
         while at != NONE {
+            self.visits.add(1);
             let node = &mut self.nodes[at as usize];
             let add = |counter: &mut u32| *counter = counter.wrapping_add_signed(sign);
-            match counted {
-                Counted::Waiter => add(&mut node.below.waiters),
-                Counted::Hold { shared } => {
-                    add(&mut node.below.holds);
-                    if !shared {
-                        add(&mut node.below.unshared_holds);
-                    }
-                }
+            add(&mut node.below.all);
+            if !shared {
+                add(&mut node.below.unshared);
             }
             at = node.parent;
         }
     }
 
+    /// Enters one name of a waiter at all nodes above it.
+    pub(super) fn wait_above(&mut self, id: NodeId, ticket: Ticket, request: RequestId, shared: bool) {
+        let mut at = self.nodes[id as usize].parent;
+        while at != NONE {
+            self.visits.add(1);
+            let node = &mut self.nodes[at as usize];
+            let below = node.waiting_below.get_or_insert_default();
+            let by_ticket = if shared { &mut below.shared } else { &mut below.unshared };
+            by_ticket.entry(ticket).or_insert((request, 0)).1 += 1;
+            at = node.parent;
+        }
+    }
+
+    /// Takes one name of a waiter back from all nodes above it.
+    pub(super) fn wait_above_no_more(&mut self, id: NodeId, ticket: Ticket, shared: bool) {
+        let mut at = self.nodes[id as usize].parent;
+        while at != NONE {
+            self.visits.add(1);
+            let node = &mut self.nodes[at as usize];
+            at = node.parent;
+            let Some(below) = &mut node.waiting_below else { continue };
+            let by_ticket = if shared { &mut below.shared } else { &mut below.unshared };
+            if let Entry::Occupied(mut entry) = by_ticket.entry(ticket) {
+                entry.get_mut().1 -= 1;
+                if entry.get().1 == 0 {
+                    entry.remove();
+                }
+            }
+            if below.shared.is_empty() && below.unshared.is_empty() {
+                node.waiting_below = None;
+            }
+        }
+    }
+
+    /// The requests of one kind that wait strictly below a node; `None` where there are none of either kind.
+    pub(super) fn waiting_below(&self, id: NodeId, shared: bool) -> Option<&ByTicketBelow> {
+        self.get(id).waiting_below.as_ref().map(|below| below.of(shared))
+    }
+
     /// The nodes in the next `count` places of memory from place `from` on, and the place after them, if there is one. A
     /// node keeps its place as long as it lives.
-    pub(super) fn part(&self, from: usize, count: usize) -> (impl Iterator<Item = &Node>, Option<usize>) {
+    pub(super) fn part(
+        &self,
+        from: usize,
+        count: usize,
+    ) -> (impl Iterator<Item = (NodeId, &Node)>, Option<usize>) {
         let end = from.saturating_add(count).min(self.nodes.capacity());
-        let nodes = (from..end).filter_map(|place| self.nodes.get(place));
+        let nodes = (from..end).filter_map(|place| Some((place as NodeId, self.nodes.get(place)?)));
         (nodes, (end < self.nodes.capacity()).then_some(end))
     }
 

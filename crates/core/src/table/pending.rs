@@ -3,7 +3,6 @@
 
 use super::Table;
 use super::request::Stage;
-use super::session::Session;
 use crate::reply::End;
 use crate::types::{Seq, SessionId, Token};
 
@@ -52,8 +51,9 @@ impl Table {
         })
     }
 
-    /// Requests of a session that ended without its asking, and whose end it has not confirmed by a `Finish` (R3).
-    pub fn unconfirmed_ends(&self, session: SessionId) -> impl Iterator<Item = (Seq, End)> {
-        self.sessions.get(session).into_iter().flat_map(Session::unconfirmed_ends)
+    /// Requests of a session that ended without its asking, and whose end it has not confirmed by a `Finish` (R3): those
+    /// with a higher number, in order.
+    pub fn unconfirmed_ends(&self, session: SessionId, after: Seq) -> impl Iterator<Item = (Seq, End)> {
+        self.sessions.get(session).into_iter().flat_map(move |session| session.unconfirmed_ends(after))
     }
 }

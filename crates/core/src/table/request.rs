@@ -6,6 +6,7 @@ use slab::Slab;
 
 use super::crowd::Class;
 use super::names::{Names, NodeId};
+use crate::name::LockName;
 use crate::snapshot::view::{PhaseView, RequestView};
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
@@ -24,6 +25,8 @@ pub(super) struct Request {
     pub(super) subtree: bool,
     /// 0 is off; 0 for a closed hold.
     pub(super) keep_closed_ms: u32,
+    /// What it counts for beside its extras, in bytes: see [`base_bytes`].
+    pub(super) base_bytes: u32,
     pub(super) stage: Stage,
     pub(super) extras: Option<Box<Extras>>,
 }
@@ -52,7 +55,26 @@ pub(super) struct Extras {
     pub(super) by: Box<str>,
 }
 
+/// What a request counts for by itself, and each segment of each name.
+const REQUEST_BYTES: usize = 192;
+const SEGMENT_BYTES: usize = 96;
+
+/// What a request with these names counts for. Names above its names are counted for each request, though they are
+/// stored once: so the count of a table is a sum, whatever the order in which its requests came.
+pub(super) fn base_bytes(names: &[LockName]) -> u32 {
+    let names = names.iter().map(|name| name.segments() * SEGMENT_BYTES + name.as_str().len());
+    (REQUEST_BYTES + names.sum::<usize>()) as u32
+}
+
 impl Request {
+    /// What it counts for, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        let extras = self.extras.as_ref().map_or(0, |it| {
+            it.value.len() + it.meta.len() + it.reason.len() + it.by.len()
+        });
+        u64::from(self.base_bytes) + extras as u64
+    }
+
     pub(super) fn class(&self) -> Class {
         Class::of(self.kind, self.subtree)
     }
@@ -73,13 +95,13 @@ impl Request {
     pub(super) fn view<'a>(
         &'a self,
         names: &'a Names,
-    ) -> RequestView<'a, impl ExactSizeIterator<Item = &'a str>> {
+    ) -> RequestView<'a, impl ExactSizeIterator<Item = LockName>> {
         let extras = self.extras.as_deref();
         let slots = self.slots.as_slice();
         RequestView {
             ticket: self.ticket,
             owner: self.owner.map(|owner| (owner.session, owner.seq)),
-            names: self.nodes.as_slice().iter().map(|&node| &*names.get(node).name),
+            names: self.nodes.as_slice().iter().map(|&node| names.name(node)),
             mode: self.kind,
             subtree: self.subtree,
             keep_closed_ms: u64::from(self.keep_closed_ms),

@@ -1,13 +1,15 @@
 //! All requests: who may change one, and what a walk is owed for it.
 
 use std::collections::BTreeSet;
-use std::ops::Index;
+use std::ops::{Bound, Index};
 
 use slab::Slab;
 
 use super::ahead::{Pen, SlabAhead};
 use super::names::Names;
 use super::request::{Request, RequestId, insert};
+use super::work::Visits;
+use crate::name::LockName;
 use crate::snapshot::items::put_request;
 
 /// The requests of a table. They are read by index and changed only through the methods here, which save the old
@@ -16,14 +18,20 @@ use crate::snapshot::items::put_request;
 pub(super) struct Requests {
     slab: Slab<Request>,
     walk: Option<Box<SlabAhead>>,
+    visits: Visits,
+    /// What all of them count for.
+    bytes: u64,
     /// Names whose requests have changed; `None` while nobody watches.
-    changes: Option<BTreeSet<Box<str>>>,
+    changes: Option<BTreeSet<LockName>>,
+    /// The last one that was taken: all get their turn, however often the first ones change.
+    taken: Option<LockName>,
 }
 
 impl Index<usize> for Requests {
     type Output = Request;
 
     fn index(&self, index: usize) -> &Request {
+        self.visits.add(1);
         &self.slab[index]
     }
 }
@@ -39,6 +47,7 @@ impl Requests {
     }
 
     pub(super) fn insert(&mut self, request: Request, names: &Names) -> RequestId {
+        self.bytes += request.bytes();
         let id = insert(&mut self.slab, request);
         self.note(id, names);
         if let Some(walk) = &mut self.walk {
@@ -48,15 +57,30 @@ impl Requests {
         id
     }
 
-    pub(super) fn get_mut(&mut self, id: RequestId, names: &Names) -> &mut Request {
+    /// Changes a request; its names stay.
+    pub(super) fn edit<T>(
+        &mut self,
+        id: RequestId,
+        names: &Names,
+        change: impl FnOnce(&mut Request) -> T,
+    ) -> T {
         self.preserve(id, names);
-        &mut self.slab[id as usize]
+        let request = &mut self.slab[id as usize];
+        let before = request.bytes();
+        let result = change(request);
+        self.bytes = self.bytes - before + request.bytes();
+        result
     }
 
     /// Its names must still be there.
     pub(super) fn remove(&mut self, id: RequestId, names: &Names) {
         self.preserve(id, names);
-        self.slab.remove(id as usize);
+        self.bytes -= self.slab.remove(id as usize).bytes();
+    }
+
+    /// What all of them count for, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Begins or ends noting what changes.
@@ -68,18 +92,37 @@ impl Requests {
         }
     }
 
-    pub(super) fn take_changes(&mut self) -> BTreeSet<Box<str>> {
-        self.changes.as_mut().map(std::mem::take).unwrap_or_default()
+    pub(super) fn take_changes(&mut self, max: usize) -> Vec<LockName> {
+        let Some(changes) = &mut self.changes else { return Vec::new() };
+        let mut names = Vec::new();
+        while names.len() < max {
+            let after = self.taken.take().map_or(Bound::Unbounded, Bound::Excluded);
+            let next = changes.range((after, Bound::Unbounded)).next().or(changes.first()).cloned();
+            let Some(name) = next else { break };
+            changes.remove(&name);
+            self.taken = Some(name.clone());
+            names.push(name);
+        }
+        names
+    }
+
+    pub(super) fn has_changes(&self) -> bool {
+        self.changes.as_ref().is_some_and(|changes| !changes.is_empty())
+    }
+
+    pub(super) fn visits(&self) -> &Visits {
+        &self.visits
     }
 
     fn note(&mut self, id: RequestId, names: &Names) {
         if let Some(changes) = &mut self.changes {
             let nodes = self.slab[id as usize].nodes.as_slice();
-            changes.extend(nodes.iter().map(|&node| names.get(node).name.clone()));
+            changes.extend(nodes.iter().map(|&node| names.name(node)));
         }
     }
 
     fn preserve(&mut self, id: RequestId, names: &Names) {
+        self.visits.add(1);
         self.note(id, names);
         if let Some(walk) = &mut self.walk
             && walk.note(id)

@@ -9,8 +9,7 @@
 
 use super::Table;
 use super::crowd::{Class, Limit};
-use super::names::Counted;
-use super::request::{Extras, Few, Owner, Request, RequestId, Stage};
+use super::request::{Extras, Few, Owner, Request, RequestId, Stage, base_bytes};
 use super::session::Session;
 use crate::command::OpenSession;
 use crate::limits;
@@ -197,6 +196,7 @@ impl Table {
                 kind: mode,
                 subtree,
                 keep_closed_ms,
+                base_bytes: base_bytes(&state.names),
                 stage,
                 extras: has_extras
                     .then(|| Box::new(Extras { value: state.value, meta: state.meta, reason, by })),
@@ -221,7 +221,7 @@ impl Table {
                 return refuse(format!("request with ticket {} has a permit that is taken", ticket.0));
             }
             here.add_hold(id, slot, &self.requests);
-            self.names.count_above(node, Counted::Hold { shared }, 1);
+            self.names.count_above(node, shared, 1);
         }
         Ok(())
     }
@@ -241,15 +241,15 @@ impl Table {
             return refuse(format!("two holds have the token {token}"));
         }
         self.give_sessions_their_requests()?;
-        for (_, node) in self.names.all() {
+        for (id, node) in self.names.all() {
             let Some(crowd) = node.here.crowd() else { continue };
             let permits = crowd.holds.of(Class::Permit).len() + crowd.waiting.of(Class::Permit).len();
             match crowd.limit {
                 None if permits > 0 => {
-                    return refuse(format!("`{}` has permits but no limit", node.name));
+                    return refuse(format!("`{}` has permits but no limit", self.names.name(id)));
                 }
                 Some(Limit { stored: false, .. }) if permits == 0 => {
-                    return refuse(format!("`{}` has an implied limit but no permits", node.name));
+                    return refuse(format!("`{}` has an implied limit but no permits", self.names.name(id)));
                 }
                 _ => {}
             }
@@ -265,7 +265,7 @@ impl Table {
         owned.sort_unstable();
         for own in owned.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(id, ..)) = own.first() else { continue };
-            let Some(session) = self.sessions.get_mut(id) else {
+            let Some(mut session) = self.sessions.get_mut(id) else {
                 return refuse(format!("session {id} has requests but does not live"));
             };
             session.live = own.iter().map(|&(_, seq, request)| (seq, request)).collect();

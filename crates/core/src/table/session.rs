@@ -2,11 +2,13 @@
 //! change one, and what a walk is owed for it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::ops::{Bound, Deref, DerefMut};
 
 use super::ahead::{Pen, SessionsAhead};
-use super::request::RequestId;
-use crate::reply::{End, Reply};
+use super::request::{Owner, RequestId};
+use super::work::Budget;
+use crate::limits;
+use crate::reply::{End, Rejection, Reply};
 use crate::snapshot::items::put_session;
 use crate::snapshot::{KeptAnswer, SessionState};
 use crate::types::{Seq, SessionId};
@@ -23,7 +25,18 @@ pub(super) struct Session {
     kept: BTreeMap<Seq, Kept>,
     /// `(until, seq)` of every kept answer that has an until: what a rising `done_through` lets go, in order.
     by_until: BTreeSet<(Seq, Seq)>,
+    /// The others: ends that the client has not confirmed.
+    unconfirmed: BTreeSet<Seq>,
+    /// Of the names in kept answers.
+    kept_name_bytes: u64,
+    /// It has ended, and these are the requests and answers that are still to be removed: with the lock-delay for holds,
+    /// in milliseconds.
+    ending: Option<u64>,
 }
+
+/// What a session counts for beside its label, and an answer that it keeps, in bytes.
+const SESSION_BYTES: u64 = 512;
+const KEPT_BYTES: u64 = 160;
 
 struct Kept {
     reply: Reply,
@@ -43,22 +56,49 @@ impl Session {
             live: BTreeMap::new(),
             kept: BTreeMap::new(),
             by_until: BTreeSet::new(),
+            unconfirmed: BTreeSet::new(),
+            kept_name_bytes: 0,
+            ending: None,
         }
+    }
+
+    /// What it counts for without its requests, in bytes.
+    fn bytes(&self) -> u64 {
+        SESSION_BYTES + self.label.len() as u64 + self.kept.len() as u64 * KEPT_BYTES + self.kept_name_bytes
     }
 
     /// R1: taken before the command, never goes down, raises the highest seq seen.
     pub(super) fn take_done_through(&mut self, done_through: Seq) {
         self.see(done_through);
-        if done_through <= self.done_through {
-            return;
+        self.done_through = self.done_through.max(done_through);
+        self.forget_confirmed();
+    }
+
+    /// Forgets what the client has: a part of it, at most [`limits::FORGOTTEN_PER_COMMAND_MAX`] answers.
+    fn forget_confirmed(&mut self) {
+        for _ in 0..limits::FORGOTTEN_PER_COMMAND_MAX {
+            if !self.has_confirmed() {
+                return;
+            }
+            if let Some((_, seq)) = self.by_until.pop_first() {
+                self.remove_kept(seq);
+            }
         }
-        self.done_through = done_through;
-        while let Some(&(until, seq)) = self.by_until.first()
-            && until <= done_through
-        {
-            self.by_until.pop_first();
-            self.kept.remove(&seq);
-        }
+    }
+
+    /// Whether it keeps answers that the client has.
+    fn has_confirmed(&self) -> bool {
+        self.by_until.first().is_some_and(|&(until, _)| until <= self.done_through)
+    }
+
+    fn remove_kept(&mut self, seq: Seq) -> Option<Kept> {
+        let kept = self.kept.remove(&seq)?;
+        self.kept_name_bytes -= name_bytes(&kept.reply);
+        match kept.until {
+            Some(until) => self.by_until.remove(&(until, seq)),
+            None => self.unconfirmed.remove(&seq),
+        };
+        Some(kept)
     }
 
     /// Raises the highest seq seen.
@@ -68,27 +108,34 @@ impl Session {
 
     /// Keeps a final answer; not at all if the client already has what it is kept for.
     pub(super) fn keep(&mut self, seq: Seq, reply: Reply, until: Option<Seq>) {
+        if until.is_some_and(|until| until <= self.done_through) {
+            return;
+        }
         match until {
-            Some(until) if until <= self.done_through => return,
             Some(until) => {
                 self.by_until.insert((until, seq));
             }
-            None => {}
+            None => {
+                self.unconfirmed.insert(seq);
+            }
         }
+        self.kept_name_bytes += name_bytes(&reply);
         self.kept.insert(seq, Kept { reply, until });
     }
 
     pub(super) fn kept(&self, seq: Seq) -> Option<&Reply> {
-        self.kept.get(&seq).map(|kept| &kept.reply)
+        let kept = self.kept.get(&seq)?;
+        let is_confirmed = kept.until.is_some_and(|until| until <= self.done_through);
+        (!is_confirmed).then_some(&kept.reply)
     }
 
     /// How a request that is no longer live ended, for the `Finish` numbered `by`; the answer is then kept for that
     /// `Finish` too (R3).
     pub(super) fn finish_kept(&mut self, target: Seq, by: Seq) -> End {
-        let Some(kept) = self.kept.remove(&target) else { return End::Gone };
-        if let Some(until) = kept.until {
-            self.by_until.remove(&(until, target));
+        if self.kept(target).is_none() {
+            return End::Gone;
         }
+        let Some(kept) = self.remove_kept(target) else { return End::Gone };
         let end = match kept.reply {
             Reply::Finished(end) => end,
             _ => End::NotAcquired,
@@ -101,10 +148,16 @@ impl Session {
         self.kept.len()
     }
 
-    /// Requests that ended without the client's asking, and whose end it has not confirmed yet (R3).
-    pub(super) fn unconfirmed_ends(&self) -> impl Iterator<Item = (Seq, End)> {
-        self.kept.iter().filter_map(|(&seq, kept)| match (&kept.reply, kept.until) {
-            (Reply::Finished(end), None) => Some((seq, *end)),
+    /// Whether it keeps as many answers as it may. Answers that the client has don't count, and are forgotten soon.
+    pub(super) fn keeps_too_many(&self) -> bool {
+        self.kept.len() >= limits::KEPT_ANSWERS_MAX && !self.has_confirmed()
+    }
+
+    /// Requests that ended without the client's asking, and whose end it has not confirmed yet (R3), from a seq on.
+    pub(super) fn unconfirmed_ends(&self, after: Seq) -> impl Iterator<Item = (Seq, End)> {
+        let after = (Bound::Excluded(after), Bound::Unbounded);
+        self.unconfirmed.range(after).filter_map(|seq| match self.kept.get(seq)?.reply {
+            Reply::Finished(end) => Some((*seq, end)),
             _ => None,
         })
     }
@@ -127,46 +180,174 @@ impl Session {
     }
 }
 
-/// The live sessions of a table. They are changed only through the methods here, which save the old state for a walk
-/// that is under way.
+/// Of the name in an answer, which is the only part of one whose length a client chooses.
+fn name_bytes(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Refused(
+            Rejection::LimitMismatch { name, .. }
+            | Rejection::NoLimit { name }
+            | Rejection::TooManyWaiters { name },
+        ) => name.as_str().len() as u64,
+        _ => 0,
+    }
+}
+
+/// The sessions of a table: live ones, and those that have ended but still have requests. They are changed only through
+/// the methods here, which save the old state for a walk that is under way.
 #[derive(Default)]
 pub(super) struct Sessions {
     by_id: BTreeMap<SessionId, Session>,
+    ending: BTreeSet<SessionId>,
+    /// Those that keep answers which their clients have.
+    forgetting: BTreeSet<SessionId>,
+    bytes: u64,
     walk: Option<Box<SessionsAhead>>,
 }
 
+/// A session that may be changed. When this is dropped, the sums and lists over all sessions follow.
+pub(super) struct SessionMut<'a> {
+    id: SessionId,
+    session: &'a mut Session,
+    bytes: &'a mut u64,
+    bytes_before: u64,
+    forgetting: &'a mut BTreeSet<SessionId>,
+}
+
+impl Deref for SessionMut<'_> {
+    type Target = Session;
+
+    fn deref(&self) -> &Session {
+        self.session
+    }
+}
+
+impl DerefMut for SessionMut<'_> {
+    fn deref_mut(&mut self) -> &mut Session {
+        self.session
+    }
+}
+
+impl Drop for SessionMut<'_> {
+    fn drop(&mut self) {
+        *self.bytes = *self.bytes - self.bytes_before + self.session.bytes();
+        if self.session.has_confirmed() {
+            self.forgetting.insert(self.id);
+        } else if !self.forgetting.is_empty() {
+            self.forgetting.remove(&self.id);
+        }
+    }
+}
+
 impl Sessions {
+    /// How many are live.
     pub(super) fn len(&self) -> usize {
-        self.by_id.len()
+        self.by_id.len() - self.ending.len()
     }
 
-    /// By id.
+    /// What all of them count for without their requests, in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The live ones, by id.
     pub(super) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
-        self.by_id.iter().map(|(&id, session)| (id, session))
+        self.after(SessionId(0))
     }
 
     /// Those with a higher id.
-    pub(super) fn after(&self, id: SessionId) -> impl Iterator<Item = SessionId> {
-        self.by_id.range((Bound::Excluded(id), Bound::Unbounded)).map(|(&id, _)| id)
+    pub(super) fn after(&self, id: SessionId) -> impl Iterator<Item = (SessionId, &Session)> {
+        let sessions = self.by_id.range((Bound::Excluded(id), Bound::Unbounded));
+        sessions.filter(|(_, session)| session.ending.is_none()).map(|(&id, session)| (id, session))
     }
 
+    /// A live session.
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
-        self.by_id.get(&id)
+        self.by_id.get(&id).filter(|session| session.ending.is_none())
     }
 
-    pub(super) fn get_mut(&mut self, id: SessionId) -> Option<&mut Session> {
+    /// A live session, to be changed.
+    pub(super) fn get_mut(&mut self, id: SessionId) -> Option<SessionMut<'_>> {
+        self.get(id)?;
+        self.change(id)
+    }
+
+    fn change(&mut self, id: SessionId) -> Option<SessionMut<'_>> {
         self.preserve(id);
-        self.by_id.get_mut(&id)
+        let session = self.by_id.get_mut(&id)?;
+        let (bytes_before, bytes) = (session.bytes(), &mut self.bytes);
+        Some(SessionMut { id, session, bytes, bytes_before, forgetting: &mut self.forgetting })
     }
 
     /// Whether it is new. A walk under way knows by its id that it is.
     pub(super) fn insert(&mut self, id: SessionId, session: Session) -> bool {
+        self.bytes += session.bytes();
         self.by_id.insert(id, session).is_none()
     }
 
-    pub(super) fn remove(&mut self, id: SessionId) -> Option<Session> {
+    /// Ends a live session: from now on it is gone for every command, and its requests are removed piece by piece.
+    /// Returns its secret's hash.
+    pub(super) fn end(&mut self, id: SessionId, expired: bool) -> Option<[u8; 32]> {
+        let mut session = self.get_mut(id)?;
+        session.ending = Some(if expired { session.lock_delay_ms } else { 0 });
+        let secret_hash = session.secret_hash;
+        drop(session);
+        self.ending.insert(id);
+        Some(secret_hash)
+    }
+
+    /// Whether some are ending, or keep answers that their clients have.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.ending.is_empty() || !self.forgetting.is_empty()
+    }
+
+    /// Has one session forget a part of the answers that its client has.
+    pub(super) fn forget_some(&mut self) {
+        if let Some(&id) = self.forgetting.first()
+            && let Some(mut session) = self.change(id)
+        {
+            session.forget_confirmed();
+        }
+    }
+
+    /// The next request of a session that is ending, and the lock-delay for it, in milliseconds. Forgets sessions that
+    /// have none left. `None`: there is none, or the budget is spent.
+    pub(super) fn pop_ending(&mut self, budget: &mut Budget) -> Option<(SessionId, RequestId, u64)> {
+        while !budget.is_spent()
+            && let Some(&id) = self.ending.first()
+        {
+            let mut session = self.change(id)?;
+            if let Some((_, request)) = session.live.pop_first() {
+                let delay_ms = session.ending.unwrap_or_default();
+                return Some((id, request, delay_ms));
+            }
+            while !budget.is_spent()
+                && let Some(&seq) = session.kept.keys().next()
+            {
+                budget.spend(1);
+                session.remove_kept(seq);
+            }
+            if session.kept.is_empty() {
+                drop(session);
+                self.ending.pop_first();
+                self.remove(id);
+            }
+        }
+        None
+    }
+
+    /// A request of a session, live or ending, is over.
+    pub(super) fn forget_request(&mut self, owner: Owner) {
+        if let Some(mut session) = self.change(owner.session) {
+            session.live.remove(&owner.seq);
+        }
+    }
+
+    fn remove(&mut self, id: SessionId) {
         self.preserve(id);
-        self.by_id.remove(&id)
+        if let Some(session) = self.by_id.remove(&id) {
+            self.bytes -= session.bytes();
+            self.forgetting.remove(&id);
+        }
     }
 
     fn preserve(&mut self, id: SessionId) {

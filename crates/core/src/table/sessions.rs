@@ -1,6 +1,8 @@
 //! Opening and ending sessions (S1–S3).
 
+use super::request::{Owner, RequestId};
 use super::session::Session;
+use super::work::Budget;
 use super::{EndOf, Table, tell_ends};
 use crate::command::OpenSession;
 use crate::limits;
@@ -18,6 +20,9 @@ impl Table {
         if self.sessions.len() >= limits::SESSIONS_MAX {
             return Reply::Refused(Rejection::TooManySessions);
         }
+        if self.bytes() >= limits::TABLE_BYTES_MAX {
+            return Reply::Refused(Rejection::TableFull);
+        }
         self.last_session += 1;
         let session = SessionId(self.last_session);
         self.sessions.insert(session, Session::new(open));
@@ -25,20 +30,33 @@ impl Table {
         Reply::Opened { session }
     }
 
-    /// Ends a session and all its requests. Lock-delay applies only if it `expired` (S3).
+    /// Ends a session and all its requests; what is beyond the work of one command is left for later. Lock-delay applies
+    /// only if it `expired` (S3).
     pub(super) fn end_session(&mut self, id: SessionId, expired: bool, out: &mut Effects) -> Reply {
-        let Some(session) = self.sessions.remove(id) else { return Reply::SessionGone };
-        self.by_secret.remove(&session.secret_hash);
+        let Some(secret_hash) = self.sessions.end(id, expired) else { return Reply::SessionGone };
+        self.by_secret.remove(&secret_hash);
         out.push(Effect::SessionEnded { session: id });
-        let delay_ms = if expired { session.lock_delay_ms } else { 0 };
+        self.end_ending(&mut Budget::new(self.work_max), out);
+        Reply::SessionGone
+    }
+
+    /// Removes requests of sessions that are ending.
+    pub(super) fn end_ending(&mut self, budget: &mut Budget, out: &mut Effects) {
         let mut ends = Vec::new();
-        for request in session.live.into_values() {
+        while let Some((_, request, delay_ms)) = self.sessions.pop_ending(budget) {
+            budget.spend(self.names_above(request));
             let ticket = self.requests[request as usize].ticket;
             let closed = self.end_request(request, delay_ms);
             ends.push(EndOf { ticket, ended: None, closed });
         }
         tell_ends(ends, out);
-        Reply::SessionGone
+    }
+
+    /// The pass has come to a waiter whose session is ending: it is removed before its turn.
+    pub(super) fn end_of_ending(&mut self, owner: Owner, id: RequestId) {
+        self.sessions.forget_request(owner);
+        let closed = self.end_request(id, 0);
+        debug_assert!(closed.is_none(), "a waiter leaves no closed hold (D2)");
     }
 }
 

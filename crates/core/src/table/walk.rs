@@ -8,7 +8,7 @@
 
 use super::Table;
 use super::ahead::Pen;
-use crate::name::LockName;
+use super::names::{Node, NodeId};
 use crate::snapshot::items::{Digest, Header, put_end, put_header};
 use crate::snapshot::{LimitState, RequestState, Snapshot};
 use crate::types::SessionId;
@@ -28,10 +28,16 @@ pub enum WalkState {
     NoWalk,
 }
 
-/// A walk was begun while another is under way: write that one to its end, or abandon it.
+/// Why no walk can begin now.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("a walk over the table is under way; write it to its end or abandon it before another is begun")]
-pub struct WalkUnderWay;
+pub enum WalkRefused {
+    /// Another is under way.
+    #[error("a walk over the table is under way; write it to its end or abandon it before another is begun")]
+    UnderWay,
+    /// Commands have left work, which a snapshot does not hold.
+    #[error("commands have left work for `Resume`; apply that until there is none")]
+    Backlog,
+}
 
 /// A walk under way; how far it has come is known in the stores.
 pub(super) struct Walk {
@@ -45,10 +51,13 @@ impl Table {
     /// microseconds, and a bit for each request and name until the walk is over.
     ///
     /// # Errors
-    /// [`WalkUnderWay`]: there is one walk at a time. The one under way is not disturbed.
-    pub fn begin_walk(&mut self) -> Result<(), WalkUnderWay> {
+    /// [`WalkRefused`]: there is one walk at a time, and none while there is a backlog. A walk under way is not disturbed.
+    pub fn begin_walk(&mut self) -> Result<(), WalkRefused> {
         if self.walk.is_some() {
-            return Err(WalkUnderWay);
+            return Err(WalkRefused::UnderWay);
+        }
+        if self.has_backlog() {
+            return Err(WalkRefused::Backlog);
         }
         self.requests.begin_walk();
         self.sessions.begin_walk(SessionId(self.last_session));
@@ -108,21 +117,18 @@ impl Table {
         }
     }
 
-    /// The whole table in canonical order (E2), at one stretch: for small tables and for tests.
+    /// The whole table in canonical order (E2), at one stretch: for small tables and for tests. Work that commands have
+    /// left ([`Table::has_backlog`]) is not in it.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut requests: Vec<RequestState> =
             self.requests.iter().map(|(_, request)| request.view(&self.names).into_state()).collect();
         requests.sort_unstable_by_key(|request| request.ticket);
-        let limit_state = |node: &super::names::Node| {
-            node.here.limit().map(|limit| LimitState {
-                name: LockName::trusted(&node.name),
-                limit: limit.number,
-                stored: limit.stored,
-            })
+        let limit_state = |(id, node): (NodeId, &Node)| {
+            let limit = node.here.limit()?;
+            Some(LimitState { name: self.names.name(id), limit: limit.number, stored: limit.stored })
         };
-        let mut limits: Vec<LimitState> =
-            self.names.all().filter_map(|(_, node)| limit_state(node)).collect();
+        let mut limits: Vec<LimitState> = self.names.all().filter_map(limit_state).collect();
         limits.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         let Header { rules, last_token, last_ticket, last_session } = self.header();
         Snapshot {

@@ -119,6 +119,8 @@ impl Oracle {
             Command::Break(command) => self.break_hold(&command, told),
             Command::RaiseTokens { above } => self.t3_raise_tokens(above),
             Command::RaiseRules { version } => self.v1_raise_rules(version),
+            // Nothing is ever left for later here.
+            Command::Resume => Reply::Done,
         }
     }
 

@@ -3,7 +3,7 @@
 //! Responsible for finding the first difference and saying it in full, and for running the invariants after every
 //! command. Knows no rule.
 
-use lockkeeper_core::{Command, Effects, LockName, Reply, Snapshot, Table, TokenStatus, invariants};
+use lockkeeper_core::{Command, Effects, LockName, Page, Reply, Snapshot, Table, TokenStatus, invariants};
 
 use super::{Checked, Oracle, queries};
 
@@ -43,7 +43,12 @@ impl Pair {
     /// The same without the state's invariants, for callers that check each state once by themselves.
     pub(crate) fn apply_and_compare(&mut self, command: &Command) -> Result<(Reply, Effects), String> {
         let (mut effects, mut expected) = (Effects::new(), Effects::new());
+        let visits = self.table.visits();
         let reply = self.table.apply(command.clone(), &mut effects);
+        let (visits, visits_max) = (self.table.visits() - visits, command.visits_max());
+        if visits > visits_max {
+            return Err(format!("M2: {command:?} looked at {visits} entries, {visits_max} are allowed"));
+        }
         let expected_reply = self.oracle.apply(command.clone(), &mut expected);
         let after = self.table.snapshot();
         let expected_after = self.oracle.snapshot();
@@ -78,9 +83,10 @@ impl Pair {
 
     /// What people and drivers may ask about a name, and about all sessions.
     pub(crate) fn queries_agree(&self, name: &LockName) -> Result<(), String> {
-        for waiters_max in [2, usize::MAX] {
-            let (told, expected) =
-                (self.table.describe(name, waiters_max), queries::describe(&self.now, name, waiters_max));
+        let second = queries::describe(&self.now, name, EVERYTHING).holds.get(1).map(|hold| hold.token);
+        let part = Page { after: second, holds_max: 2, waiters_max: 2, ..EVERYTHING };
+        for page in [part, EVERYTHING] {
+            let (told, expected) = (self.table.describe(name, page), queries::describe(&self.now, name, page));
             if told != expected {
                 return Err(format!(
                     "describe({name}): table {told:?}, oracle {expected:?}, of {:?}",
@@ -113,6 +119,9 @@ impl Pair {
         if restored == self.now { Ok(()) } else { Err(format!("{:?} became {restored:?}", self.now)) }
     }
 }
+
+const EVERYTHING: Page =
+    Page { after: None, holds_max: 1_000, bytes_max: usize::MAX, waiters_max: usize::MAX };
 
 /// Where two snapshots part, line by line; a whole snapshot is more than anyone reads.
 fn differing_lines(table: &Snapshot, oracle: &Snapshot) -> String {

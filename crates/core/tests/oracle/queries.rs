@@ -1,12 +1,12 @@
 //! What people and drivers may ask, answered by looking through everything.
 
 use lockkeeper_core::snapshot::Phase;
-use lockkeeper_core::{Description, HoldInfo, HoldState, LockName, SessionId, Snapshot, WaiterInfo};
+use lockkeeper_core::{Description, HoldInfo, HoldState, LockName, Page, SessionId, Snapshot, WaiterInfo};
 
 use super::{b3_covers, token_of};
 
-/// Holds that cover the name, by token; waiters of exactly that name, in ticket order.
-pub(crate) fn describe(now: &Snapshot, name: &LockName, waiters_max: usize) -> Description {
+/// Holds that cover the name, by token; waiters of exactly that name, in ticket order. The page's bound on bytes is left out.
+pub(crate) fn describe(now: &Snapshot, name: &LockName, page: Page) -> Description {
     let mut description = Description::default();
     for request in &now.requests {
         let state = match &request.phase {
@@ -43,7 +43,11 @@ pub(crate) fn describe(now: &Snapshot, name: &LockName, waiters_max: usize) -> D
         }
     }
     description.holds.sort_by_key(|hold| hold.token);
-    description.waiters.truncate(waiters_max);
+    description.hold_count = description.holds.len();
+    description.holds.retain(|hold| Some(hold.token) > page.after);
+    description.has_more = description.holds.len() > page.holds_max;
+    description.holds.truncate(page.holds_max);
+    description.waiters.truncate(page.waiters_max);
     description.limit = now.limits.iter().find(|l| l.name == *name).map(|l| (l.limit, l.stored));
     description
 }

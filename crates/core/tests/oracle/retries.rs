@@ -74,8 +74,13 @@ impl Oracle {
     /// R6: every answer that is final is kept, errors too.
     fn r6_keep(&mut self, session: SessionId, seq: Seq, reply: &Reply) {
         if !matches!(reply, Reply::Granted(_) | Reply::Queued { .. }) {
+            let reply = match reply {
+                // Who was in the way is not kept (M2).
+                Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
+                reply => reply.clone(),
+            };
             let state = self.session(session).expect("it is live");
-            state.kept.push(KeptAnswer { seq, reply: reply.clone(), until: Some(seq) });
+            state.kept.push(KeptAnswer { seq, reply, until: Some(seq) });
         }
     }
 

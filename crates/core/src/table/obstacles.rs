@@ -1,0 +1,110 @@
+//! What is in the way of a request: its place in the queue, and one who holds (Q1). For people, so it is found within a
+//! bound: a place may be a lower bound, and a holder may be left out (M2).
+
+use std::collections::BTreeSet;
+
+use super::Table;
+use super::acquire::Wanted;
+use super::crowd::{Class, Here, opposed};
+use super::request::RequestId;
+use crate::limits;
+use crate::reply::Reply;
+use crate::types::{ModeKind, SessionId, Ticket, Token};
+
+impl Table {
+    /// The answer `Busy` for a request that wants to hold these names now.
+    pub(super) fn busy(&self, wanted: &Wanted<'_>) -> Reply {
+        Reply::Busy {
+            holder: self.conflicting_holder(wanted),
+            queued_ahead: self.queued_ahead(wanted, Ticket(u64::MAX)),
+        }
+    }
+
+    /// The session of the conflicting live hold with the lowest token, among the first that are found.
+    fn conflicting_holder(&self, wanted: &Wanted<'_>) -> Option<SessionId> {
+        let mut left = limits::HOLDER_LOOK_MAX;
+        let mut lowest: Option<(Token, SessionId)> = None;
+        let mut look = |here: &Here, classes: &[Class]| {
+            // Permits conflict by counting (N2): they are in the way of each other only where none is left.
+            let counted = wanted.kind == ModeKind::Permit && !self.is_full(here, wanted.of, Ticket(u64::MAX));
+            for class in opposed(wanted.kind, classes).filter(|&class| !(counted && class == Class::Permit)) {
+                for (token, id) in here.holds_after(None, class, &self.requests) {
+                    if left == 0 || lowest.is_some_and(|(least, _)| least < token) {
+                        break;
+                    }
+                    left -= 1;
+                    if let Some(session) = self.live_holder(id) {
+                        lowest = Some((token, session));
+                        break;
+                    }
+                }
+            }
+        };
+        for &node in wanted.nodes {
+            look(&self.names.get(node).here, &Class::ALL);
+            self.names.above(node).for_each(|(_, above)| look(&above.here, &Class::SUBTREES));
+        }
+        if wanted.subtree {
+            let below = wanted.nodes.iter().flat_map(|&node| self.names.below(node));
+            below.take(limits::HOLDER_LOOK_MAX).for_each(|(_, below)| look(&below.here, &Class::ALL));
+        }
+        lowest.map(|(_, session)| session)
+    }
+
+    /// Whose it is; `None` for a closed hold.
+    fn live_holder(&self, id: RequestId) -> Option<SessionId> {
+        self.requests[id as usize].owner.map(|owner| owner.session)
+    }
+
+    /// How many earlier waiters overlap a request, those that would share with it not counted (Q1). Looks at no more than
+    /// [`limits::POSITION_LOOK_MAX`] of them, so it is a lower bound where there may be more.
+    pub(super) fn queued_ahead(&self, wanted: &Wanted<'_>, ticket: Ticket) -> u64 {
+        let left = limits::POSITION_LOOK_MAX;
+        if let &[node] = wanted.nodes
+            && !wanted.subtree
+            && self.names.above(node).all(|(_, above)| above.here.crowd().is_none())
+        {
+            let Some(crowd) = self.names.get(node).here.crowd() else { return 0 };
+            let waiting = opposed(wanted.kind, &Class::ALL).map(|class| crowd.waiting.of(class));
+            return waiting
+                .map(|waiting| match waiting.last_key_value() {
+                    // It has just queued: all others there came before it.
+                    Some((&last, _)) if last == ticket => waiting.len() - 1,
+                    Some((&last, _)) if last > ticket => {
+                        let ahead = waiting.range(..ticket).take(left).count();
+                        self.names.visits().add(ahead);
+                        ahead
+                    }
+                    _ => waiting.len(),
+                })
+                .sum::<usize>() as u64;
+        }
+        // A request may wait at several of the names.
+        let mut ahead = BTreeSet::new();
+        let mut left = left;
+        let mut look = |waiting: &mut dyn Iterator<Item = Ticket>| {
+            for earlier in waiting.take_while(|&earlier| earlier < ticket).take(left) {
+                left -= 1;
+                ahead.insert(earlier);
+            }
+        };
+        let mut look_at = |here: &Here, classes: &[Class]| {
+            for class in opposed(wanted.kind, classes) {
+                look(&mut here.waiting(class).into_iter().flat_map(|waiting| waiting.keys().copied()));
+            }
+        };
+        for &node in wanted.nodes {
+            look_at(&self.names.get(node).here, &Class::ALL);
+            self.names.above(node).for_each(|(_, above)| look_at(&above.here, &Class::SUBTREES));
+        }
+        if wanted.subtree {
+            let kinds: &[bool] = if wanted.kind == ModeKind::Shared { &[false] } else { &[false, true] };
+            for (&node, &shared) in wanted.nodes.iter().flat_map(|node| kinds.iter().map(move |kind| (node, kind))) {
+                let below = self.names.waiting_below(node, shared);
+                look(&mut below.into_iter().flat_map(|waiting| waiting.keys().copied()));
+            }
+        }
+        self.names.visits().add(limits::POSITION_LOOK_MAX - left);
+        ahead.len() as u64
+    }
+}

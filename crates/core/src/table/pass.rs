@@ -1,0 +1,206 @@
+//! The pass of rule G1: which waiters may be granted after something went away.
+//!
+//! Only waiters that overlap a freed name are looked at, in ticket order, and only those that could have been kept out
+//! by what went away. They are read from lanes: the waiters of one class at one name, or of one kind below it. A lane is
+//! left as soon as something blocks all the rest of it, so a pass costs as much as it grants, and at most its budget.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+
+use super::Table;
+use super::crowd::{Class, opposed};
+use super::names::NodeId;
+use super::request::RequestId;
+use super::work::{Budget, Freed};
+use crate::limits;
+use crate::name::LockName;
+use crate::reply::Effects;
+use crate::types::{ModeKind, Ticket};
+
+/// Which waiters of a name, and in which node.
+type LaneId = (NodeId, Lane);
+
+/// Waiters that are read in ticket order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Lane {
+    /// At the name itself.
+    At(Class),
+    /// Strictly below it.
+    Below { shared: bool },
+}
+
+/// A pass under way.
+#[derive(Default)]
+struct Pass {
+    open: BTreeSet<LaneId>,
+    /// The next waiter of each lane. A lane that was left may still have one here.
+    heads: BTreeSet<(Ticket, LaneId)>,
+}
+
+impl Pass {
+    /// Leaves every lane whose waiters all conflict with a waiter or new hold of this class at the node.
+    fn leave_behind(&mut self, node: NodeId, class: Class) {
+        for class in opposed(class.kind(), &Class::ALL) {
+            self.open.remove(&(node, Lane::At(class)));
+        }
+        if Class::SUBTREES.contains(&class) {
+            self.open.remove(&(node, Lane::Below { shared: false }));
+            if class.kind() != ModeKind::Shared {
+                self.open.remove(&(node, Lane::Below { shared: true }));
+            }
+        }
+    }
+}
+
+impl Table {
+    /// The pass over what the current command freed, then the clean-up of names. What goes beyond the budget is kept for
+    /// [`Command::Resume`](crate::Command::Resume).
+    pub(super) fn pass_freed(&mut self, out: &mut Effects) {
+        if self.freed.is_empty() {
+            return;
+        }
+        let mut freed = std::mem::take(&mut self.freed);
+        freed.sort_unstable();
+        freed.dedup();
+        let passed = self.pass(&freed, out);
+        // What the pass itself freed is for later.
+        let mut later: Vec<Freed<NodeId>> = std::mem::take(&mut self.freed);
+        if let Some(passed) = passed {
+            later.extend(freed.iter().map(|it| Freed { after: it.after.max(passed), ..*it }));
+        }
+        // By name, not by node: nodes are numbered differently where a snapshot was restored.
+        let mut named: Vec<Freed<LockName>> =
+            later.iter().map(|it| it.named(self.names.name(it.name))).collect();
+        named.sort_unstable();
+        named.into_iter().for_each(|freed| self.unpassed.push(freed));
+        for freed in freed.iter().chain(&later) {
+            self.names.forget_if_idle(freed.name);
+        }
+        freed.clear();
+        self.freed = freed;
+    }
+
+    /// Grants what may be granted; `Some`: the budget is spent, and every waiter up to this ticket was looked at.
+    fn pass(&mut self, freed: &[Freed<NodeId>], out: &mut Effects) -> Option<Ticket> {
+        let mut pass = self.begin_pass(freed);
+        let mut budget = Budget::new(self.work_max);
+        while let Some(&(ticket, _)) = pass.heads.first() {
+            if self.last_token >= limits::TOKEN_MAX {
+                return None; // T3: waiters stay.
+            }
+            let mut lanes = Vec::new();
+            while let Some(&(same, lane)) = pass.heads.first()
+                && same == ticket
+            {
+                pass.heads.pop_first();
+                if pass.open.contains(&lane) {
+                    lanes.push(lane);
+                }
+            }
+            let Some(id) = lanes.first().and_then(|&lane| self.waiter_at(lane, ticket)) else { continue };
+            budget.spend(self.names_above(id));
+            self.look_at(id, ticket, &lanes, &mut pass, out);
+            for &lane in lanes.iter().filter(|&lane| pass.open.contains(lane)) {
+                pass.heads.extend(self.next_in(lane, ticket));
+            }
+            if budget.is_spent() && !pass.heads.is_empty() {
+                return Some(ticket);
+            }
+        }
+        None
+    }
+
+    /// Grants a waiter if nothing blocks it, and leaves the lanes in which nothing behind it can be granted.
+    fn look_at(
+        &mut self,
+        id: RequestId,
+        ticket: Ticket,
+        lanes: &[LaneId],
+        pass: &mut Pass,
+        out: &mut Effects,
+    ) {
+        let request = &self.requests[id as usize];
+        let (class, kind) = (request.class(), request.kind);
+        let Some(owner) = request.owner else { return };
+        if self.sessions.get(owner.session).is_none() {
+            // Its session has ended, and this request not yet.
+            self.end_of_ending(owner, id);
+            return;
+        }
+        let is_blocked = self.is_blocked(&self.requests[id as usize].wanted(), ticket);
+        for &(node, lane) in lanes {
+            let blocks_lane = match lane {
+                Lane::At(_) if class == Class::Permit => self.is_blocked_at(node, kind, None, ticket),
+                Lane::At(_) => {
+                    pass.leave_behind(node, class);
+                    is_blocked
+                        && (self.is_blocked_at(node, kind, None, ticket)
+                            || (Class::SUBTREES.contains(&class)
+                                && self.is_blocked_below(node, kind, ticket)))
+                }
+                Lane::Below { .. } => is_blocked && self.is_covered(node, kind, ticket),
+            };
+            if blocks_lane {
+                pass.open.remove(&(node, lane));
+            }
+        }
+        if !is_blocked {
+            self.grant(id, out);
+        }
+    }
+
+    fn begin_pass(&self, freed: &[Freed<NodeId>]) -> Pass {
+        let mut lanes: BTreeMap<LaneId, Ticket> = BTreeMap::new();
+        for freed in freed {
+            let mut open = |lane: LaneId| {
+                let after = lanes.entry(lane).or_insert(freed.after);
+                *after = freed.after.min(*after);
+            };
+            opposed(freed.kind, &Class::ALL).for_each(|class| open((freed.name, Lane::At(class))));
+            for (above, _) in self.names.above(freed.name) {
+                opposed(freed.kind, &Class::SUBTREES).for_each(|class| open((above, Lane::At(class))));
+            }
+            if freed.subtree {
+                open((freed.name, Lane::Below { shared: false }));
+                if freed.kind != ModeKind::Shared {
+                    open((freed.name, Lane::Below { shared: true }));
+                }
+            }
+        }
+        let heads = lanes.iter().filter_map(|(&lane, &after)| self.next_in(lane, after)).collect();
+        Pass { open: lanes.into_keys().collect(), heads }
+    }
+
+    /// The first waiter of a lane behind `after`.
+    fn next_in(&self, lane: LaneId, after: Ticket) -> Option<(Ticket, LaneId)> {
+        let behind = (Bound::Excluded(after), Bound::Unbounded);
+        let ticket = match lane {
+            (node, Lane::At(class)) => {
+                let waiting = self.names.get(node).here.waiting(class)?;
+                waiting.range(behind).next().map(|(&ticket, _)| ticket)
+            }
+            (node, Lane::Below { shared }) => {
+                let waiting = self.names.waiting_below(node, shared)?;
+                waiting.range(behind).next().map(|(&ticket, _)| ticket)
+            }
+        };
+        ticket.map(|ticket| (ticket, lane))
+    }
+
+    fn waiter_at(&self, lane: LaneId, ticket: Ticket) -> Option<RequestId> {
+        match lane {
+            (node, Lane::At(class)) => {
+                self.names.get(node).here.waiting(class)?.get(&ticket).copied()
+            }
+            (node, Lane::Below { shared }) => {
+                self.names.waiting_below(node, shared)?.get(&ticket).map(|&(id, _)| id)
+            }
+        }
+    }
+
+    /// The names of a request and all names above them, counted: what it costs to look at the request.
+    pub(super) fn names_above(&self, id: RequestId) -> usize {
+        let nodes = self.requests[id as usize].nodes.as_slice();
+        nodes.iter().map(|&node| self.names.segments(node)).sum()
+    }
+}

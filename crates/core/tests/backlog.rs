@@ -1,0 +1,296 @@
+//! Work that a command leaves for later (M2): the bound that each command states, and that nothing is lost or overtaken
+//! while work is left.
+
+mod random_steps;
+
+use lockkeeper_core::limits::FORGOTTEN_PER_COMMAND_MAX;
+use lockkeeper_core::{
+    Acquire, Command, Effect, Effects, End, IfBusy, LockName, Mode, OpenSession, Page, Reply, Seq, SessionId, Table,
+    Token, invariants,
+};
+use proptest::collection::vec;
+use proptest::prelude::*;
+use random_steps::Step;
+
+/// A table whose every command is checked against its own bound.
+struct Bounded {
+    table: Table,
+    effects: Effects,
+    /// The most entries that one command has looked at.
+    most: u64,
+}
+
+impl Bounded {
+    fn new(table: Table) -> Self {
+        Self { table, effects: Effects::new(), most: 0 }
+    }
+
+    fn apply(&mut self, command: Command) -> Reply {
+        let (before, visits_max) = (self.table.visits(), command.visits_max());
+        let shown = format!("{command:?}");
+        let reply = self.table.apply(command, &mut self.effects);
+        let visits = self.table.visits() - before;
+        assert!(visits <= visits_max, "{shown} looked at {visits} entries, {visits_max} are allowed");
+        self.most = self.most.max(visits);
+        reply
+    }
+
+    fn open(&mut self, secret: u64) -> SessionId {
+        let mut secret_hash = [0; 32];
+        secret_hash[..8].copy_from_slice(&secret.to_le_bytes());
+        let open =
+            OpenSession { secret_hash, ttl_ms: 10_000, lock_delay_ms: 0, linger_ms: 0, label: Box::default() };
+        match self.apply(Command::OpenSession(open)) {
+            Reply::Opened { session } => session,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// How many `Resume`s it takes until nothing is left.
+    fn drain(&mut self) -> usize {
+        let mut count = 0;
+        while self.table.has_backlog() {
+            assert_eq!(self.apply(Command::Resume), Reply::Done);
+            count += 1;
+            assert!(count < 100_000, "a backlog that does not end");
+        }
+        count
+    }
+
+    fn granted(&self) -> usize {
+        self.effects.iter().filter(|effect| matches!(effect, Effect::Granted { .. })).count()
+    }
+}
+
+fn wants(session: SessionId, seq: u64, names: &[&str], mode: Mode) -> Acquire {
+    Acquire {
+        session,
+        seq: Seq(seq),
+        done_through: Seq(0),
+        names: names.iter().map(|name| LockName::parse(name).expect("a legal name")).collect(),
+        mode,
+        subtree: false,
+        if_busy: IfBusy::Wait { at_most_ms: None },
+        keep_closed_ms: 0,
+        value: Box::default(),
+        meta: Box::default(),
+    }
+}
+
+fn finish(session: SessionId, seq: u64, target: u64) -> Command {
+    Command::Finish { session, seq: Seq(seq), target: Seq(target), done_through: Seq(0) }
+}
+
+/// How many requests each crowd has.
+const CROWD: u64 = 100_000;
+
+#[test]
+fn asking_again_costs_the_same_in_a_crowd() {
+    let mut bounded = Bounded::new(Table::new(1));
+    let session = bounded.open(1);
+    for seq in 1..=CROWD {
+        let _queued = bounded.apply(Command::Acquire(wants(session, seq, &["a"], Mode::Exclusive)));
+    }
+    let before = bounded.table.visits();
+    for seq in (1..=CROWD).rev() {
+        let reply = bounded.apply(Command::Acquire(wants(session, seq, &["a"], Mode::Exclusive)));
+        match reply {
+            Reply::Granted(_) => assert_eq!(seq, 1),
+            Reply::Queued { position, .. } => assert!(position <= CROWD && position >= 1_000.min(seq - 2)),
+            other => panic!("{other:?}"),
+        }
+    }
+    let each = (bounded.table.visits() - before) / CROWD;
+    assert!(each <= 1_100, "{each} entries a retry");
+}
+
+#[test]
+fn several_names_over_a_crowd_cost_no_more_than_their_number() {
+    let mut bounded = Bounded::new(Table::new(1));
+    let session = bounded.open(1);
+    for seq in 1..=CROWD {
+        let names: &[&str] = if seq % 2 == 0 { &["c/x", "d"] } else { &["c", "d"] };
+        let _queued = bounded.apply(Command::Acquire(wants(session, seq, names, Mode::Exclusive)));
+    }
+    assert!(bounded.most <= 1_100, "{} entries for one ask", bounded.most);
+}
+
+#[test]
+fn a_failing_try_on_a_subtree_does_not_scan_it() {
+    let mut bounded = Bounded::new(Table::new(1));
+    let session = bounded.open(1);
+    for seq in 1..=CROWD {
+        let held = format!("a/{seq}");
+        let _granted = bounded.apply(Command::Acquire(wants(session, seq, &[&held], Mode::Shared)));
+        let _queued = bounded.apply(Command::Acquire(wants(session, CROWD + seq, &["r"], Mode::Shared)));
+    }
+    bounded.most = 0;
+    for (number, name) in ["a", "r"].into_iter().enumerate() {
+        let seq = 3 * CROWD + number as u64;
+        let wants =
+            Acquire { subtree: true, if_busy: IfBusy::Fail, ..wants(session, seq, &[name], Mode::Exclusive) };
+        let reply = bounded.apply(Command::Acquire(wants));
+        assert_eq!(reply, Reply::Busy { holder: Some(session), queued_ahead: 0 }, "{name}");
+    }
+    // A reader of the whole, with a writer below: its blocker is found at once, and so is that it has gone.
+    let writer = bounded.apply(Command::Acquire(wants(session, 4 * CROWD, &["a/1"], Mode::Exclusive)));
+    assert!(matches!(writer, Reply::Queued { position: 0, .. }));
+    for seq in 4 * CROWD + 1..4 * CROWD + 100 {
+        let reader = Acquire { subtree: true, ..wants(session, seq, &["a"], Mode::Shared) };
+        let reply = bounded.apply(Command::Acquire(reader));
+        assert_eq!(reply, Reply::Queued { position: 1, limits: Vec::new() });
+    }
+    assert!(bounded.most <= 600, "{} entries for one try", bounded.most);
+}
+
+#[test]
+fn a_description_of_a_crowd_is_a_page() {
+    let mut bounded = Bounded::new(Table::new(1));
+    let session = bounded.open(1);
+    for seq in 1..=CROWD {
+        let reader =
+            Acquire { value: vec![7; 64].into(), ..wants(session, seq, &["a"], Mode::Shared) };
+        let _granted = bounded.apply(Command::Acquire(reader));
+    }
+    let name = LockName::parse("a").expect("a legal name");
+    let before = bounded.table.visits();
+    let first = bounded.table.describe(&name, Page::first(10));
+    assert_eq!((first.holds.len(), first.hold_count, first.has_more), (256, CROWD as usize, true));
+    let next = Page { after: first.holds.last().map(|hold| hold.token), bytes_max: 1_000, ..Page::first(10) };
+    let next = bounded.table.describe(&name, next);
+    assert_eq!(next.holds.first().map(|hold| hold.token), Token::new(257));
+    assert!(next.holds.len() < 10 && next.has_more, "{} holds of 1,000 bytes", next.holds.len());
+    assert!(bounded.table.visits() - before < 5_000, "{} entries", bounded.table.visits() - before);
+}
+
+#[test]
+fn the_end_of_a_crowded_session_is_cut_into_pieces() {
+    let mut bounded = Bounded::new(Table::new(1));
+    let (crowd, waiter) = (bounded.open(1), bounded.open(2));
+    for seq in 1..=CROWD {
+        let held = format!("a/{seq}");
+        let _granted = bounded.apply(Command::Acquire(wants(crowd, seq, &[&held], Mode::Exclusive)));
+    }
+    let last = format!("a/{CROWD}");
+    let _queued = bounded.apply(Command::Acquire(wants(waiter, 1, &[&last], Mode::Exclusive)));
+    assert_eq!(bounded.apply(Command::ExpireSession { session: crowd }), Reply::SessionGone);
+    assert!(bounded.table.has_backlog() && bounded.granted() == 0);
+    assert_eq!(bounded.apply(finish(crowd, CROWD + 1, 1)), Reply::SessionGone, "it is gone at once");
+    assert!(bounded.table.begin_walk().is_err(), "a snapshot would lose what is left");
+    let resumes = bounded.drain();
+    assert!((2..=100).contains(&resumes), "{resumes} pieces");
+    assert_eq!(bounded.granted(), 1);
+    assert_eq!(bounded.table.request_count(), 1);
+    invariants::index(&bounded.table).expect("the indexes are as counted anew");
+}
+
+#[test]
+fn a_crowd_of_readers_is_let_in_piece_by_piece() {
+    let mut bounded = Bounded::new(Table::new(1));
+    let (writer, readers) = (bounded.open(1), bounded.open(2));
+    let _granted = bounded.apply(Command::Acquire(wants(writer, 1, &["a"], Mode::Exclusive)));
+    for seq in 1..=CROWD {
+        let _queued = bounded.apply(Command::Acquire(wants(readers, seq, &["a"], Mode::Shared)));
+    }
+    let _released = bounded.apply(finish(writer, 2, 1));
+    let first = bounded.granted();
+    assert!(first > 0 && (first as u64) < CROWD, "{first} at once");
+    // One that comes between waits behind those who could have been granted.
+    let late = bounded.apply(Command::Acquire(wants(writer, 3, &["a"], Mode::Exclusive)));
+    assert!(matches!(late, Reply::Queued { .. }));
+    bounded.drain();
+    assert_eq!(bounded.granted() as u64, CROWD);
+}
+
+#[test]
+fn readers_who_are_kept_out_elsewhere_are_looked_at_within_the_bound() {
+    let mut bounded = Bounded::new(Table::new(1));
+    let (writer, readers) = (bounded.open(1), bounded.open(2));
+    let _granted = bounded.apply(Command::Acquire(wants(writer, 1, &["x"], Mode::Exclusive)));
+    let _granted = bounded.apply(Command::Acquire(wants(writer, 2, &["y"], Mode::Exclusive)));
+    for seq in 1..=CROWD {
+        let _queued = bounded.apply(Command::Acquire(wants(readers, seq, &["x", "y"], Mode::Shared)));
+    }
+    let _released = bounded.apply(finish(writer, 3, 1));
+    let resumes = bounded.drain();
+    assert_eq!((bounded.granted(), resumes > 2), (0, true), "{resumes} pieces");
+    // The next end at the same name finds nothing to look at again.
+    let _granted = bounded.apply(Command::Acquire(wants(writer, 4, &["x"], Mode::Shared)));
+    let before = bounded.table.visits();
+    let _released = bounded.apply(finish(writer, 5, 4));
+    assert!(bounded.table.visits() - before < 200 && !bounded.table.has_backlog());
+    let _released = bounded.apply(finish(writer, 6, 2));
+    bounded.drain();
+    assert_eq!(bounded.granted() as u64, CROWD);
+}
+
+#[test]
+fn many_confirmed_answers_are_forgotten_piece_by_piece() {
+    let mut bounded = Bounded::new(Table::new(1));
+    let session = bounded.open(1);
+    for seq in 1..=CROWD {
+        let _granted = bounded.apply(Command::Acquire(wants(session, seq, &["a"], Mode::Shared)));
+    }
+    for seq in 1..=CROWD {
+        let _released = bounded.apply(finish(session, CROWD + seq, seq));
+    }
+    let again = |done_through: u64, seq: u64| {
+        let wants = wants(session, seq, &["a"], Mode::Shared);
+        Command::Acquire(Acquire { done_through: Seq(done_through), ..wants })
+    };
+    // All but the last are confirmed: they don't count, though not all are forgotten by one command.
+    let reply = bounded.apply(again(2 * CROWD - 1, 2 * CROWD + 1));
+    assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
+    let forgotten = bounded.apply(finish(session, 2 * CROWD + 2, CROWD - 1));
+    assert_eq!(forgotten, Reply::Finished(End::Gone));
+    let kept = bounded.apply(finish(session, 2 * CROWD + 3, CROWD));
+    assert_eq!(kept, Reply::Finished(End::Released));
+    assert!(bounded.table.has_backlog());
+    assert_eq!(bounded.drain(), (CROWD as usize).div_ceil(FORGOTTEN_PER_COMMAND_MAX) - 3);
+}
+
+/// Plays a history on a table that leaves nearly all its work for later. It is resumed now and then, and after each
+/// time that nothing is left, every invariant holds.
+fn play(work_max: usize, steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
+    let mut table = Table::new(1).with_work_max(work_max);
+    let mut effects = Effects::new();
+    let mut history: Vec<Command> = Vec::new();
+    for (count, step) in steps.into_iter().enumerate() {
+        let now = table.snapshot();
+        let commands = match step {
+            Step::Restart | Step::CheckToken { .. } => vec![Command::Resume; 3],
+            step => random_steps::command(step, &now, &history).into_iter().collect(),
+        };
+        history.extend(commands.iter().cloned());
+        let drain = if count % 7 == 0 { 10_000 } else { 0 };
+        for command in commands.into_iter().chain(std::iter::repeat_n(Command::Resume, drain)) {
+            if command == Command::Resume && !table.has_backlog() {
+                break;
+            }
+            let before = table.snapshot();
+            effects.clear();
+            let reply = table.apply(command.clone(), &mut effects);
+            let after = table.snapshot();
+            invariants::step(&before, &command, &reply, &effects, &after)?;
+            invariants::all(&table)?;
+        }
+        if drain > 0 && table.has_backlog() {
+            return Err("the backlog does not end".to_owned());
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// P1, P2 and P4 at any time; P7 and P8 whenever nothing is left for later.
+    #[test]
+    fn work_that_is_left_for_later_is_done_in_the_end(
+        work_max in 1_usize..4,
+        steps in vec(random_steps::crowding_step(), 20..120),
+    ) {
+        let verdict = play(work_max, random_steps::openings().chain(steps));
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
+}
