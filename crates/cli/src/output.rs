@@ -53,6 +53,7 @@ pub fn lock_json(info: &LockInfo) -> Value {
     json!({
         "name": info.name.as_str(),
         "holders": info.holders.iter().map(holder_json).collect::<Vec<_>>(),
+        "holder_count": info.holder_count,
         "waiter_count": info.waiter_count,
         "waiters": info.waiters.iter().map(waiter_json).collect::<Vec<_>>(),
         "limit": info.limit,

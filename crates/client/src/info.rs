@@ -10,8 +10,10 @@ use lockkeeper_core::{LockName, ModeKind, Slot, Token};
 pub struct LockInfo {
     /// Its name.
     pub name: LockName,
-    /// Holds that cover it, by token.
+    /// Holds that cover it, by token: the first ones, where there are very many.
     pub holders: Vec<HolderInfo>,
+    /// How many there are.
+    pub holder_count: usize,
     /// How many wait.
     pub waiter_count: usize,
     /// The first of them, in their order.
@@ -192,6 +194,7 @@ impl LockInfo {
         Self {
             name,
             holders: holders.collect(),
+            holder_count: description.hold_count,
             waiter_count: description.waiter_count,
             waiters: waiters.collect(),
             limit: description.limit.map(|(limit, _)| limit),

@@ -126,7 +126,7 @@ fn the_rule_book_has_every_rule_once() {
         ("B", 4),
         ("T", 3),
         ("V", 1),
-        ("M", 1),
+        ("M", 2),
         ("E", 3),
         ("O", 1),
         ("F", 14),

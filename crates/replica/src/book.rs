@@ -36,6 +36,8 @@ pub(crate) struct Lease {
     pub(crate) stream: Option<StreamId>,
     /// Its holds that are under a break: every acknowledgement names them (B1).
     pub(crate) revoked: BTreeSet<Seq>,
+    /// The last end of the part that was sent since it attached; `None`: there are no more, or none was sent.
+    pub(crate) ends_sent_to: Option<Seq>,
     /// Its end is proposed: until the fate of that is known, nothing is acknowledged for it.
     pub(crate) ending: bool,
 }
@@ -94,6 +96,7 @@ impl Book {
             attach: 0,
             stream: None,
             revoked: BTreeSet::new(),
+            ends_sent_to: None,
             ending: false,
         };
         self.leases.insert(session, lease);

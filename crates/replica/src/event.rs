@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use lockkeeper_core::{LockName, Table};
+use lockkeeper_core::{LockName, Page, Table};
 use lockkeeper_wire::peer::{PeerMessage, SnapshotOffer};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::{store, v1};
@@ -100,8 +100,8 @@ pub enum Question {
     Describe {
         /// Its name.
         name: LockName,
-        /// At most so many waiters are listed.
-        waiters_max: usize,
+        /// Which of its holds and waiters are listed.
+        page: Page,
     },
     /// The locks at and below a name.
     List {

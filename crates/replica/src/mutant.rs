@@ -66,4 +66,10 @@ pub enum Mutant {
     ExpiryAtDeadline,
     /// The first tokens of a table without history count from 1, as those of another one before it may have (T1).
     TokensFromOne,
+    /// A leader leaves work that commands have left (M2).
+    ResumeForgotten,
+    /// A turn applies all that is committed, however much that is.
+    TurnUnbounded,
+    /// All ends that a client has not confirmed are sent at once when it attaches.
+    EndsToldAtOnce,
 }

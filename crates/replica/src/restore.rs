@@ -46,7 +46,7 @@ pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, Str
         match (&request.phase, request.owner) {
             (Phase::Waiting { .. }, Some((session, target))) => {
                 let (seq, done_through) = (Seq(target.0.saturating_add(1)), Seq(0));
-                let _ = table.apply(Command::Finish { session, seq, target, done_through }, &mut unheard);
+                let _ = table.apply_whole(Command::Finish { session, seq, target, done_through }, &mut unheard);
                 dropped.waiters += 1;
             }
             (Phase::Held { .. } | Phase::Revoked { .. }, _) => dropped.holds += 1,
@@ -54,9 +54,9 @@ pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, Str
         }
     }
     for session in &before.sessions {
-        let _ = table.apply(Command::ExpireSession { session: session.id }, &mut unheard);
+        let _ = table.apply_whole(Command::ExpireSession { session: session.id }, &mut unheard);
     }
-    match table.apply(Command::RaiseTokens { above: tokens_above }, &mut unheard) {
+    match table.apply_whole(Command::RaiseTokens { above: tokens_above }, &mut unheard) {
         Reply::Done => {}
         Reply::Refused(why) => return Err(why.to_string()),
         other => return Err(format!("the table answered {other:?} when its tokens were raised")),

@@ -29,6 +29,8 @@ use crate::peers::{Arrived, Peers};
 
 /// Most requests handled in one turn: it must end for keep-alives to be seen.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
+/// Most writes of the log in one turn: between them no peer is heard, and no tick is made.
+const TURN_WRITES_MAX: usize = 2;
 /// After a spare segment could not be made, another is tried this much later.
 const SPARE_PAUSE: Duration = Duration::from_secs(10);
 
@@ -95,13 +97,15 @@ impl<D: Disk> Node<D> {
             self.finish_chores(&mut spare)?;
             let mut requests = 0;
             while requests < TURN_REQUESTS_MAX
+                && self.replica.has_room()
                 && let Some(event) = backlog.pop_front()
             {
                 requests += weight(&event);
                 self.replica.handle(event);
             }
             handled += requests;
-            while let Some(write) = self.replica.advance()? {
+            for _ in 0..TURN_WRITES_MAX {
+                let Some(write) = self.replica.advance()? else { break };
                 // Depends on nothing unwritten: answers need not wait for the sync of what came after them.
                 self.hand_over(&mut outputs)?;
                 let installed = write.installs().map(|index| self.install(index)).transpose()?;
@@ -118,7 +122,7 @@ impl<D: Disk> Node<D> {
                 observe::turn(requests, begun.elapsed());
             }
             self.want_spare(&mut spare);
-            if backlog.is_empty() {
+            if backlog.is_empty() || !self.replica.has_room() {
                 self.sleep();
             }
         }

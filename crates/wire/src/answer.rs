@@ -87,6 +87,7 @@ fn refused_code(rejection: &Rejection) -> v1::RefusedCode {
         | Rejection::TooManyWaiters { .. }
         | Rejection::TooManyKeptAnswers
         | Rejection::TooManyClosedHolds
+        | Rejection::TableFull
         | Rejection::TooManyStoredLimits => v1::RefusedCode::Limit,
         Rejection::TokensExhausted | Rejection::RaiseTooHigh { .. } | Rejection::UnknownRules { .. } => {
             v1::RefusedCode::Operator

@@ -72,6 +72,7 @@ impl From<&Command> for store::Command {
             })),
             Command::RaiseTokens { above } => own(What::RaiseTokens(store::RaiseTokens { above: *above })),
             Command::RaiseRules { version } => own(What::RaiseRules(store::RaiseRules { version: *version })),
+            Command::Resume => own(What::Resume(store::Resume {})),
         }
     }
 }
@@ -109,6 +110,7 @@ impl TryFrom<store::Command> for Command {
             }),
             Some(What::RaiseTokens(it)) => Self::RaiseTokens { above: it.above },
             Some(What::RaiseRules(it)) => Self::RaiseRules { version: it.version },
+            Some(What::Resume(store::Resume {})) => Self::Resume,
         })
     }
 }

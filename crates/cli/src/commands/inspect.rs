@@ -28,11 +28,14 @@ pub(super) fn summary(info: &LockInfo) -> String {
     let holders: Vec<String> = info.holders.iter().map(holder_text).collect();
     let mut text =
         format!("{}  {}", info.name, if holders.is_empty() { "free".to_owned() } else { holders.join("; ") });
+    if info.holder_count > info.holders.len() {
+        text += &format!("; and {} more", info.holder_count - info.holders.len());
+    }
     if info.waiter_count > 0 {
         text += &format!("  ({} waiting)", info.waiter_count);
     }
     if let Some(limit) = info.limit {
-        text += &format!("  ({} of {limit} permits taken)", info.holders.len());
+        text += &format!("  ({} of {limit} permits taken)", info.holder_count);
     }
     text
 }
@@ -49,8 +52,11 @@ pub(super) async fn show(args: Show) -> Result<u8, Failure> {
     for holder in &info.holders {
         output::line(format!("  {}", holder_text(holder)))?;
     }
+    if info.holder_count > info.holders.len() {
+        output::line(format!("  and {} more hold it", info.holder_count - info.holders.len()))?;
+    }
     if let Some(limit) = info.limit {
-        output::line(format!("  permits: {} of {limit} taken", info.holders.len()))?;
+        output::line(format!("  permits: {} of {limit} taken", info.holder_count))?;
     }
     for (place, waiter) in info.waiters.iter().enumerate() {
         output::line(format!("  {}. in the queue: {}, {}", place + 1, waiter.mode, waiter.owner))?;

@@ -133,6 +133,16 @@ impl Table {
         reply
     }
 
+    /// Applies a command, and continues until it has left nothing for later: for a table with one driver, who has nothing
+    /// else to do meanwhile. Takes as long as it takes, where [`Table::apply`] is bounded (M2).
+    pub fn apply_whole(&mut self, command: Command, out: &mut Effects) -> Reply {
+        let reply = self.apply(command, out);
+        while self.has_backlog() {
+            let _done = self.apply(Command::Resume, out);
+        }
+        reply
+    }
+
     /// The last token issued; 0 before the first.
     #[must_use]
     pub fn last_token(&self) -> u64 {

@@ -114,6 +114,7 @@ impl Line {
                 Self::Plain(Command::SetLimit { name, limit })
             }
             "raise-tokens" => Self::Plain(Command::RaiseTokens { above: number(words.first("a number")?)? }),
+            "resume" => Self::Plain(Command::Resume),
             "raise-rules" => Self::Plain(Command::RaiseRules { version: number(words.first("a number")?)? }),
             "check-token" => Self::CheckToken {
                 name: name(words.first("a name")?)?,

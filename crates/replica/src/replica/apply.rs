@@ -1,5 +1,6 @@
-//! Applying committed entries, and telling those whom it concerns.
+//! Applying committed entries, within a bound each turn, and telling those whom it concerns.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use lockkeeper_core::{Command, Effect, End, IfBusy, Rejection, Reply, Seq, SessionId, Token};
@@ -7,7 +8,7 @@ use lockkeeper_wire::v1::{self, server_item::What};
 use lockkeeper_wire::{answer, entry};
 
 use super::lead::ms;
-use super::{Fatal, Origin, Replica};
+use super::{Fatal, Origin, Proposal, Replica};
 use crate::engine::Committed;
 use crate::event::{Answer, Output};
 use crate::mutant::Mutant;
@@ -22,17 +23,85 @@ enum Note {
     SetLimit,
 }
 
+/// Most work that a turn does on committed entries, in entries of the table looked at: some milliseconds. A command that is
+/// begun is applied to its end, which is bounded too (M2); so heartbeats wait for much less than a tenth of the least
+/// election time-out.
+const TURN_VISITS_MAX: u64 = 1 << 18;
+/// What a command costs beside the entries that it looks at: its answer, for the most part.
+const VISITS_PER_COMMAND: u64 = 32;
+
+/// The entry that is applied in part.
+struct Begun {
+    entry: Committed,
+    rest: VecDeque<Proposal>,
+}
+
+/// What this turn may still do, and what is left for the next ones.
+#[derive(Default)]
+pub(super) struct Turn {
+    left: u64,
+    begun: Option<Begun>,
+    committed: VecDeque<Committed>,
+}
+
+impl Turn {
+    pub(super) fn begin(&mut self) {
+        self.left = TURN_VISITS_MAX;
+    }
+
+    fn spend(&mut self, visits: u64) {
+        self.left = self.left.saturating_sub(visits + VISITS_PER_COMMAND);
+    }
+
+    fn is_spent(&self) -> bool {
+        self.left == 0
+    }
+
+    /// Entries that are committed and not applied yet.
+    pub(super) fn push(&mut self, committed: Vec<Committed>) {
+        self.committed.extend(committed);
+    }
+
+    /// Whether there is something left to apply.
+    pub(super) fn has_more(&self) -> bool {
+        self.begun.is_some() || !self.committed.is_empty()
+    }
+
+    /// A snapshot has taken the place of all that was to be applied.
+    pub(super) fn forget(&mut self) {
+        self.begun = None;
+        self.committed.clear();
+    }
+}
+
 impl Replica {
-    pub(super) fn commit(&mut self, entries: Vec<Committed>) -> Result<(), Fatal> {
-        let rules = self.table.rules();
-        for committed in entries {
-            self.commit_entry(&committed)?;
-            self.settle_change(&committed);
-            self.snapshots.logged(committed.data.len());
-            self.applied = committed.at;
+    /// Applies committed entries in order, as far as this turn's budget goes; a later turn continues, in the middle of an
+    /// entry if need be. `with_members`: also those that change the members, which raft-rs does not allow while it waits
+    /// for a write.
+    pub(super) fn apply_committed(&mut self, with_members: bool) -> Result<(), Fatal> {
+        let (rules, applied) = (self.table.rules(), self.applied.index);
+        while !self.turn.is_spent() || self.is(Mutant::TurnUnbounded) {
+            let Some(Begun { entry, mut rest }) = self.turn.begun.take() else {
+                let Some(entry) = self.turn.committed.pop_front_if(|it| with_members || !it.is_members) else {
+                    break;
+                };
+                let rest = self.begin_entry(&entry)?;
+                self.turn.begun = Some(Begun { entry, rest });
+                continue;
+            };
+            if let Some(proposal) = rest.pop_front() {
+                self.turn.begun = Some(Begun { entry, rest });
+                self.apply(proposal.command, proposal.origin)?;
+                continue;
+            }
+            self.settle_change(&entry);
+            self.snapshots.logged(entry.data.len());
+            self.applied = entry.at;
             self.begin_named_snapshot();
         }
-        self.engine.applied(self.applied.index);
+        if self.applied.index > applied {
+            self.engine.applied(self.applied.index);
+        }
         if self.table.rules() != rules {
             // Whoever does not know these is let in no more.
             self.tell_members();
@@ -40,7 +109,8 @@ impl Replica {
         Ok(())
     }
 
-    fn commit_entry(&mut self, committed: &Committed) -> Result<(), Fatal> {
+    /// The commands of an entry, with those who wait for their answers. Entries of other kinds are applied at once.
+    fn begin_entry(&mut self, committed: &Committed) -> Result<VecDeque<Proposal>, Fatal> {
         // What was proposed at or below this place under another term was replaced: its fate is known to the next
         // leader only.
         while self.in_flight.front().is_some_and(|batch| batch.at.index < committed.at.index) {
@@ -52,13 +122,11 @@ impl Replica {
         });
         if is_own && let Some(batch) = self.in_flight.pop_front() {
             self.rounds.committed(batch.at);
-            for proposal in batch.proposals {
-                self.apply(proposal.command, proposal.origin)?;
-            }
-            return Ok(());
+            return Ok(batch.proposals.into());
         }
         if committed.is_members {
-            return self.commit_members(committed);
+            self.commit_members(committed)?;
+            return Ok(VecDeque::new());
         }
         if committed.data.is_empty() {
             if self.engine.is_leader() && self.engine.term() == committed.at.term {
@@ -66,7 +134,7 @@ impl Replica {
                 self.follow_leadership();
                 self.zero_point();
             }
-            return Ok(());
+            return Ok(VecDeque::new());
         }
         let commands = entry::decode_batch(&committed.data).map_err(|error| {
             Fatal(format!(
@@ -74,7 +142,8 @@ impl Replica {
                 committed.at.index
             ))
         })?;
-        commands.into_iter().try_for_each(|command| self.apply(command, Origin::Leader))
+        let by_leader = |command| Proposal { command, origin: Origin::Leader };
+        Ok(commands.into_iter().map(by_leader).collect())
     }
 
     fn apply(&mut self, mut command: Command, origin: Origin) -> Result<(), Fatal> {
@@ -85,7 +154,14 @@ impl Replica {
             open.label = Box::default();
         }
         let note = self.note(&command);
+        if command == Command::Resume {
+            self.is_resuming = false;
+        }
+        let (visits, visits_max) = (self.table.visits(), command.visits_max());
         let reply = self.table.apply(command, &mut self.effects);
+        let visits = self.table.visits() - visits;
+        debug_assert!(visits <= visits_max, "{visits} entries looked at, {visits_max} are allowed (M2)");
+        self.turn.spend(visits);
         if let Reply::Refused(rejection @ Rejection::UnknownRules { .. }) = &reply {
             return Err(Fatal(rejection.to_string()));
         }
@@ -95,6 +171,10 @@ impl Replica {
         if self.lead.is_ready() {
             self.answer_origin(origin, note, reply);
             effects.drain(..).for_each(|effect| self.tell_effect(effect));
+        } else if let Origin::Ask(ask) = origin {
+            // It leads no more since it began this entry.
+            let leader = self.engine.leader();
+            self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
         }
         effects.clear();
         self.effects = effects;
@@ -137,6 +217,9 @@ impl Replica {
                     let label = |holder| table.session(holder).map(|it| it.label.into()).unwrap_or_default();
                     let item = answer::reply_item(session, seq, reply, label);
                     self.tell(stream, item);
+                }
+                if let Note::Finish { target } = note {
+                    self.end_confirmed(stream, session, target);
                 }
             }
             Origin::Open { stream, attach, secret_prefix, received } => {

@@ -74,6 +74,8 @@ impl Replica {
         self.applied = at;
         self.since = Since::default();
         self.in_flight.clear();
+        self.turn.forget();
+        self.is_resuming = false;
         let leader = self.engine.leader();
         for ask in self.snapshots.installed(bytes) {
             self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));

@@ -71,6 +71,7 @@ impl Replica {
         for ask in self.rounds.step_down().into_iter().chain(self.changes.step_down()) {
             self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
         }
+        self.is_resuming = false;
         self.expiry.step_down();
         self.end_watches();
         let early = std::mem::take(&mut self.early);

@@ -1,9 +1,9 @@
 //! The replica: consensus, table and deadlines as one state machine.
 //!
 //! A turn is: read everything that has arrived, then the clock; [`Replica::begin`]; [`Replica::handle`] for each; then, until
-//! [`Replica::advance`] has nothing to write: [`Replica::take_outputs`], which depends on nothing unwritten and goes out first (peers
+//! [`Replica::advance`] has nothing to write, or often enough: [`Replica::take_outputs`], which depends on nothing unwritten and goes out first (peers
 //! before clients, so that all disks work at once), append and sync, [`Replica::persisted`]; and [`Replica::take_outputs`] once more.
-//! Whatever arrives meanwhile is the next turn's: so one log entry, and one sync, serve all that was waiting (natural group commit;
+//! A turn's work is bounded; [`Replica::next_wake`] is at once if there is more. Whatever arrives meanwhile is the next turn's: so one log entry, and one sync, serve all that was waiting (natural group commit;
 //! among several nodes see `propose.rs`).
 
 mod apply;
@@ -35,6 +35,7 @@ use crate::lease::LeaseClock;
 use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
+use apply::Turn;
 use change::Changes;
 use checks::Checks;
 use expiry::Expiry;
@@ -51,6 +52,9 @@ use watch::Watcher;
 pub const TICK: Duration = Duration::from_millis(20);
 /// Applied entries that are kept in memory for followers which lag a little, in bytes. A node alone keeps none.
 pub const TAIL_BYTES: usize = 4 << 20;
+
+/// Commands that may wait for the log: above this, clients' events are not read.
+const QUEUE_MAX: usize = 1 << 16;
 
 /// What a node is told when it starts.
 #[derive(Clone, Debug)]
@@ -121,6 +125,9 @@ pub struct Replica {
     early: VecDeque<Event>,
     parked: Parked,
     queue: VecDeque<Proposal>,
+    turn: Turn,
+    /// A `Resume` is proposed, and not applied yet.
+    is_resuming: bool,
     /// The engine took no more proposals at the last try: another is made after the next event or tick.
     is_refused: bool,
     in_flight: VecDeque<Batch>,
@@ -202,6 +209,8 @@ impl Replica {
             early: VecDeque::new(),
             parked: Parked::default(),
             queue: VecDeque::new(),
+            turn: Turn::default(),
+            is_resuming: false,
             is_refused: false,
             in_flight: VecDeque::new(),
             unheld_until: Duration::ZERO,
@@ -227,6 +236,7 @@ impl Replica {
     /// Begins a turn. `now` is a clock that counts suspend (`CLOCK_BOOTTIME`), from any origin.
     pub fn begin(&mut self, now: Duration) {
         self.now = self.now.max(now);
+        self.turn.begin();
         let step_max = self.step_max();
         self.clock.turn(now, step_max);
         self.lease_now = self.clock.now();
@@ -306,6 +316,7 @@ impl Replica {
     /// # Errors
     /// If the node must stop (V1).
     pub fn advance(&mut self) -> Result<Option<Write>, Fatal> {
+        self.apply_committed(true)?;
         self.follow_leadership();
         self.settle_parked();
         self.tend_handover();
@@ -327,7 +338,8 @@ impl Replica {
         for (round, index) in ready.confirmed {
             self.rounds.confirmed(round, index);
         }
-        self.commit(ready.committed)?;
+        self.turn.push(ready.committed);
+        self.apply_committed(false)?;
         Ok(Some(ready.write))
     }
 
@@ -346,7 +358,8 @@ impl Replica {
         }
         self.send_snapshots(released.snapshots_to);
         self.send(released.messages);
-        self.commit(released.committed)
+        self.turn.push(released.committed);
+        self.apply_committed(true)
     }
 
     fn send(&mut self, messages: Vec<PeerMessage>) {
@@ -369,16 +382,24 @@ impl Replica {
         outputs
     }
 
+    /// Whether clients' events may be given. If not, they wait: what was given has not entered the log yet.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.queue.len() < QUEUE_MAX
+    }
+
     /// When the next turn must begin at the latest, on the clock of [`Replica::begin`].
     #[must_use]
     pub fn next_wake(&self) -> Duration {
         let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
         let held = self.held_until();
-        let at_once = (!self.queue.is_empty() && !self.is_refused && held.is_none())
+        let at_once = self.turn.has_more()
+            || self.engine.has_ready()
+            || (!self.queue.is_empty() && !self.is_refused && held.is_none())
             || (self.expiry.is_decided() && self.may_end())
             || self.snapshots.is_due()
-            || self.has_unsynced_watcher();
+            || self.has_untold_watcher();
         if at_once {
             return self.now;
         }

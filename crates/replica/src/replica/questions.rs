@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Command, HoldInfo, HoldState, LockName, SessionId, Token, TokenStatus};
+use lockkeeper_core::{Command, HoldInfo, HoldState, LockName, Page, SessionId, Token, TokenStatus};
 use lockkeeper_wire::{mode_number, v1};
+use prost::Message;
 
 use super::lead::ms;
 use super::rounds::Asked;
@@ -12,8 +13,12 @@ use crate::event::{Answer, AskId, Output, Question};
 
 /// At most so many places of the table are looked at for one page of a list: some hundred microseconds.
 const PLACES_PER_PAGE: usize = 1 << 14;
-/// Waiters named in a list of locks.
-const WAITERS_LISTED: usize = 10;
+/// So many places are looked at before the length of the page is.
+const PLACES_PER_STEP: usize = 8;
+/// A page of a list ends once it has this many bytes.
+const PAGE_BYTES_MAX: usize = 1 << 18;
+/// What is listed of each lock in a list, and in a watch.
+pub(super) const LISTED: Page = Page { after: None, holds_max: 10, bytes_max: 1 << 13, waiters_max: 10 };
 
 impl Replica {
     pub(super) fn asked(&mut self, ask: AskId, question: Question) {
@@ -29,8 +34,8 @@ impl Replica {
 
     pub(super) fn answer(&mut self, ask: AskId, question: Question) {
         let answer = match question {
-            Question::Describe { name, waiters_max } => {
-                let lock = Some(self.lock(&name, waiters_max));
+            Question::Describe { name, page } => {
+                let lock = Some(self.lock(&name, page));
                 Answer::Described(v1::DescribeResponse { lock })
             }
             Question::List { prefix, max, after } => Answer::Listed(self.list(prefix.as_ref(), max, after)),
@@ -75,18 +80,22 @@ impl Replica {
 
     /// Bounded work a page, whatever the size of the table: others wait meanwhile.
     fn list(&self, prefix: Option<&LockName>, max: usize, after: u64) -> v1::ListResponse {
-        let (mut names, mut cursor, mut looked) = (Vec::new(), Some(after), 0);
+        let (mut locks, mut cursor, mut looked, mut bytes) = (Vec::new(), Some(after), 0, 0);
         while let Some(from) = cursor
-            && names.len() < max
+            && locks.len() < max
             && looked < PLACES_PER_PAGE
+            && bytes < PAGE_BYTES_MAX
         {
-            let places = max - names.len();
+            let places = PLACES_PER_STEP.min(max - locks.len());
             let (part, next) = self.table.names_in_part(prefix, from, places);
-            names.extend(part);
+            for name in part {
+                let lock = self.lock(&name, LISTED);
+                bytes += lock.encoded_len();
+                locks.push(lock);
+            }
             looked += places;
             cursor = next;
         }
-        let locks = names.iter().map(|name| self.lock(name, WAITERS_LISTED)).collect();
         v1::ListResponse { locks, next_after: cursor.unwrap_or(0) }
     }
 
@@ -125,8 +134,9 @@ impl Replica {
         v1::CheckTokenResponse { status: status.into(), live }
     }
 
-    pub(super) fn lock(&self, name: &LockName, waiters_max: usize) -> v1::Lock {
-        let description = self.table.describe(name, waiters_max);
+    pub(super) fn lock(&self, name: &LockName, page: Page) -> v1::Lock {
+        let description = self.table.describe(name, page);
+        let last = description.holds.last().filter(|_| description.has_more).map(|hold| hold.token.get());
         let waiters = description.waiters.into_iter().map(|waiter| v1::Waiter {
             session: waiter.owner.0.0,
             label: self.label(waiter.owner.0),
@@ -140,6 +150,8 @@ impl Replica {
             waiter_count: description.waiter_count as u64,
             permits: description.limit.map(|(limit, _)| limit),
             permits_stored: description.limit.is_some_and(|(_, stored)| stored),
+            hold_count: description.hold_count as u64,
+            next_holds_after: last.unwrap_or(0),
             holds: description.holds.into_iter().map(|hold| self.hold(hold)).collect(),
         }
     }

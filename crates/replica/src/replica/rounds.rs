@@ -186,7 +186,7 @@ impl Replica {
                     self.acknowledge(stream, session, |revoked| {
                         What::Attached(v1::Attached { attach, revoked })
                     });
-                    self.tell_unconfirmed_ends(stream, session);
+                    self.tell_unconfirmed_ends(stream, session, Seq(0));
                 }
                 Asked::Unknown { stream, session, seq } => {
                     let what = Some(What::SessionGone(v1::SessionGone {}));

@@ -165,6 +165,11 @@ impl Replica {
         self.snapshots.logged >= after.saturating_add(after / PATIENCE)
     }
 
+    /// Whether the log is so long that a snapshot must come before more clients' commands.
+    pub(super) fn is_snapshot_overdue(&self) -> bool {
+        self.snapshots.logged >= self.config.snapshot_after.max(self.snapshots.size).saturating_mul(2)
+    }
+
     /// After an entry was applied: whether it is the one that the leader has named.
     pub(super) fn begin_named_snapshot(&mut self) {
         if self.checks.is_reached(self.applied.index) && self.snapshots.under_way.is_none() {

@@ -25,6 +25,9 @@ pub(super) struct Stream {
     nodes: Option<(u64, u64)>,
 }
 
+/// Ends that are sent to a client at once when it attaches. The next part follows when the last of these is confirmed.
+const ENDS_PER_PART: usize = 1024;
+
 /// Who shows the secret may attach; the table keeps only this.
 fn hash(secret: &Secret) -> [u8; 32] {
     Sha256::digest(secret).into()
@@ -238,15 +241,26 @@ impl Replica {
         }
     }
 
-    /// What ended without the client's asking is told at every attach, until it says that it knows (R3).
-    pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId) {
-        if self.book.lease(session).is_none_or(|lease| lease.stream != Some(stream)) {
+    /// Sends the ends that the client has not confirmed, at every attach (R3): a part of them, and the next part once the
+    /// last one of this is confirmed. So a client that was away gets its attach confirmed before a crowd of ends.
+    pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId, after: Seq) {
+        let part = if self.is(Mutant::EndsToldAtOnce) { usize::MAX } else { ENDS_PER_PART };
+        let Some(lease) = self.book.lease_mut(session).filter(|lease| lease.stream == Some(stream)) else {
             return;
-        }
-        let ends: Vec<_> = self.table.unconfirmed_ends(session).collect();
+        };
+        let ends: Vec<_> = self.table.unconfirmed_ends(session, after).take(part).collect();
+        lease.ends_sent_to = ends.last().filter(|_| ends.len() == part).map(|&(seq, _)| seq);
         for (seq, end) in ends {
             let what = Some(What::Ended(answer::finished(end)));
             self.tell(stream, v1::ServerItem { session: session.0, seq: seq.0, what });
+        }
+    }
+
+    /// The client has confirmed an end.
+    pub(super) fn end_confirmed(&mut self, stream: StreamId, session: SessionId, target: Seq) {
+        let Some(lease) = self.book.lease_mut(session) else { return };
+        if lease.ends_sent_to.take_if(|last| *last == target).is_some() {
+            self.tell_unconfirmed_ends(stream, session, target);
         }
     }
 }

@@ -4,12 +4,14 @@ use lockkeeper_core::LockName;
 use lockkeeper_wire::v1::{self, watch_response::What};
 
 use super::Replica;
+use super::questions::LISTED;
 use crate::event::{Answer, AskId, Output};
 
 /// Places of the table looked at for one part of a watcher's state: some milliseconds at most.
-const PLACES_PER_TURN: usize = 4096;
-/// Waiters named in what a watcher is told.
-const WAITERS_WATCHED: usize = 10;
+const PLACES_PER_TURN: usize = 512;
+/// Changed locks that are described in one turn, for all watchers together. The others stay noted for the next turns, so
+/// a lock that changes in every turn is described once for several changes.
+const CHANGES_PER_TURN: usize = 512;
 
 /// Someone who wants to hear of every change.
 pub(super) struct Watcher {
@@ -34,9 +36,9 @@ impl Replica {
         self.table.watch(true);
     }
 
-    /// Whether some watcher hasn't got all of its state yet.
-    pub(super) fn has_unsynced_watcher(&self) -> bool {
-        self.watchers.iter().any(|watcher| watcher.state_from.is_some())
+    /// Whether some watcher hasn't got all of its state yet, or all changes.
+    pub(super) fn has_untold_watcher(&self) -> bool {
+        self.table.has_changes() || self.watchers.iter().any(|watcher| watcher.state_from.is_some())
     }
 
     /// The next part of the state for the first who waits for it: one part a turn, however many they are. What it says is as new as any change told before.
@@ -45,7 +47,7 @@ impl Replica {
         let unsynced = watchers.iter_mut().find_map(|watcher| Some((watcher.state_from?, watcher)));
         if let Some((from, watcher)) = unsynced {
             let (names, next) = self.table.names_in_part(watcher.prefix.as_ref(), from, PLACES_PER_TURN);
-            let state = names.iter().map(|name| What::State(self.lock(name, WAITERS_WATCHED)));
+            let state = names.iter().map(|name| What::State(self.lock(name, LISTED)));
             let synced = next.is_none().then_some(What::Synced(v1::WatchSynced {}));
             let told: Vec<v1::WatchResponse> = state.chain(synced).map(response).collect();
             watcher.state_from = next;
@@ -75,11 +77,12 @@ impl Replica {
         if self.watchers.is_empty() {
             return;
         }
-        let changes: Vec<LockName> = self.table.take_changes().collect();
+        let max = (CHANGES_PER_TURN / self.watchers.len()).max(1);
+        let changes: Vec<LockName> = self.table.take_changes(max);
         for watcher in &self.watchers {
             let changed = changes.iter().filter(|name| watcher.cares_for(name));
             let told: Vec<v1::WatchResponse> =
-                changed.map(|name| response(What::Changed(self.lock(name, WAITERS_WATCHED)))).collect();
+                changed.map(|name| response(What::Changed(self.lock(name, LISTED)))).collect();
             if !told.is_empty() {
                 self.outputs.push(Output::Answer(watcher.ask, Answer::Watched(told)));
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Break, LockName, Token, limits};
+use lockkeeper_core::{Break, LockName, Page, Token, limits};
 use lockkeeper_replica::{Answer, Change, Question};
 use lockkeeper_wire::v1::lockkeeper_server::Lockkeeper;
 use lockkeeper_wire::v1::{self, StreamEndReason, change_members_request};
@@ -74,7 +74,10 @@ impl Lockkeeper for Api {
         let (metadata, _, asked) = request.into_parts();
         let question = Question::Describe {
             name: name("name", &asked.name)?,
-            waiters_max: page("waiters_max", asked.waiters_max)?,
+            page: Page {
+                after: Token::new(asked.holds_after),
+                ..Page::first(page("waiters_max", asked.waiters_max)?)
+            },
         };
         match self.0.ask(&metadata, question).await? {
             Answer::Described(response) => Ok(Response::new(response)),

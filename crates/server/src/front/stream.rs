@@ -3,11 +3,12 @@
 //! Responsible for: everything that is buffered goes out as one frame; a client that does not read loses its stream and
 //! nobody else's; and `linger` starts only for streams that the client itself has closed.
 
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockkeeper_replica::{Event, StreamId};
 use lockkeeper_wire::request::Request;
@@ -18,8 +19,14 @@ use tonic::{Status, Streaming};
 use super::connection::Connection;
 use crate::observe;
 
-/// Most answers that wait for a client to read them, some 8 MiB: an honest one never has that many outstanding.
+/// Above this many unsent answers, some 8 MiB, a client must take some within [`PATIENCE`].
 const ITEMS_MAX: usize = 1 << 16;
+/// Most unsent answers at all, some 128 MiB: as many as a session may have requests.
+const ITEMS_HARD_MAX: usize = 1 << 20;
+/// So long a client with very many unsent answers may take none of them.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// And so often it must have had the chance since: a stall of this process counts against no client (P9).
+const CHANCES: u32 = 16;
 /// Most answers in one frame. An answer has at most some 600 bytes, so a frame stays below what clients accept.
 const FRAME_ITEMS_MAX: usize = 4096;
 /// Who opens a stream has this long to say something on it.
@@ -34,7 +41,11 @@ pub(super) struct Stream {
 
 #[derive(Default)]
 struct State {
-    items: Vec<v1::ServerItem>,
+    items: VecDeque<v1::ServerItem>,
+    /// When the client took answers last, or the first of those that wait came.
+    taken: Option<Instant>,
+    /// How often answers were added since, in different turns of the runtime.
+    chances: u32,
     /// What is said last, then nothing more is read or sent.
     end: Option<v1::StreamEnd>,
     is_over: bool,
@@ -59,28 +70,33 @@ impl Stream {
         stream
     }
 
-    /// Buffers answers for the client.
-    pub(super) fn deliver(&self, mut items: Vec<v1::ServerItem>) {
+    /// Buffers answers for the client. Only answers that it had a chance to take count against it: a crowd of them may come
+    /// at once.
+    pub(super) fn deliver(&self, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         if state.is_over {
             return;
         }
-        if state.items.len() + items.len() > ITEMS_MAX {
+        let now = Instant::now();
+        if state.items.is_empty() {
+            (state.taken, state.chances) = (Some(now), 0);
+        }
+        state.chances = state.chances.saturating_add(1);
+        let is_stuck = state.chances > CHANCES && state.taken.is_some_and(|taken| now - taken > PATIENCE);
+        let waiting = state.items.len() + items.len();
+        if waiting > ITEMS_HARD_MAX || (waiting > ITEMS_MAX && is_stuck) {
             let text = format!(
-                "the client did not read its answers: more than {ITEMS_MAX} wait here; read the stream while you write, \
-                 then connect again"
+                "the client does not read its answers: {waiting} wait here, {ITEMS_MAX} may for {} s; read the stream while \
+                 you write, then connect again",
+                PATIENCE.as_secs()
             );
-            state.items = Vec::new();
+            state.items = VecDeque::new();
             drop(state);
             observe::stream_refused("too-slow");
             tracing::warn!(stream = self.id.0, "a client's stream ends: it did not read its answers");
             return self.end(stream_end(StreamEndReason::TooSlow, text));
         }
-        if state.items.is_empty() {
-            state.items = items;
-        } else {
-            state.items.append(&mut items);
-        }
+        state.items.extend(items);
         wake(&mut state.writer);
     }
 
@@ -213,12 +229,10 @@ impl tonic::codegen::tokio_stream::Stream for Outgoing {
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut state = self.0.lock();
-        let items = if state.items.len() <= FRAME_ITEMS_MAX {
-            std::mem::take(&mut state.items)
-        } else {
-            state.items.drain(..FRAME_ITEMS_MAX).collect()
-        };
-        if !items.is_empty() {
+        let count = state.items.len().min(FRAME_ITEMS_MAX);
+        if count > 0 {
+            let items = state.items.drain(..count).collect();
+            (state.taken, state.chances) = (Some(Instant::now()), 0);
             return Poll::Ready(Some(Ok(v1::ServerFrame { items })));
         }
         if let Some(end) = state.end.take() {

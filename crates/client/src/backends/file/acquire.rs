@@ -243,7 +243,7 @@ fn enter(
 ) -> Result<Reply, Fault> {
     let want = &request.want;
     let ask = |table: &mut Table, effects: &mut Effects| {
-        let opened = table.apply(Command::OpenSession(session.opening()), effects);
+        let opened = table.apply_whole(Command::OpenSession(session.opening()), effects);
         let Reply::Opened { session: id } = opened else { return opened };
         let acquire = Acquire {
             session: id,
@@ -258,7 +258,7 @@ fn enter(
             value: Box::default(),
             meta: want.meta.clone(),
         };
-        table.apply(Command::Acquire(acquire), effects)
+        table.apply_whole(Command::Acquire(acquire), effects)
     };
     if let Some(granted) = record.commit(ask, |reply| matches!(reply, Reply::Granted(_)))? {
         return Ok(granted);

@@ -114,10 +114,10 @@ fn end_part(
                 // Never handed out: nothing was done under it that would have to stay closed (B2).
                 let order =
                     Break { name: name.clone(), token: *token, reason: "".into(), by: "".into(), now: true };
-                let _ = table.apply(Command::Break(order), effects);
+                let _ = table.apply_whole(Command::Break(order), effects);
             }
             let done_through = Seq(own.0 - 1);
-            table.apply(Command::Finish { session: id, seq: own, target: seq, done_through }, effects)
+            table.apply_whole(Command::Finish { session: id, seq: own, target: seq, done_through }, effects)
         },
         |_| true,
     )?;

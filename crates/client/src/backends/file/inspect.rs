@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lockkeeper_core::{Break, Command, LockName, Reply, Token, TokenStatus};
+use lockkeeper_core::{Break, Command, LockName, Page, Reply, Token, TokenStatus};
 
 use super::names::is_record;
 use super::os::{Fault, explain};
@@ -15,6 +15,8 @@ use crate::info::LockInfo;
 
 /// How many waiters are named.
 const WAITERS_SHOWN: usize = 100;
+/// A record is of one lock, and this process alone waits for the answer.
+const EVERY_HOLD: Page = Page { after: None, holds_max: usize::MAX, bytes_max: usize::MAX, waiters_max: 0 };
 
 pub(super) async fn inspect(store: Arc<Store>, name: LockName) -> Result<LockInfo, Fault> {
     let mut record = Record::open(&store, &name).await?;
@@ -26,7 +28,7 @@ fn describe(store: &Store, record: &mut Record) -> Result<LockInfo, Fault> {
     let (table, state) = (record.table()?, record.state());
     let mut info = LockInfo::from_description(
         record.name().clone(),
-        table.describe(record.name(), WAITERS_SHOWN),
+        table.describe(record.name(), Page { waiters_max: WAITERS_SHOWN, ..EVERY_HOLD }),
         |session| state.label(session),
         |token| state.notes.get(&token.get()).and_then(super::state::Note::age),
         |token, ms| state.closed_left(token, ms),
@@ -69,18 +71,10 @@ pub(super) async fn check_token(store: Arc<Store>, name: LockName, token: u64) -
     let mut record = Record::open(&store, &name).await?;
     reap_all(&store, &mut record)?;
     let table = record.table()?;
-    let mut live: Vec<Token> = match table.check_token(&name, token) {
-        TokenStatus::NotCurrent { live } => live,
-        // Above what this record has seen, or one of several: the same question without a token that it knows.
-        _ => {
-            let description = table.describe(&name, 0);
-            let held = |hold: &lockkeeper_core::HoldInfo| hold.state == lockkeeper_core::HoldState::Held;
-            description.holds.iter().filter(|hold| held(hold)).map(|hold| hold.token).collect()
-        }
-    };
-    for live in &mut live {
-        *live = record.state().told_token(*live);
-    }
+    // By what their holders were told, which is not always what the table has.
+    let held = table.describe(&name, EVERY_HOLD).holds.into_iter();
+    let held = held.filter(|hold| hold.state == lockkeeper_core::HoldState::Held);
+    let mut live: Vec<Token> = held.map(|hold| record.state().told_token(hold.token)).collect();
     live.sort_unstable();
     Ok(if live.iter().any(|live| live.get() == token) {
         TokenStatus::Current
@@ -111,7 +105,7 @@ pub(super) async fn break_hold(store: Arc<Store>, order: BreakOrder) -> Result<B
     let command =
         Break { name: order.name, token, reason: order.reason.into(), by: order.by.into(), now: order.now };
     let reply =
-        record.commit(|table, effects| table.apply(Command::Break(command.clone()), effects), |_| true)?;
+        record.commit(|table, effects| table.apply_whole(Command::Break(command.clone()), effects), |_| true)?;
     match reply {
         Some(Reply::NotCurrent { live }) => {
             let mut live: Vec<Token> = live.into_iter().map(|live| record.state().told_token(live)).collect();
@@ -127,6 +121,6 @@ pub(super) async fn break_hold(store: Arc<Store>, order: BreakOrder) -> Result<B
 /// The session of a live hold.
 fn holder_of(record: &Record, token: Token) -> Option<lockkeeper_core::SessionId> {
     let table = record.table().ok()?;
-    let holds = table.describe(record.name(), 0).holds;
+    let holds = table.describe(record.name(), EVERY_HOLD).holds;
     holds.into_iter().find(|hold| hold.token == token).and_then(|hold| Some(hold.owner?.0))
 }

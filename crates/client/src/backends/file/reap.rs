@@ -31,10 +31,10 @@ impl Looked {
     /// Ends what was found to be over, by the table's rules: lock-delay and `keep_closed` apply.
     pub(super) fn reap(&self, table: &mut Table, effects: &mut Effects) {
         for &(session, _) in &self.dead {
-            let _ = table.apply(Command::ExpireSession { session }, effects);
+            let _ = table.apply_whole(Command::ExpireSession { session }, effects);
         }
         for &token in &self.due {
-            let _ = table.apply(Command::EndDelay { token }, effects);
+            let _ = table.apply_whole(Command::EndDelay { token }, effects);
         }
     }
 

@@ -151,7 +151,7 @@ impl Record {
         let idle: Vec<SessionId> =
             table.sessions().filter(|session| session.requests == 0).map(|session| session.id).collect();
         for session in idle {
-            let _ = table.apply(Command::CloseSession { session }, &mut effects);
+            let _ = table.apply_whole(Command::CloseSession { session }, &mut effects);
         }
         self.put(table.snapshot())?;
         Ok(Some(result))

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core as core;
-use lockkeeper_core::{Command, Effect, IfBusy, LockName, Reply, Seq, SessionId, Table, Token, TokenStatus};
+use lockkeeper_core::{Command, Effect, IfBusy, LockName, Page, Reply, Seq, SessionId, Table, Token, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
@@ -114,7 +114,7 @@ impl Service {
 
     pub(super) fn inspect(&self, name: LockName) -> LockInfo {
         let state = self.state();
-        let description = state.table.describe(&name, WAITERS_SHOWN);
+        let description = state.table.describe(&name, Page::first(WAITERS_SHOWN));
         state.info(name, description, self.clock.now())
     }
 
@@ -122,7 +122,7 @@ impl Service {
         let state = self.state();
         let now = self.clock.now();
         let names = state.table.names_in_use(prefix).into_iter();
-        names.map(|name| state.info(name.clone(), state.table.describe(&name, WAITERS_SHOWN), now)).collect()
+        names.map(|name| state.info(name.clone(), state.table.describe(&name, Page::first(WAITERS_SHOWN)), now)).collect()
     }
 
     pub(super) fn check_token(&self, name: &LockName, token: u64) -> TokenStatus {
@@ -211,7 +211,7 @@ impl State {
 
     fn apply(&mut self, command: Command, now: BootInstant) -> Reply {
         let mut effects = Vec::new();
-        let reply = self.table.apply(command, &mut effects);
+        let reply = self.table.apply_whole(command, &mut effects);
         effects.into_iter().for_each(|effect| self.tell(effect, now));
         reply
     }

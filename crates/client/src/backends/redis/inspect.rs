@@ -61,7 +61,14 @@ impl Look {
     pub(super) fn into_info(self, name: LockName) -> LockInfo {
         let mut holders: Vec<HolderInfo> = self.holders.into_iter().map(|seen| seen.info).collect();
         holders.sort_by_key(|holder| holder.token);
-        LockInfo { name, holders, waiter_count: self.waiter_count, waiters: self.waiters, limit: self.limit }
+        LockInfo {
+            name,
+            holder_count: holders.len(),
+            holders,
+            waiter_count: self.waiter_count,
+            waiters: self.waiters,
+            limit: self.limit,
+        }
     }
 
     fn is_in_use(&self) -> bool {

@@ -35,6 +35,7 @@ fn token(value: u64) -> Result<Token, BackendError> {
 pub(super) fn lock(lock: v1::Lock) -> Result<LockInfo, BackendError> {
     Ok(LockInfo {
         name: LockName::parse(&lock.name).map_err(nonsense)?,
+        holder_count: usize::try_from(lock.hold_count).unwrap_or(usize::MAX),
         holders: lock.holds.into_iter().map(hold).collect::<Result<_, _>>()?,
         waiter_count: usize::try_from(lock.waiter_count).unwrap_or(usize::MAX),
         waiters: lock.waiters.into_iter().map(waiter).collect::<Result<_, _>>()?,

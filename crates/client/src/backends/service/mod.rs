@@ -118,7 +118,11 @@ impl Backend for Service {
     }
 
     fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>> {
-        let asked = v1::DescribeRequest { name: name.as_str().to_owned(), waiters_max: WAITERS_SHOWN };
+        let asked = v1::DescribeRequest {
+            name: name.as_str().to_owned(),
+            waiters_max: WAITERS_SHOWN,
+            ..v1::DescribeRequest::default()
+        };
         let answer = self.asker.ask(Asking::Again, move |mut client: Client| {
             let asked = asked.clone();
             async move { client.describe(asked).await }

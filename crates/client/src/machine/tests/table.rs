@@ -114,7 +114,7 @@ impl World {
 
     fn apply(&mut self, command: Command) -> Reply {
         let mut effects = Vec::new();
-        let reply = self.table.apply(command, &mut effects);
+        let reply = self.table.apply_whole(command, &mut effects);
         for effect in effects {
             match effect {
                 Effect::SessionEnded { session } => {

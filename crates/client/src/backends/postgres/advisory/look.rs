@@ -124,6 +124,7 @@ fn info(name: LockName, seen: &[Seen]) -> LockInfo {
     let waiter = |seen: &Seen| WaiterInfo { owner: seen.owner(), mode: seen.mode, meta: seen.meta() };
     LockInfo {
         name,
+        holder_count: holders.len(),
         holders,
         waiter_count: waiting().count(),
         waiters: waiters.map(waiter).collect(),

@@ -220,6 +220,7 @@ pub(super) fn looked(rows: &[Row]) -> Result<Vec<LockInfo>, BackendError> {
         };
         let (slot, age): (i32, Option<i64>) = (column(row, 3)?, column(row, 5)?);
         let state = state(row)?;
+        lock.holder_count += 1;
         lock.holders.push(HolderInfo {
             token: token(held),
             mode,
@@ -251,7 +252,7 @@ fn state(row: Option<&Row>) -> Result<HolderState, BackendError> {
 
 /// A lock that nobody holds or waits for.
 pub(super) fn unused(name: LockName) -> LockInfo {
-    LockInfo { name, holders: Vec::new(), waiter_count: 0, waiters: Vec::new(), limit: None }
+    LockInfo { name, holders: Vec::new(), holder_count: 0, waiter_count: 0, waiters: Vec::new(), limit: None }
 }
 
 /// A mode as the functions take it: whether it is a permit, and of how many.

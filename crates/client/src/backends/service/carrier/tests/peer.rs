@@ -67,7 +67,7 @@ impl Peer {
                     } else if self.claim(at, session, attach) {
                         let revoked = self.revoked(session);
                         self.tell(at, session, Seq(0), What::Attached(v1::Attached { attach, revoked }));
-                        let ends: Vec<_> = self.table.unconfirmed_ends(session).collect();
+                        let ends: Vec<_> = self.table.unconfirmed_ends(session, Seq(0)).collect();
                         for (seq, end) in ends {
                             self.tell(at, session, seq, What::Ended(answer::finished(end)));
                         }
@@ -162,7 +162,7 @@ impl Peer {
             _ => None,
         };
         let mut effects = Vec::new();
-        let reply = self.table.apply(command, &mut effects);
+        let reply = self.table.apply_whole(command, &mut effects);
         if let Some((session, target)) = finishes
             && let Some(lease) = self.leases.get_mut(&session)
         {
@@ -196,7 +196,7 @@ impl Peer {
     /// An operator breaks whoever holds it.
     pub(in crate::backends::service) fn break_it(&mut self, name: &str) {
         let name: lockkeeper_core::LockName = name.parse().expect("a good name");
-        let holder = self.table.describe(&name, 0).holds.first().map(|hold| hold.token);
+        let holder = self.table.describe(&name, Page::first(0)).holds.first().map(|hold| hold.token);
         if let Some(token) = holder {
             let order = Break { name, token, reason: "test".into(), by: "test".into(), now: false };
             let _ = self.apply(Command::Break(order));
