@@ -179,7 +179,8 @@ pub fn step(
         let Some(token) = token(request) else { continue };
         let later = after.requests.iter().find(|later| later.ticket == request.ticket);
         let ended = later.is_none_or(|later| later.owner != request.owner);
-        let is_of_ended = request.owner.is_some_and(|(owner, _)| before.sessions.iter().all(|it| it.id != owner));
+        let is_of_ended =
+            request.owner.is_some_and(|(owner, _)| before.sessions.iter().all(|it| it.id != owner));
         let by_resume = is_of_ended && matches!(command, Command::Resume);
         if ended && !by_resume && !may_end(request, token, command) {
             return Err(format!("P4: {request:?} was ended by {command:?} ({reply:?}, {effects:?})"));

@@ -22,7 +22,7 @@ pub use name::{LockName, NameError};
 pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::Snapshot;
 pub use table::{
-    Description, HoldInfo, HoldState, Page, Pending, Restorer, SessionInfo, SnapshotError, Table, TokenStatus,
-    WaiterInfo, WalkRefused, WalkState,
+    Description, HoldInfo, HoldState, Page, Pending, Restorer, SessionInfo, SnapshotError, Table,
+    TokenStatus, WaiterInfo, WalkRefused, WalkState,
 };
 pub use types::{Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token};

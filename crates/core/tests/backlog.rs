@@ -5,8 +5,8 @@ mod random_steps;
 
 use lockkeeper_core::limits::FORGOTTEN_PER_COMMAND_MAX;
 use lockkeeper_core::{
-    Acquire, Command, Effect, Effects, End, IfBusy, LockName, Mode, OpenSession, Page, Reply, Seq, SessionId, Table,
-    Token, invariants,
+    Acquire, Command, Effect, Effects, End, IfBusy, LockName, Mode, OpenSession, Page, Reply, Seq, SessionId,
+    Table, Token, invariants,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -38,8 +38,13 @@ impl Bounded {
     fn open(&mut self, secret: u64) -> SessionId {
         let mut secret_hash = [0; 32];
         secret_hash[..8].copy_from_slice(&secret.to_le_bytes());
-        let open =
-            OpenSession { secret_hash, ttl_ms: 10_000, lock_delay_ms: 0, linger_ms: 0, label: Box::default() };
+        let open = OpenSession {
+            secret_hash,
+            ttl_ms: 10_000,
+            lock_delay_ms: 0,
+            linger_ms: 0,
+            label: Box::default(),
+        };
         match self.apply(Command::OpenSession(open)) {
             Reply::Opened { session } => session,
             other => panic!("{other:?}"),
@@ -148,8 +153,7 @@ fn a_description_of_a_crowd_is_a_page() {
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
     for seq in 1..=CROWD {
-        let reader =
-            Acquire { value: vec![7; 64].into(), ..wants(session, seq, &["a"], Mode::Shared) };
+        let reader = Acquire { value: vec![7; 64].into(), ..wants(session, seq, &["a"], Mode::Shared) };
         let _granted = bounded.apply(Command::Acquire(reader));
     }
     let name = LockName::parse("a").expect("a legal name");

@@ -9,7 +9,7 @@ mod random_steps;
 
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Restorer, Seq, SessionId, Snapshot,
-    Table, WalkState, WalkRefused, invariants,
+    Table, WalkRefused, WalkState, invariants,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -36,6 +36,8 @@ pub enum Event {
     Asked(AskId, Question),
     /// Whoever asked, or watches, is gone.
     Dropped(AskId),
+    /// Whoever watches has read all that was sent to it: the next part of its state may follow.
+    WatchRead(AskId),
     /// All input that had arrived when [`Output::Drain`] asked for it has been given.
     Drained(u64),
     /// Peers' messages, in the order of their arrival; at most some MiB of entries a turn, since all of a turn's entries become

@@ -46,7 +46,8 @@ pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, Str
         match (&request.phase, request.owner) {
             (Phase::Waiting { .. }, Some((session, target))) => {
                 let (seq, done_through) = (Seq(target.0.saturating_add(1)), Seq(0));
-                let _ = table.apply_whole(Command::Finish { session, seq, target, done_through }, &mut unheard);
+                let _ =
+                    table.apply_whole(Command::Finish { session, seq, target, done_through }, &mut unheard);
                 dropped.waiters += 1;
             }
             (Phase::Held { .. } | Phase::Revoked { .. }, _) => dropped.holds += 1,

@@ -153,9 +153,7 @@ impl Table {
             Reply::Refused(Rejection::ValueTooLong { bytes: value.len() })
         } else {
             match self.own_hold(id, target) {
-                Ok(hold) if self.would_overfill(hold, value.len()) => {
-                    Reply::Refused(Rejection::TableFull)
-                }
+                Ok(hold) if self.would_overfill(hold, value.len()) => Reply::Refused(Rejection::TableFull),
                 Ok(hold) => {
                     self.requests.edit(hold, &self.names, |request| request.extras_mut().value = value);
                     Reply::Done

@@ -65,9 +65,8 @@ impl Table {
     /// The hold with this token that covers a name, maybe a closed one: at the name, or as a subtree above it.
     fn hold_covering(&self, name: &LockName, token: Token) -> Option<RequestId> {
         let mut covering = self.covering(name);
-        covering.find_map(|(node, classes)| {
-            self.names.get(node).here.hold_with(token, classes, &self.requests)
-        })
+        covering
+            .find_map(|(node, classes)| self.names.get(node).here.hold_with(token, classes, &self.requests))
     }
 
     /// Tokens of the live, unrevoked holds that cover a name, ascending (B4): the lowest
@@ -99,10 +98,7 @@ impl Table {
     }
 
     /// The names in use whose holds may cover a name, each with the classes that do: the name, and those above it.
-    pub(super) fn covering(
-        &self,
-        name: &LockName,
-    ) -> impl Iterator<Item = (NodeId, &'static [Class])> {
+    pub(super) fn covering(&self, name: &LockName) -> impl Iterator<Item = (NodeId, &'static [Class])> {
         let at = self.names.find(name.as_str()).map(|node| (node, &Class::ALL[..]));
         let above = name::ancestors(name.as_str()).filter_map(|above| self.names.find(above));
         at.into_iter().chain(above.map(|node| (node, &Class::SUBTREES[..])))

@@ -196,7 +196,12 @@ impl Here {
     }
 
     /// The hold of one of these classes that has this token, maybe a closed one.
-    pub(super) fn hold_with(&self, token: Token, classes: &[Class], requests: &Requests) -> Option<RequestId> {
+    pub(super) fn hold_with(
+        &self,
+        token: Token,
+        classes: &[Class],
+        requests: &Requests,
+    ) -> Option<RequestId> {
         match self {
             Self::Idle => None,
             Self::Held(id) => {

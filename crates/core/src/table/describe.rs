@@ -196,9 +196,8 @@ impl Table {
     /// Names that are held, waited for, or have a stored limit, at or below `prefix`, in byte order.
     #[must_use]
     pub fn names_in_use(&self, prefix: Option<&LockName>) -> Vec<LockName> {
-        let used = |(id, node): (NodeId, &Node)| {
-            (!matches!(node.here, Here::Idle)).then(|| self.names.name(id))
-        };
+        let used =
+            |(id, node): (NodeId, &Node)| (!matches!(node.here, Here::Idle)).then(|| self.names.name(id));
         let mut names: Vec<LockName> = match prefix {
             None => self.names.all().filter_map(used).collect(),
             Some(prefix) => self.names.find(prefix.as_str()).map_or_else(Vec::new, |top| {
@@ -233,9 +232,9 @@ impl Table {
     #[must_use]
     pub fn describe(&self, name: &LockName, page: Page) -> Description {
         let node = self.names.find(name.as_str());
-        let counts = self.covering(name).map(|(node, classes)| {
-            self.names.get(node).here.count_holds(classes, &self.requests)
-        });
+        let counts = self
+            .covering(name)
+            .map(|(node, classes)| self.names.get(node).here.count_holds(classes, &self.requests));
         let mut description = Description { hold_count: counts.sum(), ..Description::default() };
         let first = self.first_covering(name, page.after, page.holds_max.saturating_add(1));
         let mut bytes = 0;
@@ -344,5 +343,4 @@ impl Table {
     fn limit_in_force(&self, node: NodeId) -> u32 {
         self.names.get(node).here.limit().map_or(0, |limit| limit.number)
     }
-
 }

@@ -99,7 +99,9 @@ impl Table {
         }
         if wanted.subtree {
             let kinds: &[bool] = if wanted.kind == ModeKind::Shared { &[false] } else { &[false, true] };
-            for (&node, &shared) in wanted.nodes.iter().flat_map(|node| kinds.iter().map(move |kind| (node, kind))) {
+            for (&node, &shared) in
+                wanted.nodes.iter().flat_map(|node| kinds.iter().map(move |kind| (node, kind)))
+            {
                 let below = self.names.waiting_below(node, shared);
                 look(&mut below.into_iter().flat_map(|waiting| waiting.keys().copied()));
             }

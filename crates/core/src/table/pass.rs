@@ -189,9 +189,7 @@ impl Table {
 
     fn waiter_at(&self, lane: LaneId, ticket: Ticket) -> Option<RequestId> {
         match lane {
-            (node, Lane::At(class)) => {
-                self.names.get(node).here.waiting(class)?.get(&ticket).copied()
-            }
+            (node, Lane::At(class)) => self.names.get(node).here.waiting(class)?.get(&ticket).copied(),
             (node, Lane::Below { shared }) => {
                 self.names.waiting_below(node, shared)?.get(&ticket).map(|&(id, _)| id)
             }

@@ -69,9 +69,10 @@ pub(super) fn base_bytes(names: &[LockName]) -> u32 {
 impl Request {
     /// What it counts for, in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        let extras = self.extras.as_ref().map_or(0, |it| {
-            it.value.len() + it.meta.len() + it.reason.len() + it.by.len()
-        });
+        let extras = self
+            .extras
+            .as_ref()
+            .map_or(0, |it| it.value.len() + it.meta.len() + it.reason.len() + it.by.len());
         u64::from(self.base_bytes) + extras as u64
     }
 

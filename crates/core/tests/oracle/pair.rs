@@ -86,7 +86,8 @@ impl Pair {
         let second = queries::describe(&self.now, name, EVERYTHING).holds.get(1).map(|hold| hold.token);
         let part = Page { after: second, holds_max: 2, waiters_max: 2, ..EVERYTHING };
         for page in [part, EVERYTHING] {
-            let (told, expected) = (self.table.describe(name, page), queries::describe(&self.now, name, page));
+            let (told, expected) =
+                (self.table.describe(name, page), queries::describe(&self.now, name, page));
             if told != expected {
                 return Err(format!(
                     "describe({name}): table {told:?}, oracle {expected:?}, of {:?}",

@@ -82,7 +82,8 @@ impl Replica {
         let (rules, applied) = (self.table.rules(), self.applied.index);
         while !self.turn.is_spent() || self.is(Mutant::TurnUnbounded) {
             let Some(Begun { entry, mut rest }) = self.turn.begun.take() else {
-                let Some(entry) = self.turn.committed.pop_front_if(|it| with_members || !it.is_members) else {
+                let Some(entry) = self.turn.committed.pop_front_if(|it| with_members || !it.is_members)
+                else {
                     break;
                 };
                 let rest = self.begin_entry(&entry)?;

@@ -268,6 +268,7 @@ impl Replica {
                 self.peer_down(node);
             }
             Event::PeerMissed(node) => self.engine.lost(node),
+            Event::WatchRead(ask) => self.watch_read(ask),
             Event::Drained(barrier) => self.expiry.drained(barrier),
             Event::SnapshotStepDone => self.snapshot_step_done(),
             Event::SnapshotFailed => self.snapshot_failed(),

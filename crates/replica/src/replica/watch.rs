@@ -19,6 +19,8 @@ pub(super) struct Watcher {
     prefix: Option<LockName>,
     /// Where its state goes on; `None` once it has all of it.
     state_from: Option<u64>,
+    /// The last part of its state was sent and not read yet.
+    is_unread: bool,
 }
 
 impl Watcher {
@@ -32,25 +34,34 @@ impl Watcher {
 
 impl Replica {
     pub(super) fn watch(&mut self, ask: AskId, prefix: Option<LockName>) {
-        self.watchers.push(Watcher { ask, prefix, state_from: Some(0) });
+        self.watchers.push(Watcher { ask, prefix, state_from: Some(0), is_unread: false });
         self.table.watch(true);
     }
 
     /// Whether some watcher hasn't got all of its state yet, or all changes.
     pub(super) fn has_untold_watcher(&self) -> bool {
-        self.table.has_changes() || self.watchers.iter().any(|watcher| watcher.state_from.is_some())
+        let is_due = |watcher: &Watcher| watcher.state_from.is_some() && !watcher.is_unread;
+        self.table.has_changes() || self.watchers.iter().any(is_due)
+    }
+
+    pub(super) fn watch_read(&mut self, ask: AskId) {
+        if let Some(watcher) = self.watchers.iter_mut().find(|watcher| watcher.ask == ask) {
+            watcher.is_unread = false;
+        }
     }
 
     /// The next part of the state for the first who waits for it: one part a turn, however many they are. What it says is as new as any change told before.
     pub(super) fn tell_states(&mut self) {
         let mut watchers = std::mem::take(&mut self.watchers);
-        let unsynced = watchers.iter_mut().find_map(|watcher| Some((watcher.state_from?, watcher)));
+        let mut unsynced = watchers.iter_mut().filter(|watcher| !watcher.is_unread);
+        let unsynced = unsynced.find_map(|watcher| Some((watcher.state_from?, watcher)));
         if let Some((from, watcher)) = unsynced {
             let (names, next) = self.table.names_in_part(watcher.prefix.as_ref(), from, PLACES_PER_TURN);
             let state = names.iter().map(|name| What::State(self.lock(name, LISTED)));
             let synced = next.is_none().then_some(What::Synced(v1::WatchSynced {}));
             let told: Vec<v1::WatchResponse> = state.chain(synced).map(response).collect();
             watcher.state_from = next;
+            watcher.is_unread = !told.is_empty();
             if !told.is_empty() {
                 self.outputs.push(Output::Answer(watcher.ask, Answer::Watched(told)));
             }

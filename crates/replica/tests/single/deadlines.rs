@@ -15,7 +15,7 @@ fn seconds(seconds: u64) -> Duration {
 }
 
 fn is_free(node: &mut Node, name: &str) -> bool {
-    let question = Question::Describe { name: name.parse().unwrap(), waiters_max: 1 };
+    let question = Question::Describe { name: name.parse().unwrap(), page: lockkeeper_core::Page::first(1) };
     let Answer::Described(v1::DescribeResponse { lock: Some(lock) }) = node.ask(question) else {
         panic!("not described")
     };

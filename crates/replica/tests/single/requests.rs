@@ -1,6 +1,6 @@
 //! Streams and requests.
 
-use lockkeeper_core::{Break, Token};
+use lockkeeper_core::{Break, Page, Token};
 use lockkeeper_replica::{Answer, Event, Question};
 use lockkeeper_wire::v1::{self, server_item::What};
 
@@ -114,7 +114,7 @@ fn operators_see_and_break() {
     let session = node.open(stream, 1, 10_000, 0);
     let token = granted(&node.send(stream, vec![acquire(session, 1, "x", true)])).unwrap();
     let Answer::Described(v1::DescribeResponse { lock: Some(lock) }) =
-        node.ask(Question::Describe { name: "x".parse().unwrap(), waiters_max: 10 })
+        node.ask(Question::Describe { name: "x".parse().unwrap(), page: Page::first(10) })
     else {
         panic!("not described")
     };
@@ -147,7 +147,7 @@ fn a_number_of_permits_is_stored_or_refused() {
     let set = |limit| Question::SetLimit { name: "gpu".parse().unwrap(), limit };
     assert_eq!(node.ask(set(Some(2))), Answer::LimitSet);
     let Answer::Described(v1::DescribeResponse { lock: Some(lock) }) =
-        node.ask(Question::Describe { name: "gpu".parse().unwrap(), waiters_max: 0 })
+        node.ask(Question::Describe { name: "gpu".parse().unwrap(), page: Page::first(0) })
     else {
         panic!("not described")
     };

@@ -6,6 +6,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -196,8 +197,23 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
         // At once, on the connection's own task: no barrier may pass between this and the stream's reader.
-        request.extensions_mut().insert(Arc::new(self.connection.starting()) as Arc<Starting>);
+        let starting = self.connection.starting();
         let (front, routes) = (self.connection.front().clone(), self.routes.clone());
+        if forward::has_one_answer(request.uri().path()) {
+            drop(starting);
+            let answers = self.connection.answers.clone();
+            return Box::pin(async move {
+                let slot = answers.acquire_owned().await;
+                let response = forward::route(front, routes, request).await;
+                // Free again once the answer is sent, or dropped with the connection.
+                let hold = move |frame| {
+                    let _slot = &slot;
+                    frame
+                };
+                Ok(response.map(|body| Body::new(body.map_frame(hold))))
+            });
+        }
+        request.extensions_mut().insert(Arc::new(starting) as Arc<Starting>);
         Box::pin(async move { Ok(forward::route(front, routes, request).await) })
     }
 }

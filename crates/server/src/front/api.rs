@@ -111,11 +111,13 @@ impl Lockkeeper for Api {
     }
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Watching>, Status> {
-        let prefix = optional_name("prefix", &request.get_ref().prefix)?;
+        let (_, mut extensions, asked) = request.into_parts();
+        let starting = starting(&mut extensions)?;
+        let prefix = optional_name("prefix", &asked.prefix)?;
         self.0.check_serving()?;
-        let watcher = Arc::new(Watcher::default());
+        let watcher = Arc::new(Watcher::new(starting.connection().clone()));
         let waits = self.0.wait_for(Ask::Watch(watcher.clone()), Question::Watch { prefix });
-        Ok(Response::new(Watching { watcher, _waits: waits }))
+        Ok(Response::new(Watching { watcher, waits }))
     }
 
     async fn check_token(

@@ -24,6 +24,13 @@ pub(super) struct Waits {
     ask: AskId,
 }
 
+impl Waits {
+    /// The client has read all that a watch had for it.
+    pub(super) fn read_on(&self) {
+        self.front.push(Event::WatchRead(self.ask));
+    }
+}
+
 impl Drop for Waits {
     fn drop(&mut self) {
         let waited = self.front.registry().asks.remove(&self.ask);

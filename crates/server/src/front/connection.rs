@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
@@ -10,17 +11,28 @@ use lockkeeper_replica::StreamId;
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::Front;
 use super::gate::Gate;
 use super::stream::Stream;
 
+/// Most calls of a connection whose answers, up to some 400 KiB each, may be unsent: further ones wait before they are
+/// asked. So a client that does not read holds some MiB, however many calls it makes.
+const ANSWERS_MAX: usize = 16;
+/// Most bytes that may wait for all watches of a connection.
+pub(super) const WATCHED_BYTES_MAX: usize = 16 << 20;
+
 /// A connection, from its accept until nothing of it is left.
 pub(super) struct Connection {
     pub(super) id: u64,
     front: Arc<Front>,
     state: Mutex<State>,
+    /// Calls whose answers may be unsent at a time.
+    pub(super) answers: Arc<Semaphore>,
+    /// Unsent bytes of all its watches.
+    watched_bytes: AtomicUsize,
     /// This side gives it up.
     pub(super) kill: CancellationToken,
 }
@@ -38,7 +50,23 @@ struct State {
 
 impl Connection {
     pub(super) fn new(id: u64, front: Arc<Front>) -> Self {
-        Self { id, front, state: Mutex::default(), kill: CancellationToken::new() }
+        Self {
+            id,
+            front,
+            state: Mutex::default(),
+            answers: Arc::new(Semaphore::new(ANSWERS_MAX)),
+            watched_bytes: AtomicUsize::new(0),
+            kill: CancellationToken::new(),
+        }
+    }
+
+    /// Counts bytes that wait for a watch of this connection; returns whether they fit.
+    pub(super) fn watch_waits(&self, bytes: usize) -> bool {
+        self.watched_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= WATCHED_BYTES_MAX
+    }
+
+    pub(super) fn watch_sent(&self, bytes: usize) {
+        self.watched_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn front(&self) -> &Arc<Front> {

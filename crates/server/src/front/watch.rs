@@ -7,18 +7,17 @@ use std::task::{Context, Poll, Waker};
 
 use lockkeeper_replica::Answer;
 use lockkeeper_wire::v1::WatchResponse;
-use lockkeeper_wire::v1::watch_response::What;
 use prost::Message;
 use tonic::Status;
 
 use super::ask::{Waits, refusal};
-
-/// What may wait for one who watches, in bytes. The state that a watch begins with isn't counted: it comes once.
-const BYTES_MAX: usize = 16 << 20;
+use super::connection::{Connection, WATCHED_BYTES_MAX};
 
 /// Changes that wait to be sent.
-#[derive(Default)]
-pub(super) struct Watcher(Mutex<State>);
+pub(super) struct Watcher {
+    connection: Arc<Connection>,
+    state: Mutex<State>,
+}
 
 #[derive(Default)]
 struct State {
@@ -26,22 +25,32 @@ struct State {
     bytes: usize,
     end: Option<Status>,
     is_over: bool,
+    /// The state that a watch begins with comes in parts; this one was sent, and the next asked for.
+    has_asked: bool,
     waker: Option<Waker>,
 }
 
 impl Watcher {
+    pub(super) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection, state: Mutex::default() }
+    }
+
     pub(super) fn deliver(&self, changes: Vec<WatchResponse>) {
         let mut state = self.lock();
         if state.is_over {
             return;
         }
-        state.bytes += changes.iter().map(size).sum::<usize>();
+        let bytes = changes.iter().map(WatchResponse::encoded_len).sum::<usize>();
+        state.bytes += bytes;
+        state.has_asked = false;
         state.changes.extend(changes);
-        if state.bytes > BYTES_MAX {
+        if !self.connection.watch_waits(bytes) {
             state.changes.clear();
+            self.connection.watch_sent(std::mem::take(&mut state.bytes));
             state.end(Status::resource_exhausted(format!(
-                "the changes were not read fast enough: more than {} MiB wait here; watch again, from the state as it is",
-                BYTES_MAX >> 20
+                "the changes were not read fast enough: more than {} MiB wait here for the watches of one connection; watch \
+                 again, from the state as it is",
+                WATCHED_BYTES_MAX >> 20
             )));
         }
         state.wake();
@@ -59,14 +68,14 @@ impl Watcher {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn size(change: &WatchResponse) -> usize {
-    match change.what {
-        Some(What::Changed(_)) => change.encoded_len(),
-        _ => 0,
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let bytes = self.lock().bytes;
+        self.connection.watch_sent(bytes);
     }
 }
 
@@ -88,8 +97,8 @@ impl State {
 /// What who watches is sent.
 pub(super) struct Watching {
     pub(super) watcher: Arc<Watcher>,
-    /// Tells the replica once nobody watches any more.
-    pub(super) _waits: Waits,
+    /// Tells the replica what was read, and when the watch ends.
+    pub(super) waits: Waits,
 }
 
 impl tonic::codegen::tokio_stream::Stream for Watching {
@@ -98,8 +107,14 @@ impl tonic::codegen::tokio_stream::Stream for Watching {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let mut state = self.watcher.lock();
         if let Some(change) = state.changes.pop_front() {
-            state.bytes -= size(&change);
+            let bytes = change.encoded_len();
+            state.bytes -= bytes;
+            self.watcher.connection.watch_sent(bytes);
             return Poll::Ready(Some(Ok(change)));
+        }
+        if !state.has_asked && !state.is_over {
+            state.has_asked = true;
+            self.waits.read_on();
         }
         if let Some(status) = state.end.take() {
             return Poll::Ready(Some(Err(status)));

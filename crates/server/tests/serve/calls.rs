@@ -20,7 +20,7 @@ async fn tools_see_who_holds_and_end_a_hold() {
     let token = client.hold(session, 1, "orders/42").await;
     let mut calls = server.calls().await;
 
-    let describe = v1::DescribeRequest { name: "orders/42".to_owned(), waiters_max: 0 };
+    let describe = v1::DescribeRequest { name: "orders/42".to_owned(), ..v1::DescribeRequest::default() };
     let lock = calls.describe(describe).await.unwrap().into_inner().lock.unwrap();
     assert_eq!((lock.holds[0].session, lock.holds[0].token), (session, token));
     let list = calls.list(v1::ListRequest::default()).await.unwrap().into_inner();
@@ -51,7 +51,7 @@ async fn tools_see_who_holds_and_end_a_hold() {
 
     let limit = v1::SetLimitRequest { name: "pool".to_owned(), permits: Some(3) };
     calls.set_limit(limit).await.unwrap();
-    let describe = v1::DescribeRequest { name: "pool".to_owned(), waiters_max: 0 };
+    let describe = v1::DescribeRequest { name: "pool".to_owned(), ..v1::DescribeRequest::default() };
     let pool = calls.describe(describe).await.unwrap().into_inner().lock.unwrap();
     assert_eq!((pool.permits, pool.permits_stored), (Some(3), true));
 
@@ -67,7 +67,7 @@ async fn a_question_that_makes_no_sense_is_refused_with_the_value_and_the_limit(
     let data = directory();
     let server = Server::start(data.path());
     let mut calls = server.calls().await;
-    let describe = v1::DescribeRequest { name: "a//b".to_owned(), waiters_max: 0 };
+    let describe = v1::DescribeRequest { name: "a//b".to_owned(), ..v1::DescribeRequest::default() };
     let refusals = [
         (calls.describe(describe).await.unwrap_err(), ["`name`", "a//b"]),
         (

@@ -48,7 +48,7 @@ async fn a_restart_keeps_holds_and_tokens_and_needs_the_secret() {
     server.stop().await.unwrap();
 
     let server = Server::start(data.path());
-    let describe = v1::DescribeRequest { name: "a".to_owned(), waiters_max: 0 };
+    let describe = v1::DescribeRequest { name: "a".to_owned(), ..v1::DescribeRequest::default() };
     let lock = server.calls().await.describe(describe).await.unwrap().into_inner().lock.unwrap();
     assert_eq!((lock.holds[0].token, lock.holds[0].label.as_str()), (token, "survivor"));
 

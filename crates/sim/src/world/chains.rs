@@ -1,7 +1,7 @@
 //! Chains of mishaps: each is one that a rule of the replica was made for, and that faults by chance would hardly ever
 //! bring about. Some seeds have one of them, again and again.
 
-use lockkeeper_core::{Break, LockName, Token};
+use lockkeeper_core::{Break, LockName, Page, Token};
 use lockkeeper_replica::{AskId, Question};
 
 use super::{World, at};
@@ -27,7 +27,9 @@ impl World {
     /// An operator ends a hold, and the leader dies before its holder hears so.
     pub(super) fn break_and_crash(&mut self, leader: Id) {
         let table = self.core.oracle.history.table();
-        let of = |name: &LockName| table.describe(name, 10).holds.first().map(|it| (name.clone(), it.token));
+        let of = |name: &LockName| {
+            table.describe(name, Page::first(10)).holds.first().map(|it| (name.clone(), it.token))
+        };
         let holds: Vec<(LockName, Token)> = self.core.scenario.names.iter().filter_map(of).collect();
         if holds.is_empty() {
             return;

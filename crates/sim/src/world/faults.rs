@@ -1,6 +1,6 @@
 //! What goes wrong.
 
-use lockkeeper_core::{Break, LockName, Token};
+use lockkeeper_core::{Break, LockName, Page, Token};
 use lockkeeper_replica::{AskId, Question};
 
 use super::{World, at};
@@ -166,7 +166,7 @@ impl World {
 
     fn operate(&mut self, node: Id) {
         let name: LockName = self.core.dice.pick(&self.core.scenario.names.clone());
-        let holds = self.core.oracle.history.table().describe(&name, 10).holds;
+        let holds = self.core.oracle.history.table().describe(&name, Page::first(10)).holds;
         let tokens: Vec<Token> = holds.iter().map(|hold| hold.token).collect();
         let dice = &mut self.core.dice;
         let question = match dice.below(10) {
@@ -181,7 +181,7 @@ impl World {
                 let limit = dice.chance(60).then(|| dice.within(1, 3) as u32);
                 Question::SetLimit { name, limit }
             }
-            7 => Question::Describe { name, waiters_max: 10 },
+            7 => Question::Describe { name, page: Page::first(10) },
             8 => Question::CheckToken { name, token: tokens.first().map_or(1, |token| token.get()) },
             _ => Question::Sessions { max: 10, after: 0 },
         };

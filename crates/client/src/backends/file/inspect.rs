@@ -104,8 +104,8 @@ pub(super) async fn break_hold(store: Arc<Store>, order: BreakOrder) -> Result<B
     }
     let command =
         Break { name: order.name, token, reason: order.reason.into(), by: order.by.into(), now: order.now };
-    let reply =
-        record.commit(|table, effects| table.apply_whole(Command::Break(command.clone()), effects), |_| true)?;
+    let reply = record
+        .commit(|table, effects| table.apply_whole(Command::Break(command.clone()), effects), |_| true)?;
     match reply {
         Some(Reply::NotCurrent { live }) => {
             let mut live: Vec<Token> = live.into_iter().map(|live| record.state().told_token(live)).collect();

@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lockkeeper_core as core;
-use lockkeeper_core::{Command, Effect, IfBusy, LockName, Page, Reply, Seq, SessionId, Table, Token, TokenStatus};
+use lockkeeper_core::{
+    Command, Effect, IfBusy, LockName, Page, Reply, Seq, SessionId, Table, Token, TokenStatus,
+};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
@@ -122,7 +124,11 @@ impl Service {
         let state = self.state();
         let now = self.clock.now();
         let names = state.table.names_in_use(prefix).into_iter();
-        names.map(|name| state.info(name.clone(), state.table.describe(&name, Page::first(WAITERS_SHOWN)), now)).collect()
+        names
+            .map(|name| {
+                state.info(name.clone(), state.table.describe(&name, Page::first(WAITERS_SHOWN)), now)
+            })
+            .collect()
     }
 
     pub(super) fn check_token(&self, name: &LockName, token: u64) -> TokenStatus {

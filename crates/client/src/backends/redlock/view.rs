@@ -42,7 +42,8 @@ pub(super) fn of_majority(name: LockName, looks: Vec<Look>, majority: usize) -> 
             seen.entry(Who::of(&holder)).or_default().push(holder.info);
         }
     }
-    let holders: Vec<_> = seen.into_values().filter(|infos| infos.len() >= majority).filter_map(eldest).collect();
+    let holders: Vec<_> =
+        seen.into_values().filter(|infos| infos.len() >= majority).filter_map(eldest).collect();
     LockInfo { name, holder_count: holders.len(), holders, waiter_count, waiters, limit: None }
 }
 

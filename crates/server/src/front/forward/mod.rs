@@ -51,6 +51,12 @@ enum Kind {
     Stream,
 }
 
+/// Whether a call has one answer, made in one piece; others are answered by streams, which are paced by their readers.
+pub(super) fn has_one_answer(path: &str) -> bool {
+    let name = path.strip_prefix("/lockkeeper.v1.Lockkeeper/");
+    name.is_some_and(|name| !matches!(name, "Session" | "Watch" | "Backup"))
+}
+
 /// What only the leader answers; `None`: this node does, whether it leads or not.
 fn kind(path: &str) -> Option<Kind> {
     match path.strip_prefix("/lockkeeper.v1.Lockkeeper/")? {
