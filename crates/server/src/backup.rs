@@ -109,8 +109,8 @@ pub enum RestoreError {
     },
     /// The directory can't be written.
     #[error(
-        "the restore into `{}` is not finished, and no node starts with it: {source}. Then run it again with the same \
-         directory", data.display()
+        "the restore into `{}` is not finished, and no node starts with it: {}. Run it again with the same directory",
+        data.display(), with_cause(source)
     )]
     Storage {
         /// The directory.

@@ -219,7 +219,7 @@ fn a_restore_that_fails_at_any_sync_is_refused_by_a_start_and_can_be_repeated() 
             ended.is_one_line(exit::IO, &["is not finished", "run it again with the same directory"]);
             place
                 .ran("serve --data new --listen 127.0.0.1:0")
-                .is_one_line(exit::IO, &["`new`", "was not finished", "run it again", "empty the directory"]);
+                .is_one_line(exit::IO, &["/new`", "was not finished", "run it again", "empty the directory"]);
         }
     }
     assert!(is_done && refused > 3, "{refused} were refused, the last was done: {is_done}");
@@ -236,10 +236,10 @@ fn a_restore_without_room_is_refused_by_a_start_and_can_be_repeated() {
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]).current_dir(place.path(""));
     command
         .ended()
-        .is_one_line(exit::IO, &["`new`", "is not finished", "run it again with the same directory"]);
+        .is_one_line(exit::IO, &["/new`", "is not finished", "run it again with the same directory"]);
     place
         .ran("serve --data new --listen 127.0.0.1:0")
-        .is_one_line(exit::IO, &["`new`", "was not finished", "run it again"]);
+        .is_one_line(exit::IO, &["/new`", "was not finished", "run it again"]);
     said(&place, "restore locks --data new");
     let (_place, _node, _tokens) = served(place, "new");
 }
