@@ -23,14 +23,14 @@ const NODE: u64 = 1;
 
 /// Why no node may start with these data any more: a file with the reason in words.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum Unusable {
     /// The node had another table than its cluster.
     WrongTable,
     /// Entries that the node had acknowledged are gone.
     EntriesLost,
 }
 
-impl Verdict {
+impl Unusable {
     const ALL: [Self; 2] = [Self::WrongTable, Self::EntriesLost];
 
     fn file(self) -> &'static str {
@@ -164,7 +164,7 @@ pub(crate) fn stand<D: Disk>(disk: &D, told: &Options, candidate: &Candidate) ->
 ///
 /// # Errors
 /// Whatever the disk says.
-pub(crate) fn condemn(disk: &impl Disk, verdict: Verdict, why: &str) -> io::Result<()> {
+pub(crate) fn condemn(disk: &impl Disk, verdict: Unusable, why: &str) -> io::Result<()> {
     let mut file = disk.create(verdict.file())?;
     file.write_at(0, why.as_bytes())?;
     file.sync()?;
@@ -174,7 +174,7 @@ pub(crate) fn condemn(disk: &impl Disk, verdict: Verdict, why: &str) -> io::Resu
 fn refuse_condemned(disk: &impl Disk, directory: &Path) -> Result<(), ServeError> {
     let read = || {
         let names = disk.list()?;
-        let Some(verdict) = Verdict::ALL.into_iter().find(|it| names.iter().any(|name| name == it.file()))
+        let Some(verdict) = Unusable::ALL.into_iter().find(|it| names.iter().any(|name| name == it.file()))
         else {
             return Ok(None);
         };
@@ -355,7 +355,7 @@ mod tests {
         let (disk, told) = (MemoryDisk::new(), Options::new("here"));
         let addresses = Addresses { client: "client:1", peer: "" };
         assert!(open(&disk, &told, addresses).is_ok(), "it founds a cluster");
-        condemn(&disk, Verdict::WrongTable, "its table was another").unwrap();
+        condemn(&disk, Unusable::WrongTable, "its table was another").unwrap();
         disk.crash(|_| 0);
         disk.restart();
         let Err(error) = open(&disk, &told, addresses) else { panic!("it starts") };
@@ -365,7 +365,7 @@ mod tests {
         }
         disk.remove("wrong-table").unwrap();
         assert!(open(&disk, &told, addresses).is_ok(), "whoever knows better can have it");
-        condemn(&disk, Verdict::EntriesLost, "its log ends at entry 3").unwrap();
+        condemn(&disk, Unusable::EntriesLost, "its log ends at entry 3").unwrap();
         let Err(error) = open(&disk, &told, addresses) else { panic!("it starts") };
         let text = error.to_string();
         assert!(text.contains("are damaged") && text.contains("its log ends at entry 3"), "{text}");

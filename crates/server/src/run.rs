@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chores::Chores;
 use crate::clock;
-use crate::data::{self, Addresses, Data, Found, Verdict};
+use crate::data::{self, Addresses, Data, Found, Unusable};
 use crate::disk::DataDirectory;
 use crate::error::ServeError;
 use crate::front::{About, Acceptor, Front, pump};
@@ -117,8 +117,8 @@ pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeErr
     // Connections that did not end in time are dropped here.
     drop(runtime);
     let verdict = match &result {
-        Err(why @ ServeError::WrongTable { .. }) => Some((Verdict::WrongTable, why)),
-        Err(why @ ServeError::EntriesLost { .. }) => Some((Verdict::EntriesLost, why)),
+        Err(why @ ServeError::WrongTable { .. }) => Some((Unusable::WrongTable, why)),
+        Err(why @ ServeError::EntriesLost { .. }) => Some((Unusable::EntriesLost, why)),
         _ => None,
     };
     if let Some((verdict, why)) = verdict

@@ -216,7 +216,7 @@ fn a_restore_that_fails_at_any_sync_is_refused_by_a_start_and_can_be_repeated() 
         assert!(is_marked || files <= 1, "sync {sync} failed: no mark, and {files} files");
         if is_marked {
             refused += 1;
-            ended.is_one_line(exit::IO, &["is not finished", "run it again with the same directory"]);
+            ended.is_one_line(exit::IO, &["is not finished", "Run it again with the same directory"]);
             place
                 .ran("serve --data new --listen 127.0.0.1:0")
                 .is_one_line(exit::IO, &["/new`", "was not finished", "run it again", "empty the directory"]);
@@ -236,7 +236,7 @@ fn a_restore_without_room_is_refused_by_a_start_and_can_be_repeated() {
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]).current_dir(place.path(""));
     command
         .ended()
-        .is_one_line(exit::IO, &["/new`", "is not finished", "run it again with the same directory"]);
+        .is_one_line(exit::IO, &["/new`", "is not finished", "Run it again with the same directory"]);
     place
         .ran("serve --data new --listen 127.0.0.1:0")
         .is_one_line(exit::IO, &["/new`", "was not finished", "run it again"]);

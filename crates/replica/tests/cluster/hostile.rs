@@ -75,9 +75,9 @@ fn a_leader_whose_disk_lost_acknowledged_entries_stops_and_not_the_one_that_has_
 }
 
 /// Numbers from a seed (SplitMix64).
-struct Rng(u64);
+struct HostileNumbers(u64);
 
-impl Rng {
+impl HostileNumbers {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -166,7 +166,7 @@ impl Rng {
 fn no_number_of_a_peers_message_makes_a_node_panic() {
     let (mut lost, mut whole) = (0, 0);
     for seed in 0..400 {
-        let mut rng = Rng(seed);
+        let mut rng = HostileNumbers(seed);
         let mut world = World::new(3);
         world.leader();
         (1..=3).for_each(|limit| world.works(limit));

@@ -139,7 +139,7 @@ fn nothing_is_restored_where_anything_is() {
 
 /// What a start finds after a restore that was cut off.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Left {
+enum AfterRestore {
     /// Not one file of the restore.
     Nothing,
     /// The start refuses the directory.
@@ -148,25 +148,25 @@ enum Left {
     Whole,
 }
 
-fn left(disk: &MemoryDisk, what: &str) -> Left {
+fn left(disk: &MemoryDisk, what: &str) -> AfterRestore {
     let files = names(disk);
     match storage::open(disk, SMALL) {
         Ok(Opened::Existing(mut existing)) => {
             let found = view(&mut existing).expect("it is whole");
             assert!(found.snapshot.is_some(), "{what}: a cluster without its table");
-            Left::Whole
+            AfterRestore::Whole
         }
         Ok(Opened::Empty | Opened::Candidate(_)) => {
             assert_eq!(files, [""; 0], "{what}: a start takes it for an empty directory");
-            Left::Nothing
+            AfterRestore::Nothing
         }
-        Err(OpenError::Unfinished { .. }) => Left::Unfinished,
+        Err(OpenError::Unfinished { .. }) => AfterRestore::Unfinished,
         Err(other) => panic!("{what}: {other}"),
     }
 }
 
 /// Cuts a restore off at every step, in each way; `begin` is the directory that it is given.
-fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<Left, usize> {
+fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<AfterRestore, usize> {
     let mut found = BTreeMap::new();
     for (kinds, errno) in [(Operation::CHANGES, EIO), (Operation::TAKES_SPACE, ENOSPC)] {
         for after in 0.. {
@@ -185,11 +185,15 @@ fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<Left, usize> {
                 }
                 let what = format!("errno {errno} after {after} steps, power cut {power_cut:?}");
                 let left = left(&disk, &what);
-                assert!(!done || left == Left::Whole, "{what}: it was done, and is {left:?}");
+                assert!(!done || left == AfterRestore::Whole, "{what}: it was done, and is {left:?}");
                 *found.entry(left).or_default() += 1;
-                if left != Left::Whole {
+                if left != AfterRestore::Whole {
                     restore(&disk).unwrap_or_else(|error| panic!("{what}: the next restore: {error}"));
-                    assert_eq!(self::left(&disk, &what), Left::Whole, "{what}: after the next restore");
+                    assert_eq!(
+                        self::left(&disk, &what),
+                        AfterRestore::Whole,
+                        "{what}: after the next restore"
+                    );
                 }
             }
             if done {
@@ -204,7 +208,7 @@ fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<Left, usize> {
 #[test]
 fn a_restore_cut_off_at_any_step_is_refused_by_a_start_and_can_be_repeated() {
     let found = cut_at_every_step(MemoryDisk::new);
-    for left in [Left::Nothing, Left::Unfinished, Left::Whole] {
+    for left in [AfterRestore::Nothing, AfterRestore::Unfinished, AfterRestore::Whole] {
         assert!(found.get(&left) > Some(&5), "{left:?} was not seen often enough: {found:?}");
     }
 }
@@ -222,8 +226,8 @@ fn a_repeated_restore_cut_off_at_any_step_is_refused_by_a_start_too() {
         disk
     };
     let found = cut_at_every_step(begin);
-    assert_eq!(found.get(&Left::Nothing), None, "its mark stays from the first try on: {found:?}");
-    assert!(found.get(&Left::Unfinished) > Some(&50), "{found:?}");
+    assert_eq!(found.get(&AfterRestore::Nothing), None, "its mark stays from the first try on: {found:?}");
+    assert!(found.get(&AfterRestore::Unfinished) > Some(&50), "{found:?}");
 }
 
 #[test]
