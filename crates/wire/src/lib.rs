@@ -9,9 +9,11 @@
 pub mod answer;
 pub mod entry;
 mod fields;
+mod limits;
 pub mod request;
 
 pub use fields::{Malformed, mode_number};
+pub use limits::FRAME_BYTES_MAX;
 
 /// Generated: nested as the packages are, since the generated code refers to itself that way.
 #[allow(
@@ -49,9 +51,6 @@ pub use lockkeeper::v1;
 
 /// The public interface as a `FileDescriptorSet`, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.descriptors.bin"));
-
-/// The largest frame either side accepts, in bytes: some ten thousand ordinary acquires.
-pub const FRAME_BYTES_MAX: usize = 4 << 20;
 
 /// The port clients use unless told otherwise ("LOCK" on a phone).
 pub const DEFAULT_PORT: u16 = 5625;
