@@ -70,7 +70,7 @@ fn a_grace_that_would_end_the_job_between_two_renewals_is_refused() {
 #[test]
 fn permits_of_none_too_many_or_another_number() {
     let place = Place::new();
-    place.ran("run --permit=0 x -- true").is_one_line(exit::USAGE, &["permits is 0", "1 to 65536"]);
+    place.ran("run --permit=0 x -- true").is_one_line(exit::USAGE, &["0 permits", "1 to 65536"]);
     place.ran("run --permit=65537 x -- true").is_one_line(exit::USAGE, &["65537", "1 to 65536"]);
     place.ran("run --permit x -- true").is_one_line(exit::USAGE, &["`x`", "say how many permits"]);
     let _holder = place.holder("gpu", &["--permit=2"]);
