@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use lockkeeper_replica::{Event, StreamId};
-use lockkeeper_wire::request::Request;
+use lockkeeper_wire::request;
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
@@ -140,11 +140,14 @@ impl Stream {
                 match Pin::new(&mut inbound).poll_next(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
                         silence = None;
-                        let requests = frame.items.into_iter().map(Request::try_from);
-                        match requests.collect::<Result<Vec<_>, _>>() {
-                            Ok(requests) => front.push(Event::Frame(self.id, requests)),
+                        let (requests, refusals) = match request::requests(frame.items) {
+                            Ok(read) => read,
                             Err(malformed) => return Poll::Ready(Ended::Protocol(malformed.to_string())),
+                        };
+                        if !refusals.is_empty() {
+                            self.deliver(refusals);
                         }
+                        front.push(Event::Frame(self.id, requests));
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
                     Poll::Ready(None) => return Poll::Ready(Ended::ByClient),

@@ -315,10 +315,12 @@ async fn a_connection_that_is_paused_by_this_side_is_given_up_for_a_barrier() {
             session: 1,
             what: Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id })),
         };
-        client.send(&v1::ClientFrame { items: (0..70_000).map(item).collect() });
-        rig.events(2).await;
+        for part in 0..7 {
+            client.send(&v1::ClientFrame { items: (part * 10_000..(part + 1) * 10_000).map(item).collect() });
+        }
+        rig.events(8).await;
         rig.drain(1);
-        let events = &rig.events(4).await[2..];
+        let events = &rig.events(10).await[8..];
         assert!(matches!(events[0], Event::StreamClosed { by_client: false, .. }), "{events:?}");
         assert!(matches!(events[1], Event::Drained(1)), "{events:?}");
     })
