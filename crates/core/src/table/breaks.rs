@@ -7,6 +7,7 @@ use super::end::Closure;
 use super::names::NodeId;
 use super::request::{RequestId, Stage};
 use crate::command::Break;
+use crate::limits;
 use crate::name::{self, LockName};
 use crate::reply::{Effect, Effects, End, Reply};
 use crate::types::Token;
