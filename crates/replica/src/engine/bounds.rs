@@ -1,4 +1,4 @@
-//! Bounds on the numbers in peers' messages: what this node's log and an honest peer can have.
+//! Bounds on the numbers in peers' messages, from this node's log and term.
 //!
 //! Responsible for: no number from outside makes the engine panic. raft-rs asserts what follows from honest peers and disks that keep
 //! what they confirmed; here the same is checked first. A message beyond a bound is dropped, or only its sender's term counts.
@@ -68,7 +68,7 @@ pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), I
     }
 }
 
-/// Of the leader's own term: nobody can have more of its log than there is.
+/// A response of this leader's own term: no follower has more of the log than its leader.
 fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     if message.index > own.last || message.commit > own.last {
         return Err(Ignored("it acknowledges entries that this node's log has not"));
@@ -79,8 +79,8 @@ fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     Ok(())
 }
 
-/// A term far ahead: this node goes a part of the way, so that two honest nodes meet there after some messages, however far one of
-/// them was led astray. Nothing else of the message counts.
+/// A term far ahead: this node raises its own by the bound, so that honest nodes reach one term after some messages, however far a
+/// forged message has raised one of them. The rest of the message is dropped.
 fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> {
     if matches!(message.kind(), PeerKind::PreVote | PeerKind::PreVoteResponse) {
         return Err(Ignored("it asks for, or grants, an election in a term far ahead"));
@@ -93,8 +93,8 @@ fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> 
 }
 
 /// The entry that this node has acknowledged or committed by a peer's words, though its log ends before it. A leader's heartbeat never
-/// exceeds what the follower has acknowledged to it in this term; a follower never has more than its leader. So one of the two
-/// has lost entries, or is not what it pretends to be.
+/// exceeds the follower's acknowledgements of this term; a follower never has more entries than its leader. So this node's disk has
+/// lost entries, or the message is forged.
 pub(super) fn beyond_log(own: &Standpoint, message: &PeerMessage) -> Option<u64> {
     let claimed = match message.kind() {
         PeerKind::Heartbeat if message.term >= own.term && !own.is_leader => message.commit,

@@ -53,7 +53,8 @@ pub fn restore<D: Disk>(
     let existing = reopen(disk, options)?;
     let unmark = || {
         disk.remove(RESTORE_MARKER)?;
-        disk.sync_names()
+        // A failed sync leaves unknown what is durable: the restore counts as unfinished again, as far as the disk still writes.
+        disk.sync_names().inspect_err(|_| drop(disk.create(RESTORE_MARKER)))
     };
     unmark().map_err(OpenError::io("remove", RESTORE_MARKER))?;
     Ok(existing)

@@ -40,8 +40,8 @@ struct Known {
     rules: u32,
     /// By others, who have applied more. To be reached too: this node's vote can be what they wait for.
     news: Members,
-    /// Where others listen, as they said themselves: they may have moved, or have been restored from a backup. Tried after the
-    /// address in the log: whoever has learned a member's incarnation can say another.
+    /// Addresses of others by their own hellos: they may have moved, or have been restored from a backup. Tried after the address in
+    /// the log, since a forged hello can name any.
     said: BTreeMap<u64, String>,
     /// Election time-outs that differ from this node's, in milliseconds, as others said last.
     other_timeouts: BTreeMap<u64, u64>,

@@ -36,7 +36,7 @@ pub(crate) trait Greeter: Send + Sync + 'static {
     /// Why not, in words for the other one.
     fn admit(&self, hello: &Hello) -> Result<(), Refusal>;
 
-    /// Whether it talks to the one who has connected and says this. Anyone can have connected.
+    /// Whether it talks to the sender of this hello on an incoming connection. Any stranger can have opened that.
     ///
     /// # Errors
     /// Why not, in words for the other one.

@@ -1,8 +1,8 @@
-//! Whether whoever connects is at the address of the member that it names.
+//! Proof that an incoming connection comes from the address of the member that it names.
 //!
-//! Responsible for: nobody who has only learned ids and incarnations can send messages of the consensus, or snapshots. This node gives
-//! each other one a ticket, in the first message of a connection that it opens to that node's address, and nowhere else; a connection
-//! from that node must present it. Whoever reads the wire, or has the address of a member that is down, can still pass for that one.
+//! Responsible for: an id and an incarnation do not suffice to send messages of the consensus, or snapshots. This node sends every
+//! other one a ticket, in the first message of a connection that it opens to that node's address, and nowhere else; a connection from
+//! that node must present it. A stranger that reads the wire, or has the address of a member that is down, can still forge one.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use lockkeeper_wire::peer::Hello;
 use crate::data::id;
 use crate::error::ServeError;
 
-/// So many of a node's latest tickets are presented to it: one that was forged must not displace its own at once.
+/// The number of a node's latest tickets that are presented to it: a forged one must not displace the true one at once.
 const PRESENTED_MAX: usize = 4;
 /// The length of a ticket, in bytes.
 const TICKET_BYTES: usize = 16;
 
-/// Tickets that this process gave and got, by node.
+/// Tickets that this process has sent and received, by node.
 #[derive(Default, Debug)]
 pub(super) struct Tickets {
     given: BTreeMap<u64, Vec<u8>>,
