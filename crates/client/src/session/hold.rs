@@ -61,7 +61,7 @@ impl Hold {
     ) -> Result<Option<BootInstant>, Lost> {
         let own = self.ends_at.load(Ordering::SeqCst);
         let deadline = deadline();
-        // Read last: a loss is signalled before any later deadline is set, so whoever reads that one sees the loss too.
+        // Read after the deadline: a loss is signalled before a later deadline is stored, so with that one it is seen.
         if let Some(&cause) = self.cause.get() {
             return Err(Lost { cause });
         }

@@ -58,7 +58,7 @@ impl Faults {
         self.state().hold_back.held
     }
 
-    /// Whatever is held back goes on.
+    /// Sends what is held back.
     pub(crate) fn let_go(&self) {
         self.state().hold_back = HoldBack::default();
         self.let_go.notify_all();

@@ -62,7 +62,7 @@ pub(crate) trait Subject: Sync {
         self.faults().is_some_and(|faults| faults.held_back() > 0)
     }
 
-    /// What is held back goes on.
+    /// Lets the held attempt go on.
     fn let_go(&self) {
         self.faults().inspect(|faults| faults.let_go());
     }

@@ -337,7 +337,7 @@ impl Inner {
         let mut state = self.state();
         let State { session, requests, last } = &mut *state;
         if Some(seq) <= *last && !requests.contains_key(&seq) {
-            // Its loss may not be known to whoever asks: a new request under its number would take the lock anew.
+            // The caller may not have seen its loss yet; a new request under this number would take the lock again.
             return Step::Over(OVER);
         }
         *last = Some(seq).max(*last);
@@ -437,7 +437,7 @@ impl Inner {
                 }
                 (request.entry.clone(), request.missed)
             };
-            // Whatever became of this renewal, its hold is there.
+            // The grant was sent, so a call without an answer leaves a hold behind.
             let renewed = self.store.renew(vec![entry]).await.map_err(|_| CallError { sent: true })?;
             match renewed.first() {
                 Some(Renewed::Kept) => made_up_for = missed,
@@ -445,7 +445,7 @@ impl Inner {
                     self.advance(seq, Stage::Revoked);
                     return Ok(Answer::Revoked);
                 }
-                // It has ended meanwhile. Whoever asks anew finishes it first, with whatever is still on its way.
+                // The hold has ended. The machine finishes this number, in doubt, before it asks under another.
                 Some(Renewed::Gone) | None => return Ok(OVER),
             }
         }

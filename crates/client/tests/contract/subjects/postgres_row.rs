@@ -82,8 +82,8 @@ impl Subject for Rows {
         Some(&self.faults)
     }
 
-    /// The transaction that makes the lock's row waits in its commit, as for a slow disk or a synchronous standby: nobody
-    /// else sees the row, whose times are set already.
+    /// The transaction that inserts the lock's row waits in its commit, as for a slow disk or a synchronous standby: the
+    /// row's times are set, and no other transaction sees the row.
     fn hold_back(&self, name: &str) -> bool {
         self.server.psql(&format!(
             "create table gate (is_open boolean); insert into gate values (false); \

@@ -213,7 +213,7 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
             if text(0) == "off" {
                 say(
                     false,
-                    "synchronous_commit is off: what draws a token sets it to `local` for itself, so that no token comes \
+                    "synchronous_commit is off: statements that draw a token set it to `local` for themselves, so that no token comes \
                      again after a crash of the server"
                         .to_owned(),
                 );

@@ -43,8 +43,8 @@ pub(super) const KNOWS_LOG: &str =
 const COMMIT_WAITS: &str = "case when pg_catalog.current_setting('synchronous_commit') = 'off' \
     then pg_catalog.set_config('synchronous_commit', 'local', true) end";
 
-/// Draws a token in a transaction of somebody else's: durable once that is committed. Its row begins with it. A server
-/// that may refuse to say what is synced is not asked: an error would end that transaction.
+/// Draws a token in the caller's own transaction, durable once that is committed; the row's first column. It always logs a
+/// message, since the question whether the log is synced may be refused, and an error would abort the transaction.
 pub(in super::super) fn draw_in_transaction() -> String {
     let sync = synced("token", false);
     format!("select token, {sync}, {COMMIT_WAITS} from (select {TOKEN} as token offset 0) as t")
