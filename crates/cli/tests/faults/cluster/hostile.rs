@@ -196,7 +196,7 @@ impl HostileMessages {
             entries: vec![entry; (self.next() % 2) as usize],
             commit: self.number(),
             commit_term: self.number(),
-            reject: self.next() % 2 == 0,
+            reject: self.next().is_multiple_of(2),
             reject_hint: self.number(),
             context: vec![1; (self.next() % 33) as usize],
             request_snapshot: self.number(),
