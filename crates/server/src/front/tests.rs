@@ -357,7 +357,7 @@ async fn calls_of_a_client_that_does_not_read_its_answers_wait_before_they_are_a
             answers.push(answer);
         }
         let asked: Vec<_> = rig.events(16).await.iter().map(asked).collect();
-        rig.drain(1);
+        rig.outbox.put(&mut vec![Output::Drain(1)], State::Ready);
         assert!(matches!(rig.events(17).await[16], Event::Drained(1)), "only so many are asked");
         let lock = v1::Lock { name: "x".repeat(100_000), ..v1::Lock::default() };
         let answer = Answer::Described(v1::DescribeResponse { lock: Some(lock) });
@@ -368,13 +368,11 @@ async fn calls_of_a_client_that_does_not_read_its_answers_wait_before_they_are_a
         for answer in answers.drain(..16) {
             heads.push(answer.await.unwrap());
         }
-        rig.drain(2);
+        rig.outbox.put(&mut vec![Output::Drain(2)], State::Ready);
         assert!(matches!(rig.events(18).await[17], Event::Drained(2)), "none of them was read");
+        // Calls that are given up make room.
         drop(heads);
-        assert!(
-            matches!(rig.events(34).await[18..], [Event::Asked(..), ..]),
-            "a call that is given up makes room"
-        );
+        assert!(matches!(rig.events(19).await[18], Event::Asked(..)));
     })
     .await;
 }

@@ -7,6 +7,8 @@ use crate::harness::{Client, DEADLINE, SECRET, Server, acquire, directory};
 
 /// How many requests wait.
 const CROWD: u64 = 100_000;
+/// How many of them are over when their client comes back.
+const WAITS: u64 = 20_000;
 /// Ends that are sent before the last of them is confirmed.
 const PART: usize = 1024;
 /// Items in a frame of these tests.
@@ -17,8 +19,8 @@ fn item(session: u64, what: client_item::What) -> v1::ClientItem {
 }
 
 /// A crowd of waits for `a`.
-fn send_waits(client: &Client, session: u64, at_most_ms: Option<u64>) {
-    let waits: Vec<v1::ClientItem> = (1..=CROWD)
+fn send_waits(client: &Client, session: u64, count: u64, at_most_ms: Option<u64>) {
+    let waits: Vec<v1::ClientItem> = (1..=count)
         .map(|seq| {
             let acquire = v1::Acquire { at_most_ms, ..acquire(seq, "a", true) };
             item(session, client_item::What::Acquire(acquire))
@@ -28,9 +30,9 @@ fn send_waits(client: &Client, session: u64, at_most_ms: Option<u64>) {
 }
 
 /// Reads the answers to all of them; some may be over already.
-async fn read_queued(client: &mut Client) {
+async fn read_queued(client: &mut Client, count: u64) {
     let mut queued = 0;
-    while queued < CROWD {
+    while queued < count {
         match client.what().await {
             What::Queued(_) => queued += 1,
             What::Ended(_) => {}
@@ -61,18 +63,18 @@ async fn a_crowd_of_waiters_asks_again_on_another_stream() {
     let data = directory();
     let server = Server::start(data.path());
     let mut holder = Client::connect(&server).await;
-    let other = holder.open([7; 16], "holder").await;
+    let other = holder.open([8; 16], "holder").await;
     holder.hold(other, 1, "a").await;
     let mut client = Client::connect(&server).await;
     let session = client.open(SECRET, "crowd").await;
-    send_waits(&client, session, None);
-    read_queued(&mut client).await;
+    send_waits(&client, session, CROWD, None);
+    read_queued(&mut client, CROWD).await;
     drop(client);
 
     let mut client = attach(&server, session, 2).await;
     attached(&mut client).await;
-    send_waits(&client, session, None);
-    read_queued(&mut client).await;
+    send_waits(&client, session, CROWD, None);
+    read_queued(&mut client, CROWD).await;
     assert_eq!(waiters(&mut server.calls().await).await, CROWD);
     server.stop().await.unwrap();
 }
@@ -83,12 +85,13 @@ async fn ends_that_came_while_a_client_was_away_follow_its_attach_in_parts() {
     let data = directory();
     let server = Server::start(data.path());
     let mut holder = Client::connect(&server).await;
-    let other = holder.open([7; 16], "holder").await;
+    let other = holder.open([8; 16], "holder").await;
     holder.hold(other, 1, "a").await;
     let mut client = Client::connect(&server).await;
     let session = client.open(SECRET, "crowd").await;
-    send_waits(&client, session, Some(1));
-    read_queued(&mut client).await;
+    // Long enough for all to queue, since ends that are not confirmed keep new requests out (M1).
+    send_waits(&client, session, WAITS, Some(5_000));
+    read_queued(&mut client, WAITS).await;
     drop(client);
     let mut calls = server.calls().await;
     let all_over = async { while waiters(&mut calls).await > 0 {} };
@@ -97,7 +100,7 @@ async fn ends_that_came_while_a_client_was_away_follow_its_attach_in_parts() {
     let mut client = attach(&server, session, 2).await;
     attached(&mut client).await;
     let (mut ended, mut unconfirmed) = (0, Vec::new());
-    while ended < CROWD {
+    while ended < WAITS {
         let told = client.item().await.expect("the stream is open");
         match told.what {
             Some(What::Finished(_)) => continue,
@@ -106,8 +109,8 @@ async fn ends_that_came_while_a_client_was_away_follow_its_attach_in_parts() {
         }
         ended += 1;
         assert!(unconfirmed.len() <= PART, "more ends than one part");
-        if unconfirmed.len() == PART || ended == CROWD {
-            let finish = |target| v1::Finish { seq: CROWD + target, target, done_through: 0 };
+        if unconfirmed.len() == PART || ended == WAITS {
+            let finish = |target| v1::Finish { seq: WAITS + target, target, done_through: 0 };
             let finishes =
                 unconfirmed.drain(..).map(|seq| item(session, client_item::What::Finish(finish(seq))));
             client.send_all(finishes.collect());

@@ -182,6 +182,13 @@ async fn a_client_that_never_reads_loses_its_stream_and_nobody_else_waits() {
     for seq in 1..=20 {
         honest.hold(session, seq, &format!("a/{seq}")).await;
     }
+    let mut calls = server.calls().await;
+    for streams in [2, 1] {
+        let reached = async {
+            while calls.status(v1::StatusRequest {}).await.unwrap().into_inner().streams != streams {}
+        };
+        tokio::time::timeout(DEADLINE, reached).await.expect("the deaf one is there, and is cut off");
+    }
     assert_ended(&deaf.last().await, StreamEndReason::TooSlow, "did not read");
     honest.hold(session, 21, "a/21").await;
     server.stop().await.unwrap();
