@@ -62,6 +62,11 @@ impl Turn {
         self.committed.extend(committed);
     }
 
+    /// Whether an entry is applied in part.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.is_some()
+    }
+
     /// Whether there is something left to apply.
     pub(super) fn has_more(&self) -> bool {
         self.begun.is_some() || !self.committed.is_empty()

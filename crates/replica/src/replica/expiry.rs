@@ -104,6 +104,7 @@ impl Replica {
             && !self.has_left()
             && !self.engine.is_transferring()
             && self.held_until().is_none()
+            && !self.turn.has_more()
     }
 
     /// Proposals have to wait: a session whose end is among them is a candidate again, so that what it says meanwhile counts (P9).

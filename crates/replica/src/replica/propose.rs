@@ -63,7 +63,7 @@ impl Replica {
         }
         for _ in 0..BATCHES_MAX {
             if self.queue.is_empty() || left == 0 {
-                return;
+                break;
             }
             let count = self.queue.len().min(BATCH_COMMANDS_MAX).min(left);
             let mut bytes = 0;
@@ -89,6 +89,9 @@ impl Replica {
             self.rounds.ride(at);
             let proposals = self.queue.drain(..count).collect();
             self.in_flight.push_back(Batch { at, since: self.now, is_on_disk: false, proposals });
+        }
+        if !self.queue.is_empty() {
+            self.take_back_ends();
         }
     }
 
