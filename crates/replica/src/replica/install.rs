@@ -72,6 +72,8 @@ impl Replica {
         };
         self.table = table;
         self.applied = at;
+        // The engine looks through committed entries that it takes for unapplied before it campaigns, and has not got these.
+        self.engine.applied(at.index);
         self.since = Since::default();
         self.in_flight.clear();
         self.turn.forget();

@@ -97,6 +97,28 @@ fn a_node_that_lags_too_far_gets_a_snapshot_and_goes_on_by_the_log() {
     assert_ne!(next, busy.leader);
 }
 
+/// Before it campaigns, the engine looks through the committed entries that it takes for unapplied; a snapshot has taken
+/// the place of those.
+#[test]
+fn a_node_campaigns_right_after_it_has_installed_a_snapshot() {
+    let (mut busy, laggard) = Busy::with_a_laggard(None);
+    let offer = busy.offer();
+    let index = offer.head.as_ref().expect("a head").index;
+    busy.world.carry(offer);
+    busy.world
+        .until("that it is installed", |world| (world.node(laggard).applied_index() >= index).then_some(()));
+    let term = busy.world.node(laggard).term();
+    busy.world.cut_off(laggard);
+    busy.world.pass(SECOND);
+    assert_eq!(
+        busy.world.node(laggard).leader(),
+        0,
+        "it has begun to look for another leader than that of term {term}"
+    );
+    busy.world.heal();
+    busy.catches_up(laggard);
+}
+
 /// The stored snapshot is older than the entry that made the node a member: it would ignore that snapshot, and be sent it for ever.
 #[test]
 fn a_new_node_gets_a_snapshot_that_knows_it() {
