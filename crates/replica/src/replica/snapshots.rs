@@ -10,7 +10,7 @@ use crate::engine::Position;
 use crate::event::{Answer, AskId, Output, SnapshotStep};
 
 /// Items written at one stretch: some 2 ms of work, less than half of what the design allows.
-const ITEMS_PER_PIECE: usize = 4096;
+pub const ITEMS_PER_PIECE: usize = 4096;
 /// A node that follows lets the leader name the entry after which it takes its next snapshot. It takes one by itself once its log is
 /// longer than it should be by this part.
 const PATIENCE: u64 = 4;

@@ -79,6 +79,8 @@ impl Node {
             rules: lockkeeper_core::limits::RULES_VERSION,
             tick: Duration::from_millis(50),
             snapshot_after,
+            turn_visits_max: lockkeeper_replica::TURN_VISITS_MAX,
+            ends_per_part: lockkeeper_replica::ENDS_PER_PART,
             mutant: None,
         };
         let recovered = Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries };
