@@ -27,6 +27,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         // An entry is handed on and shared, never copied.
         .bytes(".lockkeeper.store.v1.Entry.data")
         .build_server(grpc)
+        // Counts its items before it decodes them.
+        .extern_path(".lockkeeper.v1.ClientFrame", "crate::frame::ClientFrame")
         .compile_fds(files)?;
     Ok(())
 }

@@ -173,7 +173,10 @@ impl From<AcquireError> for Failure {
                 return error.into();
             }
             AcquireError::Busy(_) | AcquireError::TimedOut { .. } => BUSY,
-            AcquireError::Name(_) | AcquireError::Invalid { .. } | AcquireError::Unsupported(_) => USAGE,
+            AcquireError::Name(_)
+            | AcquireError::Invalid { .. }
+            | AcquireError::Limit(_)
+            | AcquireError::Unsupported(_) => USAGE,
             _ => UNAVAILABLE,
         };
         Self::new(code, chain(&error))

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::NameError;
+use lockkeeper_core::{NameError, Rejection};
 
 /// Why a hold is no longer to be relied on. Stop using its token; acquire again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -201,6 +201,9 @@ pub enum AcquireError {
         /// What is allowed.
         allowed: String,
     },
+    /// A limit that holds for every lock service is passed. Nothing was sent.
+    #[error(transparent)]
+    Limit(#[from] Rejection),
     /// It isn't free, and the caller did not want to wait.
     #[error("the lock is busy: {0}")]
     Busy(Busy),

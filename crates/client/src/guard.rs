@@ -55,6 +55,15 @@ impl<F: Kind> Guard<F> {
         self.inner.hold.valid_until()
     }
 
+    /// Waits until [`Guard::valid_until`] is another than `known`, and returns it: for those who pass the deadline on to
+    /// another process. Cancel-safe.
+    ///
+    /// # Errors
+    /// [`Lost`] once the hold is.
+    pub async fn valid_until_changes(&self, known: Option<BootInstant>) -> Result<Option<BootInstant>, Lost> {
+        self.inner.hold.valid_until_changes(known).await
+    }
+
     /// Whether the hold can be relied on for `need` more, as far as this process knows. No I/O.
     ///
     /// # Errors

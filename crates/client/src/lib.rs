@@ -97,7 +97,9 @@ pub use guard::{Guard, Held};
 pub use info::{Finding, HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo};
 pub use kind::{Fenced, Kind, Unfenced};
 pub use lock::{Lock, OnLost, Wait};
-pub use lockkeeper_core::{LockName, ModeKind as Mode, NameError, PermitGrant, Slot, Token, TokenStatus};
+pub use lockkeeper_core::{
+    LockName, ModeKind as Mode, NameError, PermitGrant, Rejection, Slot, Token, TokenStatus,
+};
 pub use locks::{Locks, RwLock, ShutdownReport};
 pub use time::{BootInstant, VirtualClock};
 pub use watch::{Watch, WatchEvent};

@@ -4,7 +4,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, Mode, NameError, limits};
+use lockkeeper_core::validate::{AcquireContent, SessionContent};
+use lockkeeper_core::{LockName, Mode, NameError};
 
 use crate::backend::Wanted;
 use crate::capabilities::Capabilities;
@@ -289,43 +290,35 @@ impl<F: Kind> Lock<F> {
         let options = &self.options;
         let invalid =
             |option, value: String, allowed: String| AcquireError::Invalid { option, value, allowed };
-        let ms = |duration: Duration| duration.as_millis() as u64;
-        let ttl_ms = u64::try_from(options.ttl.as_millis()).unwrap_or(u64::MAX);
-        if !(limits::TTL_MS_MIN..=limits::TTL_MS_MAX).contains(&ttl_ms) {
-            return Err(invalid("ttl", format!("{:?}", options.ttl), "1 s to 1 h are allowed".into()));
-        }
-        for (option, value, max) in [
-            ("keep_closed", options.keep_closed, limits::KEEP_CLOSED_MS_MAX),
-            ("lock_delay", options.lock_delay, limits::LOCK_DELAY_MS_MAX),
-            ("linger", options.linger, ttl_ms),
-        ] {
-            if ms(value) > max {
-                let allowed = format!("at most {:?} are allowed", Duration::from_millis(max));
-                return Err(invalid(option, format!("{value:?}"), allowed));
-            }
-        }
+        let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        // The label is cut to its limit when the client is made.
+        let session = SessionContent {
+            ttl_ms: ms(options.ttl),
+            lock_delay_ms: ms(options.lock_delay),
+            linger_ms: ms(options.linger),
+            label_bytes: 0,
+        };
+        session.check()?;
+        let acquire = AcquireContent {
+            names,
+            mode: self.mode,
+            subtree: options.subtree,
+            keep_closed_ms: ms(options.keep_closed),
+            value_bytes: 0,
+            meta_bytes: encode_meta(&options.meta).len(),
+        };
+        acquire.check()?;
         // Two thirds: a session is renewed every third of its ttl, less the drift margin.
         let validity_max = options.ttl * 65 / 100;
         if can.ttl && options.min_validity > validity_max {
             let allowed = format!("at most {validity_max:?} (65 % of the ttl) can be had; use a longer ttl");
             return Err(invalid("min_validity", format!("{:?}", options.min_validity), allowed));
         }
-        if let Mode::Permit { of: Some(of) } = self.mode
-            && !(1..=limits::PERMITS_MAX).contains(&of)
-        {
-            let allowed = format!("1 to {} are allowed", limits::PERMITS_MAX);
-            return Err(invalid("permits", of.to_string(), allowed));
-        }
         if let Some((key, value)) = options.meta.iter().find(|(key, value)| {
             key.is_empty() || key.contains(['=', '\n', '\r']) || value.contains(['\n', '\r'])
         }) {
             let allowed = "a key without `=` and one line each are allowed".to_owned();
             return Err(invalid("meta", format!("{key:?}={value:?}"), allowed));
-        }
-        let meta = encode_meta(&options.meta).len();
-        if meta > limits::META_BYTES_MAX {
-            let allowed = format!("at most {} bytes are allowed", limits::META_BYTES_MAX);
-            return Err(invalid("meta", format!("{meta} bytes long"), allowed));
         }
         let needs = [
             (matches!(self.mode, Mode::Shared), can.shared, "share a lock between readers"),

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lockkeeper_core::{LockName, Mode, NameError, TokenStatus};
+use lockkeeper_core::{LockName, Mode, NameError, TokenStatus, validate};
 
 use crate::backend::{Backend, BreakOrder, Broken};
 use crate::backends;
@@ -168,6 +168,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`].
     pub async fn break_hold(&self, order: BreakOrder) -> Result<Broken, BackendError> {
+        validate::break_texts(&order.reason, &order.by)?;
         self.core.backend.break_hold(order).await
     }
 
@@ -193,6 +194,7 @@ impl<F: Kind> Locks<F> {
     /// # Errors
     /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] it may have been stored: look, then repeat it.
     pub async fn set_limit(&self, name: &LockName, permits: Option<u32>) -> Result<(), BackendError> {
+        permits.map_or(Ok(()), validate::permits)?;
         self.core.backend.set_limit(name.clone(), permits).await
     }
 

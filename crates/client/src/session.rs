@@ -14,6 +14,7 @@ use std::task::{Context, Poll, Waker};
 use hold::Hold;
 pub(crate) use hold::HoldHandle;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio_util::sync::CancellationToken;
 
@@ -40,6 +41,8 @@ struct Inner {
     has_ttl: bool,
     /// The session's deadline in nanoseconds; 0 before there is one.
     belief: AtomicU64,
+    /// `belief` has changed.
+    deadline_moved: Notify,
     /// The session is over for good, after a shutdown.
     closed: CancellationToken,
     /// Names callers.
@@ -131,6 +134,7 @@ impl Session {
             worker,
             has_ttl: spec.ttl.is_some(),
             belief: AtomicU64::new(0),
+            deadline_moved: Notify::new(),
             closed: CancellationToken::new(),
             last_key: AtomicU64::new(0),
             state: Mutex::new(state),
@@ -358,6 +362,7 @@ impl Inner {
             }
             Output::Belief(until) => {
                 self.belief.store(until.map_or(0, BootInstant::as_nanos), Ordering::SeqCst);
+                self.deadline_moved.notify_waiters();
             }
             Output::Queued { key, position } => state.tell(key, Letter::Queued(position)),
             Output::Granted { key, grant } => state.tell(key, Letter::Granted(grant)),

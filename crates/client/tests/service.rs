@@ -1,11 +1,16 @@
 //! What only our own service can do for tools and people, against a real one in this process.
 
-use std::sync::mpsc;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use lockkeeper::{AcquireError, BackendErrorKind, LockName, Locks, TokenStatus, Watch, WatchEvent};
+use lockkeeper::{
+    AcquireError, BackendErrorKind, BreakOrder, Lock, LockName, Locks, TokenStatus, Watch, WatchEvent,
+};
 use lockkeeper_server::{Options, Running};
 use tempfile::TempDir;
+use tokio::net::{TcpListener, TcpStream};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -32,6 +37,35 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         self.running.stop();
+    }
+}
+
+/// A proxy that counts connections: each stream of a client has its own.
+struct ConnectionCounter {
+    address: SocketAddr,
+    accepted: Arc<AtomicUsize>,
+}
+
+impl ConnectionCounter {
+    async fn start(service: &Service) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let counter = Self { address: listener.local_addr().unwrap(), accepted: Arc::default() };
+        let (accepted, to) = (counter.accepted.clone(), service.running.address());
+        tokio::spawn(async move {
+            while let Ok((mut from, _)) = listener.accept().await {
+                accepted.fetch_add(1, Ordering::SeqCst);
+                tokio::spawn(async move {
+                    let mut to = TcpStream::connect(to).await.unwrap();
+                    // Either end may close or reset it.
+                    let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
+                });
+            }
+        });
+        counter
+    }
+
+    fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
     }
 }
 
@@ -133,4 +167,82 @@ async fn other_services_say_that_they_cannot() {
     assert!(error.kind == BackendErrorKind::Unsupported && error.message.contains("`memory`"), "{error}");
     assert!(locks.watch(None).is_err() && locks.sessions().await.is_err());
     assert!(locks.set_limit(&name("a"), None).await.is_err());
+}
+
+/// One case for each limit of a request. Another lock of the same client is held and a further one is acquired each time:
+/// a stream that ends would need another connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_over_a_limit_is_an_error_with_value_and_limit_and_ends_no_stream() {
+    let service = Service::start();
+    let counter = ConnectionCounter::start(&service).await;
+    let locks = Locks::connect(&format!("lockkeeper://{}", counter.address)).await.unwrap();
+    let held = locks.mutex("held").acquire().await.unwrap();
+    let connections = counter.accepted();
+    let all = |count: usize| locks.all((0..count).map(|number| format!("{number:0>100}")));
+    let (ms, a) = (Duration::from_millis, || locks.mutex("a"));
+    let cases: [(Lock, &str, &str); 16] = [
+        (all(0), "0 names", "64"),
+        (all(65), "65 names", "64"),
+        (all(66), "66 names", "64"),
+        // More bytes than a frame may have.
+        (all(50_000), "50000 names", "64"),
+        (locks.mutex("x".repeat(513)), "513 bytes", "512"),
+        (a().meta("key", "x".repeat(1021)), "1025 bytes", "1024"),
+        (locks.semaphore("s", 0), "0 permits", "65536"),
+        (locks.semaphore("s", 65_537), "65537 permits", "65536"),
+        (a().ttl(ms(999)), "999 ms", "1000 ms"),
+        (a().ttl(ms(3_600_001)), "3600001 ms", "3600000 ms"),
+        (a().keep_closed(ms(86_400_001)), "86400001 ms", "86400000 ms"),
+        // In milliseconds this is 2^64 and some.
+        (
+            a().keep_closed(Duration::from_secs(18_446_744_073_709_552)),
+            "18446744073709551615 ms",
+            "86400000 ms",
+        ),
+        (a().lock_delay(ms(3_600_001)), "3600001 ms", "3600000 ms"),
+        (a().lock_delay(Duration::MAX), "18446744073709551615 ms", "3600000 ms"),
+        (a().ttl(ms(5_000)).linger(ms(5_001)), "5001 ms", "5000 ms"),
+        (a().linger(Duration::MAX), "18446744073709551615 ms", "30000 ms"),
+    ];
+    for (number, (lock, value, limit)) in cases.into_iter().enumerate() {
+        let answer = tokio::time::timeout(20 * SECOND, lock.acquire()).await;
+        let error = answer.unwrap_or_else(|_| panic!("no answer for {value}")).unwrap_err().to_string();
+        assert!(error.contains(value) && error.contains(limit), "{value}, {limit}: {error}");
+        let other = locks.mutex(format!("other/{number}")).acquire().await.unwrap();
+        other.release().await.unwrap();
+    }
+    let order = BreakOrder {
+        name: name("held"),
+        token: held.token_hint().unwrap(),
+        reason: String::new(),
+        by: String::new(),
+        now: true,
+    };
+    for order in [
+        BreakOrder { reason: "x".repeat(257), ..order.clone() },
+        BreakOrder { by: "x".repeat(257), ..order.clone() },
+        // More bytes than a call may have.
+        BreakOrder { reason: "x".repeat(5 << 20), ..order },
+    ] {
+        let length = order.reason.len().max(order.by.len()).to_string();
+        let error = locks.break_hold(order).await.unwrap_err();
+        assert_eq!(error.kind, BackendErrorKind::Refused, "{error}");
+        assert!(error.message.contains(&length) && error.message.contains("256"), "{error}");
+    }
+    let error = locks.set_limit(&name("s"), Some(65_537)).await.unwrap_err();
+    assert!(error.message.contains("65537") && error.message.contains("65536"), "{error}");
+    assert_eq!(held.loss(), None);
+    assert_eq!(counter.accepted(), connections, "a stream has ended");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_at_every_limit_is_granted() {
+    let service = Service::start();
+    let locks = service.client(&"x".repeat(10_000)).await;
+    let names: Vec<String> = (0..64).map(|number| format!("{number:0>512}")).collect();
+    let lock = locks.all(&names).meta("key", "x".repeat(1020)).ttl(Duration::from_secs(3600));
+    let lock = lock.keep_closed(Duration::from_secs(86_400)).lock_delay(Duration::from_secs(3600));
+    let held = lock.linger(Duration::from_secs(3600)).acquire().await.unwrap();
+    held.release().await.unwrap();
+    let _permit = locks.semaphore("s", 65_536).acquire().await.unwrap();
 }

@@ -6,7 +6,7 @@
 //!
 //! Rules are cited by the numbers of `docs/table-rules.md` (N1, R4 …), promises as P1–P12 (`docs/SAFETY.md`).
 //!
-//! Reading order: [`types`], [`name`], [`command`], [`reply`], then [`table`].
+//! Reading order: [`types`], [`name`], [`command`], [`validate`], [`reply`], then [`table`].
 
 pub mod command;
 pub mod invariants;
@@ -16,6 +16,7 @@ pub mod reply;
 pub mod snapshot;
 pub mod table;
 pub mod types;
+pub mod validate;
 
 pub use command::{Acquire, Break, Command, IfBusy, OpenSession};
 pub use name::{LockName, NameError};

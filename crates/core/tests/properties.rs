@@ -9,7 +9,7 @@ mod lossy_client;
 mod oracle;
 mod random_steps;
 
-use lockkeeper_core::{Command, LockName};
+use lockkeeper_core::{Command, Effects, LockName, Table, invariants};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
@@ -46,6 +46,38 @@ fn play(steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
                     history.push(command);
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Plays a history on a table that leaves nearly all its work for later. It is resumed now and then, and after each
+/// time that nothing is left, every invariant holds.
+fn play_with_little_work(work_max: usize, steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
+    let mut table = Table::new(1).with_work_max(work_max);
+    let mut effects = Effects::new();
+    let mut history: Vec<Command> = Vec::new();
+    for (count, step) in steps.into_iter().enumerate() {
+        let now = table.snapshot();
+        let commands = match step {
+            Step::Restart | Step::CheckToken { .. } => vec![Command::Resume; 3],
+            step => random_steps::command(step, &now, &history).into_iter().collect(),
+        };
+        history.extend(commands.iter().cloned());
+        let drain = if count % 7 == 0 { 10_000 } else { 0 };
+        for command in commands.into_iter().chain(std::iter::repeat_n(Command::Resume, drain)) {
+            if command == Command::Resume && !table.has_backlog() {
+                break;
+            }
+            let before = table.snapshot();
+            effects.clear();
+            let reply = table.apply(command.clone(), &mut effects);
+            let after = table.snapshot();
+            invariants::step(&before, &command, &reply, &effects, &after)?;
+            invariants::all(&table)?;
+        }
+        if drain > 0 && table.has_backlog() {
+            return Err("the backlog does not end".to_owned());
         }
     }
     Ok(())
@@ -91,6 +123,20 @@ proptest! {
             prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
         }
         let verdict = world.settle(shuffle);
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
+}
+
+proptest! {
+    #![proptest_config(config(2_000))]
+
+    /// P1, P2 and P4 at any time; P7 and P8 whenever nothing is left for later.
+    #[test]
+    fn work_that_is_left_for_later_is_done_in_the_end(
+        work_max in 1_usize..4,
+        steps in vec(random_steps::crowding_step(), 20..120),
+    ) {
+        let verdict = play_with_little_work(work_max, random_steps::openings().chain(steps));
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
 }

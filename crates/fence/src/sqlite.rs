@@ -24,7 +24,7 @@
 //! ```
 //!
 //! What survives: a killed process, always. A power loss: [`enter`] commits with `synchronous = EXTRA` whatever
-//! the connection is set to; a caller's own transaction is as durable as its connection ([`check`] tells): FULL is
+//! the connection is set to, and makes durable what others have raised to its token; a caller's own transaction is as durable as its connection ([`check`] tells): FULL is
 //! enough with WAL, and not with a rollback journal, whose removal only EXTRA syncs. A database in
 //! memory keeps its marks as long as itself, which is right for tests. Not on network filesystems, whose locks need not
 //! hold: SQLite itself warns of them.
@@ -277,10 +277,16 @@ fn pass(
 ) -> Result<(), SqliteError> {
     checked(resource)?;
     // A statement that writes, before the marks are read: in a DEFERRED transaction it takes the write lock, or fails if
-    // someone wrote since this transaction's first read.
+    // someone wrote since this transaction's first read. It writes the rows of the marks that this section faces, also
+    // where none rises: a transaction that was not synced may have raised them, and this one's commit makes them durable.
+    // `slot` is in the key, so SQLite deletes the row and inserts it; an update to equal values elsewhere writes nothing.
     transaction
-        .prepare_cached("UPDATE lockkeeper_fence_marks SET slot = slot WHERE resource = ?1 AND slot = -1")
-        .and_then(|mut statement| statement.execute([resource]))
+        .prepare_cached(
+            "UPDATE lockkeeper_fence_marks SET slot = slot WHERE resource = ?1 AND slot IN (-1, ?2)",
+        )
+        .and_then(|mut statement| {
+            statement.execute(params![resource, section.slot().map_or(BASE, i64::from)])
+        })
         .map_err(|error| means("the check of the fence", error))?;
     let before = load(transaction, resource)?;
     let mut after = before.clone();

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use lockkeeper_fence::sqlite::{self as fence, SqliteError};
 use lockkeeper_fence::{Marks, Refused, Section, Token};
+use lockkeeper_rig::{Number as ShimNumber, Shim};
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
+use suite::child::{as_child, command, finished_well};
 use suite::{Lasting, Subject, token};
 use tokio::sync::Mutex;
 
@@ -278,4 +280,42 @@ fn names_and_numbers_at_the_limits_work_and_a_reset_lowers_all_marks() {
     fence::reset(&mut database, &name, token(3)).expect("on purpose");
     let marks = fence::marks(&database, &name).expect("kept");
     assert!(marks.slots.is_empty() && marks.base.any == Some(token(3)), "{marks:?}");
+}
+
+/// A transaction of a connection with `synchronous = OFF` has raised the mark, so it may be lost. The same token enters:
+/// nothing rises, but the mark must be durable before Ok. A child process counts its syncs, which `enter` alone asks for.
+#[test]
+fn enter_with_a_token_that_was_here_syncs_the_mark_that_is_not_durable_yet() {
+    let permit = |slot| Section::permit(slot, token(7)).expect("a slot");
+    let sections = [exclusive(7), Section::shared(token(7)), permit(0), permit(3)];
+    if let Some((path, case)) = as_child() {
+        let (section, wal, enters) = (sections[case as usize / 4], case & 2 > 0, case & 1 > 0);
+        let mut database = Connection::open(path).expect("a file");
+        database.pragma_update(None, "synchronous", "OFF").expect("a setting");
+        let mode = if wal { "WAL" } else { "DELETE" };
+        database.pragma_update_and_check(None, "journal_mode", mode, |_| Ok(())).expect("a setting");
+        fence::install(&database).expect("ours");
+        let transaction = database.transaction_with_behavior(TransactionBehavior::Immediate).expect("alone");
+        fence::enter_within(&transaction, "stock", section).expect("never seen");
+        transaction.commit().expect("alone");
+        if enters {
+            fence::enter(&mut database, "stock", section).expect("the same token");
+        }
+        return;
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let shim = Shim::new(dir.path());
+    for case in 0..4 * sections.len() {
+        shim.set(ShimNumber::Syncs, 0);
+        let path = dir.path().join(case.to_string());
+        let mut child = command(
+            "enter_with_a_token_that_was_here_syncs_the_mark_that_is_not_durable_yet",
+            path.to_str().expect("a temporary directory of text"),
+            case as u64,
+        );
+        finished_well(child.envs(shim.environment()).spawn().expect("a child"));
+        let (section, wal, enters) = (sections[case / 4], case & 2 > 0, case & 1 > 0);
+        let syncs = shim.get(ShimNumber::Syncs);
+        assert_eq!(syncs > 0, enters, "{section:?}, WAL: {wal}: {syncs} syncs");
+    }
 }

@@ -247,6 +247,17 @@ pub struct Difference {
     pub theirs: u128,
 }
 
+/// This node's log ends before an entry that it has acknowledged, or that is committed: its disk has lost what it had confirmed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LostEntries {
+    /// The member that shows it.
+    pub peer: u64,
+    /// The entry.
+    pub acknowledged: u64,
+    /// The last entry of the log.
+    pub last: u64,
+}
+
 /// One step of storing a snapshot.
 #[derive(Clone, PartialEq, Debug)]
 pub enum SnapshotStep {

@@ -19,7 +19,9 @@ mod since;
 pub mod storage;
 
 pub use engine::{ELECTION_TICKS, Persisted, Write};
-pub use event::{Answer, AskId, Difference, Event, Output, Question, Received, SnapshotStep, StreamId};
+pub use event::{
+    Answer, AskId, Difference, Event, LostEntries, Output, Question, Received, SnapshotStep, StreamId,
+};
 pub use members::{Change, Members, NODES_MAX, Rejected};
 pub use replica::{
     Config, ENDS_PER_PART, Fatal, ITEMS_PER_PIECE, Recovered, Replica, TAIL_BYTES, TICK, TURN_VISITS_MAX,

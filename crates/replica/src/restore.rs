@@ -75,10 +75,11 @@ pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, Str
     Ok(dropped)
 }
 
-/// Writes `table` into an empty directory, as the first entry of the cluster that `founding` founds.
+/// Writes `table` into an empty directory, or over an unfinished restore, as the first entry of the cluster that
+/// `founding` founds.
 ///
 /// # Errors
-/// As [`storage::restore`]. What was written of it then is refused by a start.
+/// As [`storage::restore`].
 pub fn write<D: Disk>(
     disk: &D,
     options: Options,

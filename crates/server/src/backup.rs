@@ -4,6 +4,7 @@
 //! is left alone; and tokens go on above all that the old cluster issued, also after the backup was taken (P2, T1).
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,7 +17,7 @@ use crate::data::{first_tokens, id, random};
 use crate::disk::{DataDirectory, DataFile, DirectoryError};
 use crate::error::ServeError;
 
-/// What may lie in an empty directory: what owning it makes, and what a new filesystem has.
+/// Entries of an empty directory: the lock file that owning it makes, and what a new filesystem has.
 const NOTHING: [&str; 2] = ["lock", "lost+found"];
 
 /// What a backup holds.
@@ -43,7 +44,7 @@ pub struct Contents {
 pub struct Restore {
     /// The backup.
     pub file: PathBuf,
-    /// An empty directory, or none yet.
+    /// An empty directory, none yet, or one with an unfinished restore.
     pub data: PathBuf,
     /// The id of the new cluster's only node.
     pub node: u64,
@@ -107,8 +108,16 @@ pub enum RestoreError {
         behind: Duration,
     },
     /// The directory can't be written.
-    #[error("the data directory can't be written: {0}")]
-    Storage(#[source] OpenError),
+    #[error(
+        "the restore into `{}` is not finished, and no node starts with it: {}. Run it again with the same directory",
+        data.display(), with_cause(source)
+    )]
+    Storage {
+        /// The directory.
+        data: PathBuf,
+        /// What failed.
+        source: OpenError,
+    },
     /// The directory can't be owned, or no first token can be told.
     #[error(transparent)]
     Node(#[from] ServeError),
@@ -125,8 +134,7 @@ pub fn inspect(file: &Path) -> Result<Contents, RestoreError> {
 /// Makes a cluster of one node from a backup.
 ///
 /// # Errors
-/// [`RestoreError`]. Nothing was written then, or what was written is refused by a start: a directory can be emptied and
-/// used again.
+/// [`RestoreError`]. Nothing was written then, or a start refuses the directory until a further restore is finished.
 pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     let (contents, mut table) = read(&what.file)?;
     let above = tokens_above(&contents, what.tokens_above, what.now)?;
@@ -136,7 +144,10 @@ pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     check_empty(&what.data)?;
     let disk = DataDirectory::own(&what.data).map_err(ServeError::Directory)?;
     let founding = founding(what.node, table.last_token(), table.rules())?;
-    write(&disk, storage::Options::default(), &founding, &mut table).map_err(RestoreError::Storage)?;
+    write(&disk, storage::Options::default(), &founding, &mut table).map_err(|source| match source {
+        OpenError::Founded { file } => RestoreError::NotEmpty { data: what.data.clone(), found: file },
+        source => RestoreError::Storage { data: what.data.clone(), source },
+    })?;
     Ok(Restored { contents, cluster: hex(&founding.cluster), tokens_above: table.last_token(), dropped })
 }
 
@@ -190,24 +201,29 @@ fn read(file: &Path) -> Result<(Contents, Table), RestoreError> {
     Ok((contents, table))
 }
 
-/// Before it is owned, which would leave a file in a stranger's directory.
+/// Checked before the directory is owned, which would leave a file in a stranger's. After an unfinished restore the
+/// storage decides, which knows that restore's files.
 fn check_empty(data: &Path) -> Result<(), RestoreError> {
-    let failed = |source| {
-        let path = data.to_owned();
-        RestoreError::Node(ServeError::Directory(DirectoryError::Io { doing: "read", path, source }))
+    let read = || -> io::Result<Vec<String>> {
+        let names = fs::read_dir(data)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        names.collect()
     };
-    let entries = match fs::read_dir(data) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(failed(error)),
-    };
-    for entry in entries {
-        let found = entry.map_err(failed)?.file_name().to_string_lossy().into_owned();
-        if !NOTHING.contains(&found.as_str()) {
-            return Err(RestoreError::NotEmpty { data: data.to_owned(), found });
+    let names = match read() {
+        Ok(names) => names,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(source) => {
+            let path = data.to_owned();
+            let error = DirectoryError::Io { doing: "read", path, source };
+            return Err(RestoreError::Node(ServeError::Directory(error)));
         }
+    };
+    if names.iter().any(|name| name == storage::RESTORE_MARKER) {
+        return Ok(());
     }
-    Ok(())
+    match names.into_iter().find(|name| !NOTHING.contains(&name.as_str())) {
+        Some(found) => Err(RestoreError::NotEmpty { data: data.to_owned(), found }),
+        None => Ok(()),
+    }
 }
 
 fn hex(bytes: &[u8]) -> String {

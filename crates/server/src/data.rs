@@ -21,11 +21,36 @@ const TOKENS_EPOCH_SECONDS: u64 = 1_767_225_600;
 /// The node of a cluster of one, unless told otherwise.
 const NODE: u64 = 1;
 
-/// Why no node may start with these data any more. There is none but in a directory whose node had another table than its cluster.
-const WRONG: &str = "wrong-table";
+/// Why no node may start with these data any more: a file with the reason in words.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Unusable {
+    /// The node had another table than its cluster.
+    WrongTable,
+    /// Entries that the node had acknowledged are gone.
+    EntriesLost,
+}
 
-/// It is some lines.
-const WRONG_BYTES_MAX: u64 = 4096;
+impl Unusable {
+    const ALL: [Self; 2] = [Self::WrongTable, Self::EntriesLost];
+
+    fn file(self) -> &'static str {
+        match self {
+            Self::WrongTable => "wrong-table",
+            Self::EntriesLost => "lost-entries",
+        }
+    }
+
+    fn error(self, directory: &Path, why: String) -> ServeError {
+        let directory = directory.to_owned();
+        match self {
+            Self::WrongTable => ServeError::Condemned { directory, why },
+            Self::EntriesLost => ServeError::LostBefore { directory, why },
+        }
+    }
+}
+
+/// The reason takes some lines.
+const REASON_BYTES_MAX: u64 = 4096;
 
 /// What a node starts from.
 pub(crate) struct Data<D: Disk> {
@@ -139,8 +164,8 @@ pub(crate) fn stand<D: Disk>(disk: &D, told: &Options, candidate: &Candidate) ->
 ///
 /// # Errors
 /// Whatever the disk says.
-pub(crate) fn condemn(disk: &impl Disk, why: &str) -> io::Result<()> {
-    let mut file = disk.create(WRONG)?;
+pub(crate) fn condemn(disk: &impl Disk, verdict: Unusable, why: &str) -> io::Result<()> {
+    let mut file = disk.create(verdict.file())?;
     file.write_at(0, why.as_bytes())?;
     file.sync()?;
     disk.sync_names()
@@ -148,17 +173,19 @@ pub(crate) fn condemn(disk: &impl Disk, why: &str) -> io::Result<()> {
 
 fn refuse_condemned(disk: &impl Disk, directory: &Path) -> Result<(), ServeError> {
     let read = || {
-        if !disk.list()?.iter().any(|name| name == WRONG) {
+        let names = disk.list()?;
+        let Some(verdict) = Unusable::ALL.into_iter().find(|it| names.iter().any(|name| name == it.file()))
+        else {
             return Ok(None);
-        }
-        let file = disk.open(WRONG)?;
-        let mut bytes = vec![0; file.size()?.min(WRONG_BYTES_MAX) as usize];
+        };
+        let file = disk.open(verdict.file())?;
+        let mut bytes = vec![0; file.size()?.min(REASON_BYTES_MAX) as usize];
         file.read_at(0, &mut bytes)?;
-        Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+        Ok(Some((verdict, String::from_utf8_lossy(&bytes).into_owned())))
     };
     match read().map_err(ServeError::system("read why the data must not be used"))? {
         None => Ok(()),
-        Some(why) => Err(ServeError::Condemned { directory: directory.to_owned(), why }),
+        Some((verdict, why)) => Err(verdict.error(directory, why)),
     }
 }
 
@@ -328,7 +355,7 @@ mod tests {
         let (disk, told) = (MemoryDisk::new(), Options::new("here"));
         let addresses = Addresses { client: "client:1", peer: "" };
         assert!(open(&disk, &told, addresses).is_ok(), "it founds a cluster");
-        condemn(&disk, "its table was another").unwrap();
+        condemn(&disk, Unusable::WrongTable, "its table was another").unwrap();
         disk.crash(|_| 0);
         disk.restart();
         let Err(error) = open(&disk, &told, addresses) else { panic!("it starts") };
@@ -336,8 +363,12 @@ mod tests {
         for words in ["`here`", "its table was another", "remove the file `wrong-table`"] {
             assert!(text.contains(words), "no {words:?} in {text}");
         }
-        disk.remove(WRONG).unwrap();
+        disk.remove("wrong-table").unwrap();
         assert!(open(&disk, &told, addresses).is_ok(), "whoever knows better can have it");
+        condemn(&disk, Unusable::EntriesLost, "its log ends at entry 3").unwrap();
+        let Err(error) = open(&disk, &told, addresses) else { panic!("it starts") };
+        let text = error.to_string();
+        assert!(text.contains("are damaged") && text.contains("its log ends at entry 3"), "{text}");
     }
 
     #[test]

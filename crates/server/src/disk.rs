@@ -85,7 +85,7 @@ impl DataDirectory {
     pub fn own(path: impl Into<PathBuf>) -> Result<Self, DirectoryError> {
         let path = path.into();
         if !path.is_dir() {
-            make(&path).map_err(io_error("make the data directory", &path))?;
+            make(&path, sync).map_err(io_error("make the data directory", &path))?;
         }
         let directory = File::open(&path).map_err(io_error("open the data directory", &path))?;
         let lock = path.join(LOCK);
@@ -138,13 +138,25 @@ fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Direc
     move |source| DirectoryError::Io { doing, path, source }
 }
 
-/// Makes a directory, durably as far as its own name goes.
-fn make(path: &Path) -> io::Result<()> {
-    DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(path)?;
-    match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        Some(parent) => File::open(parent)?.sync_all(),
-        None => File::open(".")?.sync_all(),
+/// Makes a directory and those above it that are missing, durably: a new name is synced in its parent before anything is made below
+/// it. `sync` makes the names in a directory durable.
+fn make(path: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
+    let missing: Vec<&Path> =
+        path.ancestors().take_while(|it| !it.as_os_str().is_empty() && !it.is_dir()).collect();
+    for directory in missing.into_iter().rev() {
+        match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
+            // Made by another process meanwhile: its name may not be durable either.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
+            made => made?,
+        }
+        let parent = directory.parent().filter(|parent| !parent.as_os_str().is_empty());
+        sync(parent.unwrap_or(Path::new(".")))?;
     }
+    Ok(())
+}
+
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
 }
 
 fn options() -> OpenOptions {
@@ -222,5 +234,42 @@ impl DiskFile for DataFile {
 
     fn sync(&mut self) -> io::Result<()> {
         self.0.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_new_directory_on_the_way_is_synced_in_its_parent_before_the_next_is_made() {
+        let place = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| place.path().join(name);
+        let mut synced = Vec::new();
+        let made = make(&at("a/b/c"), |directory| {
+            let below = fs::read_dir(directory)?.count();
+            synced.push((directory.to_owned(), below));
+            Ok(())
+        });
+        made.expect("it can be made");
+        assert_eq!(synced, [(place.path().to_owned(), 1), (at("a"), 1), (at("a/b"), 1)]);
+        assert!(at("a/b/c").is_dir());
+        assert_eq!(fs::metadata(at("a")).expect("it is there").mode() & 0o777, DIRECTORY_MODE);
+
+        let mut again = Vec::new();
+        make(&at("a/b/d"), |directory| {
+            again.push(directory.to_owned());
+            Ok(())
+        })
+        .expect("it can be made");
+        assert_eq!(again, [at("a/b")]);
+    }
+
+    #[test]
+    fn nothing_is_made_below_a_name_that_is_not_durable() {
+        let place = tempfile::tempdir().expect("a directory");
+        let failed = make(&place.path().join("a/b"), |_| Err(io::Error::other("no disk")));
+        assert!(failed.is_err());
+        assert!(place.path().join("a").is_dir() && !place.path().join("a/b").exists());
     }
 }

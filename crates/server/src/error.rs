@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use lockkeeper_replica::storage::OpenError;
-use lockkeeper_replica::{Difference, Fatal};
+use lockkeeper_replica::{Difference, Fatal, LostEntries};
 use lockkeeper_wire::peer::Refusal;
 
 use crate::disk::DirectoryError;
@@ -196,6 +196,30 @@ pub enum ServeError {
         node: u64,
         /// What differs.
         difference: Difference,
+    },
+    /// The disk, or whoever exchanged the directory, has undone what this node had confirmed (P10).
+    #[error(
+        "node {node} stops: the log in the data directory `{directory}` ends at entry {}, and by node {} this node has, or must \
+         have, entry {}. Entries that it had acknowledged are gone: the disk has lost what it confirmed, or the directory is \
+         an older copy. With what is left it could help to undo what was granted: don't start it with these data again; \
+         `lockkeeper cluster remove {node}`, then add it with an empty directory under a new id. Look at the disk first",
+        .lost.last, .lost.peer, .lost.acknowledged
+    )]
+    EntriesLost {
+        /// This node.
+        node: u64,
+        /// The data directory.
+        directory: String,
+        /// Which entries, and who shows it.
+        lost: LostEntries,
+    },
+    /// A node with these data was stopped for [`ServeError::EntriesLost`].
+    #[error("the data in `{directory}` are damaged, and must not be used again: {why}")]
+    LostBefore {
+        /// The data directory.
+        directory: PathBuf,
+        /// The message of that time.
+        why: String,
     },
     /// A node with these data was stopped for [`ServeError::WrongTable`].
     #[error(

@@ -94,6 +94,10 @@ impl<D: Disk> Node<D> {
             self.replica.begin(clock::now());
             let begun = Instant::now();
             from_peers.drain(..).for_each(|event| self.replica.handle(event));
+            if let Some(lost) = self.replica.lost_entries() {
+                let (node, directory) = (self.node, self.directory.clone());
+                return Err(ServeError::EntriesLost { node, directory, lost });
+            }
             self.finish_chores(&mut spare)?;
             let mut requests = 0;
             while requests < TURN_REQUESTS_MAX

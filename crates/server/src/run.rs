@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chores::Chores;
 use crate::clock;
-use crate::data::{self, Addresses, Data, Found};
+use crate::data::{self, Addresses, Data, Found, Unusable};
 use crate::disk::DataDirectory;
 use crate::error::ServeError;
 use crate::front::{About, Acceptor, Front, pump};
@@ -118,8 +118,13 @@ pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeErr
     drop(entered);
     // Connections that did not end in time are dropped here.
     drop(runtime);
-    if let Err(why @ ServeError::WrongTable { .. }) = &result
-        && let Err(error) = data::condemn(&disk, &why.to_string())
+    let verdict = match &result {
+        Err(why @ ServeError::WrongTable { .. }) => Some((Unusable::WrongTable, why)),
+        Err(why @ ServeError::EntriesLost { .. }) => Some((Unusable::EntriesLost, why)),
+        _ => None,
+    };
+    if let Some((verdict, why)) = verdict
+        && let Err(error) = data::condemn(&disk, verdict, &why.to_string())
     {
         tracing::error!(%error, "the next start can't be kept from using these data ({error}): see to that yourself");
     }

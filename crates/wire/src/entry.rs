@@ -98,7 +98,7 @@ impl TryFrom<store::Command> for Command {
             Some(What::EndRevoked(it)) => Self::EndRevoked { token: fields::token(it.token)? },
             Some(What::Acquire(it)) => request::acquire(session, it)?,
             Some(What::Finish(it)) => request::finish(session, &it),
-            Some(What::SetValue(it)) => request::set_value(session, it)?,
+            Some(What::SetValue(it)) => request::set_value(session, it),
             Some(What::Downgrade(it)) => request::downgrade(session, &it),
             Some(What::SetLimit(it)) => Self::SetLimit { name: fields::name(&it.name)?, limit: it.permits },
             Some(What::Break(it)) => Self::Break(Break {

@@ -1,7 +1,7 @@
 //! The protobuf schema of Lockkeeper, the code generated from it, and every conversion between it and the lock rules.
 //!
 //! Responsible for: what bytes mean. Nothing else in the project knows the wire; nothing here knows time, sockets or
-//! files. Every bound of a field is checked by the conversion, before anything that depends on its size is allocated.
+//! files. Every bound of a field is checked by the conversion; how many items and names a frame has, before it is decoded.
 //!
 //! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (what a client asks), [`answer`] (what it
 //! hears), [`entry`] (what the log keeps).
@@ -9,9 +9,12 @@
 pub mod answer;
 pub mod entry;
 mod fields;
+mod frame;
+mod limits;
 pub mod request;
 
 pub use fields::{Malformed, mode_number};
+pub use limits::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 
 /// Generated: nested as the packages are, since the generated code refers to itself that way.
 #[allow(
@@ -23,6 +26,7 @@ pub use fields::{Malformed, mode_number};
 )]
 mod lockkeeper {
     pub mod v1 {
+        pub use crate::frame::ClientFrame;
         include!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.rs"));
     }
     pub mod store {
@@ -49,9 +53,6 @@ pub use lockkeeper::v1;
 
 /// The public interface as a `FileDescriptorSet`, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.descriptors.bin"));
-
-/// The largest frame either side accepts, in bytes: some ten thousand ordinary acquires.
-pub const FRAME_BYTES_MAX: usize = 4 << 20;
 
 /// The port clients use unless told otherwise ("LOCK" on a phone).
 pub const DEFAULT_PORT: u16 = 5625;

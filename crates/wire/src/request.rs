@@ -1,9 +1,11 @@
 //! What a client asks on its stream.
 
-use lockkeeper_core::{Acquire, Command, IfBusy, Mode, OpenSession, Seq, SessionId, limits};
+use lockkeeper_core::validate::{self, AcquireContent, SessionContent};
+use lockkeeper_core::{Acquire, Command, IfBusy, Mode, OpenSession, Rejection, Seq, SessionId};
 
-use crate::fields::{self, Malformed, malformed};
-use crate::v1::{self, client_item::What};
+use crate::answer;
+use crate::fields::{self, Malformed};
+use crate::v1::{self, client_item::What, server_item};
 
 /// The secret of a session: whoever shows it may attach.
 pub type Secret = [u8; 16];
@@ -77,63 +79,140 @@ pub fn secret_prefix(secret: &Secret) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| secret[index]))
 }
 
-impl TryFrom<v1::ClientItem> for Request {
-    type Error = Malformed;
+/// Why an item is no [`Request`].
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub enum ItemError {
+    /// Its content is not allowed. It names the command, so this answers it, and its stream goes on.
+    ///
+    /// The table does not see it, and its seq is not taken (R6): a repeat has the same content and the same answer.
+    #[error("{}", refused.text)]
+    Refused {
+        /// Whose command; 0 for an `open`.
+        session: u64,
+        /// Which.
+        seq: u64,
+        /// The answer.
+        refused: v1::Refused,
+    },
+    /// It names no command: nothing can be answered.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+}
 
-    fn try_from(item: v1::ClientItem) -> Result<Self, Malformed> {
+/// The requests among the items of a frame, and the answers to commands whose content is not allowed.
+///
+/// # Errors
+/// [`Malformed`] for an item that can't be answered.
+pub fn requests(items: Vec<v1::ClientItem>) -> Result<(Vec<Request>, Vec<v1::ServerItem>), Malformed> {
+    let mut refusals = Vec::new();
+    let mut requests = Vec::with_capacity(items.len());
+    for item in items {
+        match Request::try_from(item) {
+            Ok(request) => requests.push(request),
+            Err(ItemError::Refused { session, seq, refused }) => {
+                refusals.push(v1::ServerItem {
+                    session,
+                    seq,
+                    what: Some(server_item::What::Refused(refused)),
+                });
+            }
+            Err(ItemError::Malformed(malformed)) => return Err(malformed),
+        }
+    }
+    Ok((requests, refusals))
+}
+
+impl TryFrom<v1::ClientItem> for Request {
+    type Error = ItemError;
+
+    fn try_from(item: v1::ClientItem) -> Result<Self, ItemError> {
         let session = SessionId(item.session);
-        let command = |seq, command| Ok(Self::Command { session, seq: Seq(seq), command });
+        let command = |seq, checked: Result<Command, Disallowed>| match checked {
+            Ok(command) => Ok(Self::Command { session, seq: Seq(seq), command }),
+            // A refusal without them would be taken for one of an `open`, or of a sign of life.
+            Err(Disallowed(refused)) if session.0 == 0 || seq == 0 => {
+                Err(ItemError::Malformed(Malformed(refused.text)))
+            }
+            Err(Disallowed(refused)) => Err(ItemError::Refused { session: session.0, seq, refused }),
+        };
         match item.what {
-            None => malformed("an item says nothing that this version knows"),
-            Some(What::Open(open)) => Ok(Self::Open(open.try_into()?)),
+            None => {
+                Err(ItemError::Malformed(Malformed("an item says nothing that this version knows".into())))
+            }
+            Some(What::Open(it)) => open(it).map(Self::Open),
             Some(What::Attach(attach)) => Ok(Self::Attach {
                 session,
                 secret: fields::array(&attach.secret, "a session's secret")?,
                 attach: attach.attach,
             }),
             Some(What::KeepAlive(alive)) => Ok(Self::KeepAlive { session, id: alive.id }),
-            Some(What::Acquire(it)) => command(it.seq, acquire(session, it)?),
-            Some(What::Finish(it)) => command(it.seq, finish(session, &it)),
-            Some(What::SetValue(it)) => command(it.seq, set_value(session, it)?),
-            Some(What::Downgrade(it)) => command(it.seq, downgrade(session, &it)),
-            Some(What::Close(v1::CloseSession {})) => command(0, Command::CloseSession { session }),
+            Some(What::Acquire(it)) => command(it.seq, checked_acquire(session, it)),
+            Some(What::Finish(it)) => command(it.seq, Ok(finish(session, &it))),
+            Some(What::SetValue(it)) => command(it.seq, checked_set_value(session, it)),
+            Some(What::Downgrade(it)) => command(it.seq, Ok(downgrade(session, &it))),
+            Some(What::Close(v1::CloseSession {})) => command(0, Ok(Command::CloseSession { session })),
         }
     }
 }
 
-impl TryFrom<v1::OpenSession> for Open {
-    type Error = Malformed;
+/// Content that is not allowed, as it is answered.
+struct Disallowed(v1::Refused);
 
-    fn try_from(open: v1::OpenSession) -> Result<Self, Malformed> {
-        Ok(Self {
-            secret: fields::array(&open.secret, "a session's secret")?,
-            ttl_ms: open.ttl_ms,
-            lock_delay_ms: open.lock_delay_ms,
-            linger_ms: open.linger_ms,
-            label: short(open.label, "label")?,
-            attach: open.attach,
-        })
+impl From<Rejection> for Disallowed {
+    fn from(rejection: Rejection) -> Self {
+        Self(answer::refused(&rejection))
     }
 }
 
-/// Some over the limit pass: the table refuses them with its own words. Far over it nothing is kept.
-fn short(text: String, what: &str) -> Result<String, Malformed> {
-    match text.len() {
-        bytes if bytes > 4 * limits::LABEL_BYTES_MAX => {
-            malformed(format!("`{what}` has {bytes} bytes, at most {} are allowed", limits::LABEL_BYTES_MAX))
-        }
-        _ => Ok(text),
+impl From<Malformed> for Disallowed {
+    fn from(Malformed(text): Malformed) -> Self {
+        Self(v1::Refused { code: v1::RefusedCode::Invalid.into(), text, secret_prefix: 0 })
     }
 }
 
-/// As [`short`].
-fn small(bytes: Vec<u8>, max: usize, what: &str) -> Result<Box<[u8]>, Malformed> {
-    if bytes.len() > 2 * max {
-        return malformed(format!("`{what}` has {} bytes, at most {max} are allowed", bytes.len()));
-    }
-    Ok(bytes.into())
+fn open(it: v1::OpenSession) -> Result<Open, ItemError> {
+    let secret = fields::array(&it.secret, "a session's secret")?;
+    let content = SessionContent {
+        ttl_ms: it.ttl_ms,
+        lock_delay_ms: it.lock_delay_ms,
+        linger_ms: it.linger_ms,
+        label_bytes: it.label.len(),
+    };
+    content.check().map_err(|rejection| ItemError::Refused {
+        session: 0,
+        seq: 0,
+        refused: v1::Refused { secret_prefix: secret_prefix(&secret), ..answer::refused(&rejection) },
+    })?;
+    Ok(Open {
+        secret,
+        ttl_ms: it.ttl_ms,
+        lock_delay_ms: it.lock_delay_ms,
+        linger_ms: it.linger_ms,
+        label: it.label,
+        attach: it.attach,
+    })
 }
 
+fn checked_acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Disallowed> {
+    // Before the names are parsed: a request may have as many as fit a frame.
+    let content = AcquireContent {
+        names: it.names.len(),
+        mode: fields::mode(it.mode, it.permits)?,
+        subtree: it.subtree,
+        keep_closed_ms: it.keep_closed_ms,
+        value_bytes: it.value.len(),
+        meta_bytes: it.meta.len(),
+    };
+    content.check()?;
+    Ok(acquire(session, it)?)
+}
+
+fn checked_set_value(session: SessionId, it: v1::SetValue) -> Result<Command, Disallowed> {
+    validate::value(it.value.len())?;
+    Ok(set_value(session, it))
+}
+
+/// The log's too: what it has was checked before, by the limits of its time, and the table checks again.
 pub(crate) fn acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Malformed> {
     Ok(Command::Acquire(Acquire {
         session,
@@ -144,8 +223,8 @@ pub(crate) fn acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Ma
         subtree: it.subtree,
         if_busy: if it.wait { IfBusy::Wait { at_most_ms: it.at_most_ms } } else { IfBusy::Fail },
         keep_closed_ms: it.keep_closed_ms,
-        value: small(it.value, limits::VALUE_BYTES_MAX, "value")?,
-        meta: small(it.meta, limits::META_BYTES_MAX, "meta")?,
+        value: it.value.into(),
+        meta: it.meta.into(),
     }))
 }
 
@@ -153,14 +232,14 @@ pub(crate) fn finish(session: SessionId, it: &v1::Finish) -> Command {
     Command::Finish { session, seq: Seq(it.seq), target: Seq(it.target), done_through: Seq(it.done_through) }
 }
 
-pub(crate) fn set_value(session: SessionId, it: v1::SetValue) -> Result<Command, Malformed> {
-    Ok(Command::SetValue {
+pub(crate) fn set_value(session: SessionId, it: v1::SetValue) -> Command {
+    Command::SetValue {
         session,
         seq: Seq(it.seq),
         target: Seq(it.target),
-        value: small(it.value, limits::VALUE_BYTES_MAX, "value")?,
+        value: it.value.into(),
         done_through: Seq(it.done_through),
-    })
+    }
 }
 
 pub(crate) fn downgrade(session: SessionId, it: &v1::Downgrade) -> Command {

@@ -1,9 +1,13 @@
 //! What is written is read again as it was, and bytes that nobody wrote are an error, never a panic.
 
-use lockkeeper_core::{Acquire, Break, Command, IfBusy, LockName, Mode, OpenSession, Seq, SessionId, Token};
+use lockkeeper_core::validate::{AcquireContent, SessionContent};
+use lockkeeper_core::{
+    Acquire, Break, Command, IfBusy, LockName, Mode, OpenSession, Rejection, Seq, SessionId, Token, limits,
+};
 use lockkeeper_wire::entry::{decode_batch, encode_batch};
-use lockkeeper_wire::request::{Open, Request};
-use lockkeeper_wire::{store, v1};
+use lockkeeper_wire::request::{ItemError, Open, Request, requests};
+use lockkeeper_wire::store;
+use lockkeeper_wire::v1::{self, client_item::What, server_item};
 use proptest::prelude::*;
 use prost::Message;
 
@@ -15,11 +19,16 @@ fn token() -> impl Strategy<Value = Token> {
     (1..1u64 << 53).prop_map(|token| Token::new(token).expect("in range"))
 }
 
+/// What is allowed, and now and then what is not.
+fn mostly<T: Arbitrary + Clone>(allowed: impl Strategy<Value = T>) -> impl Strategy<Value = T> {
+    prop_oneof![9 => allowed, 1 => any::<T>()]
+}
+
 fn mode() -> impl Strategy<Value = Mode> {
     prop_oneof![
         Just(Mode::Exclusive),
         Just(Mode::Shared),
-        any::<Option<u32>>().prop_map(|of| Mode::Permit { of }),
+        prop::option::of(mostly(1..=limits::PERMITS_MAX)).prop_map(|of| Mode::Permit { of }),
     ]
 }
 
@@ -28,8 +37,8 @@ fn acquire() -> impl Strategy<Value = Acquire> {
         Just(IfBusy::Fail),
         any::<Option<u64>>().prop_map(|at_most_ms| IfBusy::Wait { at_most_ms }),
     ];
-    let numbers = (any::<u64>(), any::<u64>(), any::<u64>(), any::<u64>());
-    let names = prop::collection::vec(name(), 0..5);
+    let numbers = (any::<u64>(), any::<u64>(), any::<u64>(), mostly(0..=limits::KEEP_CLOSED_MS_MAX));
+    let names = prop_oneof![9 => prop::collection::vec(name(), 1..5), 1 => Just(Vec::new())];
     let bytes = prop::collection::vec(any::<u8>(), 0..40);
     (numbers, names, mode(), any::<bool>(), if_busy, bytes.clone(), bytes).prop_map(
         |((session, seq, done_through, keep_closed_ms), names, mode, subtree, if_busy, value, meta)| {
@@ -111,6 +120,11 @@ fn command() -> impl Strategy<Value = Command> {
 }
 
 fn request() -> impl Strategy<Value = Request> {
+    let durations = (
+        mostly(limits::TTL_MS_MIN..=limits::TTL_MS_MAX),
+        mostly(0..=limits::LOCK_DELAY_MS_MAX),
+        mostly(0..=limits::TTL_MS_MIN),
+    );
     prop_oneof![
         own_command().prop_map(|command| {
             let (session, seq) = match &command {
@@ -131,8 +145,8 @@ fn request() -> impl Strategy<Value = Request> {
         (any::<u64>(), any::<[u8; 16]>(), any::<u64>()).prop_map(|(session, secret, attach)| {
             Request::Attach { session: SessionId(session), secret, attach }
         }),
-        (any::<[u8; 16]>(), any::<[u64; 4]>(), "[a-z]{0,20}").prop_map(
-            |(secret, [ttl_ms, lock_delay_ms, linger_ms, attach], label)| Request::Open(Open {
+        (any::<[u8; 16]>(), durations, any::<u64>(), "[a-z]{0,20}").prop_map(
+            |(secret, (ttl_ms, lock_delay_ms, linger_ms), attach, label)| Request::Open(Open {
                 secret,
                 ttl_ms,
                 lock_delay_ms,
@@ -155,7 +169,13 @@ proptest! {
     fn a_request_is_read_as_it_was_written(request in request()) {
         let bytes = v1::ClientItem::from(request.clone()).encode_to_vec();
         let item = v1::ClientItem::decode(&bytes[..]).expect("our own bytes");
-        prop_assert_eq!(Request::try_from(item), Ok(request));
+        match (Request::try_from(item), check(&request)) {
+            (Ok(read), Ok(())) => prop_assert_eq!(read, request),
+            (Err(error), Err(rejection)) => {
+                prop_assert!(error.to_string().contains(&rejection.to_string()), "{}", error);
+            }
+            (read, checked) => prop_assert!(false, "{:?}, {:?}", read, checked),
+        }
     }
 
     #[test]
@@ -184,48 +204,104 @@ proptest! {
     }
 }
 
+/// Whether its content is allowed.
+fn check(request: &Request) -> Result<(), Rejection> {
+    match request {
+        Request::Open(open) => {
+            let Command::OpenSession(open) = open.command([0; 32]) else { panic!("{open:?}") };
+            SessionContent::from(&open).check()
+        }
+        Request::Command { command: Command::Acquire(acquire), .. } => AcquireContent::from(acquire).check(),
+        _ => Ok(()),
+    }
+}
+
 /// The item of a session, with this body.
-fn item(what: v1::client_item::What) -> Result<Request, lockkeeper_wire::Malformed> {
+fn item(what: What) -> Result<Request, ItemError> {
     Request::try_from(v1::ClientItem { session: 1, what: Some(what) })
 }
 
-#[test]
-fn a_field_out_of_bounds_is_named_with_its_value_and_its_limit() {
-    use v1::client_item::What;
-    let acquire = |change: fn(&mut v1::Acquire)| {
-        let mut acquire = v1::Acquire {
-            names: vec!["a".into()],
-            mode: v1::Mode::Exclusive.into(),
-            ..v1::Acquire::default()
-        };
-        change(&mut acquire);
-        item(What::Acquire(acquire)).unwrap_err().to_string()
+fn acquire_with(change: fn(&mut v1::Acquire)) -> What {
+    let mut acquire = v1::Acquire {
+        seq: 7,
+        names: vec!["a".into()],
+        mode: v1::Mode::Exclusive.into(),
+        ..v1::Acquire::default()
     };
-    let attach = |secret: Vec<u8>| item(What::Attach(v1::AttachSession { secret, attach: 1 }));
-    assert_eq!(acquire(|it| it.mode = 9), "malformed message: mode 9 is unknown");
-    assert_eq!(
-        acquire(|it| it.names = vec!["a".into(); 100]),
-        "malformed message: a request has 100 names, at most 64 are allowed"
-    );
-    assert!(acquire(|it| it.names = vec!["a//b".into()]).contains("segment"));
-    assert_eq!(
-        acquire(|it| it.value = vec![0; 100_000]),
-        "malformed message: `value` has 100000 bytes, at most 4096 are allowed"
-    );
-    assert_eq!(
-        attach(vec![1; 3]).unwrap_err().to_string(),
-        "malformed message: a session's secret has 3 bytes, it must have 16"
-    );
+    change(&mut acquire);
+    What::Acquire(acquire)
 }
 
 #[test]
-fn what_is_a_little_over_a_limit_is_left_to_the_table_which_keeps_its_answer() {
-    use v1::client_item::What;
-    let acquire = v1::Acquire {
-        names: vec!["a".into(); 65],
-        mode: v1::Mode::Exclusive.into(),
-        value: vec![0; 5_000],
-        ..v1::Acquire::default()
+fn a_command_over_a_limit_is_refused_with_its_value_and_its_limit() {
+    let cases = [
+        (acquire_with(|it| it.mode = 9), "mode 9 is unknown"),
+        (acquire_with(|it| it.names.clear()), "the request has 0 names, 1 to 64 are allowed"),
+        (acquire_with(|it| it.names = vec!["a".into(); 65]), "the request has 65 names, 1 to 64 are allowed"),
+        (acquire_with(|it| it.names = vec![String::new(); 9999]), "the request has 9999 names"),
+        (acquire_with(|it| it.names = vec!["a//b".into()]), "\"a//b\" has an empty segment at byte 2"),
+        (acquire_with(|it| it.names = vec!["x".repeat(513)]), "has 513 bytes, at most 512 are allowed"),
+        (acquire_with(|it| it.value = vec![0; 4097]), "the value has 4097 bytes, at most 4096 are allowed"),
+        (
+            acquire_with(|it| it.meta = vec![0; 1025]),
+            "the meta data have 1025 bytes, at most 1024 are allowed",
+        ),
+        (
+            acquire_with(|it| it.keep_closed_ms = 86_400_001),
+            "keep_closed is 86400001 ms, at most 86400000 ms",
+        ),
+        (
+            acquire_with(|it| (it.mode, it.permits) = (v1::Mode::Permit.into(), Some(65_537))),
+            "65537 permits were asked for, 1 to 65536 are allowed",
+        ),
+        (
+            What::SetValue(v1::SetValue { seq: 7, value: vec![0; 4097], ..v1::SetValue::default() }),
+            "the value has 4097 bytes, at most 4096 are allowed",
+        ),
+    ];
+    for (what, text) in cases {
+        match item(what) {
+            Err(ItemError::Refused { session: 1, seq: 7, refused }) => {
+                assert_eq!(refused.code(), v1::RefusedCode::Invalid);
+                assert!(refused.text.contains(text), "{text}: {}", refused.text);
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_session_over_a_limit_is_refused_by_the_prefix_of_its_secret() {
+    let open = v1::OpenSession {
+        secret: (1..=16).collect(),
+        ttl_ms: 5_000,
+        label: "x".repeat(257),
+        attach: 1,
+        ..v1::OpenSession::default()
     };
-    assert!(item(What::Acquire(acquire)).is_ok(), "refused by the table, under its own seq (R6)");
+    let (_, refusals) =
+        requests(vec![v1::ClientItem { session: 0, what: Some(What::Open(open)) }]).expect("an answer");
+    let [v1::ServerItem { session: 0, seq: 0, what: Some(server_item::What::Refused(refused)) }] =
+        &refusals[..]
+    else {
+        panic!("{refusals:?}")
+    };
+    assert_eq!(refused.secret_prefix, u64::from_le_bytes([1, 2, 3, 4, 5, 6, 7, 8]));
+    assert_eq!(refused.text, "`label` has 257 bytes, at most 256 are allowed");
+}
+
+/// A refusal without session and seq would be taken for another's.
+#[test]
+fn an_item_that_names_no_command_is_malformed() {
+    let attach = What::Attach(v1::AttachSession { secret: vec![1; 3], attach: 1 });
+    let error = item(attach).unwrap_err();
+    assert_eq!(error.to_string(), "malformed message: a session's secret has 3 bytes, it must have 16");
+    let nameless = [
+        v1::ClientItem { session: 1, what: None },
+        v1::ClientItem { session: 0, what: Some(acquire_with(|it| it.mode = 9)) },
+        v1::ClientItem { session: 1, what: Some(acquire_with(|it| (it.seq, it.mode) = (0, 9))) },
+    ];
+    for item in nameless {
+        assert!(matches!(Request::try_from(item.clone()), Err(ItemError::Malformed(_))), "{item:?}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
 
 use lockkeeper_cli::exit;
 use nix::sys::signal::Signal;
@@ -194,14 +195,53 @@ fn a_directory_that_holds_anything_is_left_alone() {
 }
 
 #[test]
-fn an_unfinished_restore_is_refused_by_a_start() {
+fn a_restore_that_fails_at_any_sync_is_refused_by_a_start_and_can_be_repeated() {
     let place = with_backup();
-    said(&place, "restore locks --data new");
-    // The founding record is written last.
-    fs::remove_file(place.path("new/founding")).unwrap();
+    let highest = 1_u64 << 50;
+    let shim = lockkeeper_rig::Shim::new(&place.path(""));
+    shim.set(lockkeeper_rig::Number::Error, 5);
+    let (mut refused, mut is_done) = (0, false);
+    // The first syncs are of the directory's own name.
+    for sync in 1.. {
+        shim.set(lockkeeper_rig::Number::FailIn, sync);
+        let tokens = highest.to_string();
+        let mut command = place.bare(["restore", "locks", "--data", "new", "--tokens-above", &tokens]);
+        let ended = command.envs(shim.environment()).ended();
+        if ended.code == 0 {
+            is_done = sync > 5;
+            break;
+        }
+        let is_marked = place.path("new/restore-unfinished").exists();
+        let files = fs::read_dir(place.path("new")).map_or(0, Iterator::count);
+        assert!(is_marked || files <= 1, "sync {sync} failed: no mark, and {files} files");
+        if is_marked {
+            refused += 1;
+            ended.is_one_line(exit::IO, &["is not finished", "Run it again with the same directory"]);
+            place
+                .ran("serve --data new --listen 127.0.0.1:0")
+                .is_one_line(exit::IO, &["/new`", "was not finished", "run it again", "empty the directory"]);
+        }
+    }
+    assert!(is_done && refused > 3, "{refused} were refused, the last was done: {is_done}");
+    let (_place, _node, tokens) = served(place, "new");
+    assert_eq!(tokens[0], highest + 1);
+}
+
+#[test]
+fn a_restore_without_room_is_refused_by_a_start_and_can_be_repeated() {
+    let place = with_backup();
+    // Room for small files, not for a segment of the log: its write fails (EFBIG).
+    let script = r#"trap '' XFSZ; ulimit -f 2048; exec "$0" restore locks --data new"#;
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]).current_dir(place.path(""));
+    command
+        .ended()
+        .is_one_line(exit::IO, &["/new`", "is not finished", "Run it again with the same directory"]);
     place
         .ran("serve --data new --listen 127.0.0.1:0")
-        .is_one_line(exit::IO, &["`founding`", "the file is missing"]);
+        .is_one_line(exit::IO, &["/new`", "was not finished", "run it again"]);
+    said(&place, "restore locks --data new");
+    let (_place, _node, _tokens) = served(place, "new");
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
     wait_until("both others have asked it", || {
         nodes.values().all(|node| {
             let log = node.log();
-            log.contains("node 1 can't be talked to") && log.contains("belongs to cluster")
+            log.contains("node 1 can't be talked to") && log.contains("belongs to another cluster")
         })
     });
     // They come back every second.

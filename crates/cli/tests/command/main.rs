@@ -6,6 +6,7 @@ mod cluster;
 mod documents;
 mod fencing;
 mod forming;
+mod grace;
 mod node;
 mod operators;
 mod others;

@@ -50,6 +50,30 @@ impl Hold {
         }
         self.lost.cancel();
     }
+
+    /// Until when the hold may be relied on; `None` if it has no deadline. `deadline` reads the session's, in nanoseconds,
+    /// `u64::MAX` where it has none; `now` reads the clock.
+    fn valid_until(
+        &self,
+        deadline: impl FnOnce() -> u64,
+        now: impl FnOnce() -> BootInstant,
+        backend: &'static str,
+    ) -> Result<Option<BootInstant>, Lost> {
+        let own = self.ends_at.load(Ordering::SeqCst);
+        let deadline = deadline();
+        // Read after the deadline: a loss is signalled before a later deadline is stored, so with that one it is seen.
+        if let Some(&cause) = self.cause.get() {
+            return Err(Lost { cause });
+        }
+        let until = BootInstant::from_nanos(own.min(deadline));
+        if now() < until {
+            return Ok((until != BootInstant::MAX).then_some(until));
+        }
+        let cause = if own < deadline { LossCause::MaxHold } else { LossCause::Expired };
+        self.lose(cause, backend);
+        // The cell has the first cause, which the machine may have set.
+        Err(Lost { cause: self.cause.get().copied().unwrap_or(cause) })
+    }
 }
 
 impl HoldHandle {
@@ -96,20 +120,30 @@ impl HoldHandle {
 
     /// Until when the hold may be relied on; `None` if it has no deadline. `Err` if that moment has come (P5).
     pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
-        if let Some(&cause) = self.hold.cause.get() {
-            return Err(Lost { cause });
-        }
         let inner = &self.session.0;
-        let own = self.hold.ends_at.load(Ordering::SeqCst);
-        let belief = if inner.has_ttl { inner.belief.load(Ordering::SeqCst) } else { u64::MAX };
-        let now = inner.clock.now();
-        let until = BootInstant::from_nanos(own.min(belief));
-        if now < until {
-            return Ok((until != BootInstant::MAX).then_some(until));
+        let deadline = || if inner.has_ttl { inner.belief.load(Ordering::SeqCst) } else { u64::MAX };
+        self.hold.valid_until(deadline, || inner.clock.now(), inner.name())
+    }
+
+    /// Waits until [`Self::valid_until`] is another than `known`, and returns it.
+    pub(crate) async fn valid_until_changes(
+        &self,
+        known: Option<BootInstant>,
+    ) -> Result<Option<BootInstant>, Lost> {
+        loop {
+            let moved = self.session.0.deadline_moved.notified();
+            tokio::pin!(moved);
+            // From here on no move is missed.
+            moved.as_mut().enable();
+            let until = self.valid_until()?;
+            if until != known {
+                return Ok(until);
+            }
+            tokio::select! {
+                () = moved => {}
+                () = self.hold.lost.cancelled() => {}
+            }
         }
-        self.hold.lose(if own < belief { LossCause::MaxHold } else { LossCause::Expired }, inner.name());
-        // Again from the cell: the machine may have known a better cause first.
-        Err(Lost { cause: self.hold.cause.get().copied().unwrap_or(LossCause::Expired) })
     }
 
     pub(crate) fn now(&self) -> BootInstant {
@@ -204,5 +238,22 @@ impl Drop for HoldHandle {
         if !self.over {
             self.session.0.input(Input::Abandon(self.key));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The machine signals a loss first and moves the deadline later; a caller may read between the two.
+    #[test]
+    fn a_hold_lost_before_the_deadline_moves_is_lost_to_who_reads_the_later_deadline() {
+        let hold = Hold::new();
+        let deadline = || {
+            hold.lose(LossCause::Broken, "memory");
+            2_000
+        };
+        let read = hold.valid_until(deadline, || BootInstant::from_nanos(1_000), "memory");
+        assert_eq!(read, Err(Lost { cause: LossCause::Broken }));
     }
 }

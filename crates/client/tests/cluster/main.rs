@@ -50,7 +50,8 @@ async fn a_follower_answers_every_call_as_its_leader_does() {
         let checked = calls.check_token(check("gone", gone)).await.unwrap().into_inner();
         assert_eq!(checked.status(), v1::TokenStatus::NotCurrent, "as the leader knows it now");
 
-        let asked = v1::DescribeRequest { name: "a/b".into(), waiters_max: 1 };
+        let asked =
+            v1::DescribeRequest { name: "a/b".into(), waiters_max: 1, ..v1::DescribeRequest::default() };
         let lock = calls.describe(asked).await.unwrap().into_inner().lock.unwrap();
         assert_eq!(lock.holds[0].token, token);
         let asked = v1::ListRequest { prefix: "a".into(), ..v1::ListRequest::default() };
@@ -60,7 +61,8 @@ async fn a_follower_answers_every_call_as_its_leader_does() {
 
         let limit = v1::SetLimitRequest { name: "pool".into(), permits: Some(node as u32 + 1) };
         calls.set_limit(limit).await.unwrap();
-        let asked = v1::DescribeRequest { name: "pool".into(), waiters_max: 1 };
+        let asked =
+            v1::DescribeRequest { name: "pool".into(), waiters_max: 1, ..v1::DescribeRequest::default() };
         let pool = calls.describe(asked).await.unwrap().into_inner().lock.unwrap();
         assert_eq!(pool.permits, Some(node as u32 + 1));
 

@@ -56,7 +56,7 @@ async fn derive(subject: &impl Subject, promise: usize) -> Found {
         2 => Found::of(p2_rising(subject).await, p2_after_restart(subject).await),
         3 => Found::of(p3_fenced_sections(subject).await, true),
         4 => Found::of(p4_late_release(subject).await, true),
-        5 => Found::of(p5_knows_first(subject).await, true),
+        5 => Found::of(p5_knows_first(subject).await && p5_overtaken(subject).await, true),
         6 => Found::of(p6_confirmed(subject).await, true),
         7 => Found::of(p7_retries(subject).await, true),
         8 => Found::of(p8_dead_waiter(subject).await, true),
@@ -175,6 +175,34 @@ async fn p5_knows_first(subject: &impl Subject) -> bool {
         }
     }
     true
+}
+
+/// A keep-alive that overtakes an acquire of its session did not renew that hold: its holder knows first all the same.
+async fn p5_overtaken(subject: &impl Subject) -> bool {
+    // A keep-alive comes every third of the ttl; an attempt has a sixth of it for its answer.
+    let (name, ttl) = ("promises/p5/overtaken", 12 * SECOND);
+    if !subject.hold_back(name) {
+        return true;
+    }
+    let label = "overtakes itself";
+    let locks = subject.client(label).await;
+    let lock = |name: &str| locks.mutex(name).ttl(ttl);
+    let other = lock("promises/p5/other").acquire().await.unwrap();
+    // By now the callers' own connections are there, where a backend has them.
+    lock("promises/p5/warm").acquire().await.unwrap().release().await.unwrap();
+    until("the next keep-alive is near", async || other.check(ttl * 7 / 10).is_err().then_some(())).await;
+    let before = other.valid_until();
+    let overtaken = lock(name);
+    let acquiring = tokio::spawn(async move { overtaken.acquire().await });
+    until("the attempt is held back", async || subject.is_held_back().then_some(())).await;
+    until("the keep-alive is acknowledged", async || (other.valid_until() != before).then_some(())).await;
+    subject.let_go();
+    let former = acquiring.await.unwrap().unwrap();
+    subject.cut_off(label);
+    let next = subject.client("next").await.mutex(name).wait(Wait::For(20 * SECOND)).acquire().await;
+    let knows = former.lost().is_cancelled() && former.check(Duration::ZERO).is_err();
+    drop(other);
+    knows && next.is_ok()
 }
 
 /// What is not acknowledged moves no deadline; where nothing expires there is none to move.

@@ -3,11 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 /// Faults of all proxies of a service.
 #[derive(Clone, Default)]
-pub(crate) struct Faults(Arc<Mutex<State>>);
+pub(crate) struct Faults {
+    state: Arc<Mutex<State>>,
+    /// [`Faults::let_go`] was called.
+    let_go: Arc<Condvar>,
+}
 
 #[derive(Default)]
 struct State {
@@ -16,10 +20,19 @@ struct State {
     silent: BTreeSet<String>,
     lose_answers: u32,
     lose_calls: u32,
+    hold_back: HoldBack,
     /// Addresses that a client is told, and what it is told instead: texts of the same length.
     instead: BTreeMap<String, Vec<(String, String)>>,
     /// Every connection with the label of its client.
     open: Vec<(String, TcpStream)>,
+}
+
+/// Pieces that reach the service only once they are let go, and everything behind them on their connections.
+#[derive(Default)]
+struct HoldBack {
+    /// What the pieces contain, and how many more are held back.
+    next: Option<(String, usize)>,
+    held: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -31,7 +44,36 @@ enum Way {
 #[allow(dead_code, reason = "each test binary that takes this file in causes some of the faults")]
 impl Faults {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap()
+        self.state.lock().unwrap()
+    }
+
+    /// The next `count` pieces that go to the service with `text` in them stay here until [`Faults::let_go`], and with
+    /// them what follows on their connections.
+    pub(crate) fn hold_back(&self, text: &str, count: usize) {
+        self.state().hold_back = HoldBack { next: Some((text.to_owned(), count)), held: 0 };
+    }
+
+    /// How many pieces are held back.
+    pub(crate) fn held_back(&self) -> usize {
+        self.state().hold_back.held
+    }
+
+    /// Sends what is held back.
+    pub(crate) fn let_go(&self) {
+        self.state().hold_back = HoldBack::default();
+        self.let_go.notify_all();
+    }
+
+    /// Waits while this piece is to be held back.
+    fn pass_or_wait(&self, piece: &[u8]) {
+        let mut state = self.state();
+        let Some((text, left @ 1..)) = &mut state.hold_back.next else { return };
+        if !piece.windows(text.len()).any(|window| window == text.as_bytes()) {
+            return;
+        }
+        *left -= 1;
+        state.hold_back.held += 1;
+        let _unlocked = self.let_go.wait_while(state, |state| state.hold_back.held > 0).unwrap();
     }
 
     /// Nothing of this client passes any more, and its connections are closed.
@@ -138,6 +180,9 @@ impl Faults {
                 }
                 for (from, to) in &instead {
                     replace(&mut piece[..read], from.as_bytes(), to.as_bytes());
+                }
+                if way == Way::Up {
+                    faults.pass_or_wait(&piece[..read]);
                 }
                 if faults.loses(&label, way) || to.write_all(&piece[..read]).is_err() {
                     break;

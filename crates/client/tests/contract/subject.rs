@@ -51,6 +51,22 @@ pub(crate) trait Subject: Sync {
         self.faults().map(|faults| faults.lose_calls(count)).is_some()
     }
 
+    /// The next attempt to hold `name` is not confirmed before [`Subject::let_go`], while keep-alives are. `false`: an
+    /// attempt can't be overtaken here, or nothing is kept alive.
+    fn hold_back(&self, _name: &str) -> bool {
+        false
+    }
+
+    /// Whether an attempt is held back.
+    fn is_held_back(&self) -> bool {
+        self.faults().is_some_and(|faults| faults.held_back() > 0)
+    }
+
+    /// Lets the held attempt go on.
+    fn let_go(&self) {
+        self.faults().inspect(|faults| faults.let_go());
+    }
+
     /// The service stands still for so long. `false`: there is no service.
     fn stall(&self, duration: Duration) -> bool;
 

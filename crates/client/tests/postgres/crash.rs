@@ -4,7 +4,9 @@ use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
-use lockkeeper::Locks;
+use lockkeeper::backends::postgres::tokio_postgres::{self, NoTls};
+use lockkeeper::backends::postgres::{PgKey, lock_in_transaction};
+use lockkeeper::{Locks, Token};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -98,6 +100,72 @@ async fn a_stopped_process_keeps_its_lock() {
         drop(victim);
         locks.mutex("a").acquire().await.unwrap().release().await.unwrap();
     }
+}
+
+/// A server that leaves its log in memory until a commit waits for it, and has nothing there yet.
+fn forgetful(more: &[&str]) -> World {
+    let world = World::with(&[&["-c", "wal_writer_delay=10s", "-c", "autovacuum=off"], more].concat());
+    world.server.psql("checkpoint");
+    world
+}
+
+fn crash(world: &World) {
+    world.server.kill();
+    world.server.start_again();
+}
+
+async fn connection(world: &World) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(&world.server.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// The token of a lock in a transaction that does nothing else, and is committed.
+async fn token_of_transaction(world: &World) -> Option<Token> {
+    let mut client = connection(world).await;
+    let transaction = client.transaction().await.unwrap();
+    let locked = lock_in_transaction(&transaction, "a", PgKey::default(), false).await.unwrap();
+    transaction.commit().await.unwrap();
+    locked.token
+}
+
+#[tokio::test]
+async fn tokens_rise_over_a_crash_of_a_server_whose_commits_do_not_wait() {
+    for kind in KINDS {
+        let world = forgetful(&["-c", "synchronous_commit=off"]);
+        let token = async |label| {
+            let held = world.client(kind, label).await.mutex("a").acquire().await.unwrap();
+            let token = held.token_hint();
+            held.release().await.unwrap();
+            token
+        };
+        let before = token("before").await;
+        crash(&world);
+        let after = token("after").await;
+        assert!(before < after, "{kind}: {before:?}, and {after:?} after the crash");
+    }
+}
+
+#[tokio::test]
+async fn tokens_of_committed_transactions_rise_over_a_crash_of_a_server_whose_commits_do_not_wait() {
+    let world = forgetful(&["-c", "synchronous_commit=off"]);
+    let before = token_of_transaction(&world).await;
+    crash(&world);
+    let after = token_of_transaction(&world).await;
+    assert!(before < after, "{before:?}, and {after:?} after the crash");
+}
+
+/// A sequence logs every 32nd value: what covers a token may be in the log of another transaction, which never ends.
+#[tokio::test]
+async fn tokens_of_committed_transactions_rise_over_a_crash_that_ends_the_transaction_they_were_logged_by() {
+    let world = forgetful(&[]);
+    let mut other = connection(&world).await;
+    let unfinished = other.transaction().await.unwrap();
+    unfinished.batch_execute("select nextval('lockkeeper.token')").await.unwrap();
+    let before = token_of_transaction(&world).await;
+    crash(&world);
+    let after = token_of_transaction(&world).await;
+    assert!(before < after, "{before:?}, and {after:?} after the crash");
 }
 
 /// Not a question to the backend, but its victim: without its order it only shows that it has none.

@@ -8,6 +8,7 @@ use crate::limits;
 use crate::name::LockName;
 use crate::reply::{End, Rejection, Reply};
 use crate::types::{Mode, ModeKind, Seq, SessionId, Ticket};
+use crate::validate::{self, AcquireContent};
 
 impl Table {
     /// The checks come in the order of rule R7.
@@ -57,7 +58,7 @@ impl Table {
 
     /// `Ok` is granted or queued, `Err` a final answer.
     fn try_acquire(&mut self, acquire: Acquire) -> Result<Reply, Reply> {
-        check_content(&acquire).map_err(Reply::Refused)?;
+        AcquireContent::from(&acquire).check().map_err(Reply::Refused)?;
         let names = merge(acquire.names, acquire.subtree);
         let kind = acquire.mode.kind();
         if let Mode::Permit { of } = acquire.mode {
@@ -149,17 +150,14 @@ impl Table {
         if let Err(answer) = self.take_seq(id, seq, done_through) {
             return answer;
         }
-        let reply = if value.len() > limits::VALUE_BYTES_MAX {
-            Reply::Refused(Rejection::ValueTooLong { bytes: value.len() })
-        } else {
-            match self.own_hold(id, target) {
-                Ok(hold) if self.would_overfill(hold, value.len()) => Reply::Refused(Rejection::TableFull),
-                Ok(hold) => {
-                    self.requests.edit(hold, &self.names, |request| request.extras_mut().value = value);
-                    Reply::Done
-                }
-                Err(reply) => reply,
+        let hold = validate::value(value.len()).map_err(Reply::Refused);
+        let reply = match hold.and_then(|()| self.own_hold(id, target)) {
+            Ok(hold) if self.would_overfill(hold, value.len()) => Reply::Refused(Rejection::TableFull),
+            Ok(hold) => {
+                self.requests.edit(hold, &self.names, |request| request.extras_mut().value = value);
+                Reply::Done
             }
+            Err(reply) => reply,
         };
         self.keep_own(id, seq, reply)
     }
@@ -209,33 +207,6 @@ pub(super) struct Wanted<'a> {
     pub(super) subtree: bool,
     /// The number of permits it asked for, which counts only where no limit is in force yet.
     pub(super) of: Option<u32>,
-}
-
-fn check_content(acquire: &Acquire) -> Result<(), Rejection> {
-    let count = acquire.names.len();
-    if count == 0 || count > limits::NAMES_PER_REQUEST_MAX {
-        return Err(Rejection::NameCount { count });
-    }
-    if let Mode::Permit { of } = acquire.mode {
-        if acquire.subtree {
-            return Err(Rejection::PermitSubtree);
-        }
-        if let Some(of) = of
-            && !(1..=limits::PERMITS_MAX).contains(&of)
-        {
-            return Err(Rejection::PermitCount { of });
-        }
-    }
-    if acquire.keep_closed_ms > limits::KEEP_CLOSED_MS_MAX {
-        return Err(Rejection::KeepClosed { ms: acquire.keep_closed_ms });
-    }
-    if acquire.value.len() > limits::VALUE_BYTES_MAX {
-        return Err(Rejection::ValueTooLong { bytes: acquire.value.len() });
-    }
-    if acquire.meta.len() > limits::META_BYTES_MAX {
-        return Err(Rejection::MetaTooLong { bytes: acquire.meta.len() });
-    }
-    Ok(())
 }
 
 /// The set of names in byte order; with `subtree`, without those that another of the set covers (N1).

@@ -8,6 +8,7 @@ use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Rejection, Reply};
 use crate::types::{ModeKind, Ticket};
+use crate::validate;
 
 impl Table {
     /// Judges a permit request's number against the limits in force, in byte order (L2, L3). A stored limit overrides
@@ -41,10 +42,10 @@ impl Table {
     pub(super) fn set_limit(&mut self, name: &LockName, limit: Option<u32>) -> Reply {
         let had = self.names.find(name.as_str()).and_then(|node| self.names.get(node).here.limit());
         let was_stored = had.is_some_and(|had| had.stored);
+        if let Some(Err(rejection)) = limit.map(validate::permits) {
+            return Reply::Refused(rejection);
+        }
         let limit = match (limit, had) {
-            (Some(of), _) if !(1..=limits::PERMITS_MAX).contains(&of) => {
-                return Reply::Refused(Rejection::PermitCount { of });
-            }
             (Some(number), _) => {
                 if !was_stored {
                     if self.stored_limits >= limits::STORED_LIMITS_MAX {

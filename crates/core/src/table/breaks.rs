@@ -9,15 +9,14 @@ use super::request::{RequestId, Stage};
 use crate::command::Break;
 use crate::limits;
 use crate::name::{self, LockName};
-use crate::reply::{Effect, Effects, End, Rejection, Reply};
+use crate::reply::{Effect, Effects, End, Reply};
 use crate::types::Token;
+use crate::validate;
 
 impl Table {
     pub(super) fn break_hold(&mut self, order: &Break, out: &mut Effects) -> Reply {
-        for (field, text) in [("reason", &order.reason), ("by", &order.by)] {
-            if text.len() > limits::LABEL_BYTES_MAX {
-                return Reply::Refused(Rejection::TextTooLong { field, bytes: text.len() });
-            }
+        if let Err(rejection) = validate::break_texts(&order.reason, &order.by) {
+            return Reply::Refused(rejection);
         }
         let Some(id) = self.hold_covering(&order.name, order.token) else {
             return Reply::NotCurrent { live: self.live_tokens(&order.name) };

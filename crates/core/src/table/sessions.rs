@@ -8,13 +8,14 @@ use crate::command::OpenSession;
 use crate::limits;
 use crate::reply::{Effect, Effects, Rejection, Reply};
 use crate::types::SessionId;
+use crate::validate::SessionContent;
 
 impl Table {
     pub(super) fn open_session(&mut self, open: &OpenSession) -> Reply {
         if let Some(&session) = self.by_secret.get(&open.secret_hash) {
             return Reply::Opened { session };
         }
-        if let Err(rejection) = check_content(open) {
+        if let Err(rejection) = SessionContent::from(open).check() {
             return Reply::Refused(rejection);
         }
         if self.sessions.len() >= limits::SESSIONS_MAX {
@@ -58,20 +59,4 @@ impl Table {
         let closed = self.end_request(id, 0);
         debug_assert!(closed.is_none(), "a waiter leaves no closed hold (D2)");
     }
-}
-
-fn check_content(open: &OpenSession) -> Result<(), Rejection> {
-    if !(limits::TTL_MS_MIN..=limits::TTL_MS_MAX).contains(&open.ttl_ms) {
-        return Err(Rejection::Ttl { ms: open.ttl_ms });
-    }
-    if open.lock_delay_ms > limits::LOCK_DELAY_MS_MAX {
-        return Err(Rejection::LockDelay { ms: open.lock_delay_ms });
-    }
-    if open.linger_ms > open.ttl_ms {
-        return Err(Rejection::Linger { ms: open.linger_ms, ttl_ms: open.ttl_ms });
-    }
-    if open.label.len() > limits::LABEL_BYTES_MAX {
-        return Err(Rejection::TextTooLong { field: "label", bytes: open.label.len() });
-    }
-    Ok(())
 }

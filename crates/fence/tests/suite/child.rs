@@ -20,16 +20,21 @@ pub(crate) fn as_child() -> Option<(String, u64)> {
 /// Runs the test `name` of this program as a child. What it tells comes line by line through its stderr: the test
 /// harness writes to stdout.
 pub(crate) fn spawn(name: &str, address: &str, argument: u64) -> Child {
-    Command::new(env::current_exe().expect("this test"))
+    command(name, address, argument).spawn().expect("a child")
+}
+
+/// The command of [`spawn`].
+pub(crate) fn command(name: &str, address: &str, argument: u64) -> Command {
+    let mut command = Command::new(env::current_exe().expect("this test"));
+    command
         .args(["--exact", name, "--nocapture", "--test-threads=1"])
         .env(CHILD, address)
         .env(ARGUMENT, argument.to_string())
         .env("RUST_BACKTRACE", "0")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("a child")
+        .stderr(Stdio::piped());
+    command
 }
 
 pub(crate) fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {

@@ -29,6 +29,14 @@ pub enum Operation {
     Sync,
 }
 
+impl Operation {
+    /// Those that change the disk.
+    pub const CHANGES: &'static [Self] =
+        &[Self::Create, Self::Rename, Self::Remove, Self::SyncNames, Self::Write, Self::Sync];
+    /// Those that a full disk refuses.
+    pub const TAKES_SPACE: &'static [Self] = &[Self::Create, Self::Write];
+}
+
 /// A disk in memory. Clones are the same disk.
 #[derive(Clone, Default, Debug)]
 pub struct MemoryDisk {
@@ -47,11 +55,12 @@ struct State {
     /// Which run of the node this is: files that an earlier one had open are dead.
     run: u64,
     faults: Vec<Fault>,
+    outage: Option<Outage>,
     is_lying: bool,
     counts: BTreeMap<Operation, u64>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum NameChange {
     Create(String, u64),
     Rename(String, String, u64),
@@ -66,7 +75,16 @@ struct Fault {
     errno: i32,
 }
 
-#[derive(Default, Debug)]
+/// Operations that fail from some step on.
+#[derive(Debug)]
+struct Outage {
+    on: &'static [Operation],
+    /// How many more operations of these kinds succeed.
+    after: u64,
+    errno: i32,
+}
+
+#[derive(Clone, Default, Debug)]
 struct Contents {
     /// As programs see it.
     now: Vec<u8>,
@@ -128,9 +146,18 @@ impl MemoryDisk {
         self.lock().faults.push(Fault { on, after, errno });
     }
 
-    /// Forgets all faults that did not come to pass yet.
+    /// Makes every operation of these kinds fail with `errno` until [`MemoryDisk::heal`], after `after` of them, counted
+    /// together, have succeeded. With all kinds this is a process that is killed at step `after`; with those that take
+    /// space it is a disk that becomes full.
+    pub fn fail_from(&self, on: &'static [Operation], after: u64, errno: i32) {
+        self.lock().outage = Some(Outage { on, after, errno });
+    }
+
+    /// Clears all faults.
     pub fn heal(&self) {
-        self.lock().faults.clear();
+        let mut state = self.lock();
+        state.faults.clear();
+        state.outage = None;
     }
 
     /// From now on syncs do nothing, and say that they did.
@@ -177,6 +204,24 @@ impl MemoryDisk {
         copy
     }
 
+    /// A disk of its own that is as this one is, with what is not durable yet. Files that are open here are not there.
+    #[must_use]
+    pub fn fork(&self) -> Self {
+        let state = self.lock();
+        let files =
+            state.files.iter().map(|(file, contents)| (*file, Contents { open: 0, ..contents.clone() }));
+        let fork = State {
+            files: files.collect(),
+            next_file: state.next_file,
+            names: state.names.clone(),
+            durable_names: state.durable_names.clone(),
+            changes: state.changes.clone(),
+            run: state.run + 1,
+            ..State::default()
+        };
+        Self { state: Arc::new(Mutex::new(fork)) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -186,6 +231,12 @@ impl State {
     /// Counts an operation, and fails it if that was asked for.
     fn enter(&mut self, operation: Operation) -> io::Result<()> {
         *self.counts.entry(operation).or_default() += 1;
+        if let Some(outage) = self.outage.as_mut().filter(|outage| outage.on.contains(&operation)) {
+            match outage.after.checked_sub(1) {
+                Some(after) => outage.after = after,
+                None => return Err(io::Error::from_raw_os_error(outage.errno)),
+            }
+        }
         let mut due = None;
         for (index, fault) in self.faults.iter_mut().enumerate().filter(|(_, fault)| fault.on == operation) {
             match fault.after.checked_sub(1) {

@@ -3,6 +3,7 @@
 //! raft-rs is an older library whose protobuf parser has a known recursion flaw (RUSTSEC-2024-0437), so bytes from
 //! outside never reach it: entries and messages are encoded and decoded by our own schema, and what is built here is built by us.
 
+mod bounds;
 mod convert;
 mod lag;
 mod ready;
@@ -15,6 +16,7 @@ use raft::prelude::{Message, Snapshot};
 use raft::{ProgressState, RawNode, SnapshotStatus, StateRole};
 
 use crate::mutant::Mutant;
+use bounds::Standpoint;
 use convert::{
     coalesce, conf_change, from_conf_state, from_peer, to_committed, to_conf_state, to_peer, to_stored,
 };
@@ -151,9 +153,25 @@ impl Engine {
     ///
     /// # Errors
     /// [`Ignored`]: it can't be one of a member's.
-    pub(crate) fn step(&mut self, message: PeerMessage) -> Result<(), Ignored> {
+    pub(crate) fn step(&mut self, mut message: PeerMessage) -> Result<(), Ignored> {
+        bounds::check(&self.standpoint(), &mut message)?;
         let message = from_peer(self.raw.raft.id, message)?;
         self.step_raft(message)
+    }
+
+    /// The entry behind the end of this node's log that it must have, by the message of an honest peer.
+    pub(crate) fn beyond_log(&self, message: &PeerMessage) -> Option<u64> {
+        bounds::beyond_log(&self.standpoint(), message)
+    }
+
+    fn standpoint(&self) -> Standpoint {
+        Standpoint {
+            term: self.term(),
+            last: self.last_index(),
+            committed: self.committed(),
+            leader: self.leader(),
+            is_leader: self.is_leader(),
+        }
     }
 
     /// A snapshot has arrived whole: the engine decides whether it is news.
@@ -164,6 +182,7 @@ impl Engine {
         at: Position,
         configuration: &store::Configuration,
     ) -> Result<(), Ignored> {
+        bounds::check_snapshot(&self.standpoint(), from, term, at, configuration)?;
         let mut snapshot = Snapshot::default();
         let metadata = snapshot.mut_metadata();
         metadata.index = at.index;

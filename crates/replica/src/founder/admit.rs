@@ -1,11 +1,13 @@
 //! Whom a member of a cluster lets in. Asked by both sides of every connection, before any message of the consensus.
 
+use std::collections::BTreeMap;
+
 use lockkeeper_wire::peer::{Hello, Lane, Refusal, RefusalCode};
 use lockkeeper_wire::store::{Founding, Member};
 
-use super::refusals::{gone, hex, malformed, not_a_member, not_added, refusal, removed, too_old};
+use super::refusals::{gone, malformed, not_a_member, not_added, refusal, removed, too_old};
 use super::{ID_BYTES, PROTOCOL};
-use crate::members::Members;
+use crate::members::{Members, NODES_MAX};
 
 /// A member of a cluster, as it says hello and lets others in.
 #[derive(Clone, Copy, Debug)]
@@ -59,11 +61,9 @@ impl Identity<'_> {
         let is_member = !hello.cluster.is_empty();
         if is_member && hello.cluster != self.founding.cluster {
             let text = format!(
-                "node {node} belongs to cluster {}, node {} to cluster {}: an address leads to another cluster, or data \
+                "node {node} belongs to another cluster than node {}: an address leads to another cluster, or data \
                  directories were exchanged",
-                hex(&hello.cluster),
-                own.node,
-                hex(&self.founding.cluster)
+                own.node
             );
             return Err(refusal(RefusalCode::Stranger, text));
         }
@@ -77,20 +77,27 @@ impl Identity<'_> {
             (Some(known), _) if known.incarnation != hello.incarnation => Err(gone(node)),
             // It has not heard yet that its cluster is founded, or that it was added.
             (Some(_), _) => Ok(()),
-            (None, Some(candidate)) if !is_member => Err(not_added(candidate, &self.founding.cluster)),
+            (None, Some(candidate)) if !is_member => Err(not_added(candidate)),
             (None, _) if self.is_behind(hello) => Ok(()),
-            (None, _) => Err(not_a_member(node, &self.founding.cluster)),
+            (None, _) => Err(not_a_member(node)),
         }
     }
 
-    /// Whether it can be that the other was added, and this node has not heard of it: to keep it out could cost the cluster
-    /// its majority.
+    /// Whether the other was added later than this node's last change of members: to keep it out could cost the cluster its
+    /// majority. It shows the incarnation of every node that this one knows, present or removed; only members are told those,
+    /// so that is as much as a member shows that this node knows.
     fn is_behind(&self, hello: &Hello) -> bool {
-        hello.members.as_ref().is_some_and(|theirs| {
-            let is_itself =
-                |member: &Member| (member.node, &member.incarnation) == (hello.node, &hello.incarnation);
-            theirs.at > self.members.at && theirs.nodes.iter().any(is_itself)
-        })
+        let Some(theirs) = &hello.members else { return false };
+        let shown: BTreeMap<u64, &[u8]> = theirs.nodes.iter().map(|it| (it.node, &*it.incarnation)).collect();
+        let gone: BTreeMap<u64, &[u8]> =
+            theirs.removed.iter().map(|it| (it.node, &*it.incarnation)).collect();
+        let Members { nodes, removed, at, .. } = self.members;
+        let shows = |node: &u64, incarnation: &[u8]| shown.get(node).or(gone.get(node)) == Some(&incarnation);
+        theirs.at > *at
+            && theirs.nodes.len() <= NODES_MAX
+            && shown.get(&hello.node) == Some(&&*hello.incarnation)
+            && nodes.iter().all(|(node, member)| shows(node, &member.incarnation))
+            && removed.iter().all(|(node, incarnation)| gone.get(node) == Some(&&**incarnation))
     }
 }
 

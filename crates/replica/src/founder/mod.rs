@@ -29,8 +29,8 @@ use sha2::{Digest, Sha256};
 use crate::members::Members;
 pub use admit::Identity;
 use admit::check;
-pub use refusals::removed;
 use refusals::{gone, gone_while_founding, malformed, not_added, refusal, too_old};
+pub use refusals::{not_reached, removed};
 
 /// The version of what peers say to each other.
 pub const PROTOCOL: u32 = 1;
@@ -204,7 +204,7 @@ impl Founder {
             // One that waits to be added says so to whoever asks: that is how it is added.
             return match self.own.nodes.is_empty() {
                 true => self.step(),
-                false => Step::Refuse(not_added(&self.own, &hello.cluster)),
+                false => Step::Refuse(not_added(&self.own)),
             };
         };
         let founder = founding.members.iter().find(|founder| founder.node == own.node);

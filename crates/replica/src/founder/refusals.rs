@@ -1,6 +1,7 @@
 //! Why a node is not talked to, in words that say what to do.
-
-use std::fmt::Write;
+//!
+//! Anyone who can connect gets these texts, so they hold no id of a cluster and no incarnation: with those a stranger could pass for a
+//! member.
 
 use lockkeeper_wire::peer::{Hello, Refusal, RefusalCode};
 use lockkeeper_wire::store::{Candidate, Member};
@@ -49,24 +50,30 @@ pub fn removed(node: u64) -> Refusal {
     no_place(node, RefusalCode::Removed, text)
 }
 
-pub(super) fn not_added(candidate: &Candidate, cluster: &[u8]) -> Refusal {
+pub(super) fn not_added(candidate: &Candidate) -> Refusal {
     let Member { node, peer_address, .. } = member(candidate);
-    let cluster = hex(cluster);
     if candidate.nodes.is_empty() {
         let text = format!(
-            "node {node} is not added yet to cluster {cluster}: `lockkeeper cluster add {node}={peer_address}`"
+            "node {node} is not added yet to this cluster: `lockkeeper cluster add {node}={peer_address}`"
         );
         return refusal(RefusalCode::Later, text);
     }
     let text = format!(
-        "cluster {cluster} was founded without node {node}: start it with `--join` instead of `--cluster`, then \
+        "this cluster was founded without node {node}: start it with `--join` instead of `--cluster`, then \
          `lockkeeper cluster add {node}={peer_address}`"
     );
     refusal(RefusalCode::Stranger, text)
 }
 
-pub(super) fn not_a_member(node: u64, cluster: &[u8]) -> Refusal {
-    let text = format!("node {node} is no member of cluster {}, as far as this node knows", hex(cluster));
+pub(super) fn not_a_member(node: u64) -> Refusal {
+    let text = format!("node {node} is no member of this cluster, as far as this node knows");
+    refusal(RefusalCode::Later, text)
+}
+
+/// What a node hears that connects before the receiver has reached it at the address that it knows.
+#[must_use]
+pub fn not_reached(node: u64) -> Refusal {
+    let text = format!("node {node} is let in once it was reached at its own address: that is tried at once");
     refusal(RefusalCode::Later, text)
 }
 
@@ -76,12 +83,4 @@ pub(super) fn too_old(node: u64, known: u32, needed: u32) -> Refusal {
          the release of the other nodes"
     );
     refusal(RefusalCode::Version, text)
-}
-
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a String can't fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

@@ -269,8 +269,8 @@ fn whom_a_member_lets_in_and_what_it_tells_the_others() {
     );
     assert_eq!(
         changed(&|hello| hello.cluster = vec![0xC2; ID_BYTES]),
-        "Stranger node 2 belongs to cluster c2c2c2c2c2c2c2c2c2c2c2c2c2c2c2c2, node 1 to cluster \
-         c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1: an address leads to another cluster, or data directories were exchanged"
+        "Stranger node 2 belongs to another cluster than node 1: an address leads to another cluster, or data directories \
+         were exchanged"
     );
     let gone = "Wiped node 2's data are gone: `lockkeeper cluster remove 2`, then add it under a new id, with an empty \
                 data directory. The cluster knows another data directory of node 2; without what that one held it could \
@@ -287,18 +287,18 @@ fn whom_a_member_lets_in_and_what_it_tells_the_others() {
     let listing = Founder::new(four.clone()).hello(0, Lane::Greeting);
     assert_eq!(
         refused(&founding, &members, &listing),
-        "Stranger cluster c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1 was founded without node 4: start it with `--join` instead of \
-         `--cluster`, then `lockkeeper cluster add 4=peer-4:1`"
+        "Stranger this cluster was founded without node 4: start it with `--join` instead of `--cluster`, then `lockkeeper \
+         cluster add 4=peer-4:1`"
     );
     four.nodes.clear();
     let waiting = Founder::new(four).hello(0, Lane::Greeting);
     assert_eq!(
         refused(&founding, &members, &waiting),
-        "Later node 4 is not added yet to cluster c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1: `lockkeeper cluster add 4=peer-4:1`"
+        "Later node 4 is not added yet to this cluster: `lockkeeper cluster add 4=peer-4:1`"
     );
     assert_eq!(
         changed(&|hello| hello.node = 5),
-        "Later node 5 is no member of cluster c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1c1, as far as this node knows"
+        "Later node 5 is no member of this cluster, as far as this node knows"
     );
     assert!(changed(&|hello| hello.incarnation = vec![1]).starts_with("Version the greeting of node 2"));
 
@@ -324,9 +324,61 @@ fn a_node_that_was_added_meanwhile_is_let_in_by_one_that_has_not_heard_of_it() {
         let hello = identity(&own, &theirs).hello(1, Lane::Messages);
         assert!(refused(&founding, &members, &hello).starts_with(known), "at {at}");
     }
+    let admitted = |theirs: &Members| {
+        let hello = identity(&own, theirs).hello(1, Lane::Messages);
+        refused(&founding, &members, &hello) == "welcome"
+    };
+    assert!(admitted(&theirs));
+    // What a stranger that has learned the cluster's id can't know: the data directories of all that this node knows.
+    for node in [1, 2, 3] {
+        let mut guessed = theirs.clone();
+        guessed.nodes.get_mut(&node).expect("it is there").incarnation[0] ^= 1;
+        assert!(!admitted(&guessed), "of node {node} it has guessed");
+        let gone = guessed.nodes.remove(&node).expect("it is there");
+        assert!(!admitted(&guessed), "node {node} can't be forgotten");
+        guessed.removed.insert(node, gone.incarnation);
+        assert!(!admitted(&guessed), "node {node} was another one");
+        let known = theirs.nodes[&node].incarnation.clone();
+        guessed.removed.insert(node, known);
+        assert!(admitted(&guessed), "node {node} was removed meanwhile");
+    }
+    let mut crowd = theirs.clone();
+    crowd.nodes.extend((5..30).map(|node| (node, Member { node, ..Member::default() })));
+    assert!(!admitted(&crowd), "no cluster has so many");
     theirs.nodes.remove(&4);
-    let hello = identity(&own, &theirs).hello(1, Lane::Messages);
-    assert!(refused(&founding, &members, &hello).starts_with("Later"), "its own list is without it");
+    assert!(!admitted(&theirs), "its own list is without it");
+}
+
+/// Anyone gets them.
+#[test]
+fn no_refusal_tells_the_id_of_a_cluster_or_of_a_data_directory() {
+    let founding = founded();
+    let members = Members::founded(&founding);
+    let stranger = |node: u64, change: &dyn Fn(&mut Hello)| {
+        let mut hello =
+            Founder::new(Candidate { nodes: Vec::new(), ..candidate(node, 7) }).hello(1, Lane::Messages);
+        change(&mut hello);
+        Step::Refuse(identity(&founding, &members).admit(&hello).expect_err("it is a stranger"))
+    };
+    let all = [
+        stranger(2, &|_| {}),
+        stranger(4, &|_| {}),
+        stranger(4, &|hello| hello.candidate = Some(candidate(4, 7))),
+        stranger(4, &|hello| hello.cluster = vec![9; ID_BYTES]),
+        stranger(4, &|hello| hello.cluster = founding.cluster.clone()),
+        stranger(4, &|hello| hello.candidate = None),
+        stranger(1, &|_| {}),
+        stranger(4, &|hello| hello.protocol = 9),
+        stranger(4, &|hello| hello.rules_max = 0),
+        stranger(4, &|hello| hello.to = 3),
+        Founder::new(candidate(4, 0)).heard(&member_hello(&founding)),
+    ];
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let secrets: Vec<String> =
+        members.nodes.values().map(|it| hex(&it.incarnation)).chain([hex(&founding.cluster)]).collect();
+    for refusal in all.map(text) {
+        assert!(!secrets.iter().any(|secret| refusal.contains(secret)), "{refusal}");
+    }
 }
 
 #[test]

@@ -87,10 +87,11 @@ impl Replica {
         let (rules, applied) = (self.table.rules(), self.applied.index);
         while !self.turn.is_spent() || self.is(Mutant::TurnUnbounded) {
             let Some(Begun { entry, mut rest }) = self.turn.begun.take() else {
-                let Some(entry) = self.turn.committed.pop_front_if(|it| with_members || !it.is_members)
-                else {
+                let may = |next: &&Committed| with_members || !next.is_members;
+                if self.turn.committed.front().filter(may).is_none() {
                     break;
-                };
+                }
+                let Some(entry) = self.turn.committed.pop_front() else { break };
                 let rest = self.begin_entry(&entry)?;
                 self.turn.begun = Some(Begun { entry, rest });
                 continue;

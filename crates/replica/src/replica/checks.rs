@@ -24,7 +24,7 @@ use lockkeeper_wire::peer::{PeerKind, PeerMessage, TableDigest};
 use lockkeeper_wire::store::Configuration;
 
 use super::Replica;
-use crate::event::{Difference, Output};
+use crate::event::{Difference, LostEntries, Output};
 
 /// While it isn't known which of two tables is right, a leader waits so long for the voters that have not told, then names another
 /// entry. A walk over millions of locks takes seconds; and each costs a snapshot, so it must not be often.
@@ -55,12 +55,15 @@ pub(super) struct Checks {
     has_news: bool,
     /// This node is the wrong one, and that was said.
     is_wrong: bool,
+    /// Entries that this node has acknowledged are gone.
+    lost: Option<LostEntries>,
 }
 
 impl Checks {
     /// The leader names an entry that is still to come, unless it has done so.
     pub(super) fn name(&mut self, index: u64, applied: u64) {
-        if self.named <= applied {
+        // One behind `index`, the next entry, is no entry that a leader of this log can have named.
+        if self.named <= applied || self.named > index {
             self.named = index;
         }
     }
@@ -119,6 +122,10 @@ impl Replica {
         if message.term < self.engine.term() {
             return;
         }
+        if let Some(acknowledged) = self.engine.beyond_log(message) {
+            let last = self.engine.last_index();
+            self.checks.lost.get_or_insert(LostEntries { peer: message.from, acknowledged, last });
+        }
         let digest = message
             .digest
             .filter(|it| it.format == FORMAT)
@@ -143,6 +150,12 @@ impl Replica {
             }
             _ => {}
         }
+    }
+
+    /// Entries that this node has acknowledged and has no more, as a member's message has shown: it must stop, and advance no more.
+    #[must_use]
+    pub fn lost_entries(&self) -> Option<LostEntries> {
+        self.checks.lost
     }
 
     /// The leader's part: tells who differs, and finds what is right.

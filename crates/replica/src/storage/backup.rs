@@ -64,6 +64,7 @@ impl From<OpenError> for BackupError {
             // About data directories; reading one file meets none of these.
             other @ (OpenError::AnotherCluster { .. }
             | OpenError::Founded { .. }
+            | OpenError::Unfinished { .. }
             | OpenError::Unfounded { .. }) => {
                 Self::Damaged { file: String::new(), offset: 0, what: other.to_string() }
             }

@@ -51,6 +51,15 @@ pub enum OpenError {
         /// What shows it.
         file: String,
     },
+    /// A restore was cut off before its last step, so part of the table may be missing (P2).
+    #[error(
+        "`{file}` is there: a `lockkeeper restore` into this data directory was not finished, and part of its table is \
+         missing. Nothing was changed: run it again with the same directory, or empty the directory"
+    )]
+    Unfinished {
+        /// The restore's marker.
+        file: String,
+    },
     /// The founding record that was to be written makes no sense.
     #[error("this founding record can't be written: {what}")]
     Unfounded {

@@ -12,6 +12,7 @@
 //! | `log-N` | part N of the log, of fixed size; consecutive numbers from the oldest that is needed |
 //! | `snapshot-I` | the table after entry I |
 //! | `….new` | unfinished; removed at every start |
+//! | `restore-unfinished` | a restore was cut off; every start refuses the directory |
 //!
 //! A backup (`backup.rs`) is one file of its own, elsewhere.
 //!
@@ -26,6 +27,7 @@ mod log;
 mod pieces;
 mod record;
 mod replay;
+mod restore;
 mod segment;
 mod single;
 mod snapshot;
@@ -34,13 +36,14 @@ mod tests;
 
 use std::io;
 
-use lockkeeper_wire::store::{Candidate, Entry, Founding, HardState, SnapshotHead, SnapshotTail};
+use lockkeeper_wire::store::{Candidate, Entry, Founding, HardState};
 
 pub use backup::{BackupError, BackupParts, BackupReader};
 pub use error::OpenError;
 pub use format::{FORMAT_VERSION, PIECE_BYTES_MAX, SECTOR_BYTES};
 pub use log::Log;
 pub use record::RECORD_BYTES_MAX;
+pub use restore::{RESTORE_MARKER, restore};
 pub use segment::{Spare, SpareMaker};
 pub use snapshot::{Sealed, SnapshotReader, SnapshotWriter, Snapshots};
 
@@ -144,6 +147,7 @@ impl Removal {
 /// The names that mean something to us.
 #[derive(Default)]
 struct Names {
+    is_restoring: bool,
     is_founded: bool,
     is_candidate: bool,
     /// Numbers of segments, rising.
@@ -154,10 +158,31 @@ struct Names {
 }
 
 impl Names {
+    /// # Errors
+    /// [`OpenError::Unfinished`] in a directory that only a restore may change.
+    fn finished(disk: &impl Disk) -> Result<Self, OpenError> {
+        let names = Self::list(disk)?;
+        if names.is_restoring {
+            return Err(OpenError::Unfinished { file: RESTORE_MARKER.to_owned() });
+        }
+        Ok(names)
+    }
+
+    /// Whether a file of this name can be one of ours.
+    fn is_data(name: &str) -> bool {
+        name == founding::NAME
+            || name == candidate::NAME
+            || segment::numbered(name, "log-").is_some()
+            || snapshot::index(name).is_some()
+            || name.ends_with(TEMPORARY)
+    }
+
     fn list(disk: &impl Disk) -> Result<Self, OpenError> {
         let mut names = Self::default();
         for name in disk.list().map_err(OpenError::io("list", "."))? {
-            if name == founding::NAME {
+            if name == RESTORE_MARKER {
+                names.is_restoring = true;
+            } else if name == founding::NAME {
                 names.is_founded = true;
             } else if name == candidate::NAME {
                 names.is_candidate = true;
@@ -209,7 +234,11 @@ impl Names {
 /// # Errors
 /// [`OpenError`] by kind; its text says what to do. Pieces of the snapshot are checked only when they are read.
 pub fn open<D: Disk>(disk: &D, options: Options) -> Result<Opened<D>, OpenError> {
-    let names = Names::list(disk)?;
+    let names = Names::finished(disk)?;
+    open_listed(disk, options, &names)
+}
+
+fn open_listed<D: Disk>(disk: &D, options: Options, names: &Names) -> Result<Opened<D>, OpenError> {
     if !names.is_founded {
         names.check_unfounded(disk)?;
         return Ok(match names.is_candidate {
@@ -333,7 +362,7 @@ fn go_on<D: Disk>(
 /// # Errors
 /// As of [`found`].
 pub fn stand(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenError> {
-    let names = Names::list(disk)?;
+    let names = Names::finished(disk)?;
     if names.is_founded {
         return Err(OpenError::Founded { file: founding::NAME.to_owned() });
     }
@@ -349,7 +378,7 @@ pub fn stand(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenError> {
 /// whether the cluster was founded is unknown then, the next start finds out.
 pub fn found<D: Disk>(disk: &D, options: Options, founding: &Founding) -> Result<Existing<D>, OpenError> {
     let identity = founding::check(founding)?;
-    let names = Names::list(disk)?;
+    let names = Names::finished(disk)?;
     if names.is_founded {
         return Err(OpenError::Founded { file: founding::NAME.to_owned() });
     }
@@ -373,48 +402,10 @@ fn begin_log<D: Disk>(disk: &D, options: Options, identity: format::Identity) ->
 
 /// Opens what was written just now.
 fn reopen<D: Disk>(disk: &D, options: Options) -> Result<Existing<D>, OpenError> {
-    match open(disk, options)? {
+    match open_listed(disk, options, &Names::list(disk)?)? {
         Opened::Existing(existing) => Ok(existing),
         Opened::Empty | Opened::Candidate(_) => {
             Err(OpenError::corrupt(founding::NAME, 0, "it was written, and is gone"))
         }
     }
-}
-
-/// Fills an empty directory with a table: entry 1 of the cluster that `founding` founds. `pieces` are those of its walk,
-/// `digest` is what the walk ended with.
-///
-/// The founding record comes last. So what a crash leaves is refused by [`open`], and not taken for an empty table.
-///
-/// # Errors
-/// [`OpenError::Founded`] if anything is there; [`OpenError::Unfounded`] if `founding` makes no sense; [`OpenError::Io`].
-pub fn restore<D: Disk>(
-    disk: &D,
-    options: Options,
-    founding: &Founding,
-    pieces: impl Iterator<Item = Vec<u8>>,
-    digest: impl FnOnce() -> Vec<u8>,
-) -> Result<Existing<D>, OpenError> {
-    let identity = founding::check(founding)?;
-    if let Some(file) = disk.list().map_err(OpenError::io("list", "."))?.into_iter().next() {
-        return Err(OpenError::Founded { file });
-    }
-    begin_log(disk, options, identity)?;
-    let head = SnapshotHead { index: 1, term: 1, rules: founding.rules, members: None };
-    let write = || {
-        let mut writer = Snapshots::new(disk.clone(), identity).begin(&head)?;
-        let (mut count, mut bytes) = (0, 0);
-        for piece in pieces {
-            for part in piece.chunks(PIECE_BYTES_MAX) {
-                writer.piece(part)?;
-                count += 1;
-                bytes += part.len() as u64;
-            }
-        }
-        writer.finish(&SnapshotTail { pieces: count, bytes, digest: digest() })
-    };
-    // There is none before it that could be removed.
-    let Removal { .. } = write().map_err(OpenError::io("write the table into", "snapshot"))?;
-    founding::write(disk, founding, identity)?;
-    reopen(disk, options)
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use lockkeeper_core::{Restorer, Table};
 use lockkeeper_replica::mutant::Mutant;
 use lockkeeper_replica::{
-    Answer, AskId, Config, Difference, Event, Members, Output, Question, Received, Recovered, Replica,
-    SnapshotStep, StreamId, TAIL_BYTES, TICK,
+    Answer, AskId, Config, Difference, Event, LostEntries, Members, Output, Question, Received, Recovered,
+    Replica, SnapshotStep, StreamId, TAIL_BYTES, TICK,
 };
 use lockkeeper_wire::peer::{PeerKind, PeerMessage, SnapshotOffer};
 use lockkeeper_wire::request::{Open, Request};
@@ -43,7 +43,7 @@ pub(crate) struct Node {
     pub(crate) stored: Option<(store::SnapshotHead, Vec<u8>)>,
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
     /// A snapshot that was received, and that has no name yet.
-    sealed: Option<(store::SnapshotHead, Vec<u8>)>,
+    pub(crate) sealed: Option<(store::SnapshotHead, Vec<u8>)>,
     /// Snapshots that are to be sent, and those received ones that were no news.
     pub(crate) offers: Vec<SnapshotOffer>,
     pub(crate) unused: Vec<u64>,
@@ -51,6 +51,8 @@ pub(crate) struct Node {
     /// Who has another table, and whether this one is the one that stops.
     pub(crate) differ: Vec<Difference>,
     pub(crate) wrong: Option<Difference>,
+    /// Its disk has lost entries that it had acknowledged: it has stopped.
+    pub(crate) lost: Option<LostEntries>,
     pub(crate) snapshot_after: u64,
     pub(crate) tail_bytes: usize,
     pub(crate) mutant: Option<Mutant>,
@@ -102,6 +104,7 @@ impl World {
             is_removed: false,
             differ: Vec::new(),
             wrong: None,
+            lost: None,
             snapshot_after: u64::MAX,
             tail_bytes: TAIL_BYTES,
             mutant: None,
@@ -409,6 +412,10 @@ impl Node {
         loop {
             replica.begin(now);
             events.drain(..).for_each(|event| replica.handle(event));
+            self.lost = replica.lost_entries();
+            if self.lost.is_some() {
+                return sent;
+            }
             while let Some(write) = replica.advance().unwrap() {
                 self.outputs(replica.take_outputs(), &mut sent, &mut events);
                 if let Some(index) = write.installs() {

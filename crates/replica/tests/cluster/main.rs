@@ -4,6 +4,7 @@ mod batches;
 mod checks;
 mod elections;
 mod harness;
+mod hostile;
 #[path = "../single/items.rs"]
 mod items;
 mod leases;

@@ -1,13 +1,16 @@
 //! Backups: read as they were written or refused with the place, and restored whole or not at all.
 
+use std::collections::BTreeMap;
+
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::disk::memory::{MemoryDisk, MemoryFile, Operation};
 use lockkeeper_replica::storage::{self, BackupError, BackupReader, FORMAT_VERSION, OpenError, Opened};
-use lockkeeper_wire::store::BackupHead;
+use lockkeeper_wire::store::{BackupHead, Candidate, Member};
 
 use crate::support::*;
 
 const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
 const FILE: &str = "locks.backup";
 
 fn backup_head() -> BackupHead {
@@ -134,38 +137,119 @@ fn nothing_is_restored_where_anything_is() {
     assert_eq!(names(&disk), ["stranger"]);
 }
 
-#[test]
-fn a_restore_that_is_cut_off_is_never_taken_for_a_cluster_without_its_table() {
-    let cuts =
-        [Operation::Write, Operation::Sync, Operation::Create, Operation::Rename, Operation::SyncNames];
-    let (mut whole, mut refused, mut empty) = (0, 0, 0);
-    for cut in cuts {
-        for after in 0..12 {
-            for seed in 0..20 {
-                let disk = MemoryDisk::new();
-                disk.fail(cut, after, EIO);
-                let done = restore(&disk).is_ok();
-                let mut rng = Rng(seed);
-                disk.heal();
-                disk.crash(|n| rng.below(n));
-                match storage::open(&disk, SMALL) {
-                    Ok(Opened::Existing(mut existing)) => {
-                        let found = view(&mut existing).expect("it is whole");
-                        assert!(found.snapshot.is_some(), "{cut:?} after {after}, seed {seed}: no table");
-                        whole += 1;
+/// What a start finds after a restore that was cut off.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum AfterRestore {
+    /// Not one file of the restore.
+    Nothing,
+    /// The start refuses the directory.
+    Unfinished,
+    /// All of it.
+    Whole,
+}
+
+fn left(disk: &MemoryDisk, what: &str) -> AfterRestore {
+    let files = names(disk);
+    match storage::open(disk, SMALL) {
+        Ok(Opened::Existing(mut existing)) => {
+            let found = view(&mut existing).expect("it is whole");
+            assert!(found.snapshot.is_some(), "{what}: a cluster without its table");
+            AfterRestore::Whole
+        }
+        Ok(Opened::Empty | Opened::Candidate(_)) => {
+            assert_eq!(files, [""; 0], "{what}: a start takes it for an empty directory");
+            AfterRestore::Nothing
+        }
+        Err(OpenError::Unfinished { .. }) => AfterRestore::Unfinished,
+        Err(other) => panic!("{what}: {other}"),
+    }
+}
+
+/// Cuts a restore off at every step, in each way; `begin` is the directory that it is given.
+fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<AfterRestore, usize> {
+    let mut found = BTreeMap::new();
+    for (kinds, errno) in [(Operation::CHANGES, EIO), (Operation::TAKES_SPACE, ENOSPC)] {
+        for after in 0.. {
+            let disk = begin();
+            disk.fail_from(kinds, after, errno);
+            let done = restore(&disk).is_ok();
+            disk.heal();
+            for power_cut in [None, Some(0), Some(1), Some(2), Some(3), Some(4), Some(5), Some(6), Some(7)] {
+                let disk = disk.fork();
+                match power_cut {
+                    None => disk.restart(),
+                    Some(seed) => {
+                        let mut rng = Rng(seed);
+                        disk.crash(|n| rng.below(n));
                     }
-                    Ok(Opened::Empty | Opened::Candidate(_)) => {
-                        assert!(!done, "{cut:?} after {after}, seed {seed}: a restored cluster is gone");
-                        empty += 1;
-                    }
-                    Err(OpenError::Corrupt { file, .. }) if file == "founding" => {
-                        assert!(!done, "{cut:?} after {after}, seed {seed}");
-                        refused += 1;
-                    }
-                    Err(other) => panic!("{cut:?} after {after}, seed {seed}: {other}"),
                 }
+                let what = format!("errno {errno} after {after} steps, power cut {power_cut:?}");
+                let left = left(&disk, &what);
+                assert!(!done || left == AfterRestore::Whole, "{what}: it was done, and is {left:?}");
+                *found.entry(left).or_default() += 1;
+                if left != AfterRestore::Whole {
+                    restore(&disk).unwrap_or_else(|error| panic!("{what}: the next restore: {error}"));
+                    assert_eq!(
+                        self::left(&disk, &what),
+                        AfterRestore::Whole,
+                        "{what}: after the next restore"
+                    );
+                }
+            }
+            if done {
+                assert!(after > 8, "it has more steps than {after}");
+                break;
             }
         }
     }
-    assert!(whole > 50 && refused > 20 && empty > 50, "all were tried: {whole}, {refused}, {empty}");
+    found
+}
+
+#[test]
+fn a_restore_cut_off_at_any_step_is_refused_by_a_start_and_can_be_repeated() {
+    let found = cut_at_every_step(MemoryDisk::new);
+    for left in [AfterRestore::Nothing, AfterRestore::Unfinished, AfterRestore::Whole] {
+        assert!(found.get(&left) > Some(&5), "{left:?} was not seen often enough: {found:?}");
+    }
+}
+
+#[test]
+fn a_repeated_restore_cut_off_at_any_step_is_refused_by_a_start_too() {
+    let begin = || {
+        let disk = MemoryDisk::new();
+        // After its log and most of its table.
+        disk.fail_from(Operation::CHANGES, 14, EIO);
+        restore(&disk).expect_err("it is cut off");
+        disk.heal();
+        disk.restart();
+        assert!(names(&disk).len() > 2, "{:?}", names(&disk));
+        disk
+    };
+    let found = cut_at_every_step(begin);
+    assert_eq!(found.get(&AfterRestore::Nothing), None, "its mark stays from the first try on: {found:?}");
+    assert!(found.get(&AfterRestore::Unfinished) > Some(&50), "{found:?}");
+}
+
+#[test]
+fn an_unfinished_restore_can_not_become_a_cluster_in_any_other_way() {
+    let disk = MemoryDisk::new();
+    disk.fail_from(Operation::CHANGES, 14, EIO);
+    restore(&disk).expect_err("it is cut off");
+    disk.heal();
+    let text = storage::open(&disk, SMALL).expect_err("it is unfinished").to_string();
+    for words in ["`lockkeeper restore`", "was not finished", "run it again", "empty the directory"] {
+        assert!(text.contains(words), "no {words:?} in {text}");
+    }
+    let candidate = Candidate {
+        member: Some(Member { node: 1, incarnation: vec![1; 16], ..Member::default() }),
+        ..Candidate::default()
+    };
+    for refused in [storage::stand(&disk, &candidate), storage::found(&disk, SMALL, &founding()).map(drop)] {
+        assert!(matches!(refused, Err(OpenError::Unfinished { .. })), "{refused:?}");
+    }
+    // Not even a restore touches files that no restore has made.
+    disk.set_bytes("stranger", b"keep me".to_vec());
+    let before = names(&disk);
+    assert!(matches!(restore(&disk), Err(OpenError::Founded { file }) if file == "stranger"));
+    assert_eq!(names(&disk), before);
 }

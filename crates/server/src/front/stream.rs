@@ -8,25 +8,26 @@ use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lockkeeper_replica::{Event, StreamId};
-use lockkeeper_wire::request::Request;
+use lockkeeper_wire::request;
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
+use tokio::time::{MissedTickBehavior, interval};
 use tonic::codegen::tokio_stream::Stream as _;
 use tonic::{Status, Streaming};
 
 use super::connection::Connection;
 use crate::observe;
 
-/// Above this many unsent answers, some 8 MiB, a client must take some within [`PATIENCE`].
+/// Above this many unsent answers, some 8 MiB, a client must go on reading.
 const ITEMS_MAX: usize = 1 << 16;
 /// Most unsent answers at all, some 128 MiB: as many as a session may have requests.
 const ITEMS_HARD_MAX: usize = 1 << 20;
-/// So long a client with very many unsent answers may take none of them.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// And so often it must have had the chance since: a stall of this process counts against no client (P9).
-const CHANCES: u32 = 16;
+/// A client above [`ITEMS_MAX`] that was not seen to read in so many looks is cut off. Counted, not timed: a stall of this
+/// process is one look, however long it was (P9).
+const LOOKS_MAX: u32 = 10;
+const LOOK: Duration = Duration::from_millis(500);
 /// Most answers in one frame. An answer has at most some 600 bytes, so a frame stays below what clients accept.
 const FRAME_ITEMS_MAX: usize = 4096;
 /// Who opens a stream has this long to say something on it.
@@ -42,10 +43,10 @@ pub(super) struct Stream {
 #[derive(Default)]
 struct State {
     items: VecDeque<v1::ServerItem>,
-    /// When the client took answers last, or the first of those that wait came.
-    taken: Option<Instant>,
-    /// How often answers were added since, in different turns of the runtime.
-    chances: u32,
+    /// How many frames the client has taken.
+    taken: u64,
+    /// Whether a task looks after a client that has very many unsent answers.
+    is_watched: bool,
     /// What is said last, then nothing more is read or sent.
     end: Option<v1::StreamEnd>,
     is_over: bool,
@@ -70,34 +71,52 @@ impl Stream {
         stream
     }
 
-    /// Buffers answers for the client. Only answers that it had a chance to take count against it: a crowd of them may come
-    /// at once.
-    pub(super) fn deliver(&self, items: Vec<v1::ServerItem>) {
+    /// Buffers answers for the client. Their number alone is held against no client: a crowd of them may come at once.
+    pub(super) fn deliver(self: &Arc<Self>, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         if state.is_over {
             return;
         }
-        let now = Instant::now();
-        if state.items.is_empty() {
-            (state.taken, state.chances) = (Some(now), 0);
-        }
-        state.chances = state.chances.saturating_add(1);
-        let is_stuck = state.chances > CHANCES && state.taken.is_some_and(|taken| now - taken > PATIENCE);
-        let waiting = state.items.len() + items.len();
-        if waiting > ITEMS_HARD_MAX || (waiting > ITEMS_MAX && is_stuck) {
-            let text = format!(
-                "the client does not read its answers: {waiting} wait here, {ITEMS_MAX} may for {} s; read the stream while \
-                 you write, then connect again",
-                PATIENCE.as_secs()
-            );
-            state.items = VecDeque::new();
-            drop(state);
-            observe::stream_refused("too-slow");
-            tracing::warn!(stream = self.id.0, "a client's stream ends: it did not read its answers");
-            return self.end(stream_end(StreamEndReason::TooSlow, text));
-        }
         state.items.extend(items);
+        let count = state.items.len();
+        if count > ITEMS_HARD_MAX {
+            drop(state);
+            return self.too_slow(count);
+        }
+        if count > ITEMS_MAX && !std::mem::replace(&mut state.is_watched, true) {
+            tokio::spawn(self.clone().see_that_it_reads());
+        }
         wake(&mut state.writer);
+    }
+
+    /// Ends the stream of a client that takes none of very many answers.
+    async fn see_that_it_reads(self: Arc<Self>) {
+        let mut clock = interval(LOOK);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut taken, mut looks) = (self.lock().taken, 0);
+        while looks < LOOKS_MAX {
+            clock.tick().await;
+            let mut state = self.lock();
+            if state.is_over || state.items.len() <= ITEMS_MAX {
+                state.is_watched = false;
+                return;
+            }
+            looks = if state.taken == taken { looks + 1 } else { 0 };
+            taken = state.taken;
+        }
+        let count = self.lock().items.len();
+        self.too_slow(count);
+    }
+
+    fn too_slow(&self, count: usize) {
+        let text = format!(
+            "the client did not read its answers: {count} wait here, {ITEMS_MAX} may; read the stream while you write, then \
+             connect again"
+        );
+        self.lock().items = VecDeque::new();
+        observe::stream_refused("too-slow");
+        tracing::warn!(stream = self.id.0, "a client's stream ends: it did not read its answers");
+        self.end(stream_end(StreamEndReason::TooSlow, text));
     }
 
     /// Says this last; nothing more is read.
@@ -140,11 +159,14 @@ impl Stream {
                 match Pin::new(&mut inbound).poll_next(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
                         silence = None;
-                        let requests = frame.items.into_iter().map(Request::try_from);
-                        match requests.collect::<Result<Vec<_>, _>>() {
-                            Ok(requests) => front.push(Event::Frame(self.id, requests)),
+                        let (requests, refusals) = match request::requests(frame.items) {
+                            Ok(read) => read,
                             Err(malformed) => return Poll::Ready(Ended::Protocol(malformed.to_string())),
+                        };
+                        if !refusals.is_empty() {
+                            self.deliver(refusals);
                         }
+                        front.push(Event::Frame(self.id, requests));
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
                     Poll::Ready(None) => return Poll::Ready(Ended::ByClient),
@@ -232,7 +254,7 @@ impl tonic::codegen::tokio_stream::Stream for Outgoing {
         let count = state.items.len().min(FRAME_ITEMS_MAX);
         if count > 0 {
             let items = state.items.drain(..count).collect();
-            (state.taken, state.chances) = (Some(Instant::now()), 0);
+            state.taken += 1;
             return Poll::Ready(Some(Ok(v1::ServerFrame { items })));
         }
         if let Some(end) = state.end.take() {

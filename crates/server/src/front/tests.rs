@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::client::SendRequest;
 use h2::{Reason, SendStream};
-use lockkeeper_replica::{Event, Output, StreamId};
+use lockkeeper_replica::{Answer, AskId, Event, Output, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1;
 use prost::Message;
@@ -315,12 +315,71 @@ async fn a_connection_that_is_paused_by_this_side_is_given_up_for_a_barrier() {
             session: 1,
             what: Some(v1::client_item::What::KeepAlive(v1::KeepAlive { id })),
         };
-        client.send(&v1::ClientFrame { items: (0..70_000).map(item).collect() });
-        rig.events(2).await;
+        for part in 0..7 {
+            client.send(&v1::ClientFrame { items: (part * 10_000..(part + 1) * 10_000).map(item).collect() });
+        }
+        rig.events(8).await;
         rig.drain(1);
-        let events = &rig.events(4).await[2..];
+        let events = &rig.events(10).await[8..];
         assert!(matches!(events[0], Event::StreamClosed { by_client: false, .. }), "{events:?}");
         assert!(matches!(events[1], Event::Drained(1)), "{events:?}");
     })
     .await;
+}
+
+/// A client that asks much and reads nothing makes the node hold few answers (docs/SAFETY.md, "Bounded work").
+#[tokio::test]
+async fn calls_of_a_client_that_does_not_read_its_answers_wait_before_they_are_asked() {
+    local(async {
+        let mut rig = Rig::start().await;
+        rig.outbox.put(&mut Vec::new(), State::Ready);
+        let socket = TcpStream::connect(rig.address).await.unwrap();
+        let mut builder = h2::client::Builder::new();
+        let (requests, connection) =
+            builder.initial_window_size(0).handshake::<_, Bytes>(socket).await.unwrap();
+        tokio::task::spawn_local(connection);
+        let mut requests = requests.ready().await.unwrap();
+        let mut answers = Vec::new();
+        for _ in 0..100 {
+            let request = http::Request::post("http://node/lockkeeper.v1.Lockkeeper/Describe")
+                .header("content-type", "application/grpc")
+                .header("te", "trailers")
+                .body(())
+                .unwrap();
+            requests = requests.ready().await.unwrap();
+            let (answer, mut body) = requests.send_request(request, false).unwrap();
+            let asked = v1::DescribeRequest { name: "a".to_owned(), ..v1::DescribeRequest::default() };
+            let mut bytes = BytesMut::new();
+            bytes.put_u8(0);
+            bytes.put_u32(u32::try_from(asked.encoded_len()).unwrap());
+            asked.encode(&mut bytes).unwrap();
+            body.send_data(bytes.freeze(), true).unwrap();
+            answers.push(answer);
+        }
+        let asked: Vec<_> = rig.events(16).await.iter().map(asked).collect();
+        rig.outbox.put(&mut vec![Output::Drain(1)], State::Ready);
+        assert!(matches!(rig.events(17).await[16], Event::Drained(1)), "only so many are asked");
+        let lock = v1::Lock { name: "x".repeat(100_000), ..v1::Lock::default() };
+        let answer = Answer::Described(v1::DescribeResponse { lock: Some(lock) });
+        let mut outputs = asked.into_iter().map(|ask| Output::Answer(ask, answer.clone())).collect();
+        rig.outbox.put(&mut outputs, State::Ready);
+        // Their heads are here, and nothing of their bodies.
+        let mut heads = Vec::new();
+        for answer in answers.drain(..16) {
+            heads.push(answer.await.unwrap());
+        }
+        rig.outbox.put(&mut vec![Output::Drain(2)], State::Ready);
+        assert!(matches!(rig.events(18).await[17], Event::Drained(2)), "none of them was read");
+        // Calls that are given up make room.
+        drop(heads);
+        assert!(matches!(rig.events(19).await[18], Event::Asked(..)));
+    })
+    .await;
+}
+
+fn asked(event: &Event) -> AskId {
+    match event {
+        Event::Asked(ask, _) => *ask,
+        other => panic!("a call was to come: {other:?}"),
+    }
 }

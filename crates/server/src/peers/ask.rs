@@ -19,6 +19,10 @@ impl Greeter for Asking {
     fn admit(&self, _hello: &Hello) -> Result<(), Refusal> {
         Ok(())
     }
+
+    fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal> {
+        self.0.admit_guest(hello)
+    }
 }
 
 /// Who waits at `address`, if it is node `node`, as it says itself: its incarnation can come from nowhere else.

@@ -1,7 +1,7 @@
 //! Connections that this node opens: one to every other node, opened again whenever it is lost.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_wire::peer::{Lane, Refusal, RefusalCode};
@@ -23,23 +23,45 @@ pub(super) struct Dialler {
     pub(super) directory: Arc<Directory>,
     pub(super) handover: Arc<Handover>,
     pub(super) inbox: Arc<Inbox>,
-    /// Hears why the cluster wants no part of this node any more.
+    /// Gets why the cluster wants no part of this node any more.
     pub(super) stop: mpsc::UnboundedSender<Refusal>,
+    /// Members that say so.
+    witnesses: Arc<Mutex<BTreeSet<u64>>>,
 }
 
 impl Dialler {
+    pub(super) fn new(
+        directory: Arc<Directory>,
+        handover: Arc<Handover>,
+        inbox: Arc<Inbox>,
+        stop: mpsc::UnboundedSender<Refusal>,
+    ) -> Self {
+        Self { directory, handover, inbox, stop, witnesses: Arc::default() }
+    }
+
+    /// Notes whether a member says that this node has no place in the cluster; whether enough of them do.
+    fn is_settled(&self, node: u64, says_so: bool) -> bool {
+        let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
+        if says_so && self.directory.is_member(node) {
+            witnesses.insert(node);
+        } else {
+            witnesses.remove(&node);
+        }
+        witnesses.len() >= self.directory.witnesses_needed()
+    }
+
     /// Keeps a connection to every other node of the directory, for as long as it is polled.
     pub(super) async fn run(self) {
         let mut changes = self.directory.changes();
-        let mut tasks: BTreeMap<u64, (String, Task)> = BTreeMap::new();
+        let mut tasks: BTreeMap<u64, (Vec<String>, Task)> = BTreeMap::new();
         loop {
             changes.mark_unchanged();
             let addresses = self.directory.addresses();
-            tasks.retain(|node, (address, _)| addresses.get(node) == Some(address));
-            for (node, address) in addresses {
+            tasks.retain(|node, (known, _)| addresses.get(node) == Some(known));
+            for (node, addresses) in addresses {
                 tasks.entry(node).or_insert_with(|| {
-                    let task = tokio::spawn(self.clone().keep(node, address.clone()));
-                    (address, Task(task))
+                    let task = tokio::spawn(self.clone().keep(node, addresses.clone()));
+                    (addresses, Task(task))
                 });
             }
             if changes.changed().await.is_err() {
@@ -48,13 +70,17 @@ impl Dialler {
         }
     }
 
-    async fn keep(self, node: u64, address: String) {
+    async fn keep(self, node: u64, addresses: Vec<String>) {
+        let address = addresses.join(" or ");
+        let mut calls = self.directory.calls();
         let mut pause = PAUSE_MIN;
         let mut said = String::new();
         loop {
             let number = self.handover.number();
-            match greet::open(&address, node, Lane::Messages, &*self.directory).await {
+            calls.mark_unchanged();
+            match greet::open_any(&addresses, node, Lane::Messages, &*self.directory).await {
                 Ok((socket, hello)) => {
+                    self.is_settled(node, false);
                     tracing::info!(node, address, "node {node} is reached at {address}");
                     (pause, said) = (PAUSE_MIN, String::new());
                     let (alive, over) = oneshot::channel();
@@ -84,15 +110,21 @@ impl Dialler {
                         tracing::warn!(node, address, "node {node} can't be talked to at {address}: {text}");
                         said = text;
                     }
-                    if let NoLink::Refused(refusal) = why
-                        && is_final(&refusal, self.directory.node())
-                    {
-                        // Fails only while the process ends.
-                        let _ = self.stop.send(refusal);
-                        return;
+                    if let NoLink::Refused(refusal) = why {
+                        let says_so = is_final(&refusal, self.directory.node());
+                        if self.is_settled(node, says_so) && says_so {
+                            // Fails only while the process ends.
+                            let _ = self.stop.send(refusal);
+                            return;
+                        }
                     }
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
+                    tokio::select! {
+                        () = tokio::time::sleep(pause) => pause = (pause * 2).min(PAUSE_MAX),
+                        Ok(()) = calls.changed() => {
+                            tokio::time::sleep(PAUSE_MIN).await;
+                            pause = PAUSE_MIN;
+                        }
+                    }
                 }
             }
         }

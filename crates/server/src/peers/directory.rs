@@ -1,18 +1,20 @@
 //! What a member of a cluster says of itself, and whom it knows.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::limits;
-use lockkeeper_replica::founder::Identity;
-use lockkeeper_replica::{Change, Members, Rejected};
+use lockkeeper_replica::founder::{self, Identity};
+use lockkeeper_replica::{Change, Members, NODES_MAX, Rejected};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Founding, Member};
 use lockkeeper_wire::v1::ClusterNode;
 use tokio::sync::watch;
 
 use super::greet::Greeter;
+use super::tickets::Tickets;
 use crate::data::Addresses;
 
 /// A member's view of the cluster. Told by the replica's thread, read by the front's.
@@ -24,6 +26,9 @@ pub(crate) struct Directory {
     peer_address: String,
     election_timeout: Duration,
     known: watch::Sender<Known>,
+    tickets: Mutex<Tickets>,
+    /// Changes when a member has connected that presents no ticket, or brings a new one: others are to be reached at once.
+    calls: watch::Sender<u64>,
 }
 
 /// Who takes part.
@@ -35,7 +40,8 @@ struct Known {
     rules: u32,
     /// By others, who have applied more. To be reached too: this node's vote can be what they wait for.
     news: Members,
-    /// Where others listen, as they said themselves: they may have moved, or have been restored from a backup.
+    /// Addresses of others by their own hellos: they may have moved, or have been restored from a backup. Tried after the address in
+    /// the log, since a forged hello can name any.
     said: BTreeMap<u64, String>,
     /// Election time-outs that differ from this node's, in milliseconds, as others said last.
     other_timeouts: BTreeMap<u64, u64>,
@@ -51,7 +57,15 @@ impl Directory {
     ) -> Arc<Self> {
         let (known, _) = watch::channel(Known { members, rules, ..Known::default() });
         let (client_address, peer_address) = (addresses.client.to_owned(), addresses.peer.to_owned());
-        Arc::new(Self { founding, client_address, peer_address, election_timeout, known })
+        Arc::new(Self {
+            founding,
+            client_address,
+            peer_address,
+            election_timeout,
+            known,
+            tickets: Mutex::default(),
+            calls: watch::Sender::default(),
+        })
     }
 
     /// This node.
@@ -91,17 +105,44 @@ impl Directory {
         }
     }
 
-    /// Where the other nodes are, by id.
-    pub(super) fn addresses(&self) -> BTreeMap<u64, String> {
+    /// Where the other nodes are, by id, in the order in which it is to be tried.
+    pub(super) fn addresses(&self) -> BTreeMap<u64, Vec<String>> {
         let known = self.known.borrow();
         let news = (known.news.at > known.members.at).then_some(&known.news.nodes);
         let nodes = news.into_iter().flatten().chain(&known.members.nodes);
         let others = nodes
             .filter(|(node, _)| **node != self.founding.node && !known.members.removed.contains_key(node));
-        let said = others.map(|(node, member)| (*node, known.said.get(node).unwrap_or(&member.peer_address)));
-        said.filter(|(_, address)| !address.is_empty())
-            .map(|(node, address)| (node, address.clone()))
-            .collect()
+        let mut addresses: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+        for (node, member) in others {
+            let said = known.said.get(node).into_iter();
+            let listed = [&member.peer_address].into_iter().chain(said);
+            let mut all: Vec<String> = listed.filter(|address| !address.is_empty()).cloned().collect();
+            all.dedup();
+            addresses.insert(*node, all);
+        }
+        addresses.retain(|_, all| !all.is_empty());
+        addresses
+    }
+
+    /// How many members must say that this one has no place in the cluster before it believes that: two. One, where there is only one
+    /// other: none could contradict it, and without it there is no majority.
+    pub(super) fn witnesses_needed(&self) -> usize {
+        let others = self.known.borrow().members.nodes.len().saturating_sub(1);
+        others.clamp(1, 2)
+    }
+
+    /// Whether it takes part, as far as this node has applied.
+    pub(super) fn is_member(&self, node: u64) -> bool {
+        self.known.borrow().members.nodes.contains_key(&node)
+    }
+
+    /// For waiting until others are to be reached at once.
+    pub(super) fn calls(&self) -> watch::Receiver<u64> {
+        self.calls.subscribe()
+    }
+
+    fn tickets(&self) -> MutexGuard<'_, Tickets> {
+        self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// For waiting until the addresses change.
@@ -121,13 +162,36 @@ impl Greeter for Directory {
         hello
     }
 
+    fn first_hello(&self, to: u64, lane: Lane) -> io::Result<Hello> {
+        let mut hello = self.hello(to, lane);
+        if to == 0 {
+            return Ok(hello);
+        }
+        self.tickets().fill(to, &mut hello).map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(hello)
+    }
+
+    fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal> {
+        self.admit(hello)?;
+        if hello.lane() == Lane::Greeting {
+            return Ok(());
+        }
+        let mut tickets = self.tickets();
+        let (is_new, is_known) = (tickets.take(hello), tickets.knows(hello));
+        drop(tickets);
+        if is_new || !is_known {
+            self.calls.send_modify(|calls| *calls = calls.wrapping_add(1));
+        }
+        if is_known { Ok(()) } else { Err(founder::not_reached(hello.node)) }
+    }
+
     fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
         self.identity(&self.known.borrow()).admit(hello)?;
         self.compare_timeouts(hello);
         let Some(theirs) = &hello.members else { return Ok(()) };
         let said = theirs.nodes.iter().find(|member| member.node == hello.node);
         self.known.send_if_modified(|known| {
-            let is_news = theirs.at > known.members.at.max(known.news.at);
+            let is_news = theirs.at > known.members.at.max(known.news.at) && theirs.nodes.len() <= NODES_MAX;
             if is_news {
                 known.news = theirs.clone().into();
             }

@@ -188,4 +188,12 @@ impl Greeter for Forming {
     fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
         self.follow(|founder| founder.heard(hello))
     }
+
+    /// Only who is at an address that the operator gave can make this node stop: that one is asked again soon.
+    fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal> {
+        self.follow(|founder| match founder.heard(hello) {
+            Step::Stop(refusal) => Step::Refuse(refusal),
+            step => step,
+        })
+    }
 }

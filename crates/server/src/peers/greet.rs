@@ -19,14 +19,28 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How a node is to others, before they talk.
 pub(crate) trait Greeter: Send + Sync + 'static {
-    /// What it says to node `to`, 0 for whoever is there.
+    /// What it answers to node `to`, 0 for whoever is there.
     fn hello(&self, to: u64, lane: Lane) -> Hello;
 
-    /// Whether it talks to the one who says this.
+    /// What it says at the begin of a connection that it opens to the address of node `to`, 0 for whoever is there.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    fn first_hello(&self, to: u64, lane: Lane) -> io::Result<Hello> {
+        Ok(self.hello(to, lane))
+    }
+
+    /// Whether it talks to the one who answers this at an address that this node has connected to.
     ///
     /// # Errors
     /// Why not, in words for the other one.
     fn admit(&self, hello: &Hello) -> Result<(), Refusal>;
+
+    /// Whether it talks to the sender of this hello on an incoming connection. Any stranger can have opened that.
+    ///
+    /// # Errors
+    /// Why not, in words for the other one.
+    fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal>;
 }
 
 /// Why there is no connection with a peer.
@@ -72,7 +86,7 @@ pub(crate) async fn open(
     let greet = async {
         let mut socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
-        write(&mut socket, &own.hello(to, lane)).await?;
+        write(&mut socket, &own.first_hello(to, lane)?).await?;
         let answer: HelloAnswer = read(&mut socket).await?;
         Ok((socket, answer.what.ok_or(io::ErrorKind::InvalidData)?))
     };
@@ -84,6 +98,27 @@ pub(crate) async fn open(
             Err(refusal) => Err(NoLink::Unwanted(refusal)),
         },
     }
+}
+
+/// As [`open`], at the first of these addresses where the node lets this one in. The first of them that refuses says why.
+///
+/// # Errors
+/// Why there is no connection.
+pub(crate) async fn open_any(
+    addresses: &[String],
+    to: u64,
+    lane: Lane,
+    own: &dyn Greeter,
+) -> Result<(TcpStream, Hello), NoLink> {
+    let mut why = NoLink::Unreachable(io::Error::other("it takes part no more"));
+    for address in addresses {
+        match open(address, to, lane, own).await {
+            Ok(opened) => return Ok(opened),
+            Err(error) if matches!(why, NoLink::Unreachable(_)) => why = error,
+            Err(_) => {}
+        }
+    }
+    Err(why)
 }
 
 /// The other side of [`open`]. `lanes` are those that can be served now.
@@ -98,7 +133,7 @@ pub(super) async fn answer(
     let greet = async {
         socket.set_nodelay(true)?;
         let hello: Hello = read(&mut socket).await?;
-        let refusal = match own.admit(&hello) {
+        let refusal = match own.admit_guest(&hello) {
             Ok(()) if lanes.contains(&hello.lane()) => None,
             Ok(()) => Some(Refusal {
                 code: RefusalCode::Later.into(),

@@ -14,6 +14,7 @@
 //! | `ask.rs` | the front's thread | who waits to be added |
 //! | `form.rs` | the front's thread | a node without data finds its cluster |
 //! | `directory.rs` | both | whom a member knows, and what it says of itself |
+//! | `tickets.rs` | the front's thread | whether who connects is where a member is |
 //!
 //! The replica's own thread reads and writes the sockets: a hop to another would cost more than a message's way.
 
@@ -28,6 +29,7 @@ mod listen;
 mod poll;
 #[cfg(test)]
 mod tests;
+mod tickets;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -134,8 +136,7 @@ pub(crate) fn talk<D: Disk + Sync>(
     stop: mpsc::UnboundedSender<Refusal>,
 ) {
     tokio::spawn(bulk.clone().run(offers));
-    let dialler =
-        Dialler { directory: directory.clone(), handover: handover.clone(), inbox: inbox.clone(), stop };
+    let dialler = Dialler::new(directory.clone(), handover.clone(), inbox.clone(), stop);
     tokio::spawn(dialler.run());
     tokio::spawn(async move {
         let numbers = handover.clone();

@@ -1,6 +1,7 @@
 //! A whole node in this process, on a free loopback port, asked by the raw generated client.
 
 mod calls;
+mod crowds;
 mod harness;
 mod life;
 mod protocol;

@@ -86,13 +86,12 @@ async fn bytes_that_are_no_frame_end_their_stream_only() {
 }
 
 #[tokio::test]
-async fn an_item_that_breaks_a_bound_ends_its_stream_with_the_reason() {
+async fn an_item_that_names_no_command_ends_its_stream_with_the_reason() {
     let data = directory();
     let server = Server::start(data.path());
     let bad = [
         (None, "says nothing"),
-        (Some(client_item::What::Acquire(acquire(1, "a//b", false))), "a//b"),
-        (Some(client_item::What::Acquire(acquire(1, "x".repeat(513).as_str(), false))), "512"),
+        (Some(client_item::What::Acquire(acquire(0, "a//b", false))), "a//b"),
         (Some(client_item::What::Open(v1::OpenSession::default())), "secret"),
     ];
     for (what, text) in bad {
@@ -102,6 +101,42 @@ async fn an_item_that_breaks_a_bound_ends_its_stream_with_the_reason() {
         assert_eq!(end.reason(), StreamEndReason::Protocol);
         assert!(end.text.contains(text), "{end:?}");
     }
+    server.stop().await.unwrap();
+}
+
+/// The stream carries all sessions of a process: one bad command must not cost the others anything.
+#[tokio::test]
+async fn a_command_over_a_limit_is_refused_and_the_rest_of_its_frame_is_carried_out() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut client = Client::connect(&server).await;
+    let (one, other) = (client.open(SECRET, "").await, client.open([8; 16], "").await);
+    let many = v1::Acquire { names: vec!["a".to_owned(); 66], ..acquire(1, "a", true) };
+    let large = v1::Acquire { value: vec![0; 100_000], ..acquire(2, "a", true) };
+    let long = acquire(3, &"x".repeat(513), true);
+    let unknown = v1::Acquire { mode: 9, ..acquire(4, "a", true) };
+    let bad = [(many, "66 names"), (large, "100000 bytes"), (long, "513 bytes"), (unknown, "mode 9")];
+    let acquire_by = |session, it| v1::ClientItem { session, what: Some(client_item::What::Acquire(it)) };
+    let mut items: Vec<_> = bad.iter().map(|(it, _)| acquire_by(one, it.clone())).collect();
+    items.extend([acquire_by(one, acquire(5, "b", false)), acquire_by(other, acquire(1, "c", false))]);
+    client.send_all(items);
+    for (it, text) in &bad {
+        let item = client.item().await.unwrap();
+        assert_eq!((item.session, item.seq), (one, it.seq));
+        let Some(What::Refused(refused)) = item.what else { panic!("{item:?}") };
+        assert_eq!(refused.code(), v1::RefusedCode::Invalid);
+        assert!(refused.text.contains(text), "{refused:?}");
+    }
+    for (session, seq) in [(one, 5), (other, 1)] {
+        let item = client.item().await.unwrap();
+        assert_eq!((item.session, item.seq), (session, seq));
+        assert!(matches!(item.what, Some(What::Granted(_))), "{item:?}");
+    }
+    // A repeat is refused again, though no answer was kept: what was refused never takes effect later (R6, F4).
+    client.send_all(vec![acquire_by(one, bad[0].0.clone())]);
+    assert!(matches!(client.what().await, What::Refused(_)));
+    client.finish(one, 6, 1);
+    assert!(matches!(client.what().await, What::Finished(finished) if finished.end() == v1::End::Gone));
     server.stop().await.unwrap();
 }
 
@@ -115,6 +150,17 @@ async fn a_frame_over_the_limit_ends_its_stream_before_it_is_read() {
     head.put_u32(u32::try_from(lockkeeper_wire::FRAME_BYTES_MAX).unwrap() + 1);
     client.outbound.send_data(head.freeze(), false).unwrap();
     assert_ended(&client.last().await, StreamEndReason::Protocol, "4194304");
+    server.stop().await.unwrap();
+}
+
+/// 2^21 items of two bytes would be some 300 MB once they are decoded.
+#[tokio::test]
+async fn a_frame_of_too_many_items_ends_its_stream_with_the_count_and_the_limit() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut client = Raw::connect(&server).await;
+    client.send(&[0x0a, 0].repeat(lockkeeper_wire::FRAME_BYTES_MAX / 2));
+    assert_ended(&client.last().await, StreamEndReason::Protocol, "2097152 items, at most 16384 are allowed");
     server.stop().await.unwrap();
 }
 
@@ -135,6 +181,13 @@ async fn a_client_that_never_reads_loses_its_stream_and_nobody_else_waits() {
     }
     for seq in 1..=20 {
         honest.hold(session, seq, &format!("a/{seq}")).await;
+    }
+    let mut calls = server.calls().await;
+    for streams in [2, 1] {
+        let reached = async {
+            while calls.status(v1::StatusRequest {}).await.unwrap().into_inner().streams != streams {}
+        };
+        tokio::time::timeout(DEADLINE, reached).await.expect("the deaf one is there, and is cut off");
     }
     assert_ended(&deaf.last().await, StreamEndReason::TooSlow, "did not read");
     honest.hold(session, 21, "a/21").await;

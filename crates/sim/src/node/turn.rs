@@ -60,6 +60,10 @@ impl Node {
             core.oracle.handed_over(core.now, self.id, &event);
             process.replica.handle(event);
         }
+        if let Some(lost) = process.replica.lost_entries() {
+            return core
+                .broken("P10", &format!("node {} has lost what it had acknowledged: {lost:?}", self.id));
+        }
         self.go_on(core);
     }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use lockkeeper::{BootInstant, Guard, LockName, LossCause, Lost, Unfenced};
-use tokio::time::MissedTickBehavior;
 
 use super::End;
 use crate::args::Run;
@@ -14,16 +13,14 @@ use crate::output::say;
 pub(super) struct Limits {
     /// SIGKILL at the latest because of `--max-hold`, a grace after it (`CLOCK_BOOTTIME`, ns).
     latest: Option<u64>,
-    /// How often to look whether the lease was renewed, where there is one.
-    renewals: Option<Duration>,
     grace: Duration,
 }
 
 impl Limits {
     /// The lock was granted just now.
-    pub(super) fn from_now(max_hold: Option<Duration>, renewals: Option<Duration>, grace: Duration) -> Self {
+    pub(super) fn from_now(max_hold: Option<Duration>, grace: Duration) -> Self {
         let latest = max_hold.map(|max| boot_now().saturating_add(nanos(max)).saturating_add(nanos(grace)));
-        Self { latest, renewals, grace }
+        Self { latest, grace }
     }
 
     /// What the guardian is told: the end of the lease, or that of `--max-hold` and its grace if it is earlier.
@@ -75,15 +72,8 @@ pub(super) async fn supervise(
     let mut outcome: Option<Outcome> = None;
     let mut cause: Option<LossCause> = None;
     let lost = guard.lost();
-    let mut renewals = limits.renewals.map(|every| {
-        let mut ticks = tokio::time::interval(every);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-        ticks
-    });
-    let renewal = async |ticks: &mut Option<tokio::time::Interval>| match ticks {
-        Some(ticks) => drop(ticks.tick().await),
-        None => std::future::pending().await,
-    };
+    // The deadline of the lease that was compared last with the guardian's. None yet: a renewal may have come since the spawn.
+    let mut lease = None;
     loop {
         tokio::select! {
             event = guarded.next() => match event {
@@ -121,10 +111,11 @@ pub(super) async fn supervise(
                 guarded.end(boot_now().saturating_add(grace));
             }
             received = signals.next() => guarded.relay(received),
-            () = renewal(&mut renewals) => {
-                // After a loss nothing is told: the guardian ends the command by what it knows.
-                let until = guard.valid_until().ok().and_then(|until| limits.deadline(until));
-                if let Some(until) = until.filter(|_| until != told_until) {
+            // Each renewal at once: with the longest grace SIGTERM is due 15 % of the ttl after the next keep-alive is. After
+            // a loss nothing is sent: the guardian ends the command by the last deadline.
+            Ok(until) = guard.valid_until_changes(lease), if cause.is_none() => {
+                lease = until;
+                if let Some(until) = limits.deadline(until).filter(|until| Some(*until) != told_until) {
                     told_until = Some(until);
                     guarded.set_valid_until(until);
                 }

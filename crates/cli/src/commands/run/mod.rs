@@ -119,7 +119,7 @@ async fn try_run(args: &Run, held: &mut Held) -> Result<End, Failure> {
             return Ok(End::Interrupted(signal));
         }
     };
-    let limits = job::Limits::from_now(args.max_hold, leased.then_some(args.ttl / 6), grace);
+    let limits = job::Limits::from_now(args.max_hold, grace);
     *held = Held { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() };
     let ended = match job::spec(args, &name, &guard, &limits) {
         Ok(spec) => job::supervise(spec, &name, &guard, &limits, &mut signals).await,

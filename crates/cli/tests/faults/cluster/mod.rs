@@ -5,6 +5,7 @@ mod cuts;
 mod data;
 mod digests;
 mod full;
+mod hostile;
 mod leader;
 mod members;
 mod nodes;

@@ -20,7 +20,7 @@ pub(crate) struct Nodes {
     pub(crate) nodes: Vec<Server>,
     addresses: Vec<String>,
     /// Where they listen to each other.
-    peers: Vec<String>,
+    pub(crate) peers: Vec<String>,
     /// Kept, so that nobody else is given them.
     ports: Vec<Port>,
 }

@@ -2,8 +2,10 @@
 //!
 //! Why a keep-alive may be believed (P5): it renews every entry that holds, waits, or may hold by an attempt whose answer
 //! is not here yet, and only those. So whatever the deadline of the session is, each hold's own end at the service is
-//! later: it was set by that keep-alive, or by an attempt that the service executed after it. A session without entries
-//! has nothing that could end, and is kept alive without a word.
+//! later: it was set by that keep-alive, or by a later renewal. An entry that a keep-alive did not find may have got its
+//! times before and become visible after it (a transaction whose commit takes long), and one under a break is not
+//! renewed: such an entry is renewed once more before its grant is handed out, or, if that has been, before the
+//! keep-alive is acknowledged. A session without entries has nothing that could end, and is kept alive without a word.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,6 +40,8 @@ struct State {
     /// 128 random bits in hex, so that nobody else's entries are ever taken for ours.
     session: String,
     requests: BTreeMap<Seq, Request>,
+    /// The highest number of a request so far, if there was any: a lower one that is not among them is over.
+    last: Option<Seq>,
 }
 
 struct Request {
@@ -48,6 +52,9 @@ struct Request {
     left: bool,
     /// An attempt was sent and not answered: it may arrive late, even after a later one was granted.
     doubt: bool,
+    /// How many times it was not renewed while its grant may have been on its way: a keep-alive did not find it, or it is
+    /// under a break. Its hold may end before the session's deadline.
+    missed: u64,
     /// Since when it ends.
     ends_since: Option<BootInstant>,
 }
@@ -71,8 +78,17 @@ enum Stage {
 struct Renewable {
     seq: Seq,
     entry: Arc<Entry>,
-    /// No attempt of it was answered yet.
-    asked: bool,
+    /// Its grant was handed out.
+    holds: bool,
+}
+
+/// What a renewal means for its keep-alive.
+enum EntryRenewal {
+    Fine,
+    /// A hold is lost.
+    Lost,
+    /// It was granted since the renewal left, which says nothing of that hold.
+    Again(Renewable),
 }
 
 /// What a call to acquire comes to.
@@ -199,6 +215,7 @@ impl Inner {
             }
             self.wakes.stop(&state.session);
             state.session = format!("{:032x}", u128::from_be_bytes(random));
+            state.last = None;
             let inner = Arc::downgrade(self);
             self.wakes.listen(&state.session, move |id, wake| {
                 if let Some(inner) = inner.upgrade() {
@@ -212,7 +229,11 @@ impl Inner {
     /// The lock service says something of one entry, or of all.
     fn woken(&self, id: Option<&EntryId>, wake: Wake) {
         match (wake, id) {
-            (Wake::Revoked, Some(id)) => drop(id.seq().map(|seq| self.renewed(seq, Renewed::Revoked))),
+            (Wake::Revoked, Some(id)) => {
+                if let Some(seq) = id.seq() {
+                    self.revoked(seq);
+                }
+            }
             (Wake::Try(after), Some(id)) => {
                 let state = self.state();
                 if let Some(request) = id.seq().and_then(|seq| state.requests.get(&seq)) {
@@ -235,55 +256,91 @@ impl Inner {
         let renewable = requests.map(|(&seq, request)| Renewable {
             seq,
             entry: request.entry.clone(),
-            asked: request.stage == Stage::Asked,
+            holds: matches!(request.stage, Stage::Holds(_)),
         });
         renewable.collect()
     }
 
-    async fn keep_alive(&self, renewing: Vec<Renewable>) -> Result<Answer, CallError> {
-        let entries: Vec<Arc<Entry>> = renewing.iter().map(|one| one.entry.clone()).collect();
-        let renewed = self.store.renew(entries).await?;
+    async fn keep_alive(&self, mut renewing: Vec<Renewable>) -> Result<Answer, CallError> {
         let mut lost = false;
-        for (one, renewed) in renewing.into_iter().zip(renewed) {
-            // Its attempt was on its way when this left, and may have come after it: that says nothing of its grant.
-            if !(one.asked && renewed == Renewed::Gone) {
-                lost |= self.renewed(one.seq, renewed);
+        while !renewing.is_empty() {
+            let entries: Vec<Arc<Entry>> = renewing.iter().map(|one| one.entry.clone()).collect();
+            let renewed = self.store.renew(entries).await?;
+            let mut again = Vec::new();
+            for (one, renewed) in renewing.into_iter().zip(renewed) {
+                match self.renewed(one, renewed) {
+                    EntryRenewal::Fine => {}
+                    EntryRenewal::Lost => lost = true,
+                    EntryRenewal::Again(one) => again.push(one),
+                }
             }
+            renewing = again;
         }
         // A deadline must not move before the loss is told, which goes another way. The others are renewed again soon.
         if lost { Err(CallError { sent: true }) } else { Ok(Answer::KeptAlive) }
     }
 
-    /// Whether a hold is lost by what was found.
-    fn renewed(&self, seq: Seq, renewed: Renewed) -> bool {
+    /// What the renewal of an entry by a keep-alive means.
+    fn renewed(&self, one: Renewable, renewed: Renewed) -> EntryRenewal {
+        let seq = one.seq;
+        if renewed == Renewed::Revoked {
+            return if self.revoked(seq) { EntryRenewal::Lost } else { EntryRenewal::Fine };
+        }
         let mut state = self.state();
-        let Some(request) = state.requests.get_mut(&seq) else { return false };
+        let Some(request) = state.requests.get_mut(&seq) else { return EntryRenewal::Fine };
         match (renewed, &request.stage) {
+            (Renewed::Gone, Stage::Holds(_)) if !one.holds => {
+                EntryRenewal::Again(Renewable { holds: true, ..one })
+            }
             (Renewed::Gone, Stage::Holds(_)) => {
                 state.requests.remove(&seq);
                 drop(state);
                 self.push(Push::Ended { seq, end: End::Gone });
-                true
+                EntryRenewal::Lost
             }
-            // Its place in the queue is gone: it asks for a new one.
+            (Renewed::Gone, Stage::Asked) => {
+                request.missed += 1;
+                EntryRenewal::Fine
+            }
             (Renewed::Gone, Stage::Waits) => {
+                request.missed += 1;
+                // Its place in the queue is gone: it asks for a new one.
                 request.woken.wake(Duration::ZERO);
-                false
+                EntryRenewal::Fine
             }
-            (Renewed::Revoked, Stage::Holds(_)) => {
+            _ => EntryRenewal::Fine,
+        }
+    }
+
+    /// An operator broke the hold of an entry. Whether one that was handed out is lost by it.
+    fn revoked(&self, seq: Seq) -> bool {
+        let mut state = self.state();
+        let Some(request) = state.requests.get_mut(&seq) else { return false };
+        match &request.stage {
+            Stage::Holds(_) => {
                 request.stage = Stage::Revoked;
                 drop(state);
                 self.push(Push::Revoked { seq });
                 true
             }
-            _ => false,
+            // Its grant is on its way.
+            Stage::Asked | Stage::Waits => {
+                request.missed += 1;
+                false
+            }
+            Stage::Revoked | Stage::Ends { .. } => false,
         }
     }
 
     /// What a call to acquire means for the request as it stands.
     fn step(&self, seq: Seq, want: &Wanted) -> Step {
         let mut state = self.state();
-        let State { session, requests } = &mut *state;
+        let State { session, requests, last } = &mut *state;
+        if Some(seq) <= *last && !requests.contains_key(&seq) {
+            // The caller may not have seen its loss yet; a new request under this number would take the lock again.
+            return Step::Over(OVER);
+        }
+        *last = Some(seq).max(*last);
         let request = requests.entry(seq).or_insert_with(|| {
             let entry = Entry {
                 id: EntryId::of(session, seq),
@@ -300,6 +357,7 @@ impl Inner {
                 stage: Stage::Asked,
                 left: false,
                 doubt: false,
+                missed: 0,
                 ends_since: None,
             }
         });
@@ -341,10 +399,7 @@ impl Inner {
                 self.unanswered(seq, error.sent, left_before);
             })?;
             match tried {
-                Tried::Granted(granted) => {
-                    let stage = Stage::Holds(granted.clone());
-                    return Ok(if self.advance(seq, stage) { Answer::Granted(granted) } else { OVER });
-                }
+                Tried::Granted(granted) => return self.hand_out(seq, granted).await,
                 Tried::Busy(busy) => {
                     self.refused(seq).await?;
                     return Ok(Answer::Busy(busy));
@@ -362,6 +417,36 @@ impl Inner {
                     }
                     woken.until_due(again).await;
                 }
+            }
+        }
+    }
+
+    /// Hands a grant out, once a renewal has left after every one that missed its entry.
+    async fn hand_out(&self, seq: Seq, granted: Granted) -> Result<Answer, CallError> {
+        let mut made_up_for = 0;
+        loop {
+            let (entry, missed) = {
+                let mut state = self.state();
+                let Some(request) = state.requests.get_mut(&seq) else { return Ok(OVER) };
+                if matches!(request.stage, Stage::Ends { .. } | Stage::Revoked) {
+                    return Ok(OVER);
+                }
+                if request.missed == made_up_for {
+                    request.stage = Stage::Holds(granted.clone());
+                    return Ok(Answer::Granted(granted));
+                }
+                (request.entry.clone(), request.missed)
+            };
+            // The grant was sent, so a call without an answer leaves a hold behind.
+            let renewed = self.store.renew(vec![entry]).await.map_err(|_| CallError { sent: true })?;
+            match renewed.first() {
+                Some(Renewed::Kept) => made_up_for = missed,
+                Some(Renewed::Revoked) => {
+                    self.advance(seq, Stage::Revoked);
+                    return Ok(Answer::Revoked);
+                }
+                // The hold has ended. The machine finishes this number, in doubt, before it asks under another.
+                Some(Renewed::Gone) | None => return Ok(OVER),
             }
         }
     }

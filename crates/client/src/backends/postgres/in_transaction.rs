@@ -3,7 +3,7 @@
 use lockkeeper_core::{LockName, NameError, Token};
 use tokio_postgres::{GenericClient, SimpleQueryMessage, SimpleQueryRow};
 
-use super::advisory::{self, DRAW};
+use super::advisory;
 use super::keys::{AdvisoryKey, KeyError, PgKey};
 
 /// A lock that the caller's transaction holds until its end.
@@ -12,7 +12,8 @@ use super::keys::{AdvisoryKey, KeyError, PgKey};
 pub struct TransactionLock {
     /// Its fencing token; `None` without the schema of `lockkeeper postgres init`, or without the right to use it. What
     /// the same transaction writes needs no token. For resources elsewhere it is a token like any other, but durable only
-    /// once the transaction is committed: if the server crashes before, it may be given again.
+    /// once the transaction is committed: if the server crashes before, it may be given again. So that commit waits for the
+    /// disk, also where `synchronous_commit` is off, which is set to `local` for this transaction.
     pub token: Option<Token>,
 }
 
@@ -108,7 +109,7 @@ async fn lock(
     if !advisory::gives_tokens(found.get(1)) {
         return Ok(Some(TransactionLock { token: None }));
     }
-    let drawn = row(client, &format!("select {DRAW}")).await?;
+    let drawn = row(client, &advisory::draw_in_transaction()).await?;
     let token = drawn.get(0).and_then(|token| token.parse().ok()).and_then(Token::new);
     Ok(Some(TransactionLock { token: Some(token.ok_or(TransactionLockError::Unreadable)?) }))
 }

@@ -35,13 +35,15 @@ const PASSING: &[&str] = &["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NORE
 
 pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
-    // Errors inside of a script were wrapped before Redis 7.
-    let is = |wanted: &str| code == wanted || details.contains(wanted);
-    if PASSING.contains(&code) {
-        return Meaning::TryAgain;
-    }
-    if code == "READONLY" {
+    // Before Redis 7 an error inside of a script was one of the script: `ERR Error running script (…): … -READONLY …`.
+    let wrapped =
+        |wanted: &str| details.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == wanted);
+    let is = |wanted: &str| code == wanted || code == "ERR" && wrapped(wanted);
+    if is("READONLY") {
         return Meaning::ElsewhereNow;
+    }
+    if PASSING.iter().any(|passing| is(passing)) {
+        return Meaning::TryAgain;
     }
     // A slot that is on its way is asked for again by all who want it.
     let moved = code == "MOVED" || code == "ASK";
@@ -119,4 +121,68 @@ pub(super) fn wants_login(error: &RedisError) -> bool {
 pub(super) fn no_thread() -> ConnectError {
     BackendError::new(BackendErrorKind::Operator, "the thread that keeps the connection to Redis has ended")
         .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::Value;
+
+    use super::*;
+
+    /// The error in an answer of Redis, byte for byte.
+    fn error(answer: &str) -> ServerError {
+        match redis::parse_redis_value(answer.as_bytes()).unwrap() {
+            Value::ServerError(error) => error,
+            other => panic!("no error: {other:?}"),
+        }
+    }
+
+    /// What Redis 5 to 6.2 and Redis 7 say in a script of ours, and to a plain command.
+    #[test]
+    fn a_server_that_became_a_replica_is_left_whatever_its_version() {
+        for answer in [
+            "-ERR Error running script (call to f_9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4): @user_script:24: \
+             @user_script: 24: -READONLY You can't write against a read only replica.  \r\n",
+            "-ERR Error running script (call to f_9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4): @user_script:24: \
+             @user_script: 24: -READONLY You can't write against a read only slave.  \r\n",
+            "-READONLY You can't write against a read only replica. script: \
+             9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4, on @user_script:24.\r\n",
+            "-READONLY You can't write against a read only replica.\r\n",
+        ] {
+            assert!(matches!(of(&error(answer), "db1"), Meaning::ElsewhereNow), "{answer}");
+        }
+    }
+
+    #[test]
+    fn what_passes_by_itself_is_tried_again_whatever_the_version() {
+        for answer in [
+            "-ERR Error running script (call to f_9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4): @user_script:24: \
+             @user_script: 24: -NOREPLICAS Not enough good replicas to write.  \r\n",
+            "-NOREPLICAS Not enough good replicas to write.\r\n",
+            "-MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.\r\n",
+            "-BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.\r\n",
+        ] {
+            assert!(matches!(of(&error(answer), "db1"), Meaning::TryAgain), "{answer}");
+        }
+    }
+
+    #[test]
+    fn other_errors_inside_of_a_script_are_refusals_with_a_hint() {
+        for (answer, hint) in [
+            (
+                "-ERR Error running script (call to f_9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4): @user_script:24: \
+                 @user_script: 24: -OOM command not allowed when used memory > 'maxmemory'.  \r\n",
+                "`maxmemory`",
+            ),
+            (
+                "-ERR Error running script (call to f_9d3f7c1b0e4a86d25c1fbb7a40e3d8c6f1a2b3c4): @user_script:24: \
+                 WRONGTYPE Operation against a key holding the wrong kind of value \r\n",
+                "something else uses a key",
+            ),
+            ("-ERR the lock is BUSYBODY's and READONLYISH\r\n", "server's log"),
+        ] {
+            let Meaning::Refused(refusal) = of(&error(answer), "db1") else { panic!("{answer}") };
+            assert!(refusal.text.contains(hint), "{}", refusal.text);
+        }
+    }
 }

@@ -82,6 +82,27 @@ impl Subject for Rows {
         Some(&self.faults)
     }
 
+    /// The transaction that inserts the lock's row waits in its commit, as for a slow disk or a synchronous standby: the
+    /// row's times are set, and no other transaction sees the row.
+    fn hold_back(&self, name: &str) -> bool {
+        self.server.psql(&format!(
+            "create table gate (is_open boolean); insert into gate values (false); \
+             create function wait_at_gate() returns trigger language plpgsql as $$ begin \
+               while not (select is_open from gate) loop perform pg_sleep(0.005); end loop; return null; end $$; \
+             create constraint trigger gate after insert on lockkeeper.row_lease deferrable initially deferred \
+               for each row when (new.name = '{name}') execute function wait_at_gate()"
+        ));
+        true
+    }
+
+    fn is_held_back(&self) -> bool {
+        self.server.psql("select count(*) from pg_stat_activity where wait_event = 'PgSleep'") != "0"
+    }
+
+    fn let_go(&self) {
+        self.server.psql("update gate set is_open = true");
+    }
+
     fn stall(&self, duration: Duration) -> bool {
         self.server.stop();
         std::thread::sleep(duration);

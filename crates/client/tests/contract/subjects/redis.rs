@@ -76,6 +76,12 @@ impl Subject for Server {
         Some(&self.faults)
     }
 
+    /// Keep-alives have a connection of their own.
+    fn hold_back(&self, name: &str) -> bool {
+        self.faults.hold_back(name, 1);
+        true
+    }
+
     fn stall(&self, duration: Duration) -> bool {
         self.redis.stop();
         std::thread::sleep(duration);

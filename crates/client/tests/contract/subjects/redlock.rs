@@ -78,9 +78,8 @@ impl Subject for Servers {
         self.until_expired(name).await;
     }
 
-    fn cut_off(&self, label: &str) -> bool {
-        self.faults.cut_off(label);
-        true
+    fn faults(&self) -> Option<&Faults> {
+        Some(&self.faults)
     }
 
     /// A minority's faults are nobody's: a majority of the answers is lost.
@@ -91,6 +90,12 @@ impl Subject for Servers {
 
     fn lose_calls(&self, count: u32) -> bool {
         self.faults.lose_calls(count * MAJORITY);
+        true
+    }
+
+    /// At every server; keep-alives have connections of their own.
+    fn hold_back(&self, name: &str) -> bool {
+        self.faults.hold_back(name, SERVERS);
         true
     }
 

@@ -8,6 +8,7 @@ use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
 use lockkeeper_replica::storage::{self, Existing, Options};
 use lockkeeper_wire::store::{Founding, Member};
 
+use super::greet::Greeter;
 use super::*;
 use crate::data::Addresses;
 
@@ -133,6 +134,10 @@ async fn a_receiver_that_stalls_is_given_up_and_reported_and_a_later_one_gets_th
         let answered = greet::answer(socket, &*receiver.bulk.directory, &[Lane::Snapshot]).await;
         answered.expect("it is let in").0
     };
+    // It has reached the sender at its address.
+    let hello = receiver.bulk.directory.first_hello(1, Lane::Snapshot).expect("random numbers");
+    let refusal = sender.bulk.directory.admit_guest(&hello).expect_err("it was not reached itself");
+    assert!(refusal.text.contains("once it was reached at its own address"), "{}", refusal.text);
     // More than the system keeps for a receiver that does not read; and so little that only the last word is missing.
     for (index, count) in [(5, 64), (6, 1)] {
         let offer = sender.offers(index, &vec![vec![7; PIECE_BYTES_MAX]; count], 0);

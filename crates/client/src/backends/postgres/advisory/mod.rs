@@ -43,7 +43,7 @@ use draws::Draws;
 use pool::{Desk, Pool};
 pub(super) use server::{gives_tokens, is_held_and_fences};
 use session::AdvisoryConn;
-pub(super) use sql::TOKEN as DRAW;
+pub(super) use sql::draw_in_transaction;
 use sql::{Common, Scope};
 
 /// How many connections may hold or wait at once (`?connections=`).

@@ -212,10 +212,9 @@ pub(super) async fn findings(shared: &Shared) -> Result<Vec<Finding>, BackendErr
         Fencing::Tokens { .. } => {
             if text(0) == "off" {
                 say(
-                    shared.common.scope == Scope::Transaction,
-                    "synchronous_commit is off: after a crash of the server a token may come a second time, except \
-                     from connections of `lock=session`, which turn it on; set it to `on` for the role or the \
-                     database"
+                    false,
+                    "synchronous_commit is off: statements that draw a token set it to `local` for themselves, so that no token comes \
+                     again after a crash of the server"
                         .to_owned(),
                 );
             }

@@ -21,7 +21,7 @@ pub(super) enum Scope {
 }
 
 /// Draws a token.
-pub(in super::super) const TOKEN: &str = "pg_catalog.nextval('lockkeeper.token')";
+const TOKEN: &str = "pg_catalog.nextval('lockkeeper.token')";
 
 /// An expression: `token` is durable once the transaction is over. A sequence logs only every 32nd value, and a token
 /// that somebody else's unfinished transaction covers could come again after a crash. A message in the log makes the
@@ -39,11 +39,22 @@ fn synced(token: &str, knows_log: bool) -> String {
 pub(super) const KNOWS_LOG: &str =
     "select pg_catalog.pg_current_wal_flush_lsn() <= pg_catalog.pg_current_wal_insert_lsn()";
 
+/// An expression: the commit of this transaction waits for the disk, where `synchronous_commit = off` would let it go ahead.
+const COMMIT_WAITS: &str = "case when pg_catalog.current_setting('synchronous_commit') = 'off' \
+    then pg_catalog.set_config('synchronous_commit', 'local', true) end";
+
+/// Draws a token in the caller's own transaction, durable once that is committed; the row's first column. It always logs a
+/// message, since the question whether the log is synced may be refused, and an error would abort the transaction.
+pub(in super::super) fn draw_in_transaction() -> String {
+    let sync = synced("token", false);
+    format!("select token, {sync}, {COMMIT_WAITS} from (select {TOKEN} as token offset 0) as t")
+}
+
 /// Draws tokens in a transaction of its own; `count` is an expression. Its row: them, with blanks between.
 pub(super) fn draw(count: &str, knows_log: bool) -> String {
     // The subquery is kept apart by its `offset`, so that the log is looked at after the tokens are drawn.
     format!(
-        "select tokens, {} from (select pg_catalog.string_agg({TOKEN}::text, ' ') as tokens \
+        "select tokens, {}, {COMMIT_WAITS} from (select pg_catalog.string_agg({TOKEN}::text, ' ') as tokens \
          from pg_catalog.generate_series(1, {count}) offset 0) as t",
         synced("tokens", knows_log)
     )

@@ -100,13 +100,15 @@ static CAPABILITIES: Capabilities = Capabilities {
     break_hold: true,
     break_now: true,
     promises: [
-        Promise::KeptIf("no standby takes over that lacks the last commits"),
+        Promise::KeptIf("no standby takes over that lacks the last commits, or whose clock is ahead"),
         Promise::KeptIf(
             "the database's clock is not set back before a lock's row is deleted or a backup is restored",
         ),
         Promise::KeptIf("the resource has a fence"),
         Promise::Kept,
-        Promise::KeptIf("the database's clock is not stepped forward"),
+        Promise::KeptIf(
+            "the database's clock is not stepped forward, also not by a fail-over to a standby whose clock is ahead",
+        ),
         Promise::KeptIf("no standby takes over that lacks the last commits"),
         Promise::Kept,
         Promise::Kept,

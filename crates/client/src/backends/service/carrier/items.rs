@@ -5,17 +5,26 @@ use std::time::Duration;
 use lockkeeper_core::{Mode, Seq, limits};
 use lockkeeper_wire::answer::{read_end, read_grant};
 use lockkeeper_wire::v1::{self, RefusedCode, client_item, server_item::What};
+use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_NAMES_MAX};
 
 use super::Nonsense;
 use crate::backend::Wanted;
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::{Answer, Granted};
 
+/// Tags, lengths and numbers; a secret and a label.
+const FIXED: usize = 128 + limits::LABEL_BYTES_MAX;
+const PER_NAME: usize = 8;
+
+// Every item fits a frame: the library refuses content over a limit before it asks for a session (`Lock::acquire`).
+const _: () = {
+    let names = limits::NAMES_PER_REQUEST_MAX * (limits::NAME_BYTES_MAX + PER_NAME);
+    assert!(FIXED + names + limits::VALUE_BYTES_MAX + limits::META_BYTES_MAX <= FRAME_BYTES_MAX);
+    assert!(limits::NAMES_PER_REQUEST_MAX <= FRAME_NAMES_MAX);
+};
+
 /// About how many bytes an item takes in a frame, never less.
 pub(super) fn weight(item: &v1::ClientItem) -> usize {
-    /// Tags, lengths and numbers; a secret and a label.
-    const FIXED: usize = 128 + limits::LABEL_BYTES_MAX;
-    const PER_NAME: usize = 8;
     match &item.what {
         Some(client_item::What::Acquire(acquire)) => {
             let names: usize = acquire.names.iter().map(|name| name.len() + PER_NAME).sum();
@@ -23,6 +32,14 @@ pub(super) fn weight(item: &v1::ClientItem) -> usize {
         }
         Some(client_item::What::SetValue(set)) => FIXED + set.value.len(),
         _ => FIXED,
+    }
+}
+
+/// How many names of locks an item has.
+pub(super) fn names(item: &v1::ClientItem) -> usize {
+    match &item.what {
+        Some(client_item::What::Acquire(acquire)) => acquire.names.len(),
+        _ => 0,
     }
 }
 

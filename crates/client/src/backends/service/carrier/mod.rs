@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use lockkeeper_wire::request::{Secret, secret_prefix};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
+use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 
 use crate::backend::{Call, CallError};
 use crate::machine::{Answer, Push, Spec};
@@ -253,18 +254,19 @@ impl<H> Carrier<H> {
         self.look_at
     }
 
-    /// What is to be sent next, as one frame of at most [`lockkeeper_wire::FRAME_BYTES_MAX`]; empty if there is
-    /// nothing, or if the stream is not the present one.
+    /// What is to be sent next, as one frame within the limits of the service; empty if there is nothing, or if the stream
+    /// is not the present one.
     pub fn take_frame(&mut self, stream: StreamId) -> Vec<v1::ClientItem> {
         if self.stream != Some(stream) {
             return Vec::new();
         }
-        let mut bytes = 0;
-        let fits = |(weight, _): &&(usize, v1::ClientItem)| {
+        let (mut bytes, mut names) = (0, 0);
+        let fits = |(weight, item): &&(usize, v1::ClientItem)| {
             bytes += weight;
-            bytes <= lockkeeper_wire::FRAME_BYTES_MAX
+            names += items::names(item);
+            bytes <= FRAME_BYTES_MAX && names <= FRAME_NAMES_MAX
         };
-        let count = self.outbox.items.iter().take_while(fits).count();
+        let count = self.outbox.items.iter().take(FRAME_ITEMS_MAX).take_while(fits).count();
         self.outbox.items.drain(..count).map(|(_, item)| item).collect()
     }
 

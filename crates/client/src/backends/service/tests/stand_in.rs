@@ -178,7 +178,8 @@ impl StandIn {
 
     /// The tokens of those who hold a name.
     pub(super) fn tokens(&self, name: &str) -> Vec<u64> {
-        let described = self.state().peer.table.describe(&name.parse().unwrap(), Page::first(0));
+        let described =
+            self.state().peer.table.describe(&name.parse().unwrap(), lockkeeper_core::Page::first(0));
         described.holds.iter().map(|hold| hold.token.get()).collect()
     }
 

@@ -379,9 +379,17 @@ fn the_nodes_of_the_cluster_are_handed_on() {
 
 #[test]
 fn a_frame_is_never_larger_than_the_service_reads() {
+    // Each is too much for one frame by another limit: bytes, names, items.
+    for (count, names, length) in [(300, 64, 500), (2_000, 64, 2), (20_000, 1, 5)] {
+        split_into_frames(count, names, length);
+    }
+}
+
+fn split_into_frames(count: u64, names: usize, length: usize) {
     let mut line = Line::open(spec());
-    let names: Vec<LockName> = (0..64).map(|n| LockName::parse(&format!("{n:0>500}")).unwrap()).collect();
-    for seq in 1..=300 {
+    let name = |number| LockName::parse(&format!("{number:0>length$}")).unwrap();
+    let names: Vec<LockName> = (0..names).map(name).collect();
+    for seq in 1..=count {
         let Call::Acquire { want, .. } = acquire(seq) else { panic!() };
         let want = Wanted { names: names.clone(), ..(*want).clone() };
         let call = Call::Acquire { seq: Seq(seq), done_through: Seq(0), want: want.into(), wait_left: None };
@@ -391,11 +399,21 @@ fn a_frame_is_never_larger_than_the_service_reads() {
     while line.carrier.has_items() {
         let frame = v1::ClientFrame { items: line.carrier.take_frame(line.stream) };
         assert!(prost_len(&frame) <= lockkeeper_wire::FRAME_BYTES_MAX);
+        assert!(frame.items.len() <= lockkeeper_wire::FRAME_ITEMS_MAX);
+        let names: usize = frame.items.iter().map(names_of).sum();
+        assert!(names <= lockkeeper_wire::FRAME_NAMES_MAX);
         sent += frame.items.len();
         frames += 1;
     }
-    assert_eq!(sent, 300);
+    assert_eq!(sent as u64, count);
     assert!(frames > 1, "it was too much for one");
+}
+
+fn names_of(item: &v1::ClientItem) -> usize {
+    match &item.what {
+        Some(v1::client_item::What::Acquire(acquire)) => acquire.names.len(),
+        _ => 0,
+    }
 }
 
 fn prost_len(frame: &v1::ClientFrame) -> usize {

@@ -196,7 +196,8 @@ impl Peer {
     /// An operator breaks whoever holds it.
     pub(in crate::backends::service) fn break_it(&mut self, name: &str) {
         let name: lockkeeper_core::LockName = name.parse().expect("a good name");
-        let holder = self.table.describe(&name, Page::first(0)).holds.first().map(|hold| hold.token);
+        let holder =
+            self.table.describe(&name, lockkeeper_core::Page::first(0)).holds.first().map(|hold| hold.token);
         if let Some(token) = holder {
             let order = Break { name, token, reason: "test".into(), by: "test".into(), now: false };
             let _ = self.apply(Command::Break(order));

@@ -1,16 +1,11 @@
-//! Work that a command leaves for later (M2): the bound that each command states, and that nothing is lost or overtaken
-//! while work is left.
-
-mod random_steps;
+//! Crowds (M2): each command keeps to the bound that it states, whatever the table holds, and what it leaves for later
+//! is done in the end.
 
 use lockkeeper_core::limits::FORGOTTEN_PER_COMMAND_MAX;
 use lockkeeper_core::{
     Acquire, Command, Effect, Effects, End, IfBusy, LockName, Mode, OpenSession, Page, Reply, Seq, SessionId,
     Table, Token, invariants,
 };
-use proptest::collection::vec;
-use proptest::prelude::*;
-use random_steps::Step;
 
 /// A table whose every command is checked against its own bound.
 struct Bounded {
@@ -251,50 +246,4 @@ fn many_confirmed_answers_are_forgotten_piece_by_piece() {
     assert_eq!(kept, Reply::Finished(End::Released));
     assert!(bounded.table.has_backlog());
     assert_eq!(bounded.drain(), (CROWD as usize).div_ceil(FORGOTTEN_PER_COMMAND_MAX) - 3);
-}
-
-/// Plays a history on a table that leaves nearly all its work for later. It is resumed now and then, and after each
-/// time that nothing is left, every invariant holds.
-fn play(work_max: usize, steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
-    let mut table = Table::new(1).with_work_max(work_max);
-    let mut effects = Effects::new();
-    let mut history: Vec<Command> = Vec::new();
-    for (count, step) in steps.into_iter().enumerate() {
-        let now = table.snapshot();
-        let commands = match step {
-            Step::Restart | Step::CheckToken { .. } => vec![Command::Resume; 3],
-            step => random_steps::command(step, &now, &history).into_iter().collect(),
-        };
-        history.extend(commands.iter().cloned());
-        let drain = if count % 7 == 0 { 10_000 } else { 0 };
-        for command in commands.into_iter().chain(std::iter::repeat_n(Command::Resume, drain)) {
-            if command == Command::Resume && !table.has_backlog() {
-                break;
-            }
-            let before = table.snapshot();
-            effects.clear();
-            let reply = table.apply(command.clone(), &mut effects);
-            let after = table.snapshot();
-            invariants::step(&before, &command, &reply, &effects, &after)?;
-            invariants::all(&table)?;
-        }
-        if drain > 0 && table.has_backlog() {
-            return Err("the backlog does not end".to_owned());
-        }
-    }
-    Ok(())
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
-
-    /// P1, P2 and P4 at any time; P7 and P8 whenever nothing is left for later.
-    #[test]
-    fn work_that_is_left_for_later_is_done_in_the_end(
-        work_max in 1_usize..4,
-        steps in vec(random_steps::crowding_step(), 20..120),
-    ) {
-        let verdict = play(work_max, random_steps::openings().chain(steps));
-        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
-    }
 }

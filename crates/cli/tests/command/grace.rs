@@ -1,0 +1,47 @@
+//! `run --grace` at its limit: half the ttl.
+
+use std::time::{Duration, Instant};
+
+use lockkeeper::Wait;
+use lockkeeper::blocking::Locks;
+
+use crate::support::{CommandExt, Ended, Place, wait_until};
+
+const TTL: Duration = Duration::from_secs(6);
+/// How many commands begin, spread over a sixth of the ttl: less than 1 % of the ttl apart. A wrapper that reads the
+/// deadline every sixth of the ttl is too late for a begin within some 1 % of it, so one of them at least is in there.
+const PHASES: u32 = 18;
+
+/// Runs a command under the lock `name`, which is granted so long after the wrapper's session was opened.
+fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) -> Ended {
+    let holder = locks.mutex(name).with(|lock| lock.ttl(Duration::from_secs(60)).wait(Wait::No));
+    let held = holder.acquire().unwrap();
+    let words = ["run", "--ttl", "6s", "--grace", "3s", name, "--", "sleep", "6"];
+    let wrapper = place.lockkeeper(words).started();
+    let parsed = name.parse().unwrap();
+    wait_until("the wrapper waits", || locks.inspect(&parsed).unwrap().waiter_count == 1);
+    let opened = Instant::now();
+    std::thread::sleep(after.saturating_sub(opened.elapsed()));
+    held.release().unwrap();
+    wrapper.ended()
+}
+
+#[test]
+fn a_renewed_job_with_the_longest_grace_is_left_alone_whenever_it_begins() {
+    let (place, _node) = Place::new().served();
+    let locks = Locks::connect(&place.url()).unwrap();
+    let ended: Vec<Ended> = std::thread::scope(|scope| {
+        let runs: Vec<_> = (0..PHASES)
+            .map(|phase| {
+                let (place, locks) = (&place, &locks);
+                let name = format!("phase/{phase}");
+                let run = move || run_begun_after(place, locks, &name, TTL / 3 + TTL / 6 / PHASES * phase);
+                scope.spawn(run)
+            })
+            .collect();
+        runs.into_iter().map(|run| run.join().unwrap()).collect()
+    });
+    let killed: Vec<(usize, Ended)> =
+        ended.into_iter().enumerate().filter(|(_, ended)| ended.code != 0).collect();
+    assert!(killed.is_empty(), "{} of {PHASES}: {killed:?}", killed.len());
+}

@@ -1,0 +1,104 @@
+//! Proof that an incoming connection comes from the address of the member that it names.
+//!
+//! Responsible for: an id and an incarnation do not suffice to send messages of the consensus, or snapshots. This node sends every
+//! other one a ticket, in the first message of a connection that it opens to that node's address, and nowhere else; a connection from
+//! that node must present it. A stranger that reads the wire, or has the address of a member that is down, can still forge one.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_wire::peer::Hello;
+
+use crate::data::id;
+use crate::error::ServeError;
+
+/// The number of a node's latest tickets that are presented to it: a forged one must not displace the true one at once.
+const PRESENTED_MAX: usize = 4;
+/// The length of a ticket, in bytes.
+const TICKET_BYTES: usize = 16;
+
+/// Tickets that this process has sent and received, by node.
+#[derive(Default, Debug)]
+pub(super) struct Tickets {
+    given: BTreeMap<u64, Vec<u8>>,
+    got: BTreeMap<u64, Vec<Vec<u8>>>,
+}
+
+impl Tickets {
+    /// Fills in what goes to the address of node `to`.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    pub(super) fn fill(&mut self, to: u64, hello: &mut Hello) -> Result<(), ServeError> {
+        let ticket = match self.given.get(&to) {
+            Some(ticket) => ticket.clone(),
+            None => {
+                let ticket = id()?;
+                self.given.insert(to, ticket.clone());
+                ticket
+            }
+        };
+        hello.ticket = ticket;
+        hello.presented = self.got.get(&to).cloned().unwrap_or_default();
+        Ok(())
+    }
+
+    /// Takes the ticket of a member that has connected; whether it was not known.
+    pub(super) fn take(&mut self, hello: &Hello) -> bool {
+        if hello.ticket.len() != TICKET_BYTES {
+            return false;
+        }
+        let got = self.got.entry(hello.node).or_default();
+        if got.contains(&hello.ticket) {
+            return false;
+        }
+        got.insert(0, hello.ticket.clone());
+        got.truncate(PRESENTED_MAX);
+        true
+    }
+
+    /// Whether a member that has connected was given what it presents.
+    pub(super) fn knows(&self, hello: &Hello) -> bool {
+        self.given.get(&hello.node).is_some_and(|given| hello.presented.contains(given))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(of: &mut Tickets, node: u64, to: u64) -> Hello {
+        let mut hello = Hello { node, ..Hello::default() };
+        of.fill(to, &mut hello).expect("random numbers");
+        hello
+    }
+
+    #[test]
+    fn a_node_is_known_once_it_was_reached_and_has_connected_itself() {
+        let (mut one, mut two) = (Tickets::default(), Tickets::default());
+        let first = hello(&mut one, 1, 2);
+        assert!(!two.knows(&first), "it has not reached node 1 yet");
+        assert!(two.take(&first) && !two.take(&first));
+        let second = hello(&mut two, 2, 1);
+        assert!(one.knows(&second), "it was at its address");
+        assert!(one.take(&second));
+        assert!(two.knows(&hello(&mut one, 1, 2)));
+        assert!(!Tickets::default().knows(&second), "after a restart it must be reached again");
+        assert!(!one.knows(&Hello { node: 3, ..second }), "a ticket is of one node");
+    }
+
+    #[test]
+    fn forged_tickets_neither_fill_the_memory_nor_count() {
+        let (mut one, mut two) = (Tickets::default(), Tickets::default());
+        two.take(&hello(&mut one, 1, 2));
+        for number in 0..PRESENTED_MAX as u8 - 1 {
+            two.take(&Hello { node: 1, ticket: vec![number; TICKET_BYTES], ..Hello::default() });
+        }
+        assert!(one.knows(&hello(&mut two, 2, 1)), "it is among the latest");
+        for number in 100..200 {
+            two.take(&Hello { node: 1, ticket: vec![number; TICKET_BYTES], ..Hello::default() });
+            assert!(hello(&mut two, 2, 1).presented.len() <= PRESENTED_MAX);
+        }
+        assert!(!two.take(&Hello { node: 1, ticket: vec![7; TICKET_BYTES + 1], ..Hello::default() }));
+        assert!(!one.knows(&Hello { node: 2, presented: vec![Vec::new()], ..Hello::default() }));
+    }
+}

@@ -1,0 +1,120 @@
+//! A client with a crowd of requests: it is answered within its own limits, and never thrown out for their number.
+
+use lockkeeper_wire::v1::{self, client_item, server_item::What};
+use tonic::transport::Channel;
+
+use crate::harness::{Client, DEADLINE, SECRET, Server, acquire, directory};
+
+/// How many requests wait.
+const CROWD: u64 = 100_000;
+/// How many of them are over when their client comes back.
+const WAITS: u64 = 20_000;
+/// Ends that are sent before the last of them is confirmed.
+const PART: usize = 1024;
+/// Items in a frame of these tests.
+const FRAME: usize = 10_000;
+
+fn item(session: u64, what: client_item::What) -> v1::ClientItem {
+    v1::ClientItem { session, what: Some(what) }
+}
+
+/// A crowd of waits for `a`.
+fn send_waits(client: &Client, session: u64, count: u64, at_most_ms: Option<u64>) {
+    let waits: Vec<v1::ClientItem> = (1..=count)
+        .map(|seq| {
+            let acquire = v1::Acquire { at_most_ms, ..acquire(seq, "a", true) };
+            item(session, client_item::What::Acquire(acquire))
+        })
+        .collect();
+    waits.chunks(FRAME).for_each(|frame| client.send_all(frame.to_vec()));
+}
+
+/// Reads the answers to all of them; some may be over already.
+async fn read_queued(client: &mut Client, count: u64) {
+    let mut queued = 0;
+    while queued < count {
+        match client.what().await {
+            What::Queued(_) => queued += 1,
+            What::Ended(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+async fn attach(server: &Server, session: u64, attach: u64) -> Client {
+    let client = Client::connect(server).await;
+    let attach = v1::AttachSession { secret: SECRET.to_vec(), attach };
+    client.send(session, client_item::What::Attach(attach));
+    client
+}
+
+async fn attached(client: &mut Client) {
+    let first = client.what().await;
+    assert!(matches!(first, What::Attached(_)), "the attach is confirmed first: {first:?}");
+}
+
+async fn waiters(calls: &mut v1::lockkeeper_client::LockkeeperClient<Channel>) -> u64 {
+    let describe = v1::DescribeRequest { name: "a".to_owned(), ..v1::DescribeRequest::default() };
+    calls.describe(describe).await.unwrap().into_inner().lock.map_or(0, |lock| lock.waiter_count)
+}
+
+#[tokio::test]
+async fn a_crowd_of_waiters_asks_again_on_another_stream() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut holder = Client::connect(&server).await;
+    let other = holder.open([8; 16], "holder").await;
+    holder.hold(other, 1, "a").await;
+    let mut client = Client::connect(&server).await;
+    let session = client.open(SECRET, "crowd").await;
+    send_waits(&client, session, CROWD, None);
+    read_queued(&mut client, CROWD).await;
+    drop(client);
+
+    let mut client = attach(&server, session, 2).await;
+    attached(&mut client).await;
+    send_waits(&client, session, CROWD, None);
+    read_queued(&mut client, CROWD).await;
+    assert_eq!(waiters(&mut server.calls().await).await, CROWD);
+    server.stop().await.unwrap();
+}
+
+/// Each end that was not asked for stays until it is confirmed, and all of them are due when the client comes back.
+#[tokio::test]
+async fn ends_that_came_while_a_client_was_away_follow_its_attach_in_parts() {
+    let data = directory();
+    let server = Server::start(data.path());
+    let mut holder = Client::connect(&server).await;
+    let other = holder.open([8; 16], "holder").await;
+    holder.hold(other, 1, "a").await;
+    let mut client = Client::connect(&server).await;
+    let session = client.open(SECRET, "crowd").await;
+    // Long enough for all to queue, since ends that are not confirmed keep new requests out (M1).
+    send_waits(&client, session, WAITS, Some(5_000));
+    read_queued(&mut client, WAITS).await;
+    drop(client);
+    let mut calls = server.calls().await;
+    let all_over = async { while waiters(&mut calls).await > 0 {} };
+    tokio::time::timeout(DEADLINE, all_over).await.expect("all waits are over");
+
+    let mut client = attach(&server, session, 2).await;
+    attached(&mut client).await;
+    let (mut ended, mut unconfirmed) = (0, Vec::new());
+    while ended < WAITS {
+        let told = client.item().await.expect("the stream is open");
+        match told.what {
+            Some(What::Finished(_)) => continue,
+            Some(What::Ended(_)) => unconfirmed.push(told.seq),
+            other => panic!("{other:?}"),
+        }
+        ended += 1;
+        assert!(unconfirmed.len() <= PART, "more ends than one part");
+        if unconfirmed.len() == PART || ended == WAITS {
+            let finish = |target| v1::Finish { seq: WAITS + target, target, done_through: 0 };
+            let finishes =
+                unconfirmed.drain(..).map(|seq| item(session, client_item::What::Finish(finish(seq))));
+            client.send_all(finishes.collect());
+        }
+    }
+    server.stop().await.unwrap();
+}

@@ -1,0 +1,106 @@
+//! A client's frame. Items and names of a few bytes become structs of many times their size, so they are counted before
+//! any of them is decoded.
+
+use bytes::{Buf, BufMut};
+use prost::encoding::{self, DecodeContext, WireType, message};
+use prost::{DecodeError, Message};
+
+use crate::limits::{FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
+use crate::v1::ClientItem;
+
+/// What a client sends, as `session.proto` documents it: the generated type, except that [`Message::decode`] counts first.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct ClientFrame {
+    /// In the order in which they are to be handled.
+    pub items: Vec<ClientItem>,
+}
+
+/// `ClientFrame.items`.
+const ITEMS: u32 = 1;
+/// `ClientItem.acquire`.
+const ACQUIRE: u32 = 5;
+/// `Acquire.names`.
+const NAMES: u32 = 3;
+/// A field takes a tag and a length at least.
+const FIELD_BYTES_MIN: usize = 2;
+
+impl Message for ClientFrame {
+    fn encode_raw(&self, buf: &mut impl BufMut) {
+        message::encode_repeated(ITEMS, &self.items, buf);
+    }
+
+    fn encoded_len(&self) -> usize {
+        message::encoded_len_repeated(ITEMS, &self.items)
+    }
+
+    fn clear(&mut self) {
+        self.items.clear();
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buf: &mut impl Buf,
+        ctx: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        match tag {
+            ITEMS => message::merge_repeated(wire_type, &mut self.items, buf, ctx).map_err(|mut error| {
+                error.push("ClientFrame", "items");
+                error
+            }),
+            _ => encoding::skip_field(wire_type, tag, buf, ctx),
+        }
+    }
+
+    fn merge(&mut self, mut buf: impl Buf) -> Result<(), DecodeError> {
+        let mut frame = buf.copy_to_bytes(buf.remaining());
+        check_counts(&frame)?;
+        while frame.has_remaining() {
+            let (tag, wire_type) = encoding::decode_key(&mut frame)?;
+            self.merge_field(tag, wire_type, &mut frame, DecodeContext::default())?;
+        }
+        Ok(())
+    }
+}
+
+fn check_counts(frame: &[u8]) -> Result<(), DecodeError> {
+    if frame.len() / FIELD_BYTES_MIN <= FRAME_ITEMS_MAX.min(FRAME_NAMES_MAX) {
+        return Ok(());
+    }
+    let (mut items, mut names) = (0, 0);
+    for_each_field(frame, ITEMS, |item| {
+        items += 1;
+        for_each_field(item, ACQUIRE, |acquire| for_each_field(acquire, NAMES, |_| names += 1));
+    });
+    for (count, what, max) in [(items, "items", FRAME_ITEMS_MAX), (names, "names", FRAME_NAMES_MAX)] {
+        if count > max {
+            return Err(refused(format!(
+                "the frame has {count} {what}, at most {max} are allowed; send several frames"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Calls `each` with every message or text of field `tag`. Stops where the bytes are malformed: so does the decoder,
+/// which then reports it.
+fn for_each_field(mut bytes: &[u8], tag: u32, mut each: impl FnMut(&[u8])) {
+    while let Ok((found, wire_type)) = encoding::decode_key(&mut bytes) {
+        if (found, wire_type) == (tag, WireType::LengthDelimited) {
+            let length = encoding::decode_varint(&mut bytes).ok().and_then(|it| usize::try_from(it).ok());
+            let Some((field, rest)) = length.and_then(|length| bytes.split_at_checked(length)) else {
+                return;
+            };
+            each(field);
+            bytes = rest;
+        } else if encoding::skip_field(wire_type, found, &mut bytes, DecodeContext::default()).is_err() {
+            return;
+        }
+    }
+}
+
+#[expect(deprecated, reason = "prost has no other error with a text of one's own")]
+fn refused(text: String) -> DecodeError {
+    DecodeError::new(text)
+}

@@ -1,0 +1,108 @@
+//! A client's frame is bounded in memory, not only in bytes: items and names of a few bytes become structs of many times
+//! their size. The allocator of this process counts, so this file has one test.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use lockkeeper_wire::v1::{self, client_item::What};
+use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX, request};
+use prost::Message;
+
+struct PeakCounter;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator as it came.
+unsafe impl GlobalAlloc for PeakCounter {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
+        PEAK.fetch_max(live, Ordering::SeqCst);
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::SeqCst);
+        // SAFETY: as above.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: PeakCounter = PeakCounter;
+
+/// Beyond the frame's own bytes.
+const DECODED_BYTES_MAX: usize = 8 << 20;
+
+/// Reads a frame as the service does. Returns how many requests it has, or the error; and the peak of memory meanwhile.
+fn read(frame: Bytes) -> (Result<usize, String>, usize) {
+    let before = LIVE.load(Ordering::SeqCst);
+    PEAK.store(before, Ordering::SeqCst);
+    let read = match v1::ClientFrame::decode(frame) {
+        Ok(frame) => request::requests(frame.items).map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    let read = read.map(|(requests, _)| requests.len());
+    (read, PEAK.load(Ordering::SeqCst) - before)
+}
+
+fn acquire(names: Vec<String>) -> v1::ClientItem {
+    let acquire = v1::Acquire { seq: 1, names, mode: v1::Mode::Exclusive.into(), ..v1::Acquire::default() };
+    v1::ClientItem { session: 1, what: Some(What::Acquire(acquire)) }
+}
+
+fn frame(items: Vec<v1::ClientItem>) -> Vec<u8> {
+    v1::ClientFrame { items }.encode_to_vec()
+}
+
+/// The field `items` without a byte in it, again and again.
+fn empty_items(count: usize) -> Vec<u8> {
+    [0x0a, 0].repeat(count)
+}
+
+/// An acquire of names without a byte in them.
+fn empty_names(count: usize) -> Vec<u8> {
+    frame(vec![acquire(vec![String::new(); count])])
+}
+
+fn keep_alives(count: usize) -> Vec<u8> {
+    let item = |id| v1::ClientItem { session: 1, what: Some(What::KeepAlive(v1::KeepAlive { id })) };
+    frame((0..count as u64).map(item).collect())
+}
+
+fn short_names(count: usize) -> Vec<u8> {
+    let names = |_| acquire((0..64).map(|number| char::from(b'0' + number).to_string()).collect());
+    frame((0..count / 64).map(names).collect())
+}
+
+#[test]
+fn a_frame_takes_a_bounded_amount_of_memory_however_small_its_items() {
+    let most = FRAME_BYTES_MAX / 2;
+    let refused =
+        |count: usize, what: &str, max: usize| Err(format!("has {count} {what}, at most {max} are"));
+    let cases = [
+        (empty_items(most), refused(most, "items", FRAME_ITEMS_MAX)),
+        (empty_items(FRAME_ITEMS_MAX + 1), refused(FRAME_ITEMS_MAX + 1, "items", FRAME_ITEMS_MAX)),
+        (empty_items(FRAME_ITEMS_MAX), Err("says nothing".to_owned())),
+        (keep_alives(FRAME_ITEMS_MAX), Ok(FRAME_ITEMS_MAX)),
+        (empty_names(most - 16), refused(most - 16, "names", FRAME_NAMES_MAX)),
+        (empty_names(FRAME_NAMES_MAX + 1), refused(FRAME_NAMES_MAX + 1, "names", FRAME_NAMES_MAX)),
+        // One command with too many names is refused by itself.
+        (empty_names(FRAME_NAMES_MAX), Ok(0)),
+        (short_names(FRAME_NAMES_MAX), Ok(FRAME_NAMES_MAX / 64)),
+        (short_names(FRAME_NAMES_MAX + 64), refused(FRAME_NAMES_MAX + 64, "names", FRAME_NAMES_MAX)),
+    ];
+    for (number, (bytes, expected)) in cases.into_iter().enumerate() {
+        assert!(bytes.len() <= FRAME_BYTES_MAX, "case {number}: {} bytes", bytes.len());
+        let length = bytes.len();
+        let (read, peak) = read(bytes.into());
+        assert!(peak <= DECODED_BYTES_MAX, "case {number}: {length} bytes took {peak}");
+        match (read, expected) {
+            (Ok(requests), Ok(expected)) => assert_eq!(requests, expected, "case {number}"),
+            (Err(error), Err(words)) => assert!(error.contains(&words), "case {number}: {error}"),
+            (read, expected) => panic!("case {number}: {read:?}, expected {expected:?}"),
+        }
+    }
+}
