@@ -96,6 +96,9 @@ impl Replica {
     /// One step, if it is time for one.
     pub(super) fn snapshot_step(&mut self) {
         if self.snapshots.under_way.is_none() {
+            if !self.may_begin_snapshot() {
+                return;
+            }
             let helps = self.would_help();
             if helps || !self.snapshots.wanted_by.is_empty() || self.is_snapshot_due() {
                 self.begin_snapshot(false, helps);
@@ -172,10 +175,17 @@ impl Replica {
 
     /// After an entry was applied: whether it is the one that the leader has named.
     pub(super) fn begin_named_snapshot(&mut self) {
-        if self.checks.is_reached(self.applied.index) && self.snapshots.under_way.is_none() {
+        let is_reached = self.checks.is_reached(self.applied.index);
+        if is_reached && self.snapshots.under_way.is_none() && self.may_begin_snapshot() {
             let helps = self.would_help();
             self.begin_snapshot(true, helps);
         }
+    }
+
+    /// Whether the table is that of the last applied entry: not while a part of the next one is in it, which a restart would
+    /// apply a second time. Nor is there a snapshot of work that is left for later.
+    fn may_begin_snapshot(&self) -> bool {
+        self.turn.begun().is_none() && !self.table.has_backlog()
     }
 
     fn begin_snapshot(&mut self, is_named: bool, helps: bool) {
