@@ -23,4 +23,6 @@ pub use event::{
     Answer, AskId, Difference, Event, LostEntries, Output, Question, Received, SnapshotStep, StreamId,
 };
 pub use members::{Change, Members, NODES_MAX, Rejected};
-pub use replica::{Config, Fatal, Recovered, Replica, TAIL_BYTES, TICK};
+pub use replica::{
+    Config, ENDS_PER_PART, Fatal, ITEMS_PER_PIECE, Recovered, Replica, TAIL_BYTES, TICK, TURN_VISITS_MAX,
+};

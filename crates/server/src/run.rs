@@ -12,7 +12,9 @@ use std::time::Duration;
 use lockkeeper_core::limits;
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::storage::{Removal, Snapshots};
-use lockkeeper_replica::{Config, ELECTION_TICKS, Event, Members, Replica, TAIL_BYTES};
+use lockkeeper_replica::{
+    Config, ELECTION_TICKS, ENDS_PER_PART, Event, Members, Replica, TAIL_BYTES, TURN_VISITS_MAX,
+};
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::{Candidate, Founding};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -373,6 +375,8 @@ fn config(founding: &Founding, options: &Options) -> Config {
         rules: limits::RULES_VERSION,
         tick: options.election_timeout / ELECTION_TICKS as u32,
         snapshot_after: options.snapshot_after,
+        turn_visits_max: TURN_VISITS_MAX,
+        ends_per_part: ENDS_PER_PART,
         mutant: None,
     }
 }

@@ -9,6 +9,7 @@ use lockkeeper_replica::storage::{PIECE_BYTES_MAX, Sealed, SnapshotReader, Snaps
 use lockkeeper_wire::store::SnapshotTail;
 
 use crate::bulk::Bulk;
+use crate::crowd::Budgets;
 
 /// The snapshot that is being written, and the step that is to be done next.
 pub(crate) struct Chores {
@@ -43,7 +44,11 @@ impl Chores {
     }
 
     /// Writes one that has arrived, under no name yet.
-    pub(crate) fn receive(&self, bulk: &Bulk) -> Result<(Sealed<MemoryDisk>, Table), String> {
+    pub(crate) fn receive(
+        &self,
+        bulk: &Bulk,
+        budgets: Budgets,
+    ) -> Result<(Sealed<MemoryDisk>, Table), String> {
         let head = bulk.offer.head.as_ref().ok_or("the offer has no head")?;
         let mut writer = self.snapshots.begin(head).map_err(|error| error.to_string())?;
         let mut restorer = Restorer::new(0);
@@ -52,7 +57,8 @@ impl Chores {
             restorer.push(piece).map_err(|error| error.to_string())?;
         }
         let sealed = writer.seal(&bulk.tail).map_err(|error| error.to_string())?;
-        Ok((sealed, restorer.finish().map_err(|error| error.to_string())?))
+        let table = restorer.finish().map_err(|error| error.to_string())?;
+        Ok((sealed, budgets.table(table)))
     }
 
     /// Does what is to be done; `None` if nothing is.
@@ -94,8 +100,12 @@ impl Chores {
 }
 
 /// The table of the newest snapshot; without one, that of a new cluster by these rules.
-pub(crate) fn read_table(snapshot: Option<SnapshotReader<MemoryDisk>>, rules: u32) -> Result<Table, String> {
-    let Some(mut snapshot) = snapshot else { return Ok(Table::with_rules(0, rules)) };
+pub(crate) fn read_table(
+    snapshot: Option<SnapshotReader<MemoryDisk>>,
+    rules: u32,
+    budgets: Budgets,
+) -> Result<Table, String> {
+    let Some(mut snapshot) = snapshot else { return Ok(budgets.table(Table::with_rules(0, rules))) };
     let mut restorer = Restorer::new(0);
     while let Some(piece) = snapshot.next_piece().map_err(|error| error.to_string())? {
         restorer.push(&piece).map_err(|error| error.to_string())?;
@@ -104,5 +114,5 @@ pub(crate) fn read_table(snapshot: Option<SnapshotReader<MemoryDisk>>, rules: u3
     if digest != snapshot.tail().map(|tail| tail.digest.clone()) {
         return Err("the snapshot's digest is another than the one it was written with".to_owned());
     }
-    restorer.finish().map_err(|error| error.to_string())
+    restorer.finish().map(|table| budgets.table(table)).map_err(|error| error.to_string())
 }

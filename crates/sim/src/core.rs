@@ -179,7 +179,7 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(seed: u64, mutant: Option<Place>, keep_trace: bool) -> Self {
         let mut dice = Dice::new(seed);
-        let scenario = Scenario::roll(&mut dice);
+        let scenario = Scenario::roll(&mut dice).with_crowd(&mut Dice::new(!seed));
         let mut trace = Trace::new(keep_trace);
         trace.note(0, format_args!("{scenario:?}"));
         Self {
@@ -189,7 +189,7 @@ impl Core {
             net: Net::new(scenario.clients),
             peers: Peers::default(),
             bulks: Bulks::default(),
-            oracle: Oracle::new(scenario.nodes, scenario.faults.contains(&Fault::SlowDisk)),
+            oracle: Oracle::new(&scenario),
             present: (1..=scenario.nodes).collect(),
             members: Members::default(),
             awaited: None,

@@ -12,6 +12,7 @@ use crate::clock::{MS, Nanos};
 use crate::core::{Core, Happening, Id};
 use crate::net::{Down, Up};
 use crate::node::node_at;
+use crate::queued::Queued;
 
 /// Commands that it remembers, to repeat them.
 const MEMORY: usize = 8;
@@ -38,6 +39,8 @@ pub(crate) struct Hand {
     request: Option<(u64, bool)>,
     is_leaving: bool,
     is_over: bool,
+    /// What it queues where it makes a crowd.
+    crowd: Option<Queued>,
 }
 
 impl Hand {
@@ -60,6 +63,7 @@ impl Hand {
             request: None,
             is_leaving: false,
             is_over: false,
+            crowd: core.scenario.crowd.clone().map(Queued::new),
         }
     }
 
@@ -74,6 +78,7 @@ impl Hand {
         }
         match self.stream {
             _ if core.is_stormy && core.now < self.silent_until && self.is_attached => {}
+            None if core.is_stormy && self.crowd.as_ref().is_some_and(|it| it.is_away(core.now)) => {}
             None => self.connect(core),
             // No answer to an attach: it was lost, or another stream has a higher number.
             Some(_) if !self.is_attached && core.now > self.alive_at + self.ttl / 4 => self.hang_up(core),
@@ -139,8 +144,41 @@ impl Hand {
             self.alive_at = core.now;
             frame.push(Request::KeepAlive { session, id: core.now }.into());
         }
+        if let Some(mut crowd) = self.crowd.take() {
+            crowd.acts(self, core, session, &mut frame);
+            self.crowd = Some(crowd);
+        } else {
+            let command = self.next_command(core, session);
+            frame.extend(command.map(|command| self.say(session, command)));
+        }
+        if core.is_stormy && core.dice.chance(15) && !self.said.is_empty() {
+            // Said already, answered or not: it must change nothing (P7).
+            let again = core.dice.pick(&self.said);
+            frame.push(item(session, again));
+        }
+        if core.is_stormy && core.dice.chance(5) {
+            frame.push(Request::Attach { session, secret: self.secret, attach: self.attach }.into());
+        }
+        if core.is_stormy && core.dice.chance(5) {
+            frame.push(Request::Open(self.open()).into());
+        }
+        let is_done = self.request.is_none() && self.crowd.as_ref().is_none_or(Queued::is_empty);
+        if !core.is_stormy && is_done && self.unanswered.is_empty() && !self.is_leaving {
+            self.is_leaving = true;
+            frame.push(item(session, Command::CloseSession { session }));
+        }
+        if !frame.is_empty() {
+            core.send_up(stream, Up::Frame(frame));
+        }
+        if self.crowd.as_ref().is_some_and(|crowd| crowd.is_away(core.now)) {
+            self.hang_up(core);
+        }
+    }
+
+    /// What it asks for next, if anything.
+    fn next_command(&mut self, core: &mut Core, session: SessionId) -> Option<Command> {
         let roll = core.dice.below(100);
-        let command = match self.request {
+        match self.request {
             _ if self.is_leaving => None,
             None if core.is_stormy && roll < 50 => {
                 let acquire = self.acquire(core, session);
@@ -164,30 +202,11 @@ impl Hand {
                     _ => None,
                 }
             }
-        };
-        frame.extend(command.map(|command| self.say(session, command)));
-        if core.is_stormy && core.dice.chance(15) && !self.said.is_empty() {
-            // Said already, answered or not: it must change nothing (P7).
-            let again = core.dice.pick(&self.said);
-            frame.push(item(session, again));
-        }
-        if core.is_stormy && core.dice.chance(5) {
-            frame.push(Request::Attach { session, secret: self.secret, attach: self.attach }.into());
-        }
-        if core.is_stormy && core.dice.chance(5) {
-            frame.push(Request::Open(self.open()).into());
-        }
-        if !core.is_stormy && self.request.is_none() && self.unanswered.is_empty() && !self.is_leaving {
-            self.is_leaving = true;
-            frame.push(item(session, Command::CloseSession { session }));
-        }
-        if !frame.is_empty() {
-            core.send_up(stream, Up::Frame(frame));
         }
     }
 
     /// Numbers it, and remembers it until it is answered.
-    fn say(&mut self, session: SessionId, command: Command) -> v1::ClientItem {
+    pub(crate) fn say(&mut self, session: SessionId, command: Command) -> v1::ClientItem {
         self.unanswered.insert(self.next_seq, command.clone());
         self.next_seq += 1;
         self.said.push(command.clone());
@@ -197,7 +216,15 @@ impl Hand {
         item(session, command)
     }
 
-    fn done_through(&self) -> Seq {
+    pub(crate) fn ttl(&self) -> Nanos {
+        self.ttl
+    }
+
+    pub(crate) fn next_seq(&self) -> u64 {
+        self.next_seq
+    }
+
+    pub(crate) fn done_through(&self) -> Seq {
         let first = self.unanswered.first_key_value().map_or(self.next_seq, |(&seq, _)| seq);
         Seq(first - 1)
     }
@@ -231,12 +258,31 @@ impl Hand {
                 self.hang_up(core);
             }
             Down::Closed => self.hang_up(core),
-            Down::Items(items) => items.into_iter().for_each(|item| self.hears(core, stream, item)),
+            Down::Items(items) => {
+                items.into_iter().for_each(|item| self.hears(core, stream, item));
+                self.finishes(core);
+            }
+        }
+    }
+
+    /// What of the crowd is over is finished in one frame.
+    fn finishes(&mut self, core: &mut Core) {
+        let Some(stream) = self.stream.filter(|_| self.is_attached) else { return };
+        if let (Some(session), Some(mut crowd)) = (self.session.map(SessionId), self.crowd.take()) {
+            let mut frame = Vec::new();
+            crowd.finishes(self, session, &mut frame);
+            self.crowd = Some(crowd);
+            if !frame.is_empty() {
+                core.send_up(stream, Up::Frame(frame));
+            }
         }
     }
 
     fn hears(&mut self, core: &mut Core, stream: StreamId, item: v1::ServerItem) {
         let Some(what) = item.what else { return };
+        if let Some(crowd) = self.crowd.as_mut().filter(|_| self.session == Some(item.session)) {
+            crowd.hears(item.seq, &what);
+        }
         match what {
             What::Opened(_) | What::Attached(_) => {
                 self.session = Some(item.session);
@@ -244,6 +290,8 @@ impl Hand {
                     return;
                 }
                 let session = SessionId(item.session);
+                // The grant of what waited may be lost: it is asked for again (R5).
+                self.unanswered.extend(self.crowd.iter().flat_map(Queued::waiting));
                 let again = self.unanswered.values().map(|command| self::item(session, command.clone()));
                 let again: Vec<v1::ClientItem> = again.collect();
                 // The close is sent again by whoever leaves.
@@ -283,7 +331,7 @@ impl Hand {
     }
 }
 
-fn item(session: SessionId, command: Command) -> v1::ClientItem {
+pub(crate) fn item(session: SessionId, command: Command) -> v1::ClientItem {
     let seq = Seq(0);
     Request::Command { session, seq, command }.into()
 }

@@ -5,13 +5,14 @@
 //! disk, the network, the clocks and chance are simulated. A seed decides everything, so a run repeats byte for byte.
 //!
 //! Reading order: [`world`](run) (what happens), `node/mod.rs`, `peers.rs` and `chores.rs`, `client/mod.rs` and `client/job.rs` (who takes part),
-//! `hand.rs`, `net.rs`, `scenario.rs`, `oracle/mod.rs` (what must be true), [`mutants`] (what must be found).
+//! `hand.rs`, `crowd.rs`, `queued.rs`, `net.rs`, `scenario.rs`, `oracle/mod.rs` (what must be true), [`mutants`] (what must be found).
 
 mod bulk;
 mod chores;
 mod client;
 mod clock;
 mod core;
+mod crowd;
 mod dice;
 mod hand;
 pub mod mutants;
@@ -19,6 +20,7 @@ mod net;
 mod node;
 mod oracle;
 mod peers;
+mod queued;
 mod resource;
 mod scenario;
 mod tell;

@@ -234,6 +234,24 @@ pub const ALL: &[Mutant] = &[
         caught_by: &["V1"],
     },
     Mutant {
+        name: "resume-forgotten",
+        place: Place::Replica(OfReplica::ResumeForgotten),
+        what: "a leader leaves work that commands have left: waiters that could be granted wait on",
+        caught_by: &["P7"],
+    },
+    Mutant {
+        name: "turn-unbounded",
+        place: Place::Replica(OfReplica::TurnUnbounded),
+        what: "a turn applies all that is committed, however much that is",
+        caught_by: &["M2"],
+    },
+    Mutant {
+        name: "ends-told-at-once",
+        place: Place::Replica(OfReplica::EndsToldAtOnce),
+        what: "a client that attaches after a crowd of waits timed out is sent all ends at once",
+        caught_by: &["R3"],
+    },
+    Mutant {
         name: "wiped-node-votes",
         place: Place::WipedNodeVotes,
         what: "a node whose disk is lost goes on under its old name: nobody looks at the incarnation",

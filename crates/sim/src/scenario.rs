@@ -8,6 +8,7 @@ use lockkeeper_core::LockName;
 use lockkeeper_replica::TAIL_BYTES;
 
 use crate::clock::{DRIFT_PPM_MAX, MS, Nanos, SECOND};
+use crate::crowd::{BASE, Budgets, Crowd};
 use crate::dice::Dice;
 
 /// A kind of fault.
@@ -162,6 +163,9 @@ pub(crate) struct Scenario {
     pub(crate) concurrency: u64,
     /// Whether a client that knows no rule takes part.
     pub(crate) has_hand: bool,
+    /// What that client queues.
+    pub(crate) crowd: Option<Crowd>,
+    pub(crate) budgets: Budgets,
 }
 
 impl Scenario {
@@ -238,6 +242,22 @@ impl Scenario {
             permit_limit: dice.within(1, 3) as u32,
             concurrency: dice.within(1, 3),
             has_hand: dice.chance(50) || chain == Some(Fault::JustLate),
+            crowd: None,
+            budgets: Budgets::roll(dice, None),
         }
+    }
+
+    /// Adds the crowd of some seeds, by `dice` of its own: so the other seeds are what they are without crowds.
+    pub(crate) fn with_crowd(mut self, dice: &mut Dice) -> Self {
+        self.crowd = Crowd::roll(dice);
+        self.budgets = Budgets::roll(dice, self.crowd.as_ref());
+        if self.crowd.is_some() {
+            self.has_hand = true;
+            self.names.extend(BASE.parse());
+            let moves = [Fault::Transfer, Fault::LeaderCrash, Fault::LeaderStall, Fault::Rolling];
+            self.faults.extend(moves.into_iter().filter(|_| self.nodes > 1));
+            self.faults.extend([Fault::NodeCrash, Fault::StreamBreak]);
+        }
+        self
     }
 }

@@ -31,6 +31,7 @@ fn part(number: u64) -> Seen {
         seen.changes > SEEDS && seen.wiped > 0 && seen.raised > 0,
         "the members hardly changed, or no disk was lost, or no rules were raised: {seen:?}"
     );
+    assert!(seen.resumed > 0, "no crowd left work for later (M2): {seen:?}");
     assert!(seen.overwritten > 0, "no update was lost without the fence: was it needed? {seen:?}");
     seen
 }

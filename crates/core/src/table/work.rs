@@ -146,6 +146,12 @@ impl Command {
     /// for others, [`limits::WORK_PER_COMMAND_MAX`].
     #[must_use]
     pub fn visits_max(&self) -> u64 {
+        self.visits_max_with(limits::WORK_PER_COMMAND_MAX)
+    }
+
+    /// [`Command::visits_max`] in a table with another bound on work ([`Table::with_work_max`]).
+    #[must_use]
+    pub fn visits_max_with(&self, work_max: usize) -> u64 {
         /// Looks at each name above and at a name: to find it, to find conflicts of each class, to enter it everywhere,
         /// and to forget it.
         const PER_SEGMENT: usize = 48;
@@ -167,6 +173,6 @@ impl Command {
             | Self::ExpireSession { .. }
             | Self::Resume => limits::NAMES_PER_REQUEST_MAX * limits::NAME_SEGMENTS_MAX,
         };
-        (PER_SEGMENT * (segments + 2 * limits::WORK_PER_COMMAND_MAX) + LOOKS) as u64
+        (PER_SEGMENT * (segments + 2 * work_max) + LOOKS) as u64
     }
 }

@@ -26,7 +26,7 @@ enum Note {
 /// Most work that a turn does on committed entries, in entries of the table looked at: some milliseconds. A command that is
 /// begun is applied to its end, which is bounded too (M2); so heartbeats wait for much less than a tenth of the least
 /// election time-out.
-const TURN_VISITS_MAX: u64 = 1 << 18;
+pub const TURN_VISITS_MAX: u64 = 1 << 18;
 /// What a command costs beside the entries that it looks at: its answer, for the most part.
 const VISITS_PER_COMMAND: u64 = 32;
 
@@ -45,8 +45,8 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    pub(super) fn begin(&mut self) {
-        self.left = TURN_VISITS_MAX;
+    pub(super) fn begin(&mut self, visits_max: u64) {
+        self.left = visits_max;
     }
 
     fn spend(&mut self, visits: u64) {
@@ -62,9 +62,9 @@ impl Turn {
         self.committed.extend(committed);
     }
 
-    /// Whether an entry is applied in part.
-    pub(super) fn has_begun(&self) -> bool {
-        self.begun.is_some()
+    /// The entry that is applied in part.
+    pub(super) fn begun(&self) -> Option<u64> {
+        self.begun.as_ref().map(|begun| begun.entry.at.index)
     }
 
     /// Whether there is something left to apply.

@@ -35,6 +35,7 @@ use crate::lease::LeaseClock;
 use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
+pub use apply::TURN_VISITS_MAX;
 use apply::Turn;
 use change::Changes;
 use checks::Checks;
@@ -43,7 +44,9 @@ use lead::Lead;
 use parking::Parked;
 use propose::Batch;
 use rounds::Rounds;
+pub use snapshots::ITEMS_PER_PIECE;
 use snapshots::Snapshots;
+pub use streams::ENDS_PER_PART;
 use streams::Stream;
 use transfer::Handover;
 use watch::Watcher;
@@ -73,6 +76,10 @@ pub struct Config {
     pub tail_bytes: usize,
     /// A snapshot is taken once the log has grown by so many bytes since the last one, and by that one's size.
     pub snapshot_after: u64,
+    /// Most work of a turn on committed entries: [`TURN_VISITS_MAX`]. The simulator has less, and needs no large crowd.
+    pub turn_visits_max: u64,
+    /// Most unconfirmed ends sent at once for an attach: [`ENDS_PER_PART`], in the simulator fewer.
+    pub ends_per_part: usize,
     /// A fault that is built in on purpose, for the simulator to find. `None` in production.
     pub mutant: Option<Mutant>,
 }
@@ -236,7 +243,7 @@ impl Replica {
     /// Begins a turn. `now` is a clock that counts suspend (`CLOCK_BOOTTIME`), from any origin.
     pub fn begin(&mut self, now: Duration) {
         self.now = self.now.max(now);
-        self.turn.begin();
+        self.turn.begin(self.config.turn_visits_max);
         let step_max = self.step_max();
         self.clock.turn(now, step_max);
         self.lease_now = self.clock.now();
@@ -442,6 +449,13 @@ impl Replica {
     #[must_use]
     pub fn applied_index(&self) -> u64 {
         self.applied.index
+    }
+
+    /// The last entry of which the table has at least a part: [`Replica::applied_index`], or the next one while a turn's
+    /// budget did not suffice for all of it.
+    #[must_use]
+    pub fn begun_index(&self) -> u64 {
+        self.turn.begun().unwrap_or(self.applied.index)
     }
 
     fn is(&self, mutant: Mutant) -> bool {

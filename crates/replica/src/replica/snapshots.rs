@@ -10,7 +10,7 @@ use crate::engine::Position;
 use crate::event::{Answer, AskId, Output, SnapshotStep};
 
 /// Items written at one stretch: some 2 ms of work, less than half of what the design allows.
-const ITEMS_PER_PIECE: usize = 4096;
+pub const ITEMS_PER_PIECE: usize = 4096;
 /// A node that follows lets the leader name the entry after which it takes its next snapshot. It takes one by itself once its log is
 /// longer than it should be by this part.
 const PATIENCE: u64 = 4;
@@ -185,7 +185,7 @@ impl Replica {
     /// Whether the table is that of the last applied entry: not while a part of the next one is in it, which a restart
     /// would apply a second time. Nor is there a snapshot of work that is left for later (M2).
     fn may_begin_snapshot(&self) -> bool {
-        !self.turn.has_begun() && !self.table.has_backlog()
+        self.turn.begun().is_none() && !self.table.has_backlog()
     }
 
     fn begin_snapshot(&mut self, is_named: bool, helps: bool) {

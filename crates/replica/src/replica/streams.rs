@@ -26,7 +26,7 @@ pub(super) struct Stream {
 }
 
 /// Ends that are sent to a client at once when it attaches. The next part follows when the last of these is confirmed.
-const ENDS_PER_PART: usize = 1024;
+pub const ENDS_PER_PART: usize = 1024;
 
 /// Who shows the secret may attach; the table keeps only this.
 fn hash(secret: &Secret) -> [u8; 32] {
@@ -244,7 +244,7 @@ impl Replica {
     /// Sends the ends that the client has not confirmed, at every attach (R3): a part of them, and the next part once the
     /// last one of this is confirmed. So a client that was away gets its attach confirmed before a crowd of ends.
     pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId, after: Seq) {
-        let part = if self.is(Mutant::EndsToldAtOnce) { usize::MAX } else { ENDS_PER_PART };
+        let part = if self.is(Mutant::EndsToldAtOnce) { usize::MAX } else { self.config.ends_per_part };
         let Some(lease) = self.book.lease_mut(session).filter(|lease| lease.stream == Some(stream)) else {
             return;
         };

@@ -393,6 +393,8 @@ impl Node {
             rules: lockkeeper_core::limits::RULES_VERSION,
             tick: TICK,
             snapshot_after: self.snapshot_after,
+            turn_visits_max: lockkeeper_replica::TURN_VISITS_MAX,
+            ends_per_part: lockkeeper_replica::ENDS_PER_PART,
             mutant: self.mutant,
         };
         let recovered = Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries };

@@ -6,6 +6,7 @@ use std::time::Duration;
 use lockkeeper_core::{Restorer, Table};
 use lockkeeper_replica::{
     Answer, AskId, Config, Event, Members, Output, Question, Recovered, Replica, SnapshotStep, StreamId,
+    TURN_VISITS_MAX,
 };
 use lockkeeper_wire::request::{Open, Request, Secret};
 use lockkeeper_wire::store::{self, Founding, Member};
@@ -19,6 +20,7 @@ pub(crate) struct Node {
     pub(crate) now: Duration,
     records: Vec<store::Record>,
     snapshot_after: u64,
+    turn_visits_max: u64,
     /// The stored snapshot, and the one that is being written.
     stored: Option<(store::SnapshotHead, Vec<u8>)>,
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
@@ -37,18 +39,24 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new() -> Self {
-        Self::on(Vec::new(), None, u64::MAX, Duration::from_secs(1_000))
+        Self::on(Vec::new(), None, u64::MAX, TURN_VISITS_MAX, Duration::from_secs(1_000))
     }
 
     /// One that takes a snapshot whenever its log has grown by so many bytes.
     pub(crate) fn with_snapshots(after: u64) -> Self {
-        Self::on(Vec::new(), None, after, Duration::from_secs(1_000))
+        Self::on(Vec::new(), None, after, TURN_VISITS_MAX, Duration::from_secs(1_000))
+    }
+
+    /// The same, and each of its turns applies one command.
+    pub(crate) fn with_snapshots_and_small_turns(after: u64) -> Self {
+        Self::on(Vec::new(), None, after, 1, Duration::from_secs(1_000))
     }
 
     fn on(
         records: Vec<store::Record>,
         stored: Option<(store::SnapshotHead, Vec<u8>)>,
         snapshot_after: u64,
+        turn_visits_max: u64,
         now: Duration,
     ) -> Self {
         let mut hard_state = None;
@@ -79,6 +87,8 @@ impl Node {
             rules: lockkeeper_core::limits::RULES_VERSION,
             tick: Duration::from_millis(50),
             snapshot_after,
+            turn_visits_max,
+            ends_per_part: lockkeeper_replica::ENDS_PER_PART,
             mutant: None,
         };
         let recovered = Recovered { table, snapshot_index, snapshot_term, members, hard_state, entries };
@@ -87,6 +97,7 @@ impl Node {
             now,
             records,
             snapshot_after,
+            turn_visits_max,
             stored,
             writing: None,
             compacted: 0,
@@ -106,7 +117,7 @@ impl Node {
 
     /// `kill -9`, and a start from what was synced.
     pub(crate) fn restart(self) -> Self {
-        Self::on(self.records, self.stored, self.snapshot_after, self.now)
+        Self::on(self.records, self.stored, self.snapshot_after, self.turn_visits_max, self.now)
     }
 
     pub(crate) fn turn(&mut self, events: Vec<Event>) {
@@ -127,6 +138,10 @@ impl Node {
                 Output::Snapshot(step) if self.snapshot_steps == 0 => self.held_step = Some(step),
                 Output::Snapshot(step) => {
                     self.snapshot_steps -= 1;
+                    if let SnapshotStep::Begin(head) = &step {
+                        let table_at = self.replica.begun_index();
+                        assert_eq!(table_at, head.index, "the table has a part of a later entry already");
+                    }
                     self.store(step);
                     drained.push(Event::SnapshotStepDone);
                 }
@@ -158,10 +173,16 @@ impl Node {
 
     /// The disk carries out the step that it was slow with, and all further ones.
     pub(crate) fn quick_disk(&mut self) {
+        self.quick_disk_and(Vec::new());
+    }
+
+    /// The same, in a turn in which this happens too.
+    pub(crate) fn quick_disk_and(&mut self, mut events: Vec<Event>) {
         self.snapshot_steps = u64::MAX;
         let step = self.held_step.take().expect("a step was held");
         self.store(step);
-        self.turn(vec![Event::SnapshotStepDone]);
+        events.push(Event::SnapshotStepDone);
+        self.turn(events);
     }
 
     /// The disk fails at the step that it was slow with.
@@ -200,8 +221,7 @@ impl Node {
     }
 
     pub(crate) fn send(&mut self, stream: StreamId, items: Vec<v1::ClientItem>) -> Vec<v1::ServerItem> {
-        let requests = items.into_iter().map(|item| Request::try_from(item).unwrap()).collect();
-        self.turn(vec![Event::Frame(stream, requests)]);
+        self.turn(vec![frame(stream, items)]);
         self.heard(stream)
     }
 
@@ -264,4 +284,8 @@ impl Node {
     pub(crate) fn last_token(&self) -> u64 {
         self.replica.table().last_token()
     }
+}
+
+pub(crate) fn frame(stream: StreamId, items: Vec<v1::ClientItem>) -> Event {
+    Event::Frame(stream, items.into_iter().map(|item| Request::try_from(item).unwrap()).collect())
 }

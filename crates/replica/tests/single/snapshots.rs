@@ -3,7 +3,7 @@
 use lockkeeper_replica::{Answer, Event, Question};
 use lockkeeper_wire::v1::RefusedCode;
 
-use crate::harness::Node;
+use crate::harness::{Node, frame};
 use crate::items::{acquire, attach, finish, granted};
 
 #[test]
@@ -30,6 +30,26 @@ fn a_restart_from_a_snapshot_goes_on_where_the_log_ended() {
     node.send(stream, vec![attach(session, 1, 2)]);
     let next = node.send(stream, vec![acquire(session, seq + 1, "another", true)]);
     assert_eq!(granted(&next).unwrap().get(), token + 1);
+}
+
+/// A restart applies every entry behind the snapshot, so none of them may be in it in part.
+#[test]
+fn no_snapshot_begins_in_the_middle_of_an_entry() {
+    let mut node = Node::with_snapshots_and_small_turns(200);
+    let stream = node.stream(1);
+    let session = node.open(stream, 1, 60_000, 0);
+    node.snapshot_steps = 1;
+    for seq in (1..100).step_by(2) {
+        node.send(stream, vec![acquire(session, seq, "x", true), finish(session, seq + 1, seq)]);
+    }
+    assert_eq!(node.compacted, 0, "a snapshot is under way, and another one due");
+    // The first one is stored while the entry of these is applied, one command a turn.
+    let items = (101..150).map(|seq| acquire(session, seq, &format!("y/{seq}"), true)).collect();
+    node.quick_disk_and(vec![frame(stream, items)]);
+    assert_eq!(node.heard(stream).len(), 49);
+    assert!(node.compacted > 0, "one was stored");
+    let digest = node.digest();
+    assert_eq!(node.restart().digest(), digest);
 }
 
 #[test]

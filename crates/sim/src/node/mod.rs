@@ -96,6 +96,8 @@ struct Process {
     /// The last entry that was lost on its way.
     lost_entry: u64,
     turn_at: Option<Nanos>,
+    /// Entries of the table that were looked at before this turn.
+    visits_before: u64,
 }
 
 impl Process {
@@ -170,6 +172,14 @@ impl Node {
     /// The last entry in its table.
     pub(crate) fn applied(&self) -> Option<u64> {
         self.process.as_ref().map(|process| process.replica.applied_index())
+    }
+
+    /// Whether its table has work left for later, or it is amid an entry.
+    pub(crate) fn has_backlog(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| {
+            let replica = &process.replica;
+            replica.table().has_backlog() || replica.begun_index() != replica.applied_index()
+        })
     }
 
     /// Its table against what it should be.

@@ -84,7 +84,7 @@ impl Node {
         if process.incoming.contains_key(&index) {
             return core.settle_bulk(id, false);
         }
-        match process.chores.receive(&bulk) {
+        match process.chores.receive(&bulk, core.scenario.budgets) {
             Ok((sealed, table)) => {
                 core.note(format_args!("node {} has received snapshot {index}", self.id));
                 let received = Received { offer: bulk.offer, table, bytes: sealed.bytes() };

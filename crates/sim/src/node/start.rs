@@ -44,6 +44,8 @@ impl Node {
             tick: TICK,
             tail_bytes: core.scenario.tail_bytes,
             snapshot_after: core.scenario.snapshot_after,
+            turn_visits_max: core.scenario.budgets.turn_visits_max,
+            ends_per_part: core.scenario.budgets.ends_per_part,
             mutant: match core.mutant {
                 Some(Place::Replica(mutant)) => Some(mutant),
                 _ => None,
@@ -117,7 +119,7 @@ impl Node {
         let members = members.map_or_else(|| Members::founded(&founding), Members::from);
         core.oracle.founded(core.now, self.id, self.rules, &founding);
         core.members_are(&members);
-        let table = match read_table(snapshot, founding.rules) {
+        let table = match read_table(snapshot, founding.rules, core.scenario.budgets) {
             Ok(table) => table,
             Err(why) => {
                 let what = format!("node {}, the snapshot of entry {}: {why}", self.id, at.0);
@@ -168,6 +170,7 @@ impl Node {
             has_sign: false,
             lost_entry: 0,
             turn_at: None,
+            visits_before: 0,
         });
         core.node_listens(self.id);
         self.greet(core);

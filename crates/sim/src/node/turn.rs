@@ -7,11 +7,11 @@ use lockkeeper_wire::peer::{Hello, Lane, PeerFrame, PeerKind};
 use lockkeeper_wire::request::Request;
 use prost::Message;
 
-use super::{Node, Pending};
+use super::{Node, Pending, Process};
 use crate::bulk::Bulk;
 use crate::chores::Done;
 use crate::clock::{MS, Nanos, SECOND};
-use crate::core::{Core, Happening};
+use crate::core::{Core, Happening, Id};
 use crate::mutants::Place;
 use crate::net::Down;
 use crate::scenario::Fault;
@@ -44,6 +44,7 @@ impl Node {
         }
         core.oracle.turn(core.now, self.id, local, &process.replica);
         let before = process.read_before.take().filter(|_| core.is(Place::ClockBeforeInput));
+        process.visits_before = process.replica.table().visits();
         process.replica.begin(before.unwrap_or(local));
         for (from, frame) in std::mem::take(&mut process.frames) {
             match PeerFrame::decode(frame.as_slice()) {
@@ -149,8 +150,13 @@ impl Node {
     fn go_on_after(&mut self, core: &mut Core, write: Write) {
         let now = self.clock.duration(core.now);
         let Some(process) = &mut self.process else { return };
+        let installs = write.installs().is_some();
         if let Err(error) = process.replica.persisted(now, write.synced()) {
             return core.broken("P10", &format!("node {} stops: {error}", self.id));
+        }
+        if installs {
+            // Another table, which has counted for itself.
+            process.visits_before = process.replica.table().visits();
         }
         self.go_on(core);
     }
@@ -164,14 +170,14 @@ impl Node {
                 Ok(None) => break,
                 Err(error) => return core.broken("P10", &format!("node {} stops: {error}", self.id)),
             };
-            core.observe(self.id, &process.replica);
+            observe(core, self.id, process);
             let record = write.record();
             let ends = core.oracle.wrote(core.now, self.id, record);
             if record.entries.is_empty() && record.hard_state.is_none() {
                 if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
                 }
-                core.observe(self.id, &process.replica);
+                observe(core, self.id, process);
                 continue;
             }
             let slow = core.has(Fault::SlowDisk) && core.dice.chance(10);
@@ -187,7 +193,7 @@ impl Node {
                 if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
                 }
-                core.observe(self.id, &process.replica);
+                observe(core, self.id, process);
                 continue;
             }
             process.writes.push_back(Pending::Write(Box::new(write)));
@@ -199,9 +205,14 @@ impl Node {
 
     fn put_out(&mut self, core: &mut Core) {
         let Some(process) = &mut self.process else { return };
-        core.observe(self.id, &process.replica);
+        observe(core, self.id, process);
         let (mut frames, mut offers, mut members, mut is_removed) = (Vec::new(), Vec::new(), None, false);
-        for output in process.replica.take_outputs() {
+        let visits = process.replica.table().visits();
+        let outputs = process.replica.take_outputs();
+        let reads = process.replica.table().visits() - visits;
+        core.oracle.worked(core.now, self.id, visits - process.visits_before, reads);
+        process.visits_before += reads;
+        for output in outputs {
             match output {
                 Output::Peer(to, messages) => {
                     let frame = PeerFrame { messages };
@@ -300,6 +311,13 @@ impl Node {
         let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
         self.turn_soon(core, at);
     }
+}
+
+/// Looks at the replica; what that costs is not the turn's work.
+fn observe(core: &mut Core, node: Id, process: &mut Process) {
+    let before = process.replica.table().visits();
+    core.observe(node, &process.replica);
+    process.visits_before += process.replica.table().visits() - before;
 }
 
 /// Whether a client says that it lives.

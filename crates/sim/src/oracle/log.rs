@@ -89,6 +89,8 @@ pub(crate) struct Copy {
     hard_state: store::HardState,
     durable_state: store::HardState,
     pub(crate) applied: u64,
+    /// It has applied a part of this entry at least.
+    pub(crate) begun: u64,
     /// Its table was compared up to here.
     pub(crate) compared: u64,
 }
@@ -152,7 +154,7 @@ impl Copy {
         if let Some(at) = self.installing.take() {
             self.durable.clear();
             self.written = record.entries.iter().map(|entry| (entry.index, entry.term)).collect();
-            (self.base, self.applied, self.compared) = (at, at, 0);
+            (self.base, self.applied, self.begun, self.compared) = (at, at, at, 0);
         }
         if let Some(first) = record.entries.first() {
             self.durable.split_off(&first.index);
@@ -213,6 +215,7 @@ impl Copy {
             hard_state: *hard_state,
             durable_state: *hard_state,
             applied: at,
+            begun: at,
             compared: at,
         };
         Ok(())

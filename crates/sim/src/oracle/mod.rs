@@ -19,12 +19,14 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use lockkeeper_core::{Command, SessionId, Table, limits};
-use lockkeeper_replica::{Answer, AskId, Event, Members, Question, Replica, StreamId};
+use lockkeeper_replica::{Answer, AskId, Event, ITEMS_PER_PIECE, Members, Question, Replica, StreamId};
 use lockkeeper_wire::{store, v1};
 
 use crate::clock::Nanos;
 use crate::core::{Core, Id};
+use crate::crowd::Budgets;
 use crate::net::Up;
+use crate::scenario::{Fault, Scenario};
 use log::{Copy, Log};
 use members::Taking;
 use order::Order;
@@ -36,6 +38,10 @@ use told::{Told, Verdict};
 
 /// A node's table is compared with the agreed one whenever it has applied so many more entries.
 const COMPARED_EVERY: u64 = 16;
+
+/// Most entries of its table that a node looks at for what it sends out at once: a piece of a snapshot, whose items each
+/// have a name of at most so many segments.
+const READS_MAX: u64 = (ITEMS_PER_PIECE * (1 + limits::NAME_SEGMENTS_MAX)) as u64;
 
 /// A promise that was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -52,6 +58,7 @@ pub(crate) struct Oracle {
     pub(crate) failure: Option<Failure>,
     /// A write may take seconds in this world.
     has_slow_disk: bool,
+    budgets: Budgets,
     pub(crate) history: History,
     log: Log,
     nodes: Vec<Watched>,
@@ -106,6 +113,12 @@ pub struct Seen {
     pub wiped: u64,
     /// Tables whose rules were raised.
     pub raised: u64,
+    /// Commands that continued what others had left (M2).
+    pub resumed: u64,
+    /// The most entries of its table that a node has looked at in one turn.
+    pub most_visits: u64,
+    /// The same, for what it sent out at once.
+    pub most_reads: u64,
 }
 
 impl Seen {
@@ -124,6 +137,9 @@ impl Seen {
         self.changes += other.changes;
         self.wiped += other.wiped;
         self.raised += other.raised;
+        self.resumed += other.resumed;
+        self.most_visits = self.most_visits.max(other.most_visits);
+        self.most_reads = self.most_reads.max(other.most_reads);
     }
 }
 
@@ -132,13 +148,15 @@ fn place(node: Id) -> usize {
 }
 
 impl Oracle {
-    pub(crate) fn new(nodes: u64, has_slow_disk: bool) -> Self {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let budgets = scenario.budgets;
         Self {
-            has_slow_disk,
+            has_slow_disk: scenario.faults.contains(&Fault::SlowDisk),
+            budgets,
             failure: None,
-            history: History::new(limits::RULES_VERSION),
+            history: History::new(limits::RULES_VERSION, budgets),
             log: Log::default(),
-            nodes: (0..nodes).map(|_| Watched::default()).collect(),
+            nodes: (0..scenario.nodes).map(|_| Watched::default()).collect(),
             members: Taking::default(),
             excused: BTreeSet::new(),
             rounds: Rounds::default(),
@@ -170,7 +188,7 @@ impl Oracle {
     pub(crate) fn founded(&mut self, now: Nanos, node: Id, rules: u32, founding: &store::Founding) {
         self.nodes[place(node)].rules = rules;
         if self.members.is_first() {
-            self.history = History::new(founding.rules);
+            self.history = History::new(founding.rules, self.budgets);
         }
         let verdict = self.members.founded(node, founding);
         self.judge(now, verdict);
@@ -289,6 +307,21 @@ impl Oracle {
         self.nodes[place(node)].copy.synced(record);
     }
 
+    /// A node has looked at so many entries of its table in this turn, up to now, and at so many for what it sends out (M2).
+    pub(crate) fn worked(&mut self, now: Nanos, node: Id, visits: u64, reads: u64) {
+        self.seen.most_visits = self.seen.most_visits.max(visits);
+        self.seen.most_reads = self.seen.most_reads.max(reads);
+        for (visits, most, when) in
+            [(visits, self.budgets.visits_max, "in one turn"), (reads, READS_MAX, "for its outputs")]
+        {
+            if visits > most {
+                let what =
+                    format!("node {node} looks at {visits} entries of its table {when}, {most} are allowed");
+                self.fail(now, "M2", &what);
+            }
+        }
+    }
+
     /// A node tells clients this.
     pub(crate) fn told(&mut self, now: Nanos, node: Id, stream: StreamId, items: &[v1::ServerItem]) {
         let nodes = &self.nodes;
@@ -299,7 +332,7 @@ impl Oracle {
                 of.is_some_and(|of| !of.is_wiped && !of.copy.is_durable(index, term))
             })
         };
-        let mut verdict = Ok(());
+        let mut verdict = told::ends_of_attach(items, self.budgets.ends_per_part);
         for item in items {
             let term = nodes[place(node)].silence.leads();
             verdict = verdict.and_then(|()| self.rounds.told(node, term, stream, item, &self.log));
@@ -340,10 +373,11 @@ impl Oracle {
         self.log.elections()
     }
 
-    /// Looks at a replica after anything that may have changed it. Returns the first entry that nobody had applied yet.
+    /// Looks at a replica after anything that may have changed it. An entry counts as applied once a node has begun it.
     fn observe(&mut self, node: Id, replica: &Replica) -> Verdict {
         let of = &mut self.nodes[place(node)];
-        let (index, rules) = (replica.applied_index(), replica.table().rules());
+        let (index, begun) = (replica.applied_index(), replica.begun_index());
+        let rules = replica.table().rules();
         if rules > of.rules {
             return Err((
                 "V1",
@@ -356,8 +390,8 @@ impl Oracle {
                 format!("node {node} goes back to entry {index}, it had applied {}", of.copy.applied),
             ));
         }
-        while of.copy.applied < index {
-            let next = of.copy.applied + 1;
+        while of.copy.begun < begun {
+            let next = of.copy.begun + 1;
             let Some(term) = of.copy.at(next) else {
                 return Err(("P10", format!("node {node} applies entry {next}, and has not written it")));
             };
@@ -381,10 +415,11 @@ impl Oracle {
             for timer in self.history.begun(next) {
                 of.silence.begins(*timer);
             }
-            of.copy.applied = next;
+            of.copy.begun = next;
         }
+        of.copy.applied = index;
         let begins = Self::follow_lead(of, node, replica, &self.log, &self.history)?;
-        if begins || index >= of.copy.compared + COMPARED_EVERY {
+        if index == begun && (begins || index >= of.copy.compared + COMPARED_EVERY) {
             of.copy.compare(node, replica.table(), self.history.digest(index))?;
         }
         Ok(())
@@ -422,6 +457,12 @@ impl Oracle {
                 Ok(false)
             }
         }
+    }
+
+    /// Every invariant of the agreed table, also those that hold only while no work is left for later.
+    pub(crate) fn check_queue(&mut self, now: Nanos) {
+        let verdict = self.history.check();
+        self.judge(now, verdict);
     }
 
     /// At the end: every node has applied the same, and has the same table.

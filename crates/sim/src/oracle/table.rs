@@ -6,10 +6,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use lockkeeper_core::snapshot::Phase;
-use lockkeeper_core::{Command, Effects, LockName, Seq, SessionId, Snapshot, Table, invariants};
+use lockkeeper_core::{
+    Command, Effect, Effects, End, LockName, Reply, Seq, SessionId, Snapshot, Table, invariants,
+};
 
 use super::{Seen, told::Verdict};
+use crate::crowd::Budgets;
 use crate::node::TOKENS_ABOVE;
+
+/// With so many requests, the invariants are not checked after every command.
+const CROWD: usize = 64;
 
 /// A hold, from its grant on, for ever.
 #[derive(Clone, Debug)]
@@ -54,6 +60,9 @@ pub(crate) struct History {
     pending: BTreeSet<Timer>,
     /// Which of them began with an entry.
     begun: BTreeMap<u64, Vec<Timer>>,
+    budgets: Budgets,
+    /// Commands since the last check of all invariants.
+    unchecked: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -85,8 +94,8 @@ impl Timer {
 
 impl History {
     /// Of a table that begins by these rules.
-    pub(crate) fn new(rules: u32) -> Self {
-        let table = Table::with_rules(0, rules);
+    pub(crate) fn new(rules: u32, budgets: Budgets) -> Self {
+        let table = budgets.table(Table::with_rules(0, rules));
         let snapshot = table.snapshot();
         let digests = BTreeMap::from([(0, snapshot.digest())]);
         Self {
@@ -99,6 +108,8 @@ impl History {
             timers: BTreeMap::new(),
             pending: BTreeSet::new(),
             begun: BTreeMap::new(),
+            budgets,
+            unchecked: 0,
         }
     }
 
@@ -142,15 +153,28 @@ impl History {
         excused: &BTreeSet<u64>,
         seen: &mut Seen,
     ) -> Verdict {
-        for command in commands {
+        for (place, command) in commands.iter().enumerate() {
             seen.commands += 1;
+            seen.resumed += u64::from(*command == Command::Resume);
             seen.raised += u64::from(matches!(command, Command::RaiseRules { .. }));
             let mut effects = Effects::new();
+            let before = self.table.visits();
             let reply = self.table.apply(command.clone(), &mut effects);
+            let (visits, most) = (self.table.visits() - before, self.budgets.visits_max_of(command));
+            if visits > most {
+                let what = format!("{command:?} looks at {visits} entries of the table, {most} are allowed");
+                return Err(("M2", what));
+            }
+            let is_checked = self.is_checked();
+            if is_quiet(command, &reply, &effects) && !is_checked && place + 1 < commands.len() {
+                continue;
+            }
             let after = self.table.snapshot();
-            let verdict = invariants::all(&self.table)
-                .and_then(|()| invariants::step(&self.snapshot, command, &reply, &effects, &after));
-            verdict.map_err(|what| (promise_of(&what), what))?;
+            if is_checked {
+                let verdict = invariants::all(&self.table)
+                    .and_then(|()| invariants::step(&self.snapshot, command, &reply, &effects, &after));
+                verdict.map_err(|what| (promise_of(&what), what))?;
+            }
             self.follow_holds(index, command, &after, excused, seen)?;
             self.follow_timers(index, &after);
             self.snapshot = after;
@@ -158,6 +182,22 @@ impl History {
         self.digests.insert(index, self.snapshot.digest());
         self.applied = index;
         Ok(())
+    }
+
+    /// Whether the invariants are checked after this command: always, but in a crowd, where each check takes quadratic time.
+    fn is_checked(&mut self) -> bool {
+        self.unchecked += 1;
+        let requests = self.table.request_count();
+        let is_due = requests < CROWD || self.unchecked >= requests / 8;
+        if is_due {
+            self.unchecked = 0;
+        }
+        is_due
+    }
+
+    /// Every invariant of the table as it is.
+    pub(crate) fn check(&self) -> Verdict {
+        invariants::all(&self.table).map_err(|what| (promise_of(&what), what))
     }
 
     /// P2 over the whole history: no token twice, each above all before.
@@ -213,6 +253,8 @@ impl History {
             hold.is_excused = match command {
                 Command::Break(order) => order.now,
                 Command::ExpireSession { session } => excused.contains(&session.0),
+                // It ends what the end of a session has left.
+                Command::Resume => excused.contains(&hold.session.0),
                 _ => false,
             };
         }
@@ -247,6 +289,17 @@ impl History {
     /// The names that are not free, for whoever waits for the end.
     pub(crate) fn in_use(&self) -> Vec<LockName> {
         self.table.names_in_use(None)
+    }
+}
+
+/// Whether a command has changed nothing but waiters: in a crowd, what it has made of the table is read with the next ones.
+fn is_quiet(command: &Command, reply: &Reply, effects: &[Effect]) -> bool {
+    match reply {
+        Reply::Queued { .. } | Reply::Finished(End::Left) => effects.is_empty(),
+        _ => {
+            let is_grant = |effect: &Effect| matches!(effect, Effect::Granted { .. });
+            matches!(command, Command::TimeOut { .. }) && !effects.iter().any(is_grant)
+        }
     }
 }
 

@@ -8,6 +8,22 @@ use super::table::History;
 
 pub(crate) type Verdict = Result<(), (&'static str, String)>;
 
+/// An attach is confirmed before a crowd of ends: those that follow it at once are a part of them.
+pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> Verdict {
+    for (index, item) in items.iter().enumerate() {
+        let Some(What::Attached(_)) = item.what else { continue };
+        let is_end =
+            |it: &&v1::ServerItem| it.session == item.session && matches!(it.what, Some(What::Ended(_)));
+        let ends = items[index + 1..].iter().take_while(is_end).count();
+        if ends > most {
+            let what =
+                format!("s{} attaches, and is sent {ends} ends at once; a part is {most}", item.session);
+            return Err(("R3", what));
+        }
+    }
+    Ok(())
+}
+
 #[derive(Default)]
 pub(crate) struct Told {
     /// How a request ended, as it was told first: by session and seq.

@@ -16,6 +16,9 @@ const LEADER_WITHIN: Nanos = 10 * SECOND;
 /// A change of members has its snapshots to send, and its joiner to be found.
 const MEMBERS_WITHIN: Nanos = 60 * SECOND;
 
+/// Work that commands have left is done by then; others may leave more meanwhile.
+const BACKLOG_WITHIN: Nanos = 10 * SECOND;
+
 /// Where the run stands after the faults have ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
@@ -23,6 +26,8 @@ pub(super) enum Ending {
     Leader,
     /// What was begun with the members is brought to its end: no lost disk counts, and whoever was removed knows it.
     Members,
+    /// No table has work left for later (M2): all that can be granted is, and ended sessions hold nothing (P8).
+    Backlog,
     /// Every caller gets its answer, and nothing is left on its way (P7).
     Answers,
     /// The clients have gone; nothing of them is left in the table.
@@ -73,7 +78,9 @@ impl World {
         let is_led = self.nodes.iter().any(Node::is_ready) && self.members().all(Node::is_member);
         match self.ending {
             Ending::Leader if is_led => self.end_by(Ending::Members, MEMBERS_WITHIN),
-            Ending::Members if self.is_settled() => {
+            Ending::Members if self.is_settled() => self.end_by(Ending::Backlog, BACKLOG_WITHIN),
+            Ending::Backlog if !self.members().any(Node::has_backlog) => {
+                self.core.oracle.check_queue(self.core.now);
                 self.end_by(Ending::Answers, 100 * ttl + 120 * SECOND);
             }
             Ending::Answers if idle => {
@@ -114,7 +121,8 @@ impl World {
         let history = &self.core.oracle.history;
         let newest = limits::RULES_VERSION;
         let is_raised = history.table().rules() == newest || self.members().any(|node| node.rules < newest);
-        is_raised && self.members().all(|node| node.applied() == Some(history.applied()))
+        let is_done = |node: &Node| node.applied() == Some(history.applied()) && !node.has_backlog();
+        is_raised && self.members().all(is_done)
     }
 
     /// The nodes that take part, and have their data.

@@ -7,7 +7,7 @@ use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::*;
 use crate::members::Members;
-use crate::replica::{Config, Recovered, TAIL_BYTES, TICK};
+use crate::replica::{Config, ENDS_PER_PART, Recovered, TAIL_BYTES, TICK, TURN_VISITS_MAX};
 
 const ONE: StreamId = StreamId(1);
 const TWO: StreamId = StreamId(2);
@@ -97,6 +97,8 @@ fn cut_off() -> Replica {
         tick: TICK,
         tail_bytes: TAIL_BYTES,
         snapshot_after: u64::MAX,
+        turn_visits_max: TURN_VISITS_MAX,
+        ends_per_part: ENDS_PER_PART,
         mutant: None,
     };
     let member = |node| Member { node, client_address: format!("node{node}:5625"), ..Member::default() };

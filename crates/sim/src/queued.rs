@@ -1,0 +1,172 @@
+//! What the client by hand does where it makes a crowd: one request that keeps all others waiting, then all others, then
+//! a while of waiting or of staying away, and then it lets all of them be granted, or leaves.
+
+use std::collections::BTreeMap;
+
+use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId};
+use lockkeeper_wire::v1::{self, server_item::What};
+
+use crate::clock::{MS, Nanos};
+use crate::core::Core;
+use crate::crowd::{BASE, Crowd};
+use crate::hand::{Hand, item};
+
+#[derive(Clone, Copy)]
+enum Stage {
+    Begins,
+    /// So many are still to be sent.
+    Sends(u64),
+    /// All wait until then.
+    Waits(Nanos),
+    /// Each is finished as soon as it is granted.
+    Drains,
+    Closes,
+}
+
+/// A request that has not ended, as far as its client knows.
+struct Live {
+    acquire: Command,
+    is_granted: bool,
+}
+
+pub(crate) struct Queued {
+    crowd: Crowd,
+    stage: Stage,
+    live: BTreeMap<u64, Live>,
+    /// What is to be finished, or confirmed to have ended (R3).
+    over: Vec<u64>,
+    away_until: Nanos,
+}
+
+impl Queued {
+    pub(crate) fn new(crowd: Crowd) -> Self {
+        Self { crowd, stage: Stage::Begins, live: BTreeMap::new(), over: Vec::new(), away_until: 0 }
+    }
+
+    pub(crate) fn is_away(&self, now: Nanos) -> bool {
+        now < self.away_until
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.live.is_empty() && self.over.is_empty()
+    }
+
+    /// Requests that wait, as far as their client knows: it asks for them again on each new stream.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = (u64, Command)> {
+        let waiting = self.live.iter().filter(|(_, live)| !live.is_granted);
+        waiting.map(|(&seq, live)| (seq, live.acquire.clone()))
+    }
+
+    /// The next thing that it says.
+    pub(crate) fn acts(
+        &mut self,
+        hand: &mut Hand,
+        core: &mut Core,
+        session: SessionId,
+        frame: &mut Vec<v1::ClientItem>,
+    ) {
+        match self.stage {
+            Stage::Closes => frame.push(item(session, Command::CloseSession { session })),
+            Stage::Sends(_) | Stage::Waits(_) if !core.is_stormy => self.drains(false),
+            Stage::Begins if core.is_stormy => {
+                let is_wide = self.crowd.is_wide();
+                frame.extend(self.ask(hand, session, BASE, Mode::Exclusive, is_wide, None));
+                self.stage = Stage::Sends(self.crowd.size);
+            }
+            Stage::Begins => {}
+            Stage::Sends(left) => {
+                let count = core.dice.within(left.div_ceil(4), left);
+                for number in left - count..left {
+                    let name = self.crowd.name(number);
+                    let mode =
+                        if core.dice.chance(self.crowd.shared) { Mode::Shared } else { Mode::Exclusive };
+                    let is_wide = self.crowd.is_wide() && core.dice.chance(2);
+                    let limited = core.dice.chance(self.crowd.limited);
+                    let at_most_ms = limited.then(|| core.dice.within(50, hand.ttl() / (2 * MS)));
+                    frame.extend(self.ask(hand, session, &name, mode, is_wide, at_most_ms));
+                }
+                self.stage = Stage::Sends(left - count);
+                if left == count {
+                    self.stage = Stage::Waits(core.now + core.dice.spread(10 * MS, 2 * hand.ttl()));
+                    if core.dice.chance(self.crowd.closes) {
+                        self.stage = Stage::Closes;
+                    } else if core.dice.chance(self.crowd.away) {
+                        // At times for too long: then its session ends with all that it has.
+                        let ttl = hand.ttl();
+                        self.away_until = core.now + core.dice.within(ttl / 2, ttl * 11 / 10);
+                    }
+                }
+            }
+            Stage::Waits(until) if core.now >= until => self.drains(core.dice.chance(40)),
+            Stage::Waits(_) | Stage::Drains => {}
+        }
+        self.finishes(hand, session, frame);
+        if matches!(self.stage, Stage::Drains) && self.live.is_empty() {
+            self.stage = Stage::Begins;
+        }
+    }
+
+    /// The first one goes, so that the others are granted; or they go all at once.
+    fn drains(&mut self, at_once: bool) {
+        self.stage = Stage::Drains;
+        let first = self.live.first_key_value().map(|(&seq, _)| seq);
+        let over = self.live.iter().filter(|&(&seq, it)| at_once || it.is_granted || Some(seq) == first);
+        self.over.extend(over.map(|(&seq, _)| seq));
+    }
+
+    fn ask(
+        &mut self,
+        hand: &mut Hand,
+        session: SessionId,
+        name: &str,
+        mode: Mode,
+        subtree: bool,
+        at_most_ms: Option<u64>,
+    ) -> Option<v1::ClientItem> {
+        let (seq, done_through) = (Seq(hand.next_seq()), hand.done_through());
+        let acquire = Command::Acquire(Acquire {
+            session,
+            seq,
+            done_through,
+            names: vec![LockName::parse(name).ok()?],
+            mode,
+            subtree,
+            if_busy: IfBusy::Wait { at_most_ms },
+            keep_closed_ms: 0,
+            value: Box::default(),
+            meta: Box::default(),
+        });
+        self.live.insert(seq.0, Live { acquire: acquire.clone(), is_granted: false });
+        Some(hand.say(session, acquire))
+    }
+
+    /// Takes what a node says of one of its requests.
+    pub(crate) fn hears(&mut self, seq: u64, what: &What) {
+        match what {
+            What::Granted(_) => {
+                let Some(live) = self.live.get_mut(&seq) else { return };
+                let is_news = !std::mem::replace(&mut live.is_granted, true);
+                if is_news && matches!(self.stage, Stage::Drains) {
+                    self.over.push(seq);
+                }
+            }
+            What::Busy(_) | What::Finished(_) | What::Ended(_) | What::Revoked(_) | What::Refused(_)
+                if self.live.contains_key(&seq) =>
+            {
+                self.over.push(seq);
+            }
+            _ => {}
+        }
+    }
+
+    /// Says of all that is over that it is.
+    pub(crate) fn finishes(&mut self, hand: &mut Hand, session: SessionId, frame: &mut Vec<v1::ClientItem>) {
+        for target in std::mem::take(&mut self.over) {
+            if self.live.remove(&target).is_some() {
+                let (seq, target) = (Seq(hand.next_seq()), Seq(target));
+                let done_through = hand.done_through();
+                frame.push(hand.say(session, Command::Finish { session, seq, target, done_through }));
+            }
+        }
+    }
+}
