@@ -42,6 +42,9 @@ pub(crate) struct Lease {
     pub(crate) ending: bool,
 }
 
+/// The waits of a session that are removed at its end; if it has more, each turn removes some of them.
+const WAITS_PER_END: usize = 1024;
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Book {
     leases: BTreeMap<SessionId, Lease>,
@@ -51,6 +54,8 @@ pub(crate) struct Book {
     closed: BTreeMap<Token, Duration>,
     /// How many sessions have which ttl.
     ttls: BTreeMap<Duration, usize>,
+    /// Sessions that have ended, with entries in `waits` that are still to be removed.
+    ended: Vec<SessionId>,
 }
 
 impl Book {
@@ -113,10 +118,20 @@ impl Book {
                 self.ttls.remove(&lease.ttl);
             }
         }
-        let waits = self.waits.range((session, Seq(0))..=(session, Seq(u64::MAX)));
-        let waits: Vec<(SessionId, Seq)> = waits.map(|(&key, _)| key).collect();
-        waits.into_iter().for_each(|(session, seq)| self.waits_no_more(session, seq));
+        self.ended.push(session);
+        self.forget_waits(WAITS_PER_END);
         Some(lease)
+    }
+
+    /// Removes at most so many waits of sessions that have ended.
+    fn forget_waits(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some(&session) = self.ended.last() else { return };
+            match self.waits.range((session, Seq(0))..=(session, Seq(u64::MAX))).next() {
+                Some((&(session, seq), _)) => self.waits_no_more(session, seq),
+                None => drop(self.ended.pop()),
+            }
+        }
     }
 
     pub(crate) fn lease(&self, session: SessionId) -> Option<&Lease> {
@@ -171,10 +186,12 @@ impl Book {
         self.timers.insert((until, Due::EndRevoked(token)));
     }
 
-    /// What is due, and not to be told again.
-    pub(crate) fn pop_due(&mut self, now: Duration) -> Option<Due> {
-        loop {
-            let &(at, due) = self.timers.first().filter(|(at, _)| *at <= now)?;
+    /// What is due, and not to be told again. Looks at no more than so many timers; the rest is due still.
+    pub(crate) fn take_due(&mut self, now: Duration, most: usize) -> Vec<Due> {
+        self.forget_waits(most);
+        let mut taken = Vec::new();
+        for _ in 0..most {
+            let Some(&(at, due)) = self.timers.first().filter(|(at, _)| *at <= now) else { break };
             self.timers.pop_first();
             match due {
                 Due::Session(session) => {
@@ -189,8 +206,9 @@ impl Book {
                 Due::EndDelay(token) => drop(self.closed.remove(&token)),
                 Due::EndRevoked(_) => {}
             }
-            return Some(due);
+            taken.push(due);
         }
+        taken
     }
 
     /// A session that was due turned out to be alive, or its end was not to be: it is due again at its deadline.
@@ -213,6 +231,10 @@ mod tests {
         Duration::from_millis(ms)
     }
 
+    fn next_due(book: &mut Book, now: u64) -> Option<Due> {
+        (0..10).find_map(|_| book.take_due(at(now), 1).pop())
+    }
+
     fn book(ttl: u64, linger: u64, found: bool) -> Book {
         let mut book = Book::default();
         book.opened(S, at(ttl), at(linger), at(0), found);
@@ -223,31 +245,31 @@ mod tests {
     fn a_session_is_due_at_its_latest_deadline_and_not_before() {
         let mut book = book(1_000, 0, false);
         book.lease_mut(S).unwrap().deadline = at(1_700);
-        assert_eq!(book.pop_due(at(1_000)), None, "it was kept alive meanwhile");
-        assert_eq!(book.pop_due(at(1_699)), None);
-        assert_eq!(book.pop_due(at(1_700)), Some(Due::Session(S)));
-        assert_eq!(book.pop_due(at(9_000)), None, "told once");
+        assert_eq!(next_due(&mut book, 1_000), None, "it was kept alive meanwhile");
+        assert_eq!(next_due(&mut book, 1_699), None);
+        assert_eq!(next_due(&mut book, 1_700), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut book, 9_000), None, "told once");
         book.again(S);
-        assert_eq!(book.pop_due(at(9_000)), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut book, 9_000), Some(Due::Session(S)));
     }
 
     #[test]
     fn a_cut_shortens_and_never_prolongs() {
         let mut cut = book(10_000, 500, false);
         cut.cut(S, at(100));
-        assert_eq!(cut.pop_due(at(599)), None);
-        assert_eq!(cut.pop_due(at(600)), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut cut, 599), None);
+        assert_eq!(next_due(&mut cut, 600), Some(Due::Session(S)));
         let mut late = book(10_000, 500, false);
         late.cut(S, at(9_900));
-        assert_eq!(late.pop_due(at(10_000)), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut late, 10_000), Some(Due::Session(S)));
     }
 
     #[test]
     fn a_cut_never_goes_below_the_deadline_that_a_new_leader_gave() {
         let mut book = book(10_000, 500, true);
         book.cut(S, at(100));
-        assert_eq!(book.pop_due(at(9_999)), None);
-        assert_eq!(book.pop_due(at(10_000)), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut book, 9_999), None);
+        assert_eq!(next_due(&mut book, 10_000), Some(Due::Session(S)));
     }
 
     #[test]
@@ -257,8 +279,8 @@ mod tests {
         book.waits(S, Seq(1), at(900));
         book.waits(S, Seq(2), at(100));
         book.waits_no_more(S, Seq(2));
-        assert_eq!(book.pop_due(at(100)), Some(Due::TimeOut(S, Seq(1))));
-        assert_eq!(book.pop_due(at(1_000)), None);
+        assert_eq!(next_due(&mut book, 100), Some(Due::TimeOut(S, Seq(1))));
+        assert_eq!(next_due(&mut book, 1_000), None);
     }
 
     #[test]
@@ -266,8 +288,24 @@ mod tests {
         let mut book = book(1_000, 0, false);
         book.waits(S, Seq(1), at(100));
         assert!(book.ended(S).is_some());
-        assert_eq!(book.pop_due(at(100_000)), None);
+        assert_eq!(next_due(&mut book, 100_000), None);
         assert_eq!(book.sleep_max(at(0)), None);
+    }
+
+    #[test]
+    fn a_crowd_of_timers_is_looked_at_in_parts() {
+        let mut book = book(1_000, 0, false);
+        let waits = WAITS_PER_END as u64 * 3;
+        (0..waits).for_each(|seq| book.waits(S, Seq(seq), at(100)));
+        let due = book.take_due(at(100), 1_000);
+        assert_eq!(due.first(), Some(&Due::TimeOut(S, Seq(0))));
+        assert_eq!((due.len(), book.sleep_max(at(100))), (1_000, Some(at(0))), "the rest is due still");
+        assert!(book.ended(S).is_some());
+        assert!(!book.waits.is_empty(), "not all at once");
+        while !book.ended.is_empty() {
+            book.take_due(at(0), 1_000);
+        }
+        assert_eq!((book.waits.len(), book.sleep_max(at(0))), (0, None));
     }
 
     #[test]

@@ -37,9 +37,13 @@ pub enum Pending {
 }
 
 impl Table {
-    /// Everything that ends by time, sessions excepted, in no particular order.
-    pub fn pending(&self) -> impl Iterator<Item = Pending> {
-        self.requests.iter().filter_map(|(_, request)| match (request.stage, request.owner) {
+    /// A part of everything that ends by time, sessions excepted, in no particular order: looks at `places` places of
+    /// memory, from `cursor` on (0 begins), and says where the next part begins. All parts together are complete if the
+    /// table does not change between them.
+    pub fn pending_in_part(&self, cursor: u64, places: usize) -> (impl Iterator<Item = Pending>, Option<u64>) {
+        let from = usize::try_from(cursor).unwrap_or(usize::MAX);
+        let (requests, next) = self.requests.part(from, places);
+        let pending = requests.filter_map(|request| match (request.stage, request.owner) {
             (Stage::Waiting { at_most_ms: Some(at_most_ms) }, Some(owner)) => {
                 Some(Pending::Wait { session: owner.session, seq: owner.seq, at_most_ms })
             }
@@ -48,7 +52,15 @@ impl Table {
                 Some(Pending::Revoked { session: owner.session, seq: owner.seq, token })
             }
             _ => None,
-        })
+        });
+        (pending, next.map(|next| next as u64))
+    }
+
+    /// Whether a request of this session waits. Unlike [`Table::request`] it counts nobody ahead of it.
+    #[must_use]
+    pub fn is_waiting(&self, session: SessionId, seq: Seq) -> bool {
+        let live = self.sessions.get(session).and_then(|it| it.live.get(&seq));
+        live.is_some_and(|&id| matches!(self.requests[id as usize].stage, Stage::Waiting { .. }))
     }
 
     /// Requests of a session that ended without its asking, and whose end it has not confirmed by a `Finish` (R3): those

@@ -46,6 +46,13 @@ impl Requests {
         self.slab.iter().map(|(id, request)| (id as RequestId, request))
     }
 
+    /// Those in the next `count` places of memory from place `from` on, and the place after them, if there is one.
+    pub(super) fn part(&self, from: usize, count: usize) -> (impl Iterator<Item = &Request>, Option<usize>) {
+        let end = from.saturating_add(count).min(self.slab.capacity());
+        let requests = (from..end).filter_map(|place| self.slab.get(place));
+        (requests, (end < self.slab.capacity()).then_some(end))
+    }
+
     pub(super) fn insert(&mut self, request: Request, names: &Names) -> RequestId {
         self.bytes += request.bytes();
         let id = insert(&mut self.slab, request);

@@ -49,11 +49,12 @@ impl Turn {
         self.left = visits_max;
     }
 
-    fn spend(&mut self, visits: u64) {
+    /// A command has looked at so many entries.
+    pub(super) fn spend(&mut self, visits: u64) {
         self.left = self.left.saturating_sub(visits + VISITS_PER_COMMAND);
     }
 
-    fn is_spent(&self) -> bool {
+    pub(super) fn is_spent(&self) -> bool {
         self.left == 0
     }
 
@@ -139,7 +140,8 @@ impl Replica {
             if self.engine.is_leader() && self.engine.term() == committed.at.term {
                 self.applied = committed.at;
                 self.follow_leadership();
-                self.zero_point();
+                self.begin_zero_point();
+                self.read_timers();
             }
             return Ok(VecDeque::new());
         }

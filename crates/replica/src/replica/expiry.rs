@@ -5,13 +5,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lockkeeper_core::{Command, Reply, Seq, SessionId};
+use lockkeeper_core::{Command, Seq, SessionId};
 
 use super::rounds::Asked;
 use super::{Origin, Proposal, Replica};
 use crate::book::Due;
 use crate::event::Output;
 use crate::mutant::Mutant;
+
+/// Most timers that a turn looks at, and most sessions that one check judges: some milliseconds of work. When more are due,
+/// those that were due first come first.
+const DUE_PER_TURN: usize = 1 << 13;
 
 #[derive(Default)]
 pub(super) struct Expiry {
@@ -68,7 +72,7 @@ impl Replica {
     pub(super) fn end_due(&mut self) {
         self.conclude_check();
         let now = self.clock.now();
-        while let Some(due) = self.book.pop_due(now) {
+        for due in self.book.take_due(now, DUE_PER_TURN.min(self.room())) {
             match due {
                 Due::Session(session) if self.is(Mutant::ExpiryAtDeadline) => {
                     if let Some(lease) = self.book.lease_mut(session) {
@@ -78,7 +82,6 @@ impl Replica {
                 }
                 Due::Session(session) => drop(self.expiry.candidates.insert(session)),
                 Due::TimeOut(session, target) => {
-                    let waits = matches!(self.table.request(session, target), Some(Reply::Queued { .. }));
                     if self.is(Mutant::TimeOutUnchecked) {
                         self.propose_own(Command::Finish {
                             session,
@@ -86,7 +89,7 @@ impl Replica {
                             target,
                             done_through: Seq(0),
                         });
-                    } else if waits {
+                    } else if self.table.is_waiting(session, target) {
                         self.propose_own(Command::TimeOut { session, target });
                     }
                 }
@@ -140,7 +143,7 @@ impl Replica {
         expiry.check = Some(Check {
             number,
             began: self.clock.now(),
-            sessions: std::mem::take(&mut expiry.candidates),
+            sessions: std::iter::from_fn(|| expiry.candidates.pop_first()).take(DUE_PER_TURN).collect(),
             closes: std::mem::take(&mut expiry.closes),
             confirmed: false,
             drained: trusting,

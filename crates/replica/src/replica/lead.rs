@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lockkeeper_core::{Command, Pending};
+use lockkeeper_core::{Command, Pending, SessionId};
 
 use super::{Origin, Proposal, Replica};
 use crate::book::Book;
@@ -16,11 +16,21 @@ use crate::since::Since;
 pub(super) enum Lead {
     No,
     /// Elected in this term, but its first own entry is not applied yet: what an old leader had proposed may still be
-    /// committed under it, so nothing is acknowledged.
+    /// committed under it, so nothing is acknowledged. Or it is applied, and the timers are not all read yet.
     Coming(u64),
     /// From its zero point on.
     Ready(u64),
 }
+
+/// How far a new leader has read its table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Reading {
+    Sessions { after: SessionId },
+    Requests { from: u64 },
+}
+
+/// Places of the table's memory that are read at one stretch, whether a request lies there or not.
+const PLACES_PER_PART: usize = 64;
 
 impl Lead {
     pub(super) fn is_coming(self) -> bool {
@@ -52,7 +62,8 @@ impl Replica {
         }
         self.lead = term.map_or(Lead::No, Lead::Coming);
         if self.is(Mutant::AckBeforeOwnEntry) {
-            self.zero_point();
+            self.begin_zero_point();
+            self.read_timers();
         }
     }
 
@@ -72,41 +83,67 @@ impl Replica {
             self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
         }
         self.is_resuming = false;
+        self.reading = None;
         self.expiry.step_down();
         self.end_watches();
-        let early = std::mem::take(&mut self.early);
-        early.into_iter().for_each(|event| self.handle(event));
+        self.handle_early();
         self.leave_streams();
         self.book = Book::default();
     }
 
-    /// The first entry of its own term is applied: the zero point. Every session gets its full ttl from here, and every
-    /// other timer starts anew (P9).
-    pub(super) fn zero_point(&mut self) {
-        let Lead::Coming(term) = self.lead else { return };
-        self.lead = Lead::Ready(term);
-        self.clock = LeaseClock::new(self.now);
-        self.lease_now = Duration::ZERO;
-        self.book = Book::default();
-        self.since = Since::default();
-        for session in self.table.sessions() {
-            let (ttl, linger) = (ms(session.ttl_ms), ms(session.linger_ms));
-            let found = !self.is(Mutant::LingerBelowFloor);
-            if self.is(Mutant::ZeroPointForgotten) {
-                self.book.opened(session.id, ttl, Duration::ZERO, Duration::ZERO, false);
-                self.book.cut(session.id, Duration::ZERO);
-                continue;
+    /// The first entry of its own term is applied: the table is what it was under all leaders before.
+    pub(super) fn begin_zero_point(&mut self) {
+        if self.lead.is_coming() {
+            self.book = Book::default();
+            self.reading = Some(Reading::Sessions { after: SessionId(0) });
+        }
+    }
+
+    /// Reads every timer from the table, as far as this turn's budget goes: a crowd takes several turns, in which heartbeats
+    /// are sent. Meanwhile the table does not change, since a leader that is not ready proposes nothing.
+    pub(super) fn read_timers(&mut self) {
+        while let Some(reading) = self.reading {
+            if self.turn.is_spent() {
+                return;
             }
+            self.reading = match reading {
+                Reading::Sessions { after } => self.read_session(after),
+                Reading::Requests { from } => self.read_requests(from),
+            };
+            if self.reading.is_none() {
+                self.zero_point();
+            }
+        }
+    }
+
+    fn read_session(&mut self, after: SessionId) -> Option<Reading> {
+        let Some(session) = self.table.sessions_after(after).next() else {
+            return Some(Reading::Requests { from: 0 });
+        };
+        let (ttl, linger) = (ms(session.ttl_ms), ms(session.linger_ms));
+        let found = !self.is(Mutant::LingerBelowFloor);
+        if self.is(Mutant::ZeroPointForgotten) {
+            self.book.opened(session.id, ttl, Duration::ZERO, Duration::ZERO, false);
+            self.book.cut(session.id, Duration::ZERO);
+        } else {
             self.book.opened(session.id, ttl, linger, Duration::ZERO, found);
         }
-        for pending in self.table.pending() {
+        self.turn.spend(1);
+        Some(Reading::Sessions { after: session.id })
+    }
+
+    fn read_requests(&mut self, from: u64) -> Option<Reading> {
+        let (closures_open, revoked_forgotten) =
+            (self.is(Mutant::ClosuresOpenAtOnce), self.is(Mutant::RevokedForgotten));
+        let (pending, next) = self.table.pending_in_part(from, PLACES_PER_PART);
+        self.turn.spend(PLACES_PER_PART as u64);
+        for pending in pending {
+            self.turn.spend(1);
             match pending {
                 Pending::Wait { session, seq, at_most_ms } => self.book.waits(session, seq, ms(at_most_ms)),
-                Pending::Closed { token, .. } if self.is(Mutant::ClosuresOpenAtOnce) => {
-                    self.book.closed(token, Duration::ZERO);
-                }
+                Pending::Closed { token, .. } if closures_open => self.book.closed(token, Duration::ZERO),
                 Pending::Closed { token, ms: delay } => self.book.closed(token, ms(delay)),
-                Pending::Revoked { .. } if self.is(Mutant::RevokedForgotten) => {}
+                Pending::Revoked { .. } if revoked_forgotten => {}
                 Pending::Revoked { session, seq, token } => {
                     let Some(lease) = self.book.lease_mut(session) else { continue };
                     lease.revoked.insert(seq);
@@ -115,11 +152,26 @@ impl Replica {
                 }
             }
         }
+        next.map(|from| Reading::Requests { from })
+    }
+
+    /// From here on it leads. Every session gets its full ttl from here, and every other timer starts anew (P9).
+    fn zero_point(&mut self) {
+        let Lead::Coming(term) = self.lead else { return };
+        self.lead = Lead::Ready(term);
+        self.clock = LeaseClock::new(self.now);
+        self.lease_now = Duration::ZERO;
+        self.since = Since::default();
         if self.table.last_token() == 0 && !self.is(Mutant::TokensFromOne) {
             // A table without history: before anything is granted, and by the log, so that all nodes agree (T1).
             let command = Command::RaiseTokens { above: self.config.tokens_above };
             self.queue.push_back(Proposal { command, origin: Origin::Leader });
         }
+        self.handle_early();
+    }
+
+    fn handle_early(&mut self) {
+        self.early_requests = 0;
         let early = std::mem::take(&mut self.early);
         early.into_iter().for_each(|event| self.handle(event));
     }

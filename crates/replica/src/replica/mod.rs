@@ -40,7 +40,7 @@ use apply::Turn;
 use change::Changes;
 use checks::Checks;
 use expiry::Expiry;
-use lead::Lead;
+use lead::{Lead, Reading};
 use parking::Parked;
 use propose::Batch;
 use rounds::Rounds;
@@ -128,8 +128,11 @@ pub struct Replica {
     book: Book,
     since: Since,
     streams: BTreeMap<StreamId, Stream>,
-    /// What a client said before this leader was ready.
+    /// What a client said before this leader was ready, and how many requests that is.
     early: VecDeque<Event>,
+    early_requests: usize,
+    /// How far this leader has read its table.
+    reading: Option<Reading>,
     parked: Parked,
     queue: VecDeque<Proposal>,
     turn: Turn,
@@ -214,6 +217,8 @@ impl Replica {
             since: Since::default(),
             streams: BTreeMap::new(),
             early: VecDeque::new(),
+            early_requests: 0,
+            reading: None,
             parked: Parked::default(),
             queue: VecDeque::new(),
             turn: Turn::default(),
@@ -301,6 +306,7 @@ impl Replica {
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
                 if self.lead.is_coming() =>
             {
+                self.early_requests += if let Event::Frame(_, requests) = &event { requests.len() } else { 1 };
                 self.early.push_back(event);
             }
             Event::StreamClosed { stream, by_client } => self.stream_closed(stream, by_client),
@@ -326,6 +332,7 @@ impl Replica {
     pub fn advance(&mut self) -> Result<Option<Write>, Fatal> {
         self.apply_committed(true)?;
         self.follow_leadership();
+        self.read_timers();
         self.settle_parked();
         self.tend_handover();
         self.judge();
@@ -393,16 +400,21 @@ impl Replica {
     /// Whether clients' events may be given. If not, they wait: what was given has not entered the log yet.
     #[must_use]
     pub fn has_room(&self) -> bool {
-        self.queue.len() < QUEUE_MAX
+        self.room() > 0
+    }
+
+    fn room(&self) -> usize {
+        QUEUE_MAX.saturating_sub(self.queue.len() + self.early_requests)
     }
 
     /// When the next turn must begin at the latest, on the clock of [`Replica::begin`].
     #[must_use]
     pub fn next_wake(&self) -> Duration {
-        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end());
+        let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end() && self.has_room());
         let due = due.map_or(self.next_tick, |sleep| self.next_tick.min(self.now + sleep));
         let held = self.held_until();
         let at_once = self.turn.has_more()
+            || self.reading.is_some()
             || self.engine.has_ready()
             || (!self.queue.is_empty() && !self.is_refused && held.is_none())
             || (self.expiry.is_decided() && self.may_end())

@@ -35,6 +35,9 @@ pub(crate) struct Node {
     pub(crate) ended: BTreeMap<StreamId, v1::StreamEnd>,
     answers: BTreeMap<AskId, Answer>,
     asks: u64,
+    /// Turns since the start, and most entries of the table that one of them has looked at.
+    pub(crate) turns: u64,
+    pub(crate) most_visits: u64,
 }
 
 impl Node {
@@ -109,6 +112,8 @@ impl Node {
             ended: BTreeMap::new(),
             answers: BTreeMap::new(),
             asks: 0,
+            turns: 0,
+            most_visits: 0,
         };
         node.turn(Vec::new());
         assert!(node.replica.is_ready(), "alone, it leads at once");
@@ -120,7 +125,20 @@ impl Node {
         Self::on(self.records, self.stored, self.snapshot_after, self.turn_visits_max, self.now)
     }
 
-    pub(crate) fn turn(&mut self, events: Vec<Event>) {
+    /// A turn in which this happens, and those that follow at once.
+    pub(crate) fn turn(&mut self, mut events: Vec<Event>) {
+        loop {
+            let visits = self.replica.table().visits();
+            events = self.one_turn(events);
+            self.turns += 1;
+            self.most_visits = self.most_visits.max(self.replica.table().visits() - visits);
+            if events.is_empty() && self.replica.next_wake() > self.now {
+                return;
+            }
+        }
+    }
+
+    fn one_turn(&mut self, events: Vec<Event>) -> Vec<Event> {
         self.replica.begin(self.now);
         events.into_iter().for_each(|event| self.replica.handle(event));
         while let Some(write) = self.replica.advance().unwrap() {
@@ -155,9 +173,7 @@ impl Node {
                 | Output::Wrong(_)) => panic!("alone, and yet: {other:?}"),
             }
         }
-        if !drained.is_empty() || self.replica.next_wake() <= self.now {
-            self.turn(drained);
-        }
+        drained
     }
 
     fn store(&mut self, step: SnapshotStep) {

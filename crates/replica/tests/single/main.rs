@@ -1,5 +1,6 @@
 //! A cluster of one, turn by turn: what a client hears, and what a restart keeps.
 
+mod crowds;
 mod deadlines;
 mod harness;
 mod items;
