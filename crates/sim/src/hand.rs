@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId};
 use lockkeeper_replica::StreamId;
-use lockkeeper_wire::request::{Open, Request, Secret};
+use lockkeeper_wire::request::{Open, Request, Secret, secret_prefix};
 use lockkeeper_wire::v1::{self, server_item::What};
 
 use crate::clock::{MS, Nanos};
@@ -284,6 +284,8 @@ impl Hand {
             crowd.hears(item.seq, &what);
         }
         match what {
+            // An open that was repeated under the session before this one.
+            What::Opened(opened) if opened.secret_prefix != secret_prefix(&self.secret) => {}
             What::Opened(_) | What::Attached(_) => {
                 self.session = Some(item.session);
                 if std::mem::replace(&mut self.is_attached, true) {
