@@ -23,12 +23,12 @@ pub fn all(table: &Table) -> Verdict {
     let snapshot = table.snapshot();
     p1_exclusion(&snapshot)?;
     p2_tokens(&snapshot)?;
+    index(table)?;
     if table.has_backlog() {
         return Ok(());
     }
     p7_answers(&snapshot)?;
-    p8_queue(&snapshot)?;
-    index(table)
+    p8_queue(&snapshot)
 }
 
 /// P1: holds of one lock never conflict, closed and revoked ones included; permits have distinct slots.

@@ -175,8 +175,11 @@ fn the_end_of_a_crowded_session_is_cut_into_pieces() {
     assert_eq!(bounded.apply(Command::ExpireSession { session: crowd }), Reply::SessionGone);
     assert!(bounded.table.has_backlog() && bounded.granted() == 0);
     assert_eq!(bounded.apply(finish(crowd, CROWD + 1, 1)), Reply::SessionGone, "it is gone at once");
-    assert!(bounded.table.begin_walk().is_err(), "a snapshot would lose what is left");
+    let left = bounded.table.snapshot();
+    assert!(left.ending.len() == 1 && !left.requests.is_empty(), "a snapshot has what is left");
+    let mut restored = Bounded::new(Table::restore(&left, 2).expect("a table"));
     let resumes = bounded.drain();
+    assert_eq!((restored.drain(), restored.table.snapshot()), (resumes, bounded.table.snapshot()));
     assert!((2..=100).contains(&resumes), "{resumes} pieces");
     assert_eq!(bounded.granted(), 1);
     assert_eq!(bounded.table.request_count(), 1);

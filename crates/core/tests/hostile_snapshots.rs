@@ -10,7 +10,7 @@ mod random_steps;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use lockkeeper_core::snapshot::{LimitState, Phase, RequestState};
+use lockkeeper_core::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState};
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, ModeKind, OpenSession, Restorer, Seq, SessionId,
     Snapshot, SnapshotError, Table, Ticket, Token, invariants,
@@ -188,6 +188,8 @@ enum Lie {
     Slot(Index, u32),
     ForgetSession(Index),
     ForgetLimit(Index),
+    Ended(Index, u64),
+    Freed(Index, u64, u64),
     Limit(Index, u32),
     Stored(Index),
     Kept(Index, u64),
@@ -213,6 +215,8 @@ fn lie() -> impl Strategy<Value = Lie> {
         (at(), slot).prop_map(|(at, slot)| Lie::Slot(at, slot)),
         at().prop_map(Lie::ForgetSession),
         at().prop_map(Lie::ForgetLimit),
+        (at(), number()).prop_map(|(at, delay)| Lie::Ended(at, delay)),
+        (at(), number(), number()).prop_map(|(at, number, after)| Lie::Freed(at, number, after)),
         (at(), prop_oneof![0..3_u32, Just(65_537)]).prop_map(|(at, to)| Lie::Limit(at, to)),
         at().prop_map(Lie::Stored),
         (at(), number()).prop_map(|(at, to)| Lie::Kept(at, to)),
@@ -238,7 +242,8 @@ fn token_of(request: &mut RequestState) -> Option<(&mut Token, &mut Vec<u32>)> {
 
 /// Tells the lie, if there is something that it can be told of.
 fn tell(snapshot: &mut Snapshot, lie: Lie) -> Option<()> {
-    let Snapshot { rules, last_token, last_ticket, last_session, sessions, requests, limits } = snapshot;
+    let Snapshot { rules, last_token, last_ticket, last_session, sessions, requests, limits, ending, freed } =
+        snapshot;
     match lie {
         Lie::Counter(0, to) => *rules = to as u32,
         Lie::Counter(1, to) => *last_token = to,
@@ -273,7 +278,15 @@ fn tell(snapshot: &mut Snapshot, lie: Lie) -> Option<()> {
         }
         Lie::ForgetSession(at) if !sessions.is_empty() => drop(sessions.remove(at.index(sessions.len()))),
         Lie::ForgetLimit(at) if !limits.is_empty() => drop(limits.remove(at.index(limits.len()))),
-        Lie::ForgetSession(_) | Lie::ForgetLimit(_) => return None,
+        Lie::Ended(at, delay_ms) if !sessions.is_empty() => {
+            let session = sessions.remove(at.index(sessions.len()));
+            ending.push(EndingState { session, delay_ms });
+        }
+        Lie::ForgetSession(_) | Lie::ForgetLimit(_) | Lie::Ended(..) => return None,
+        Lie::Freed(at, number, after) => {
+            let (name, after) = (pick(requests, at)?.names.first()?.clone(), Ticket(after));
+            freed.push(FreedState { number, name, subtree: false, kind: ModeKind::Exclusive, after });
+        }
         Lie::Limit(at, to) => pick(limits, at)?.limit = to,
         Lie::Stored(at) => pick(limits, at)?.stored ^= true,
         Lie::Kept(at, to) => pick(&mut pick(sessions, at)?.kept, at)?.seq = Seq(to),
@@ -329,11 +342,23 @@ proptest! {
         if let Ok(mut table) = restored {
             prop_assert_eq!(table.snapshot().encode(), Snapshot::decode(&told.encode()).unwrap().encode());
             invariants::index(&table).map_err(TestCaseError::fail)?;
+            resume(&mut table);
             invariants::p2_tokens(&table.snapshot()).map_err(TestCaseError::fail)?;
             invariants::p7_answers(&table.snapshot()).map_err(TestCaseError::fail)?;
             empty(&mut table);
         }
     }
+}
+
+/// Answers that their client has already may be in a snapshot, until they are forgotten.
+fn resume(table: &mut Table) {
+    for _ in 0..1_000 {
+        if !table.has_backlog() {
+            return;
+        }
+        let _ = table.apply(Command::Resume, &mut Effects::new());
+    }
+    panic!("a backlog that does not end");
 }
 
 /// A session with a kept answer, two permits of two, a waiter for a third, and a closed hold.
@@ -377,11 +402,16 @@ fn acquire(seq: u64, name: &str, mode: Mode, keep_closed_ms: u64) -> Command {
     })
 }
 
+fn freed(number: u64, after: u64) -> FreedState {
+    let name = LockName::parse("freed").expect("a legal name");
+    FreedState { number, name, subtree: false, kind: ModeKind::Shared, after: Ticket(after) }
+}
+
 /// One contradiction at a time, and the words for it.
 #[test]
 fn every_contradiction_is_named() {
     type Change = fn(&mut Snapshot);
-    let cases: [(Change, &str); 23] = [
+    let cases: [(Change, &str); 26] = [
         (|s| s.rules = 2, "rules version 2"),
         (|s| s.last_token = 1 << 53, "a counter is too high"),
         (|s| s.last_ticket = u64::MAX, "a counter is too high"),
@@ -390,7 +420,16 @@ fn every_contradiction_is_named() {
         (|s| s.last_ticket = 1, "a ticket above the counter"),
         (|s| s.last_token = 1, "is above the counter 1"),
         (|s| s.sessions[0].done_through = Seq(9), "confirmed more than was seen"),
-        (|s| s.sessions[0].done_through = Seq(5), "keeps an answer to 4 out of place"),
+        (
+            |s| {
+                let twice = EndingState { session: s.sessions[0].clone(), delay_ms: 0 };
+                s.ending.push(twice);
+            },
+            "session s1 or its secret appears twice",
+        ),
+        (|s| s.freed.push(freed(1 << 63, 0)), "has a number too high, or twice"),
+        (|s| s.freed.push(freed(0, 99)), "has a number too high, or twice"),
+        (|s| s.freed.extend([freed(0, 0), freed(0, 0)]), "has a number too high, or twice"),
         (|s| s.sessions[0].kept[0].seq = Seq(7), "keeps an answer to 7 out of place"),
         (|s| s.sessions[0].kept[0].seq = Seq(2), "the live requests of session s1 have wrong numbers"),
         (|s| s.requests[4].owner = Some((SessionId(1), Seq(7))), "have wrong numbers"),
@@ -464,8 +503,8 @@ fn a_length_that_nothing_can_have_is_refused_before_its_bytes_come() {
 #[test]
 fn another_format_is_refused_by_its_number() {
     let error = Snapshot::decode(&[6, 0, 1, 1, 0, 0, 0]).unwrap_err();
-    assert!(error.to_string().contains("its format is 1, this program reads 2"), "{error}");
+    assert!(error.to_string().contains("its format is 1, this program reads 3"), "{error}");
     // What format 1 began with: its number, the version of the rules.
     let error = Snapshot::decode(&[1, 1, 0, 0, 0, 0, 0, 0]).unwrap_err();
-    assert!(error.to_string().contains("this program reads format 2"), "{error}");
+    assert!(error.to_string().contains("this program reads format 3"), "{error}");
 }

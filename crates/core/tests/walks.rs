@@ -9,7 +9,7 @@ mod random_steps;
 
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Restorer, Seq, SessionId, Snapshot,
-    Table, WalkRefused, WalkState, invariants,
+    Table, WalkState, WalkUnderWay, invariants, limits,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -20,6 +20,8 @@ use random_steps::Step;
 #[derive(Clone, Debug)]
 enum Act {
     Step(Step),
+    /// Work that commands have left.
+    Resume,
     Begin,
     Piece(usize),
     Abandon,
@@ -28,7 +30,8 @@ enum Act {
 /// Pieces are small and rare, so that most of the table changes while a walk is under way.
 fn act(step: impl Strategy<Value = Step>) -> impl Strategy<Value = Act> {
     prop_oneof![
-        60 => step.prop_map(Act::Step),
+        50 => step.prop_map(Act::Step),
+        10 => Just(Act::Resume),
         10 => Just(Act::Begin),
         29 => (0..4_usize).prop_map(Act::Piece),
         1 => Just(Act::Abandon),
@@ -61,19 +64,22 @@ struct World {
     walk: Option<Walk>,
     /// In how large pieces a stream is read back.
     cut: usize,
+    /// The bound on a command's work.
+    work_max: usize,
     walks_done: usize,
 }
 
 impl World {
-    fn new(cut: usize) -> Self {
-        let (table, twin) = (Table::new(1), Table::new(2));
+    fn new(cut: usize, work_max: usize) -> Self {
+        let (table, twin) = (Table::new(1).with_work_max(work_max), Table::new(2).with_work_max(work_max));
         let now = table.snapshot();
-        Self { table, twin, now, history: Vec::new(), walk: None, cut, walks_done: 0 }
+        Self { table, twin, now, history: Vec::new(), walk: None, cut, work_max, walks_done: 0 }
     }
 
     fn act(&mut self, act: Act) -> Result<(), String> {
         match act {
             Act::Step(step) => self.step(step),
+            Act::Resume => self.apply(Command::Resume),
             Act::Begin => self.begin(),
             Act::Piece(budget) => self.piece(budget),
             Act::Abandon => {
@@ -95,6 +101,10 @@ impl World {
             };
         }
         let Some(command) = random_steps::command(step, &self.now, &self.history) else { return Ok(()) };
+        self.apply(command)
+    }
+
+    fn apply(&mut self, command: Command) -> Result<(), String> {
         let (mut effects, mut twins) = (Effects::new(), Effects::new());
         let reply = self.table.apply(command.clone(), &mut effects);
         let twins_reply = self.twin.apply(command.clone(), &mut twins);
@@ -113,7 +123,7 @@ impl World {
     fn begin(&mut self) -> Result<(), String> {
         let begun = self.table.begin_walk();
         match (&self.walk, begun) {
-            (Some(_), Err(WalkRefused::UnderWay)) => {}
+            (Some(_), Err(WalkUnderWay)) => {}
             (None, Ok(())) => {
                 let expected = self.now.clone();
                 self.walk = Some(Walk { expected, stream: Vec::new(), since: Vec::new() });
@@ -160,7 +170,7 @@ impl World {
         if [restorer.digest(), Some(expected.digest())] != [Some(digest); 2] {
             return Err(format!("digest: walk {digest:x}, read {:x?}", restorer.digest()));
         }
-        let mut restored = restorer.finish().map_err(|why| why.to_string())?;
+        let mut restored = restorer.finish().map_err(|why| why.to_string())?.with_work_max(self.work_max);
         invariants::all(&restored)?;
         if restored.snapshot() != *expected {
             return Err(format!("{expected:?} was restored as {:?}", restored.snapshot()));
@@ -205,8 +215,8 @@ fn whole_walk(table: &mut Table) -> (Vec<u8>, u128) {
     }
 }
 
-fn play(acts: impl IntoIterator<Item = Act>, cut: usize) -> Result<(), String> {
-    let mut world = World::new(cut);
+fn play(acts: impl IntoIterator<Item = Act>, cut: usize, work_max: usize) -> Result<(), String> {
+    let mut world = World::new(cut, work_max);
     for step in random_steps::openings() {
         world.step(step)?;
     }
@@ -225,7 +235,7 @@ proptest! {
         acts in vec(act(random_steps::step()), 1..120),
         cut in 1..200_usize,
     ) {
-        let verdict = play(acts, cut);
+        let verdict = play(acts, cut, limits::WORK_PER_COMMAND_MAX);
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
 }
@@ -239,7 +249,22 @@ proptest! {
         acts in vec(act(random_steps::crowding_step()), 50..250),
         cut in 1..200_usize,
     ) {
-        let verdict = play(acts, cut);
+        let verdict = play(acts, cut, limits::WORK_PER_COMMAND_MAX);
+        prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
+    }
+}
+
+proptest! {
+    #![proptest_config(config(2_000))]
+
+    /// The same where commands leave nearly all their work for later: what is left is in the snapshot too.
+    #[test]
+    fn a_walk_writes_the_work_that_is_left_for_later(
+        acts in vec(act(random_steps::crowding_step()), 30..120),
+        cut in 1..200_usize,
+        work_max in 1_usize..4,
+    ) {
+        let verdict = play(acts, cut, work_max);
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
 }
@@ -324,7 +349,7 @@ fn an_abandoned_walk_leaves_nothing_to_the_next() {
         done_through: Seq(0),
     };
     let _released = table.apply(finish(90), &mut Effects::new());
-    assert_eq!(table.begin_walk(), Err(WalkRefused::UnderWay));
+    assert_eq!(table.begin_walk(), Err(WalkUnderWay));
     table.abandon_walk();
     assert_eq!(table.walk_piece(5, &mut Vec::new()), WalkState::NoWalk);
     let _released = table.apply(finish(91), &mut Effects::new());

@@ -35,13 +35,14 @@ pub struct Dropped {
 /// # Errors
 /// The table's own words, if tokens can't start there.
 pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, String> {
+    // Effects and answers are for clients, and nobody is left to be told.
+    let mut unheard = Vec::new();
+    let _ = table.apply_whole(Command::Resume, &mut unheard);
     let before = table.snapshot();
     let mut dropped = Dropped {
         sessions: before.sessions.iter().map(|session| (session.id.0, session.label.to_string())).collect(),
         ..Dropped::default()
     };
-    // Effects and answers are for clients, and nobody is left to be told.
-    let mut unheard = Vec::new();
     for request in &before.requests {
         match (&request.phase, request.owner) {
             (Phase::Waiting { .. }, Some((session, target))) => {

@@ -44,7 +44,7 @@ impl Crowd {
         }
         let shape = dice.pick(&[Shape::Name, Shape::Name, Shape::Subtree, Shape::Deep]);
         // What the oracle does for each command grows with the crowd, and with its names.
-        let sizes = if shape == Shape::Name { [150, 300, 600] } else { [80, 160, 320] };
+        let sizes = if shape == Shape::Name { [100, 200, 400] } else { [60, 120, 240] };
         let size = sizes[dice.below(3).min(dice.below(3)) as usize];
         Some(Self {
             shape,

@@ -70,6 +70,14 @@ impl<'a> Writer<'a> {
         });
     }
 
+    pub(super) fn kind(&mut self, kind: ModeKind) {
+        self.u8(match kind {
+            ModeKind::Exclusive => 0,
+            ModeKind::Shared => 1,
+            ModeKind::Permit => 2,
+        });
+    }
+
     pub(super) fn request(
         &mut self,
         request: RequestView<'_, impl ExactSizeIterator<Item = impl Borrow<LockName>>>,
@@ -81,11 +89,7 @@ impl<'a> Writer<'a> {
             self.number(seq.0);
         }
         self.list(request.names, |w, name| w.bytes(name.borrow().as_str().as_bytes()));
-        self.u8(match request.mode {
-            ModeKind::Exclusive => 0,
-            ModeKind::Shared => 1,
-            ModeKind::Permit => 2,
-        });
+        self.kind(request.mode);
         self.flag(request.subtree);
         self.number(request.keep_closed_ms);
         self.bytes(request.value);
@@ -289,6 +293,15 @@ impl<'a> Reader<'a> {
         })
     }
 
+    pub(super) fn kind(&mut self) -> Read<ModeKind> {
+        match self.u8()? {
+            0 => Ok(ModeKind::Exclusive),
+            1 => Ok(ModeKind::Shared),
+            2 => Ok(ModeKind::Permit),
+            other => Err(SnapshotError(format!("{other} is not a mode"))),
+        }
+    }
+
     pub(super) fn request(&mut self) -> Read<RequestState> {
         let ticket = Ticket(self.number()?);
         let owner = match self.flag()? {
@@ -299,12 +312,7 @@ impl<'a> Reader<'a> {
             ticket,
             owner,
             names: self.list(2, Self::name)?,
-            mode: match self.u8()? {
-                0 => ModeKind::Exclusive,
-                1 => ModeKind::Shared,
-                2 => ModeKind::Permit,
-                other => return Err(SnapshotError(format!("{other} is not a mode"))),
-            },
+            mode: self.kind()?,
             subtree: self.flag()?,
             keep_closed_ms: self.number()?,
             value: self.bytes()?,

@@ -1,5 +1,5 @@
-//! The stream that a snapshot is stored and sent as: a header, one item for each session, request and limit, and an
-//! end. Also its digest.
+//! The stream that a snapshot is stored and sent as: a header, one item for each session, request, limit and freed name,
+//! and an end. Also its digest.
 //!
 //! An item is its length (varint), a tag, and its parts; so a stream can be cut anywhere and put together again, and
 //! be read without being held whole. The header comes first and the end last; what lies between may come in any order,
@@ -20,13 +20,14 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::codec::{Reader, Writer};
 use super::view::RequestView;
-use super::{LimitState, RequestState, SessionState, Snapshot};
+use super::{EndingState, FreedState, LimitState, RequestState, SessionState, Snapshot};
 use crate::name::LockName;
 use crate::table::SnapshotError;
+use crate::types::Ticket;
 
 /// Raised with every change of an item's layout. Digests are over items as they are laid out, so only those of one format can be
 /// compared.
-pub const FORMAT: u64 = 2;
+pub const FORMAT: u64 = 3;
 /// Longest item that is read, in bytes: no reader keeps more than this of a stream that it can't use yet. A session
 /// that was told of the end of all its requests (2^20) and has confirmed none is less than half of it.
 const ITEM_BYTES_MAX: u64 = 1 << 26;
@@ -36,6 +37,8 @@ const SESSION: u8 = 1;
 const REQUEST: u8 = 2;
 const LIMIT: u8 = 3;
 const END: u8 = 4;
+const ENDING: u8 = 5;
+const FREED: u8 = 6;
 
 /// The counters of a table.
 #[derive(Clone, Copy, Debug)]
@@ -101,6 +104,23 @@ pub(crate) fn put_limit(out: &mut Vec<u8>, name: &str, limit: u32, stored: bool)
     })
 }
 
+pub(crate) fn put_ending(out: &mut Vec<u8>, ending: &EndingState) -> Digest {
+    put(out, ENDING, |w| {
+        w.number(ending.delay_ms);
+        w.session(&ending.session);
+    })
+}
+
+pub(crate) fn put_freed(out: &mut Vec<u8>, freed: &FreedState) -> Digest {
+    put(out, FREED, |w| {
+        w.number(freed.number);
+        w.bytes(freed.name.as_str().as_bytes());
+        w.flag(freed.subtree);
+        w.kind(freed.kind);
+        w.number(freed.after.0);
+    })
+}
+
 /// Ends a stream. The end is not part of the digest that it carries.
 pub(crate) fn put_end(out: &mut Vec<u8>, digest: Digest) {
     let _of_the_end = put(out, END, |w| w.raw(&digest.0.to_le_bytes()));
@@ -142,6 +162,12 @@ impl Snapshot {
         for limit in &self.limits {
             digest += put_limit(out, limit.name.as_str(), limit.limit, limit.stored);
         }
+        for ending in &self.ending {
+            digest += put_ending(out, ending);
+        }
+        for freed in &self.freed {
+            digest += put_freed(out, freed);
+        }
         digest
     }
 
@@ -164,6 +190,8 @@ impl Snapshot {
                 Item::Session(session) => snapshot.sessions.push(session),
                 Item::Request(request) => snapshot.requests.push(request),
                 Item::Limit(limit) => snapshot.limits.push(limit),
+                Item::Ending(ending) => snapshot.ending.push(ending),
+                Item::Freed(freed) => snapshot.freed.push(freed),
             }
             Ok(())
         })?;
@@ -171,10 +199,14 @@ impl Snapshot {
         snapshot.sessions.sort_by_key(|session| session.id);
         snapshot.requests.sort_by_key(|request| request.ticket);
         snapshot.limits.sort_by(|a, b| a.name.cmp(&b.name));
+        snapshot.ending.sort_by_key(|ending| ending.session.id);
+        snapshot.freed.sort_by_key(|freed| freed.number);
         let twice = snapshot.sessions.windows(2).any(|pair| pair[0].id == pair[1].id)
             || snapshot.requests.windows(2).any(|pair| pair[0].ticket == pair[1].ticket)
-            || snapshot.limits.windows(2).any(|pair| pair[0].name == pair[1].name);
-        if twice { refuse("a session, ticket or limit appears twice") } else { Ok(snapshot) }
+            || snapshot.limits.windows(2).any(|pair| pair[0].name == pair[1].name)
+            || snapshot.ending.windows(2).any(|pair| pair[0].session.id == pair[1].session.id)
+            || snapshot.freed.windows(2).any(|pair| pair[0].number == pair[1].number);
+        if twice { refuse("a session, ticket, limit or freed name appears twice") } else { Ok(snapshot) }
     }
 }
 
@@ -184,6 +216,8 @@ pub(crate) enum Item {
     Session(SessionState),
     Request(RequestState),
     Limit(LimitState),
+    Ending(EndingState),
+    Freed(FreedState),
 }
 
 fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
@@ -261,6 +295,16 @@ impl StreamReader {
             (State::Items, LIMIT) => {
                 Item::Limit(LimitState { name: r.name()?, limit: r.narrow()?, stored: r.flag()? })
             }
+            (State::Items, ENDING) => {
+                Item::Ending(EndingState { delay_ms: r.number()?, session: r.session()? })
+            }
+            (State::Items, FREED) => Item::Freed(FreedState {
+                number: r.number()?,
+                name: r.name()?,
+                subtree: r.flag()?,
+                kind: r.kind()?,
+                after: Ticket(r.number()?),
+            }),
             (State::Items, END) => {
                 let digest = u128::from_le_bytes(r.array()?);
                 r.end()?;

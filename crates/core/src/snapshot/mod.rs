@@ -32,6 +32,10 @@ pub struct Snapshot {
     pub requests: Vec<RequestState>,
     /// Permit limits in force, by name.
     pub limits: Vec<LimitState>,
+    /// Sessions that have ended, of which something is still there (M2), by id.
+    pub ending: Vec<EndingState>,
+    /// Names at which something went away and whose waiters were not all looked at since (M2), by number.
+    pub freed: Vec<FreedState>,
 }
 
 /// A live session.
@@ -66,6 +70,30 @@ pub struct KeptAnswer {
     pub reply: Reply,
     /// Kept until `done_through` reaches this; `None` until a `Finish` names the request.
     pub until: Option<Seq>,
+}
+
+/// A session that has ended; its requests and its kept answers are removed piece by piece.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EndingState {
+    /// What is left of it.
+    pub session: SessionState,
+    /// Milliseconds for which its holds stay closed.
+    pub delay_ms: u64,
+}
+
+/// A name at which something went away.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FreedState {
+    /// Its place in the order in which they are worked off.
+    pub number: u64,
+    /// The name.
+    pub name: LockName,
+    /// Whether its subtree was freed too.
+    pub subtree: bool,
+    /// How what went away had held or wanted the name.
+    pub kind: ModeKind,
+    /// Requests up to this ticket were looked at.
+    pub after: Ticket,
 }
 
 /// A waiter, a hold or a closed hold.

@@ -170,3 +170,40 @@ impl SessionsAhead {
         self.passed = self.last;
     }
 }
+
+/// For freed names, which leave in the order of their numbers.
+pub(super) struct FreedAhead {
+    /// The next one to write.
+    next: u64,
+    /// Those from here on are new.
+    end: u64,
+    pub(super) saved: Saved,
+}
+
+impl FreedAhead {
+    pub(super) fn new(end: u64) -> Self {
+        Self { next: 0, end, saved: Saved::default() }
+    }
+
+    /// Notes that the first one leaves. Whether it must be saved: the walk has not come to it.
+    pub(super) fn note(&mut self, number: u64) -> bool {
+        let is_ahead = (self.next..self.end).contains(&number);
+        if is_ahead {
+            self.next = number + 1;
+        }
+        is_ahead
+    }
+
+    /// Those that are still to be written.
+    pub(super) fn range(&self) -> std::ops::Range<u64> {
+        self.next..self.end
+    }
+
+    pub(super) fn pass(&mut self, number: u64) {
+        self.next = number + 1;
+    }
+
+    pub(super) fn pass_all(&mut self) {
+        self.next = self.end;
+    }
+}

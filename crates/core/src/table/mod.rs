@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 pub use describe::{Description, HoldInfo, HoldState, Page, SessionInfo, TokenStatus, WaiterInfo};
 pub use pending::Pending;
 pub use restore::{Restorer, SnapshotError};
-pub use walk::{WalkRefused, WalkState};
+pub use walk::{WalkState, WalkUnderWay};
 
 use crate::command::Command;
 use crate::limits;

@@ -40,7 +40,11 @@ impl Table {
     /// A part of everything that ends by time, sessions excepted, in no particular order: looks at `places` places of
     /// memory, from `cursor` on (0 begins), and says where the next part begins. All parts together are complete if the
     /// table does not change between them.
-    pub fn pending_in_part(&self, cursor: u64, places: usize) -> (impl Iterator<Item = Pending>, Option<u64>) {
+    pub fn pending_in_part(
+        &self,
+        cursor: u64,
+        places: usize,
+    ) -> (impl Iterator<Item = Pending>, Option<u64>) {
         let from = usize::try_from(cursor).unwrap_or(usize::MAX);
         let (requests, next) = self.requests.part(from, places);
         let pending = requests.filter_map(|request| match (request.stage, request.owner) {

@@ -11,11 +11,10 @@ use super::Table;
 use super::crowd::{Class, Limit};
 use super::request::{Extras, Few, Owner, Request, RequestId, Stage, base_bytes};
 use super::session::Session;
-use crate::command::OpenSession;
 use crate::limits;
 use crate::name;
 use crate::snapshot::items::{Header, Item, StreamReader};
-use crate::snapshot::{LimitState, Phase, RequestState, SessionState, Snapshot};
+use crate::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState, SessionState, Snapshot};
 use crate::types::{ModeKind, Seq, SessionId, Slot};
 
 /// Why a snapshot is not one of a table. Nothing of it is used.
@@ -57,7 +56,9 @@ impl Restorer {
         let table = &mut self.table;
         let result = self.stream.push(bytes, |item| match item {
             Item::Header(header) => table.restore_header(&header),
-            Item::Session(state) => table.restore_session(state),
+            Item::Session(state) => table.restore_session(state, None),
+            Item::Ending(EndingState { session, delay_ms }) => table.restore_session(session, Some(delay_ms)),
+            Item::Freed(state) => table.restore_freed(state),
             Item::Request(state) => table.restore_request(state),
             Item::Limit(state) => table.restore_limit(&state),
         });
@@ -95,7 +96,13 @@ impl Table {
         let mut table = Self::new(hash_seed);
         table.restore_header(&snapshot.header())?;
         for state in &snapshot.sessions {
-            table.restore_session(state.clone())?;
+            table.restore_session(state.clone(), None)?;
+        }
+        for EndingState { session, delay_ms } in &snapshot.ending {
+            table.restore_session(session.clone(), Some(*delay_ms))?;
+        }
+        for state in &snapshot.freed {
+            table.restore_freed(state.clone())?;
         }
         for state in &snapshot.requests {
             table.restore_request(state.clone())?;
@@ -121,7 +128,8 @@ impl Table {
         Ok(())
     }
 
-    fn restore_session(&mut self, state: SessionState) -> Result<(), SnapshotError> {
+    /// `ending`: it has ended, and this is the lock-delay for its holds.
+    fn restore_session(&mut self, state: SessionState, ending: Option<u64>) -> Result<(), SnapshotError> {
         let (id, secret_hash) = (state.id, state.secret_hash);
         if id.0 == 0 || id.0 > self.last_session {
             return refuse(format!("session {id} is above the counter {}", self.last_session));
@@ -129,26 +137,25 @@ impl Table {
         if state.done_through > state.highest {
             return refuse(format!("session {id} has confirmed more than was seen of it"));
         }
-        let mut session = Session::new(&OpenSession {
-            secret_hash,
-            ttl_ms: state.ttl_ms,
-            lock_delay_ms: state.lock_delay_ms,
-            linger_ms: state.linger_ms,
-            label: state.label,
-        });
-        session.take_done_through(state.done_through);
-        session.see(state.highest);
         let mut last = None;
-        for kept in state.kept {
-            let is_confirmed = kept.until.is_some_and(|until| until <= state.done_through);
-            if last >= Some(kept.seq) || kept.seq > state.highest || is_confirmed {
+        for kept in &state.kept {
+            if last >= Some(kept.seq) || kept.seq > state.highest {
                 return refuse(format!("session {id} keeps an answer to {} out of place", kept.seq));
             }
             last = Some(kept.seq);
-            session.keep(kept.seq, kept.reply, kept.until);
         }
-        if self.by_secret.insert(secret_hash, id).is_some() || !self.sessions.insert(id, session) {
+        // The secret of one that has ended may open another.
+        let is_secret_new = ending.is_some() || self.by_secret.insert(secret_hash, id).is_none();
+        if !is_secret_new || !self.sessions.insert(id, Session::restore(state, ending)) {
             return refuse(format!("session {id} or its secret appears twice"));
+        }
+        Ok(())
+    }
+
+    fn restore_freed(&mut self, state: FreedState) -> Result<(), SnapshotError> {
+        let number = state.number;
+        if number > COUNTER_MAX || state.after.0 > self.last_ticket || !self.unpassed.restore(state) {
+            return refuse(format!("the freed name with number {number} has a number too high, or twice"));
         }
         Ok(())
     }
@@ -265,7 +272,7 @@ impl Table {
         owned.sort_unstable();
         for own in owned.chunk_by(|a, b| a.0 == b.0) {
             let Some(&(id, ..)) = own.first() else { continue };
-            let Some(mut session) = self.sessions.get_mut(id) else {
+            let Some(mut session) = self.sessions.change(id) else {
                 return refuse(format!("session {id} has requests but does not live"));
             };
             session.live = own.iter().map(|&(_, seq, request)| (seq, request)).collect();

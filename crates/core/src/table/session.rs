@@ -9,8 +9,8 @@ use super::request::{Owner, RequestId};
 use super::work::Budget;
 use crate::limits;
 use crate::reply::{End, Rejection, Reply};
-use crate::snapshot::items::put_session;
-use crate::snapshot::{KeptAnswer, SessionState};
+use crate::snapshot::items::{Digest, put_ending, put_session};
+use crate::snapshot::{EndingState, KeptAnswer, SessionState};
 use crate::types::{Seq, SessionId};
 
 pub(super) struct Session {
@@ -108,9 +108,12 @@ impl Session {
 
     /// Keeps a final answer; not at all if the client already has what it is kept for.
     pub(super) fn keep(&mut self, seq: Seq, reply: Reply, until: Option<Seq>) {
-        if until.is_some_and(|until| until <= self.done_through) {
-            return;
+        if until.is_none_or(|until| until > self.done_through) {
+            self.put_kept(seq, reply, until);
         }
+    }
+
+    fn put_kept(&mut self, seq: Seq, reply: Reply, until: Option<Seq>) {
         match until {
             Some(until) => {
                 self.by_until.insert((until, seq));
@@ -160,6 +163,30 @@ impl Session {
             Reply::Finished(end) => Some((*seq, end)),
             _ => None,
         })
+    }
+
+    /// The same as it was; `ending` if it had ended. Its requests come later.
+    pub(super) fn restore(state: SessionState, ending: Option<u64>) -> Self {
+        let mut session = Self::new(&crate::OpenSession {
+            secret_hash: state.secret_hash,
+            ttl_ms: state.ttl_ms,
+            lock_delay_ms: state.lock_delay_ms,
+            linger_ms: state.linger_ms,
+            label: state.label,
+        });
+        (session.highest, session.done_through, session.ending) = (state.highest, state.done_through, ending);
+        // Also those that its client has confirmed and that are not forgotten yet.
+        state.kept.into_iter().for_each(|kept| session.put_kept(kept.seq, kept.reply, kept.until));
+        session
+    }
+
+    /// Writes it, live or ended.
+    fn put(&self, id: SessionId, out: &mut Vec<u8>) -> Digest {
+        let state = self.state(id);
+        match self.ending {
+            None => put_session(out, &state),
+            Some(delay_ms) => put_ending(out, &EndingState { session: state, delay_ms }),
+        }
     }
 
     /// The same as plain data, without the live requests: those know their session.
@@ -260,6 +287,14 @@ impl Sessions {
         sessions.filter(|(_, session)| session.ending.is_none()).map(|(&id, session)| (id, session))
     }
 
+    /// Those that have ended and still have requests or answers, by id.
+    pub(super) fn ending(&self) -> impl Iterator<Item = EndingState> {
+        self.ending.iter().filter_map(|&id| {
+            let session = self.by_id.get(&id)?;
+            Some(EndingState { session: session.state(id), delay_ms: session.ending? })
+        })
+    }
+
     /// A live session.
     pub(super) fn get(&self, id: SessionId) -> Option<&Session> {
         self.by_id.get(&id).filter(|session| session.ending.is_none())
@@ -271,7 +306,8 @@ impl Sessions {
         self.change(id)
     }
 
-    fn change(&mut self, id: SessionId) -> Option<SessionMut<'_>> {
+    /// A session, live or ending, to be changed.
+    pub(super) fn change(&mut self, id: SessionId) -> Option<SessionMut<'_>> {
         self.preserve(id);
         let session = self.by_id.get_mut(&id)?;
         let (bytes_before, bytes) = (session.bytes(), &mut self.bytes);
@@ -281,6 +317,12 @@ impl Sessions {
     /// Whether it is new. A walk under way knows by its id that it is.
     pub(super) fn insert(&mut self, id: SessionId, session: Session) -> bool {
         self.bytes += session.bytes();
+        if session.ending.is_some() {
+            self.ending.insert(id);
+        }
+        if session.has_confirmed() {
+            self.forgetting.insert(id);
+        }
         self.by_id.insert(id, session).is_none()
     }
 
@@ -355,7 +397,7 @@ impl Sessions {
             && let Some(session) = self.by_id.get(&id)
             && walk.note(id)
         {
-            walk.saved.save(|out| put_session(out, &session.state(id)));
+            walk.saved.save(|out| session.put(id, out));
         }
     }
 
@@ -372,7 +414,7 @@ impl Sessions {
                 return false;
             }
             if walk.pass(id, pen) {
-                pen.put(1 + session.kept_count(), |out| put_session(out, &session.state(id)));
+                pen.put(1 + session.kept_count(), |out| session.put(id, out));
             }
         }
         walk.pass_all();

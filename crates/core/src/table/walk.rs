@@ -28,16 +28,10 @@ pub enum WalkState {
     NoWalk,
 }
 
-/// Why no walk can begin now.
+/// No walk can begin now: another is under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum WalkRefused {
-    /// Another is under way.
-    #[error("a walk over the table is under way; write it to its end or abandon it before another is begun")]
-    UnderWay,
-    /// Commands have left work, which a snapshot does not hold.
-    #[error("commands have left work for `Resume`; apply that until there is none")]
-    Backlog,
-}
+#[error("a walk over the table is under way; write it to its end or abandon it before another is begun")]
+pub struct WalkUnderWay;
 
 /// A walk under way; how far it has come is known in the stores.
 pub(super) struct Walk {
@@ -51,14 +45,12 @@ impl Table {
     /// microseconds, and a bit for each request and name until the walk is over.
     ///
     /// # Errors
-    /// [`WalkRefused`]: there is one walk at a time, and none while there is a backlog. A walk under way is not disturbed.
-    pub fn begin_walk(&mut self) -> Result<(), WalkRefused> {
+    /// [`WalkUnderWay`]: there is one walk at a time. That one is not disturbed.
+    pub fn begin_walk(&mut self) -> Result<(), WalkUnderWay> {
         if self.walk.is_some() {
-            return Err(WalkRefused::UnderWay);
+            return Err(WalkUnderWay);
         }
-        if self.has_backlog() {
-            return Err(WalkRefused::Backlog);
-        }
+        self.unpassed.begin_walk();
         self.requests.begin_walk();
         self.sessions.begin_walk(SessionId(self.last_session));
         self.names.begin_walk();
@@ -79,9 +71,11 @@ impl Table {
         }
         let mut pen = Pen::new(budget_items, out, &mut walk.digest);
         // What was saved comes first, so that it takes no memory for longer than it must.
-        let is_done = self.requests.write_saved(&mut pen)
+        let is_done = self.unpassed.write_saved(&mut pen)
+            && self.requests.write_saved(&mut pen)
             && self.sessions.write_saved(&mut pen)
             && self.names.write_saved(&mut pen)
+            && self.unpassed.walk_on(&mut pen)
             && self.sessions.walk_on(&mut pen)
             && self.requests.walk_on(&self.names, &mut pen)
             && self.names.walk_on(&mut pen);
@@ -97,6 +91,7 @@ impl Table {
     /// Ends the walk under way, if there is one. What it wrote so far is of no use.
     pub fn abandon_walk(&mut self) {
         self.walk = None;
+        self.unpassed.end_walk();
         self.requests.end_walk();
         self.sessions.end_walk();
         self.names.end_walk();
@@ -117,8 +112,7 @@ impl Table {
         }
     }
 
-    /// The whole table in canonical order (E2), at one stretch: for small tables and for tests. Work that commands have
-    /// left ([`Table::has_backlog`]) is not in it.
+    /// The whole table in canonical order (E2), at one stretch: for small tables and for tests.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut requests: Vec<RequestState> =
@@ -139,6 +133,8 @@ impl Table {
             sessions: self.sessions.iter().map(|(id, session)| session.state(id)).collect(),
             requests,
             limits,
+            ending: self.sessions.ending().collect(),
+            freed: self.unpassed.states().collect(),
         }
     }
 }

@@ -6,15 +6,18 @@
 //! that could be granted still blocks every later request that conflicts with it.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 
 use super::Table;
+use super::ahead::{FreedAhead, Pen};
 use super::names::NodeId;
 use super::request::RequestId;
 use crate::command::Command;
 use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Effects, Reply};
+use crate::snapshot::FreedState;
+use crate::snapshot::items::put_freed;
 use crate::types::{ModeKind, Ticket};
 
 /// Counts the entries of the table that were looked at: names, requests, waiters and holds.
@@ -62,24 +65,80 @@ impl Budget {
     }
 }
 
-/// The names at which the pass of rule G1 has not been made, or not to its end.
+/// The names at which the pass of rule G1 has not been made, or not to its end, in the order in which it will be made.
 #[derive(Default)]
 pub(super) struct Unpassed {
-    /// By name: a node is forgotten as soon as its name is not in use.
-    names: VecDeque<Freed<LockName>>,
+    /// By name, not by node: a node is forgotten as soon as its name is not in use. Numbers begin anew whenever there is
+    /// none left, so they are the same on a node that was restored meanwhile.
+    names: BTreeMap<u64, Freed<LockName>>,
+    walk: Option<Box<FreedAhead>>,
 }
 
 impl Unpassed {
     pub(super) fn push(&mut self, freed: Freed<LockName>) {
-        self.names.push_back(freed);
+        self.names.insert(self.next_number(), freed);
+    }
+
+    fn next_number(&self) -> u64 {
+        self.names.last_key_value().map_or(0, |(&last, _)| last + 1)
     }
 
     fn pop(&mut self) -> Option<Freed<LockName>> {
-        self.names.pop_front()
+        let (number, freed) = self.names.pop_first()?;
+        if let Some(walk) = &mut self.walk
+            && walk.note(number)
+        {
+            walk.saved.save(|out| put_freed(out, &freed.state(number)));
+        }
+        Some(freed)
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.names.is_empty()
+    }
+
+    pub(super) fn states(&self) -> impl Iterator<Item = FreedState> {
+        self.names.iter().map(|(&number, freed)| freed.state(number))
+    }
+
+    /// Whether none has this number yet.
+    pub(super) fn restore(&mut self, state: FreedState) -> bool {
+        let FreedState { number, name, subtree, kind, after } = state;
+        self.names.insert(number, Freed { name, subtree, kind, after }).is_none()
+    }
+
+    pub(super) fn begin_walk(&mut self) {
+        self.walk = Some(Box::new(FreedAhead::new(self.next_number())));
+    }
+
+    /// Goes on with the walk; whether it has passed them all.
+    pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
+        let Some(walk) = &mut self.walk else { return true };
+        for (&number, freed) in self.names.range(walk.range()) {
+            if pen.is_spent() {
+                return false;
+            }
+            walk.pass(number);
+            pen.put(1, |out| put_freed(out, &freed.state(number)));
+        }
+        walk.pass_all();
+        true
+    }
+
+    /// Writes what was saved; whether that was all.
+    pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
+        self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
+    }
+
+    pub(super) fn end_walk(&mut self) {
+        self.walk = None;
+    }
+}
+
+impl Freed<LockName> {
+    fn state(&self, number: u64) -> FreedState {
+        let Self { name, subtree, kind, after } = self.clone();
+        FreedState { number, name, subtree, kind, after }
     }
 }
 

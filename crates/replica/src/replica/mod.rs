@@ -306,7 +306,8 @@ impl Replica {
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
                 if self.lead.is_coming() =>
             {
-                self.early_requests += if let Event::Frame(_, requests) = &event { requests.len() } else { 1 };
+                self.early_requests +=
+                    if let Event::Frame(_, requests) = &event { requests.len() } else { 1 };
                 self.early.push_back(event);
             }
             Event::StreamClosed { stream, by_client } => self.stream_closed(stream, by_client),

@@ -57,15 +57,15 @@ impl Replica {
         if self.held_until().is_some() || self.turn.has_more() {
             return;
         }
-        let mut left = self.resume();
+        self.resume();
         if !self.queue.is_empty() && !self.in_flight.is_empty() && self.now >= self.unheld_until {
             self.unheld_until = self.now + AGAIN;
         }
         for _ in 0..BATCHES_MAX {
-            if self.queue.is_empty() || left == 0 {
+            if self.queue.is_empty() {
                 break;
             }
-            let count = self.queue.len().min(BATCH_COMMANDS_MAX).min(left);
+            let count = self.queue.len().min(BATCH_COMMANDS_MAX);
             let mut bytes = 0;
             let fits = |proposal: &&Proposal| {
                 bytes += size(&proposal.command);
@@ -85,7 +85,6 @@ impl Replica {
                 self.take_back_ends();
                 return;
             };
-            left -= count;
             self.rounds.ride(at);
             let proposals = self.queue.drain(..count).collect();
             self.in_flight.push_back(Batch { at, since: self.now, is_on_disk: false, proposals });
@@ -96,18 +95,12 @@ impl Replica {
     }
 
     /// Proposes that the table continue with work that commands have left (M2), one piece at a time and before all that
-    /// waits. Returns how many commands may be proposed now: none but that one while a snapshot is overdue, since none can
-    /// begin before that work is done.
-    fn resume(&mut self) -> usize {
-        if !self.table.has_backlog() || self.is(Mutant::ResumeForgotten) {
-            return usize::MAX;
-        }
-        if !self.is_resuming {
+    /// waits.
+    fn resume(&mut self) {
+        if self.table.has_backlog() && !self.is_resuming && !self.is(Mutant::ResumeForgotten) {
             self.is_resuming = true;
             self.queue.push_front(Proposal { command: Command::Resume, origin: Origin::Leader });
         }
-        let is_next = self.queue.front().is_some_and(|next| next.command == Command::Resume);
-        if self.is_snapshot_overdue() { usize::from(is_next) } else { usize::MAX }
     }
 }
 

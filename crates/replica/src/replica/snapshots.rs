@@ -168,11 +168,6 @@ impl Replica {
         self.snapshots.logged >= after.saturating_add(after / PATIENCE)
     }
 
-    /// Whether the log is so long that a snapshot must come before more clients' commands.
-    pub(super) fn is_snapshot_overdue(&self) -> bool {
-        self.snapshots.logged >= self.config.snapshot_after.max(self.snapshots.size).saturating_mul(2)
-    }
-
     /// After an entry was applied: whether it is the one that the leader has named.
     pub(super) fn begin_named_snapshot(&mut self) {
         let is_reached = self.checks.is_reached(self.applied.index);
@@ -183,9 +178,9 @@ impl Replica {
     }
 
     /// Whether the table is that of the last applied entry: not while a part of the next one is in it, which a restart
-    /// would apply a second time. Nor is there a snapshot of work that is left for later (M2).
+    /// would apply a second time.
     fn may_begin_snapshot(&self) -> bool {
-        self.turn.begun().is_none() && !self.table.has_backlog()
+        self.turn.begun().is_none()
     }
 
     fn begin_snapshot(&mut self, is_named: bool, helps: bool) {

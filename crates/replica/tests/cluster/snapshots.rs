@@ -5,6 +5,7 @@ use std::time::Duration;
 use lockkeeper_replica::mutant::Mutant;
 use lockkeeper_replica::{Answer, Change, Event, Question, StreamId};
 use lockkeeper_wire::peer::SnapshotOffer;
+use lockkeeper_wire::v1;
 
 use crate::harness::{World, member};
 use crate::items::{acquire, finish, granted};
@@ -268,4 +269,45 @@ fn a_table_taken_without_asking_goes_back() {
     busy.world.pass(SECOND);
     busy.world.carry(offer);
     assert_ne!(busy.digest(laggard), busy.digest(busy.leader));
+}
+
+/// Nothing that a leader proposes is committed before the laggard has it, `Resume` least of all: so it must be able to take
+/// a snapshot while work is left for later.
+#[test]
+fn a_leader_whose_table_has_work_left_helps_the_laggard_that_it_needs() {
+    let mut busy = Busy::new(None);
+    let others = busy.world.others(busy.leader);
+    let (laggard, next) = (others[0], others[1]);
+    busy.world.cut_off(laggard);
+    let seqs: Vec<u64> = (1..=40_000).collect();
+    for part in seqs.chunks(1_000) {
+        let held = part.iter().map(|&seq| acquire(busy.session, seq, &format!("held/{seq}"), false));
+        busy.world.send(busy.leader, busy.stream, held.collect());
+    }
+    // The leader dies before what this leaves for later is done.
+    let what = Some(v1::client_item::What::Close(v1::CloseSession {}));
+    let close = v1::ClientItem { session: busy.session, what };
+    busy.world.say(busy.leader, busy.stream, vec![close]);
+    let has_backlog = |world: &World| world.node(next).table().has_backlog();
+    for _ in 0..100 {
+        let turn = if busy.world.arrive(next) { busy.leader } else { next };
+        if has_backlog(&busy.world) {
+            break;
+        }
+        busy.world.arrive(turn);
+        busy.world.turn(busy.leader, Vec::new());
+    }
+    assert!(has_backlog(&busy.world), "the follower has applied the end of the session");
+    busy.world.crash(busy.leader);
+    assert!(has_backlog(&busy.world));
+    busy.world.heal();
+    busy.leader = busy.world.until_carrying("a leader", |world| {
+        [laggard, next].into_iter().find(|&id| world.node(id).is_ready())
+    });
+    assert_eq!(busy.leader, next);
+    busy.world.until_carrying("that nothing is left", |world| {
+        (world.node(next).table().request_count() == 0 && !world.node(next).table().has_backlog())
+            .then_some(())
+    });
+    busy.catches_up(laggard);
 }
