@@ -237,7 +237,7 @@ pub const ALL: &[Mutant] = &[
         name: "resume-forgotten",
         place: Place::Replica(OfReplica::ResumeForgotten),
         what: "a leader leaves work that commands have left: waiters that could be granted wait on",
-        caught_by: &["P7"],
+        caught_by: &["P4", "P7"],
     },
     Mutant {
         name: "turn-unbounded",
