@@ -1,164 +1,164 @@
-//! Everything that may change the table. A command is one entry of the log (or a part of one).
+//! Commands: all possible changes of the table. A log entry holds one command or several.
 
 use crate::name::LockName;
 use crate::types::{Mode, Seq, SessionId, Token};
 
-/// A change of the table. Applied by [`Table::apply`](crate::Table::apply), in the order of the log.
+/// A change of the table, applied by [`Table::apply`](crate::Table::apply) in log order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Command {
-    /// Opens a session, or finds the one that this secret already opened (S1).
+    /// Opens a session, or returns the one already opened with this secret (S1).
     OpenSession(OpenSession),
-    /// Ends a session by its client's wish: no lock-delay (S3).
+    /// Ends a session at its client's request, without lock-delay (S3).
     CloseSession {
-        /// Which.
+        /// Session to end.
         session: SessionId,
     },
-    /// Ends a session that has been silent (leader only): lock-delay applies (S3).
+    /// Ends a session whose keep-alives have stopped (leader only); lock-delay applies (S3).
     ExpireSession {
-        /// Which.
+        /// Session to end.
         session: SessionId,
     },
-    /// Ends the wait of a request whose limit has passed (leader only, W1).
+    /// Ends the wait of a request whose wait limit has passed (leader only, W1).
     TimeOut {
-        /// Whose.
+        /// Session of the request.
         session: SessionId,
-        /// Which request.
+        /// Request to end.
         target: Seq,
     },
     /// Ends a closed hold (leader only, D3).
     EndDelay {
-        /// The token that the hold had.
+        /// The closed hold's token.
         token: Token,
     },
-    /// Ends a revoked hold whose holder had its ttl to react (leader only, B1).
+    /// Ends a revoked hold after its holder had one ttl to react (leader only, B1).
     EndRevoked {
-        /// The hold's token.
+        /// The revoked hold's token.
         token: Token,
     },
-    /// Asks to hold names.
+    /// Requests one or more names.
     Acquire(Acquire),
-    /// Releases a hold or leaves the queue: one command for both, so that giving up can't race with being granted (R4).
+    /// Releases a hold or leaves the queue. One command does both, so that cancelling can't race with a grant (R4).
     Finish {
-        /// Whose.
+        /// Session of the request.
         session: SessionId,
-        /// This command's own number.
+        /// Seq of this command.
         seq: Seq,
-        /// The request to end.
+        /// Request to end.
         target: Seq,
-        /// The client has every answer up to here (R1).
+        /// The client has received every answer up to this seq (R1).
         done_through: Seq,
     },
-    /// Replaces the value of an own hold (G3).
+    /// Replaces the value of one of the session's holds (G3).
     SetValue {
-        /// Whose.
+        /// Session of the hold.
         session: SessionId,
-        /// This command's own number.
+        /// Seq of this command.
         seq: Seq,
-        /// The hold.
+        /// Request that became the hold.
         target: Seq,
-        /// The new value.
+        /// New value.
         value: Box<[u8]>,
-        /// The client has every answer up to here (R1).
+        /// The client has received every answer up to this seq (R1).
         done_through: Seq,
     },
-    /// Exclusive to shared; the hold keeps its place and its token (G2).
+    /// Changes an exclusive hold to shared; it keeps its position and its token (G2).
     Downgrade {
-        /// Whose.
+        /// Session of the hold.
         session: SessionId,
-        /// This command's own number.
+        /// Seq of this command.
         seq: Seq,
-        /// The hold.
+        /// Request that became the hold.
         target: Seq,
-        /// The client has every answer up to here (R1).
+        /// The client has received every answer up to this seq (R1).
         done_through: Seq,
     },
     /// Stores or removes a name's number of permits (L4).
     SetLimit {
-        /// The name.
+        /// Name of the lock.
         name: LockName,
-        /// The number, or `None` to store none.
+        /// Number of permits; `None` removes the stored limit.
         limit: Option<u32>,
     },
-    /// An operator ends a hold, with a record of why (B1–B3).
+    /// Ends a hold at an operator's order, with a reason for the audit log (B1–B3).
     Break(Break),
-    /// Later tokens are above this one (T3).
+    /// Raises the token counter: later tokens are above this value (T3).
     RaiseTokens {
-        /// The greatest token known elsewhere.
+        /// Highest token known outside of this table.
         above: u64,
     },
-    /// Every member knows this version of the rules (V1).
+    /// Raises the version of the rules to one that every member supports (V1).
     RaiseRules {
-        /// The version.
+        /// New version.
         version: u32,
     },
-    /// Continues work that earlier commands left to keep within their bound (leader only, M2): see
-    /// [`Table::has_backlog`](crate::Table::has_backlog). Nothing without such work.
+    /// Continues the backlog of earlier commands, which are bounded in work (leader only, M2); see
+    /// [`Table::has_backlog`](crate::Table::has_backlog). Without a backlog it changes nothing.
     Resume,
 }
 
-/// See [`Command::OpenSession`]. Durations are in milliseconds.
+/// Parameters of [`Command::OpenSession`]. Durations are in milliseconds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OpenSession {
-    /// A hash of the secret that every later attach must show.
+    /// Hash of the secret that every later attach must present.
     pub secret_hash: [u8; 32],
-    /// How long the session lives without a keep-alive.
+    /// Time until expiry without a keep-alive.
     pub ttl_ms: u64,
-    /// How long its holds stay closed if it expires.
+    /// Time for which the session's holds stay closed if it expires.
     pub lock_delay_ms: u64,
-    /// The time left after its stream was closed; 0 is off (DESIGN section 5).
+    /// Time until expiry after the client closed its stream; 0 disables it, and the ttl applies.
     pub linger_ms: u64,
-    /// For people: host, process, purpose.
+    /// Description for people: host, process, purpose.
     pub label: Box<str>,
 }
 
-/// See [`Command::Acquire`]. Durations are in milliseconds.
+/// Parameters of [`Command::Acquire`]. Durations are in milliseconds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Acquire {
-    /// Who asks.
+    /// Requesting session.
     pub session: SessionId,
-    /// The request's number in its session; it names the hold from now on.
+    /// Seq of the request in its session; it identifies the hold from now on.
     pub seq: Seq,
-    /// The client has every answer up to here (R1).
+    /// The client has received every answer up to this seq (R1).
     pub done_through: Seq,
-    /// 1 to 64 names; granted together or not at all.
+    /// 1 to 64 names, granted together or not at all.
     pub names: Vec<LockName>,
-    /// How to hold them.
+    /// Requested mode.
     pub mode: Mode,
-    /// Cover everything below the names too (N2).
+    /// Whether the request covers all names below its names too (N2).
     pub subtree: bool,
-    /// What to do when the names aren't free.
+    /// Behaviour if the names are not free.
     pub if_busy: IfBusy,
-    /// How long the hold stays closed after its end; 0 is off (D1).
+    /// Time for which the hold stays closed after its end; 0 disables it (D1).
     pub keep_closed_ms: u64,
-    /// What the holder proclaims; empty is none.
+    /// Value that the holder publishes; empty means none.
     pub value: Box<[u8]>,
-    /// For people: what the hold is for; empty is none.
+    /// Purpose of the hold, for people; empty means none.
     pub meta: Box<[u8]>,
 }
 
-/// What an acquire does when it can't be granted at once.
+/// Behaviour of an acquire that can't be granted at once.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum IfBusy {
-    /// Answer [`Reply::Busy`](crate::Reply::Busy).
+    /// Returns [`Reply::Busy`](crate::Reply::Busy).
     Fail,
-    /// Queue.
+    /// Queues the request.
     Wait {
-        /// For at most so many milliseconds; `Some(0)` is [`IfBusy::Fail`] (Q2), `None` is for ever.
+        /// Wait limit in milliseconds; `Some(0)` equals [`IfBusy::Fail`] (Q2), `None` is no limit.
         at_most_ms: Option<u64>,
     },
 }
 
-/// See [`Command::Break`].
+/// Parameters of [`Command::Break`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Break {
     /// A name that the hold covers.
     pub name: LockName,
-    /// The hold's token: a break never hits a later hold.
+    /// The hold's token, so that a break never ends a later hold.
     pub token: Token,
-    /// Why, for the audit.
+    /// Reason, for the audit log.
     pub reason: Box<str>,
-    /// Who, for the audit.
+    /// Operator, for the audit log.
     pub by: Box<str>,
-    /// Skip the holder's time to react: exclusion is off until the holder has stopped by itself (B2).
+    /// Skips the holder's time to react. Until the holder has stopped by itself, exclusion is not guaranteed (B2).
     pub now: bool,
 }

@@ -1,6 +1,6 @@
-//! What must hold after every command, one named function a promise. Run in tests and in the simulator.
+//! Invariants that hold after every command, one function per promise. Tests and the simulator run them.
 //!
-//! Written over the snapshot and deliberately plain: they must not share a mistake with the indexes they check.
+//! They work on snapshots with simple linear code, so that they don't share a bug with the indexes that they check.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,14 @@ use crate::snapshot::{Phase, RequestState, Snapshot};
 use crate::table::Table;
 use crate::types::{ModeKind, Ticket, Token};
 
-/// What is wrong, in words.
+/// `Err` describes the violation.
 pub type Verdict = Result<(), String>;
 
-/// All state invariants at once; while there is a backlog, those that hold at any time: waiters that are to be granted
-/// still wait then, and requests of ended sessions are still there.
+/// Checks all state invariants. With a backlog it checks only those that always hold: waiters that could be granted may
+/// still wait then, and requests of ended sessions may still exist.
 ///
 /// # Errors
-/// The first violation, in words.
+/// The first violation.
 pub fn all(table: &Table) -> Verdict {
     let snapshot = table.snapshot();
     p1_exclusion(&snapshot)?;
@@ -31,10 +31,10 @@ pub fn all(table: &Table) -> Verdict {
     p8_queue(&snapshot)
 }
 
-/// P1: holds of one lock never conflict, closed and revoked ones included; permits have distinct slots.
+/// P1: holds of one lock never conflict, including closed and revoked holds; permits have distinct slots.
 ///
 /// # Errors
-/// The two holds.
+/// The two conflicting holds, or the slot held twice.
 pub fn p1_exclusion(snapshot: &Snapshot) -> Verdict {
     let holds: Vec<&RequestState> = snapshot.requests.iter().filter(|r| token(r).is_some()).collect();
     for (index, a) in holds.iter().enumerate() {
@@ -55,10 +55,10 @@ pub fn p1_exclusion(snapshot: &Snapshot) -> Verdict {
     Ok(())
 }
 
-/// P2: tokens are distinct and at most the counter.
+/// P2: tokens are distinct and not above the counter.
 ///
 /// # Errors
-/// The token.
+/// The offending token.
 pub fn p2_tokens(snapshot: &Snapshot) -> Verdict {
     let mut seen = BTreeSet::new();
     for token in snapshot.requests.iter().filter_map(token) {
@@ -69,10 +69,11 @@ pub fn p2_tokens(snapshot: &Snapshot) -> Verdict {
     Ok(())
 }
 
-/// P7: what is live was seen and is not answered; what is kept was seen and is still wanted.
+/// P7: a live request belongs to a live session, its seq was seen, and it has no kept answer; a kept answer's seq was
+/// seen and is not yet confirmed.
 ///
 /// # Errors
-/// The session and the seq.
+/// The offending session and seq.
 pub fn p7_answers(snapshot: &Snapshot) -> Verdict {
     let mut live = BTreeSet::new();
     for request in &snapshot.requests {
@@ -98,10 +99,10 @@ pub fn p7_answers(snapshot: &Snapshot) -> Verdict {
     Ok(())
 }
 
-/// P8: nobody waits who could be granted, and nobody holds who came after a conflicting waiter.
+/// P8: no waiter could be granted now, and no hold has a later ticket than a conflicting waiter.
 ///
 /// # Errors
-/// The waiter.
+/// The offending waiter.
 pub fn p8_queue(snapshot: &Snapshot) -> Verdict {
     let (waiters, holds): (Vec<&RequestState>, Vec<&RequestState>) =
         snapshot.requests.iter().partition(|request| token(request).is_none());
@@ -128,7 +129,8 @@ pub fn p8_queue(snapshot: &Snapshot) -> Verdict {
     Ok(())
 }
 
-/// The indexes say what a table built anew from the snapshot says, and the snapshot survives its bytes.
+/// The table's indexes and counters equal those of a table restored from its snapshot, and the snapshot is unchanged by
+/// encoding and decoding.
 ///
 /// # Errors
 /// The difference.
@@ -146,11 +148,11 @@ pub fn index(table: &Table) -> Verdict {
     if here == there { Ok(()) } else { Err(format!("index: {here:?}, counted anew {there:?}")) }
 }
 
-/// P2 and P4 as transitions: counters only rise, new holds have new tokens in the order of their tickets, and no
-/// hold ends but by its release, its session's end, or a break.
+/// P2 and P4 as transitions: counters never fall, new holds have new tokens in the order of their tickets, and a hold
+/// ends only by its release, the end of its session, or a break.
 ///
 /// # Errors
-/// The hold or counter.
+/// The offending hold or counter.
 pub fn step(
     before: &Snapshot,
     command: &Command,
@@ -219,7 +221,7 @@ fn slots_of(request: &RequestState) -> &[u32] {
     }
 }
 
-/// N2: they overlap, and neither both share nor both are permits.
+/// N2: the requests overlap, and they are neither both shared nor both permits.
 fn conflict(a: &RequestState, b: &RequestState) -> bool {
     let covers = |a: &RequestState, name: &str| {
         a.names.iter().any(|own| {

@@ -1,10 +1,10 @@
-//! The lock rules as one pure function.
+//! The lock rules as one pure, deterministic state machine.
 //!
-//! [`Table::apply`] takes a [`Command`] and answers with a [`Reply`] for the asker and [`Effects`] for everyone
-//! else. Same commands, same bytes: there is no clock here, no randomness, no network, no file, no thread, and no
-//! order that comes from a hash. Who leads and what time it is are other rooms' business.
+//! [`Table::apply`] takes a [`Command`] and returns a [`Reply`] for its sender, plus [`Effects`] that concern other
+//! sessions. The same commands produce the same bytes on every node: there is no clock, no randomness, no network, no
+//! file, no thread, and no order that depends on a hash. Leadership and time are the caller's.
 //!
-//! Rules are cited by the numbers of `docs/table-rules.md` (N1, R4 …), promises as P1–P12 (`docs/SAFETY.md`).
+//! Comments cite rules by the numbers of `docs/table-rules.md` (N1, R4 …) and promises as P1–P12 (`docs/SAFETY.md`).
 //!
 //! Reading order: [`types`], [`name`], [`command`], [`validate`], [`reply`], then [`table`].
 

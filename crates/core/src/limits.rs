@@ -1,67 +1,71 @@
-//! Every limit of the table: its name, its unit, and why it has the size it has.
+//! Every limit of the table, with its unit and its reason.
 //!
-//! Reaching one is a clear error to the client that reached it and changes nothing for anybody else (rule M1). Sizes are chosen so that an honest client never meets them.
+//! Reaching a limit is an error for the client that reached it and changes nothing for other clients (M1). An honest
+//! client never reaches one.
 
-/// Longest name of a lock, in bytes. Fits every backend's key with room for our prefix.
+/// Maximum length of a lock name in bytes. It fits into the key of every backend together with our prefix.
 pub const NAME_BYTES_MAX: usize = 512;
-/// Most segments of a name. Bounds the work of every command: what covers a name lies above one of them (M2).
+/// Maximum number of segments of a name. It bounds the work of every command: the names that cover a name are its
+/// prefixes (M2).
 pub const NAME_SEGMENTS_MAX: usize = 32;
-/// Most names in one request, counted before they are merged (N1). Bounds the work of one command.
+/// Maximum number of names in one request, counted before merging (N1). It bounds the work of one command.
 pub const NAMES_PER_REQUEST_MAX: usize = 64;
-/// Shortest session ttl, in milliseconds: below it, ordinary scheduling jitter would end sessions.
+/// Minimum session ttl in milliseconds. Below it, ordinary scheduling jitter would expire sessions.
 pub const TTL_MS_MIN: u64 = 1_000;
-/// Longest session ttl, in milliseconds: a crashed holder blocks others for at most this long.
+/// Maximum session ttl in milliseconds. A crashed holder blocks others for at most this long.
 pub const TTL_MS_MAX: u64 = 3_600_000;
-/// Longest lock-delay, in milliseconds.
+/// Maximum lock-delay in milliseconds.
 pub const LOCK_DELAY_MS_MAX: u64 = 3_600_000;
-/// Longest `keep_closed`, in milliseconds: "at most once a day" is the longest use we know.
+/// Maximum `keep_closed` in milliseconds. The longest known use is "at most once a day".
 pub const KEEP_CLOSED_MS_MAX: u64 = 86_400_000;
-/// Most live sessions in a table.
+/// Maximum number of live sessions in a table.
 pub const SESSIONS_MAX: usize = 1 << 20;
-/// Most live requests (holds and waiters) of one session. A million held locks in one process must work.
+/// Maximum number of live requests (holds and waiters) of one session. A process must be able to hold a million locks.
 pub const REQUESTS_PER_SESSION_MAX: usize = 1 << 20;
-/// Most waiters that overlap one name exactly.
+/// Maximum number of waiters at one name, not counting requests for names above or below it.
 pub const WAITERS_PER_NAME_MAX: usize = 1 << 17;
-/// Most final answers kept for one session before it must say which of them it has (`done_through`, P7).
+/// Maximum number of final answers kept for one session before it must confirm some by `done_through` (P7).
 pub const KEPT_ANSWERS_MAX: usize = 4096;
-/// Most names with a stored limit (`SetLimit`): they take memory while nobody uses them.
+/// Maximum number of names with a stored limit (`SetLimit`), which take memory even without requests.
 pub const STORED_LIMITS_MAX: usize = 1 << 16;
-/// Most permits of one name.
+/// Maximum number of permits of one name.
 pub const PERMITS_MAX: u32 = 1 << 16;
-/// Most closed holds plus live requests with `keep_closed`, per table: else one client could close names without end (D4).
+/// Maximum number of closed holds plus live requests with `keep_closed` in a table. Without it, one client could close
+/// names without bound (D4).
 pub const CLOSED_HOLDS_MAX: usize = 1 << 20;
-/// Most bytes that the sessions and requests of a table may count for, by the measure of [`Table::bytes`]. The measure
-/// depends on the replicated state alone, so every node refuses the same command.
+/// Maximum size of a table's sessions and requests in bytes, as measured by [`Table::bytes`]. The measure depends only
+/// on the replicated state, so every node refuses the same command.
 ///
 /// [`Table::bytes`]: crate::Table::bytes
 pub const TABLE_BYTES_MAX: u64 = 4 << 30;
-/// Most earlier waiters that are looked at to find a request's place in the queue. Places above it are a lower bound
-/// where an exact one would cost more.
+/// Maximum number of earlier waiters visited to compute a queue position. Positions beyond it are lower bounds unless
+/// an exact count is cheap.
 pub const POSITION_LOOK_MAX: usize = 1_000;
-/// Most holds that are looked at to name one that is in the way.
+/// Maximum number of holds visited to find one that conflicts with a busy request.
 pub const HOLDER_LOOK_MAX: usize = 64;
-/// Most tokens of live holds in one answer (B3, B4).
+/// Maximum number of live tokens in one reply (B3, B4).
 pub const LIVE_TOKENS_MAX: usize = 64;
-/// Most holds in one answer that lists them, and the bytes of values, meta data and names after which it lists no more.
+/// Maximum number of holds in one page of a description.
 pub const HOLDS_LISTED_MAX: usize = 256;
-/// See [`HOLDS_LISTED_MAX`].
+/// A page of a description ends once its holds have this many bytes, as measured by
+/// [`Table::bytes`](crate::Table::bytes).
 pub const HOLDS_LISTED_BYTES_MAX: usize = 1 << 17;
-/// A permit is not granted past more than this many earlier requests that wait for permits of the same name.
+/// A permit is not granted ahead of more than this many earlier requests that wait for permits of the same name.
 pub const PERMIT_WAITERS_PASSED_MAX: usize = 1_024;
-/// Most kept answers that one command forgets when `done_through` rises; the rest goes with later commands.
+/// Maximum number of kept answers that one command drops when `done_through` rises. Later commands drop the others.
 pub const FORGOTTEN_PER_COMMAND_MAX: usize = 4_096;
-/// Most work that one command may leave to the pass of rule G1 and to the end of a session, in names looked at. What
-/// is beyond it stays for [`Command::Resume`](crate::Command::Resume) (M2).
+/// Maximum number of names that one command visits in the grant pass (G1), and the same again for requests of ended
+/// sessions. The rest is left to [`Command::Resume`](crate::Command::Resume) (M2).
 pub const WORK_PER_COMMAND_MAX: usize = 1 << 13;
-/// Longest value of a hold, in bytes.
+/// Maximum length of a hold's value in bytes.
 pub const VALUE_BYTES_MAX: usize = 4096;
-/// Longest `meta` of a request, in bytes.
+/// Maximum length of a request's `meta` in bytes.
 pub const META_BYTES_MAX: usize = 1024;
-/// Longest session label, and longest `reason` and `by` of a break, in bytes.
+/// Maximum length in bytes of a session label, and of `reason` and `by` of a break.
 pub const LABEL_BYTES_MAX: usize = 256;
-/// Greatest token: 2^53 − 1, so that tokens survive JSON, JavaScript and SQL `bigint` (P2).
+/// Highest token: 2^53 − 1, so that tokens are exact in JSON, JavaScript and SQL `bigint` (P2).
 pub const TOKEN_MAX: u64 = (1 << 53) - 1;
-/// Greatest target of `RaiseTokens` on a table that has issued tokens: a typo must not end the table (T3).
+/// Highest argument of `RaiseTokens` for a table that has issued tokens, so that a typo can't exhaust its tokens (T3).
 pub const RAISE_TOKENS_MAX: u64 = 1 << 52;
-/// The newest version of the rules that this code knows (V1).
+/// The newest version of the rules that this binary supports (V1).
 pub const RULES_VERSION: u32 = 1;

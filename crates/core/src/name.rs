@@ -1,20 +1,20 @@
-//! The name of a lock: parsed once, legal ever after.
+//! Lock names, validated once by parsing.
 
 use std::borrow::Borrow;
 use std::fmt;
 
 use crate::limits::{NAME_BYTES_MAX, NAME_SEGMENTS_MAX};
 
-/// The name of a lock, a path of segments split by `/`, such as `orders/42`.
+/// The name of a lock: a path of segments separated by `/`, such as `orders/42`.
 ///
 /// UTF-8, 1–512 bytes, at most 32 segments, no empty segment, no control character. Ordered by bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockName(Box<str>);
 
-/// Why a text is not the name of a lock. Each says the offending value, the rule, and what to do.
+/// The reason for rejecting a lock name. Each text contains the offending value, the rule and a remedy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
-    /// No bytes at all.
+    /// The name is empty.
     #[error("the lock name is empty; give it 1 to {NAME_BYTES_MAX} bytes, such as `orders/42`")]
     Empty,
     /// Longer than [`NAME_BYTES_MAX`].
@@ -22,7 +22,7 @@ pub enum NameError {
         "the lock name has {bytes} bytes, at most {NAME_BYTES_MAX} are allowed; shorten it, or hash its tail"
     )]
     TooLong {
-        /// How long it is, in bytes.
+        /// Length in bytes.
         bytes: usize,
     },
     /// More than [`NAME_SEGMENTS_MAX`] segments.
@@ -31,40 +31,40 @@ pub enum NameError {
          character than `/`"
     )]
     TooDeep {
-        /// How many it has.
+        /// Number of segments.
         segments: usize,
     },
-    /// Two slashes in a row, or one at an end.
+    /// Two adjacent slashes, or one at the start or the end.
     #[error(
         "the lock name {name:?} has an empty segment at byte {at}; \
          write segments with one `/` between them and none at the ends"
     )]
     EmptySegment {
-        /// The name as given.
+        /// The rejected name.
         name: String,
-        /// Where the empty segment begins, in bytes.
+        /// Byte offset of the empty segment.
         at: usize,
     },
-    /// A control character, a NUL or a newline for example.
+    /// A control character, such as NUL or a newline.
     #[error(
         "the lock name {name:?} has the control character U+{code:04X} at byte {at}; use printable characters only"
     )]
     Control {
-        /// The name as given.
+        /// The rejected name.
         name: String,
-        /// The code point.
+        /// Code point of the character.
         code: u32,
-        /// Where it is, in bytes.
+        /// Byte offset of the character.
         at: usize,
     },
-    /// Not UTF-8.
+    /// The name is not UTF-8.
     #[error(
         "the lock name is not UTF-8 (byte {at} of {name:?}); encode it, as percent-encoding or base64 do"
     )]
     NotUtf8 {
-        /// The name with the bad bytes replaced.
+        /// The rejected name, with invalid bytes replaced.
         name: String,
-        /// The first bad byte.
+        /// Byte offset of the first invalid byte.
         at: usize,
     },
 }
@@ -73,7 +73,7 @@ impl LockName {
     /// Parses a name.
     ///
     /// # Errors
-    /// [`NameError`] says which rule the text breaks, and where.
+    /// [`NameError`]: the rule that the text violates, and the position.
     pub fn parse(text: &str) -> Result<Self, NameError> {
         if text.is_empty() {
             return Err(NameError::Empty);
@@ -103,7 +103,7 @@ impl LockName {
         Ok(Self(text.into()))
     }
 
-    /// Parses bytes that may not be UTF-8, a command-line argument for example.
+    /// Parses bytes that may not be UTF-8, such as a command-line argument.
     ///
     /// # Errors
     /// As [`LockName::parse`], and [`NameError::NotUtf8`].
@@ -126,7 +126,7 @@ impl LockName {
         &self.0
     }
 
-    /// Whether `other` lies strictly below this name. By segment: `a` covers `a/b`, not `ab`.
+    /// Whether `other` is strictly below this name. Compared by segment: `a` covers `a/b`, not `ab`.
     #[must_use]
     pub fn is_above(&self, other: &str) -> bool {
         other.len() > self.0.len()
@@ -134,13 +134,13 @@ impl LockName {
             && other.as_bytes().starts_with(self.0.as_bytes())
     }
 
-    /// How many segments it has: 1 to [`NAME_SEGMENTS_MAX`].
+    /// Number of segments, 1 to [`NAME_SEGMENTS_MAX`].
     #[must_use]
     pub fn segments(&self) -> usize {
         segments(&self.0)
     }
 
-    /// Wraps text that is known to be a legal name: it came out of the table.
+    /// Wraps text from the table, which was validated before.
     pub(crate) fn trusted(text: impl Into<Box<str>>) -> Self {
         let text = text.into();
         debug_assert!(Self::parse(&text).is_ok());
@@ -152,12 +152,12 @@ fn segments(text: &str) -> usize {
     1 + text.bytes().filter(|&byte| byte == b'/').count()
 }
 
-/// Everything above `name`, the nearest first: `a/b`, `a` for `a/b/c`.
+/// All names above `name`, nearest first: `a/b`, `a` for `a/b/c`.
 pub(crate) fn ancestors(name: &str) -> impl Iterator<Item = &str> {
     std::iter::successors(parent(name), |name| parent(name))
 }
 
-/// The name one segment up, if there is one.
+/// The name without its last segment; `None` for a single segment.
 pub(crate) fn parent(name: &str) -> Option<&str> {
     name.rfind('/').map(|at| &name[..at])
 }

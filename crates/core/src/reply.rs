@@ -1,4 +1,4 @@
-//! What a command answers, and what the rest of the world must be told.
+//! Replies to commands, and effects on other sessions.
 
 use crate::limits;
 use crate::name::LockName;
@@ -10,134 +10,134 @@ use crate::types::{Seq, SessionId, Slot, Token};
 pub enum Reply {
     /// The session is open.
     Opened {
-        /// Its id.
+        /// Id of the session.
         session: SessionId,
     },
-    /// The session is not live, and all its requests are over. Final (S2).
+    /// The session is not live, and all its requests have ended. Final (S2).
     SessionGone,
-    /// The names are held.
+    /// The request holds its names.
     Granted(Grant),
-    /// The request waits.
+    /// The request is queued.
     Queued {
-        /// How many earlier waiters overlap it (Q1). A lower bound, at least [`limits::POSITION_LOOK_MAX`] or as many as
-        /// were found among so many entries, where an exact number would cost more (M2).
+        /// Number of earlier waiters that overlap the request (Q1). A lower bound where an exact count would visit more
+        /// than [`limits::POSITION_LOOK_MAX`] entries: the number of waiters found among those visited (M2).
         position: u64,
-        /// For a permit: the limits in force, one a name in byte order (L4).
+        /// For a permit: the limits in force, one per name in byte order (L4).
         limits: Vec<u32>,
     },
-    /// The names aren't free, and the request did not want to wait.
+    /// The names are not free, and the request does not wait.
     Busy {
-        /// The session of the conflicting live hold with the lowest token; `None` behind waiters and closed holds only, for
-        /// a retry, and where it was not found among [`limits::HOLDER_LOOK_MAX`] entries (M2).
+        /// The session of the conflicting live hold with the lowest token. `None` if only waiters and closed holds
+        /// conflict, for a retry, and if none was found among [`limits::HOLDER_LOOK_MAX`] entries (M2).
         holder: Option<SessionId>,
-        /// How many waiters overlap it (Q1): as `position` of [`Reply::Queued`]; 0 for a retry.
+        /// Number of waiters that overlap the request (Q1), counted as `position` of [`Reply::Queued`]; 0 for a retry.
         queued_ahead: u64,
     },
-    /// The request is over, and this is how.
+    /// The request has ended in this way.
     Finished(End),
     /// The hold is under a break that waits for its holder (B1).
     Revoked {
-        /// Its token.
+        /// The hold's token.
         token: Token,
     },
-    /// Done, or nothing to do.
+    /// The command was applied, or had nothing to change.
     Done,
-    /// No live hold has that token and covers that name (B3).
+    /// No live hold with that token covers that name (B3).
     NotCurrent {
-        /// The tokens of the live holds that cover the name, ascending: at most [`limits::LIVE_TOKENS_MAX`].
+        /// Tokens of the live holds that cover the name, ascending, at most [`limits::LIVE_TOKENS_MAX`].
         live: Vec<Token>,
     },
-    /// The hold is a closed one; only a break with `now` opens it (B2).
+    /// The hold is closed; only a break with `now` opens it (B2).
     StillClosed,
-    /// The command broke a rule or met a limit; nothing changed.
+    /// The command violated a rule or reached a limit; no lock changed.
     Refused(Rejection),
 }
 
-/// What a granted request got.
+/// The result of a grant.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// The fencing token: one for all names of the request.
+    /// The fencing token, one for all names of the request.
     pub token: Token,
-    /// For a permit: slot and limit in force, one a name in byte order. Empty otherwise.
+    /// For a permit: slot and limit in force, one per name in byte order. Otherwise empty.
     pub permits: Vec<PermitGrant>,
 }
 
-/// The permit that a grant took of one name.
+/// The permit that a grant took at one name.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PermitGrant {
-    /// Which permit.
+    /// Index of the permit.
     pub slot: Slot,
-    /// How many there are.
+    /// Number of permits of the name.
     pub limit: u32,
 }
 
-/// How a request ended.
+/// The way in which a request ended.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum End {
     /// It waited, and its client left the queue.
     Left,
     /// It held, and its client released it.
     Released,
-    /// It held, and an operator's break ended it (also when its client finished it under the break).
+    /// It held, and an operator's break ended it, also if its client finished it under the break.
     Broken,
-    /// It waited for as long as it wanted.
+    /// It waited, and its wait limit passed.
     TimedOut,
-    /// It never held or waited: it was busy, or refused.
+    /// It never held or waited: it was busy or refused.
     NotAcquired,
-    /// Nothing is known of it: never seen, or forgotten after `done_through` passed it.
+    /// The table has no record of it: never seen, or dropped after `done_through` passed it.
     Gone,
 }
 
-/// What a command did to others: told in the order of rule E1.
+/// A change that a command made to another session's requests, or a timer to start. Emitted in the order of rule E1.
 ///
-/// The asker's own result is the [`Reply`], never an effect.
+/// The result for the command's sender is the [`Reply`], never an effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// A session ended, and with it all its requests.
+    /// A session and all its requests ended.
     SessionEnded {
-        /// Which.
+        /// The session.
         session: SessionId,
     },
     /// A hold came under a break that waits; starts the leader's timer (B1).
     Revoked {
-        /// Whose.
+        /// Session of the hold.
         session: SessionId,
-        /// Which request.
+        /// Request that became the hold.
         seq: Seq,
-        /// Its token.
+        /// The hold's token.
         token: Token,
     },
-    /// A request ended without its client's asking.
+    /// A request ended without a request of its client.
     Ended {
-        /// Whose.
+        /// Session of the request.
         session: SessionId,
-        /// Which request.
+        /// The request.
         seq: Seq,
-        /// How.
+        /// The way in which it ended.
         end: End,
     },
-    /// A hold stays closed for so long after its end; starts the leader's timer (D1).
+    /// A hold ended and stays closed; starts the leader's timer (D1).
     Closed {
-        /// The token that it had.
+        /// The token of the ended hold.
         token: Token,
-        /// For how long, in milliseconds.
+        /// Time from the end, in milliseconds.
         ms: u64,
     },
     /// A waiter was granted.
     Granted {
-        /// Whose.
+        /// Session of the request.
         session: SessionId,
-        /// Which request.
+        /// The request.
         seq: Seq,
-        /// What it got.
+        /// Token and permits.
         grant: Grant,
     },
 }
 
-/// The effects of the commands applied since it was last cleared.
+/// Effects of the commands applied since the vector was last cleared.
 pub type Effects = Vec<Effect>;
 
-/// Why a command was refused. The text says the value, the limit, and what to do.
+/// The reason for refusing a command. The text contains the value, the limit and a remedy.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Rejection {
     /// No names, or more than [`limits::NAMES_PER_REQUEST_MAX`].
@@ -146,7 +146,7 @@ pub enum Rejection {
         limits::NAMES_PER_REQUEST_MAX
     )]
     NameCount {
-        /// How many, before merging.
+        /// Number of names before merging.
         count: usize,
     },
     /// A permit can't cover a subtree (N2).
@@ -157,36 +157,36 @@ pub enum Rejection {
     /// A number of permits outside of 1 to [`limits::PERMITS_MAX`].
     #[error("{of} permits were asked for, 1 to {} are allowed", limits::PERMITS_MAX)]
     PermitCount {
-        /// The number.
+        /// Requested number.
         of: u32,
     },
-    /// Above [`limits::KEEP_CLOSED_MS_MAX`].
+    /// `keep_closed` above [`limits::KEEP_CLOSED_MS_MAX`].
     #[error("keep_closed is {ms} ms, at most {} ms (24 h) are allowed", limits::KEEP_CLOSED_MS_MAX)]
     KeepClosed {
-        /// As asked, in milliseconds.
+        /// Requested time in milliseconds.
         ms: u64,
     },
-    /// Above [`limits::VALUE_BYTES_MAX`].
+    /// A value longer than [`limits::VALUE_BYTES_MAX`].
     #[error(
         "the value has {bytes} bytes, at most {} are allowed; store it elsewhere and proclaim where",
         limits::VALUE_BYTES_MAX
     )]
     ValueTooLong {
-        /// Its length.
+        /// Length in bytes.
         bytes: usize,
     },
-    /// Above [`limits::META_BYTES_MAX`].
+    /// Meta data longer than [`limits::META_BYTES_MAX`].
     #[error("the meta data have {bytes} bytes, at most {} are allowed", limits::META_BYTES_MAX)]
     MetaTooLong {
-        /// Their length.
+        /// Length in bytes.
         bytes: usize,
     },
-    /// A label, reason or author above [`limits::LABEL_BYTES_MAX`].
+    /// A label, reason or author longer than [`limits::LABEL_BYTES_MAX`].
     #[error("`{field}` has {bytes} bytes, at most {} are allowed", limits::LABEL_BYTES_MAX)]
     TextTooLong {
-        /// Which text.
+        /// Name of the field.
         field: &'static str,
-        /// Its length.
+        /// Length in bytes.
         bytes: usize,
     },
     /// A ttl outside of [`limits::TTL_MS_MIN`] to [`limits::TTL_MS_MAX`].
@@ -196,36 +196,36 @@ pub enum Rejection {
         limits::TTL_MS_MAX
     )]
     Ttl {
-        /// As asked, in milliseconds.
+        /// Requested ttl in milliseconds.
         ms: u64,
     },
-    /// Above [`limits::LOCK_DELAY_MS_MAX`].
+    /// A lock-delay above [`limits::LOCK_DELAY_MS_MAX`].
     #[error("the lock-delay is {ms} ms, at most {} ms (1 h) are allowed", limits::LOCK_DELAY_MS_MAX)]
     LockDelay {
-        /// As asked, in milliseconds.
+        /// Requested time in milliseconds.
         ms: u64,
     },
     /// A linger above the session's ttl.
     #[error("linger is {ms} ms, at most the session's ttl ({ttl_ms} ms) is allowed")]
     Linger {
-        /// As asked, in milliseconds.
+        /// Requested linger in milliseconds.
         ms: u64,
-        /// The ttl asked for beside it.
+        /// Requested ttl in milliseconds.
         ttl_ms: u64,
     },
-    /// The number of permits in force is another one (L3).
+    /// The request's number of permits differs from the implied limit in force (L3).
     #[error(
         "`{name}` has {have} permits, {asked} were asked for; ask for {have}, for no number, or set the limit"
     )]
     LimitMismatch {
         /// The first such name in byte order.
         name: LockName,
-        /// In force.
+        /// Limit in force.
         have: u32,
-        /// Asked for.
+        /// Requested number.
         asked: u32,
     },
-    /// No number of permits is in force, and the request names none (L2).
+    /// No limit is in force, and the request has no number of permits (L2).
     #[error(
         "`{name}` has no permit limit in force and the request names none; say how many permits there are"
     )]
@@ -236,75 +236,75 @@ pub enum Rejection {
     /// The target is not a hold of this session (G2).
     #[error("request {target} is not a hold of this session")]
     NotHeld {
-        /// The target.
+        /// Seq of the target.
         target: Seq,
     },
     /// A permit can't be downgraded (G2).
     #[error("request {target} holds a permit; only exclusive holds can be downgraded")]
     WrongMode {
-        /// The target.
+        /// Seq of the target.
         target: Seq,
     },
-    /// At [`limits::SESSIONS_MAX`].
+    /// The table has [`limits::SESSIONS_MAX`] sessions.
     #[error(
         "the table has {} sessions, the most it takes; close some, or wait for silent ones to expire",
         limits::SESSIONS_MAX
     )]
     TooManySessions,
-    /// At [`limits::REQUESTS_PER_SESSION_MAX`].
+    /// The session has [`limits::REQUESTS_PER_SESSION_MAX`] live requests.
     #[error(
         "the session has {} live requests, the most it may have; release some, or open another session",
         limits::REQUESTS_PER_SESSION_MAX
     )]
     TooManyRequests,
-    /// At [`limits::WAITERS_PER_NAME_MAX`].
+    /// A name has [`limits::WAITERS_PER_NAME_MAX`] waiters.
     #[error("`{name}` has {} waiters, the most it takes; try again later", limits::WAITERS_PER_NAME_MAX)]
     TooManyWaiters {
         /// The first such name in byte order.
         name: LockName,
     },
-    /// At [`limits::KEPT_ANSWERS_MAX`]. Not kept itself (R6).
+    /// The session has [`limits::KEPT_ANSWERS_MAX`] kept answers. This refusal is not kept itself (R6).
     #[error(
         "{} answers are kept for the session, the most it may leave unconfirmed; raise done_through",
         limits::KEPT_ANSWERS_MAX
     )]
     TooManyKeptAnswers,
-    /// At [`limits::CLOSED_HOLDS_MAX`] (D4).
+    /// The table is at [`limits::CLOSED_HOLDS_MAX`] (D4).
     #[error(
         "the table keeps {} holds closed or to be closed, the most it takes; ask without keep_closed",
         limits::CLOSED_HOLDS_MAX
     )]
     TooManyClosedHolds,
-    /// At [`limits::TABLE_BYTES_MAX`].
+    /// The table is at [`limits::TABLE_BYTES_MAX`].
     #[error(
         "the table is full: its sessions and locks count for {} GiB, the most it takes; release some locks, or use shorter \
          values and names",
         limits::TABLE_BYTES_MAX >> 30
     )]
     TableFull,
-    /// At [`limits::STORED_LIMITS_MAX`].
+    /// The table has [`limits::STORED_LIMITS_MAX`] stored limits.
     #[error("{} names have a stored limit, the most the table takes; remove some", limits::STORED_LIMITS_MAX)]
     TooManyStoredLimits,
-    /// The counter is at [`limits::TOKEN_MAX`] (T3).
+    /// The token counter is at [`limits::TOKEN_MAX`] (T3).
     #[error("the table has issued its last token ({}); found a new table", limits::TOKEN_MAX)]
     TokensExhausted,
-    /// Too far a jump of the counter (T3).
+    /// The token counter can't be raised this far (T3).
     #[error(
         "tokens can't be raised to {above}: at most {} in a table that has issued some, {} in a new one",
         limits::RAISE_TOKENS_MAX,
         limits::TOKEN_MAX
     )]
     RaiseTooHigh {
-        /// As asked.
+        /// Requested value of the counter.
         above: u64,
     },
-    /// A version of the rules that this code doesn't know. A node that gets this **must stop** before it applies
-    /// anything else (V1); nothing was changed.
+    /// A version of the rules that this binary doesn't support. Nothing was changed, and a node that gets this **must
+    /// stop** before it applies any further command (V1).
     #[error("rules version {version} is unknown here (newest known: {known}); upgrade this node")]
     UnknownRules {
-        /// As asked.
+        /// Requested version.
         version: u32,
-        /// The newest one known.
+        /// Newest supported version.
         known: u32,
     },
 }

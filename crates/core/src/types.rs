@@ -1,4 +1,4 @@
-//! The small words of the glossary: session, seq, token, mode.
+//! Basic types: token, session id, seq, ticket, slot and mode.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -10,10 +10,10 @@ use crate::limits::TOKEN_MAX;
 pub struct Token(NonZeroU64);
 
 impl Token {
-    /// The least token.
+    /// The lowest token.
     pub const MIN: Self = Self(NonZeroU64::MIN);
 
-    /// `None` for 0 and for anything above 2^53 − 1: no table ever issues those.
+    /// Returns `None` for 0 and for values above 2^53 − 1, which no table issues.
     #[must_use]
     pub const fn new(value: u64) -> Option<Self> {
         match NonZeroU64::new(value) {
@@ -41,7 +41,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A session, as the table numbered it: from 1, never reused (S1).
+/// Session id, assigned by the table: from 1, never reused (S1).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SessionId(pub u64);
 
@@ -51,7 +51,8 @@ impl fmt::Display for SessionId {
     }
 }
 
-/// The number of a command in its session. It rises; gaps are allowed and dead (R5).
+/// Sequence number of a command within its session. It rises; gaps are allowed, and a skipped number is never executed
+/// later (R5).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Seq(pub u64);
 
@@ -61,29 +62,29 @@ impl fmt::Display for Seq {
     }
 }
 
-/// A request's place in the order of arrival. Never reused.
+/// Position of a request in the order of arrival. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Ticket(pub u64);
 
-/// Which of the N permits of a name is held, from 0.
+/// Index of one of the N permits of a name, from 0.
 pub type Slot = u32;
 
-/// How a request holds its names.
+/// The mode in which a request holds its names.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Mode {
-    /// Alone.
+    /// Excludes every other hold.
     Exclusive,
-    /// With other readers.
+    /// Compatible with other shared holds.
     Shared,
-    /// One of N (a semaphore).
+    /// One of N permits (a semaphore).
     Permit {
-        /// How many there are; `None` takes the limit in force (L2).
+        /// Number of permits; `None` takes the limit in force (L2).
         of: Option<u32>,
     },
 }
 
 impl Mode {
-    /// The mode without its number.
+    /// The mode without the number of permits.
     #[must_use]
     pub const fn kind(self) -> ModeKind {
         match self {
@@ -94,14 +95,14 @@ impl Mode {
     }
 }
 
-/// A mode without the number of permits: what decides conflicts, and what a fence asks for.
+/// A mode without the number of permits. It decides conflicts, and fences take it as an argument.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ModeKind {
-    /// Alone.
+    /// Excludes every other hold.
     Exclusive,
-    /// With other readers.
+    /// Compatible with other shared holds.
     Shared,
-    /// One of N.
+    /// One of N permits.
     Permit,
 }
 

@@ -1,48 +1,48 @@
-//! Whether the content of a command is within [`limits`], whatever table it is for.
+//! Checks of a command's content against [`limits`], independent of any table.
 //!
-//! Responsible for being the one check of content: the library runs it before it sends, the service when it reads an
-//! item, and the table when it applies a command. The same content is refused everywhere, in the same words.
+//! This is the only check of content: the library runs it before it sends, the service when it reads an item, and the
+//! table when it applies a command. All three refuse the same content with the same error text.
 
 use crate::command::{Acquire, OpenSession};
 use crate::limits;
 use crate::reply::Rejection;
 use crate::types::Mode;
 
-/// The content of an [`Acquire`] that has a limit.
+/// The limited fields of an [`Acquire`].
 #[derive(Clone, Copy, Debug)]
 pub struct AcquireContent {
-    /// How many names, before they are merged (N1).
+    /// Number of names before merging (N1).
     pub names: usize,
-    /// How to hold them.
+    /// Requested mode.
     pub mode: Mode,
-    /// Cover everything below the names too.
+    /// Whether the request covers all names below its names too.
     pub subtree: bool,
-    /// In milliseconds.
+    /// `keep_closed` in milliseconds.
     pub keep_closed_ms: u64,
-    /// Length of the value.
+    /// Length of the value in bytes.
     pub value_bytes: usize,
-    /// Length of the meta data.
+    /// Length of the meta data in bytes.
     pub meta_bytes: usize,
 }
 
-/// The content of an [`OpenSession`] that has a limit. Durations are in milliseconds.
+/// The limited fields of an [`OpenSession`]. Durations are in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionContent {
-    /// How long the session lives without a keep-alive.
+    /// Time until expiry without a keep-alive.
     pub ttl_ms: u64,
-    /// How long its holds stay closed if it expires.
+    /// Time for which the session's holds stay closed if it expires.
     pub lock_delay_ms: u64,
-    /// The time left after its stream was closed.
+    /// Time until expiry after the client closed its stream.
     pub linger_ms: u64,
-    /// Length of the label.
+    /// Length of the label in bytes.
     pub label_bytes: usize,
 }
 
 impl AcquireContent {
-    /// Checks in the order of rule R7.
+    /// Checks all fields, in the order of rule R7.
     ///
     /// # Errors
-    /// The first limit that is passed, with the value.
+    /// The first violated limit, with the value.
     pub fn check(&self) -> Result<(), Rejection> {
         let count = self.names;
         if count == 0 || count > limits::NAMES_PER_REQUEST_MAX {
@@ -79,10 +79,10 @@ impl From<&Acquire> for AcquireContent {
 }
 
 impl SessionContent {
-    /// Checks all of it.
+    /// Checks all fields, in the order of rule S1.
     ///
     /// # Errors
-    /// The first limit that is passed, with the value.
+    /// The first violated limit, with the value.
     pub fn check(&self) -> Result<(), Rejection> {
         if !(limits::TTL_MS_MIN..=limits::TTL_MS_MAX).contains(&self.ttl_ms) {
             return Err(Rejection::Ttl { ms: self.ttl_ms });
@@ -120,7 +120,7 @@ fn text(field: &'static str, bytes: usize) -> Result<(), Rejection> {
     if bytes > limits::LABEL_BYTES_MAX { Err(Rejection::TextTooLong { field, bytes }) } else { Ok(()) }
 }
 
-/// Checks why a hold is broken, and by whom.
+/// Checks the lengths of a break's reason and author.
 ///
 /// # Errors
 /// [`Rejection::TextTooLong`].
