@@ -1,7 +1,7 @@
-//! The bytes of an item's parts: numbers as varints in their shortest form, lengths before contents.
+//! Encoding of the parts of an item: numbers as shortest-form varints, and a length before each content.
 //!
-//! For digests and for state that never leaves the service. What crosses a network to clients is the wire crate's.
-//! Whatever can be read has only one form, so what was read has the digest of what was written.
+//! Used for digests and for state that stays inside the service; the wire crate encodes messages to clients. Every
+//! value has exactly one valid encoding, so a decoded item has the digest of the encoded one.
 
 use std::borrow::Borrow;
 
@@ -122,7 +122,7 @@ impl<'a> Writer<'a> {
         self.list(slots.iter(), |w, &slot| w.number(u64::from(slot)));
     }
 
-    /// Only replies that a session keeps have bytes; a table keeps no other (R3, R6).
+    /// Encodes the replies that a session can keep; a table stores no others (R3, R6).
     fn reply(&mut self, reply: &Reply) {
         match reply {
             Reply::Finished(end) => {
@@ -184,7 +184,7 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
-    /// Everything was read.
+    /// Fails unless everything was read.
     pub(super) fn end(&self) -> Read<()> {
         if self.0.is_empty() {
             Ok(())
@@ -228,7 +228,7 @@ impl<'a> Reader<'a> {
         Ok(value)
     }
 
-    /// A number of a narrower type.
+    /// Reads a number into a narrower type.
     pub(super) fn narrow<T: TryFrom<u64>>(&mut self) -> Read<T> {
         narrow(self.number()?)
     }
@@ -261,8 +261,8 @@ impl<'a> Reader<'a> {
         Token::new(value).ok_or_else(|| SnapshotError(format!("{value} is not a token")))
     }
 
-    /// A list whose items take at least `least` bytes each: a false count can't make us allocate more than a small
-    /// multiple of the input's size.
+    /// Reads a list whose elements have at least `least` bytes each. This bounds the allocation for a false count by a
+    /// small multiple of the input's size.
     fn list<T>(&mut self, least: usize, mut each: impl FnMut(&mut Self) -> Read<T>) -> Read<Vec<T>> {
         let count: usize = self.narrow()?;
         let mut items = Vec::with_capacity(count.min(self.0.len() / least));

@@ -1,16 +1,16 @@
-//! The stream that a snapshot is stored and sent as: a header, one item for each session, request, limit and freed name,
-//! and an end. Also its digest.
+//! The stream in which a snapshot is stored and sent: a header, one item for each session, request, limit, ending
+//! session and freed name, and an end. Also its digest.
 //!
-//! An item is its length (varint), a tag, and its parts; so a stream can be cut anywhere and put together again, and
-//! be read without being held whole. The header comes first and the end last; what lies between may come in any order,
-//! because a walk writes what it finds as it finds it (`table/walk.rs`), while [`Snapshot::encode`] sorts. Whoever
-//! reads puts things in order by their own numbers: tickets, ids, names.
+//! An item is its length (varint), a tag, and its parts. So a stream can be split at any position, and be read without
+//! storing all of it. The header comes first and the end last. The other items may come in any order: the snapshot
+//! iterator (`table/walk.rs`) writes them in memory order, [`Snapshot::encode`] sorts them. Readers order them by
+//! tickets, ids and names.
 //!
-//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item, tag and header
-//! included. Nodes in the same state lay their entries out differently in memory, as their histories of restarts
-//! differ; a walk on each must still show that the states are equal. A sum, not an exclusive or: what is there twice
-//! doesn't cancel out. It finds damage and nodes that have parted, by accident; it is no defence against somebody who
-//! computes items to fit. The end carries it, so that a stream that lost something anywhere is refused (P10).
+//! **The digest doesn't depend on that order**: it is the wrapping sum of the xxh3-128 of every item, including tag and
+//! header. Nodes with the same state may have different memory orders, since their histories of restarts differ, and
+//! their digests must still be equal. It is a sum instead of an exclusive or, so that duplicates don't cancel out. The
+//! digest detects accidental damage and diverged replicas; it is no defence against crafted items. The end contains it,
+//! so that a stream with a missing part is refused (P10).
 
 use std::borrow::Borrow;
 use std::ops::AddAssign;
@@ -25,11 +25,11 @@ use crate::name::LockName;
 use crate::table::SnapshotError;
 use crate::types::Ticket;
 
-/// Raised with every change of an item's layout. Digests are over items as they are laid out, so only those of one format can be
-/// compared.
+/// Raised with every change of an item's layout. A digest depends on the layout, so only digests of the same format can
+/// be compared.
 pub const FORMAT: u64 = 3;
-/// Longest item that is read, in bytes: no reader keeps more than this of a stream that it can't use yet. A session
-/// that was told of the end of all its requests (2^20) and has confirmed none is less than half of it.
+/// Maximum length of an item in bytes. It bounds the incomplete item that a reader stores. The largest legal item has
+/// less than half of it: a session with 2^20 requests that all ended without its command and are unconfirmed.
 const ITEM_BYTES_MAX: u64 = 1 << 26;
 
 const HEADER: u8 = 0;
@@ -40,7 +40,7 @@ const END: u8 = 4;
 const ENDING: u8 = 5;
 const FREED: u8 = 6;
 
-/// The counters of a table.
+/// The counters of a table and its version of the rules.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Header {
     pub(crate) rules: u32,
@@ -49,7 +49,7 @@ pub(crate) struct Header {
     pub(crate) last_session: u64,
 }
 
-/// The digest of the items so far.
+/// Digest of the items so far.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Digest(pub(crate) u128);
 
@@ -59,8 +59,8 @@ impl AddAssign for Digest {
     }
 }
 
-/// Appends one item. The length comes to stand before what it counts, which is moved only where it takes more than
-/// one byte.
+/// Appends one item. The length is written before its content, which is moved only if the length takes more than one
+/// byte.
 fn put(out: &mut Vec<u8>, tag: u8, parts: impl FnOnce(&mut Writer<'_>)) -> Digest {
     let at = out.len();
     out.extend_from_slice(&[0, tag]);
@@ -121,7 +121,7 @@ pub(crate) fn put_freed(out: &mut Vec<u8>, freed: &FreedState) -> Digest {
     })
 }
 
-/// Ends a stream. The end is not part of the digest that it carries.
+/// Ends a stream. The end contains the digest and is not part of it.
 pub(crate) fn put_end(out: &mut Vec<u8>, digest: Digest) {
     let _of_the_end = put(out, END, |w| w.raw(&digest.0.to_le_bytes()));
 }
@@ -145,7 +145,7 @@ impl Snapshot {
         out
     }
 
-    /// A fingerprint: equal tables have equal digests, on every machine and whatever the order of their items.
+    /// The digest: equal for equal tables, on every machine and in any order of the items.
     #[must_use]
     pub fn digest(&self) -> u128 {
         self.put_items(&mut Vec::new()).0
@@ -171,11 +171,11 @@ impl Snapshot {
         digest
     }
 
-    /// Reads a whole stream, in whatever order its items come.
+    /// Decodes a whole stream with its items in any order.
     ///
     /// # Errors
-    /// [`SnapshotError`] for anything that is not one; never panics, never allocates more than the input's size asks
-    /// for.
+    /// [`SnapshotError`] if it is not a valid snapshot. Never panics, and allocates at most a small multiple of the
+    /// input's size.
     pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let mut snapshot = Self::default();
         let mut stream = StreamReader::default();
@@ -210,7 +210,7 @@ impl Snapshot {
     }
 }
 
-/// What a stream says, but for its end.
+/// An item of a stream, except its end.
 pub(crate) enum Item {
     Header(Header),
     Session(SessionState),
@@ -224,10 +224,10 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
     Err(SnapshotError(why.into()))
 }
 
-/// Reads a stream piece by piece, cut anywhere. Keeps no more of it than one item.
+/// Reads a stream piece by piece, split at any position. Stores at most one item of it.
 #[derive(Default)]
 pub(crate) struct StreamReader {
-    /// The beginning of an item whose rest has not come yet, with its length.
+    /// An incomplete item, with its length.
     begun: Vec<u8>,
     digest: Digest,
     state: State,
@@ -242,14 +242,15 @@ enum State {
 }
 
 impl StreamReader {
-    /// Takes the next bytes and hands on the items that are whole by now.
+    /// Reads the next bytes, and passes every complete item to `each`.
     pub(crate) fn push(
         &mut self,
         mut bytes: &[u8],
         mut each: impl FnMut(Item) -> Result<(), SnapshotError>,
     ) -> Result<(), SnapshotError> {
         while !self.begun.is_empty() && !bytes.is_empty() {
-            // Just so many as the begun item lacks: its length first, a byte at a time.
+            // Takes exactly the bytes that the incomplete item lacks; while its length is incomplete, one byte at a
+            // time.
             let lacking = match item_end(&self.begun)? {
                 Some((_, end)) => end - self.begun.len(),
                 None => 1,
@@ -326,7 +327,7 @@ impl StreamReader {
         each(item)
     }
 
-    /// The digest, once the end was read and agrees with it.
+    /// The digest, after the end was read and its digest matched.
     pub(crate) fn finish(&self) -> Result<u128, SnapshotError> {
         match self.state {
             State::Ended if self.begun.is_empty() => Ok(self.digest.0),
@@ -349,8 +350,7 @@ fn header(r: &mut Reader<'_>) -> Result<Header, SnapshotError> {
     })
 }
 
-/// Where the first item of these bytes begins behind its length, and where it ends; `None` while too few are there
-/// to tell.
+/// Start (after the length) and end of the first item; `None` while its length is incomplete.
 fn item_end(bytes: &[u8]) -> Result<Option<(usize, usize)>, SnapshotError> {
     match decode::u64(bytes) {
         Ok((0, _)) => refuse("an item is empty"),

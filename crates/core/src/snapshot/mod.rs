@@ -1,9 +1,9 @@
-//! The whole table as plain data in one canonical order: sessions by id, requests by ticket, limits by name (E2).
+//! The whole table as plain data in canonical order: sessions by id, requests by ticket, limits by name (E2).
 //!
-//! Two tables that applied the same commands have equal snapshots and equal digests; anything that keeps or moves
-//! a table goes through here: `items` is its bytes, whole or in pieces. A large table is written by a walk and read
-//! back by a [`Restorer`](crate::Restorer), neither of which makes a [`Snapshot`]. Nothing in this module decides
-//! anything about locks.
+//! Tables that applied the same commands have equal snapshots and equal digests. All storage and transfer of tables
+//! uses this module; `items` defines the bytes, whole or in pieces. Large tables are written by the snapshot iterator
+//! and read by a [`Restorer`](crate::Restorer), neither of which builds a [`Snapshot`]. This module contains no lock
+//! rules.
 
 mod codec;
 pub(crate) mod items;
@@ -15,16 +15,16 @@ use crate::name::LockName;
 use crate::reply::Reply;
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
-/// All that a table knows.
+/// The complete state of a table.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Snapshot {
     /// The version of the rules in force (V1).
     pub rules: u32,
-    /// The last token issued; 0 before the first.
+    /// Last token issued; 0 before the first.
     pub last_token: u64,
-    /// The last ticket given; 0 before the first.
+    /// Last ticket assigned; 0 before the first.
     pub last_ticket: u64,
-    /// The last session id given; 0 before the first.
+    /// Last session id assigned; 0 before the first.
     pub last_session: u64,
     /// Live sessions, by id.
     pub sessions: Vec<SessionState>,
@@ -32,137 +32,138 @@ pub struct Snapshot {
     pub requests: Vec<RequestState>,
     /// Permit limits in force, by name.
     pub limits: Vec<LimitState>,
-    /// Sessions that have ended, of which something is still there (M2), by id.
+    /// Ended sessions that still have requests or answers (M2), by id.
     pub ending: Vec<EndingState>,
-    /// Names at which something went away and whose waiters were not all looked at since (M2), by number.
+    /// Freed names whose waiters were not all visited yet (M2), by number.
     pub freed: Vec<FreedState>,
 }
 
-/// A live session.
+/// State of a session.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionState {
-    /// Its id.
+    /// Id of the session.
     pub id: SessionId,
-    /// The hash of its secret.
+    /// Hash of the session's secret.
     pub secret_hash: [u8; 32],
-    /// Milliseconds without a keep-alive after which it expires.
+    /// Time until expiry without a keep-alive, in milliseconds.
     pub ttl_ms: u64,
-    /// Milliseconds for which its holds stay closed if it expires.
+    /// Time for which the session's holds stay closed if it expires, in milliseconds.
     pub lock_delay_ms: u64,
-    /// Milliseconds left after its stream was closed; 0 is off.
+    /// Time until expiry after the client closed its stream, in milliseconds; 0 disables it.
     pub linger_ms: u64,
-    /// For people.
+    /// Description for people.
     pub label: Box<str>,
-    /// The highest seq seen.
+    /// Highest seq seen.
     pub highest: Seq,
-    /// The client has every answer up to here.
+    /// The client has received every answer up to this seq.
     pub done_through: Seq,
-    /// Final answers the client may not have yet, by seq.
+    /// Kept answers, by seq: final answers that the client may not have received.
     pub kept: Vec<KeptAnswer>,
 }
 
-/// A final answer that is kept so that a retry gets it again (P7, R3).
+/// A final answer, kept so that a retry receives it again (P7, R3).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct KeptAnswer {
-    /// The command or request it answers.
+    /// Seq of the answered command or request.
     pub seq: Seq,
-    /// The answer.
+    /// The kept answer.
     pub reply: Reply,
-    /// Kept until `done_through` reaches this; `None` until a `Finish` names the request.
+    /// Kept until `done_through` reaches this seq; `None` until a `Finish` names the request.
     pub until: Option<Seq>,
 }
 
-/// A session that has ended; its requests and its kept answers are removed piece by piece.
+/// An ended session, whose requests and kept answers are removed in pieces.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EndingState {
-    /// What is left of it.
+    /// State of the session.
     pub session: SessionState,
-    /// Milliseconds for which its holds stay closed.
+    /// Time for which its holds stay closed, in milliseconds.
     pub delay_ms: u64,
 }
 
-/// A name at which something went away.
+/// A name that a request has left.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FreedState {
-    /// Its place in the order in which they are worked off.
+    /// Position in the order of the backlog.
     pub number: u64,
-    /// The name.
+    /// The freed name.
     pub name: LockName,
-    /// Whether its subtree was freed too.
+    /// Whether the request covered the subtree.
     pub subtree: bool,
-    /// How what went away had held or wanted the name.
+    /// Mode of the request that left.
     pub kind: ModeKind,
-    /// Requests up to this ticket were looked at.
+    /// Requests up to this ticket were not blocked by the request that left, or were visited since.
     pub after: Ticket,
 }
 
 /// A waiter, a hold or a closed hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RequestState {
-    /// Its place in the order of arrival.
+    /// Position in the order of arrival.
     pub ticket: Ticket,
-    /// Session and seq; `None` for a closed hold, which is nobody's (D2).
+    /// Session and seq; `None` for a closed hold, which belongs to no session (D2).
     pub owner: Option<(SessionId, Seq)>,
-    /// Its names, merged, in byte order (N1).
+    /// The request's names, merged, in byte order (N1).
     pub names: Vec<LockName>,
-    /// How it holds or wants to hold them.
+    /// Held or requested mode.
     pub mode: ModeKind,
-    /// Whether it covers everything below its names.
+    /// Whether the request covers all names below its names too.
     pub subtree: bool,
-    /// Milliseconds for which it stays closed after its end; 0 is off, and 0 for a closed hold.
+    /// Time for which the hold stays closed after its end, in milliseconds; 0 disables it, and is the value of closed
+    /// holds.
     pub keep_closed_ms: u64,
-    /// What the holder proclaims.
+    /// Value that the holder publishes.
     pub value: Box<[u8]>,
-    /// For people.
+    /// Purpose, for people.
     pub meta: Box<[u8]>,
-    /// Whether it waits, holds, …
+    /// Waiting, held, revoked or closed.
     pub phase: Phase,
 }
 
-/// Where a request stands. `slots` has one entry a name for permits and is empty otherwise.
+/// Phase of a request. `slots` has one entry per name for permits and is otherwise empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// In the queue.
     Waiting {
-        /// For at most so many milliseconds.
+        /// Wait limit in milliseconds; `None` is no limit.
         at_most_ms: Option<u64>,
     },
     /// Granted.
     Held {
-        /// Its token.
+        /// The hold's token.
         token: Token,
-        /// Its permits.
+        /// The permits taken.
         slots: Vec<Slot>,
     },
-    /// Granted, and under a break that waits.
+    /// Granted, and under a break that waits for the holder.
     Revoked {
-        /// Its token.
+        /// The hold's token.
         token: Token,
-        /// Its permits.
+        /// The permits taken.
         slots: Vec<Slot>,
-        /// Why it is broken.
+        /// Reason of the break.
         reason: Box<str>,
-        /// Who breaks it.
+        /// Operator who ordered the break.
         by: Box<str>,
     },
-    /// Over, but still shut.
+    /// Ended, but still excluding others.
     Closed {
-        /// The token it had.
+        /// The token of the ended hold.
         token: Token,
-        /// The permits it keeps.
+        /// The permits that stay taken.
         slots: Vec<Slot>,
-        /// For how long from its end, in milliseconds.
+        /// Time from the hold's end, in milliseconds.
         ms: u64,
     },
 }
 
-/// A name's number of permits.
+/// The permit limit of a name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LimitState {
-    /// The name.
+    /// Name of the lock.
     pub name: LockName,
-    /// The number.
+    /// Number of permits.
     pub limit: u32,
-    /// Whether `SetLimit` stored it; otherwise it lives while permit requests of the name do (L3).
+    /// Whether `SetLimit` stored it. An implied limit is removed with the last permit request of the name (L3).
     pub stored: bool,
 }

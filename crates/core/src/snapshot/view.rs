@@ -1,7 +1,7 @@
-//! A request as its bytes see it, wherever it lies: as plain data in a snapshot, or in the table.
+//! A borrowed view of a request, built from a snapshot's plain data or from the table.
 //!
-//! Borrows everything but names, which the table keeps in segments; and the one place where the parts of a request are
-//! listed, so that both forms have the same bytes.
+//! Both have the same encoding, because only this view lists the parts of a request. It borrows everything except
+//! names, which the table stores as segments.
 
 use super::{Phase, RequestState};
 use crate::name::LockName;
@@ -51,7 +51,7 @@ impl RequestState {
 }
 
 impl<N: Iterator<Item = LockName>> RequestView<'_, N> {
-    /// The same as plain data.
+    /// The view as plain data.
     pub(crate) fn into_state(self) -> RequestState {
         RequestState {
             ticket: self.ticket,

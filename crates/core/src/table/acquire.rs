@@ -1,4 +1,4 @@
-//! Acquiring, and what a holder may change: value and mode (R5–R7, N1, G2, G3, L2–L4).
+//! Acquire, and changes of a hold's value and mode (R5–R7, N1, G2, G3, L2–L4).
 
 use super::Table;
 use super::names::NodeId;
@@ -11,7 +11,7 @@ use crate::types::{Mode, ModeKind, Seq, SessionId, Ticket};
 use crate::validate::{self, AcquireContent};
 
 impl Table {
-    /// The checks come in the order of rule R7.
+    /// Checks in the order of rule R7.
     pub(super) fn acquire(&mut self, acquire: Acquire) -> Reply {
         let (id, seq) = (acquire.session, acquire.seq);
         if let Err(answer) = self.take_seq(id, seq, acquire.done_through) {
@@ -24,8 +24,8 @@ impl Table {
         self.keep_own(id, seq, reply)
     }
 
-    /// Session, `done_through`, seq and the bound on kept answers: common to all numbered commands but `Finish`.
-    /// `Err` is the answer of a command that is not to be executed.
+    /// Checks session, `done_through`, seq and the bound on kept answers, as for every numbered command except
+    /// `Finish`. `Err`: the command is not executed, and this is its reply.
     fn take_seq(&mut self, id: SessionId, seq: Seq, done_through: Seq) -> Result<(), Reply> {
         let Some(mut session) = self.sessions.get_mut(id) else { return Err(Reply::SessionGone) };
         session.take_done_through(done_through);
@@ -43,8 +43,8 @@ impl Table {
         Ok(())
     }
 
-    /// Keeps an answer that is final at once under its own seq (R3). Who was in the way is not kept: it is news, and found
-    /// by looking at a part of the table that may differ from node to node (M2).
+    /// Keeps an answer that is final at once, under its own seq (R3). The holder and the queue length in `Busy` are not
+    /// kept: they only inform, and the bounded search for them may visit other entries on another node (M2).
     fn keep_own(&mut self, id: SessionId, seq: Seq, reply: Reply) -> Reply {
         let kept = match &reply {
             Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
@@ -56,7 +56,7 @@ impl Table {
         reply
     }
 
-    /// `Ok` is granted or queued, `Err` a final answer.
+    /// `Ok`: granted or queued. `Err`: a final answer.
     fn try_acquire(&mut self, acquire: Acquire) -> Result<Reply, Reply> {
         AcquireContent::from(&acquire).check().map_err(Reply::Refused)?;
         let names = merge(acquire.names, acquire.subtree);
@@ -162,7 +162,7 @@ impl Table {
         self.keep_own(id, seq, reply)
     }
 
-    /// A value that is no longer than the one before fits at any time.
+    /// A value that is not longer than the previous one always fits.
     fn would_overfill(&self, hold: RequestId, value_bytes: usize) -> bool {
         let before = self.requests[hold as usize].extras.as_ref().map_or(0, |extras| extras.value.len());
         let growth = value_bytes.saturating_sub(before) as u64;
@@ -187,7 +187,7 @@ impl Table {
         self.keep_own(id, seq, reply)
     }
 
-    /// A live, unrevoked hold of the session.
+    /// A live hold of the session that is not revoked.
     fn own_hold(&self, id: SessionId, target: Seq) -> Result<RequestId, Reply> {
         let not_held = Reply::Refused(Rejection::NotHeld { target });
         let session = self.sessions.get(id).ok_or(Reply::SessionGone)?;
@@ -200,16 +200,16 @@ impl Table {
     }
 }
 
-/// What a request wants to hold, before it is one.
+/// The part of a request that decides conflicts, before the request exists.
 pub(super) struct Wanted<'a> {
     pub(super) nodes: &'a [NodeId],
     pub(super) kind: ModeKind,
     pub(super) subtree: bool,
-    /// The number of permits it asked for, which counts only where no limit is in force yet.
+    /// Requested number of permits, which applies only if no limit is in force.
     pub(super) of: Option<u32>,
 }
 
-/// The set of names in byte order; with `subtree`, without those that another of the set covers (N1).
+/// The set of names in byte order; with `subtree`, without names that another name of the set covers (N1).
 fn merge(mut names: Vec<LockName>, subtree: bool) -> Vec<LockName> {
     if names.len() == 1 {
         return names;

@@ -1,4 +1,4 @@
-//! Permit limits (L2–L4), and the two counters that operators and founders raise (T1, T3, V1).
+//! Permit limits (L2–L4), and the counters that operators and bootstrap nodes raise (T1, T3, V1).
 
 use super::Table;
 use super::crowd::Limit;
@@ -11,8 +11,8 @@ use crate::types::{ModeKind, Ticket};
 use crate::validate;
 
 impl Table {
-    /// Judges a permit request's number against the limits in force, in byte order (L2, L3). A stored limit overrides
-    /// what requests say (L4).
+    /// Checks a permit request's number against the limits in force, in byte order of the names (L2, L3). A stored
+    /// limit overrides the request's number (L4).
     pub(super) fn check_limits(&self, names: &[LockName], of: Option<u32>) -> Result<(), Rejection> {
         for name in names {
             let node = self.names.find(name.as_str());
@@ -57,14 +57,15 @@ impl Table {
             }
             (None, Some(had)) if had.stored => {
                 self.stored_limits -= 1;
-                // The number stays in force while permit requests live (L4, F11).
+                // The number stays in force while there are permit requests (L4, F11).
                 Limit { number: had.number, stored: false }
             }
             (None, _) => return Reply::Done,
         };
         let node = self.names.intern(name.as_str());
         self.names.here_mut(node).set_limit(limit, &self.requests);
-        // A lower limit may have kept out any of those who wait for permits, a higher one lets some in.
+        // All waiters for permits must be visited: a lower limit may have blocked any of them, and a higher one admits
+        // some.
         self.freed.push(Freed { name: node, subtree: false, kind: ModeKind::Permit, after: Ticket(0) });
         Reply::Done
     }

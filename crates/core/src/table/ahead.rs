@@ -1,24 +1,25 @@
-//! What a walk must not lose: the old state of entries that it has not passed yet and that commands change.
+//! Copy-on-write for snapshots: the old state of entries that a command changes before the snapshot iterator reaches
+//! them.
 //!
-//! Each store of entries (requests, sessions, names) has one of these while a walk is under way, and asks it in the
-//! few methods through which its entries can be changed at all. So no rule of the table has to remember the walk, and
-//! without a walk the price is one branch. Beside the store, not in its entries: a held lock takes no byte more.
+//! While a snapshot is in progress, each store (requests, sessions, freed names, names) has one of these structures,
+//! and consults it in the few methods that can change an entry. So the rules of the table need no code for snapshots,
+//! and without a snapshot the cost is one branch. The state is kept beside the store and adds no byte to an entry.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::snapshot::items::Digest;
 use crate::types::SessionId;
 
-/// Items of old states, until the walk writes them out.
+/// Copy-on-write buffer: items of old states, encoded, until the iterator writes them out.
 ///
-/// In chunks, so that neither writing nor freeing much of it at once takes long: one command may change all there is.
+/// Split into chunks, because one command may change all entries: writing or freeing one chunk takes a short time.
 #[derive(Default)]
 pub(super) struct Saved {
     chunks: VecDeque<Vec<u8>>,
     digest: Digest,
 }
 
-/// A chunk that has reached this size, in bytes, gets no further item.
+/// Chunk size in bytes from which no further item is added.
 const CHUNK_BYTES: usize = 1 << 16;
 
 impl Saved {
@@ -31,7 +32,7 @@ impl Saved {
         }
     }
 
-    /// Writes out what was saved; whether that was all.
+    /// Writes chunks until the budget is spent; returns true once the buffer is empty.
     pub(super) fn write(&mut self, pen: &mut Pen<'_>) -> bool {
         *pen.digest += std::mem::take(&mut self.digest);
         while !pen.is_spent() {
@@ -42,15 +43,15 @@ impl Saved {
     }
 }
 
-/// Where a walk writes, and how much it may do yet before it must let others on.
+/// Output of the snapshot iterator, with the remaining budget of the current piece.
 pub(super) struct Pen<'a> {
     out: &'a mut Vec<u8>,
     digest: &'a mut Digest,
-    /// In sixteenths of an item.
+    /// Remaining budget, in sixteenths of an item.
     left: usize,
 }
 
-/// What an ordinary item costs of [`Pen::left`].
+/// Cost of an ordinary item, in units of [`Pen::left`].
 const ITEM: usize = 16;
 
 impl<'a> Pen<'a> {
@@ -66,33 +67,32 @@ impl<'a> Pen<'a> {
         self.left = self.left.saturating_sub(cost);
     }
 
-    /// An entry was looked at; it may be vacant, or saved before.
+    /// Accounts for a visited entry, which may be vacant or already saved.
     fn look(&mut self) {
         self.spend(1);
     }
 
-    /// Writes an item that consists of so many `parts`, each to be fetched from somewhere in memory. A long one counts
-    /// as several.
+    /// Writes an item of `parts` parts, each of which costs a random memory access. A long item counts as several.
     pub(super) fn put(&mut self, parts: usize, put: impl FnOnce(&mut Vec<u8>) -> Digest) {
         let before = self.out.len();
         *self.digest += put(self.out);
         self.spend(ITEM * parts + (self.out.len() - before) / (128 / ITEM));
     }
 
-    /// Items that are encoded already cost little but their length.
+    /// Writes encoded items. Their cost is proportional to their length only.
     fn copy(&mut self, items: &[u8]) {
         self.out.extend_from_slice(items);
         self.spend(1 + items.len() / 16);
     }
 }
 
-/// For entries that lie in a slab.
+/// Iterator position and changed entries of a slab.
 pub(super) struct SlabAhead {
-    /// The next entry to look at.
+    /// Next entry to visit.
     next: u32,
-    /// Entries from here on are new.
+    /// Entries from this index on are new.
     end: u32,
-    /// A bit for each entry that is not what it was when the walk began: saved, or new in a place that was vacant.
+    /// A bit for each entry that differs from the start of the snapshot: saved, or inserted into a vacant place.
     changed: Vec<u64>,
     pub(super) saved: Saved,
 }
@@ -102,7 +102,8 @@ impl SlabAhead {
         Self { next: 0, end: places as u32, changed: vec![0; places.div_ceil(64)], saved: Saved::default() }
     }
 
-    /// Notes that an entry is about to change. Whether it must be saved: its first change, ahead of the walk.
+    /// Records that an entry is about to change. Returns true if its old state must be saved: this is its first change,
+    /// and the iterator has not reached it.
     pub(super) fn note(&mut self, id: u32) -> bool {
         let is_ahead = (self.next..self.end).contains(&id);
         let is_first = is_ahead && !self.is_changed(id);
@@ -116,7 +117,8 @@ impl SlabAhead {
         self.changed[id as usize / 64] & 1 << (id % 64) != 0
     }
 
-    /// The next place whose entry, if there is one, is still what it was; `None` at the end, or when the pen is spent.
+    /// The next place to write, if occupied: its entry, if any, is unchanged. `None` at the end, or when the budget is
+    /// spent.
     pub(super) fn next(&mut self, pen: &mut Pen<'_>) -> Option<u32> {
         while self.next < self.end && !pen.is_spent() {
             let id = self.next;
@@ -134,11 +136,11 @@ impl SlabAhead {
     }
 }
 
-/// For sessions, which have their ids as order.
+/// Iterator position and changed entries of the sessions, in the order of their ids.
 pub(super) struct SessionsAhead {
-    /// The last one passed.
+    /// Last session passed.
     passed: SessionId,
-    /// Sessions above it are new.
+    /// Sessions with higher ids are new.
     last: SessionId,
     changed: BTreeSet<SessionId>,
     pub(super) saved: Saved,
@@ -154,12 +156,12 @@ impl SessionsAhead {
         id > self.passed && id <= self.last && self.changed.insert(id)
     }
 
-    /// Those that are still to be looked at.
+    /// The sessions still to visit.
     pub(super) fn range(&self) -> (std::ops::Bound<SessionId>, std::ops::Bound<SessionId>) {
         (std::ops::Bound::Excluded(self.passed), std::ops::Bound::Included(self.last))
     }
 
-    /// Passes a session; whether it is still what it was.
+    /// Moves past a session; returns true if it is unchanged.
     pub(super) fn pass(&mut self, id: SessionId, pen: &mut Pen<'_>) -> bool {
         pen.look();
         self.passed = id;
@@ -171,11 +173,11 @@ impl SessionsAhead {
     }
 }
 
-/// For freed names, which leave in the order of their numbers.
+/// Iterator position of the freed names, which are removed in the order of their numbers.
 pub(super) struct FreedAhead {
-    /// The next one to write.
+    /// Number of the next freed name to write.
     next: u64,
-    /// Those from here on are new.
+    /// Freed names from this number on are new.
     end: u64,
     pub(super) saved: Saved,
 }
@@ -185,7 +187,7 @@ impl FreedAhead {
         Self { next: 0, end, saved: Saved::default() }
     }
 
-    /// Notes that the first one leaves. Whether it must be saved: the walk has not come to it.
+    /// Records that the first freed name is removed. Returns true if it must be saved: the iterator has not reached it.
     pub(super) fn note(&mut self, number: u64) -> bool {
         let is_ahead = (self.next..self.end).contains(&number);
         if is_ahead {
@@ -194,7 +196,7 @@ impl FreedAhead {
         is_ahead
     }
 
-    /// Those that are still to be written.
+    /// The freed names still to write.
     pub(super) fn range(&self) -> std::ops::Range<u64> {
         self.next..self.end
     }

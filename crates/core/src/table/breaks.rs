@@ -1,4 +1,4 @@
-//! An operator ends a hold (B1–B3), and what a token is worth now (B4).
+//! Breaks by an operator (B1–B3), and the status of a token (B4).
 
 use super::Table;
 use super::crowd::Class;
@@ -38,13 +38,13 @@ impl Table {
                 });
                 self.revoked.insert(token, id);
             }
-            // Revoked already: the first reason stays (B3). A waiter has no token and is never hit.
+            // If revoked already, the first reason stays (B3). A waiter has no token and is never broken.
             (Stage::Revoked { .. } | Stage::Waiting { .. }, false) => {}
         }
         Reply::Done
     }
 
-    /// What a token is worth at a name (B4). Linearizable when asked of a leader that has confirmed itself.
+    /// The status of a token at a name (B4). Linearizable on a leader after a quorum read.
     #[must_use]
     pub fn check_token(&self, name: &LockName, token: u64) -> TokenStatus {
         let Some(token) = Token::new(token).filter(|token| token.get() <= self.last_token) else {
@@ -56,26 +56,26 @@ impl Table {
         }
     }
 
-    /// Live, and not revoked.
+    /// Whether the hold is live and not revoked.
     fn is_held(&self, id: RequestId) -> bool {
         matches!(self.requests[id as usize].stage, Stage::Held { .. })
     }
 
-    /// The hold with this token that covers a name, maybe a closed one: at the name, or as a subtree above it.
+    /// The hold, possibly closed, that has this token and covers the name: at the name, or as a subtree above it.
     fn hold_covering(&self, name: &LockName, token: Token) -> Option<RequestId> {
         let mut covering = self.covering(name);
         covering
             .find_map(|(node, classes)| self.names.get(node).here.hold_with(token, classes, &self.requests))
     }
 
-    /// Tokens of the live, unrevoked holds that cover a name, ascending (B4): the lowest
-    /// [`limits::LIVE_TOKENS_MAX`] of those that were found among so many.
+    /// Tokens of live, unrevoked holds that cover a name, ascending (B4). Only the [`limits::LIVE_TOKENS_MAX`] lowest
+    /// tokens that cover the name are examined, including those of closed and revoked holds.
     fn live_tokens(&self, name: &LockName) -> Vec<Token> {
         let first = self.first_covering(name, None, limits::LIVE_TOKENS_MAX);
         first.into_iter().filter(|&(_, id)| self.is_held(id)).map(|(token, _)| token).collect()
     }
 
-    /// The holds that cover a name and have a token above `after`, closed ones too, by token: at most `max`.
+    /// The holds that cover a name and have a token above `after`, including closed ones, by token: at most `max`.
     pub(super) fn first_covering(
         &self,
         name: &LockName,
@@ -88,7 +88,7 @@ impl Table {
             for &class in classes {
                 first.extend(here.holds_after(after, class, &self.requests).take(max));
             }
-            // Tokens above are of subtrees: that few hold one keeps this short.
+            // Names above contribute only subtree holds, of which there are few, so there is little to sort.
             first.sort_unstable();
             first.truncate(max);
         }
@@ -96,7 +96,8 @@ impl Table {
         first
     }
 
-    /// The names in use whose holds may cover a name, each with the classes that do: the name, and those above it.
+    /// The nodes in use whose holds may cover a name, each with the covering classes: the name itself and the names
+    /// above it.
     pub(super) fn covering(&self, name: &LockName) -> impl Iterator<Item = (NodeId, &'static [Class])> {
         let at = self.names.find(name.as_str()).map(|node| (node, &Class::ALL[..]));
         let above = name::ancestors(name.as_str()).filter_map(|above| self.names.find(above));

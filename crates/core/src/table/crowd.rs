@@ -1,6 +1,6 @@
-//! Who holds and who waits at one name, exactly: holds by token, waiters by ticket, and the permits.
+//! The requests at exactly one name: holds by token, waiters by ticket, and permits.
 //!
-//! Says what is here; whether it conflicts is decided in `grant`.
+//! This module only stores them; `grant` decides conflicts.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -9,10 +9,10 @@ use super::request::{Request, RequestId};
 use super::requests::Requests;
 use crate::types::{ModeKind, Slot, Ticket, Token};
 
-/// Waiters of one class at one name, first come first.
+/// Waiters of one class at one name, in order of arrival.
 pub(super) type ByTicket = BTreeMap<Ticket, RequestId>;
 
-/// What decides a request's conflicts: mode, and whether it covers what is below.
+/// A request's mode and whether it covers a subtree. Conflicts depend only on the class.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Class {
     Exclusive,
@@ -48,7 +48,7 @@ impl Class {
     }
 }
 
-/// The classes whose overlap with `kind` is a conflict, or a matter of counting (N2): all but shared with shared.
+/// The classes that conflict with `kind`, or that share permits with it (N2): all except shared with shared.
 pub(super) fn opposed(kind: ModeKind, classes: &[Class]) -> impl Iterator<Item = Class> {
     classes
         .iter()
@@ -56,7 +56,7 @@ pub(super) fn opposed(kind: ModeKind, classes: &[Class]) -> impl Iterator<Item =
         .filter(move |class| !(kind == ModeKind::Shared && class.kind() == ModeKind::Shared))
 }
 
-/// Requests at one name by class.
+/// Requests at one name, by class.
 pub(super) struct Sets<K>([BTreeMap<K, RequestId>; 5]);
 
 impl<K> Default for Sets<K> {
@@ -79,15 +79,15 @@ impl<K> Sets<K> {
     }
 }
 
-/// The number of permits of a name.
+/// The permit limit of a name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Limit {
     pub(super) number: u32,
-    /// By `SetLimit`; otherwise it lives while permit requests of the name do (L3).
+    /// True if set by `SetLimit`. An implied limit is removed with the last permit request of the name (L3).
     pub(super) stored: bool,
 }
 
-/// The permits of a name that are taken, closed ones too.
+/// Bitmap of the taken permits of a name, including those of closed holds.
 #[derive(Default)]
 pub(super) struct Slots(Vec<u64>);
 
@@ -123,17 +123,17 @@ impl Slots {
     }
 }
 
-/// Several requests at one name, or a limit.
+/// The full form of a name's state: several requests, waiters, or a limit.
 #[derive(Default)]
 pub(super) struct Crowd {
-    /// Holds, closed ones too.
+    /// Including closed holds.
     pub(super) holds: Sets<Token>,
     pub(super) waiting: Sets<Ticket>,
     pub(super) slots: Slots,
     pub(super) limit: Option<Limit>,
 }
 
-/// Who is at one name. Most held names have one holder, no waiter and no limit: that takes no allocation.
+/// The state of one name. The most common held name has one holder, no waiter and no limit, which takes no allocation.
 #[derive(Default)]
 pub(super) enum Here {
     #[default]
@@ -163,7 +163,7 @@ impl Here {
         crowd
     }
 
-    /// Back to the small form, if it is enough. A limit without requests ends here unless it is stored (L3).
+    /// Returns to the compact form if possible. Removes an implied limit without permit requests (L3).
     fn settle(&mut self) {
         let Self::Crowd(crowd) = self else { return };
         let permits = crowd.holds.of(Class::Permit).len() + crowd.waiting.of(Class::Permit).len();
@@ -181,7 +181,7 @@ impl Here {
         }
     }
 
-    /// Holds here of one class, closed ones too.
+    /// Number of holds of one class, including closed ones.
     pub(super) fn holds(&self, class: Class, requests: &Requests) -> usize {
         match self {
             Self::Idle => 0,
@@ -190,12 +190,12 @@ impl Here {
         }
     }
 
-    /// How many holds of these classes are here, closed ones too.
+    /// Number of holds of these classes, including closed ones.
     pub(super) fn count_holds(&self, classes: &[Class], requests: &Requests) -> usize {
         classes.iter().map(|&class| self.holds(class, requests)).sum()
     }
 
-    /// The hold of one of these classes that has this token, maybe a closed one.
+    /// The hold, possibly closed, that has this token and one of these classes.
     pub(super) fn hold_with(
         &self,
         token: Token,
@@ -214,7 +214,7 @@ impl Here {
         }
     }
 
-    /// The holds of one class with a token above `after`, closed ones too, by token.
+    /// Holds of one class with a token above `after`, including closed ones, by token.
     pub(super) fn holds_after(
         &self,
         after: Option<Token>,
@@ -236,12 +236,12 @@ impl Here {
         one.into_iter().chain(many.into_iter().flatten().map(|(&token, &id)| (token, id)))
     }
 
-    /// The waiters of one class; `None` where nobody waits at all.
+    /// Waiters of one class; `None` in the compact form, which has no waiters.
     pub(super) fn waiting(&self, class: Class) -> Option<&ByTicket> {
         self.crowd().map(|crowd| crowd.waiting.of(class))
     }
 
-    /// Whether a hold here, maybe a closed one, has this permit.
+    /// Whether a hold, possibly closed, has this permit.
     pub(super) fn is_taken(&self, slot: Slot) -> bool {
         self.crowd().is_some_and(|crowd| crowd.slots.is_taken(slot))
     }
@@ -250,13 +250,13 @@ impl Here {
         self.crowd().and_then(|crowd| crowd.limit)
     }
 
-    /// Sets the limit; one that is not stored ends at once if no permit request lives.
+    /// Sets the limit. One that is not stored is removed at once if there is no permit request.
     pub(super) fn set_limit(&mut self, limit: Limit, requests: &Requests) {
         self.crowd_mut(requests).limit = Some(limit);
         self.settle();
     }
 
-    /// Sets the limit for a permit request that is about to be added.
+    /// Sets the limit before a permit request is added.
     pub(super) fn imply_limit(&mut self, limit: Limit, requests: &Requests) {
         self.crowd_mut(requests).limit = Some(limit);
     }
@@ -272,7 +272,7 @@ impl Here {
         self.settle();
     }
 
-    /// Adds a hold; for a permit, takes and returns its slot: the given one, or the lowest free one.
+    /// Adds a hold. For a permit, takes and returns a slot: the given one, or the lowest free one.
     pub(super) fn add_hold(
         &mut self,
         id: RequestId,
@@ -313,7 +313,7 @@ impl Here {
     }
 }
 
-/// Of a request that is a hold: it gets its token before it comes here, and keeps it.
+/// The token of a hold, which is set before the hold is added here.
 fn token_of(hold: &Request) -> Token {
     let Some(token) = hold.token() else { unreachable!("a hold has its token") };
     token

@@ -1,4 +1,4 @@
-//! Questions that change nothing: the state of a request for its client, who holds and who waits for people.
+//! Read-only queries: a request's state for its client, and holds, waiters and sessions for people.
 
 use super::Table;
 use super::crowd::{Class, Here};
@@ -9,35 +9,35 @@ use crate::name::LockName;
 use crate::reply::{Grant, PermitGrant, Reply};
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
-/// What a token is worth at a name (B4).
+/// Status of a token at a name (B4).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TokenStatus {
-    /// A live hold, not revoked, with this token covers the name.
+    /// A live hold with this token, not revoked, covers the name.
     Current,
-    /// No such hold.
+    /// There is no such hold.
     NotCurrent {
-        /// The tokens of the live holds that cover the name, ascending: at most [`limits::LIVE_TOKENS_MAX`].
+        /// Tokens of the live holds that cover the name, ascending, at most [`limits::LIVE_TOKENS_MAX`].
         live: Vec<Token>,
     },
-    /// 0, or above the counter.
+    /// The token is 0 or above the counter.
     NeverIssued,
 }
 
-/// Which part of the holds and waiters of a name is wanted. Work and answer are bounded by it.
+/// Selects a part of the holds and waiters of a name, and thereby bounds the work and the size of the answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Page {
-    /// Only holds with a higher token.
+    /// Only holds with a higher token; `None` begins with the first.
     pub after: Option<Token>,
-    /// Most holds.
+    /// Maximum number of holds.
     pub holds_max: usize,
-    /// No further hold is listed once values, meta data and names of those before have this many bytes.
+    /// No further hold is listed once those before have this many bytes, by the measure of [`Table::bytes`].
     pub bytes_max: usize,
-    /// Most waiters.
+    /// Maximum number of waiters.
     pub waiters_max: usize,
 }
 
 impl Page {
-    /// The first holds, as many as one answer may list, and the first waiters.
+    /// The first page of holds, of the maximum size, and the first waiters.
     #[must_use]
     pub const fn first(waiters_max: usize) -> Self {
         Self {
@@ -49,97 +49,97 @@ impl Page {
     }
 }
 
-/// Who holds a name, who waits for it, and its permits.
+/// Holds, waiters and permits of a name.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Description {
-    /// The first holds of the page that cover the name, closed ones too, by token.
+    /// The holds of this page that cover the name, including closed ones, by token.
     pub holds: Vec<HoldInfo>,
-    /// How many cover the name in all.
+    /// Number of all holds that cover the name.
     pub hold_count: usize,
-    /// The page ends before the last hold: another begins after the last one listed.
+    /// Whether holds follow after the last one listed.
     pub has_more: bool,
-    /// How many wait at exactly this name.
+    /// Number of waiters at exactly this name.
     pub waiter_count: usize,
-    /// The first of them, in their order.
+    /// The first waiters, in order of arrival.
     pub waiters: Vec<WaiterInfo>,
-    /// The permit limit in force, and whether it is stored.
+    /// Permit limit in force, and whether it is stored.
     pub limit: Option<(u32, bool)>,
 }
 
-/// A hold, for people.
+/// Description of a hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct HoldInfo {
-    /// Whose; `None` for a closed hold.
+    /// Session and seq; `None` for a closed hold.
     pub owner: Option<(SessionId, Seq)>,
-    /// Its token.
+    /// The fencing token.
     pub token: Token,
-    /// Its mode.
+    /// Mode of the hold.
     pub mode: ModeKind,
-    /// Whether it covers what is below its names.
+    /// Whether the hold covers all names below its names too.
     pub subtree: bool,
-    /// All its names.
+    /// All names of the hold.
     pub names: Vec<LockName>,
-    /// Its permit of the name asked about.
+    /// The hold's permit of the queried name.
     pub slot: Option<Slot>,
     /// Held, revoked or closed.
     pub state: HoldState,
-    /// What the holder proclaims.
+    /// Value that the holder publishes.
     pub value: Box<[u8]>,
-    /// What it is for.
+    /// Purpose, for people.
     pub meta: Box<[u8]>,
 }
 
-/// Where a hold stands.
+/// State of a hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum HoldState {
-    /// Held.
+    /// Live and not revoked.
     Held,
-    /// Under a break that waits.
+    /// Under a break that waits for the holder.
     Revoked {
-        /// Why.
+        /// Reason of the break.
         reason: Box<str>,
-        /// Who ordered it.
+        /// Operator who ordered the break.
         by: Box<str>,
     },
-    /// Over, but still shut.
+    /// Ended, but still excluding others.
     Closed {
-        /// For how long from its end, in milliseconds.
+        /// Time from the hold's end in milliseconds.
         ms: u64,
     },
 }
 
-/// A waiter, for people.
+/// Description of a waiter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WaiterInfo {
-    /// Whose.
+    /// Session and seq.
     pub owner: (SessionId, Seq),
-    /// The mode it wants.
+    /// Requested mode.
     pub mode: ModeKind,
-    /// Whether it wants what is below its names too.
+    /// Whether the request covers all names below its names too.
     pub subtree: bool,
-    /// What it is for.
+    /// Purpose, for people.
     pub meta: Box<[u8]>,
 }
 
-/// A session, for people and for the book of deadlines.
+/// Description of a session, also used to rebuild the session's timers.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SessionInfo {
-    /// Its id.
+    /// Id of the session.
     pub id: SessionId,
-    /// Its ttl in milliseconds.
+    /// The ttl in milliseconds.
     pub ttl_ms: u64,
-    /// Its lock-delay in milliseconds.
+    /// The lock-delay in milliseconds.
     pub lock_delay_ms: u64,
-    /// Its linger in milliseconds; 0 is off.
+    /// The linger in milliseconds; 0 disables it.
     pub linger_ms: u64,
-    /// Host, process, purpose.
+    /// Host, process and purpose, for people.
     pub label: Box<str>,
-    /// Live requests: holds and waiters.
+    /// Number of live requests: holds and waiters.
     pub requests: usize,
 }
 
 impl Table {
-    /// The hash of a live session's secret, which every attach must match.
+    /// Hash of a live session's secret, which every attach must match.
     #[must_use]
     pub fn secret_hash(&self, session: SessionId) -> Option<&[u8; 32]> {
         self.sessions.get(session).map(|session| &session.secret_hash)
@@ -163,37 +163,37 @@ impl Table {
         self.sessions_after(SessionId(0))
     }
 
-    /// The live sessions with a higher id, in order: page by page, without looking at those before.
+    /// The live sessions with an id above `after`, by id. Does not visit the sessions before.
     pub fn sessions_after(&self, after: SessionId) -> impl Iterator<Item = SessionInfo> {
         self.sessions.after(after).filter_map(|(id, _)| self.session(id))
     }
 
-    /// From now on [`Table::take_changes`] tells the names whose holds or waiters have changed. Costs nothing while
-    /// nobody watches, and changes no outcome.
+    /// Starts or stops recording the names whose holds or waiters change, for [`Table::take_changes`]. Costs nothing
+    /// while off, and affects no result.
     pub fn watch(&mut self, watched: bool) {
         self.requests.watch(watched);
     }
 
-    /// At most `max` of the names whose requests were changed and that were not taken since. A name that changes all the
-    /// time keeps no other from its turn.
+    /// Returns at most `max` names whose requests have changed since they were last returned. Names take turns, so a
+    /// name that changes constantly doesn't starve the others.
     pub fn take_changes(&mut self, max: usize) -> Vec<LockName> {
         self.requests.take_changes(max)
     }
 
-    /// Whether [`Table::take_changes`] has some.
+    /// Whether [`Table::take_changes`] would return a name.
     #[must_use]
     pub fn has_changes(&self) -> bool {
         self.requests.has_changes()
     }
 
-    /// What a live request of a session is now, as a retry of its acquire would be told.
+    /// Current state of a live request, equal to the reply to a retry of its acquire.
     #[must_use]
     pub fn request(&self, session: SessionId, seq: Seq) -> Option<Reply> {
         let &id = self.sessions.get(session)?.live.get(&seq)?;
         Some(self.present_state(id))
     }
 
-    /// Names that are held, waited for, or have a stored limit, at or below `prefix`, in byte order.
+    /// All names at or below `prefix` that have holds, waiters or a stored limit, in byte order.
     #[must_use]
     pub fn names_in_use(&self, prefix: Option<&LockName>) -> Vec<LockName> {
         let used =
@@ -209,9 +209,9 @@ impl Table {
         names
     }
 
-    /// A part of [`Table::names_in_use`], in no order, at a cost that does not grow with the table: looks at `places`
-    /// places of memory, from `cursor` on (0 begins), and says where the next part begins. A name that is in use from the
-    /// first part to the last is in exactly one of them.
+    /// A part of [`Table::names_in_use`], in no particular order, with bounded work: scans `places` slab entries from
+    /// `cursor` (initially 0) and returns the next cursor, `None` at the end. A name that stays in use during the whole
+    /// scan is in exactly one part.
     #[must_use]
     pub fn names_in_part(
         &self,
@@ -228,7 +228,7 @@ impl Table {
         (names.collect(), next.map(|next| next as u64))
     }
 
-    /// Who holds and who waits: a page of the holds, and the first waiters.
+    /// Describes a name: one page of its holds, and its first waiters.
     #[must_use]
     pub fn describe(&self, name: &LockName, page: Page) -> Description {
         let node = self.names.find(name.as_str());
@@ -296,7 +296,7 @@ impl Table {
         })
     }
 
-    /// Every counter that is kept beside the requests, in one canonical order: what `invariants::index` compares.
+    /// All derived counters and indexes in canonical order, for the comparison in `invariants::index`.
     pub(crate) fn counters(&self) -> impl PartialEq + std::fmt::Debug {
         let waiting = |id: NodeId, shared: bool| -> Vec<(Ticket, u32)> {
             let waiting = self.names.waiting_below(id, shared).into_iter().flatten();
@@ -315,7 +315,7 @@ impl Table {
         (nodes, live, revoked, closed, self.closing, self.stored_limits, self.by_secret.len(), bytes)
     }
 
-    /// What a live request is now: queued, granted or revoked (P7-a).
+    /// Current state of a live request: queued, granted or revoked (P7-a).
     pub(super) fn present_state(&self, id: RequestId) -> Reply {
         let request = &self.requests[id as usize];
         match request.stage {

@@ -1,4 +1,4 @@
-//! How requests end: finish, time-out, the end of a delay, the end of a break that waited (R3, R4, W1, D1–D4, B1).
+//! Ends of requests: finish, time-out, and the ends of closed and revoked holds (R3, R4, W1, D1–D4, B1).
 
 use super::request::{RequestId, Stage};
 use super::{EndOf, Table, tell_ends};
@@ -6,7 +6,7 @@ use crate::reply::{Effect, Effects, End, Reply};
 use crate::types::{ModeKind, Seq, SessionId, Token};
 
 impl Table {
-    /// Releases or leaves. Always runs, whatever its own seq; idempotent by its target (R4).
+    /// Releases a hold or leaves the queue. Executed for any seq of its own, and idempotent by its target (R4).
     pub(super) fn finish(
         &mut self,
         id: SessionId,
@@ -32,7 +32,8 @@ impl Table {
         Reply::Finished(end)
     }
 
-    /// Ends a wait whose limit has passed; anything else, a hold granted meanwhile above all, stays (W1, F1).
+    /// Ends a wait whose limit has passed. A request in any other state stays, in particular one granted meanwhile (W1,
+    /// F1).
     pub(super) fn time_out(&mut self, id: SessionId, target: Seq, out: &mut Effects) -> Reply {
         let Some(session) = self.sessions.get(id) else { return Reply::SessionGone };
         if let Some(&request) = session.live.get(&target)
@@ -43,7 +44,7 @@ impl Table {
         Reply::Done
     }
 
-    /// Opens a closed hold; a live hold with that token stays (D3, F12).
+    /// Opens a closed hold. A live hold with that token stays (D3, F12).
     pub(super) fn end_delay(&mut self, token: Token) -> Reply {
         if let Some(&request) = self.closed.get(&token) {
             self.open_closed(request);
@@ -51,7 +52,7 @@ impl Table {
         Reply::Done
     }
 
-    /// Ends a revoked hold whose holder had its time (B1).
+    /// Ends a revoked hold after its holder's time to react (B1).
     pub(super) fn end_revoked(&mut self, token: Token, out: &mut Effects) -> Reply {
         if let Some(&request) = self.revoked.get(&token) {
             self.end_unasked(request, End::Broken, Closure::AsAgreed, out);
@@ -59,7 +60,8 @@ impl Table {
         Reply::Done
     }
 
-    /// Ends a request that its client did not ask to end: the client is told until it says that it knows (R3).
+    /// Ends a request without a command of its client. The end is kept for every attach until a `Finish` confirms it
+    /// (R3).
     pub(super) fn end_unasked(&mut self, id: RequestId, end: End, closure: Closure, out: &mut Effects) {
         let request = &self.requests[id as usize];
         let ticket = request.ticket;
@@ -79,8 +81,8 @@ impl Table {
         tell_ends(vec![EndOf { ticket, ended: Some(ended), closed }], out);
     }
 
-    /// Takes a request out of the queue or ends a hold, which then stays closed for the longer of `keep_closed` and
-    /// `delay_ms` (D1). The session's own lists are the caller's.
+    /// Removes a waiter, or ends a hold, which then stays closed for the greater of `keep_closed` and `delay_ms` (D1).
+    /// The caller updates the session's own indexes.
     pub(super) fn end_request(&mut self, id: RequestId, delay_ms: u64) -> Option<Effect> {
         let request = &self.requests[id as usize];
         let keep_ms = u64::from(request.keep_closed_ms);
@@ -108,7 +110,7 @@ impl Table {
         Some(Effect::Closed { token, ms })
     }
 
-    /// Ends a closed hold for good.
+    /// Removes a closed hold.
     pub(super) fn open_closed(&mut self, id: RequestId) {
         if let Some(token) = self.requests[id as usize].token() {
             self.closed.remove(&token);
@@ -137,7 +139,7 @@ impl Table {
     }
 }
 
-/// Whether an end leaves the closure that the request agreed on, or none (`Break` with `now`, B2).
+/// Whether an ended hold stays closed for its `keep_closed`, or not at all (`Break` with `now`, B2).
 #[derive(Clone, Copy)]
 pub(super) enum Closure {
     AsAgreed,

@@ -1,5 +1,4 @@
-//! The one grant rule: a request is granted when it conflicts with no hold, no closed hold, and no earlier ticket
-//! that still waits (G1).
+//! The grant rule: a request is granted when it conflicts with no hold, no closed hold and no earlier waiter (G1).
 
 use super::Table;
 use super::acquire::Wanted;
@@ -25,7 +24,7 @@ impl Table {
         })
     }
 
-    /// Conflicts at a name itself, and with what covers it from above.
+    /// Conflicts at the name itself, and with subtree requests above it.
     pub(super) fn is_blocked_at(
         &self,
         node: NodeId,
@@ -40,12 +39,12 @@ impl Table {
             || self.is_covered_above(node, kind, ticket)
     }
 
-    /// Conflicts with the subtrees of names above.
+    /// Conflicts with subtree requests at names above.
     fn is_covered_above(&self, node: NodeId, kind: ModeKind, ticket: Ticket) -> bool {
         self.names.above(node).any(|(_, above)| self.has_conflict(above, kind, &Class::SUBTREES, ticket))
     }
 
-    /// Conflicts of whatever lies below a name with the subtrees of that name and of those above it.
+    /// Whether a request below the node conflicts with a subtree request at the node or above it.
     pub(super) fn is_covered(&self, node: NodeId, kind: ModeKind, ticket: Ticket) -> bool {
         self.has_conflict(self.names.get(node), kind, &Class::SUBTREES, ticket)
             || self.is_covered_above(node, kind, ticket)
@@ -62,7 +61,7 @@ impl Table {
         })
     }
 
-    /// Permits: holds + earlier waiting permits + 1 > limit. Closed holds count (L1).
+    /// For permits: holds + earlier waiting permits + 1 > limit. Closed holds count (L1).
     pub(super) fn is_full(&self, here: &Here, of: Option<u32>, ticket: Ticket) -> bool {
         let Some(limit) = here.limit().map(|limit| limit.number).or(of) else { return false };
         let held = here.holds(Class::Permit, &self.requests);
@@ -78,7 +77,7 @@ impl Table {
         earlier > room
     }
 
-    /// Conflicts of a subtree with what lies strictly below its name.
+    /// Conflicts of a subtree request with requests strictly below its name.
     pub(super) fn is_blocked_below(&self, node: NodeId, kind: ModeKind, ticket: Ticket) -> bool {
         let below = self.names.get(node).below;
         let holds = if kind == ModeKind::Shared { below.unshared } else { below.all };
@@ -89,7 +88,7 @@ impl Table {
         holds > 0 || is_earlier(false) || (kind != ModeKind::Shared && is_earlier(true))
     }
 
-    /// Puts a new request in the queue of each of its names.
+    /// Adds a new request to the queue of each of its names.
     pub(super) fn queue(&mut self, id: RequestId) {
         let request = &self.requests[id as usize];
         let (ticket, shared) = (request.ticket, request.kind == ModeKind::Shared);
@@ -100,7 +99,7 @@ impl Table {
         }
     }
 
-    /// Takes a request out of the queue of each of its names.
+    /// Removes a request from the queue of each of its names.
     pub(super) fn unqueue(&mut self, id: RequestId) {
         let request = &self.requests[id as usize];
         let (ticket, shared) = (request.ticket, request.kind == ModeKind::Shared);
@@ -111,7 +110,7 @@ impl Table {
         }
     }
 
-    /// Makes a request a hold: the next token, and the lowest free permits.
+    /// Turns a request into a hold, with the next token and the lowest free permits.
     pub(super) fn hold(&mut self, id: RequestId) {
         self.last_token += 1;
         let Some(token) = Token::new(self.last_token) else { unreachable!("callers check TOKEN_MAX") };
@@ -129,7 +128,8 @@ impl Table {
         }
     }
 
-    /// Exclusive to shared: the hold keeps its place and its token; readers behind it are looked at (G2).
+    /// Downgrades an exclusive hold to shared. It keeps its position and its token, and the pass visits the waiters
+    /// behind it (G2).
     pub(super) fn share(&mut self, id: RequestId) {
         self.free(id);
         let nodes = self.requests[id as usize].nodes.clone();
@@ -147,7 +147,8 @@ impl Table {
     /// Grants a waiter.
     pub(super) fn grant(&mut self, id: RequestId, out: &mut Effects) {
         let Some(owner) = self.requests[id as usize].owner else { return };
-        // The hold comes before the queue place goes, so that an implied limit never falls in between (L3).
+        // The request becomes a hold before it leaves the queue, so that the name's implied limit is never without a
+        // permit request (L3).
         self.hold(id);
         self.unqueue(id);
         out.push(Effect::Granted { session: owner.session, seq: owner.seq, grant: self.grant_of(id) });

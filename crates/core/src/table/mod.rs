@@ -1,7 +1,7 @@
-//! The table: all sessions and all locks, and the one function that changes them.
+//! The table: all sessions and all locks, and the function that changes them.
 //!
-//! `apply` dispatches and then runs the one pass that grants (G1); each command's rule is in the module of its
-//! concept: `sessions`, `acquire`, `end`, `breaks`, `admin`; what a command may cost is in `work`.
+//! `apply` dispatches a command and then runs the grant pass (G1). The rules are in one module per concept: `sessions`,
+//! `acquire`, `end`, `breaks`, `admin`; `work` bounds the work of a command.
 
 mod acquire;
 mod admin;
@@ -41,9 +41,10 @@ use session::Sessions;
 use walk::Walk;
 use work::{Freed, Unpassed};
 
-/// The replicated state: every lock, every session, the token counter.
+/// The replicated state: all locks, all sessions and the token counter.
 ///
-/// It knows neither time nor who leads: timers are the driver's, who proposes [`Command::ExpireSession`] and its like.
+/// The table has neither a clock nor the leader's identity. Its driver runs the timers and proposes commands such as
+/// [`Command::ExpireSession`].
 pub struct Table {
     rules: u32,
     last_token: u64,
@@ -55,29 +56,31 @@ pub struct Table {
     by_secret: BTreeMap<[u8; 32], SessionId>,
     revoked: BTreeMap<Token, RequestId>,
     closed: BTreeMap<Token, RequestId>,
-    /// Closed holds and live requests with `keep_closed` (D4).
+    /// Number of closed holds and live requests with `keep_closed` (D4).
     closing: usize,
     stored_limits: usize,
-    /// Names where something went away in the current command.
+    /// Names that the current command freed: a request left them.
     freed: Vec<Freed<NodeId>>,
-    /// What earlier commands left of that.
+    /// Freed names whose waiters earlier commands did not all visit.
     unpassed: Unpassed,
-    /// [`limits::WORK_PER_COMMAND_MAX`], or less in a test.
+    /// [`limits::WORK_PER_COMMAND_MAX`], or less in tests.
     work_max: usize,
-    /// The snapshot that is being written in pieces.
+    /// The snapshot iterator, while a snapshot is written in pieces.
     walk: Option<Walk>,
 }
 
 impl Table {
-    /// A table without history: its first token is 1, unless [`Command::RaiseTokens`] comes first (T1).
+    /// A table without history. Its first token is 1, unless [`Command::RaiseTokens`] comes first (T1).
     ///
-    /// `hash_seed` protects against clients who choose names that collide; it changes no outcome, so nodes may differ.
+    /// `hash_seed` defends against clients that choose colliding names. It affects no result, so nodes may use
+    /// different seeds.
     #[must_use]
     pub fn new(hash_seed: u64) -> Self {
         Self::with_rules(hash_seed, limits::RULES_VERSION)
     }
 
-    /// The same, by older rules: those that everyone knows who founds a cluster, up to [`limits::RULES_VERSION`].
+    /// As [`Table::new`], with an older version of the rules: the newest one that all bootstrap members of a cluster
+    /// support, at most [`limits::RULES_VERSION`].
     #[must_use]
     pub fn with_rules(hash_seed: u64, rules: u32) -> Self {
         Self {
@@ -100,10 +103,10 @@ impl Table {
         }
     }
 
-    /// Applies one command. Its own result is the reply; what it did to others is appended to `out` in the order of
-    /// rule E1.
+    /// Applies one command and returns its reply. Appends its effects on other sessions to `out`, in the order of rule
+    /// E1.
     ///
-    /// A reply of [`Rejection::UnknownRules`](crate::Rejection::UnknownRules) means that this node must stop.
+    /// After a reply of [`Rejection::UnknownRules`](crate::Rejection::UnknownRules) this node must stop.
     pub fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {
         debug_assert!(self.freed.is_empty());
         let reply = match command {
@@ -133,8 +136,8 @@ impl Table {
         reply
     }
 
-    /// Applies a command, and continues until it has left nothing for later: for a table with one driver, who has nothing
-    /// else to do meanwhile. Takes as long as it takes, where [`Table::apply`] is bounded (M2).
+    /// Applies a command, and then [`Command::Resume`] until there is no backlog. For a table with a single driver that
+    /// has no other work: unlike [`Table::apply`], its run time is not bounded (M2).
     pub fn apply_whole(&mut self, command: Command, out: &mut Effects) -> Reply {
         let reply = self.apply(command, out);
         while self.has_backlog() {
@@ -149,8 +152,8 @@ impl Table {
         self.last_token
     }
 
-    /// What sessions and requests count for, in bytes: about what they take in memory, at most
-    /// [`limits::TABLE_BYTES_MAX`]. The same on every node: it depends on the replicated state alone.
+    /// The size of all sessions and requests in bytes, an estimate of their memory, at most
+    /// [`limits::TABLE_BYTES_MAX`]. It depends only on the replicated state, so it is the same on every node.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.requests.bytes() + self.sessions.bytes()
@@ -162,7 +165,7 @@ impl Table {
         self.rules
     }
 
-    /// How many requests hold, wait, or stay closed.
+    /// Number of requests that hold, wait or stay closed.
     #[must_use]
     pub fn request_count(&self) -> usize {
         self.requests.len()
@@ -174,7 +177,8 @@ impl Table {
     }
 }
 
-/// An end that others are told of, kept with its ticket until all ends of a command are known (E1).
+/// The effects of one request's end, with its ticket: all ends of a command are sorted by ticket before they are
+/// emitted (E1).
 struct EndOf {
     ticket: Ticket,
     ended: Option<Effect>,

@@ -1,7 +1,7 @@
-//! The tree of names in use: finds a name by one hash probe and knows what lies above and below it.
+//! The tree of names in use, with an index that finds a name by one hash lookup.
 //!
-//! Responsible for the nodes' life, and for what is counted and indexed along a path. Nothing here is ever iterated in
-//! hash order: the hash only finds, order comes from tickets and from names.
+//! This module creates and removes nodes, and maintains the counters and indexes along a path. Nothing iterates in hash
+//! order: the hash is only for lookup, and order comes from tickets and names.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -19,43 +19,45 @@ use crate::name::{self, LockName};
 use crate::snapshot::items::put_limit;
 use crate::types::Ticket;
 
-/// Index of a [`Node`]. Reused after the node is gone.
+/// Index of a [`Node`]. Reused after the node is removed.
 pub(super) type NodeId = u32;
 const NONE: NodeId = NodeId::MAX;
 
-/// A name that is held, waited for or limited, or that has such a name below it.
+/// A name that has a hold, a waiter or a limit, or a prefix of such a name.
 pub(super) struct Node {
-    /// The last segment of the name. What comes before it is the parent's name, so a deep name costs its own length.
+    /// The last segment of the name. The node's ancestors store the other segments, so a deep name costs only its own
+    /// length.
     segment: Box<str>,
-    /// Of the whole name: an index that grows asks for all of them, and a million names lie all over the memory.
+    /// Hash of the whole name. Stored because growing the index needs the hash of every name, and the names of a
+    /// million nodes are spread over the memory.
     hash: u32,
     parent: NodeId,
     first_child: NodeId,
     next: NodeId,
     prev: NodeId,
-    /// Holds strictly below, counted once per name of a request.
+    /// Holds strictly below, counted once for each name of a request.
     pub(super) below: HoldsBelow,
     waiting_below: Option<Box<WaitersBelow>>,
     pub(super) here: Here,
 }
 
-/// Counters over the names strictly below a node.
+/// Counters of holds strictly below a node.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct HoldsBelow {
-    /// Closed ones too.
+    /// All holds, including closed ones.
     pub(super) all: u32,
-    /// Those of them that are not shared.
+    /// Holds whose mode is not shared.
     pub(super) unshared: u32,
 }
 
-/// The requests that wait strictly below a node, by ticket, so that a subtree finds the first of them at once.
+/// Requests that wait strictly below a node, by ticket, so that a subtree request finds the first of them at once.
 #[derive(Default)]
 pub(super) struct WaitersBelow {
     shared: ByTicketBelow,
     unshared: ByTicketBelow,
 }
 
-/// With the number of names that the request has below the node.
+/// Request, and the number of its names below the node.
 pub(super) type ByTicketBelow = BTreeMap<Ticket, (RequestId, u32)>;
 
 impl WaitersBelow {
@@ -67,7 +69,7 @@ impl WaitersBelow {
 pub(super) struct Names {
     nodes: Slab<Node>,
     index: HashTable<NodeId>,
-    /// Makes the hash unpredictable to clients, who choose names. It decides no outcome.
+    /// Makes hashes unpredictable to clients, who choose names. Affects no result.
     hash_seed: u64,
     walk: Option<Box<SlabAhead>>,
     visits: Visits,
@@ -86,7 +88,7 @@ impl Names {
         self.index.find(spread(hash), |&id| self.is_named(id, name)).copied()
     }
 
-    /// Compares from the last segment up.
+    /// Compares segments from the last to the first.
     fn is_named(&self, mut id: NodeId, mut name: &str) -> bool {
         loop {
             let node = self.get(id);
@@ -116,12 +118,12 @@ impl Names {
         LockName::trusted(name)
     }
 
-    /// How many segments the name of a node has.
+    /// Number of segments in the node's name.
     pub(super) fn segments(&self, id: NodeId) -> usize {
         1 + self.above(id).count()
     }
 
-    /// The node of a name, made with everything above it if it isn't there.
+    /// Returns the node of a name. Creates it, with all its ancestors, if it does not exist.
     pub(super) fn intern(&mut self, name: &str) -> NodeId {
         let hash = hash(self.hash_seed, name);
         if let Some(id) = self.find_hashed(name, hash) {
@@ -157,7 +159,7 @@ impl Names {
         id
     }
 
-    /// Forgets a node that is not in use, and everything above it that is thereby unused too.
+    /// Removes a node that is not in use, and its ancestors that become unused.
     pub(super) fn forget_if_idle(&mut self, mut id: NodeId) {
         loop {
             self.visits.add(1);
@@ -190,13 +192,13 @@ impl Names {
         &self.nodes[id as usize]
     }
 
-    /// Names and waiters looked at so far, for the bound on a command's work (M2).
+    /// Visited names and waiters, for the bound on a command's work (M2).
     pub(super) fn visits(&self) -> &Visits {
         &self.visits
     }
 
-    /// The only way to change who is at a name; its limit may change with any of them (L3), so a walk that is under
-    /// way gets the limit as it was.
+    /// The only mutable access to a name's state. Any change may alter the limit (L3), so a snapshot in progress saves
+    /// the old one first.
     pub(super) fn here_mut(&mut self, id: NodeId) -> &mut Here {
         self.visits.add(1);
         if let Some(walk) = &mut self.walk
@@ -215,11 +217,12 @@ impl Names {
         self.walk = Some(Box::new(SlabAhead::new(self.nodes.capacity())));
     }
 
-    /// Goes on with the walk over the limits; whether it has passed them all.
+    /// Advances the snapshot iterator over the limits; returns true when done.
     pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
         let Some(mut walk) = self.walk.take() else { return true };
         while let Some(id) = walk.next(pen) {
-            // A node that was forgotten had no limit. One that is new here and has a limit was changed.
+            // Removed and inserted nodes need no extra check: a removed node had no limit, and `here_mut` has marked a
+            // new node with a limit as changed.
             if let Some(node) = self.nodes.get(id as usize)
                 && let Some(limit) = node.here.limit()
             {
@@ -232,7 +235,7 @@ impl Names {
         is_done
     }
 
-    /// Writes the limits that were saved; whether that was all.
+    /// Writes out the copy-on-write buffer of limits; returns true once it is empty.
     pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
         self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
     }
@@ -241,7 +244,7 @@ impl Names {
         self.walk = None;
     }
 
-    /// The nodes above, the nearest first.
+    /// The node's ancestors, nearest first.
     pub(super) fn above(&self, id: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
         let mut at = self.nodes[id as usize].parent;
         std::iter::from_fn(move || {
@@ -252,7 +255,7 @@ impl Names {
         })
     }
 
-    /// The nodes strictly below, each once, in no order that may decide anything.
+    /// All nodes strictly below, each once, in an order that must not affect any result.
     pub(super) fn below(&self, top: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
         let mut at = self.nodes[top as usize].first_child;
         std::iter::from_fn(move || {
@@ -263,7 +266,7 @@ impl Names {
         })
     }
 
-    /// The next node of a walk below `top` once everything below `id` was seen.
+    /// The successor of `id` in the traversal below `top`, after all nodes below `id`.
     fn after(&self, mut id: NodeId, top: NodeId) -> NodeId {
         loop {
             let node = self.get(id);
@@ -277,7 +280,7 @@ impl Names {
         }
     }
 
-    /// Counts one name of a hold in, or out of, all nodes above it.
+    /// Adds one name of a hold to the counters of all ancestors, or subtracts it.
     pub(super) fn count_above(&mut self, id: NodeId, shared: bool, sign: i32) {
         let mut at = self.nodes[id as usize].parent;
         while at != NONE {
@@ -292,7 +295,7 @@ impl Names {
         }
     }
 
-    /// Enters one name of a waiter at all nodes above it.
+    /// Adds one name of a waiter to the indexes of all ancestors.
     pub(super) fn wait_above(&mut self, id: NodeId, ticket: Ticket, request: RequestId, shared: bool) {
         let mut at = self.nodes[id as usize].parent;
         while at != NONE {
@@ -305,7 +308,7 @@ impl Names {
         }
     }
 
-    /// Takes one name of a waiter back from all nodes above it.
+    /// Removes one name of a waiter from the indexes of all ancestors.
     pub(super) fn wait_above_no_more(&mut self, id: NodeId, ticket: Ticket, shared: bool) {
         let mut at = self.nodes[id as usize].parent;
         while at != NONE {
@@ -326,13 +329,12 @@ impl Names {
         }
     }
 
-    /// The requests of one kind that wait strictly below a node; `None` where there are none of either kind.
+    /// The shared or unshared requests that wait strictly below a node; `None` if no request waits below it.
     pub(super) fn waiting_below(&self, id: NodeId, shared: bool) -> Option<&ByTicketBelow> {
         self.get(id).waiting_below.as_ref().map(|below| below.of(shared))
     }
 
-    /// The nodes in the next `count` places of memory from place `from` on, and the place after them, if there is one. A
-    /// node keeps its place as long as it lives.
+    /// Nodes at the slab places `from..from + count`, and the place after them, if any. A node never changes its place.
     pub(super) fn part(
         &self,
         from: usize,
@@ -343,20 +345,20 @@ impl Names {
         (nodes, (end < self.nodes.capacity()).then_some(end))
     }
 
-    /// All nodes, in the order in which they lie in memory: only for sums, sorting and checks.
+    /// All nodes, in memory order: only for sums, sorting and checks.
     pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, &Node)> {
         self.nodes.iter().map(|(id, node)| (id as NodeId, node))
     }
 }
 
-/// Half of a hash is enough to find by: of a million names, some hundred share theirs with another.
+/// Half of the hash suffices for lookup: of a million names, a few hundred share theirs with another name.
 fn hash(seed: u64, name: &str) -> u32 {
     let mut hasher = SipHasher13::new_with_keys(seed, !seed);
     hasher.write(name.as_bytes());
     hasher.finish() as u32
 }
 
-/// The index takes a place from the lowest bits of 64 and tells neighbours apart by the highest.
+/// The index takes the bucket from the lowest of 64 bits and the tag from the highest, so both get the hash.
 fn spread(hash: u32) -> u64 {
     u64::from(hash) << 32 | u64::from(hash)
 }

@@ -1,5 +1,5 @@
-//! What is in the way of a request: its place in the queue, and one who holds (Q1). For people, so it is found within a
-//! bound: a place may be a lower bound, and a holder may be left out (M2).
+//! The queue position and the holder that a reply contains (Q1). They inform people, so the search for them is bounded:
+//! a position may be a lower bound, and the holder may be missing (M2).
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use crate::reply::Reply;
 use crate::types::{ModeKind, SessionId, Ticket, Token};
 
 impl Table {
-    /// The answer `Busy` for a request that wants to hold these names now.
+    /// The reply `Busy` for a request that is not granted.
     pub(super) fn busy(&self, wanted: &Wanted<'_>) -> Reply {
         Reply::Busy {
             holder: self.conflicting_holder(wanted),
@@ -20,12 +20,12 @@ impl Table {
         }
     }
 
-    /// The session of the conflicting live hold with the lowest token, among the first that are found.
+    /// The session of the conflicting live hold with the lowest token, among the first holds found.
     fn conflicting_holder(&self, wanted: &Wanted<'_>) -> Option<SessionId> {
         let mut left = limits::HOLDER_LOOK_MAX;
         let mut lowest: Option<(Token, SessionId)> = None;
         let mut look = |here: &Here, classes: &[Class]| {
-            // Permits conflict by counting (N2): they are in the way of each other only where none is left.
+            // Permits conflict by count (N2): a permit hold conflicts with a permit request only if no permit is left.
             let counted = wanted.kind == ModeKind::Permit && !self.is_full(here, wanted.of, Ticket(u64::MAX));
             for class in opposed(wanted.kind, classes).filter(|&class| !(counted && class == Class::Permit)) {
                 for (token, id) in here.holds_after(None, class, &self.requests) {
@@ -51,13 +51,13 @@ impl Table {
         lowest.map(|(_, session)| session)
     }
 
-    /// Whose it is; `None` for a closed hold.
+    /// Session of a hold; `None` for a closed hold.
     fn live_holder(&self, id: RequestId) -> Option<SessionId> {
         self.requests[id as usize].owner.map(|owner| owner.session)
     }
 
-    /// How many earlier waiters overlap a request, those that would share with it not counted (Q1). Looks at no more than
-    /// [`limits::POSITION_LOOK_MAX`] of them, so it is a lower bound where there may be more.
+    /// Number of earlier waiters that overlap a request, except those compatible with it (Q1). Visits at most
+    /// [`limits::POSITION_LOOK_MAX`] of them, so it is a lower bound if there are more.
     pub(super) fn queued_ahead(&self, wanted: &Wanted<'_>, ticket: Ticket) -> u64 {
         let left = limits::POSITION_LOOK_MAX;
         if let &[node] = wanted.nodes
@@ -68,7 +68,7 @@ impl Table {
             let waiting = opposed(wanted.kind, &Class::ALL).map(|class| crowd.waiting.of(class));
             return waiting
                 .map(|waiting| match waiting.last_key_value() {
-                    // It has just queued: all others there came before it.
+                    // The request was queued last, so all others came before it.
                     Some((&last, _)) if last == ticket => waiting.len() - 1,
                     Some((&last, _)) if last > ticket => {
                         let ahead = waiting.range(..ticket).take(left).count();
@@ -79,7 +79,7 @@ impl Table {
                 })
                 .sum::<usize>() as u64;
         }
-        // A request may wait at several of the names.
+        // A request may wait at several of the names and must count once.
         let mut ahead = BTreeSet::new();
         let mut left = left;
         let mut look = |waiting: &mut dyn Iterator<Item = Ticket>| {

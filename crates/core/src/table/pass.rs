@@ -1,8 +1,9 @@
-//! The pass of rule G1: which waiters may be granted after something went away.
+//! The grant pass of rule G1: finds the waiters that can be granted after requests have left their names.
 //!
-//! Only waiters that overlap a freed name are looked at, in ticket order, and only those that could have been kept out
-//! by what went away. They are read from lanes: the waiters of one class at one name, or of one kind below it. A lane is
-//! left as soon as something blocks all the rest of it, so a pass costs as much as it grants, and at most its budget.
+//! The pass visits only waiters that overlap a freed name and that the departed request may have blocked, in ticket
+//! order. It merges *lanes*: queues, sorted by ticket, of the waiters of one class at one name, or of the shared or
+//! unshared waiters strictly below a name. Once something blocks all remaining waiters of a lane, the pass drops that
+//! lane. So its work is proportional to its grants, and limited by its budget.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
@@ -17,28 +18,28 @@ use crate::name::LockName;
 use crate::reply::Effects;
 use crate::types::{ModeKind, Ticket};
 
-/// Which waiters of a name, and in which node.
+/// A lane's node and kind.
 type LaneId = (NodeId, Lane);
 
-/// Waiters that are read in ticket order.
+/// A queue of waiters, sorted by ticket.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Lane {
-    /// At the name itself.
+    /// Waiters of one class at the name itself.
     At(Class),
-    /// Strictly below it.
+    /// Waiters strictly below the name.
     Below { shared: bool },
 }
 
-/// A pass under way.
+/// State of a grant pass.
 #[derive(Default)]
 struct Pass {
     open: BTreeSet<LaneId>,
-    /// The next waiter of each lane. A lane that was left may still have one here.
+    /// The next waiter of each lane. May still contain an entry of a lane that was dropped from `open`.
     heads: BTreeSet<(Ticket, LaneId)>,
 }
 
 impl Pass {
-    /// Leaves every lane whose waiters all conflict with a waiter or new hold of this class at the node.
+    /// Drops every lane whose waiters all conflict with a waiter or new hold of this class at the node.
     fn leave_behind(&mut self, node: NodeId, class: Class) {
         for class in opposed(class.kind(), &Class::ALL) {
             self.open.remove(&(node, Lane::At(class)));
@@ -53,8 +54,8 @@ impl Pass {
 }
 
 impl Table {
-    /// The pass over what the current command freed, then the clean-up of names. What goes beyond the budget is kept for
-    /// [`Command::Resume`](crate::Command::Resume).
+    /// Runs the grant pass over the names that the current command freed, then removes unused names. Work beyond the
+    /// budget is left to [`Command::Resume`](crate::Command::Resume).
     pub(super) fn pass_freed(&mut self, out: &mut Effects) {
         if self.freed.is_empty() {
             return;
@@ -63,12 +64,12 @@ impl Table {
         freed.sort_unstable();
         freed.dedup();
         let passed = self.pass(&freed, out);
-        // What the pass itself freed is for later.
+        // Names freed by the pass itself are left to the next pass.
         let mut later: Vec<Freed<NodeId>> = std::mem::take(&mut self.freed);
         if let Some(passed) = passed {
             later.extend(freed.iter().map(|it| Freed { after: it.after.max(passed), ..*it }));
         }
-        // By name, not by node: nodes are numbered differently where a snapshot was restored.
+        // Sorted by name instead of node id, because node ids differ on a node that was restored from a snapshot.
         let mut named: Vec<Freed<LockName>> =
             later.iter().map(|it| it.named(self.names.name(it.name))).collect();
         named.sort_unstable();
@@ -80,7 +81,7 @@ impl Table {
         self.freed = freed;
     }
 
-    /// Grants what may be granted; `Some`: the budget is spent, and every waiter up to this ticket was looked at.
+    /// Grants waiters. `Some`: the budget is spent, and all waiters up to this ticket were visited.
     fn pass(&mut self, freed: &[Freed<NodeId>], out: &mut Effects) -> Option<Ticket> {
         let mut pass = self.begin_pass(freed);
         let mut budget = Budget::new(self.work_max);
@@ -110,7 +111,7 @@ impl Table {
         None
     }
 
-    /// Grants a waiter if nothing blocks it, and leaves the lanes in which nothing behind it can be granted.
+    /// Grants a waiter if it is not blocked, and drops the lanes in which no later waiter can be granted.
     fn look_at(
         &mut self,
         id: RequestId,
@@ -123,7 +124,7 @@ impl Table {
         let (class, kind) = (request.class(), request.kind);
         let Some(owner) = request.owner else { return };
         if self.sessions.get(owner.session).is_none() {
-            // Its session has ended, and this request not yet.
+            // The session has ended, but this request was not removed yet.
             self.end_of_ending(owner, id);
             return;
         }
@@ -171,7 +172,7 @@ impl Table {
         Pass { open: lanes.into_keys().collect(), heads }
     }
 
-    /// The first waiter of a lane behind `after`.
+    /// The first waiter of a lane with a ticket above `after`.
     fn next_in(&self, lane: LaneId, after: Ticket) -> Option<(Ticket, LaneId)> {
         let behind = (Bound::Excluded(after), Bound::Unbounded);
         let ticket = match lane {
@@ -196,7 +197,7 @@ impl Table {
         }
     }
 
-    /// The names of a request and all names above them, counted: what it costs to look at the request.
+    /// Number of the request's names and all their prefixes: the cost of visiting the request.
     pub(super) fn names_above(&self, id: RequestId) -> usize {
         let nodes = self.requests[id as usize].nodes.as_slice();
         nodes.iter().map(|&node| self.names.segments(node)).sum()

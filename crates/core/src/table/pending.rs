@@ -1,45 +1,45 @@
-//! What a new leader must know to begin: its timers are rebuilt from the table (D3), and what clients may not have
-//! heard is told again at every attach (R3).
+//! State that a new leader reads from the table: durations for its timers (D3), and unconfirmed ends, which are sent
+//! again at every attach (R3).
 
 use super::Table;
 use super::request::Stage;
 use crate::reply::End;
 use crate::types::{Seq, SessionId, Token};
 
-/// Something that ends by time, and of which the table only knows for how long.
+/// A state that ends by a timer. The table stores only its duration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pending {
-    /// A request waits, for at most so long (W1).
+    /// A request that waits with a limit (W1).
     Wait {
-        /// Whose.
+        /// Session of the request.
         session: SessionId,
-        /// Which.
+        /// The request.
         seq: Seq,
-        /// In milliseconds.
+        /// Wait limit in milliseconds.
         at_most_ms: u64,
     },
-    /// A hold is closed, for so long from its end (D1).
+    /// A closed hold (D1).
     Closed {
-        /// The token it had.
+        /// The closed hold's token.
         token: Token,
-        /// In milliseconds.
+        /// Time from the hold's end in milliseconds.
         ms: u64,
     },
-    /// A hold is under a break that waits for its holder (B1).
+    /// A hold under a break that waits for its holder (B1).
     Revoked {
-        /// Whose.
+        /// Session of the hold.
         session: SessionId,
-        /// Which.
+        /// Request that became the hold.
         seq: Seq,
-        /// Its token.
+        /// The hold's token.
         token: Token,
     },
 }
 
 impl Table {
-    /// A part of everything that ends by time, sessions excepted, in no particular order: looks at `places` places of
-    /// memory, from `cursor` on (0 begins), and says where the next part begins. All parts together are complete if the
-    /// table does not change between them.
+    /// Part of all states that end by a timer, except sessions, in no particular order. Scans `places` slab entries
+    /// from `cursor` (initially 0) and returns the next cursor, `None` at the end. The parts together are complete if
+    /// the table does not change between the calls.
     pub fn pending_in_part(
         &self,
         cursor: u64,
@@ -60,15 +60,15 @@ impl Table {
         (pending, next.map(|next| next as u64))
     }
 
-    /// Whether a request of this session waits. Unlike [`Table::request`] it counts nobody ahead of it.
+    /// Whether a request of this session waits. Unlike [`Table::request`] this does not compute the queue position.
     #[must_use]
     pub fn is_waiting(&self, session: SessionId, seq: Seq) -> bool {
         let live = self.sessions.get(session).and_then(|it| it.live.get(&seq));
         live.is_some_and(|&id| matches!(self.requests[id as usize].stage, Stage::Waiting { .. }))
     }
 
-    /// Requests of a session that ended without its asking, and whose end it has not confirmed by a `Finish` (R3): those
-    /// with a higher number, in order.
+    /// Requests of a session that ended without a command of its client, and whose end no `Finish` has confirmed (R3):
+    /// those with a seq above `after`, in order.
     pub fn unconfirmed_ends(&self, session: SessionId, after: Seq) -> impl Iterator<Item = (Seq, End)> {
         self.sessions.get(session).into_iter().flat_map(move |session| session.unconfirmed_ends(after))
     }

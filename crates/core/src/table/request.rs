@@ -1,6 +1,6 @@
-//! One request: a waiter, a hold, or what is left of a hold while it stays closed.
+//! A request: a waiter, a hold, or a closed hold.
 //!
-//! Small on purpose: a table must hold a million of them (at most 300 bytes a held lock, DESIGN section 4).
+//! Kept small so that a table can hold a million locks, with at most 300 bytes for each held lock.
 
 use slab::Slab;
 
@@ -10,22 +10,22 @@ use crate::name::LockName;
 use crate::snapshot::view::{PhaseView, RequestView};
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
-/// Index of a [`Request`]. Reused after the request is gone.
+/// Index of a [`Request`]. Reused after the request is removed.
 pub(super) type RequestId = u32;
 
 pub(super) struct Request {
     pub(super) ticket: Ticket,
-    /// `None` for a closed hold: it is nobody's (D2).
+    /// `None` for a closed hold, which belongs to no session (D2).
     pub(super) owner: Option<Owner>,
-    /// In byte order of their names.
+    /// In byte order of the names.
     pub(super) nodes: Few<NodeId>,
-    /// For a granted permit: one a name. Empty otherwise.
+    /// One per name for a granted permit. Otherwise empty.
     pub(super) slots: Few<Slot>,
     pub(super) kind: ModeKind,
     pub(super) subtree: bool,
-    /// 0 is off; 0 for a closed hold.
+    /// In milliseconds; 0 disables it, and is the value of closed holds.
     pub(super) keep_closed_ms: u32,
-    /// What it counts for beside its extras, in bytes: see [`base_bytes`].
+    /// Accounted size in bytes without the extras: see [`base_bytes`].
     pub(super) base_bytes: u32,
     pub(super) stage: Stage,
     pub(super) extras: Option<Box<Extras>>,
@@ -45,29 +45,29 @@ pub(super) enum Stage {
     Closed { token: Token, ms: u64 },
 }
 
-/// What most requests don't have.
+/// Fields that most requests don't have.
 #[derive(Default)]
 pub(super) struct Extras {
     pub(super) value: Box<[u8]>,
     pub(super) meta: Box<[u8]>,
-    /// Why it is broken, and by whom, for a revoked hold.
+    /// Reason and author of the break, for a revoked hold.
     pub(super) reason: Box<str>,
     pub(super) by: Box<str>,
 }
 
-/// What a request counts for by itself, and each segment of each name.
+/// Accounted size in bytes of a request, and of each segment of each name.
 const REQUEST_BYTES: usize = 192;
 const SEGMENT_BYTES: usize = 96;
 
-/// What a request with these names counts for. Names above its names are counted for each request, though they are
-/// stored once: so the count of a table is a sum, whatever the order in which its requests came.
+/// Accounted size in bytes of a request with these names. Every request counts the prefixes of its names, although the
+/// tree stores them once: so a table's size is a sum that doesn't depend on the order of requests.
 pub(super) fn base_bytes(names: &[LockName]) -> u32 {
     let names = names.iter().map(|name| name.segments() * SEGMENT_BYTES + name.as_str().len());
     (REQUEST_BYTES + names.sum::<usize>()) as u32
 }
 
 impl Request {
-    /// What it counts for, in bytes.
+    /// Accounted size in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let extras = self
             .extras
@@ -80,7 +80,7 @@ impl Request {
         Class::of(self.kind, self.subtree)
     }
 
-    /// The token of a hold, also of a closed one.
+    /// The token of a hold or closed hold.
     pub(super) fn token(&self) -> Option<Token> {
         match self.stage {
             Stage::Waiting { .. } => None,
@@ -92,7 +92,7 @@ impl Request {
         self.extras.get_or_insert_default()
     }
 
-    /// What its bytes and its plain data are made of.
+    /// The request in the form that is encoded and converted to plain data.
     pub(super) fn view<'a>(
         &'a self,
         names: &'a Names,
@@ -120,14 +120,14 @@ impl Request {
         }
     }
 
-    /// The slot that a granted permit has of its `index`-th name.
+    /// The slot that a granted permit has at the `index`-th name.
     pub(super) fn slot(&self, index: usize) -> Option<Slot> {
         self.slots.as_slice().get(index).copied()
     }
 }
 
-/// Grows in steps of an eighth instead of doubling: a table that has just outgrown its slab must not take twice the
-/// memory (at most 300 bytes a held lock), and moving a large slab is cheap, since the system remaps it.
+/// Inserts into a slab that grows by an eighth instead of doubling: doubling would exceed the memory limit (300 bytes
+/// per held lock) just after growth. Moving a large slab is cheap, because the operating system remaps it.
 pub(super) fn insert<T>(slab: &mut Slab<T>, item: T) -> u32 {
     if slab.len() == slab.capacity() {
         slab.reserve_exact((slab.len() / 8).max(16));
@@ -135,7 +135,7 @@ pub(super) fn insert<T>(slab: &mut Slab<T>, item: T) -> u32 {
     slab.insert(item) as u32
 }
 
-/// Mostly one, sometimes many: no allocation for one.
+/// A list that usually has one element, which takes no allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Few<T> {
     None,

@@ -1,4 +1,4 @@
-//! All requests: who may change one, and what a walk is owed for it.
+//! The store of all requests, with change tracking for snapshots and watchers.
 
 use std::collections::BTreeSet;
 use std::ops::{Bound, Index};
@@ -12,18 +12,20 @@ use super::work::Visits;
 use crate::name::LockName;
 use crate::snapshot::items::put_request;
 
-/// The requests of a table. They are read by index and changed only through the methods here, which save the old
-/// state for a walk that is under way and note the names for whoever watches; so the changers take the names.
+/// The requests of a table. They are read by index and changed only through these methods, which save the old state for
+/// a snapshot in progress and record the changed names for watchers. For this the methods that change a request take
+/// the names.
 #[derive(Default)]
 pub(super) struct Requests {
     slab: Slab<Request>,
     walk: Option<Box<SlabAhead>>,
     visits: Visits,
-    /// What all of them count for.
+    /// Sum of [`Request::bytes`].
     bytes: u64,
-    /// Names whose requests have changed; `None` while nobody watches.
+    /// Names whose requests have changed; `None` without a watcher.
     changes: Option<BTreeSet<LockName>>,
-    /// The last one that was taken: all get their turn, however often the first ones change.
+    /// The name returned last. The next call continues after it, so that frequent changes of one name don't starve
+    /// others.
     taken: Option<LockName>,
 }
 
@@ -41,12 +43,12 @@ impl Requests {
         self.slab.len()
     }
 
-    /// In the order in which they lie in memory: only for sums, sorting and checks.
+    /// In memory order: only for sums, sorting and checks.
     pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Request)> {
         self.slab.iter().map(|(id, request)| (id as RequestId, request))
     }
 
-    /// Those in the next `count` places of memory from place `from` on, and the place after them, if there is one.
+    /// Requests at the slab places `from..from + count`, and the place after them, if any.
     pub(super) fn part(&self, from: usize, count: usize) -> (impl Iterator<Item = &Request>, Option<usize>) {
         let end = from.saturating_add(count).min(self.slab.capacity());
         let requests = (from..end).filter_map(|place| self.slab.get(place));
@@ -58,13 +60,13 @@ impl Requests {
         let id = insert(&mut self.slab, request);
         self.note(id, names);
         if let Some(walk) = &mut self.walk {
-            // Where it is now, there was nothing to save.
+            // The place was vacant, so there is no old state to save; the iterator skips the new request.
             walk.note(id);
         }
         id
     }
 
-    /// Changes a request; its names stay.
+    /// Changes a request; its names must stay the same.
     pub(super) fn edit<T>(
         &mut self,
         id: RequestId,
@@ -79,18 +81,18 @@ impl Requests {
         result
     }
 
-    /// Its names must still be there.
+    /// Removes a request whose names are still in the tree.
     pub(super) fn remove(&mut self, id: RequestId, names: &Names) {
         self.preserve(id, names);
         self.bytes -= self.slab.remove(id as usize).bytes();
     }
 
-    /// What all of them count for, in bytes.
+    /// Sum of [`Request::bytes`].
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Begins or ends noting what changes.
+    /// Starts or stops recording changed names.
     pub(super) fn watch(&mut self, watched: bool) {
         match (watched, &self.changes) {
             (true, None) => self.changes = Some(BTreeSet::new()),
@@ -143,7 +145,7 @@ impl Requests {
         self.walk = Some(Box::new(SlabAhead::new(self.slab.capacity())));
     }
 
-    /// Goes on with the walk; whether it has passed them all.
+    /// Advances the snapshot iterator; returns true when done.
     pub(super) fn walk_on(&mut self, names: &Names, pen: &mut Pen<'_>) -> bool {
         let Some(walk) = &mut self.walk else { return true };
         while let Some(id) = walk.next(pen) {
@@ -155,7 +157,7 @@ impl Requests {
         walk.is_done()
     }
 
-    /// Writes what was saved; whether that was all.
+    /// Writes out the copy-on-write buffer; returns true once it is empty.
     pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
         self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
     }

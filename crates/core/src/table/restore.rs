@@ -1,11 +1,11 @@
-//! A table from a snapshot: from its stream, piece by piece, or from plain data.
+//! Restores a table from a snapshot: from its stream, piece by piece, or from plain data.
 //!
-//! Entries are put in their places as they come, in whatever order; nothing is held twice. What needs all of them is
-//! done at the end: sessions get their requests, and what must be there once is looked for twice.
+//! Entries are inserted as they arrive, in any order, and are stored only once. Steps that need all entries run at the
+//! end: linking requests to their sessions, and the search for duplicates.
 //!
-//! Everything that the table's own soundness rests on is checked: numbers against the counters, what must be unique,
-//! what must belong together. Whether the holds obey the rules is not judged again: the digest says that they are what
-//! was written. Nor are limits of size: a version that lowers one must still read what an older one allowed.
+//! All properties that the table's code relies on are checked: numbers against the counters, uniqueness, and consistent
+//! references. The lock rules are not checked again, because the digest shows that the holds are those that were
+//! written. Size limits are not checked either: a version with a lower limit must read snapshots of an older version.
 
 use super::Table;
 use super::crowd::{Class, Limit};
@@ -17,7 +17,7 @@ use crate::snapshot::items::{Header, Item, StreamReader};
 use crate::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState, SessionState, Snapshot};
 use crate::types::{ModeKind, Seq, SessionId, Slot};
 
-/// Why a snapshot is not one of a table. Nothing of it is used.
+/// The snapshot does not describe a table. Nothing of it is used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the snapshot does not describe a table: {0}; restore another one")]
 pub struct SnapshotError(pub(crate) String);
@@ -26,12 +26,13 @@ fn refuse<T>(why: impl Into<String>) -> Result<T, SnapshotError> {
     Err(SnapshotError(why.into()))
 }
 
-/// The greatest counter that is believed: far above what a table can reach, and far below where counting would fail.
+/// Upper bound for counters in a snapshot: far above any that a table can reach, and low enough that incrementing can't
+/// overflow.
 const COUNTER_MAX: u64 = 1 << 62;
 
-/// Makes a table from a stream that [`Table::walk_piece`] or [`Snapshot::encode`] wrote, as its bytes come.
+/// Builds a table from the bytes of a stream that [`Table::walk_piece`] or [`Snapshot::encode`] wrote, as they arrive.
 ///
-/// Beside the table it keeps at most one item that is not whole yet.
+/// Besides the table it stores at most one incomplete item.
 pub struct Restorer {
     table: Table,
     stream: StreamReader,
@@ -39,16 +40,16 @@ pub struct Restorer {
 }
 
 impl Restorer {
-    /// `hash_seed` as for [`Table::new`].
+    /// `hash_seed`: see [`Table::new`].
     #[must_use]
     pub fn new(hash_seed: u64) -> Self {
         Self { table: Table::new(hash_seed), stream: StreamReader::default(), failed: None }
     }
 
-    /// Takes the next bytes of the stream, cut anywhere.
+    /// Reads the next bytes of the stream, split at any position.
     ///
     /// # Errors
-    /// [`SnapshotError`] as soon as these bytes can't be part of a snapshot; every later call says the same.
+    /// [`SnapshotError`] as soon as the bytes can't be part of a valid snapshot. Every later call returns the same error.
     pub fn push(&mut self, bytes: &[u8]) -> Result<(), SnapshotError> {
         if let Some(why) = &self.failed {
             return Err(why.clone());
@@ -66,16 +67,16 @@ impl Restorer {
         result
     }
 
-    /// What the stream's [`Snapshot::digest`] is; `None` before its end was read.
+    /// The stream's [`Snapshot::digest`]; `None` before the end of the stream was read.
     #[must_use]
     pub fn digest(&self) -> Option<u128> {
         self.stream.finish().ok()
     }
 
-    /// A table that goes on exactly where the snapshot was taken.
+    /// The restored table, in exactly the state of the snapshot.
     ///
     /// # Errors
-    /// [`SnapshotError`] if the stream isn't whole, or contradicts itself.
+    /// [`SnapshotError`] if the stream is incomplete or inconsistent.
     pub fn finish(self) -> Result<Table, SnapshotError> {
         if let Some(why) = self.failed {
             return Err(why);
@@ -88,10 +89,10 @@ impl Restorer {
 }
 
 impl Table {
-    /// A table that goes on exactly where the snapshot was taken.
+    /// A table in exactly the state of the snapshot.
     ///
     /// # Errors
-    /// [`SnapshotError`] if the snapshot contradicts itself.
+    /// [`SnapshotError`] if the snapshot is inconsistent.
     pub fn restore(snapshot: &Snapshot, hash_seed: u64) -> Result<Self, SnapshotError> {
         let mut table = Self::new(hash_seed);
         table.restore_header(&snapshot.header())?;
@@ -128,7 +129,7 @@ impl Table {
         Ok(())
     }
 
-    /// `ending`: it has ended, and this is the lock-delay for its holds.
+    /// `ending`: for a session that has ended, the lock-delay of its holds in milliseconds.
     fn restore_session(&mut self, state: SessionState, ending: Option<u64>) -> Result<(), SnapshotError> {
         let (id, secret_hash) = (state.id, state.secret_hash);
         if id.0 == 0 || id.0 > self.last_session {
@@ -144,7 +145,7 @@ impl Table {
             }
             last = Some(kept.seq);
         }
-        // The secret of one that has ended may open another.
+        // The secret of an ended session may belong to a new session too.
         let is_secret_new = ending.is_some() || self.by_secret.insert(secret_hash, id).is_none();
         if !is_secret_new || !self.sessions.insert(id, Session::restore(state, ending)) {
             return refuse(format!("session {id} or its secret appears twice"));
@@ -233,7 +234,7 @@ impl Table {
         Ok(())
     }
 
-    /// What can be done only once all entries are there.
+    /// The steps that need all entries.
     fn complete(&mut self) -> Result<(), SnapshotError> {
         let tickets = self.requests.iter().map(|(_, request)| request.ticket.0);
         if let Some(ticket) = first_twice(tickets.collect()) {
@@ -264,7 +265,7 @@ impl Table {
         Ok(())
     }
 
-    /// Sorted first: a session's requests are then built in one go, densely.
+    /// Sorts the requests first, so that each session's map is built at once, with densely filled nodes.
     fn give_sessions_their_requests(&mut self) -> Result<(), SnapshotError> {
         let owned = self.requests.iter().filter_map(|(id, request)| Some((request.owner?, id)));
         let mut owned: Vec<(SessionId, Seq, RequestId)> =
@@ -285,14 +286,14 @@ impl Table {
     }
 }
 
-/// What a request says is possible for one request.
+/// Checks that a single request is consistent.
 fn check_shape(state: &RequestState, last_ticket: u64) -> Result<(), SnapshotError> {
     let ticket = state.ticket.0;
     let wrong = |what: &str| refuse(format!("request with ticket {ticket} has {what}"));
     if ticket == 0 || ticket > last_ticket {
         return wrong("a ticket above the counter");
     }
-    // `is_sorted_by` with `<` also finds what is there twice.
+    // `is_sorted_by` with `<` rejects duplicates too.
     if state.names.is_empty() || !state.names.is_sorted_by(|a, b| a < b) {
         return wrong("no names, or not in their order");
     }
@@ -323,7 +324,7 @@ fn check_shape(state: &RequestState, last_ticket: u64) -> Result<(), SnapshotErr
 }
 
 fn first_twice(mut numbers: Vec<u64>) -> Option<u64> {
-    // Stable sorting, because it is quick where long runs are in order already, and they are.
+    // The stable sort is fast on long sorted runs, which are usual here.
     numbers.sort();
     numbers.windows(2).find(|pair| pair[0] == pair[1]).map(|pair| pair[0])
 }

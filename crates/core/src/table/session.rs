@@ -1,5 +1,5 @@
-//! One session: its live requests, and the final answers its client may not have yet (P7). And all of them: who may
-//! change one, and what a walk is owed for it.
+//! A session with its live requests and kept answers (P7), and the store of all sessions, with change tracking for
+//! snapshots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Deref, DerefMut};
@@ -23,18 +23,18 @@ pub(super) struct Session {
     pub(super) done_through: Seq,
     pub(super) live: BTreeMap<Seq, RequestId>,
     kept: BTreeMap<Seq, Kept>,
-    /// `(until, seq)` of every kept answer that has an until: what a rising `done_through` lets go, in order.
+    /// `(until, seq)` of every kept answer with an `until`, in the order in which a rising `done_through` drops them.
     by_until: BTreeSet<(Seq, Seq)>,
-    /// The others: ends that the client has not confirmed.
+    /// Kept answers without an `until`: ends that the client has not confirmed.
     unconfirmed: BTreeSet<Seq>,
-    /// Of the names in kept answers.
+    /// Total length of the names in kept answers.
     kept_name_bytes: u64,
-    /// It has ended, and these are the requests and answers that are still to be removed: with the lock-delay for holds,
-    /// in milliseconds.
+    /// `Some` once the session has ended, until its requests and answers are removed: the lock-delay of its holds in
+    /// milliseconds.
     ending: Option<u64>,
 }
 
-/// What a session counts for beside its label, and an answer that it keeps, in bytes.
+/// Accounted size in bytes of a session without its label, and of a kept answer.
 const SESSION_BYTES: u64 = 512;
 const KEPT_BYTES: u64 = 160;
 
@@ -62,19 +62,19 @@ impl Session {
         }
     }
 
-    /// What it counts for without its requests, in bytes.
+    /// Accounted size in bytes, without requests.
     fn bytes(&self) -> u64 {
         SESSION_BYTES + self.label.len() as u64 + self.kept.len() as u64 * KEPT_BYTES + self.kept_name_bytes
     }
 
-    /// R1: taken before the command, never goes down, raises the highest seq seen.
+    /// R1: applied before the command; never falls, and raises the highest seq seen.
     pub(super) fn take_done_through(&mut self, done_through: Seq) {
         self.see(done_through);
         self.done_through = self.done_through.max(done_through);
         self.forget_confirmed();
     }
 
-    /// Forgets what the client has: a part of it, at most [`limits::FORGOTTEN_PER_COMMAND_MAX`] answers.
+    /// Drops confirmed answers, at most [`limits::FORGOTTEN_PER_COMMAND_MAX`].
     fn forget_confirmed(&mut self) {
         for _ in 0..limits::FORGOTTEN_PER_COMMAND_MAX {
             if !self.has_confirmed() {
@@ -86,7 +86,7 @@ impl Session {
         }
     }
 
-    /// Whether it keeps answers that the client has.
+    /// Whether confirmed answers are still kept.
     fn has_confirmed(&self) -> bool {
         self.by_until.first().is_some_and(|&(until, _)| until <= self.done_through)
     }
@@ -106,7 +106,7 @@ impl Session {
         self.highest = self.highest.max(seq);
     }
 
-    /// Keeps a final answer; not at all if the client already has what it is kept for.
+    /// Keeps a final answer, unless the client has already confirmed up to `until`.
     pub(super) fn keep(&mut self, seq: Seq, reply: Reply, until: Option<Seq>) {
         if until.is_none_or(|until| until > self.done_through) {
             self.put_kept(seq, reply, until);
@@ -132,8 +132,8 @@ impl Session {
         (!is_confirmed).then_some(&kept.reply)
     }
 
-    /// How a request that is no longer live ended, for the `Finish` numbered `by`; the answer is then kept for that
-    /// `Finish` too (R3).
+    /// The end of a request that is no longer live, for the `Finish` numbered `by`. The answer is then kept at least
+    /// until that `Finish` is confirmed (R3).
     pub(super) fn finish_kept(&mut self, target: Seq, by: Seq) -> End {
         if self.kept(target).is_none() {
             return End::Gone;
@@ -151,12 +151,14 @@ impl Session {
         self.kept.len()
     }
 
-    /// Whether it keeps as many answers as it may. Answers that the client has don't count, and are forgotten soon.
+    /// Whether the session has the maximum number of kept answers. False while confirmed answers are still kept, because
+    /// later commands drop those.
     pub(super) fn keeps_too_many(&self) -> bool {
         self.kept.len() >= limits::KEPT_ANSWERS_MAX && !self.has_confirmed()
     }
 
-    /// Requests that ended without the client's asking, and whose end it has not confirmed yet (R3), from a seq on.
+    /// Requests above `after` that ended without a command of the client, and whose end the client has not confirmed
+    /// yet (R3).
     pub(super) fn unconfirmed_ends(&self, after: Seq) -> impl Iterator<Item = (Seq, End)> {
         let after = (Bound::Excluded(after), Bound::Unbounded);
         self.unconfirmed.range(after).filter_map(|seq| match self.kept.get(seq)?.reply {
@@ -165,7 +167,7 @@ impl Session {
         })
     }
 
-    /// The same as it was; `ending` if it had ended. Its requests come later.
+    /// Restores a session; `ending` if it had ended. Its requests are added later.
     pub(super) fn restore(state: SessionState, ending: Option<u64>) -> Self {
         let mut session = Self::new(&crate::OpenSession {
             secret_hash: state.secret_hash,
@@ -175,12 +177,12 @@ impl Session {
             label: state.label,
         });
         (session.highest, session.done_through, session.ending) = (state.highest, state.done_through, ending);
-        // Also those that its client has confirmed and that are not forgotten yet.
+        // Includes confirmed answers that were not dropped before the snapshot.
         state.kept.into_iter().for_each(|kept| session.put_kept(kept.seq, kept.reply, kept.until));
         session
     }
 
-    /// Writes it, live or ended.
+    /// Encodes the session, live or ending.
     fn put(&self, id: SessionId, out: &mut Vec<u8>) -> Digest {
         let state = self.state(id);
         match self.ending {
@@ -189,7 +191,7 @@ impl Session {
         }
     }
 
-    /// The same as plain data, without the live requests: those know their session.
+    /// The session as plain data, without its live requests, which refer to the session.
     pub(super) fn state(&self, id: SessionId) -> SessionState {
         let kept =
             |(&seq, kept): (&Seq, &Kept)| KeptAnswer { seq, reply: kept.reply.clone(), until: kept.until };
@@ -207,7 +209,7 @@ impl Session {
     }
 }
 
-/// Of the name in an answer, which is the only part of one whose length a client chooses.
+/// Length of the name in an answer, the only part whose length the client chooses.
 fn name_bytes(reply: &Reply) -> u64 {
     match reply {
         Reply::Refused(
@@ -219,19 +221,19 @@ fn name_bytes(reply: &Reply) -> u64 {
     }
 }
 
-/// The sessions of a table: live ones, and those that have ended but still have requests. They are changed only through
-/// the methods here, which save the old state for a walk that is under way.
+/// The sessions of a table: live ones, and ended ones that still have requests or answers. They are changed only
+/// through these methods, which save the old state for a snapshot in progress.
 #[derive(Default)]
 pub(super) struct Sessions {
     by_id: BTreeMap<SessionId, Session>,
     ending: BTreeSet<SessionId>,
-    /// Those that keep answers which their clients have.
+    /// Sessions with confirmed answers that are still kept.
     forgetting: BTreeSet<SessionId>,
     bytes: u64,
     walk: Option<Box<SessionsAhead>>,
 }
 
-/// A session that may be changed. When this is dropped, the sums and lists over all sessions follow.
+/// Mutable access to a session. Updates the sums and lists over all sessions when dropped.
 pub(super) struct SessionMut<'a> {
     id: SessionId,
     session: &'a mut Session,
@@ -266,28 +268,28 @@ impl Drop for SessionMut<'_> {
 }
 
 impl Sessions {
-    /// How many are live.
+    /// Number of live sessions.
     pub(super) fn len(&self) -> usize {
         self.by_id.len() - self.ending.len()
     }
 
-    /// What all of them count for without their requests, in bytes.
+    /// Accounted size of all sessions in bytes, without their requests.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The live ones, by id.
+    /// Live sessions, by id.
     pub(super) fn iter(&self) -> impl Iterator<Item = (SessionId, &Session)> {
         self.after(SessionId(0))
     }
 
-    /// Those with a higher id.
+    /// Live sessions with an id above `id`.
     pub(super) fn after(&self, id: SessionId) -> impl Iterator<Item = (SessionId, &Session)> {
         let sessions = self.by_id.range((Bound::Excluded(id), Bound::Unbounded));
         sessions.filter(|(_, session)| session.ending.is_none()).map(|(&id, session)| (id, session))
     }
 
-    /// Those that have ended and still have requests or answers, by id.
+    /// Ended sessions that still have requests or answers, by id.
     pub(super) fn ending(&self) -> impl Iterator<Item = EndingState> {
         self.ending.iter().filter_map(|&id| {
             let session = self.by_id.get(&id)?;
@@ -300,13 +302,13 @@ impl Sessions {
         self.by_id.get(&id).filter(|session| session.ending.is_none())
     }
 
-    /// A live session, to be changed.
+    /// Mutable access to a live session.
     pub(super) fn get_mut(&mut self, id: SessionId) -> Option<SessionMut<'_>> {
         self.get(id)?;
         self.change(id)
     }
 
-    /// A session, live or ending, to be changed.
+    /// Mutable access to a session, live or ending.
     pub(super) fn change(&mut self, id: SessionId) -> Option<SessionMut<'_>> {
         self.preserve(id);
         let session = self.by_id.get_mut(&id)?;
@@ -314,7 +316,7 @@ impl Sessions {
         Some(SessionMut { id, session, bytes, bytes_before, forgetting: &mut self.forgetting })
     }
 
-    /// Whether it is new. A walk under way knows by its id that it is.
+    /// Returns true if the id is new. A snapshot iterator recognizes the session as new by its id.
     pub(super) fn insert(&mut self, id: SessionId, session: Session) -> bool {
         self.bytes += session.bytes();
         if session.ending.is_some() {
@@ -326,8 +328,8 @@ impl Sessions {
         self.by_id.insert(id, session).is_none()
     }
 
-    /// Ends a live session: from now on it is gone for every command, and its requests are removed piece by piece.
-    /// Returns its secret's hash.
+    /// Ends a live session and returns the hash of its secret. All later commands find it gone; its requests are
+    /// removed in pieces.
     pub(super) fn end(&mut self, id: SessionId, expired: bool) -> Option<[u8; 32]> {
         let mut session = self.get_mut(id)?;
         session.ending = Some(if expired { session.lock_delay_ms } else { 0 });
@@ -337,12 +339,12 @@ impl Sessions {
         Some(secret_hash)
     }
 
-    /// Whether some are ending, or keep answers that their clients have.
+    /// Whether there are ended sessions to remove, or confirmed answers to drop.
     pub(super) fn has_backlog(&self) -> bool {
         !self.ending.is_empty() || !self.forgetting.is_empty()
     }
 
-    /// Has one session forget a part of the answers that its client has.
+    /// Drops confirmed answers of one session, up to the bound of a command.
     pub(super) fn forget_some(&mut self) {
         if let Some(&id) = self.forgetting.first()
             && let Some(mut session) = self.change(id)
@@ -351,8 +353,8 @@ impl Sessions {
         }
     }
 
-    /// The next request of a session that is ending, and the lock-delay for it, in milliseconds. Forgets sessions that
-    /// have none left. `None`: there is none, or the budget is spent.
+    /// Takes the next request of an ending session, and its lock-delay in milliseconds. Removes sessions that have none
+    /// left. `None` if there is none, or if the budget is spent.
     pub(super) fn pop_ending(&mut self, budget: &mut Budget) -> Option<(SessionId, RequestId, u64)> {
         while !budget.is_spent()
             && let Some(&id) = self.ending.first()
@@ -377,7 +379,7 @@ impl Sessions {
         None
     }
 
-    /// A request of a session, live or ending, is over.
+    /// Removes a request from its session, live or ending.
     pub(super) fn forget_request(&mut self, owner: Owner) {
         if let Some(mut session) = self.change(owner.session) {
             session.live.remove(&owner.seq);
@@ -401,12 +403,12 @@ impl Sessions {
         }
     }
 
-    /// Begins a walk; sessions above `last` will be new.
+    /// Starts the snapshot iterator; sessions with ids above `last` will be new.
     pub(super) fn begin_walk(&mut self, last: SessionId) {
         self.walk = Some(Box::new(SessionsAhead::new(last)));
     }
 
-    /// Goes on with the walk; whether it has passed them all.
+    /// Advances the snapshot iterator; returns true when done.
     pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
         let Some(walk) = &mut self.walk else { return true };
         for (&id, session) in self.by_id.range(walk.range()) {
@@ -421,7 +423,7 @@ impl Sessions {
         true
     }
 
-    /// Writes what was saved; whether that was all.
+    /// Writes out the copy-on-write buffer; returns true once it is empty.
     pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
         self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
     }

@@ -31,8 +31,8 @@ impl Table {
         Reply::Opened { session }
     }
 
-    /// Ends a session and all its requests; what is beyond the work of one command is left for later. Lock-delay applies
-    /// only if it `expired` (S3).
+    /// Ends a session and all its requests. Work beyond the bound of a command stays in the backlog. Lock-delay applies
+    /// only if the session `expired` (S3).
     pub(super) fn end_session(&mut self, id: SessionId, expired: bool, out: &mut Effects) -> Reply {
         let Some(secret_hash) = self.sessions.end(id, expired) else { return Reply::SessionGone };
         self.by_secret.remove(&secret_hash);
@@ -41,7 +41,7 @@ impl Table {
         Reply::SessionGone
     }
 
-    /// Removes requests of sessions that are ending.
+    /// Removes requests of ending sessions, until the budget is spent.
     pub(super) fn end_ending(&mut self, budget: &mut Budget, out: &mut Effects) {
         let mut ends = Vec::new();
         while let Some((_, request, delay_ms)) = self.sessions.pop_ending(budget) {
@@ -53,7 +53,7 @@ impl Table {
         tell_ends(ends, out);
     }
 
-    /// The pass has come to a waiter whose session is ending: it is removed before its turn.
+    /// Removes a waiter of an ending session that the grant pass has reached before [`Table::end_ending`].
     pub(super) fn end_of_ending(&mut self, owner: Owner, id: RequestId) {
         self.sessions.forget_request(owner);
         let closed = self.end_request(id, 0);

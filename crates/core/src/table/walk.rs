@@ -1,10 +1,11 @@
-//! The table written down: at one stretch as plain data, or by a walk, in pieces between which commands go on.
+//! Snapshots of the table: at once as plain data, or by a snapshot iterator in pieces, between which commands are
+//! applied.
 //!
-//! A walk writes every entry as it was when the walk began, and nothing that came later. Its pieces follow memory, not
-//! tickets or names; whoever reads them sorts. An entry that is changed before its turn is encoded first, in its old
-//! state, by the store that it lies in (`ahead`, `requests`, `session`, `names`), and written from there. A command
-//! pays for that once a walk and entry that it touches: one that ends a session of a million requests encodes
-//! a million.
+//! The iterator (`Walk`) writes every entry in its state at the start of the snapshot. It follows the order in memory,
+//! so its readers must sort by ticket and name. Before a command changes an entry that the iterator has not reached,
+//! the entry's store (`ahead`, `requests`, `session`, `names`) encodes the old state into a copy-on-write buffer, from
+//! which it is written. A command pays for this once per snapshot and entry: ending a session with a million requests
+//! encodes a million entries.
 
 use super::Table;
 use super::ahead::Pen;
@@ -13,39 +14,39 @@ use crate::snapshot::items::{Digest, Header, put_end, put_header};
 use crate::snapshot::{LimitState, RequestState, Snapshot};
 use crate::types::SessionId;
 
-/// Whether a walk has more to write.
+/// Result of writing a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum WalkState {
-    /// Call again.
+    /// More pieces follow.
     Continue,
-    /// The stream has its end, and the walk is over.
+    /// The end of the stream was written, and the snapshot is complete.
     Done {
-        /// What [`Snapshot::digest`] of the table was when the walk began.
+        /// The table's [`Snapshot::digest`] at the start of the snapshot.
         digest: u128,
     },
-    /// No walk was under way; nothing was written. A table that was put in place of another has none.
+    /// No snapshot is in progress, and nothing was written. A table that was restored in place of another one has none.
     NoWalk,
 }
 
-/// No walk can begin now: another is under way.
+/// A snapshot can't begin while another one is in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a walk over the table is under way; write it to its end or abandon it before another is begun")]
 pub struct WalkUnderWay;
 
-/// A walk under way; how far it has come is known in the stores.
+/// Shared state of the snapshot iterator. The position is in each store.
 pub(super) struct Walk {
-    /// As it was when the walk began; `None` once written.
+    /// Header at the start of the snapshot; `None` once written.
     header: Option<Header>,
     digest: Digest,
 }
 
 impl Table {
-    /// Begins a walk: a snapshot of the table as it is now, to be written in pieces while commands go on. Costs a few
-    /// microseconds, and a bit for each request and name until the walk is over.
+    /// Begins a snapshot of the current state, written in pieces while commands are applied. Takes a few microseconds,
+    /// and one bit of memory per request and name until the snapshot is complete.
     ///
     /// # Errors
-    /// [`WalkUnderWay`]: there is one walk at a time. That one is not disturbed.
+    /// [`WalkUnderWay`] if a snapshot is already in progress; it continues unchanged.
     pub fn begin_walk(&mut self) -> Result<(), WalkUnderWay> {
         if self.walk.is_some() {
             return Err(WalkUnderWay);
@@ -58,19 +59,19 @@ impl Table {
         Ok(())
     }
 
-    /// Appends the next piece of the walk's stream to `out`: about `budget_items` items, and at least one. Long items
-    /// count as several (one for each name, kept answer and 128 bytes), 16 vacant places in memory as one; so a piece
-    /// takes about the same time whatever it meets: with a budget of 5,000 about a millisecond, docs/benchmarks.md has
-    /// the figures. One item is never cut: a session with very many kept answers is written at once.
+    /// Appends the next piece of the snapshot stream to `out`: about `budget_items` items, at least one. A long item
+    /// counts as several (one for each name, each kept answer and each 128 bytes), and 16 vacant slab entries count as
+    /// one, so that all pieces take about the same time: about a millisecond for a budget of 5,000 (figures in
+    /// docs/benchmarks.md). Items are not split: a session with very many kept answers is written at once.
     ///
-    /// All pieces together are what a [`Restorer`](crate::Restorer) reads, and [`Snapshot::decode`].
+    /// A [`Restorer`](crate::Restorer) and [`Snapshot::decode`] read the concatenation of all pieces.
     pub fn walk_piece(&mut self, budget_items: usize, out: &mut Vec<u8>) -> WalkState {
         let Some(mut walk) = self.walk.take() else { return WalkState::NoWalk };
         if let Some(header) = walk.header.take() {
             walk.digest += put_header(out, &header);
         }
         let mut pen = Pen::new(budget_items, out, &mut walk.digest);
-        // What was saved comes first, so that it takes no memory for longer than it must.
+        // The copy-on-write buffers come first, to free their memory early.
         let is_done = self.unpassed.write_saved(&mut pen)
             && self.requests.write_saved(&mut pen)
             && self.sessions.write_saved(&mut pen)
@@ -88,7 +89,7 @@ impl Table {
         WalkState::Done { digest: walk.digest.0 }
     }
 
-    /// Ends the walk under way, if there is one. What it wrote so far is of no use.
+    /// Cancels the snapshot in progress, if any. Its pieces written so far are useless.
     pub fn abandon_walk(&mut self) {
         self.walk = None;
         self.unpassed.end_walk();
@@ -97,7 +98,7 @@ impl Table {
         self.names.end_walk();
     }
 
-    /// Whether a walk is under way.
+    /// Whether a snapshot is in progress.
     #[must_use]
     pub fn is_walking(&self) -> bool {
         self.walk.is_some()
@@ -112,7 +113,7 @@ impl Table {
         }
     }
 
-    /// The whole table in canonical order (E2), at one stretch: for small tables and for tests.
+    /// The whole table in canonical order (E2), built at once. For small tables and tests.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut requests: Vec<RequestState> =

@@ -1,9 +1,10 @@
-//! What a command may cost, and what it leaves for later (M2).
+//! Bounds on the work of a command, and the backlog that commands leave (M2).
 //!
-//! A command's own part is bounded by the lengths of its names. Three things are not: ending a session ends all its
-//! requests, what ends may let many waiters in, and a client may confirm many answers at once. Each is done up to a
-//! bound ([`limits::WORK_PER_COMMAND_MAX`]); the rest is kept, and [`Command::Resume`] continues it. What is left for later delays grants, and never overtakes: a waiter
-//! that could be granted still blocks every later request that conflicts with it.
+//! The work of a command itself is bounded by the lengths of its names. Three consequences are not: the end of a
+//! session ends all its requests, an ended request may unblock many waiters, and a client may confirm many answers at
+//! once. A command does a bounded part of each ([`limits::WORK_PER_COMMAND_MAX`],
+//! [`limits::FORGOTTEN_PER_COMMAND_MAX`]) and stores the rest, which [`Command::Resume`] continues. The backlog delays
+//! grants but never reorders them: a waiter that could be granted still blocks every later conflicting request.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ use crate::snapshot::FreedState;
 use crate::snapshot::items::put_freed;
 use crate::types::{ModeKind, Ticket};
 
-/// Counts the entries of the table that were looked at: names, requests, waiters and holds.
+/// Counts visited entries of the table: names, requests, waiters and holds.
 #[derive(Default)]
 pub(super) struct Visits(Cell<u64>);
 
@@ -30,15 +31,15 @@ impl Visits {
     }
 }
 
-/// A name at which something went away.
+/// A freed name: a request that held or waited for it has left it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Freed<N> {
     pub(super) name: N,
-    /// Its subtree was freed too.
+    /// Whether the request covered the subtree.
     pub(super) subtree: bool,
-    /// The mode of what went away: shared requests never kept each other out.
+    /// The mode of the request that left. Shared requests never blocked each other.
     pub(super) kind: ModeKind,
-    /// Requests up to this ticket were not kept out by it, or were looked at since.
+    /// Requests up to this ticket were not blocked by the request that left, or were visited since.
     pub(super) after: Ticket,
 }
 
@@ -48,7 +49,7 @@ impl<N> Freed<N> {
     }
 }
 
-/// How much work may still be done for the current command, in names looked at.
+/// Remaining work of the current command, in visited names and removed answers.
 pub(super) struct Budget(usize);
 
 impl Budget {
@@ -65,11 +66,11 @@ impl Budget {
     }
 }
 
-/// The names at which the pass of rule G1 has not been made, or not to its end, in the order in which it will be made.
+/// The freed names whose grant pass (G1) is still to be run or completed, in the order in which it will run.
 #[derive(Default)]
 pub(super) struct Unpassed {
-    /// By name, not by node: a node is forgotten as soon as its name is not in use. Numbers begin anew whenever there is
-    /// none left, so they are the same on a node that was restored meanwhile.
+    /// Keyed by a running number. Stores names instead of nodes, because a node is removed once its name is unused.
+    /// Numbering restarts at 0 whenever the map is empty, so a node restored from a snapshot assigns the same numbers.
     names: BTreeMap<u64, Freed<LockName>>,
     walk: Option<Box<FreedAhead>>,
 }
@@ -101,7 +102,7 @@ impl Unpassed {
         self.names.iter().map(|(&number, freed)| freed.state(number))
     }
 
-    /// Whether none has this number yet.
+    /// Returns false if the number exists already.
     pub(super) fn restore(&mut self, state: FreedState) -> bool {
         let FreedState { number, name, subtree, kind, after } = state;
         self.names.insert(number, Freed { name, subtree, kind, after }).is_none()
@@ -111,7 +112,7 @@ impl Unpassed {
         self.walk = Some(Box::new(FreedAhead::new(self.next_number())));
     }
 
-    /// Goes on with the walk; whether it has passed them all.
+    /// Advances the snapshot iterator; returns true when done.
     pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
         let Some(walk) = &mut self.walk else { return true };
         for (&number, freed) in self.names.range(walk.range()) {
@@ -125,7 +126,7 @@ impl Unpassed {
         true
     }
 
-    /// Writes what was saved; whether that was all.
+    /// Writes out the copy-on-write buffer; returns true once it is empty.
     pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
         self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
     }
@@ -143,29 +144,31 @@ impl Freed<LockName> {
 }
 
 impl Table {
-    /// Whether earlier commands left work for [`Command::Resume`]. Whoever drives the table applies that command until
-    /// there is none: until then some requests wait that could be granted, and some closed sessions still hold.
+    /// Whether earlier commands left work for [`Command::Resume`]. The table's driver applies that command until this
+    /// returns false. Until then some requests wait that could be granted, and requests of some ended sessions still
+    /// hold.
     #[must_use]
     pub fn has_backlog(&self) -> bool {
         !self.unpassed.is_empty() || self.sessions.has_backlog()
     }
 
-    /// Entries of the table that were looked at since it was made: names, requests, waiters and holds. The difference
-    /// over one command is at most [`Command::visits_max`].
+    /// Number of entries visited since the table was created: names, requests, waiters and holds. One command adds at
+    /// most [`Command::visits_max`].
     #[must_use]
     pub fn visits(&self) -> u64 {
         self.names.visits().0.get().wrapping_add(self.requests.visits().0.get())
     }
 
-    /// The same table with another [`limits::WORK_PER_COMMAND_MAX`], at least 1: for tests and the simulator, which leave
-    /// work for later without a crowd. It decides which command grants what, so it must be the same on every node.
+    /// Replaces [`limits::WORK_PER_COMMAND_MAX`] by another bound, at least 1. With it, tests and the simulator create
+    /// a backlog from few requests. The bound decides which command grants which request, so it must be the same on
+    /// every node.
     #[must_use]
     pub fn with_work_max(mut self, names: usize) -> Self {
         self.work_max = names.max(1);
         self
     }
 
-    /// Continues with the sessions that are ending, then with the names that were freed.
+    /// Continues the backlog: confirmed answers, then sessions that are ending, then freed names.
     pub(super) fn resume(&mut self, out: &mut Effects) -> Reply {
         self.sessions.forget_some();
         self.end_ending(&mut Budget::new(self.work_max), out);
@@ -174,7 +177,7 @@ impl Table {
             && let Some(freed) = self.unpassed.pop()
         {
             budget.spend(1 + freed.name.segments());
-            // Nothing waits at a name that is gone; but a subtree above it may.
+            // A name without a node has no waiters, but a subtree request may wait at a name above it.
             if let Some(node) = self.nearest(&freed.name) {
                 self.freed.push(freed.named(node));
             }
@@ -182,17 +185,17 @@ impl Table {
         Reply::Done
     }
 
-    /// The node of a name, or else of the nearest name above it.
+    /// The node of a name, or of the nearest name above it that has one.
     fn nearest(&self, name: &LockName) -> Option<NodeId> {
         let above = crate::name::ancestors(name.as_str());
         std::iter::once(name.as_str()).chain(above).find_map(|name| self.names.find(name))
     }
 
-    /// Notes that a request goes away from its names, so that waiters there are looked at.
+    /// Records that a request leaves its names, so that the grant pass visits the waiters there.
     pub(super) fn free(&mut self, id: RequestId) {
         let request = &self.requests[id as usize];
-        // A hold never has a conflicting waiter before it. A permit may have: it counts against all that wait, also
-        // before it, once the limit was lowered (L4).
+        // The request blocked only later tickets: no hold is granted past an earlier conflicting waiter. Permits are
+        // the exception: after the limit was lowered, a permit hold also counts against earlier waiters (L4).
         let after = if request.kind == ModeKind::Permit { Ticket(0) } else { request.ticket };
         let freed = Freed { name: (), subtree: request.subtree, kind: request.kind, after };
         self.freed.extend(request.nodes.as_slice().iter().map(|&node| freed.named(node)));
@@ -200,21 +203,21 @@ impl Table {
 }
 
 impl Command {
-    /// Most entries of the table that this command looks at, whatever the table holds (M2): a few times the segments of
-    /// its names, or of the longest list of names that a request may have where it names a request; and what it may do
-    /// for others, [`limits::WORK_PER_COMMAND_MAX`].
+    /// Maximum number of table entries that this command visits, independent of the table's contents (M2): a multiple
+    /// of the segments of its names, plus the bound on work for other requests, [`limits::WORK_PER_COMMAND_MAX`]. A
+    /// command that refers to a request counts as one with the longest possible list of names.
     #[must_use]
     pub fn visits_max(&self) -> u64 {
         self.visits_max_with(limits::WORK_PER_COMMAND_MAX)
     }
 
-    /// [`Command::visits_max`] in a table with another bound on work ([`Table::with_work_max`]).
+    /// [`Command::visits_max`] for a table with another bound on work ([`Table::with_work_max`]).
     #[must_use]
     pub fn visits_max_with(&self, work_max: usize) -> u64 {
-        /// Looks at each name above and at a name: to find it, to find conflicts of each class, to enter it everywhere,
-        /// and to forget it.
+        /// Visits of a name or of one of its prefixes: for lookup, conflict checks of each class, insertion into all
+        /// indexes, and removal.
         const PER_SEGMENT: usize = 48;
-        /// Names that are looked at for a place in the queue, a holder, live tokens.
+        /// Entries visited for a queue position, a conflicting holder and live tokens.
         const LOOKS: usize =
             4 * (limits::POSITION_LOOK_MAX + limits::HOLDER_LOOK_MAX + limits::LIVE_TOKENS_MAX);
         let segments = match self {
