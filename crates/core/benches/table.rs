@@ -1,9 +1,9 @@
-//! What the table costs: an uncontended pair, an end with many waiters, a snapshot in pieces and its way back, and
-//! memory.
+//! Benchmarks of the table: an uncontended acquire and finish, a release with many waiters, snapshots in pieces and
+//! their restore, and memory.
 //!
-//! `cargo bench -p lockkeeper-core`. Bytes per held lock are counted by the allocator of this program and printed
-//! first, with those of its snapshot; then divan measures times. Names are 32 random-looking bytes, new each time, from a fixed sequence, so that
-//! no run profits from a warm name.
+//! Run with `cargo bench -p lockkeeper-core`. First the program prints the bytes per held lock, counted by its own
+//! allocator, and the bytes per lock of a snapshot; then divan measures times. Names are 32 pseudo-random bytes from a
+//! fixed sequence and are not reused, so that no run profits from a cached name.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::RefCell;
@@ -17,17 +17,16 @@ use lockkeeper_core::{
     WalkState,
 };
 
-/// The system's allocator, with a count of the bytes that are out: the sizes asked for, without its own overhead.
+/// The system allocator with a count of the allocated bytes, by requested size and without the allocator's overhead.
 struct Counting;
 
 static BYTES_OUT: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is handed to the system's allocator unchanged; the count beside it touches no memory of the
-// caller's.
+// SAFETY: every call is passed to the system allocator unchanged; the counter accesses no memory of the caller.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         BYTES_OUT.fetch_add(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract of `alloc`, which is the system's too.
+        // SAFETY: the caller upholds the contract of `alloc`, which is also that of the system allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -40,7 +39,7 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         BYTES_OUT.fetch_add(size, Ordering::Relaxed);
         BYTES_OUT.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: `pointer` came from `alloc` above, with this layout, and the caller vouches for `size`.
+        // SAFETY: `pointer` came from `alloc` above, with this layout, and the caller guarantees a valid `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -51,7 +50,7 @@ static ALLOCATOR: Counting = Counting;
 const HOLDER: SessionId = SessionId(1);
 const OTHER: SessionId = SessionId(2);
 
-/// A table with its two sessions, and the numbers that come next.
+/// A table with two sessions, and the next seq of each.
 struct Bench {
     table: Table,
     effects: Effects,
@@ -59,7 +58,7 @@ struct Bench {
     names: Names,
 }
 
-/// Names of 32 bytes that look random: the outputs of splitmix64.
+/// Pseudo-random names of 32 bytes: the outputs of splitmix64.
 struct Names(u64);
 
 impl Names {
@@ -104,8 +103,8 @@ impl Bench {
         bench
     }
 
-    /// About as many held locks, half of them with a name of two segments, after most were ended and others acquired, many
-    /// at a time: requests, names and texts lie all over the memory, and none in the order of the others.
+    /// A table with `count` held locks, half of them with a name of two segments, after most locks were released and
+    /// others acquired in batches. Requests, names and texts are then scattered over the memory, each in another order.
     fn with_held_all_over_the_memory(count: usize) -> Self {
         let mut bench = Self::new();
         let mut held: Vec<Seq> = (0..count).map(|_| bench.acquire_one_of_two_kinds()).collect();
@@ -113,7 +112,7 @@ impl Bench {
         for _ in 0..count / 1000 {
             let places: Vec<usize> = (0..1000).map(|_| random.word() as usize % held.len()).collect();
             for &place in &places {
-                // One that is drawn twice is ended already; it does no harm.
+                // A lock that is picked twice was released already; the second finish has no effect.
                 let _finished = bench.finish(OTHER, held[place]);
             }
             for &place in &places {
@@ -138,7 +137,7 @@ impl Bench {
         Seq(*next - 1)
     }
 
-    /// An acquire that confirms everything before it, as a client does.
+    /// An acquire that confirms all earlier answers, as a client does.
     fn acquire(&mut self, session: SessionId, name: LockName) -> (Seq, Reply) {
         let seq = self.seq(session);
         let command = acquire(session, seq, name);
@@ -168,7 +167,7 @@ fn acquire(session: SessionId, seq: Seq, name: LockName) -> Command {
     })
 }
 
-/// How many pairs one sample makes; the name is made outside of the measured part.
+/// Number of acquire-finish pairs in a sample. Names are created outside of the measured part.
 const PAIRS: u64 = 1000;
 
 #[divan::bench(args = [1_000, 1_000_000])]
@@ -191,9 +190,10 @@ fn acquire_and_finish_a_free_lock_beside_held_ones(bencher: Bencher<'_, '_>, hel
         });
 }
 
-/// One lock is held and `waiters` wait for it. Measured: the end, which grants the first waiter. The new holder then
-/// ends too, and so on; each who was served queues again at the end, outside of the measured part. One end a sample:
-/// with more, divan would make their inputs ahead, and more would wait than the figure says.
+/// One lock is held, and `waiters` requests wait for it. Measures the release, which grants the first waiter; the next
+/// sample releases that hold. Each released request is replaced by a new one at the end of the queue, outside of the
+/// measured part. A sample has one release: with more, divan would prepare their inputs in advance, and the queue would
+/// be longer than `waiters`.
 fn end_with_waiters(bencher: Bencher<'_, '_>, waiters: usize, held: usize) {
     let mut bench = Bench::with_held(held);
     let name = LockName::parse("orders/42").expect("a legal name");
@@ -237,7 +237,7 @@ fn snapshot_of_held_locks(bencher: Bencher<'_, '_>, held: usize) {
     bencher.counter(ItemsCount::new(held)).bench_local(|| bench.table.snapshot());
 }
 
-/// A piece is how long a walk keeps commands waiting; the recommended budget stays below 2 ms.
+/// While a piece is written, no command is applied. The recommended budget takes less than 2 ms.
 #[divan::bench(args = [1_000, 5_000, 10_000, 20_000], sample_size = 1, sample_count = 1000)]
 fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: usize) {
     let bench = RefCell::new(Bench::with_held_all_over_the_memory(1_000_000));
@@ -250,7 +250,7 @@ fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: u
             }
         })
         .bench_local_values(|()| {
-            // With a buffer of its own, as one that is handed to a disk has.
+            // A new buffer for each piece, because the disk worker takes ownership of it.
             let mut piece = Vec::new();
             let _state = black_box(bench.borrow_mut().table.walk_piece(budget, &mut piece));
             piece
@@ -265,7 +265,7 @@ fn beginning_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>) {
         .bench_local_values(|()| bench.borrow_mut().table.begin_walk());
 }
 
-/// Walks to the end; `each` gets every piece.
+/// Writes a whole snapshot in pieces, and passes each to `each`.
 fn walk(table: &mut Table, mut each: impl FnMut(Vec<u8>)) {
     table.begin_walk().expect("no walk is under way");
     loop {
@@ -278,7 +278,7 @@ fn walk(table: &mut Table, mut each: impl FnMut(Vec<u8>)) {
     }
 }
 
-/// The recommended budget of a piece.
+/// The recommended budget of a piece, in items.
 const PIECE_ITEMS: usize = 5_000;
 
 #[divan::bench(sample_size = 1, sample_count = 10)]
@@ -300,7 +300,7 @@ fn restore_of_a_million_held_locks(bencher: Bencher<'_, '_>) {
     });
 }
 
-/// Pairs of new locks, as above, while a walk is under way that gets nowhere.
+/// Pairs of new locks, as above, while a snapshot is in progress but does not advance.
 #[divan::bench]
 fn acquire_and_finish_beside_a_million_held_ones_and_a_walk(bencher: Bencher<'_, '_>) {
     let bench = RefCell::new(Bench::with_held(1_000_000));
@@ -323,7 +323,7 @@ fn acquire_and_finish_beside_a_million_held_ones_and_a_walk(bencher: Bencher<'_,
         });
 }
 
-/// Ends of locks that were held when the walk began: each must be saved for it first.
+/// Releases of locks that were held at the start of the snapshot: each old state must be saved first.
 #[divan::bench(args = [false, true], sample_size = 1)]
 fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, walking: bool) {
     let bench = RefCell::new(Bench::with_held(1_000_000));
@@ -351,7 +351,7 @@ fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, wal
         });
 }
 
-/// The worst that a walk can do to one command.
+/// The worst case for a command during a snapshot.
 #[divan::bench(args = [false, true], sample_size = 1, sample_count = 3)]
 fn end_of_a_session_that_holds_a_million_locks(bencher: Bencher<'_, '_>, walking: bool) {
     bencher
@@ -369,10 +369,10 @@ fn end_of_a_session_that_holds_a_million_locks(bencher: Bencher<'_, '_>, walking
         });
 }
 
-/// Printed, not measured by divan: what a held lock adds to what the allocator has given out.
+/// Prints the allocated bytes per held lock, which divan does not measure.
 #[allow(clippy::print_stdout, reason = "the figure is this program's output")]
 fn print_bytes_per_held_lock() {
-    // 140000 is just past a doubling of the lists: the worst case.
+    // 140000 is just beyond a doubling of the index: the worst case.
     for held in [1_000, 100_000, 140_000, 1_000_000] {
         let before = BYTES_OUT.load(Ordering::Relaxed);
         let mut bench = Bench::with_held(held);

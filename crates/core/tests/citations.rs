@@ -1,4 +1,4 @@
-//! Every number that a comment cites exists: rules in docs/table-rules.md, promises in docs/SAFETY.md.
+//! Every number that a comment cites is defined: rules in docs/table-rules.md, promises in docs/SAFETY.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,7 +8,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All `.rs` files below a folder, in order.
+/// All `.rs` files below a folder, sorted.
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     let mut entries: Vec<PathBuf> = fs::read_dir(folder)
         .expect("a source folder can be listed")
@@ -26,7 +26,7 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// A letter of the rule book and a number (`R4`, `F10`), or a letter and a small letter (`F-b`, `P3-a`).
+/// A rule: a letter and a number (`R4`, `F10`), or a prefix and a lowercase letter (`F-b`, `P3-a`).
 fn is_citation(word: &str) -> bool {
     let digits = |text: &str| (1..=2).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit());
     match word.split_once('-') {
@@ -44,7 +44,7 @@ fn citations(text: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty() && is_citation(word))
 }
 
-/// What the comments of all crates cite, with one place each.
+/// All citations in comments of all crates, each with one location.
 fn cited() -> BTreeMap<String, String> {
     let mut files = Vec::new();
     sources(&root().join("crates"), &mut files);
@@ -70,7 +70,7 @@ fn labels(page: &str) -> Vec<String> {
         .collect()
 }
 
-/// Whether a page has a line that begins with this promise, behind whatever marks a heading, a bullet or a row.
+/// Whether a line of the page begins with this promise, after the markup of a heading, a bullet or a table row.
 fn defines_promise(page: &str, promise: &str) -> bool {
     page.lines().any(|line| {
         let line = line.trim_start_matches(['#', '-', '*', '|', '[', ' ']);
@@ -149,7 +149,7 @@ fn the_search_finds_citations_and_nothing_else() {
     assert_eq!(found, ["R4", "F-b", "P3-a"]);
 }
 
-/// A scenario's header names rules too.
+/// Scenario headers cite rules too.
 #[test]
 fn every_rule_that_a_scenario_names_is_in_the_rule_book() {
     let page = fs::read_to_string(root().join("docs/table-rules.md")).expect("docs/table-rules.md exists");
@@ -165,7 +165,7 @@ fn every_rule_that_a_scenario_names_is_in_the_rule_book() {
     }
     let unknown: Vec<&String> = named.iter().filter(|rule| !known.contains(rule)).collect();
     assert!(unknown.is_empty(), "named in scenarios, but not in docs/table-rules.md: {unknown:?}");
-    // E3 is about what people are shown, and T2 about what is compared outside of the table: no scenario can show them.
+    // E3 is about output for people, and T2 about comparisons outside of the table, so no scenario can test them.
     for rule in known.iter().filter(|rule| !rule.starts_with('F') && !rule.contains('-')) {
         let shown = named.contains(rule) || ["E3", "T2", "D4"].contains(&rule.as_str());
         assert!(shown, "no scenario names {rule}");

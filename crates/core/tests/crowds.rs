@@ -1,5 +1,5 @@
-//! Crowds (M2): each command keeps to the bound that it states, whatever the table holds, and what it leaves for later
-//! is done in the end.
+//! Bounded work with many requests (M2): each command visits at most the number of entries given by `visits_max`,
+//! independent of the table's contents, and its backlog is completed by `Resume`.
 
 use lockkeeper_core::limits::FORGOTTEN_PER_COMMAND_MAX;
 use lockkeeper_core::{
@@ -7,11 +7,11 @@ use lockkeeper_core::{
     Table, Token, invariants,
 };
 
-/// A table whose every command is checked against its own bound.
+/// A table that checks every command against `visits_max`.
 struct Bounded {
     table: Table,
     effects: Effects,
-    /// The most entries that one command has looked at.
+    /// Maximum number of entries that one command has visited.
     most: u64,
 }
 
@@ -46,7 +46,7 @@ impl Bounded {
         }
     }
 
-    /// How many `Resume`s it takes until nothing is left.
+    /// Number of `Resume` commands until there is no backlog.
     fn drain(&mut self) -> usize {
         let mut count = 0;
         while self.table.has_backlog() {
@@ -81,11 +81,11 @@ fn finish(session: SessionId, seq: u64, target: u64) -> Command {
     Command::Finish { session, seq: Seq(seq), target: Seq(target), done_through: Seq(0) }
 }
 
-/// How many requests each crowd has.
+/// Number of requests in each test.
 const CROWD: u64 = 100_000;
 
 #[test]
-fn asking_again_costs_the_same_in_a_crowd() {
+fn cost_of_a_retry_does_not_grow_with_the_queue() {
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
     for seq in 1..=CROWD {
@@ -105,7 +105,7 @@ fn asking_again_costs_the_same_in_a_crowd() {
 }
 
 #[test]
-fn several_names_over_a_crowd_cost_no_more_than_their_number() {
+fn cost_of_a_multi_name_acquire_does_not_grow_with_the_queue() {
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
     for seq in 1..=CROWD {
@@ -116,7 +116,7 @@ fn several_names_over_a_crowd_cost_no_more_than_their_number() {
 }
 
 #[test]
-fn a_failing_try_on_a_subtree_does_not_scan_it() {
+fn busy_subtree_acquire_does_not_scan_the_subtree() {
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
     for seq in 1..=CROWD {
@@ -132,7 +132,7 @@ fn a_failing_try_on_a_subtree_does_not_scan_it() {
         let reply = bounded.apply(Command::Acquire(wants));
         assert_eq!(reply, Reply::Busy { holder: Some(session), queued_ahead: 0 }, "{name}");
     }
-    // A reader of the whole, with a writer below: its blocker is found at once, and so is that it has gone.
+    // A shared subtree request with a waiting writer below: the command finds the blocking waiter without a scan.
     let writer = bounded.apply(Command::Acquire(wants(session, 4 * CROWD, &["a/1"], Mode::Exclusive)));
     assert!(matches!(writer, Reply::Queued { position: 0, .. }));
     for seq in 4 * CROWD + 1..4 * CROWD + 100 {
@@ -144,7 +144,7 @@ fn a_failing_try_on_a_subtree_does_not_scan_it() {
 }
 
 #[test]
-fn a_description_of_a_crowd_is_a_page() {
+fn description_of_many_holds_is_paged() {
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
     for seq in 1..=CROWD {
@@ -163,7 +163,7 @@ fn a_description_of_a_crowd_is_a_page() {
 }
 
 #[test]
-fn the_end_of_a_crowded_session_is_cut_into_pieces() {
+fn end_of_a_large_session_is_split_into_bounded_commands() {
     let mut bounded = Bounded::new(Table::new(1));
     let (crowd, waiter) = (bounded.open(1), bounded.open(2));
     for seq in 1..=CROWD {
@@ -187,7 +187,7 @@ fn the_end_of_a_crowded_session_is_cut_into_pieces() {
 }
 
 #[test]
-fn a_crowd_of_readers_is_let_in_piece_by_piece() {
+fn many_readers_are_granted_over_several_commands() {
     let mut bounded = Bounded::new(Table::new(1));
     let (writer, readers) = (bounded.open(1), bounded.open(2));
     let _granted = bounded.apply(Command::Acquire(wants(writer, 1, &["a"], Mode::Exclusive)));
@@ -197,7 +197,7 @@ fn a_crowd_of_readers_is_let_in_piece_by_piece() {
     let _released = bounded.apply(finish(writer, 2, 1));
     let first = bounded.granted();
     assert!(first > 0 && (first as u64) < CROWD, "{first} at once");
-    // One that comes between waits behind those who could have been granted.
+    // A request that arrives in between queues behind the readers that could be granted.
     let late = bounded.apply(Command::Acquire(wants(writer, 3, &["a"], Mode::Exclusive)));
     assert!(matches!(late, Reply::Queued { .. }));
     bounded.drain();
@@ -205,7 +205,7 @@ fn a_crowd_of_readers_is_let_in_piece_by_piece() {
 }
 
 #[test]
-fn readers_who_are_kept_out_elsewhere_are_looked_at_within_the_bound() {
+fn pass_over_readers_blocked_at_another_name_is_bounded() {
     let mut bounded = Bounded::new(Table::new(1));
     let (writer, readers) = (bounded.open(1), bounded.open(2));
     let _granted = bounded.apply(Command::Acquire(wants(writer, 1, &["x"], Mode::Exclusive)));
@@ -216,7 +216,7 @@ fn readers_who_are_kept_out_elsewhere_are_looked_at_within_the_bound() {
     let _released = bounded.apply(finish(writer, 3, 1));
     let resumes = bounded.drain();
     assert_eq!((bounded.granted(), resumes > 2), (0, true), "{resumes} pieces");
-    // The next end at the same name finds nothing to look at again.
+    // The next release at the same name visits none of them again.
     let _granted = bounded.apply(Command::Acquire(wants(writer, 4, &["x"], Mode::Shared)));
     let before = bounded.table.visits();
     let _released = bounded.apply(finish(writer, 5, 4));
@@ -227,7 +227,7 @@ fn readers_who_are_kept_out_elsewhere_are_looked_at_within_the_bound() {
 }
 
 #[test]
-fn many_confirmed_answers_are_forgotten_piece_by_piece() {
+fn confirmed_answers_are_dropped_over_several_commands() {
     let mut bounded = Bounded::new(Table::new(1));
     let session = bounded.open(1);
     for seq in 1..=CROWD {
@@ -240,7 +240,8 @@ fn many_confirmed_answers_are_forgotten_piece_by_piece() {
         let wants = wants(session, seq, &["a"], Mode::Shared);
         Command::Acquire(Acquire { done_through: Seq(done_through), ..wants })
     };
-    // All but the last are confirmed: they don't count, though not all are forgotten by one command.
+    // All answers but the last are confirmed, so they don't count towards the limit, although one command does not drop
+    // all of them.
     let reply = bounded.apply(again(2 * CROWD - 1, 2 * CROWD + 1));
     assert!(matches!(reply, Reply::Granted(_)), "{reply:?}");
     let forgotten = bounded.apply(finish(session, 2 * CROWD + 2, CROWD - 1));

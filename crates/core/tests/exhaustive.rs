@@ -1,19 +1,19 @@
-//! All short histories of two sessions on `a` and `a/b`: breadth first, equal states merged by the digest of their
-//! snapshots. At every edge the table (restored from the state's bytes) must answer as the oracle does, and the step's
-//! invariants must hold; in every state all invariants.
+//! All short histories of two sessions on `a` and `a/b`, breadth first; equal states are merged by the digest of their
+//! snapshots. At every transition the table (restored from the state's bytes) must agree with the oracle and satisfy
+//! the step invariants; in every state all invariants must hold.
 //!
-//! Every history begins with two opened sessions, s1 with a lock-delay and s2 without. Depth 5 runs here;
-//! `LOCKKEEPER_EXHAUSTIVE_DEPTH=6` goes deeper (it then only prints the number of states).
+//! Every history begins with two open sessions, s1 with a lock-delay and s2 without. The test runs to depth 5.
+//! `LOCKKEEPER_EXHAUSTIVE_DEPTH=6` runs deeper, and then only prints the number of states.
 //!
-//! Left out of the alphabet (`alphabet/`), because it multiplies states without meeting another rule:
-//! * `subtree` on `a/b` (nothing lies below it), values and meta beyond one letter, content that is refused at once:
-//!   properties.rs draws those;
-//! * seqs other than the next one, but for `Finish` (every target up to one unseen) and a repeated acquire per
-//!   session: below the highest seq nothing but the kept answer can come (R5), and gaps are dead;
-//! * `done_through` other than 0 and "everything" (on the repeated acquire);
-//! * the full product of mode × subtree × wait × keep_closed × names: each mode stands once with and once without
-//!   subtree (a permit can't) and `keep_closed`, and waits in one session where it fails in the other;
-//! * a permit request without a number, and `RaiseTokens` once a token was issued;
+//! Not in the alphabet (`alphabet/`), because it would multiply states without covering another rule:
+//! * `subtree` on `a/b` (there is no name below it), values and meta beyond one letter, and content that is refused at
+//!   once: properties.rs generates those;
+//! * seqs other than the next one, except for `Finish` (every target up to one unseen) and one repeated acquire per
+//!   session: at or below the highest seq only the kept answer is returned (R5), and skipped seqs are never executed;
+//! * `done_through` other than 0 and the highest seq (on the repeated acquire);
+//! * the full product of mode × subtree × wait × keep_closed × names: each mode occurs once with and once without
+//!   subtree (impossible for a permit) and `keep_closed`, and waits in one session where it fails in the other;
+//! * a permit request without a number, and `RaiseTokens` after a token was issued;
 //! * a third session: `open` finds or reopens the two.
 
 mod alphabet;
@@ -25,11 +25,11 @@ use lockkeeper_core::{Snapshot, invariants};
 
 use oracle::pair::Pair;
 
-/// New states by depth, counted by this test. A change of a rule or of the alphabet changes them; then look whether it
-/// should have.
+/// Number of new states at each depth, as counted by this test. A change of a rule or of the alphabet changes them;
+/// check that the change is intended.
 const NEW_STATES: [usize; 6] = [1, 19, 318, 5_038, 78_375, 1_224_592];
 
-/// `invariants::all`, on the snapshot that is at hand.
+/// `invariants::all` on the current snapshot.
 fn sound(pair: &Pair) -> Result<(), String> {
     invariants::p1_exclusion(&pair.now)?;
     invariants::p2_tokens(&pair.now)?;

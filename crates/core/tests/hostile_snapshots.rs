@@ -1,8 +1,8 @@
-//! A snapshot that was damaged, cut, or made up is refused with words: no panic, and no more memory than its size
-//! accounts for (P10).
+//! A damaged, truncated or crafted snapshot is refused with an error, without a panic, and with memory proportional to
+//! its size (P10).
 //!
-//! Two kinds: bytes that were changed, where the digest in the end gives most away; and well-formed streams that
-//! contradict themselves, where only the checks of restore do. What is let through must be a table that works.
+//! There are two kinds: changed bytes, most of which the digest at the end detects; and well-formed but inconsistent
+//! streams, which only the checks of restore detect. Every accepted stream must give a working table.
 
 #[allow(dead_code, reason = "only steps that change a table are of use here")]
 mod random_steps;
@@ -20,7 +20,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use proptest::test_runner::FileFailurePersistence;
 
-/// The system's allocator, which remembers the largest request of each thread.
+/// The system allocator, recording the largest allocation of each thread.
 struct Watching;
 
 thread_local! {
@@ -28,15 +28,15 @@ thread_local! {
 }
 
 fn saw(size: usize) {
-    // A thread that is ending has no cell any more; nothing is measured there.
+    // A thread that is being destroyed has no cell; its allocations are not recorded.
     let _ = LARGEST.try_with(|largest| largest.set(largest.get().max(size)));
 }
 
-// SAFETY: every call is handed to the system's allocator unchanged; the cell beside it allocates nothing.
+// SAFETY: every call is passed to the system allocator unchanged; the cell allocates nothing.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         saw(layout.size());
-        // SAFETY: the caller keeps the contract of `alloc`, which is the system's too.
+        // SAFETY: the caller upholds the contract of `alloc`, which is also that of the system allocator.
         unsafe { System.alloc(layout) }
     }
 
@@ -47,7 +47,7 @@ unsafe impl GlobalAlloc for Watching {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         saw(size);
-        // SAFETY: `pointer` came from `alloc` above, with this layout, and the caller vouches for `size`.
+        // SAFETY: `pointer` came from `alloc` above, with this layout, and the caller guarantees a valid `size`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -68,7 +68,7 @@ fn config(cases: u32) -> ProptestConfig {
     config
 }
 
-/// Any state that a history leads to.
+/// A state reached by a random history.
 fn some_snapshot() -> impl Strategy<Value = Snapshot> {
     let plain = vec(random_steps::step(), 1..60);
     let crowded = vec(random_steps::crowding_step(), 1..60);
@@ -85,7 +85,7 @@ fn some_snapshot() -> impl Strategy<Value = Snapshot> {
     })
 }
 
-/// Reads a stream in pieces, and watches the memory that takes.
+/// Restores a stream in pieces, and checks the size of its largest allocation.
 fn restore(bytes: &[u8], cut: usize) -> Result<Table, SnapshotError> {
     LARGEST.set(0);
     let mut restorer = Restorer::new(1);
@@ -95,8 +95,8 @@ fn restore(bytes: &[u8], cut: usize) -> Result<Table, SnapshotError> {
         assert_eq!(result.as_ref().err(), Some(&why), "a restorer that has failed stays so");
     }
     let _ = Snapshot::decode(bytes);
-    // A byte of input may stand for a small element of a list; slabs begin with room for a few; a permit's number
-    // takes up to 8 KiB.
+    // One byte of input may encode a small list element; slabs have an initial capacity; the bitmap of a permit takes
+    // up to 8 KiB.
     let bound = 64 * bytes.len() + (1 << 14);
     assert!(LARGEST.get() <= bound, "{} bytes asked for at once, for {}", LARGEST.get(), bytes.len());
     result
@@ -162,19 +162,19 @@ proptest! {
         let mut bad = good.clone();
         damages.into_iter().for_each(|damage| harm(&mut bad, damage));
         let result = restore(&bad, cut);
-        // Two damages may undo each other, or swap two whole items.
+        // Two damages may cancel out, or swap two whole items.
         if let Ok(table) = result {
             prop_assert_eq!(table.snapshot(), snapshot);
         }
     }
 
     #[test]
-    fn any_bytes_at_all_are_refused(bytes in vec(any::<u8>(), 0..400), cut in 1..100_usize) {
+    fn random_bytes_are_refused(bytes in vec(any::<u8>(), 0..400), cut in 1..100_usize) {
         prop_assert!(restore(&bytes, cut).is_err());
     }
 }
 
-/// One thing changed to what is there elsewhere, or to an end of its range.
+/// Replaces one field by a value from elsewhere in the snapshot, or by a limit of its range.
 #[derive(Clone, Debug)]
 enum Lie {
     Counter(u8, u64),
@@ -240,7 +240,7 @@ fn token_of(request: &mut RequestState) -> Option<(&mut Token, &mut Vec<u32>)> {
     }
 }
 
-/// Tells the lie, if there is something that it can be told of.
+/// Applies the change; `None` if the snapshot has no such field.
 fn tell(snapshot: &mut Snapshot, lie: Lie) -> Option<()> {
     let Snapshot { rules, last_token, last_ticket, last_session, sessions, requests, limits, ending, freed } =
         snapshot;
@@ -309,7 +309,7 @@ fn tell(snapshot: &mut Snapshot, lie: Lie) -> Option<()> {
     Some(())
 }
 
-/// Ends everything there is. Nothing may be left, and nothing may panic on the way.
+/// Ends all sessions and closed holds. No request may remain, and no command may panic.
 fn empty(table: &mut Table) {
     let sessions: Vec<SessionId> = table.sessions().map(|session| session.id).collect();
     for session in sessions {
@@ -327,7 +327,7 @@ proptest! {
     #![proptest_config(config(8_000))]
 
     #[test]
-    fn what_contradicts_itself_is_refused_and_the_rest_is_a_table(
+    fn inconsistent_snapshots_are_refused_and_others_give_a_working_table(
         snapshot in some_snapshot(),
         lies in vec(lie(), 1..3),
         cut in 1..100_usize,
@@ -350,7 +350,7 @@ proptest! {
     }
 }
 
-/// Answers that their client has already may be in a snapshot, until they are forgotten.
+/// Drains the backlog: a snapshot may contain confirmed answers that were not dropped yet.
 fn resume(table: &mut Table) {
     for _ in 0..1_000 {
         if !table.has_backlog() {
@@ -361,7 +361,8 @@ fn resume(table: &mut Table) {
     panic!("a backlog that does not end");
 }
 
-/// A session with a kept answer, two permits of two, a waiter for a third, and a closed hold.
+/// A session with a kept answer, two holders of a lock with two permits, a waiter for a third permit, a closed hold and
+/// a shared hold.
 fn full() -> Snapshot {
     let mut table = Table::new(1);
     let steps = [
@@ -407,9 +408,9 @@ fn freed(number: u64, after: u64) -> FreedState {
     FreedState { number, name, subtree: false, kind: ModeKind::Shared, after: Ticket(after) }
 }
 
-/// One contradiction at a time, and the words for it.
+/// Each single inconsistency is refused with its own error.
 #[test]
-fn every_contradiction_is_named() {
+fn every_inconsistency_has_its_own_error() {
     type Change = fn(&mut Snapshot);
     let cases: [(Change, &str); 26] = [
         (|s| s.rules = 2, "rules version 2"),
@@ -461,7 +462,7 @@ fn every_contradiction_is_named() {
     for (change, words) in cases {
         refused(change, words);
     }
-    // What two holds can't both have.
+    // Values that two holds can't share.
     let token =
         |s: &mut Snapshot, at: usize, to: Token| *token_of(&mut s.requests[at]).expect("a hold").0 = to;
     refused(|s| token(s, 1, Token::MIN), "two holds have the token 1");
@@ -469,7 +470,7 @@ fn every_contradiction_is_named() {
     refused(|s| slots(s, vec![0]), "has a permit that is taken");
     refused(|s| slots(s, vec![65_536]), "the wrong permits");
     refused(|s| slots(s, vec![]), "the wrong permits");
-    // In a stream even what `decode` would find first.
+    // Restoring a stream also detects inconsistencies that `decode` would detect first.
     let mut stream = full();
     stream.requests[1].ticket = stream.requests[0].ticket;
     let error = restore(&stream.encode(), 10).err().expect("a ticket is there twice").to_string();
@@ -492,19 +493,19 @@ fn refused(change: impl Fn(&mut Snapshot), words: &str) {
 }
 
 #[test]
-fn a_length_that_nothing_can_have_is_refused_before_its_bytes_come() {
+fn excessive_item_length_is_refused_before_its_bytes_arrive() {
     let mut restorer = Restorer::new(1);
     // 2^35 − 1 as a varint.
     let error = restorer.push(&[0xff, 0xff, 0xff, 0xff, 0x7f]).unwrap_err();
     assert!(error.to_string().contains("an item has 34359738367 bytes"), "{error}");
 }
 
-/// The length of an item, then a header with the old format's number.
+/// Item length, then a header with the old format's number.
 #[test]
-fn another_format_is_refused_by_its_number() {
+fn unknown_format_is_refused_by_its_number() {
     let error = Snapshot::decode(&[6, 0, 1, 1, 0, 0, 0]).unwrap_err();
     assert!(error.to_string().contains("its format is 1, this program reads 3"), "{error}");
-    // What format 1 began with: its number, the version of the rules.
+    // Format 1 began with its number and the version of the rules.
     let error = Snapshot::decode(&[1, 1, 0, 0, 0, 0, 0, 0]).unwrap_err();
     assert!(error.to_string().contains("this program reads format 3"), "{error}");
 }

@@ -1,8 +1,8 @@
-//! The limits that take many commands to reach: each says so to the client that reached it, and changes nothing for
-//! others (M1, R6, D4).
+//! Limits that take many commands to reach: each returns an error to the client that reached it, and changes nothing
+//! for others (M1, R6, D4).
 //!
-//! Against the table alone: the oracle is too slow for these numbers. The limits of 2^20 on sessions and on the
-//! requests of one session are reached here too; a release build isn't needed.
+//! Tested on the table alone, because the oracle is too slow for these numbers. This includes the limits of 2^20 on
+//! sessions and on the requests of one session, without a release build.
 
 use lockkeeper_core::limits::{
     CLOSED_HOLDS_MAX, KEPT_ANSWERS_MAX, REQUESTS_PER_SESSION_MAX, SESSIONS_MAX, STORED_LIMITS_MAX,
@@ -62,7 +62,7 @@ fn finish(table: &mut Table, session: SessionId, seq: usize, target: usize) -> R
 }
 
 #[test]
-fn a_session_with_too_many_unconfirmed_answers_is_told_so_and_may_still_finish() {
+fn session_with_too_many_kept_answers_is_refused_but_can_finish() {
     let mut table = table();
     assert!(matches!(ask(&mut table, wants(ALICE, 1, &["a"])), Reply::Granted(_)));
     assert!(matches!(ask(&mut table, wants(BOB, 1, &["b"])), Reply::Granted(_)));
@@ -70,16 +70,16 @@ fn a_session_with_too_many_unconfirmed_answers_is_told_so_and_may_still_finish()
         assert!(matches!(ask(&mut table, wants(BOB, seq, &["a"])), Reply::Busy { .. }));
     }
     let over = KEPT_ANSWERS_MAX + 2;
-    // Alice is not concerned.
+    // Alice's session is not affected.
     assert!(matches!(ask(&mut table, wants(ALICE, 2, &["c"])), Reply::Granted(_)));
-    // The content isn't looked at any more, and the answer itself isn't kept: a retry is told `gone` (R6).
+    // The content is not checked at this point, and this refusal is not kept: a retry returns `gone` (R6).
     assert_eq!(ask(&mut table, wants(BOB, over, &[])), Reply::Refused(Rejection::TooManyKeptAnswers));
     assert_eq!(ask(&mut table, wants(BOB, over, &[])), Reply::Finished(End::Gone));
-    // A retry of what is live or kept is answered as ever, and a Finish is never refused (R4).
+    // Retries of live requests or kept answers are answered as usual, and a Finish is never refused (R4).
     assert!(matches!(ask(&mut table, wants(BOB, 1, &["b"])), Reply::Granted(_)));
     assert_eq!(finish(&mut table, BOB, over + 1, 1), Reply::Finished(End::Released));
     assert_eq!(finish(&mut table, BOB, over + 1, 1), Reply::Finished(End::Released));
-    // Confirming some makes room, in the same command.
+    // Confirming answers makes room for the same command.
     let confirming = Acquire { done_through: Seq(3), ..wants(BOB, over + 2, &["b"]) };
     assert!(matches!(ask(&mut table, confirming), Reply::Granted(_)));
 }
@@ -99,10 +99,10 @@ fn a_name_takes_a_limited_number_of_waiters() {
     let full = Reply::Refused(Rejection::TooManyWaiters { name: name("a") });
     assert_eq!(ask(&mut table, waits(ALICE, 2, &["a", "c"])), full);
     assert_eq!(ask(&mut table, waits(ALICE, 2, &["b"])), full, "it is kept (R6)");
-    // Judged per exact name, after busy; a subtree of another name that overlaps all of them may wait.
+    // Counted for each exact name, and checked after busy. The queue of another name is not affected.
     assert!(matches!(ask(&mut table, wants(ALICE, 3, &["a"])), Reply::Busy { .. }));
     assert!(matches!(ask(&mut table, waits(ALICE, 4, &["a/b"])), Reply::Queued { position: 0, .. }));
-    // One that leaves makes room for one.
+    // When a waiter leaves, one more may wait.
     assert_eq!(finish(&mut table, BOB, WAITERS_PER_NAME_MAX + 1, 7), Reply::Finished(End::Left));
     assert!(matches!(ask(&mut table, waits(ALICE, 5, &["a"])), Reply::Queued { .. }));
     assert_eq!(ask(&mut table, waits(ALICE, 6, &["a"])), full);
@@ -120,7 +120,7 @@ fn the_table_stores_a_limited_number_of_limits() {
     let full = Reply::Refused(Rejection::TooManyStoredLimits);
     assert_eq!(set(&mut table, "more", Some(3)), full);
     assert_eq!(set(&mut table, "n7", Some(4)), Reply::Done, "one that is stored may change");
-    // An implied limit isn't a stored one, and can't become one now.
+    // An implied limit is not a stored one, and can't become one now.
     let permit = Acquire { mode: Mode::Permit { of: Some(2) }, ..wants(ALICE, 1, &["p"]) };
     assert!(matches!(ask(&mut table, permit), Reply::Granted(_)));
     assert_eq!(set(&mut table, "p", Some(5)), full);
@@ -133,7 +133,7 @@ fn the_table_stores_a_limited_number_of_limits() {
 fn the_table_keeps_a_limited_number_of_holds_closed() {
     let mut table = table();
     let keeps = |session, seq, text: &str| Acquire { keep_closed_ms: 1000, ..wants(session, seq, &[text]) };
-    // Half of them closed already, half of them live.
+    // Half of them are closed, the other half live with `keep_closed`.
     let half = CLOSED_HOLDS_MAX / 2;
     for seq in 1..=CLOSED_HOLDS_MAX {
         let mut acquire = keeps(ALICE, seq, &format!("n{seq}"));
@@ -152,7 +152,7 @@ fn the_table_keeps_a_limited_number_of_holds_closed() {
         matches!(ask(&mut table, wants(BOB, 2, &["x"])), Reply::Granted(_)),
         "only keep_closed is refused"
     );
-    // Lock-delay's closed holds are never refused, and count (D4).
+    // Holds closed by lock-delay are never refused, and count (D4).
     assert_eq!(table.apply(Command::ExpireSession { session: BOB }, &mut Effects::new()), Reply::SessionGone);
     assert_eq!(open(&mut table, 3), Reply::Opened { session: SessionId(3) });
     let token = |number| lockkeeper_core::Token::new(number).expect("a token");

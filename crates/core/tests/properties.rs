@@ -1,8 +1,8 @@
-//! Properties over random histories: the table answers as the naive oracle does, and no retry, duplicate or loss does
-//! harm.
+//! Properties over random histories: the table agrees with the naive oracle, and retries, duplicates and losses are
+//! harmless.
 //!
-//! The first property draws any commands at all, sensible or not; the second draws an honest client behind a bad
-//! network. `PROPTEST_CASES` sets the number of histories of each; a failing one is shrunk, printed, and kept in
+//! The first property generates arbitrary commands, sensible or not; the third one simulates an honest client on a lossy
+//! network. `PROPTEST_CASES` sets the number of histories of each. A failing history is shrunk, printed, and stored in
 //! `properties.regressions` beside this file.
 
 mod lossy_client;
@@ -28,7 +28,7 @@ fn config(cases: u32) -> ProptestConfig {
     config
 }
 
-/// Plays a history on the table and the oracle, with every check after every command.
+/// Runs a history on the table and the oracle, with every check after every command.
 fn play(steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
     let mut pair = Pair::new();
     let mut history: Vec<Command> = Vec::new();
@@ -51,8 +51,8 @@ fn play(steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
     Ok(())
 }
 
-/// Plays a history on a table that leaves nearly all its work for later. It is resumed now and then, and after each
-/// time that nothing is left, every invariant holds.
+/// Runs a history on a table that leaves nearly all work in the backlog, and resumes it from time to time. Checks the
+/// invariants after every command: all of them when the backlog is empty, and otherwise those that always hold.
 fn play_with_little_work(work_max: usize, steps: impl IntoIterator<Item = Step>) -> Result<(), String> {
     let mut table = Table::new(1).with_work_max(work_max);
     let mut effects = Effects::new();
@@ -86,9 +86,9 @@ fn play_with_little_work(work_max: usize, steps: impl IntoIterator<Item = Step>)
 proptest! {
     #![proptest_config(config(8_000))]
 
-    /// Reply, effects, snapshot and every invariant, after every command; also after a restart in the middle.
+    /// Compares reply, effects and snapshot and checks every invariant after every command, also after a restart.
     #[test]
-    fn the_table_answers_as_the_oracle_does(steps in vec(random_steps::step(), 1..70)) {
+    fn table_and_oracle_agree_after_every_command(steps in vec(random_steps::step(), 1..70)) {
         let verdict = play(steps);
         prop_assert!(verdict.is_ok(), "{}", verdict.unwrap_err());
     }
@@ -97,9 +97,10 @@ proptest! {
 proptest! {
     #![proptest_config(config(600))]
 
-    /// The same where many wait: one end may grant several, of several queues, and must grant nobody else (G1, P8).
+    /// The same with many waiters: one release may grant several waiters of several queues, and must grant no other
+    /// (G1, P8).
     #[test]
-    fn long_queues_are_served_as_the_oracle_serves_them(
+    fn table_and_oracle_agree_on_long_queues(
         steps in vec(random_steps::crowding_step(), 50..220),
     ) {
         let verdict = play(random_steps::openings().chain(steps));
@@ -110,10 +111,10 @@ proptest! {
 proptest! {
     #![proptest_config(config(8_000))]
 
-    /// P7 and P8 for an honest client that loses frames and answers: at rest there is no orphan hold or waiter, and
-    /// every acquire had one final outcome, which agrees with what really happened.
+    /// P7 and P8 for an honest client that loses frames and answers: at rest there is no orphaned hold or waiter, and
+    /// every acquire had one final outcome, which equals the actual one.
     #[test]
-    fn an_honest_client_behind_a_bad_network_leaves_no_orphans(
+    fn lossy_network_leaves_no_orphans_and_one_outcome_per_acquire(
         acts in vec(lossy_client::act(), 1..90),
         shuffle in any::<u64>(),
     ) {
@@ -130,9 +131,9 @@ proptest! {
 proptest! {
     #![proptest_config(config(2_000))]
 
-    /// P1, P2 and P4 at any time; P7 and P8 whenever nothing is left for later.
+    /// P1, P2 and P4 at any time; P7 and P8 whenever the backlog is empty.
     #[test]
-    fn work_that_is_left_for_later_is_done_in_the_end(
+    fn backlog_drains_and_invariants_hold(
         work_max in 1_usize..4,
         steps in vec(random_steps::crowding_step(), 20..120),
     ) {

@@ -1,10 +1,10 @@
-//! Runs the texts of `tests/scenarios/`: one rule each, readable without knowing Rust.
+//! Runs the texts of `tests/scenarios/`: each covers one rule and is readable without knowing Rust.
 //!
-//! A line is `command -> answer; effect; effect`. Answers are compared literally; `UPDATE_EXPECT=1` rewrites them
-//! (then read the diff). The table and the oracle both run each line and must agree. Sessions open by themselves
-//! when a line first names them (ttl 10 s), or by `open NAME [ttl= delay= linger= label=]`.
+//! A line is `command -> answer; effect; effect`. Answers are compared literally; `UPDATE_EXPECT=1` rewrites them (then
+//! review the diff). The table and the oracle both run each line and must agree. A session is opened when a line first
+//! mentions it (ttl 10 s), or by `open NAME [ttl= delay= linger= label=]`.
 //!
-//! This file is the runner; `scenario_text/` holds the parser and the wording.
+//! This file is the runner; `scenario_text/` parses the commands and formats the answers.
 
 mod oracle;
 mod scenario_text;
@@ -29,7 +29,7 @@ fn scenario_files() -> Vec<PathBuf> {
     files
 }
 
-/// The same text with the answers that the tables give now.
+/// The same text with the current answers.
 fn play(text: &str) -> Result<String, String> {
     let mut stage = Stage::new();
     let mut lines = Vec::new();
@@ -57,7 +57,7 @@ fn play(text: &str) -> Result<String, String> {
 }
 
 #[test]
-fn every_scenario_plays_as_written() {
+fn every_scenario_gives_its_written_answers() {
     let update = std::env::var_os("UPDATE_EXPECT").is_some();
     let mut wrong = String::new();
     for path in scenario_files() {
@@ -86,7 +86,7 @@ fn every_scenario_plays_as_written() {
 }
 
 #[test]
-fn every_scenario_says_its_rule_and_why() {
+fn every_scenario_header_has_its_rules_and_reason() {
     let files = scenario_files();
     assert!(files.len() >= 35, "only {} scenarios were found", files.len());
     for path in files {
@@ -113,7 +113,7 @@ fn every_trace_of_the_table_has_a_scenario() {
 }
 
 #[test]
-fn a_wrong_answer_is_noticed() {
+fn wrong_answers_and_unknown_words_are_detected() {
     let played = play("acquire alice/1 a -> granted token=2\n").expect("it plays");
     assert_eq!(played, "acquire alice/1 a  ->  granted token=1\n");
     assert!(play("aquire alice/1 a\n").is_err());

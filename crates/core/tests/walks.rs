@@ -1,9 +1,9 @@
-//! A snapshot in pieces is the table as it was when its walk began, whatever was applied in between; and the walk
-//! disturbs nothing.
+//! A snapshot written in pieces equals the table at its start, whatever commands are applied between the pieces; and
+//! writing it changes no result.
 //!
-//! Random commands and pieces in turns, on a table and a twin that is never walked over. What the walk wrote is
-//! restored, compared with the snapshot that was taken at once when the walk began, and given all commands that came
-//! since: it must become what the walked table is.
+//! Random commands and pieces alternate on a table, and the commands also run on a twin without snapshots. The written
+//! stream is restored, compared with the plain snapshot taken at its start, and given all commands applied since: it
+//! must then equal the table.
 
 mod random_steps;
 
@@ -20,14 +20,14 @@ use random_steps::Step;
 #[derive(Clone, Debug)]
 enum Act {
     Step(Step),
-    /// Work that commands have left.
+    /// Continues the backlog.
     Resume,
     Begin,
     Piece(usize),
     Abandon,
 }
 
-/// Pieces are small and rare, so that most of the table changes while a walk is under way.
+/// Pieces are small and rare, so that most of the table changes while a snapshot is in progress.
 fn act(step: impl Strategy<Value = Step>) -> impl Strategy<Value = Act> {
     prop_oneof![
         50 => step.prop_map(Act::Step),
@@ -49,7 +49,7 @@ fn config(cases: u32) -> ProptestConfig {
     config
 }
 
-/// A walk under way, and what it must come to.
+/// A snapshot in progress, and its expected result.
 struct Walk {
     expected: Snapshot,
     stream: Vec<u8>,
@@ -62,7 +62,7 @@ struct World {
     now: Snapshot,
     history: Vec<Command>,
     walk: Option<Walk>,
-    /// In how large pieces a stream is read back.
+    /// Size in bytes of the pieces in which a stream is read.
     cut: usize,
     /// The bound on a command's work.
     work_max: usize,
@@ -156,7 +156,8 @@ impl World {
         Ok(())
     }
 
-    /// What the walk wrote is what was there when it began, and goes on from there like the original.
+    /// Checks that the stream equals the table at the start of the snapshot, and that the restored table then behaves
+    /// as the original.
     fn check(&self, walk: &Walk, digest: u128) -> Result<(), String> {
         let Walk { expected, stream, since } = walk;
         let read = Snapshot::decode(stream).map_err(|why| why.to_string())?;
@@ -175,7 +176,7 @@ impl World {
         if restored.snapshot() != *expected {
             return Err(format!("{expected:?} was restored as {:?}", restored.snapshot()));
         }
-        // Laid out otherwise in memory than the original, it has the same digest.
+        // The restored table has another memory order than the original, but the same digest.
         if whole_walk(&mut restored).1 != digest {
             return Err("a walk over the restored table has another digest".to_owned());
         }
@@ -189,7 +190,7 @@ impl World {
         }
     }
 
-    /// Ends the history with a walk that is written out.
+    /// Ends the history with a complete snapshot.
     fn settle(&mut self) -> Result<(), String> {
         if self.walk.is_none() {
             self.begin()?;
@@ -231,7 +232,7 @@ proptest! {
     #![proptest_config(config(3_000))]
 
     #[test]
-    fn a_walk_writes_the_table_as_it_was_when_the_walk_began(
+    fn snapshot_in_pieces_equals_the_table_at_its_start(
         acts in vec(act(random_steps::step()), 1..120),
         cut in 1..200_usize,
     ) {
@@ -243,9 +244,9 @@ proptest! {
 proptest! {
     #![proptest_config(config(400))]
 
-    /// The same where many wait: queues must come back in their order, whatever order the walk met them in.
+    /// The same with many waiters: queues must be restored in order, although the snapshot follows the memory order.
     #[test]
-    fn a_walk_over_long_queues_writes_them_as_they_were(
+    fn snapshot_in_pieces_preserves_long_queues(
         acts in vec(act(random_steps::crowding_step()), 50..250),
         cut in 1..200_usize,
     ) {
@@ -257,9 +258,9 @@ proptest! {
 proptest! {
     #![proptest_config(config(2_000))]
 
-    /// The same where commands leave nearly all their work for later: what is left is in the snapshot too.
+    /// The same with commands that leave nearly all work in the backlog: the snapshot contains the backlog.
     #[test]
-    fn a_walk_writes_the_work_that_is_left_for_later(
+    fn snapshot_in_pieces_contains_the_backlog(
         acts in vec(act(random_steps::crowding_step()), 30..120),
         cut in 1..200_usize,
         work_max in 1_usize..4,
@@ -269,7 +270,7 @@ proptest! {
     }
 }
 
-/// A table in which one session holds many locks.
+/// A table in which one session holds `count` locks.
 fn with_held(count: u64) -> Table {
     let mut table = Table::new(1);
     let mut effects = Effects::new();
@@ -304,9 +305,9 @@ fn with_held(count: u64) -> Table {
     table
 }
 
-/// What one command saved of many entries is written in pieces too.
+/// Old states that one command has saved for many entries are also written in pieces.
 #[test]
-fn a_session_that_ends_with_all_its_locks_does_not_make_a_piece_longer() {
+fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let mut table = with_held(20_000);
     let expected = table.snapshot();
     table.begin_walk().expect("no walk is under way");
@@ -321,7 +322,7 @@ fn a_session_that_ends_with_all_its_locks_does_not_make_a_piece_longer() {
     let digest = loop {
         let before = stream.len();
         let state = table.walk_piece(10, &mut stream);
-        // A chunk of saved items has 64 KiB and what its last item is longer.
+        // A chunk of saved items has 64 KiB plus the rest of its last item.
         assert!(stream.len() - before < (1 << 16) + 1000, "a piece of {} bytes", stream.len() - before);
         pieces += 1;
         if let WalkState::Done { digest } = state {
@@ -331,14 +332,14 @@ fn a_session_that_ends_with_all_its_locks_does_not_make_a_piece_longer() {
     assert!(pieces > 20_000 / 160, "vacant places cost a piece something too: {pieces} pieces");
     let read = Snapshot::decode(&stream).expect("the walk wrote a whole stream");
     assert!(read == expected && digest == expected.digest());
-    // Nothing of all that is left for the next one.
+    // No saved state remains for the next snapshot.
     let (stream, digest) = whole_walk(&mut table);
     assert_eq!(Snapshot::decode(&stream).expect("a whole stream"), table.snapshot());
     assert_eq!(digest, table.snapshot().digest());
 }
 
 #[test]
-fn an_abandoned_walk_leaves_nothing_to_the_next() {
+fn cancelled_snapshot_does_not_affect_the_next_one() {
     let mut table = with_held(100);
     table.begin_walk().expect("no walk is under way");
     assert_eq!(table.walk_piece(5, &mut Vec::new()), WalkState::Continue);

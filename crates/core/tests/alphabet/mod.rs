@@ -1,6 +1,6 @@
-//! The commands of the exhaustive search: what may be said in a state.
+//! The commands that the exhaustive search tries in each state.
 //!
-//! Responsible for a small and complete alphabet; exhaustive.rs says what is left out, and why.
+//! The alphabet is small and covers every rule; exhaustive.rs lists the omissions and their reasons.
 
 use lockkeeper_core::snapshot::{Phase, SessionState};
 use lockkeeper_core::{
@@ -15,7 +15,7 @@ const PERMIT_1: Mode = Mode::Permit { of: Some(1) };
 const PERMIT_2: Mode = Mode::Permit { of: Some(2) };
 const KEEP_CLOSED_MS: u64 = 3000;
 
-/// Names, mode, subtree, `keep_closed`, and what each session does when the names are busy.
+/// Names, mode, subtree, `keep_closed`, and the `if_busy` of each session.
 type Letter = (&'static [&'static str], Mode, bool, bool, [IfBusy; 2]);
 
 const ACQUIRES: [Letter; 6] = [
@@ -41,7 +41,7 @@ fn open(secret: u8, lock_delay_ms: u64) -> Command {
     })
 }
 
-/// Two sessions, nothing else.
+/// Two sessions and nothing else.
 pub(crate) fn start() -> Snapshot {
     let mut table = Table::new(1);
     for command in [open(1, 4000), open(2, 0)] {
@@ -50,7 +50,7 @@ pub(crate) fn start() -> Snapshot {
     table.snapshot()
 }
 
-/// Everything that may be said in a state.
+/// All commands to try in a state.
 pub(crate) fn commands(now: &Snapshot) -> Vec<Command> {
     let mut all = Vec::new();
     for session in &now.sessions {
@@ -83,9 +83,9 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     let session = state.id;
     let (seq, none) = (Seq(state.highest.0 + 1), Seq(0));
     all.extend(ACQUIRES.iter().map(|letter| acquire(session, seq, none, *letter)));
-    // A repetition that confirms all there is.
+    // A repeated acquire that confirms all answers.
     all.push(acquire(session, Seq(1), state.highest, ACQUIRES[0]));
-    // Every target: live, ended, refused, forgotten, and one that was never seen.
+    // Every target: live, ended, refused, dropped, and one never seen.
     for target in 1..=seq.0 + 1 {
         let target = Seq(target);
         if target != seq {
@@ -104,13 +104,13 @@ fn of_session(state: &SessionState, now: &Snapshot, all: &mut Vec<Command>) {
     all.push(Command::ExpireSession { session });
 }
 
-/// Each on every token that lives, whether it fits or not.
+/// Every command with every live token, applicable or not.
 fn of_leader(now: &Snapshot, all: &mut Vec<Command>) {
     for token in live_tokens(now) {
         all.push(Command::EndDelay { token });
         all.push(Command::EndRevoked { token });
     }
-    // A session that is gone, and one that never was.
+    // A session that never existed.
     all.push(Command::ExpireSession { session: SessionId(now.last_session + 1) });
 }
 
@@ -123,7 +123,7 @@ fn of_operator(now: &Snapshot, all: &mut Vec<Command>) {
     for request in &now.requests {
         let Some(token) = crate::oracle::token_of(request) else { continue };
         all.extend([false, true].map(|at_once| order(&request.names[0], token, at_once)));
-        // `a/b` is covered by fewer holds than `a` is, and by other ones.
+        // The holds that cover `a/b` differ from those that cover `a`.
         if request.names[0] != below {
             all.push(order(&below, token, true));
         }

@@ -1,4 +1,4 @@
-//! One honest client: what it has sent, what it has heard, and what it may therefore confirm.
+//! An honest client: its sent commands, the answers received, and the seq that it may confirm.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,7 +7,7 @@ use lockkeeper_core::{Command, Effect, End, Reply, Seq, SessionId};
 use super::observer::Observer;
 use crate::random_steps::{self, Asked};
 
-/// What the client believes of one of its commands.
+/// The client's state of one of its commands.
 #[derive(Clone, Debug)]
 enum Sent {
     Acquire { asked: Asked, heard: Heard, finish: Option<Seq> },
@@ -25,11 +25,11 @@ enum Heard {
 
 pub(crate) struct Client {
     pub(crate) session: SessionId,
-    /// Frames on their way, in order.
+    /// Frames in flight, in order.
     pub(crate) stream: VecDeque<Command>,
     sent: BTreeMap<Seq, Sent>,
     last: Seq,
-    /// The greatest `done_through` that any command has carried.
+    /// The highest `done_through` sent.
     confirmed: Seq,
 }
 
@@ -43,7 +43,7 @@ impl Client {
         self.last
     }
 
-    /// R2: an acquire may be passed as soon as anything was heard of it; all else when it was answered.
+    /// R2: an acquire may be passed after any answer or effect for it, another command after its answer.
     fn done_through(&mut self) -> Seq {
         let unheard = self.sent.iter().find(|(_, sent)| match sent {
             Sent::Acquire { heard, .. } => *heard == Heard::Nothing,
@@ -83,13 +83,13 @@ impl Client {
         command
     }
 
-    /// A command that does nothing but confirm.
+    /// A command that only confirms answers.
     pub(crate) fn nothing(&mut self) -> Command {
         self.change(Seq(0), true)
     }
 
-    /// Acquires that no `Finish` has named yet, in whatever state; but for those that were refused: their answer was
-    /// final at once, and there is nothing to end or to acknowledge.
+    /// Acquires without a `Finish`, in any state. Refused ones are excluded: their answer was final at once, and there
+    /// is no request to end or to acknowledge.
     pub(crate) fn without_finish(&self) -> Vec<Seq> {
         let open = |sent: &Sent| match sent {
             Sent::Acquire { finish: None, heard, .. } => *heard != Heard::Over(End::NotAcquired),
@@ -98,7 +98,7 @@ impl Client {
         self.sent.iter().filter(|(_, sent)| open(sent)).map(|(seq, _)| *seq).collect()
     }
 
-    /// What must be sent again on a new stream, in the order of the seqs.
+    /// Commands to repeat on a new stream, ordered by seq.
     pub(crate) fn unresolved(&mut self) -> Vec<Command> {
         let (session, done_through) = (self.session, self.done_through());
         self.sent
@@ -160,7 +160,7 @@ impl Client {
         }
     }
 
-    /// At an attach the service names ends that nobody has acknowledged (R3).
+    /// At an attach the service sends the ends that the client has not acknowledged (R3).
     pub(crate) fn told_at_attach(&mut self, seq: Seq, reply: &Reply) {
         if let (Some(Sent::Acquire { heard, .. }), Reply::Finished(end)) = (self.sent.get_mut(&seq), reply) {
             *heard = Heard::Over(*end);
@@ -185,12 +185,12 @@ impl Client {
         }
     }
 
-    /// P7: the final answer is the one that really happened, and stays the same.
+    /// P7: the final answer equals the actual end, and does not change.
     fn over(&mut self, seq: Seq, end: End, observer: &Observer) -> Result<(), String> {
         let Some(Sent::Acquire { heard, .. }) = self.sent.get_mut(&seq) else {
             return Err(format!("{}/{seq} is no acquire of this client", self.session));
         };
-        // A refusal that the client has confirmed may be forgotten; a Finish of it that was under way says `gone` (R3).
+        // A confirmed refusal may be dropped; a Finish of it that was in flight then returns `gone` (R3).
         if *heard == Heard::Over(End::NotAcquired) && end == End::Gone && seq <= self.confirmed {
             return Ok(());
         }

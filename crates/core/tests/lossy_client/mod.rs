@@ -1,8 +1,8 @@
-//! Honest clients behind a network that loses, repeats and delays; and an observer who sees what really happened.
+//! Honest clients on a network that loses, duplicates and delays frames, and an observer of the actual outcomes.
 //!
-//! A client sends its commands in the order of their seqs, raises `done_through` only over what it has heard, and
-//! after a broken stream sends again all that is unresolved, in order. The network may lose any frame, answer or
-//! effect, and may deliver anything ever sent once more at any later time. The observer checks P7 on each answer.
+//! A client sends its commands in the order of their seqs, raises `done_through` only over received answers, and after
+//! a broken stream repeats all unresolved commands in order. The network may lose any frame, answer or effect, and may
+//! deliver any earlier frame again at any time. The observer checks P7 on each answer.
 
 mod client;
 mod observer;
@@ -16,14 +16,14 @@ use crate::random_steps::{self, Asked};
 use client::Client;
 use observer::Observer;
 
-/// One thing that happens.
+/// An event of a random history.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Acquire {
         client: usize,
         asked: Asked,
     },
-    /// Gives up, releases, or acknowledges an end: the pick-th acquire that has no `Finish` yet.
+    /// Cancels, releases, or acknowledges an end: the pick-th acquire without a `Finish`.
     Finish {
         client: usize,
         pick: usize,
@@ -33,17 +33,17 @@ pub(crate) enum Act {
         pick: usize,
         downgrade: bool,
     },
-    /// The next frame of a stream arrives; its answer or the effects may be lost.
+    /// The next frame of a stream arrives; its answer or its effects may be lost.
     Deliver {
         client: usize,
         lose_answer: bool,
         lose_effects: bool,
     },
-    /// The stream breaks, and what is in it is lost; the client attaches anew.
+    /// The stream breaks and loses its frames; the client attaches again.
     Reattach {
         client: usize,
     },
-    /// Anything that was ever sent arrives once more.
+    /// Any earlier frame arrives again.
     Again {
         pick: usize,
     },
@@ -87,7 +87,7 @@ pub(crate) fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-/// The tables, the clients, and everything that was ever sent.
+/// The tables, the clients, and all frames ever sent.
 pub(crate) struct World {
     pair: Pair,
     clients: Vec<Client>,
@@ -183,14 +183,14 @@ impl World {
         Ok(())
     }
 
-    /// The client makes a command; it goes into its stream, and the network remembers it.
+    /// The client creates a command; it is added to the stream and recorded as sent.
     fn send(&mut self, client: usize, make: impl FnOnce(&mut Client) -> Command) {
         let command = make(&mut self.clients[client]);
         self.sent.push(command.clone());
         self.clients[client].stream.push_back(command);
     }
 
-    /// A command reaches the table. `answers`: the client that hears the reply, if one does.
+    /// Applies a command to the table. `answers`: the client that receives the reply, if any.
     fn deliver(
         &mut self,
         command: &Command,
@@ -216,7 +216,7 @@ impl World {
         Ok(())
     }
 
-    /// A new stream: the service tells what the client can't ask for, and the client sends again what is unresolved.
+    /// A new stream: the service sends unconfirmed ends, and the client repeats its unresolved commands.
     fn reattach(&mut self, client: usize) {
         let attached = &mut self.clients[client];
         attached.stream.clear();
@@ -263,7 +263,7 @@ impl World {
         self.deliver(&Command::Break(order), None, !pick.is_multiple_of(3))
     }
 
-    /// The network heals. Everyone attaches and finishes what it has; then all old frames arrive once more.
+    /// The network recovers: every client attaches and finishes its requests; then all old frames arrive again.
     pub(crate) fn settle(&mut self, shuffle: u64) -> Result<(), String> {
         for _ in 0..2 {
             for client in 0..self.clients.len() {

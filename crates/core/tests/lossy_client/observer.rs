@@ -1,4 +1,4 @@
-//! What really happened to each acquire: seen at the table, where nothing is lost.
+//! The actual outcome of each acquire, observed at the table, where no message is lost.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ struct Fate {
     ended: Option<End>,
 }
 
-/// The fate of every request, by session and seq.
+/// The outcome of every request, by session and seq.
 #[derive(Default)]
 pub(crate) struct Observer(BTreeMap<(SessionId, Seq), Fate>);
 
@@ -63,7 +63,7 @@ impl Observer {
             Reply::Queued { .. } | Reply::Granted(_) => {
                 return Err(format!("P7: {session}/{seq} was answered {reply:?} though {fate:?}"));
             }
-            // A refusal for too many kept answers would turn into `gone` (R6); no client here comes near it.
+            // A refusal for too many kept answers would turn into `gone` (R6); no client here reaches that limit.
             Reply::Busy { .. } | Reply::Refused(_) => {
                 if fate.lived || fate.ended.is_some_and(|end| end != End::NotAcquired) {
                     return Err(format!("P7: {session}/{seq} was answered {reply:?} though {fate:?}"));
@@ -83,7 +83,8 @@ impl Observer {
         let fate = self.0.entry((session, target)).or_default();
         match (fate.ended, end) {
             (Some(first), end) if first == end => Ok(()),
-            // Told once more after the client had confirmed that it knows; what the client hears is checked there.
+            // A duplicate after the client has confirmed the end; the client's own check covers the answers that it
+            // receives.
             (Some(_), End::Gone) => Ok(()),
             (None, End::Gone) if fate.lived => {
                 Err(format!("P7: {session}/{target} was alive, and a Finish says gone"))
@@ -106,7 +107,7 @@ impl Observer {
         }
     }
 
-    /// Whether what a client was told is what happened.
+    /// Whether the answer to a client equals the actual outcome.
     pub(crate) fn agrees(&self, session: SessionId, seq: Seq, end: End) -> Result<(), String> {
         let fate = self.0.get(&(session, seq)).copied().unwrap_or_default();
         if fate.ended == Some(end) {

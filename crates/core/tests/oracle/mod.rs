@@ -1,7 +1,8 @@
-//! A deliberately naive table: obviously right, quadratic, without any index. Other tests compare the real one with it.
+//! A naive reference table: quadratic, without indexes, and evidently correct. Other tests compare the real table with
+//! it.
 //!
-//! Responsible for being readable beside `docs/table-rules.md`: one small function a rule, named by its number.
-//! Written from the rules alone; it may not share code with the table, and nobody may make it fast.
+//! It is readable beside `docs/table-rules.md`: one small function per rule, named by its number. It is written from
+//! the rules alone, must not share code with the table, and must not be optimized.
 #![allow(dead_code, reason = "each test binary uses its own part of the oracle")]
 
 pub(crate) mod pair;
@@ -22,7 +23,7 @@ pub(crate) struct Oracle {
     state: Snapshot,
 }
 
-/// What a token is worth for a name (B4), in the oracle's own type.
+/// The status of a token at a name (B4), in the oracle's own type.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Checked {
     Current,
@@ -30,7 +31,7 @@ pub(crate) enum Checked {
     NeverIssued,
 }
 
-/// Effects with their place in the order of E1.
+/// Effects, with their position in the order of E1.
 #[derive(Default)]
 pub(crate) struct Told(Vec<((u8, Ticket, u8), Effect)>);
 
@@ -67,7 +68,7 @@ impl Oracle {
         Self { state: snapshot.clone() }
     }
 
-    /// E2: everything, in the canonical order.
+    /// E2: the complete state in canonical order.
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.state
     }
@@ -119,7 +120,7 @@ impl Oracle {
             Command::Break(command) => self.break_hold(&command, told),
             Command::RaiseTokens { above } => self.t3_raise_tokens(above),
             Command::RaiseRules { version } => self.v1_raise_rules(version),
-            // Nothing is ever left for later here.
+            // The oracle never leaves a backlog.
             Command::Resume => Reply::Done,
         }
     }
@@ -168,7 +169,7 @@ impl Oracle {
         (self.state.sessions.len() >= limits::SESSIONS_MAX).then_some(Rejection::TooManySessions)
     }
 
-    /// S2: the answer is `SessionGone` the first time too. S3: lock-delay applies when it expired only.
+    /// S2: the first answer is also `SessionGone`. S3: lock-delay applies only if the session expired.
     fn end_session(&mut self, id: SessionId, expired: bool, told: &mut Told) -> Reply {
         let Some(session) = self.session(id) else { return Reply::SessionGone };
         let lock_delay_ms = if expired { session.lock_delay_ms } else { 0 };
@@ -187,7 +188,7 @@ impl Oracle {
         Reply::SessionGone
     }
 
-    /// D1: a hold stays closed for max(`keep_closed`, lock-delay). D2: a waiter that ends leaves nothing.
+    /// D1: a hold stays closed for max(`keep_closed`, lock-delay). D2: a waiter that ends leaves no closed hold.
     fn d1_end(&mut self, ticket: Ticket, lock_delay_ms: u64, told: &mut Told) {
         let request = self.state.requests.iter_mut().find(|r| r.ticket == ticket).expect("it is live");
         let ms = request.keep_closed_ms.max(lock_delay_ms);
@@ -214,7 +215,7 @@ impl Oracle {
         self.state.requests.retain(|request| request.ticket != ticket);
     }
 
-    /// W1: ends a wait with a limit, and never a hold.
+    /// W1: ends only waits with a limit, never a hold.
     fn w1_time_out(&mut self, session: SessionId, target: Seq, told: &mut Told) -> Reply {
         if self.session(session).is_none() {
             return Reply::SessionGone;
@@ -231,13 +232,13 @@ impl Oracle {
         Reply::Done
     }
 
-    /// D3: ends a closed hold only.
+    /// D3: ends only closed holds.
     fn d3_end_delay(&mut self, token: Token) -> Reply {
         self.state.requests.retain(|r| !matches!(r.phase, Phase::Closed { token: had, .. } if had == token));
         Reply::Done
     }
 
-    /// B1: ends a revoked hold only; its `keep_closed` applies.
+    /// B1: ends only revoked holds; `keep_closed` applies.
     fn b1_end_revoked(&mut self, token: Token, told: &mut Told) -> Reply {
         let revoked = self
             .state
@@ -253,7 +254,7 @@ impl Oracle {
         Reply::Done
     }
 
-    /// B1–B3. The texts are judged first.
+    /// B1–B3. Reason and author are checked first.
     fn break_hold(&mut self, command: &Break, told: &mut Told) -> Reply {
         for (field, text) in [("reason", &command.reason), ("by", &command.by)] {
             if text.len() > limits::LABEL_BYTES_MAX {
@@ -290,7 +291,7 @@ impl Oracle {
         Reply::Done
     }
 
-    /// B4: live holds that aren't revoked and cover the name, ascending.
+    /// B4: tokens of live, unrevoked holds that cover the name, ascending.
     fn b4_live_tokens(&self, name: &LockName) -> Vec<Token> {
         let mut live: Vec<Token> = self
             .state
@@ -303,7 +304,7 @@ impl Oracle {
         live
     }
 
-    /// B4.
+    /// B4: status of a token.
     pub(crate) fn check_token(&self, name: &LockName, token: u64) -> Checked {
         if token == 0 || token > self.state.last_token {
             return Checked::NeverIssued;
@@ -312,7 +313,7 @@ impl Oracle {
         if live.iter().any(|t| t.get() == token) { Checked::Current } else { Checked::NotCurrent(live) }
     }
 
-    /// L4: at once for everybody; `None` leaves the number in force while permit requests of the name live.
+    /// L4: applies at once to all requests; `None` leaves the number in force while permit requests of the name live.
     fn l4_set_limit(&mut self, name: LockName, limit: Option<u32>) -> Reply {
         if let Some(of) = limit
             && !(1..=limits::PERMITS_MAX).contains(&of)
@@ -336,7 +337,7 @@ impl Oracle {
         Reply::Done
     }
 
-    /// T3: up only; not far at once, but for the founding entry.
+    /// T3: only raises, up to `RAISE_TOKENS_MAX`, or up to `TOKEN_MAX` in a table that has issued no token.
     fn t3_raise_tokens(&mut self, above: u64) -> Reply {
         let most = if self.state.last_token == 0 { limits::TOKEN_MAX } else { limits::RAISE_TOKENS_MAX };
         if above <= self.state.last_token {
@@ -349,7 +350,7 @@ impl Oracle {
         Reply::Done
     }
 
-    /// V1: up only, and not beyond what this code knows.
+    /// V1: only raises, up to the newest supported version.
     fn v1_raise_rules(&mut self, version: u32) -> Reply {
         if version > limits::RULES_VERSION {
             return Reply::Refused(Rejection::UnknownRules { version, known: limits::RULES_VERSION });

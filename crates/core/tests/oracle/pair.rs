@@ -1,20 +1,19 @@
-//! The table and the oracle side by side: every command goes to both, and every answer is compared.
+//! The table and the oracle side by side: every command is applied to both, and all results are compared.
 //!
-//! Responsible for finding the first difference and saying it in full, and for running the invariants after every
-//! command. Knows no rule.
+//! Reports the first difference in full, and checks the invariants after every command. It contains no rule.
 
 use lockkeeper_core::{Command, Effects, LockName, Page, Reply, Snapshot, Table, TokenStatus, invariants};
 
 use super::{Checked, Oracle, queries};
 
-/// Any number will do: the seed may change where things lie, never what is answered.
+/// Arbitrary: the seed may change the memory order, but never a result.
 const SEED: u64 = 0x5eed;
 
-/// Two tables that must agree.
+/// A table and its oracle, which must agree.
 pub(crate) struct Pair {
     pub(crate) table: Table,
     pub(crate) oracle: Oracle,
-    /// What both were after the last command.
+    /// Snapshot of both after the last command.
     pub(crate) now: Snapshot,
 }
 
@@ -27,20 +26,20 @@ impl Pair {
         Self { table, oracle, now }
     }
 
-    /// A pair in the middle of its life.
+    /// A pair restored from a snapshot.
     pub(crate) fn restore(snapshot: &Snapshot) -> Self {
         let table = Table::restore(snapshot, SEED).expect("a snapshot of a table can be restored");
         Self { table, oracle: Oracle::from_snapshot(snapshot), now: snapshot.clone() }
     }
 
-    /// Applies a command to both. An error says how they differ, or which invariant is broken.
+    /// Applies a command to both. `Err` describes the difference, or the violated invariant.
     pub(crate) fn apply(&mut self, command: &Command) -> Result<(Reply, Effects), String> {
         let answer = self.apply_and_compare(command)?;
         invariants::all(&self.table)?;
         Ok(answer)
     }
 
-    /// The same without the state's invariants, for callers that check each state once by themselves.
+    /// The same without the state invariants, for callers that check them once per state.
     pub(crate) fn apply_and_compare(&mut self, command: &Command) -> Result<(Reply, Effects), String> {
         let (mut effects, mut expected) = (Effects::new(), Effects::new());
         let visits = self.table.visits();
@@ -66,7 +65,7 @@ impl Pair {
         Ok((reply, effects))
     }
 
-    /// B4, asked of both.
+    /// B4: compares the status of a token.
     pub(crate) fn check_token(&self, name: &LockName, token: u64) -> Result<Checked, String> {
         let expected = self.oracle.check_token(name, token);
         let checked = match self.table.check_token(name, token) {
@@ -81,7 +80,7 @@ impl Pair {
         }
     }
 
-    /// What people and drivers may ask about a name, and about all sessions.
+    /// Compares the queries about a name and about all sessions.
     pub(crate) fn queries_agree(&self, name: &LockName) -> Result<(), String> {
         let second = queries::describe(&self.now, name, EVERYTHING).holds.get(1).map(|hold| hold.token);
         let part = Page { after: second, holds_max: 2, waiters_max: 2, ..EVERYTHING };
@@ -108,7 +107,7 @@ impl Pair {
         if told == expected { Ok(()) } else { Err(format!("sessions: table {told:?}, oracle {expected:?}")) }
     }
 
-    /// Writes the table down, reads it back, and goes on with what was read, under another seed.
+    /// Encodes and restores the table, and continues with the restored one under another seed.
     pub(crate) fn restart(&mut self) -> Result<(), String> {
         let bytes = self.now.encode();
         let read = Snapshot::decode(&bytes).map_err(|why| why.to_string())?;
@@ -124,7 +123,7 @@ impl Pair {
 const EVERYTHING: Page =
     Page { after: None, holds_max: 1_000, bytes_max: usize::MAX, waiters_max: usize::MAX };
 
-/// Where two snapshots part, line by line; a whole snapshot is more than anyone reads.
+/// The differing lines of two snapshots; whole snapshots are too long to read.
 fn differing_lines(table: &Snapshot, oracle: &Snapshot) -> String {
     let (table, oracle) = (format!("{table:#?}"), format!("{oracle:#?}"));
     let mut text = String::new();

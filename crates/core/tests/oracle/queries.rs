@@ -1,11 +1,12 @@
-//! What people and drivers may ask, answered by looking through everything.
+//! Queries for people and drivers, answered by scanning all requests.
 
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Description, HoldInfo, HoldState, LockName, Page, SessionId, Snapshot, WaiterInfo};
 
 use super::{b3_covers, token_of};
 
-/// Holds that cover the name, by token; waiters of exactly that name, in ticket order. The page's bound on bytes is left out.
+/// Holds that cover the name, by token, and waiters at exactly that name, in ticket order. The page's bound on bytes is
+/// not applied.
 pub(crate) fn describe(now: &Snapshot, name: &LockName, page: Page) -> Description {
     let mut description = Description::default();
     for request in &now.requests {
@@ -52,7 +53,7 @@ pub(crate) fn describe(now: &Snapshot, name: &LockName, page: Page) -> Descripti
     description
 }
 
-/// Names that are held, closed, waited for, or have a stored limit, at or below the prefix.
+/// Names at or below the prefix that have holds, closed holds, waiters or a stored limit.
 pub(crate) fn names_in_use(now: &Snapshot, prefix: Option<&LockName>) -> Vec<LockName> {
     let of_requests = now.requests.iter().flat_map(|request| &request.names);
     let mut names: Vec<LockName> =
@@ -63,7 +64,7 @@ pub(crate) fn names_in_use(now: &Snapshot, prefix: Option<&LockName>) -> Vec<Loc
     names
 }
 
-/// How many requests of a session live.
+/// Number of live requests of a session.
 pub(crate) fn requests_of(now: &Snapshot, session: SessionId) -> usize {
     now.requests.iter().filter(|request| request.owner.is_some_and(|(owner, _)| owner == session)).count()
 }

@@ -9,7 +9,7 @@ use lockkeeper_core::{
 
 use super::{Oracle, Told, token_of};
 
-/// N1: a set in byte order; with `subtree`, names below another are dropped.
+/// N1: a set in byte order; with `subtree`, names below another one are dropped.
 fn n1_merge(names: &[LockName], subtree: bool) -> Vec<LockName> {
     let mut set: Vec<LockName> = Vec::new();
     for name in names {
@@ -22,7 +22,7 @@ fn n1_merge(names: &[LockName], subtree: bool) -> Vec<LockName> {
     set
 }
 
-/// N2: a name of one equals, or (subtree) covers, a name of the other.
+/// N2: a name of one equals a name of the other, or covers it as a subtree.
 fn n2_overlap(one: &RequestState, other: &RequestState) -> bool {
     one.names.iter().any(|a| {
         other.names.iter().any(|b| {
@@ -31,7 +31,7 @@ fn n2_overlap(one: &RequestState, other: &RequestState) -> bool {
     })
 }
 
-/// N2, without the counting of permits. N3: owners don't matter.
+/// N2 without counting permits. N3: owners don't matter.
 fn n2_conflict(one: &RequestState, other: &RequestState) -> bool {
     let side_by_side =
         one.mode == other.mode && (one.mode == ModeKind::Shared || one.mode == ModeKind::Permit);
@@ -42,12 +42,12 @@ fn is_waiting(request: &RequestState) -> bool {
     matches!(request.phase, Phase::Waiting { .. })
 }
 
-/// A hold that belongs to somebody (B1: a revoked one does).
+/// A hold that belongs to a session (B1: this includes revoked holds).
 fn is_live_hold(request: &RequestState) -> bool {
     matches!(request.phase, Phase::Held { .. } | Phase::Revoked { .. })
 }
 
-/// N1, N2, L2, M1: what can be said of an acquire without looking at the table.
+/// N1, N2, L2, M1: the checks of an acquire that don't depend on the table.
 fn refused_content(acquire: &Acquire) -> Option<Rejection> {
     let (names, value, meta) = (acquire.names.len(), acquire.value.len(), acquire.meta.len());
     if names == 0 || names > limits::NAMES_PER_REQUEST_MAX {
@@ -71,7 +71,7 @@ fn refused_content(acquire: &Acquire) -> Option<Rejection> {
 }
 
 impl Oracle {
-    /// R7 from the content on.
+    /// R7, beginning with the content.
     pub(crate) fn acquire(&mut self, acquire: Acquire) -> Reply {
         if let Some(why) = refused_content(&acquire) {
             return Reply::Refused(why);
@@ -118,7 +118,7 @@ impl Oracle {
         self.queued(&request)
     }
 
-    /// A request becomes live: it takes its ticket, and its number of permits is in force from now on (L3).
+    /// Adds a live request: it takes its ticket, and its number of permits is in force from now on (L3).
     fn enter(&mut self, request: RequestState, implied: Option<u32>) {
         self.state.last_ticket = request.ticket.0;
         if request.mode == ModeKind::Permit {
@@ -132,12 +132,13 @@ impl Oracle {
         self.state.requests.push(request);
     }
 
-    /// L3: the stored limit, else the one that the first live permit request brought.
+    /// L3: the stored limit, else the one of the first live permit request.
     fn in_force(&self, name: &LockName) -> Option<&LimitState> {
         self.state.limits.iter().find(|limit| limit.name == *name)
     }
 
-    /// L2, L3: a stored limit overrides what is asked; an implied one must be met; without any, one must be asked.
+    /// L2, L3: a stored limit overrides the requested number, and an implied one must equal it; without a limit the
+    /// request must have a number.
     fn l3_limit_is_refused(&self, request: &RequestState, of: Option<u32>) -> Option<Rejection> {
         request.names.iter().find_map(|name| match (self.in_force(name), of) {
             (None, None) => Some(Rejection::NoLimit { name: name.clone() }),
@@ -148,7 +149,7 @@ impl Oracle {
         })
     }
 
-    /// L3: an implied limit goes with the last permit request of its name.
+    /// L3: an implied limit ends with the last permit request of its name.
     pub(crate) fn l3_forget_implied_limits(&mut self) {
         let requests = &self.state.requests;
         self.state.limits.retain(|limit| {
@@ -173,7 +174,7 @@ impl Oracle {
         (self.state.last_token >= limits::TOKEN_MAX).then_some(Rejection::TokensExhausted)
     }
 
-    /// M1: the first name that has as many waiters as it takes, each counted by the exact name.
+    /// M1: the first name with the maximum number of waiters, counted by the exact name.
     fn m1_full_queue(&self, request: &RequestState) -> Option<LockName> {
         let waiters = |name: &&LockName| {
             self.state.requests.iter().filter(|r| is_waiting(r) && r.names.contains(name)).count()
@@ -181,13 +182,13 @@ impl Oracle {
         request.names.iter().find(|name| waiters(name) >= limits::WAITERS_PER_NAME_MAX).cloned()
     }
 
-    /// The one grant rule: no conflict with a hold, a closed hold, or an earlier ticket that still waits.
+    /// The grant rule: no conflict with a hold, a closed hold, or an earlier waiter.
     fn may_be_granted(&self, request: &RequestState, implied: &Option<u32>) -> bool {
         self.in_the_way(request).all(|other| !n2_conflict(request, other))
             && request.names.iter().all(|name| !self.permits_are_out(request, name, implied))
     }
 
-    /// Holds, closed holds, and earlier waiters.
+    /// Holds, closed holds and earlier waiters.
     fn in_the_way<'a>(&'a self, request: &'a RequestState) -> impl Iterator<Item = &'a RequestState> {
         self.state.requests.iter().filter(|other| {
             other.ticket != request.ticket && (!is_waiting(other) || other.ticket < request.ticket)
@@ -222,7 +223,7 @@ impl Oracle {
             .map(|(session, _)| session)
     }
 
-    /// Q1: earlier waiters whose names overlap, both-shared pairs not counted.
+    /// Q1: earlier waiters whose names overlap, not counting pairs of shared requests.
     fn q1_position(&self, request: &RequestState) -> u64 {
         self.state
             .requests
@@ -233,7 +234,7 @@ impl Oracle {
             .count() as u64
     }
 
-    /// L4: queued tells the limits in force.
+    /// L4: the reply to a queued request contains the limits in force.
     pub(crate) fn queued(&self, request: &RequestState) -> Reply {
         let limits = match request.mode {
             ModeKind::Permit => request.names.iter().map(|name| self.limit_of(name)).collect(),
@@ -246,7 +247,7 @@ impl Oracle {
         self.in_force(name).expect("a live permit request has a limit (L3)").limit
     }
 
-    /// L4: granted tells slot and limit in force of each name.
+    /// L4: a grant contains slot and limit in force of each name.
     pub(crate) fn l4_permits(&self, request: &RequestState) -> Vec<PermitGrant> {
         let (Phase::Held { slots, .. } | Phase::Revoked { slots, .. }) = &request.phase else {
             return Vec::new();
@@ -290,7 +291,7 @@ impl Oracle {
         (0..).find(|slot| !taken.contains(slot)).expect("fewer holds than numbers")
     }
 
-    /// An own hold that may be changed, or what to answer instead. Revoked comes before anything else (G2).
+    /// A hold of the session that may be changed, else the reply. Revoked takes precedence (G2).
     fn own_hold(&mut self, session: SessionId, target: Seq) -> Result<&mut RequestState, Reply> {
         let found = self.state.requests.iter_mut().find(|r| r.owner == Some((session, target)));
         match found {
@@ -305,7 +306,7 @@ impl Oracle {
         }
     }
 
-    /// G2: the whole hold becomes shared; a permit can't.
+    /// G2: the whole hold becomes shared; a permit is refused.
     pub(crate) fn g2_downgrade(&mut self, session: SessionId, target: Seq) -> Reply {
         match self.own_hold(session, target) {
             Err(reply) => reply,
@@ -317,7 +318,7 @@ impl Oracle {
         }
     }
 
-    /// G3: on any own hold; a value that is too long is refused before the target is looked at.
+    /// G3: for any hold of the session. A value that is too long is refused before the target is checked.
     pub(crate) fn g3_set_value(&mut self, session: SessionId, target: Seq, value: Box<[u8]>) -> Reply {
         if value.len() > limits::VALUE_BYTES_MAX {
             return Reply::Refused(Rejection::ValueTooLong { bytes: value.len() });
@@ -332,7 +333,7 @@ impl Oracle {
     }
 }
 
-/// The slot that a hold or a closed hold has of a name (L1).
+/// The slot that a hold or closed hold has at a name (L1).
 pub(super) fn slot_of(request: &RequestState, name: &LockName) -> Option<Slot> {
     let (Phase::Held { slots, .. } | Phase::Revoked { slots, .. } | Phase::Closed { slots, .. }) =
         &request.phase

@@ -7,7 +7,7 @@ use lockkeeper_core::{End, Grant, Rejection, Reply, Seq, SessionId};
 use super::{Oracle, Told};
 
 impl Oracle {
-    /// The way of `Acquire`, `SetValue` and `Downgrade`: R7's first four checks, the command, R6.
+    /// `Acquire`, `SetValue` and `Downgrade`: the first four checks of R7, the command itself, then R6.
     pub(crate) fn numbered(
         &mut self,
         session: SessionId,
@@ -32,7 +32,7 @@ impl Oracle {
         reply
     }
 
-    /// R1: never goes down, and raises the highest seq seen.
+    /// R1: never falls, and raises the highest seq seen.
     fn r1_take_done_through(&mut self, session: SessionId, done_through: Seq) {
         let state = self.session(session).expect("it is live");
         state.done_through = state.done_through.max(done_through);
@@ -40,8 +40,8 @@ impl Oracle {
         self.r3_forget_confirmed_answers();
     }
 
-    /// R5: at or below the highest seq nothing is executed; only the seq is compared. R2: a live request is found
-    /// whatever `done_through` is.
+    /// R5: a command at or below the highest seq is not executed; only the seq is compared. R2: a live request is found
+    /// for any `done_through`.
     fn r5_already_seen(&mut self, session: SessionId, seq: Seq) -> Option<Reply> {
         if seq > self.session(session).expect("it is live").highest {
             return None;
@@ -53,7 +53,7 @@ impl Oracle {
         )
     }
 
-    /// P7-a: a retry is answered by the request's present state.
+    /// P7-a: the reply to a retry is the request's present state.
     fn p7_present_state(&self, session: SessionId, seq: Seq) -> Option<Reply> {
         let request = self.state.requests.iter().find(|r| r.owner == Some((session, seq)))?;
         Some(match &request.phase {
@@ -71,11 +71,11 @@ impl Oracle {
         state.kept.iter().find(|kept| kept.seq == seq).map(|kept| kept.reply.clone())
     }
 
-    /// R6: every answer that is final is kept, errors too.
+    /// R6: every final answer is kept, including errors.
     fn r6_keep(&mut self, session: SessionId, seq: Seq, reply: &Reply) {
         if !matches!(reply, Reply::Granted(_) | Reply::Queued { .. }) {
             let reply = match reply {
-                // Who was in the way is not kept (M2).
+                // The holder and the queue length are not kept (M2).
                 Reply::Busy { .. } => Reply::Busy { holder: None, queued_ahead: 0 },
                 reply => reply.clone(),
             };
@@ -84,7 +84,7 @@ impl Oracle {
         }
     }
 
-    /// R3: how a request ended is kept until a `Finish` that named it is confirmed; `None` until one does.
+    /// R3: the end of a request is kept until a `Finish` that named it is confirmed; `None` until there is one.
     pub(crate) fn r3_keep_end(&mut self, session: SessionId, seq: Seq, end: End, until: Option<Seq>) {
         let state = self.session(session).expect("a live request's session is live");
         state.kept.push(KeptAnswer { seq, reply: Reply::Finished(end), until });

@@ -1,7 +1,7 @@
-//! Random commands: drawn as steps relative to what the table is at that moment, so that they hit something and
-//! still shrink well.
+//! Random commands, generated as steps relative to the table's current state, so that they often apply and still shrink
+//! well.
 //!
-//! Responsible for the choice only; decides nothing about what a table should answer.
+//! This module only chooses commands; it contains no expectation about the results.
 
 use lockkeeper_core::snapshot::{Phase, SessionState};
 use lockkeeper_core::{
@@ -10,10 +10,10 @@ use lockkeeper_core::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-/// Few names, nested and not; `ab` begins like `a` but is not below it.
+/// Few names, nested and not; `ab` has `a` as a text prefix but is not below it.
 pub(crate) const NAMES: [&str; 6] = ["a", "a/b", "a/b/c", "b", "ab", "a/d"];
 
-/// One step of a random history.
+/// A step of a random history.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Open {
@@ -60,7 +60,7 @@ pub(crate) enum Step {
     },
     RaiseTokens(RaisePick),
     RaiseRules(u32),
-    /// A delayed duplicate: a command of the history again, word for word.
+    /// A delayed duplicate: an exact copy of an earlier command of the history.
     Again(usize),
     Restart,
     CheckToken {
@@ -69,7 +69,7 @@ pub(crate) enum Step {
     },
 }
 
-/// Who asks, under which number, and what it has already.
+/// Session, seq and `done_through` of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct By {
     session: u8,
@@ -150,7 +150,7 @@ pub(crate) fn asked() -> impl Strategy<Value = Asked> {
         |(names, mode, subtree, if_busy, keep_closed_ms, value_bytes, meta_bytes)| Asked {
             names,
             mode,
-            // Mostly sensible: a permit of a subtree is always refused.
+            // Mostly legal: a permit of a subtree is always refused.
             subtree: subtree && (!matches!(mode, Mode::Permit { .. }) || value_bytes == 3),
             if_busy,
             keep_closed_ms,
@@ -220,7 +220,7 @@ pub(crate) fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Steps that pile up waiters of all kinds, with now and then something that may let several in.
+/// Steps that accumulate waiters of all kinds, with an occasional step that may grant several of them.
 pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
     let next = || (0..3u8).prop_map(|session| By { session, seq: SeqPick::Next, done: DonePick::Behind(0) });
     let waits = asked().prop_map(|asked| {
@@ -251,12 +251,12 @@ pub(crate) fn crowding_step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The steps that open the three sessions of a crowd.
+/// The steps that open three sessions for [`crowding_step`].
 pub(crate) fn openings() -> impl Iterator<Item = Step> {
     (0..3).map(|secret| Step::Open { secret, lock_delay_ms: 0, fault: u8::MAX })
 }
 
-/// One of the live sessions, or one that never was.
+/// One of the live sessions, or rarely the last assigned session id, live or not.
 fn pick_session(pick: u8, now: &Snapshot) -> (SessionId, Option<&SessionState>) {
     let session = now.sessions.get(pick as usize % (now.sessions.len() + usize::from(pick == 3)).max(1));
     (session.map_or(SessionId(now.last_session), |session| session.id), session)
@@ -279,7 +279,7 @@ fn pick_target(pick: &Target, session: SessionId, state: Option<&SessionState>, 
     }
 }
 
-/// The token that a step means, as a number: it may be one that was never issued.
+/// The token that a step selects, as a number; it may never have been issued.
 pub(crate) fn token(pick: TokenPick, now: &Snapshot) -> u64 {
     let live: Vec<u64> = now
         .requests
@@ -339,7 +339,8 @@ pub(crate) fn acquire(session: SessionId, seq: Seq, done_through: Seq, asked: &A
     })
 }
 
-/// The command that a step means now; `None` for a repetition when there is nothing to repeat.
+/// The command of a step in the current state; `None` for a step that is no command, and for a duplicate in an empty
+/// history.
 pub(crate) fn command(step: Step, now: &Snapshot, history: &[Command]) -> Option<Command> {
     Some(match step {
         Step::Open { secret, lock_delay_ms, fault } => Command::OpenSession(OpenSession {

@@ -1,7 +1,7 @@
-//! Scenario texts: from a line to a command, and from an answer to words.
+//! Scenario texts: parses lines into commands, and formats the answers.
 //!
-//! Responsible for the language of `tests/scenarios/*.txt`. Decides nothing about locks: [`Stage`] hands every
-//! command to the table and the oracle.
+//! Defines the language of `tests/scenarios/*.txt` and contains no lock rules: [`Stage`] passes every command to the
+//! table and the oracle.
 
 mod parse;
 mod words;
@@ -12,10 +12,10 @@ use crate::oracle::Checked;
 use crate::oracle::pair::Pair;
 use parse::Line;
 
-/// Who the sessions are called, and the tables they act on.
+/// The tables, and the names of their sessions.
 pub(crate) struct Stage {
     pair: Pair,
-    /// Names by session id; a name that was opened anew has two entries, and the last counts.
+    /// Session ids with their names. A name whose session was opened again has two entries, and the last one counts.
     cast: Vec<(SessionId, String)>,
 }
 
@@ -24,7 +24,7 @@ impl Stage {
         Self { pair: Pair::new(), cast: Vec::new() }
     }
 
-    /// Plays one line and words its answer.
+    /// Runs one line and formats its answer.
     pub(crate) fn play(&mut self, line: &str) -> Result<String, String> {
         match Line::parse(line)? {
             Line::Open { name, ttl_ms, lock_delay_ms, linger_ms, label } => {
@@ -73,7 +73,7 @@ impl Stage {
         Ok(words::reply(&reply, &|id| self.called(id)))
     }
 
-    /// The session of that name, opened if no line has named it before.
+    /// The session with that name, opened at its first use.
     fn session(&mut self, name: &str) -> Result<SessionId, String> {
         let known = |stage: &Self| stage.cast.iter().rev().find(|(_, n)| n == name).map(|(id, _)| *id);
         if known(self).is_none() {
@@ -90,7 +90,7 @@ impl Stage {
     }
 }
 
-/// The hash of a session's secret; here simply its name.
+/// The hash of a session's secret; here just its name.
 fn secret(name: &str) -> [u8; 32] {
     let mut hash = [0; 32];
     for (to, from) in hash.iter_mut().zip(name.bytes()) {

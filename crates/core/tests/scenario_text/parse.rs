@@ -1,8 +1,8 @@
-//! One line of a scenario: its words and their meaning. Refuses what it does not know.
+//! The parser of scenario lines. Refuses unknown words.
 
 use lockkeeper_core::{Acquire, Break, Command, IfBusy, LockName, Mode, Seq, SessionId, Token};
 
-/// A line, understood. Commands of sessions wait for the session's id.
+/// A parsed line. A session's command is built once the session's id is known.
 pub(crate) enum Line {
     Open { name: String, ttl_ms: u64, lock_delay_ms: u64, linger_ms: u64, label: String },
     Of { session: String, make: Box<dyn FnOnce(SessionId) -> Command> },
@@ -12,7 +12,7 @@ pub(crate) enum Line {
     Show,
 }
 
-/// The words after the verb, taken one by one; what is left at the end is an error.
+/// The words after the verb, consumed one by one; unused words at the end are an error.
 struct Words<'a>(Vec<&'a str>);
 
 impl<'a> Words<'a> {
@@ -50,7 +50,7 @@ fn number<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| format!("{text:?} is not a number"))
 }
 
-/// `5s`, `1h` or `20ms`, as milliseconds.
+/// Parses `5s`, `1h` or `20ms` into milliseconds.
 fn duration(text: &str) -> Result<u64, String> {
     for (unit, ms) in [("ms", 1), ("h", 3_600_000), ("s", 1000)] {
         if let Some(count) = text.strip_suffix(unit) {
@@ -68,13 +68,13 @@ fn token(text: &str) -> Result<Token, String> {
     Token::new(number(text)?).ok_or_else(|| format!("{text} is no token"))
 }
 
-/// `alice/3`: session and seq.
+/// Parses `alice/3` into session and seq.
 fn request(text: &str) -> Result<(String, Seq), String> {
     let (session, seq) = text.split_once('/').ok_or_else(|| format!("{text:?} is not SESSION/SEQ"))?;
     Ok((session.to_owned(), Seq(number(seq)?)))
 }
 
-/// `xN` for a text of N bytes, else the text itself: long texts stay readable.
+/// `bytes:N` stands for a text of N bytes, to keep scenarios short; any other text for itself.
 fn bytes(text: &str) -> String {
     match text.strip_prefix("bytes:").map(str::parse) {
         Some(Ok(count)) => "x".repeat(count),

@@ -1,4 +1,4 @@
-//! Answers, effects and the whole table, as a scenario words them.
+//! Formats answers, effects and the whole table for scenarios.
 
 use lockkeeper_core::snapshot::{Phase, RequestState};
 use lockkeeper_core::{Effect, End, Grant, ModeKind, Reply, SessionId, Snapshot, Token};
@@ -41,7 +41,7 @@ pub(crate) fn effect(effect: &Effect, called: &dyn Fn(SessionId) -> String) -> S
     }
 }
 
-/// Everything that is live, in ticket order, then the limits.
+/// All live requests in ticket order, then the limits.
 pub(crate) fn table(snapshot: &Snapshot, called: &dyn Fn(SessionId) -> String) -> String {
     let mut parts: Vec<String> =
         snapshot.requests.iter().map(|request| request_line(request, called)).collect();
