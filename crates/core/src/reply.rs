@@ -1,4 +1,4 @@
-//! Replies to commands, and effects on other sessions.
+//! Replies to commands, and their effects on other requests and sessions.
 
 use crate::limits;
 use crate::name::LockName;
@@ -88,7 +88,7 @@ pub enum End {
     Gone,
 }
 
-/// A change that a command made to another session's requests, or a timer to start. Emitted in the order of rule E1.
+/// A change that a command made to a session or to another request. Emitted in the order of rule E1.
 ///
 /// The result for the command's sender is the [`Reply`], never an effect.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -107,7 +107,7 @@ pub enum Effect {
         /// The hold's token.
         token: Token,
     },
-    /// A request ended without a request of its client.
+    /// A request ended without a command of its client.
     Ended {
         /// Session of the request.
         session: SessionId,

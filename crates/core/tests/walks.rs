@@ -305,7 +305,7 @@ fn with_held(count: u64) -> Table {
     table
 }
 
-/// Old states that one command has saved for many entries are also written in pieces.
+/// Old states that were saved for many entries at once are also written in pieces.
 #[test]
 fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let mut table = with_held(20_000);

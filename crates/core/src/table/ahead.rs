@@ -12,7 +12,8 @@ use crate::types::SessionId;
 
 /// Copy-on-write buffer: items of old states, encoded, until the iterator writes them out.
 ///
-/// Split into chunks, because one command may change all entries: writing or freeing one chunk takes a short time.
+/// Split into chunks, because commands may change all entries before the next piece: writing or freeing one chunk takes
+/// a short time.
 #[derive(Default)]
 pub(super) struct Saved {
     chunks: VecDeque<Vec<u8>>,

@@ -103,8 +103,8 @@ impl Table {
         }
     }
 
-    /// Applies one command and returns its reply. Appends its effects on other sessions to `out`, in the order of rule
-    /// E1.
+    /// Applies one command and returns its reply. Appends its effects on other requests and sessions to `out`, in the
+    /// order of rule E1.
     ///
     /// After a reply of [`Rejection::UnknownRules`](crate::Rejection::UnknownRules) this node must stop.
     pub fn apply(&mut self, command: Command, out: &mut Effects) -> Reply {

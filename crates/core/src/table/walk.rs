@@ -3,9 +3,9 @@
 //!
 //! The iterator (`Walk`) writes every entry in its state at the start of the snapshot. It follows the order in memory,
 //! so its readers must sort by ticket and name. Before a command changes an entry that the iterator has not reached,
-//! the entry's store (`ahead`, `requests`, `session`, `names`) encodes the old state into a copy-on-write buffer, from
-//! which it is written. A command pays for this once per snapshot and entry: ending a session with a million requests
-//! encodes a million entries.
+//! the entry's store (`requests`, `session`, `names`, `work`) encodes the old state into a copy-on-write buffer
+//! (`ahead`), from which it is written. A command pays for this at most once per snapshot and entry, and changes a
+//! bounded number of entries (M2). A session with all its kept answers is one entry.
 
 use super::Table;
 use super::ahead::Pen;
