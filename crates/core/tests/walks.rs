@@ -1,4 +1,4 @@
-//! A snapshot written in pieces equals the table at its start, whatever commands are applied between the pieces; and
+//! A snapshot written in pieces equals the table at its start, even if commands are applied between the pieces; and
 //! writing it changes no result.
 //!
 //! Random commands and pieces alternate on a table, and the commands also run on a twin without snapshots. The written
