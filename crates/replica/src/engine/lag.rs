@@ -1,8 +1,8 @@
 //! Retention of log entries in memory for lagging followers.
 //!
-//! Without it, a leader would have dropped the entries after a snapshot by the time that snapshot has arrived (say,
-//! three seconds later), and the same for the next one, so the follower would never catch up. And each restarted
-//! follower would need a snapshot.
+//! Without it, a leader would have dropped the entries after a snapshot by the time that snapshot has arrived (three
+//! seconds later, for instance), and the same for the next one, so the follower would never catch up. And each
+//! restarted follower would need a snapshot.
 
 use std::collections::BTreeMap;
 
@@ -32,7 +32,7 @@ pub(super) struct Lag {
     /// For each follower waited for: the index after which it needs all entries, and whether that is a snapshot's
     /// index.
     needs: BTreeMap<u64, (u64, bool)>,
-    /// Ticks since each follower was last heard.
+    /// Ticks since the last message from each follower.
     silent: BTreeMap<u64, u32>,
 }
 
@@ -96,7 +96,7 @@ impl Lag {
         ]
     }
 
-    /// Ticks since a follower was last heard.
+    /// Ticks since the last message from a follower.
     pub(super) fn silent(&self, node: u64) -> u32 {
         self.silent.get(&node).copied().unwrap_or(SILENT_TICKS_MAX)
     }

@@ -113,7 +113,7 @@ impl Engine {
         self.raw.raft.leader_id
     }
 
-    /// Whether this node leads, or a leader was heard within the shortest election time-out.
+    /// Whether this node leads, or received a leader's message within the shortest election time-out.
     pub(crate) fn hears_leader(&self) -> bool {
         self.is_leader() || (self.leader() != 0 && self.raw.raft.election_elapsed < ELECTION_TICKS)
     }

@@ -102,10 +102,10 @@ pub(crate) struct Released {
 pub(crate) struct Progress {
     pub(crate) node: u64,
     pub(crate) matched: u64,
-    /// It was heard since the engine's last quorum check.
+    /// A message from it arrived since the engine's last quorum check.
     pub(crate) was_heard: bool,
-    /// It was heard within the last election time-out or some ticks more (right after a quorum check, no node counts
-    /// as heard).
+    /// A message from it arrived within the last election time-out or some ticks more, since each quorum check of the
+    /// engine begins with an empty record.
     pub(crate) is_active: bool,
     pub(crate) is_learner: bool,
     /// A snapshot is being sent to it.

@@ -120,8 +120,8 @@ impl Replica {
     /// Returns the commands of an entry with the receivers of their replies. Entries of other kinds are applied at
     /// once.
     fn begin_entry(&mut self, committed: &Committed) -> Result<VecDeque<Proposal>, Fatal> {
-        // Batches that were proposed below this index under another term were replaced; only the next leader knows
-        // the fate of their commands.
+        // Batches still in flight below this index were replaced by another term's entries; only the next leader
+        // knows the fate of their commands.
         while self.in_flight.front().is_some_and(|batch| batch.at.index < committed.at.index) {
             self.in_flight.pop_front();
         }

@@ -1,7 +1,7 @@
 //! Comparison of table digests between nodes: one log must produce one table, and a node with another table stops.
 //!
-//! A digest is a by-product of a snapshot, so it costs nothing else. Digests of two nodes are comparable if both were
-//! taken after the same entry:
+//! A digest is a by-product of a snapshot, so it costs nothing beyond that. Digests of two nodes are comparable if
+//! both were taken after the same entry:
 //!
 //! 1. A leader whose snapshot is due names the index of its next entry. All its appends and heartbeats carry that
 //!    index from then on, over ordered connections; so a follower receives it before it can learn that the entry is
@@ -11,8 +11,8 @@
 //! 3. A follower's heartbeat responses carry its digest.
 //! 4. The digest of a majority of the voters is right, and the leader's heartbeats carry it. A node with another
 //!    digest for that entry stops, be it a follower or the leader itself.
-//! 5. Without a majority no node stops: a stop is for good, and it would often be the healthy one's. The leader
-//!    reports the difference and names another entry, so that a voter that was not compared can decide.
+//! 5. Without a majority no node stops: a stop is for good, and would hit the healthy node as often as the other. The
+//!    leader reports the difference and names another entry, so that a voter that was not compared can decide.
 //!
 //! All of this is repeated in later messages, so it tolerates lost ones.
 

@@ -118,8 +118,8 @@ fn bytes(event: &Event) -> usize {
 }
 
 impl Replica {
-    /// The leader, if it is another node and alive: it was heard within the shortest election time-out, and its
-    /// connections have not broken since. `None` also while this node leads.
+    /// The leader, if it is another node and alive: its last message arrived within the shortest election time-out,
+    /// and its connections have not broken since. `None` also while this node leads.
     #[must_use]
     pub fn follows(&self) -> Option<u64> {
         let leader = self.engine.leader();
