@@ -1,5 +1,5 @@
 //! The leader's timers: session leases and all other deadlines. They are never in the log, so a keep-alive costs no
-//! disk write. All times are lease time.
+//! disk write. All times are readings of the lease clock (`lease.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -212,7 +212,7 @@ impl Book {
         taken
     }
 
-    /// Reschedules a session at its deadline: it proved to be alive, or its expiry was not proposed.
+    /// Reschedules a session at its deadline: it proved to be alive, or its queued expiry was taken back.
     pub(crate) fn again(&mut self, session: SessionId) {
         if let Some(lease) = self.leases.get_mut(&session) {
             self.timers.remove(&(lease.scheduled, Due::Session(session)));

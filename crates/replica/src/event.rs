@@ -38,7 +38,8 @@ pub enum Event {
     Dropped(AskId),
     /// The watcher has read everything sent to it, so the next part of its initial state may follow.
     WatchRead(AskId),
-    /// All input that had arrived at [`Output::Drain`] has been delivered as events.
+    /// The drain barrier with this number is complete: all input that had arrived at its [`Output::Drain`] has been
+    /// delivered as events.
     Drained(u64),
     /// Peer messages, in order of arrival. A turn has some MiB of entries at most, since all entries of a turn become
     /// one log record.
@@ -215,8 +216,8 @@ pub enum Output {
     EndStream(StreamId, v1::StreamEnd),
     /// Answer a unary call.
     Answer(AskId, Answer),
-    /// Return [`Event::Drained`] with this number once all input that is readable *now*, in any socket and in the
-    /// accept queue, has been delivered as events (P9).
+    /// Begin a drain barrier: return [`Event::Drained`] with this number once all input that is readable *now*, in
+    /// any socket and in the accept queue, has been delivered as events (P9).
     Drain(u64),
     /// Carry out a step of a snapshot; one step at a time.
     Snapshot(SnapshotStep),

@@ -29,7 +29,7 @@ pub(super) struct Expiry {
 /// A check of all sessions that were candidates when it began.
 struct Check {
     number: u64,
-    /// Lease time at which the check began: a session whose deadline has moved past it is not judged.
+    /// Reading of the lease clock when the check began: a session whose deadline has moved past it is not judged.
     began: Duration,
     sessions: BTreeSet<SessionId>,
     closes: Vec<(SessionId, u64)>,

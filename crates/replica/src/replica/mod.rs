@@ -130,7 +130,7 @@ pub struct Replica {
     /// `now` is the caller's clock at the beginning of this turn; `clock` is the lease clock.
     now: Duration,
     clock: LeaseClock,
-    /// Lease time after the last write of this turn: ahead of `clock` by the duration of that write.
+    /// Reading of the lease clock after the last write of this turn: ahead of `clock` by that write's duration.
     lease_now: Duration,
     next_tick: Duration,
     lead: Lead,
@@ -176,7 +176,7 @@ struct Proposal {
 enum Origin {
     /// A command of a session.
     Session { stream: StreamId, session: SessionId, seq: Seq },
-    /// Opens a session and attaches it. The ttl counts from `received`, in lease time.
+    /// Opens a session and attaches it. The ttl counts from `received`, a reading of the lease clock.
     Open { stream: StreamId, attach: u64, secret_prefix: u64, received: Duration },
     /// An operator's command.
     Ask(AskId),
@@ -336,7 +336,7 @@ impl Replica {
     }
 
     /// Applies committed entries, then proposes. If it returns a [`Write`], the caller sends
-    /// [`Replica::take_outputs`], syncs the write, and calls [`Replica::persisted`].
+    /// [`Replica::take_outputs`], syncs the write, and calls [`Replica::persisted`]. `None`: nothing to write now.
     ///
     /// # Errors
     /// If the node must stop (V1).
