@@ -1,5 +1,5 @@
-//! The leader's book of deadlines: sessions' leases and every other timer. Never in the log, so a keep-alive costs no
-//! disk write (DESIGN section 5). All times here are the lease clock's.
+//! The leader's timers: session leases and all other deadlines. They are never in the log, so a keep-alive costs no
+//! disk write. All times are readings of the lease clock (`lease.rs`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,76 +8,77 @@ use lockkeeper_core::{Seq, SessionId, Token, limits};
 
 use crate::event::StreamId;
 
-/// Something whose time may have come.
+/// A timer that fires.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Due {
-    /// A session has been silent for its ttl. Not the end of it: that needs two more things (P9).
+    /// A session was silent for its ttl. That alone does not end it: its expiry needs a quorum read and a drain of
+    /// the input, too (P9).
     Session(SessionId),
-    /// A request has waited for as long as it wanted (W1).
+    /// A request has waited for its limit (W1).
     TimeOut(SessionId, Seq),
     /// A closed hold opens (D3).
     EndDelay(Token),
-    /// A revoked hold's holder had its ttl to react (B1).
+    /// The holder of a revoked hold has had its ttl to react (B1).
     EndRevoked(Token),
 }
 
-/// What the leader knows of a session and the table does not.
+/// Leader-only state of a session, not in the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
     pub(crate) ttl: Duration,
     pub(crate) linger: Duration,
     pub(crate) deadline: Duration,
-    /// No cut goes below this: the deadline that this leader gave when it began.
+    /// The deadline that this leader gave when it took over; a closed stream never moves the deadline below it.
     floor: Duration,
-    /// Where its entry stands among the timers: at its deadline, or before it.
+    /// Time of this session's entry in `timers`: at or before `deadline`.
     scheduled: Duration,
-    /// The highest attach number read, and the stream that carries it.
+    /// The highest attach number received, and the stream that carries the session.
     pub(crate) attach: u64,
     pub(crate) stream: Option<StreamId>,
-    /// Its holds that are under a break: every acknowledgement names them (B1).
+    /// Holds under a break: every acknowledgement names them (B1).
     pub(crate) revoked: BTreeSet<Seq>,
-    /// The last end of the part that was sent since it attached; `None`: there are no more, or none was sent.
+    /// Last unconfirmed end sent since the attach, if more may remain; `None` if none remain or none were sent.
     pub(crate) ends_sent_to: Option<Seq>,
-    /// Its end is proposed: until the fate of that is known, nothing is acknowledged for it.
+    /// The session's end is proposed: nothing is acknowledged for it until that is applied or taken back.
     pub(crate) ending: bool,
 }
 
-/// The waits of a session that are removed at its end; if it has more, each turn removes some of them.
+/// Maximum number of waits removed when a session ends; the rest is removed over later turns.
 const WAITS_PER_END: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Book {
     leases: BTreeMap<SessionId, Lease>,
     timers: BTreeSet<(Duration, Due)>,
-    /// When the timers that can be taken back are due.
+    /// Deadlines of the timers that can be cancelled.
     waits: BTreeMap<(SessionId, Seq), Duration>,
     closed: BTreeMap<Token, Duration>,
-    /// How many sessions have which ttl.
+    /// Number of sessions by ttl.
     ttls: BTreeMap<Duration, usize>,
-    /// Sessions that have ended, with entries in `waits` that are still to be removed.
+    /// Ended sessions that still have entries in `waits`.
     ended: Vec<SessionId>,
 }
 
 impl Book {
-    /// The least ttl of all sessions, or the least there may be: what bounds the turns of the lease clock.
+    /// The shortest ttl of all sessions, or the shortest allowed one. Bounds the steps of the lease clock.
     fn least_ttl(&self) -> Duration {
         let least = self.ttls.first_key_value().map(|(&ttl, _)| ttl);
         least.unwrap_or(Duration::from_millis(limits::TTL_MS_MIN))
     }
 
-    /// The most by which one turn advances the lease clock.
+    /// Maximum advance of the lease clock in one turn.
     pub(crate) fn step_max(&self) -> Duration {
         self.least_ttl() / 12
     }
 
-    /// How long the loop may sleep from here on; `None`: nothing has a deadline.
+    /// Maximum sleep of the event loop from `now`; `None` without timers.
     pub(crate) fn sleep_max(&self, now: Duration) -> Option<Duration> {
         let &(at, _) = self.timers.first()?;
         Some(at.saturating_sub(now).min(self.least_ttl() / 24))
     }
 
-    /// A session that this leader found, or that was opened under it. Its first deadline is a ttl from now; `found`:
-    /// no later cut may go below that.
+    /// Adds a session that was found in the table (`found`) or opened under this leader. Its first deadline is one
+    /// ttl from now; a found session's deadline never moves below that.
     pub(crate) fn opened(
         &mut self,
         session: SessionId,
@@ -123,7 +124,7 @@ impl Book {
         Some(lease)
     }
 
-    /// Removes at most so many waits of sessions that have ended.
+    /// Removes at most `most` waits of ended sessions.
     fn forget_waits(&mut self, most: usize) {
         for _ in 0..most {
             let Some(&session) = self.ended.last() else { return };
@@ -146,7 +147,7 @@ impl Book {
         self.leases.len()
     }
 
-    /// Its stream was closed by its client, and everything that had arrived before was read.
+    /// Shortens the lease to `linger`: the client closed its stream, and all input that arrived before was handled.
     pub(crate) fn cut(&mut self, session: SessionId, now: Duration) {
         let Some(lease) = self.leases.get_mut(&session) else { return };
         lease.deadline = lease.deadline.min(now + lease.linger).max(lease.floor);
@@ -157,7 +158,7 @@ impl Book {
         }
     }
 
-    /// The first answer "queued" starts it; a retry's does not restart it (E1).
+    /// Starts a wait limit. Only the first `Queued` starts it; a retry's does not restart it (E1).
     pub(crate) fn waits(&mut self, session: SessionId, seq: Seq, until: Duration) {
         if self.waits.contains_key(&(session, seq)) {
             return;
@@ -177,7 +178,7 @@ impl Book {
         self.timers.insert((until, Due::EndDelay(token)));
     }
 
-    /// Until when a closed hold stays so.
+    /// When a closed hold opens.
     pub(crate) fn closed_until(&self, token: Token) -> Option<Duration> {
         self.closed.get(&token).copied()
     }
@@ -186,7 +187,7 @@ impl Book {
         self.timers.insert((until, Due::EndRevoked(token)));
     }
 
-    /// What is due, and not to be told again. Looks at no more than so many timers; the rest is due still.
+    /// Returns the timers that have fired, each once. Visits at most `most` timers; the rest stays due.
     pub(crate) fn take_due(&mut self, now: Duration, most: usize) -> Vec<Due> {
         self.forget_waits(most);
         let mut taken = Vec::new();
@@ -211,7 +212,7 @@ impl Book {
         taken
     }
 
-    /// A session that was due turned out to be alive, or its end was not to be: it is due again at its deadline.
+    /// Reschedules a session at its deadline: it proved to be alive, or its queued expiry was taken back.
     pub(crate) fn again(&mut self, session: SessionId) {
         if let Some(lease) = self.leases.get_mut(&session) {
             self.timers.remove(&(lease.scheduled, Due::Session(session)));
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_is_due_at_its_latest_deadline_and_not_before() {
+    fn session_fires_once_at_its_latest_deadline() {
         let mut book = book(1_000, 0, false);
         book.lease_mut(S).unwrap().deadline = at(1_700);
         assert_eq!(next_due(&mut book, 1_000), None, "it was kept alive meanwhile");
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_shortens_and_never_prolongs() {
+    fn linger_shortens_and_never_extends_a_lease() {
         let mut cut = book(10_000, 500, false);
         cut.cut(S, at(100));
         assert_eq!(next_due(&mut cut, 599), None);
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_never_goes_below_the_deadline_that_a_new_leader_gave() {
+    fn linger_never_undercuts_a_new_leaders_deadline() {
         let mut book = book(10_000, 500, true);
         book.cut(S, at(100));
         assert_eq!(next_due(&mut book, 9_999), None);
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_started_once_and_can_be_taken_back() {
+    fn wait_limit_starts_once_and_can_be_cancelled() {
         let mut book = book(60_000, 0, false);
         book.waits(S, Seq(1), at(100));
         book.waits(S, Seq(1), at(900));
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_session_takes_its_timers_along() {
+    fn ended_session_has_no_timers() {
         let mut book = book(1_000, 0, false);
         book.waits(S, Seq(1), at(100));
         assert!(book.ended(S).is_some());
@@ -293,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_of_timers_is_looked_at_in_parts() {
+    fn many_due_timers_are_taken_in_bounded_parts() {
         let mut book = book(1_000, 0, false);
         let waits = WAITS_PER_END as u64 * 3;
         (0..waits).for_each(|seq| book.waits(S, Seq(seq), at(100)));
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loop_wakes_for_the_least_ttl() {
+    fn loop_sleep_is_bounded_by_the_shortest_ttl() {
         let mut book = book(60_000, 0, false);
         assert_eq!(book.sleep_max(at(0)), Some(at(2_500)));
         book.opened(SessionId(2), at(1_200), at(0), at(0), false);

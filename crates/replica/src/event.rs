@@ -1,4 +1,4 @@
-//! What goes into a replica and what comes out.
+//! Inputs and outputs of a replica.
 
 use std::fmt;
 
@@ -9,80 +9,81 @@ use lockkeeper_wire::{store, v1};
 
 use crate::members::{Change, Members};
 
-/// A client's stream; numbered by whoever accepts them, never reused.
+/// A client's stream. The caller numbers streams and never reuses a number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(pub u64);
 
-/// A unary call that waits for its answer; numbered by whoever accepts them, never reused.
+/// A pending unary call. The caller numbers calls and never reuses a number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct AskId(pub u64);
 
-/// Something has happened.
+/// An input of the replica.
 #[derive(Debug)]
 pub enum Event {
     /// A client opened a stream.
     StreamOpened(StreamId),
-    /// A client's frame was read.
+    /// A frame of requests arrived on a stream.
     Frame(StreamId, Vec<Request>),
-    /// A stream is over.
+    /// A stream has ended.
     StreamClosed {
-        /// Which.
+        /// The stream.
         stream: StreamId,
-        /// The client closed it (FIN or RST was read). Not so for a time-out, nor for any close that this side began:
+        /// Whether the client closed it (a FIN or RST was read). False for time-outs and for closes by the service:
         /// those never start `linger`.
         by_client: bool,
     },
-    /// A unary call came in.
+    /// A unary call arrived.
     Asked(AskId, Question),
-    /// Whoever asked, or watches, is gone.
+    /// The caller of a unary call, or the watcher, is gone.
     Dropped(AskId),
-    /// Whoever watches has read all that was sent to it: the next part of its state may follow.
+    /// The watcher has read everything sent to it, so the next part of its initial state may follow.
     WatchRead(AskId),
-    /// All input that had arrived when [`Output::Drain`] asked for it has been given.
+    /// The drain barrier with this number is complete: all input that had arrived at its [`Output::Drain`] has been
+    /// delivered as events.
     Drained(u64),
-    /// Peers' messages, in the order of their arrival; at most some MiB of entries a turn, since all of a turn's entries become
-    /// one record of the log.
+    /// Peer messages, in order of arrival. A turn has some MiB of entries at most, since all entries of a turn become
+    /// one log record.
     Peer(Vec<PeerMessage>),
-    /// A peer can be reached, and has said who it is.
+    /// A connection to a peer is established, and its handshake is done.
     PeerUp {
-        /// Which.
+        /// The peer's id.
         node: u64,
-        /// The newest rules of the table that it knows.
+        /// Newest version of the table's rules that the peer supports.
         rules_max: u32,
-        /// Where it serves clients.
+        /// Address at which the peer serves clients.
         client_address: String,
     },
-    /// The connection with this peer broke: what was sent to it may be lost, in part or whole, and it can't be heard until it is
-    /// reached anew.
+    /// The connection to this peer broke: messages sent on it may be lost, and none arrive until it is established
+    /// again.
     PeerDown(u64),
-    /// Something that was to be sent to this peer was dropped: it does not keep up, or can't be reached.
+    /// A message to this peer was dropped: the peer is too slow or unreachable.
     PeerMissed(u64),
-    /// The last [`SnapshotStep`] was carried out.
+    /// The last [`SnapshotStep`] is complete.
     SnapshotStepDone,
-    /// The last [`SnapshotStep`] failed; the snapshot is given up, and another is taken later.
+    /// The last [`SnapshotStep`] failed. This snapshot is abandoned; another is taken later.
     SnapshotFailed,
-    /// A leader's snapshot has arrived whole, and lies on the disk without a name.
+    /// A leader's snapshot was received completely and is on disk under no final name yet.
     SnapshotReceived(Box<Received>),
-    /// What came of [`Output::SendSnapshot`]; exactly once for each.
+    /// The outcome of an [`Output::SendSnapshot`]; exactly one for each.
     SnapshotSent {
-        /// To whom.
+        /// The receiver.
         to: u64,
-        /// It has taken it, or needs it no more.
+        /// Whether the follower has the snapshot or needs it no more.
         arrived: bool,
     },
-    /// The node is to stop: leadership is handed over, then streams are told to go elsewhere.
+    /// Stop the node: hand over leadership, then end the streams.
     ShutDown,
 }
 
-/// A snapshot that a leader has sent, and the table that it makes. Nothing of it counts yet: whether it is news is for
-/// the consensus to say. The file stays with whoever gives this, until [`Write::installs`](crate::Write::installs) or
+/// A snapshot received from a leader, with the table built from it. It takes effect only once the consensus has
+/// accepted it as newer. The caller keeps the file until [`Write::installs`](crate::Write::installs) or
 /// [`Output::SnapshotUnused`] names its index.
 pub struct Received {
-    /// What the leader said of it.
+    /// The leader's description of it.
     pub offer: SnapshotOffer,
-    /// What its pieces make.
+    /// The table built from its pieces.
     pub table: Table,
-    /// Their length, in bytes.
+    /// Total length of its pieces in bytes.
     pub bytes: u64,
 }
 
@@ -95,64 +96,64 @@ impl fmt::Debug for Received {
     }
 }
 
-/// A unary call, checked.
+/// A unary call whose fields were checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Question {
-    /// One lock.
+    /// Describe one lock.
     Describe {
-        /// Its name.
+        /// The lock's name.
         name: LockName,
-        /// Which of its holds and waiters are listed.
+        /// The page of holds and waiters to return.
         page: Page,
     },
-    /// The locks at and below a name.
+    /// List the locks at and below a name.
     List {
-        /// `None` is all.
+        /// The name; `None` for all locks.
         prefix: Option<LockName>,
-        /// At most so many.
+        /// Maximum number of locks.
         max: usize,
-        /// Where the last page ended; 0 begins.
+        /// Cursor of the previous page; 0 for the first.
         after: u64,
     },
-    /// The live sessions.
+    /// List the live sessions.
     Sessions {
-        /// At most so many.
+        /// Maximum number of sessions.
         max: usize,
-        /// Begin after this id.
+        /// Return sessions after this id.
         after: u64,
     },
-    /// The locks at and below a name, and every change from now on.
+    /// Watch the locks at and below a name: their state first, then every change.
     Watch {
-        /// `None` is all.
+        /// The name; `None` for all locks.
         prefix: Option<LockName>,
     },
-    /// What a token is worth.
+    /// Check whether a token is current.
     CheckToken {
-        /// The lock.
+        /// The lock's name.
         name: LockName,
         /// The token.
         token: u64,
     },
-    /// End a hold.
+    /// Break a hold.
     Break(lockkeeper_core::Break),
-    /// Store a number of permits, or none.
+    /// Store a permit limit, or delete it.
     SetLimit {
-        /// The name.
+        /// The lock's name.
         name: LockName,
-        /// The number.
+        /// The limit; `None` deletes it.
         limit: Option<u32>,
     },
-    /// A stored snapshot with everything that was answered before this was asked, for a backup.
+    /// Store a snapshot for a backup that covers everything answered before this call.
     Backup,
-    /// How the node is. Answered by any node, whether it leads or not.
+    /// The node's status. Answered by every node, whether it leads or not.
     Status,
-    /// Who takes part, and how far each is.
+    /// The cluster members and their replication progress.
     Members,
-    /// Change who takes part. Done already is as good as done.
+    /// Change the members. Succeeds at once if the change is already made.
     Change(Change),
-    /// Hand the leadership over.
+    /// Transfer leadership.
     Transfer {
-        /// To whom; `None`: to the voter that is furthest.
+        /// The target; `None` selects the most up-to-date voter.
         to: Option<u64>,
     },
 }
@@ -166,7 +167,7 @@ pub enum Answer {
     Listed(v1::ListResponse),
     /// See [`Question::Sessions`].
     Sessions(v1::ListSessionsResponse),
-    /// See [`Question::Watch`]; many of them.
+    /// See [`Question::Watch`]; one watch gets many of these.
     Watched(Vec<v1::WatchResponse>),
     /// See [`Question::CheckToken`].
     Checked(v1::CheckTokenResponse),
@@ -176,36 +177,38 @@ pub enum Answer {
     LimitSet,
     /// See [`Question::Backup`].
     BackupStored {
-        /// The snapshot's position in the log.
+        /// Index of the last log entry in the snapshot.
         index: u64,
-        /// The table's counter of tokens there.
+        /// The table's token counter at that entry.
         last_token: u64,
     },
-    /// See [`Question::Status`]. What only the process knows is left empty.
+    /// See [`Question::Status`]. Fields that only the process can fill are empty.
     Status(v1::StatusResponse),
     /// See [`Question::Members`].
     Members(v1::MembersResponse),
-    /// See [`Question::Change`]: it is in force. An added node learns first, a removed voter still takes part until the
-    /// change is over; [`Question::Members`] shows it.
+    /// See [`Question::Change`]: the change is in force. An added node starts as a learner; a removed voter takes
+    /// part until the joint configuration ends. [`Question::Members`] shows the progress.
     Changed,
     /// See [`Question::Transfer`].
     Transferred {
-        /// Who leads now.
+        /// The leader now.
         leader: u64,
     },
-    /// It is refused, in words that say what to do.
+    /// The call is refused; the text names a remedy.
     Refused(v1::Refused),
-    /// This node does not lead; it may have seen the question (P12).
+    /// This node does not lead. It may have proposed the call before it lost leadership, so the outcome can be unknown
+    /// (P12).
     NotLeader {
-        /// The leader's id; 0 if none is known.
+        /// The leader's id; 0 if unknown.
         leader: u64,
     },
 }
 
-/// Something is to be done.
+/// An output to be carried out by the caller.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Output {
-    /// Send these to a peer, in this order, before anything else is done: the others' disks work meanwhile.
+    /// Send these messages to a peer, in this order, before other outputs: so the peers' disks work in parallel to
+    /// this node's.
     Peer(u64, Vec<PeerMessage>),
     /// Send these items to a client, in one frame.
     Items(StreamId, Vec<v1::ServerItem>),
@@ -213,58 +216,60 @@ pub enum Output {
     EndStream(StreamId, v1::StreamEnd),
     /// Answer a unary call.
     Answer(AskId, Answer),
-    /// Give [`Event::Drained`] with this number once every input that is readable *now*, in any socket and in the
-    /// queue of connections not yet accepted, was given (P9).
+    /// Begin a drain barrier: return [`Event::Drained`] with this number once all input that is readable *now*, in
+    /// any socket and in the accept queue, has been delivered as events (P9).
     Drain(u64),
-    /// Work on the snapshot; one step at a time.
+    /// Carry out a step of a snapshot; one step at a time.
     Snapshot(SnapshotStep),
-    /// The log may be cut: everything up to this index is in a stored snapshot.
+    /// The log may be compacted: all entries up to this index are in a stored snapshot.
     Compact(u64),
-    /// Send the stored snapshot with this head to a follower, by a connection of its own; then [`Event::SnapshotSent`].
+    /// Send the stored snapshot with this head to a follower over a separate connection, then return
+    /// [`Event::SnapshotSent`].
     SendSnapshot(Box<SnapshotOffer>),
-    /// The received snapshot that ends with this entry is no news: remove its file.
+    /// The received snapshot that ends with this entry is not newer: remove its file.
     SnapshotUnused(u64),
-    /// Who takes part from now on, with the addresses that are known.
+    /// The cluster members from now on, with their known addresses.
     Members(Members),
-    /// This node takes part no more: it stops, for good.
+    /// This node was removed from the cluster: it stops for good.
     Removed,
-    /// Of one log two nodes have made two tables: somebody must hear of it.
+    /// Two nodes built different tables from the same log: report it.
     Differs(Difference),
-    /// This node's table is the one that can't be trusted: it stops, for good. Nothing that it says from now on may count.
+    /// This node's table is corrupt: it stops for good, and nothing it sends from now on may count.
     Wrong(Difference),
 }
 
-/// Two nodes' tables, after the same entry of the log.
+/// Digests of two nodes' tables that differ after the same log entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Difference {
-    /// The last entry in both.
+    /// Index of the last entry in both.
     pub index: u64,
-    /// The digest of this node's table.
+    /// Digest of this node's table.
     pub own: u128,
-    /// Another node that says something else.
+    /// The other node.
     pub node: u64,
-    /// What it says.
+    /// Digest of its table.
     pub theirs: u128,
 }
 
-/// This node's log ends before an entry that it has acknowledged, or that is committed: its disk has lost what it had confirmed.
+/// This node's log ends before an entry that it has acknowledged or that is committed: its disk has lost durable
+/// entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LostEntries {
-    /// The member that shows it.
+    /// The member whose message proves it.
     pub peer: u64,
-    /// The entry.
+    /// Index of that entry.
     pub acknowledged: u64,
-    /// The last entry of the log.
+    /// Index of the last entry in this node's log.
     pub last: u64,
 }
 
-/// One step of storing a snapshot.
+/// A step of storing a snapshot.
 #[derive(Clone, PartialEq, Debug)]
 pub enum SnapshotStep {
-    /// Begin a new one.
+    /// Create a new snapshot file.
     Begin(store::SnapshotHead),
     /// Append these bytes.
     Piece(Vec<u8>),
-    /// It is whole: sync it, and let it take the place of the last one.
+    /// Sync the complete snapshot and replace the previous one by it.
     Finish(store::SnapshotTail),
 }

@@ -1,9 +1,9 @@
-//! The leader's lease clock: time in which it really worked.
+//! The leader's lease clock: the time during which this node was running.
 
 use std::time::Duration;
 
-/// Boot time less every stall: one turn advances it by a bounded amount, however long ago the last one was. So time in
-/// which the leader did not run counts for nobody (P9).
+/// Boot time without stalls: one turn advances the clock by a bounded amount, however long ago the last one was. So
+/// time during which the leader did not run counts against no session (P9).
 #[derive(Clone, Debug)]
 pub(crate) struct LeaseClock {
     last_turn: Duration,
@@ -15,13 +15,13 @@ impl LeaseClock {
         Self { last_turn: now, reading: Duration::ZERO }
     }
 
-    /// A turn of the loop begins.
+    /// Advances the clock at the beginning of a turn.
     pub(crate) fn turn(&mut self, now: Duration, step_max: Duration) {
         self.reading += now.saturating_sub(self.last_turn).min(step_max);
         self.last_turn = self.last_turn.max(now);
     }
 
-    /// What it would show if a turn began now.
+    /// The reading if a turn began at `now`.
     pub(crate) fn peek(&self, now: Duration, step_max: Duration) -> Duration {
         self.reading + now.saturating_sub(self.last_turn).min(step_max)
     }
@@ -38,7 +38,7 @@ mod tests {
     const STEP: Duration = Duration::from_millis(80);
 
     #[test]
-    fn a_stall_counts_as_one_step() {
+    fn stall_advances_by_one_step() {
         let mut clock = LeaseClock::new(Duration::from_secs(5));
         clock.turn(Duration::from_millis(5_050), STEP);
         assert_eq!(clock.now(), Duration::from_millis(50));
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_goes_back_stands_still() {
+    fn backward_clock_does_not_advance() {
         let mut clock = LeaseClock::new(Duration::from_secs(5));
         clock.turn(Duration::from_secs(4), STEP);
         assert_eq!(clock.now(), Duration::ZERO);

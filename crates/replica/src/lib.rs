@@ -1,9 +1,10 @@
-//! One node of the lock service, pure: consensus, table, deadlines, and the layout of what it keeps on disk.
+//! One node of the lock service as a deterministic state machine: Raft, lock table, lease deadlines, and the on-disk
+//! format.
 //!
-//! Time, randomness, disk and network are handed in, so that production and the simulator run the same code.
+//! Clock, randomness, disk and network are injected, so production and the simulator run the same code.
 //!
-//! Reading order: [`event`] (what goes in and comes out), [`replica`] (a turn), `book` (deadlines), `engine` (raft-rs),
-//! [`storage`] (what is kept on disk).
+//! Reading order: [`event`] (inputs and outputs), [`replica`] (one turn of the event loop), `book` (leader's timers),
+//! `engine` (raft-rs), [`storage`] (log and snapshots on disk).
 
 mod book;
 pub mod disk;

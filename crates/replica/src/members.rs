@@ -1,44 +1,44 @@
-//! Who takes part in the cluster, as the log says, and which changes of that are refused.
+//! Cluster membership as recorded in the log, and the checks of membership changes.
 //!
-//! Not part of the table, whose digest is over locks; every snapshot's head carries it.
+//! The members are not part of the table, whose digest is over locks; every snapshot's head carries them.
 //!
-//! A new node follows as a learner until it has caught up, then it votes. One is removed by joint consensus (majorities
-//! with and without it), and a `Leave` ends that. All of it is pure: every node that applies the same entries has the
-//! same members.
+//! A new node follows as a learner until it has caught up, then becomes a voter. A node is removed by joint
+//! consensus (majorities of the old and the new configuration), which a `Leave` entry ends. The module is pure: all
+//! nodes that apply the same entries have the same members.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use lockkeeper_wire::store::{self, Configuration, Founding, Member};
 
-/// A change of the members. One at a time: the next is proposed once the last is applied.
+/// A membership change. Changes are serialized: the next one is proposed once the last one is applied.
 #[doc(inline)]
 pub use lockkeeper_wire::store::members_change::What as Change;
 
-/// Most nodes of a cluster, learners included: every entry goes to each of them.
+/// Maximum number of nodes, learners included: every entry is sent to each of them.
 pub const NODES_MAX: usize = 15;
-/// The bytes of an incarnation.
+/// Length of an incarnation in bytes.
 const INCARNATION_BYTES: usize = 16;
 
-/// The members of a cluster after some entry of the log.
+/// The members of a cluster after an entry of the log.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Members {
-    /// The last entry that changed them; 0: as founded.
+    /// Index of the last entry that changed them; 0 for the bootstrap members.
     pub at: u64,
-    /// Everyone who takes part, by id.
+    /// Current members by id.
     pub nodes: BTreeMap<u64, Member>,
-    /// Who votes.
+    /// Voters and learners, also those of a joint configuration.
     pub configuration: Configuration,
-    /// The incarnations of those who took part once, by id. Ids never come back.
+    /// Incarnations of removed members by id. Ids are never reused.
     pub removed: BTreeMap<u64, Vec<u8>>,
 }
 
-/// Why a change is refused. Nothing was proposed.
+/// Why a membership change is refused. Nothing was proposed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Rejected {
     /// Ids count from 1.
     #[error("node 0 can't be: nodes are numbered from 1")]
     Zero,
-    /// The id was used by a node that is gone.
+    /// The id belonged to a removed node.
     #[error(
         "node {node} was removed, and ids never come back: what it voted for may still be under way. Give the new node an \
          id that was never used, as in `--node {next}`"
@@ -46,16 +46,16 @@ pub enum Rejected {
     Removed {
         /// The id.
         node: u64,
-        /// One that is free.
+        /// A free id.
         next: u64,
     },
-    /// There is such a node already.
+    /// The node is a member already.
     #[error("node {node} is a member already, with the data that it has now; there is nothing to do")]
     Known {
         /// The id.
         node: u64,
     },
-    /// There is such a node already, and it isn't the one that is to be added.
+    /// A member has this id with another data directory.
     #[error(
         "node {node} is a member already, with other data. If those are gone: `lockkeeper cluster remove {node}`, then add \
          the new node under an id that was never used, as in `--node {next}`"
@@ -63,10 +63,10 @@ pub enum Rejected {
     Another {
         /// The id.
         node: u64,
-        /// One that is free.
+        /// A free id.
         next: u64,
     },
-    /// Its data directory is a copy of another member's, or it is that member under another id.
+    /// Its data directory is a copy of another member's, or the node is that member under another id.
     #[error(
         "the data directory of node {node} is that of node {of}: each node needs one of its own, that was empty when it \
          was first started"
@@ -74,75 +74,75 @@ pub enum Rejected {
     Copy {
         /// The id.
         node: u64,
-        /// Whose data they are.
+        /// The member with the same data.
         of: u64,
     },
-    /// What it says of itself makes no sense.
+    /// The node's description of itself is invalid.
     #[error("node {node} can't be added: {what}")]
     Malformed {
         /// The id.
         node: u64,
-        /// What is wrong.
+        /// The error.
         what: &'static str,
     },
-    /// Another member listens there.
+    /// Another member has this peer address.
     #[error("node {of} has the address `{address}` already; give node {node} one of its own")]
     AddressTaken {
         /// The id.
         node: u64,
-        /// Who has it.
+        /// The member that has it.
         of: u64,
         /// The address.
         address: String,
     },
-    /// There are as many as there may be.
+    /// The cluster has [`NODES_MAX`] nodes.
     #[error("the cluster has {NODES_MAX} nodes, more are not allowed; remove one first")]
     Full,
-    /// There is no such node.
+    /// No member has this id.
     #[error("node {node} is no member of this cluster; `lockkeeper cluster status` lists them")]
     Unknown {
         /// The id.
         node: u64,
     },
-    /// It votes already.
+    /// The node is a voter already.
     #[error("node {node} is no learner")]
     NotLearner {
         /// The id.
         node: u64,
     },
-    /// Somebody must vote.
+    /// The only voter can't be removed.
     #[error("node {node} is the only voter: a cluster without one can do nothing. Add another node first")]
     LastVoter {
         /// The id.
         node: u64,
     },
-    /// The cluster would stand still.
+    /// Without this node the cluster would lose its quorum.
     #[error(
         "without node {node}, {active} of {voters} voters would answer, and {needed} are needed: the cluster would stand \
          still. Bring another node back first, or add one"
     )]
     NoMajority {
-        /// Who was to go.
+        /// The node to be removed.
         node: u64,
-        /// How many of the rest answer.
+        /// Number of remaining voters that respond.
         active: usize,
-        /// How many they are.
+        /// Number of remaining voters.
         voters: usize,
-        /// A majority of them.
+        /// Quorum size of the remaining voters.
         needed: usize,
     },
-    /// Another change isn't over.
+    /// Another change is in progress.
     #[error(
         "another change of the members is under way, and there is one at a time; try again when it is over"
     )]
     UnderWay,
-    /// Nothing is to be ended.
+    /// No joint configuration is in progress.
     #[error("no removal is under way")]
     NotJoint,
 }
 
 impl Members {
-    /// As they were when the cluster was founded: all of them vote.
+    /// The members at bootstrap: all of them are voters.
     #[must_use]
     pub fn founded(founding: &Founding) -> Self {
         let nodes: BTreeMap<u64, Member> =
@@ -152,11 +152,11 @@ impl Members {
         Self { at: 0, nodes, configuration, removed: BTreeMap::new() }
     }
 
-    /// After a change that the log holds at `index`, with the configuration that the consensus made of it.
+    /// Applies the change in log entry `index`; `configuration` is the consensus' result of it.
     pub(crate) fn apply(&mut self, index: u64, change: &store::MembersChange, configuration: Configuration) {
         match &change.what {
             Some(Change::Add(member)) => drop(self.nodes.insert(member.node, member.clone())),
-            // It takes part until its end is complete: until then its vote may be needed.
+            // A removed node stays a member until the joint configuration ends: its vote may be needed until then.
             Some(Change::Promote(_) | Change::Remove(_) | Change::Leave(_)) | None => {}
         }
         self.at = index;
@@ -174,38 +174,38 @@ impl Members {
         }
     }
 
-    /// Whether the node votes, now or until the change that goes on is over.
+    /// Whether the node is a voter, in the old or in the new configuration if one is joint.
     #[must_use]
     pub fn votes(&self, node: u64) -> bool {
         self.configuration.voters.contains(&node) || self.configuration.voters_outgoing.contains(&node)
     }
 
-    /// Whether a change has begun that is not over.
+    /// Whether the configuration is joint: a removal has begun and not ended.
     #[must_use]
     pub fn is_joint(&self) -> bool {
         !self.configuration.voters_outgoing.is_empty()
     }
 
-    /// Whether the node follows without a vote.
+    /// Whether the node is a learner.
     #[must_use]
     pub fn is_learner(&self, node: u64) -> bool {
         self.configuration.learners.contains(&node)
     }
 
-    /// Whether the node is on its way out.
+    /// Whether the node is being removed by the current joint configuration.
     #[must_use]
     pub fn is_leaving(&self, node: u64) -> bool {
         let Configuration { voters, learners, .. } = &self.configuration;
         self.nodes.contains_key(&node) && !voters.contains(&node) && !learners.contains(&node)
     }
 
-    /// The least id above all that were ever used.
+    /// The lowest id above all ids ever used.
     fn next_id(&self) -> u64 {
         let highest = self.nodes.keys().chain(self.removed.keys()).max().copied().unwrap_or(0);
         highest.saturating_add(1)
     }
 
-    /// Whether the change was made already: whoever asks again has not heard the answer.
+    /// Whether the change is already made, so that a retry after a lost answer succeeds.
     #[must_use]
     pub fn has_made(&self, change: &Change) -> bool {
         match change {
@@ -219,11 +219,11 @@ impl Members {
         }
     }
 
-    /// Whether the change may be proposed. `active` are the nodes that have lately answered this leader, itself among
-    /// them.
+    /// Checks whether the change may be proposed. `active` are the nodes that recently responded to this leader, and
+    /// the leader itself.
     ///
     /// # Errors
-    /// [`Rejected`]: why not, and what to do.
+    /// [`Rejected`]: the reason and a remedy.
     pub fn check(&self, change: &Change, active: &BTreeSet<u64>) -> Result<(), Rejected> {
         match change {
             Change::Leave(_) if self.is_joint() => Ok(()),

@@ -1,75 +1,77 @@
-//! Faults that are built in on purpose. The simulator must find each of them: a check that finds none of these can't
-//! be trusted to find others. Run-time switches, so that one build serves all; production never sets one.
+//! Deliberate faults that the simulator must detect: checks that find none of these can't be trusted to find other
+//! faults. They are run-time switches, so that one build serves all; production never sets one.
 
-/// One rule left out.
+/// One violated rule.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub enum Mutant {
-    /// A session ends at its deadline by the leader's clock alone, without waiting for the input that had arrived.
+    /// A session expires by the leader's clock alone, without a drain of the input that had arrived by its deadline.
     ExpiryWithoutDrain,
-    /// A keep-alive is acknowledged though the session's end is proposed already.
+    /// A keep-alive is acknowledged although the session's expiry is already proposed.
     KeepAliveAfterEnd,
-    /// An attach with a lower number takes the session over.
+    /// An attach with a lower number takes over the session.
     OlderAttachAccepted,
-    /// A broken hold is opened at once, before its holder has given up.
+    /// A break releases the hold at once, before its holder has given up.
     BreakOpensAtOnce,
-    /// A wait limit ends its request by a `Finish`, and nobody looks whether it was granted meanwhile (trace F1).
+    /// A wait limit ends its request by a `Finish`, without a check that it was not granted meanwhile (trace F1).
     TimeOutUnchecked,
-    /// The lease clock counts time in which the leader did not run.
+    /// The lease clock counts time during which the leader did not run.
     LeaseCountsStalls,
-    /// A new leader gives the sessions that it finds no ttl.
+    /// A new leader gives existing sessions no ttl.
     ZeroPointForgotten,
-    /// A closed stream cuts a deadline below the one that a new leader gave.
+    /// A closed stream moves a deadline below the one that a new leader gave.
     LingerBelowFloor,
-    /// An acquire that is repeated runs anew, under another number.
+    /// A retried acquire is executed again, under another number.
     DedupForgotten,
-    /// What came later goes into the log first.
+    /// Later commands enter the log first.
     WrongQueueOrder,
-    /// A `Finish` ends the latest hold of its session, not the one that it names.
+    /// A `Finish` ends the latest hold of its session instead of the one it names.
     FinishEndsAny,
-    /// A sign of life is acknowledged without asking a majority (P6).
+    /// A keep-alive or attach is acknowledged without a quorum read (P6).
     KeepAliveWithoutQuorum,
-    /// A sign of life goes with a round that had begun before it came (P6).
+    /// A keep-alive or attach is acknowledged by a quorum read that began before it arrived (P6).
     RoundBegunEarlier,
     /// A new leader forgets which holds are under a break.
     RevokedForgotten,
     /// A new leader opens closed holds at once.
     ClosuresOpenAtOnce,
-    /// A stream that this side has closed starts `linger`.
+    /// A stream closed by the service starts `linger`.
     LingerOnTimeOut,
-    /// A node says for whom it votes before that is on its disk (P10).
+    /// A node sends its vote before that is durable (P10).
     VoteNotDurable,
-    /// A follower says that it has entries before they are on its disk (P10).
+    /// A follower acknowledges entries before they are durable (P10).
     AckBeforeSync,
-    /// A batch is known by its place in the log alone, whoever's it is by now.
+    /// A proposed batch is recognized by its index alone, even if another term's entry has replaced it.
     AnswerByIndex,
-    /// A batch that can't be proposed now is let go of.
+    /// A batch refused by the engine is dropped.
     DroppedBatchSkipped,
-    /// A batch that can't be proposed now goes behind what came later.
+    /// A batch refused by the engine is moved behind later commands.
     DroppedBatchLast,
-    /// A change of members counts before it is durable here that it is committed.
+    /// A membership change takes effect before its commit is durable on this node.
     MembersAppliedEarly,
-    /// A follower answers what a token is worth.
+    /// A follower answers `CheckToken` calls.
     FollowerAnswersCheckToken,
-    /// A leader that finds a removal half done leaves it so.
+    /// A new leader does not complete a removal that is in its joint configuration.
     NeverLeavesJoint,
-    /// A leader lets go of what a follower will need after the snapshot that is on its way.
+    /// A leader drops the entries that a follower needs after the snapshot being sent to it.
     TailNotPinned,
-    /// A received snapshot takes the table's place though the consensus knows newer (P2).
+    /// A received snapshot replaces the table although the consensus has newer entries (P2).
     SnapshotGoesBack,
-    /// Nodes with an even number forget what sessions are called: their tables are others.
+    /// Nodes with an even id drop session labels, so their tables diverge.
     LabelsForgotten,
-    /// A new leader answers before the first entry of its own term is applied: what an old one had proposed is news to it.
+    /// A new leader answers before the first entry of its own term is applied, so it may not have applied what
+    /// earlier leaders acknowledged.
     AckBeforeOwnEntry,
-    /// Newer rules count as soon as the leader knows them, whoever else does (V1).
+    /// Newer rules take effect as soon as the leader supports them, whether or not the other members do (V1).
     RulesRaisedUnasked,
-    /// A session ends at its deadline: no majority is asked, and no input is waited for.
+    /// A session expires at its deadline without a quorum read or a drain of its input.
     ExpiryAtDeadline,
-    /// The first tokens of a table without history count from 1, as those of another one before it may have (T1).
+    /// The first tokens of a table without history count from 1, so an earlier table may have issued the same ones
+    /// (T1).
     TokensFromOne,
-    /// A leader leaves work that commands have left (M2).
+    /// A leader does not continue the backlog that commands leave (M2).
     ResumeForgotten,
-    /// A turn applies all that is committed, however much that is.
+    /// A turn applies all committed entries, without a limit.
     TurnUnbounded,
-    /// All ends that a client has not confirmed are sent at once when it attaches.
+    /// All unconfirmed ends are sent at once when a client attaches.
     EndsToldAtOnce,
 }

@@ -1,15 +1,16 @@
-//! When a token was issued, to within a second, at a cost that does not grow with the number of holds (E3).
+//! Issue times of tokens, to within a second, in memory that does not grow with the number of holds (E3).
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use lockkeeper_core::Token;
 
-/// Tokens rise with time, so one entry for each second in which some were issued tells of all of them.
+/// Tokens rise with time, so one entry (second, first token issued in it) covers all tokens of that second.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Since(VecDeque<(Duration, u64)>);
 
-/// Beyond it the older half is thinned out: a hold's age of days need not be known to the second.
+/// Above this, every other entry of the older half is dropped: the age of an old hold need not be exact to the
+/// second.
 const ENTRIES_MAX: usize = 1 << 14;
 
 impl Since {
@@ -28,7 +29,7 @@ impl Since {
         }
     }
 
-    /// The earliest moment at which the token may have been issued; `None`: before this leader began.
+    /// The earliest time at which the token may have been issued; `None` if it was issued before this leader began.
     pub(crate) fn of(&self, token: Token) -> Option<Duration> {
         let after = self.0.partition_point(|&(_, first)| first <= token.get());
         after.checked_sub(1).map(|index| self.0[index].0)
@@ -44,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_as_old_as_the_second_in_which_it_was_issued() {
+    fn token_age_is_exact_to_the_second_of_its_issue() {
         let mut since = Since::default();
         let at = |ms| Duration::from_millis(ms);
         for (ms, value) in [(0, 5), (200, 6), (1_500, 7), (9_000, 20)] {
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_small_and_loses_precision_only_for_the_old() {
+    fn size_is_bounded_and_only_old_tokens_lose_precision() {
         let mut since = Since::default();
         for second in 0..200_000 {
             since.granted(Duration::from_secs(second), token(second + 1));

@@ -1,7 +1,8 @@
-//! Bounds on the numbers in peers' messages, from this node's log and term.
+//! Bounds on the numbers in peers' messages, derived from this node's log and term.
 //!
-//! Responsible for: no number from outside makes the engine panic. raft-rs asserts what follows from honest peers and disks that keep
-//! what they confirmed; here the same is checked first. A message beyond a bound is dropped, or only its sender's term counts.
+//! Responsible for: no number in a peer's message makes the engine panic. raft-rs asserts properties that hold only
+//! with correct peers and disks that lose nothing durable; this module checks them first. A message beyond a bound is
+//! dropped, or reduced to its sender's term.
 
 use std::collections::BTreeSet;
 
@@ -11,23 +12,24 @@ use lockkeeper_wire::store::Configuration;
 use super::{Ignored, Position};
 use crate::members::NODES_MAX;
 
-/// A message raises the term by at most this. Elections raise it by one each, and a node that was away for a hundred years, with an
-/// election a second, is behind by less. Without it one message could leave no room for another election.
+/// Maximum by which a message raises the term. Elections raise it by one each, so even a node that was away for a
+/// hundred years, with an election every second, is behind by less. Without the bound, one message could raise the
+/// term so high that no election is possible any more.
 pub(super) const TERMS_AHEAD_MAX: u64 = 1 << 32;
 
-/// Where this node stands.
+/// This node's position in term and log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Standpoint {
     pub(super) term: u64,
-    /// The last entry of the log, and the last one that is committed.
+    /// Index of the last log entry, and of the last committed one.
     pub(super) last: u64,
     pub(super) committed: u64,
-    /// Who leads in this term; 0 if that is not known.
+    /// The leader of this term; 0 if unknown.
     pub(super) leader: u64,
     pub(super) is_leader: bool,
 }
 
-/// Checks the numbers of a message, and lowers those that count up to a bound only.
+/// Checks the numbers of a message, and caps those that may exceed their bound.
 pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> {
     if message.log_term > message.term || message.commit_term > message.term {
         return Err(Ignored("it speaks of a term after its own"));
@@ -48,14 +50,14 @@ pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), I
         {
             Err(Ignored("another node leads in its term"))
         }
-        // raft-rs takes an index beyond the log for one of term 0, which would match.
+        // raft-rs treats an index beyond the log as an entry of term 0, which would match.
         PeerKind::Append if (message.index == 0) != (message.log_term == 0) => {
             Err(Ignored("the entry before its entries has no term"))
         }
         PeerKind::Append if message.entries.iter().any(|entry| entry.term == 0) => {
             Err(Ignored("an entry has no term"))
         }
-        // It still says that there is a leader.
+        // The heartbeat still proves that there is a leader.
         PeerKind::Heartbeat if message.commit > own.last => {
             message.commit = own.committed;
             Ok(())
@@ -68,7 +70,7 @@ pub(super) fn check(own: &Standpoint, message: &mut PeerMessage) -> Result<(), I
     }
 }
 
-/// A response of this leader's own term: no follower has more of the log than its leader.
+/// A response in this leader's own term: no follower's log is longer than its leader's.
 fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     if message.index > own.last || message.commit > own.last {
         return Err(Ignored("it acknowledges entries that this node's log has not"));
@@ -79,8 +81,8 @@ fn response(own: &Standpoint, message: &PeerMessage) -> Result<(), Ignored> {
     Ok(())
 }
 
-/// A term far ahead: this node raises its own by the bound, so that honest nodes reach one term after some messages, however far a
-/// forged message has raised one of them. The rest of the message is dropped.
+/// Handles a term far ahead: raises the own term by the bound and drops the rest of the message. So correct nodes
+/// converge to one term after some messages, however far a forged message has raised one of them.
 fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> {
     if matches!(message.kind(), PeerKind::PreVote | PeerKind::PreVoteResponse) {
         return Err(Ignored("it asks for, or grants, an election in a term far ahead"));
@@ -92,9 +94,9 @@ fn approach(own: &Standpoint, message: &mut PeerMessage) -> Result<(), Ignored> 
     Ok(())
 }
 
-/// The entry that this node has acknowledged or committed by a peer's words, though its log ends before it. A leader's heartbeat never
-/// exceeds the follower's acknowledgements of this term; a follower never has more entries than its leader. So this node's disk has
-/// lost entries, or the message is forged.
+/// Returns an entry after the end of this node's log that, according to the message, it has acknowledged or
+/// committed. A leader's heartbeat never exceeds the follower's acknowledgements of this term, and a follower never
+/// has more entries than its leader. So this node's disk has lost entries, or the message is forged.
 pub(super) fn beyond_log(own: &Standpoint, message: &PeerMessage) -> Option<u64> {
     let claimed = match message.kind() {
         PeerKind::Heartbeat if message.term >= own.term && !own.is_leader => message.commit,
@@ -111,10 +113,10 @@ pub(super) fn beyond_log(own: &Standpoint, message: &PeerMessage) -> Option<u64>
     Some(claimed).filter(|claimed| *claimed > own.last)
 }
 
-/// Entries are counted up to here, by far more than a log can ever have. Beyond it raft-rs' additions could overflow.
+/// Upper bound of log indices, far above any real log. Beyond it, additions in raft-rs could overflow.
 const INDEX_MAX: u64 = 1 << 62;
 
-/// Checks what a snapshot says of itself. raft-rs takes its configuration for one that it made itself.
+/// Checks a snapshot's metadata. raft-rs trusts its configuration like one of its own.
 pub(super) fn check_snapshot(
     own: &Standpoint,
     from: u64,
@@ -131,7 +133,7 @@ pub(super) fn check_snapshot(
     if is_possible(configuration) { Ok(()) } else { Err(Ignored("its configuration contradicts itself")) }
 }
 
-/// Whether changes of members can have led to it.
+/// Whether a configuration can result from membership changes.
 fn is_possible(configuration: &Configuration) -> bool {
     let Configuration { voters, learners, voters_outgoing, learners_next } = configuration;
     let parts = [voters, learners, voters_outgoing, learners_next];

@@ -1,4 +1,4 @@
-//! Between the engine's messages and ours: raft-rs' own parser never sees bytes from outside.
+//! Conversion between raft-rs messages and the wire schema: raft-rs never parses bytes from outside.
 
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
 use lockkeeper_wire::store;
@@ -9,7 +9,8 @@ use raft::prelude::{
 
 use super::{Committed, Ignored, Position};
 
-/// The longest context of a message: a round's number, or raft-rs' mark of a vote that a leader asked for.
+/// Maximum length of a message's context, which is the number of a quorum read or raft-rs' mark of an election by
+/// leadership transfer.
 const CONTEXT_BYTES_MAX: usize = 32;
 
 pub(super) fn to_stored(entry: &Entry) -> store::Entry {
@@ -47,7 +48,7 @@ pub(super) fn to_conf_state(configuration: &store::Configuration) -> ConfState {
 }
 
 pub(super) fn from_conf_state(state: &ConfState) -> store::Configuration {
-    // raft-rs keeps them in hash sets: equal configurations must be equal bytes.
+    // raft-rs keeps them in hash sets; sorted, equal configurations have equal bytes.
     let sorted = |ids: &[u64]| {
         let mut ids = ids.to_vec();
         ids.sort_unstable();
@@ -61,7 +62,7 @@ pub(super) fn from_conf_state(state: &ConfState) -> store::Configuration {
     }
 }
 
-/// `None` for what never leaves the node this way: a snapshot goes by its own lane.
+/// `None` for messages that are not sent this way: a snapshot is sent over a separate connection.
 pub(super) fn to_peer(message: &Message) -> Option<PeerMessage> {
     let kind = match message.msg_type {
         MessageType::MsgAppend => PeerKind::Append,
@@ -93,7 +94,7 @@ pub(super) fn to_peer(message: &Message) -> Option<PeerMessage> {
     })
 }
 
-/// Checks what a peer has sent: the engine panics on some of what must never come, and trusts the rest.
+/// Checks and converts a peer's message: the engine panics on some invalid ones and trusts the rest.
 pub(super) fn from_peer(me: u64, message: PeerMessage) -> Result<Message, Ignored> {
     let msg_type = match message.kind() {
         PeerKind::Append => MessageType::MsgAppend,
@@ -142,7 +143,7 @@ pub(super) fn from_peer(me: u64, message: PeerMessage) -> Result<Message, Ignore
     })
 }
 
-/// Several entries that were synced together need one answer: the last says it all.
+/// Merges the acknowledgements of entries that were synced together: the last one covers the earlier ones.
 pub(super) fn coalesce(messages: &mut Vec<PeerMessage>) {
     let is_answer = |it: &PeerMessage| it.kind() == PeerKind::AppendResponse && !it.reject;
     let said = |earlier: &PeerMessage, later: &PeerMessage| {
@@ -161,8 +162,8 @@ pub(super) fn coalesce(messages: &mut Vec<PeerMessage>) {
     });
 }
 
-/// What the engine must know of a change. Joint ones are left by an entry of their own: raft-rs' way to leave by itself is lost with
-/// the leader that began it.
+/// The engine's form of a membership change. An explicit entry ends a joint configuration: raft-rs' automatic leave
+/// is lost with the leader that began it.
 pub(super) fn conf_change(change: &store::MembersChange) -> ConfChangeV2 {
     use store::members_change::What;
     let (kind, node) = match &change.what {

@@ -1,24 +1,24 @@
-//! What followers that lag will need: entries that stay in memory for them.
+//! Retention of log entries in memory for lagging followers.
 //!
-//! Without this a snapshot that takes three seconds on its way would arrive at a leader which has let go of what comes
-//! after it, and the next one too: a node that never catches up. And one that is restarted would need a snapshot each
-//! time.
+//! Without it, a leader would have dropped the entries after a snapshot by the time that snapshot has arrived (three
+//! seconds later, for instance), and the same for the next one, so the follower would never catch up. And each
+//! restarted follower would need a snapshot.
 
 use std::collections::BTreeMap;
 
 use super::Progress;
 
-/// Entries that are kept for followers that get a snapshot, in bytes: some ten seconds of the heaviest load. Beyond it
-/// they need another one.
+/// Maximum bytes of entries kept for followers that receive a snapshot: some ten seconds of the heaviest load. Beyond
+/// it they need another snapshot.
 const SNAPSHOT_BYTES_MAX: usize = 256 << 20;
-/// Entries that are kept for others which lag: so many times what is kept in any case. Beyond it they need a snapshot.
+/// Multiple of the default retention that is kept for other lagging followers. Beyond it they need a snapshot.
 const TAILS_MAX: usize = 16;
-/// A follower that is silent for so many ticks is not waited for any more: a minute.
+/// A follower that was silent for this many ticks (a minute) is not waited for any more.
 const SILENT_TICKS_MAX: u32 = 3_000;
-/// Stands for whoever a snapshot is being taken for.
+/// Placeholder id for the followers that a snapshot in progress is meant for.
 const NOBODY: u64 = 0;
 
-/// Everything after an entry is needed, up to so many bytes in all.
+/// All entries after `after` are needed, up to `bytes_max` in total.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Pin {
     pub(super) after: u64,
@@ -27,11 +27,12 @@ pub(super) struct Pin {
 
 #[derive(Default)]
 pub(super) struct Lag {
-    /// What is kept in any case, in bytes.
+    /// Bytes kept in any case.
     keep: usize,
-    /// For each follower that is waited for: the entry after which it needs everything, and whether that is a snapshot's.
+    /// For each follower waited for: the index after which it needs all entries, and whether that is a snapshot's
+    /// index.
     needs: BTreeMap<u64, (u64, bool)>,
-    /// For how many ticks it was not heard.
+    /// Ticks since the last message from each follower.
     silent: BTreeMap<u64, u32>,
 }
 
@@ -40,20 +41,20 @@ impl Lag {
         Self { keep, ..Self::default() }
     }
 
-    /// A snapshot at this index is begun, for one or several that need it.
+    /// A snapshot at this index was begun for one or more followers.
     pub(super) fn begun(&mut self, index: u64) {
         self.needs.insert(NOBODY, (index, true));
         self.silent.insert(NOBODY, 0);
     }
 
-    /// The snapshot at this index is on its way to `node`.
+    /// The snapshot at this index is being sent to `node`.
     pub(super) fn sent(&mut self, node: u64, index: u64) {
         self.needs.remove(&NOBODY);
         self.needs.insert(node, (index, true));
         self.silent.insert(node, 0);
     }
 
-    /// Once a tick, with where the followers are; `first` is the entry before the first that is still there.
+    /// Called every tick with the followers' progress; `first` is the index before the first entry in memory.
     pub(super) fn tick(&mut self, progress: &[Progress], first: u64) {
         let takes_part = |node: u64| node == NOBODY || progress.iter().any(|it| it.node == node);
         self.needs.retain(|node, _| takes_part(*node));
@@ -76,13 +77,13 @@ impl Lag {
         self.needs.retain(|node, (after, _)| *after >= first && is_waited_for(*node));
     }
 
-    /// This node does not lead.
+    /// Clears the state: this node does not lead.
     pub(super) fn forget(&mut self) {
         self.needs.clear();
         self.silent.clear();
     }
 
-    /// What is to be kept for them: for those that get a snapshot, and for others.
+    /// The retention for followers that receive a snapshot, and for the others.
     pub(super) fn pins(&self) -> [Option<Pin>; 2] {
         let least = |by_snapshot| {
             let needs = self.needs.values().filter(|(_, by)| *by == by_snapshot);
@@ -95,7 +96,7 @@ impl Lag {
         ]
     }
 
-    /// For how many ticks a follower was not heard.
+    /// Ticks since the last message from a follower.
     pub(super) fn silent(&self, node: u64) -> u32 {
         self.silent.get(&node).copied().unwrap_or(SILENT_TICKS_MAX)
     }
@@ -105,7 +106,7 @@ impl Lag {
 mod tests {
     use super::*;
 
-    /// After which entry everything is kept, for those with a snapshot and for others.
+    /// The indices after which entries are kept: for followers with a snapshot, and for the others.
     fn kept(lag: &Lag) -> (Option<u64>, Option<u64>) {
         let [snapshot, other] = lag.pins();
         (snapshot.map(|pin| pin.after), other.map(|pin| pin.after))
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_a_snapshot_stays_from_its_begin_until_its_follower_has_it() {
+    fn entries_after_a_snapshot_are_kept_until_its_follower_has_them() {
         let mut lag = Lag::default();
         lag.begun(1_000);
         lag.tick(&[at(2, 5_000, true), at(3, 7, true)], 900);
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_waited_for_who_is_silent_for_a_minute_or_gone() {
+    fn silent_or_removed_follower_is_not_waited_for() {
         let mut lag = Lag::default();
         lag.sent(3, 50);
         let (heard, silent) = ([at(2, 80, true), at(3, 0, true)], [at(2, 80, true), at(3, 0, false)]);
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_not_waited_for() {
+    fn dropped_entries_are_not_waited_for() {
         let mut lag = Lag::default();
         lag.sent(3, 50);
         lag.tick(&[at(3, 0, true)], 51);

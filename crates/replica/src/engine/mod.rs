@@ -1,7 +1,7 @@
-//! The consensus: raft-rs, driven without any I/O. Its types stay in this folder.
+//! The consensus engine: raft-rs, driven without I/O. raft-rs types do not leave this module.
 //!
-//! raft-rs is an older library whose protobuf parser has a known recursion flaw (RUSTSEC-2024-0437), so bytes from
-//! outside never reach it: entries and messages are encoded and decoded by our own schema, and what is built here is built by us.
+//! raft-rs depends on an old protobuf library whose parser has a known recursion flaw (RUSTSEC-2024-0437), so it
+//! never parses bytes from outside: entries and messages are encoded and decoded with this project's own schema.
 
 mod bounds;
 mod convert;
@@ -26,46 +26,47 @@ pub(crate) use ready::{Committed, Ignored, Position, Progress, Ready, Released};
 pub use ready::{Persisted, Write};
 use tail::Tail;
 
-/// Heartbeats go out this often, in ticks.
+/// Interval of heartbeats, in ticks.
 const HEARTBEAT_TICKS: usize = 2;
-/// Silence for at least this long, in ticks, starts an election; at most twice as long.
+/// Shortest election time-out in ticks; the longest is twice that.
 pub const ELECTION_TICKS: usize = 12;
-/// A follower that is heard less often than this, in ticks, does not answer.
+/// A follower that was silent for longer than this, in ticks, counts as not responding.
 const SILENT_TICKS: u32 = 2 * HEARTBEAT_TICKS as u32;
-/// Entries of one message, and of one turn's applying, in bytes.
+/// Maximum bytes of entries per message, and of committed entries per [`Ready`].
 const MESSAGE_BYTES: u64 = 1 << 20;
-/// Messages with entries that are under way to one follower. A connection must have room for all of them. They are not merged into
-/// one (`batch_append`): raft-rs sets no limit to that, and a follower that lags would be sent one message of all of it.
+/// Maximum number of append messages in flight to one follower; a connection must have room for all of them. They are
+/// not merged (`batch_append`): raft-rs does not limit the merged size, so a follower that lags would be sent all of
+/// its missing entries in one message.
 const IN_FLIGHT_MAX: usize = 32;
-/// Entries that are proposed and not committed, in bytes: beyond it proposals wait.
+/// Maximum bytes of proposed and uncommitted entries: above it, proposals are refused.
 const UNCOMMITTED_BYTES_MAX: u64 = 64 << 20;
 
-/// Who takes part, and where the log stands.
+/// Initial state: members and log.
 pub(crate) struct Start {
     pub(crate) node: u64,
     pub(crate) configuration: store::Configuration,
-    /// Decides election timeouts, together with node and term.
+    /// Determines the election time-outs, together with node and term.
     pub(crate) seed: u64,
-    /// Applied entries kept in memory for followers that lag, in bytes.
+    /// Bytes of applied entries kept in memory for lagging followers.
     pub(crate) tail_bytes: usize,
     pub(crate) mutant: Option<Mutant>,
-    /// The last entry in the snapshot; 0 without one.
+    /// Index of the last entry in the snapshot; 0 without one.
     pub(crate) snapshot_index: u64,
     pub(crate) snapshot_term: u64,
     pub(crate) hard_state: Option<store::HardState>,
-    /// What the log holds after the snapshot.
+    /// Log entries after the snapshot.
     pub(crate) entries: Vec<store::Entry>,
 }
 
 pub(crate) struct Engine {
     raw: RawNode<Tail>,
     seed: u64,
-    /// Elections that were tried since a leader was known.
+    /// Elections tried since a leader was last known.
     campaigns: u64,
     mutant: Option<Mutant>,
-    /// The commit index that is durable here. A change of members is applied only up to it.
+    /// The durable commit index. A membership change is applied only up to it.
     durable_commit: u64,
-    /// Committed entries that wait for it.
+    /// Committed entries that wait for the commit index to become durable.
     held: Vec<Committed>,
     lag: Lag,
 }
@@ -83,8 +84,8 @@ impl Engine {
             max_uncommitted_size: UNCOMMITTED_BYTES_MAX,
             check_quorum: true,
             pre_vote: true,
-            // Followers hear of a commit with the next entries or heartbeat: nobody reads there, and every commit would cost two
-            // more messages each way.
+            // Followers receive a commit index with the next append or heartbeat. They serve no reads, so they don't
+            // need it earlier, and broadcasting each commit would cost two more messages per follower.
             skip_bcast_commit: true,
             ..raft::Config::default()
         };
@@ -107,12 +108,12 @@ impl Engine {
         matches!(self.raw.raft.state, StateRole::Candidate | StateRole::PreCandidate)
     }
 
-    /// 0 if none is known.
+    /// The leader of the current term; 0 if unknown.
     pub(crate) fn leader(&self) -> u64 {
         self.raw.raft.leader_id
     }
 
-    /// Whether a leader is known that was heard within the least election time-out.
+    /// Whether this node leads, or received a leader's message within the shortest election time-out.
     pub(crate) fn hears_leader(&self) -> bool {
         self.is_leader() || (self.leader() != 0 && self.raw.raft.election_elapsed < ELECTION_TICKS)
     }
@@ -125,9 +126,9 @@ impl Engine {
         self.raw.raft.raft_log.committed
     }
 
-    /// Starts an election at once: whoever is alone need not wait for a time-out.
+    /// Starts an election at once: a sole voter need not wait for a time-out.
     pub(crate) fn campaign(&mut self) {
-        // Refused only to a node that is no voter.
+        // Refused only if the node is no voter.
         let _ = self.raw.campaign();
         self.set_timeout();
     }
@@ -149,17 +150,17 @@ impl Engine {
         self.pin();
     }
 
-    /// Takes a peer's message. Never between [`Engine::ready`] and [`Engine::persisted`].
+    /// Handles a peer's message. Must not be called between [`Engine::ready`] and [`Engine::persisted`].
     ///
     /// # Errors
-    /// [`Ignored`]: it can't be one of a member's.
+    /// [`Ignored`]: no correct member sends this message.
     pub(crate) fn step(&mut self, mut message: PeerMessage) -> Result<(), Ignored> {
         bounds::check(&self.standpoint(), &mut message)?;
         let message = from_peer(self.raw.raft.id, message)?;
         self.step_raft(message)
     }
 
-    /// The entry behind the end of this node's log that it must have, by the message of an honest peer.
+    /// An entry after the end of this node's log that, according to the message, it has acknowledged or committed.
     pub(crate) fn beyond_log(&self, message: &PeerMessage) -> Option<u64> {
         bounds::beyond_log(&self.standpoint(), message)
     }
@@ -174,7 +175,7 @@ impl Engine {
         }
     }
 
-    /// A snapshot has arrived whole: the engine decides whether it is news.
+    /// Passes a completely received snapshot to the engine, which decides whether it is newer.
     pub(crate) fn step_snapshot(
         &mut self,
         from: u64,
@@ -194,8 +195,7 @@ impl Engine {
         self.step_raft(message)
     }
 
-    /// Whether the snapshot that was stepped last takes the place of the log, as soon as it is durable. It does not if it is
-    /// no news.
+    /// Whether the snapshot passed in last will replace the log once it is durable. It will not if the log is newer.
     pub(crate) fn will_install(&self, at: Position) -> bool {
         self.raw.snap().is_some_and(|snapshot| {
             let metadata = snapshot.get_metadata();
@@ -205,19 +205,19 @@ impl Engine {
 
     fn step_raft(&mut self, message: Message) -> Result<(), Ignored> {
         let result = self.raw.step(message);
-        // A step may begin a new term, for which raft-rs has drawn a time-out of its own.
+        // A step may begin a new term, for which raft-rs has drawn a random time-out of its own.
         self.set_timeout();
         result.map_err(|_| Ignored("its sender is no member"))
     }
 
-    /// Appends an entry on the leader. `None`: not now; propose it again later, before anything else.
+    /// Appends an entry as leader. `None` if refused: propose it again later, before any other.
     pub(crate) fn propose(&mut self, data: Vec<u8>) -> Option<Position> {
         self.raw.propose(Vec::new(), data).ok()?;
         Some(self.last())
     }
 
-    /// Proposes a change of members. `None`: not now. The engine may still refuse it by leaving the entry empty: what was committed
-    /// at this place is to be compared.
+    /// Proposes a membership change; `None` if refused. The engine may still replace it by an empty entry, so the
+    /// caller must check the entry committed at this position.
     pub(crate) fn change(&mut self, change: &store::MembersChange) -> Option<Position> {
         let mut proposed = conf_change(change);
         proposed.context = change.encode_to_vec().into();
@@ -225,10 +225,10 @@ impl Engine {
         Some(self.last())
     }
 
-    /// A committed change counts from here on; returns who takes part now.
+    /// Applies a committed membership change; returns the new configuration.
     ///
     /// # Errors
-    /// It contradicts the configuration that it meets: the log is not what it should be.
+    /// If the change contradicts the current configuration: the log is corrupt.
     pub(crate) fn apply_change(
         &mut self,
         change: &store::MembersChange,
@@ -242,13 +242,13 @@ impl Engine {
         Position { index: self.last_index(), term: self.term() }
     }
 
-    /// Asks a majority whether this node still leads. A round may be lost without an answer.
+    /// Begins a quorum read. raft-rs may drop it without a response.
     pub(crate) fn ask(&mut self, round: u64) {
         self.raw.read_index(round.to_le_bytes().to_vec());
     }
 
-    /// Hands the leadership over, if that node is a voter that can be brought up to date within an election time-out. Nothing can
-    /// be proposed meanwhile.
+    /// Transfers leadership, if the target is a voter that can be brought up to date within an election time-out.
+    /// Nothing can be proposed meanwhile.
     pub(crate) fn transfer(&mut self, to: u64) {
         self.raw.transfer_leader(to);
     }
@@ -257,35 +257,36 @@ impl Engine {
         self.raw.raft.lead_transferee.is_some()
     }
 
-    /// What was sent to a peer may not have arrived.
+    /// Messages sent to this peer may have been lost.
     pub(crate) fn lost(&mut self, peer: u64) {
         self.raw.report_unreachable(peer);
     }
 
-    /// What came of a snapshot's way to a peer. Exactly one report for each of [`Ready::snapshots_to`]: the peer is sent nothing else
-    /// until then.
+    /// Reports the outcome of a snapshot's transmission. Exactly one report for each of [`Ready::snapshots_to`]:
+    /// until then the peer is sent no entries.
     pub(crate) fn snapshot_sent(&mut self, peer: u64, arrived: bool) {
         let status = if arrived { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
         self.raw.report_snapshot(peer, status);
     }
 
-    /// A snapshot is on the disk that may be sent to those who need it.
+    /// A snapshot is stored on disk and can be sent to followers.
     pub(crate) fn snapshot_stored(&mut self, at: Position, configuration: store::Configuration) {
         self.raw.mut_store().stored(at, configuration);
     }
 
-    /// Whether a follower was found that needs a snapshot which isn't there.
+    /// Whether a follower needed a snapshot that is not stored; clears the flag.
     pub(crate) fn take_snapshot_wish(&self) -> bool {
         self.raw.store().take_wish()
     }
 
-    /// A snapshot at this index is begun for those who need one: they will need what comes after it too.
+    /// A snapshot at this index was begun for followers that need one: keeps the entries after it, which they will
+    /// need, too.
     pub(crate) fn snapshot_begun(&mut self, index: u64) {
         self.lag.begun(index);
         self.pin();
     }
 
-    /// The stored snapshot is on its way to these.
+    /// The stored snapshot is being sent to these followers.
     fn snapshots_leave(&mut self, to: &[u64]) {
         let index = self.raw.store().stored_index();
         to.iter().for_each(|node| self.lag.sent(*node, index));
@@ -297,12 +298,12 @@ impl Engine {
         self.raw.mut_store().pin(pins);
     }
 
-    /// The last entry of the log, committed or not.
+    /// Index of the last log entry, committed or not.
     pub(crate) fn last_index(&self) -> u64 {
         self.raw.raft.raft_log.last_index()
     }
 
-    /// How far the others are; empty but on the leader.
+    /// Replication progress of the other nodes; empty on a node that does not lead.
     pub(crate) fn progress(&self) -> Vec<Progress> {
         if !self.is_leader() {
             return Vec::new();
@@ -341,9 +342,9 @@ impl Engine {
         let entries = ready.take_entries();
         let state = self.raw.raft.hard_state();
         let must_write = ready.must_sync() || held.iter().any(|entry| self.waits(entry));
-        // In every record, changed or not: raft-rs takes the commit index for something that may be lost. With this a node that
-        // restarts is at most one change of members behind those that it may meet, and neighbouring configurations' majorities share
-        // a node; two behind, and there could be two leaders.
+        // Written in every record, changed or not, since raft-rs assumes that the commit index may be lost. With it
+        // in every record, a node that restarts is at most one membership change behind any node it may meet, and
+        // majorities of neighbouring configurations intersect. At two changes behind, there could be two leaders.
         let forgets = self.mutant == Some(Mutant::MembersAppliedEarly) && ready.hs().is_none();
         let hard_state = (must_write && !forgets).then_some(store::HardState {
             term: state.term,
@@ -351,8 +352,8 @@ impl Engine {
             commit: state.commit,
         });
         let record = store::Record { hard_state, entries: entries.iter().map(to_stored).collect() };
-        // A leader's messages need not wait for its own disk, unless its very term does: a sole voter elects itself in one step, and
-        // after a crash it would lead the same term once more.
+        // A leader's messages need not wait for its own disk, unless its term is new: a sole voter elects itself in
+        // one step, and after a crash before the sync it would lead the same term again.
         let (mut now, mut after) = (Vec::new(), Vec::new());
         let mut snapshots_to = Vec::new();
         let is_new = (state.term, state.vote) != (before.term, before.vote);
@@ -360,7 +361,7 @@ impl Engine {
         sort(&ready.take_messages(), early, &mut snapshots_to);
         sort(&ready.take_persisted_messages(), &mut after, &mut snapshots_to);
         if !self.is_leader() {
-            // The offer of a leader that was deposed in this very turn would name it the leader of the later term.
+            // An offer made before the leader was deposed in this turn would name it as leader of the later term.
             snapshots_to.clear();
         }
         now.extend(after.extract_if(.., |message| self.is_hasty(message)));
@@ -394,11 +395,12 @@ impl Engine {
         }
     }
 
-    /// A write of nothing but the commit index, for the entries that wait for it.
+    /// A write of only the commit index, for the entries that wait for it to become durable.
     fn ready_to_release(&mut self) -> Ready {
         let state = self.raw.raft.hard_state();
         let stored = &self.raw.store().hard_state;
-        // Only what is durable already may stand beside it: term and vote of a turn that is not written yet come with that one.
+        // Only state that is already durable may accompany it: the term and vote of an unwritten turn are written
+        // with that turn.
         let hard_state = store::HardState {
             term: stored.term,
             vote: stored.vote,
@@ -425,7 +427,7 @@ impl Engine {
         }
     }
 
-    /// Whether a mutant lets it go before the write that makes it true.
+    /// Whether a mutant sends this message before the write that it depends on.
     fn is_hasty(&self, message: &PeerMessage) -> bool {
         match message.kind() {
             PeerKind::VoteResponse | PeerKind::Vote => self.mutant == Some(Mutant::VoteNotDurable),
@@ -438,13 +440,13 @@ impl Engine {
         self.raw.raft.raft_log.persisted
     }
 
-    /// A change of members counts only once it is durable here that it is committed.
+    /// A membership change is applied only once its commit is durable on this node.
     fn waits(&self, entry: &Committed) -> bool {
         let early = self.mutant == Some(Mutant::MembersAppliedEarly);
         entry.is_members && entry.at.index > self.durable_commit && !early
     }
 
-    /// Goes on after a write; returns what became true by it.
+    /// Continues after a write; returns the messages and entries that depended on it.
     pub(crate) fn persisted(&mut self, proof: Persisted) -> Released {
         let Then { after: mut messages, mut held, commit, installed, ready } = proof.0;
         self.durable_commit = self.durable_commit.max(commit.unwrap_or(0));
@@ -465,14 +467,15 @@ impl Engine {
         Released { installed, committed, messages, snapshots_to }
     }
 
-    /// Everything up to here is in the table.
+    /// All entries up to `index` are applied.
     pub(crate) fn applied(&mut self, index: u64) {
         self.raw.advance_apply_to(index);
         self.raw.mut_store().trim(index);
     }
 
-    /// The same on every run for the same node, term and number of tries (a try that isn't let through leaves the term as it is): a
-    /// simulation must replay, and raft-rs draws its own at random.
+    /// Sets an election time-out that depends only on seed, node, term and number of tries, since simulations must be
+    /// reproducible and raft-rs draws its own at random. (A failed pre-vote leaves the term as it is; hence the
+    /// number of tries.)
     fn set_timeout(&mut self) {
         let raft = &mut self.raw.raft;
         let mixed = self.seed
@@ -483,7 +486,7 @@ impl Engine {
     }
 }
 
-/// Those before the first that waits, and the rest.
+/// Splits the entries before the first that waits.
 fn split(
     mut entries: Vec<Committed>,
     waits: impl Fn(&Committed) -> bool,

@@ -1,4 +1,4 @@
-//! The end of the log in memory, as raft-rs wants to see it. What is on disk is the storage's matter.
+//! The in-memory end of the log as raft-rs' storage. The log on disk is in `storage`.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -11,23 +11,23 @@ use super::convert::{from_stored, to_conf_state};
 use super::lag::Pin;
 use super::{Position, Start};
 
-/// Room for so many entries is kept when there are none.
+/// Capacity kept when there are no entries.
 const ENTRIES_KEPT: usize = 64;
 
 pub(super) struct Tail {
     pub(super) conf_state: ConfState,
     pub(super) hard_state: HardState,
-    /// The entry before the first one here.
+    /// Index and term before the first entry in memory.
     before: Position,
     entries: VecDeque<Entry>,
     bytes: usize,
-    /// Applied entries that are kept for followers which lag a little, in bytes. A node alone keeps none.
+    /// Bytes of applied entries kept for followers that lag a little. A single-node cluster keeps none.
     keep: usize,
-    /// What followers that lag will need.
+    /// Entries that lagging followers need.
     pins: [Option<Pin>; 2],
-    /// What may be sent to a follower that lags behind `before`: a snapshot that is on the disk.
+    /// The snapshot on disk, which can be sent to a follower that lags behind `before`.
     stored: Option<(Position, store::Configuration)>,
-    /// A follower was found that needs one.
+    /// A follower needs a snapshot that is not stored.
     wish: Cell<bool>,
 }
 
@@ -37,7 +37,7 @@ impl Tail {
         let hard_state = HardState {
             term: stored.term,
             vote: stored.vote,
-            // A snapshot holds committed entries only.
+            // A snapshot has only committed entries.
             commit: stored.commit.max(start.snapshot_index),
             ..HardState::default()
         };
@@ -62,7 +62,7 @@ impl Tail {
 
     pub(super) fn append(&mut self, entries: Vec<Entry>) {
         let Some(first) = entries.first() else { return };
-        // A new leader's entries replace what an old one left.
+        // A new leader's entries replace uncommitted ones of an earlier leader.
         while self.last() >= first.index {
             let Some(replaced) = self.entries.pop_back() else { break };
             self.bytes -= replaced.data.len();
@@ -71,7 +71,7 @@ impl Tail {
         self.entries.extend(entries);
     }
 
-    /// A received snapshot takes the place of everything.
+    /// A received snapshot replaces all entries.
     pub(super) fn install(&mut self, at: Position, conf_state: ConfState) {
         self.entries.clear();
         self.bytes = 0;
@@ -81,7 +81,7 @@ impl Tail {
         self.stored = None;
     }
 
-    /// Lets go of applied entries beyond what may be kept.
+    /// Drops applied entries beyond the retention.
     pub(super) fn trim(&mut self, applied: u64) {
         let alone = self.conf_state.voters.len() + self.conf_state.learners.len() <= 1
             && self.conf_state.voters_outgoing.is_empty();
@@ -100,27 +100,27 @@ impl Tail {
         }
     }
 
-    /// Keeps what is needed.
+    /// Sets the retention for lagging followers.
     pub(super) fn pin(&mut self, pins: [Option<Pin>; 2]) {
         self.pins = pins;
     }
 
-    /// A snapshot is on the disk, and may be sent.
+    /// A snapshot is stored on disk and can be sent.
     pub(super) fn stored(&mut self, at: Position, configuration: store::Configuration) {
         self.stored = Some((at, configuration));
     }
 
-    /// The entry before the first one here.
+    /// Index before the first entry in memory.
     pub(super) fn start(&self) -> u64 {
         self.before.index
     }
 
-    /// The last entry in the snapshot that may be sent.
+    /// Index of the last entry in the stored snapshot.
     pub(super) fn stored_index(&self) -> u64 {
         self.stored.as_ref().map_or(0, |(at, _)| at.index)
     }
 
-    /// Whether a follower was found, since this was asked last, that needs a snapshot which isn't there.
+    /// Whether a follower needed a snapshot that is not stored, since the last call.
     pub(super) fn take_wish(&self) -> bool {
         self.wish.take()
     }
@@ -171,8 +171,8 @@ impl raft::Storage for Tail {
         Ok(self.last())
     }
 
-    /// Only its place: the snapshot itself goes from the disk by a lane of its own. One that ends before the first entry here, or
-    /// that doesn't know the node that asks, would only be asked for again.
+    /// Returns metadata only: the snapshot itself is sent from disk over a separate connection. A snapshot that ends
+    /// before the first entry in memory, or whose configuration lacks the follower, would only be requested again.
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
         let fits = |at: &Position, configuration: &store::Configuration| {
             let known = [

@@ -1,4 +1,4 @@
-//! Applying committed entries, within a bound each turn, and telling those whom it concerns.
+//! Applies committed entries, bounded per turn, and sends the results to the sessions and callers concerned.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::engine::Committed;
 use crate::event::{Answer, Output};
 use crate::mutant::Mutant;
 
-/// What the book must know of a command whose answer comes only after the command is gone into the table.
+/// Fields of a command that are needed after `Table::apply` has consumed it.
 enum Note {
     Nothing,
     Acquire { at_most: Option<Duration> },
@@ -23,20 +23,20 @@ enum Note {
     SetLimit,
 }
 
-/// Most work that a turn does on committed entries, in entries of the table looked at: some milliseconds. A command that is
-/// begun is applied to its end, which is bounded too (M2); so heartbeats wait for much less than a tenth of the least
-/// election time-out.
+/// Maximum work of a turn on committed entries, in visited table entries: some milliseconds. A command is never
+/// interrupted, but its visits are bounded, too (M2), so heartbeats are delayed by much less than a tenth of the
+/// shortest election time-out.
 pub const TURN_VISITS_MAX: u64 = 1 << 18;
-/// What a command costs beside the entries that it looks at: its answer, for the most part.
+/// Cost of a command besides the entries it visits, mostly of its answer.
 const VISITS_PER_COMMAND: u64 = 32;
 
-/// The entry that is applied in part.
+/// A partly applied entry.
 struct Begun {
     entry: Committed,
     rest: VecDeque<Proposal>,
 }
 
-/// What this turn may still do, and what is left for the next ones.
+/// The work budget of this turn, and the committed entries left for later turns.
 #[derive(Default)]
 pub(super) struct Turn {
     left: u64,
@@ -49,7 +49,7 @@ impl Turn {
         self.left = visits_max;
     }
 
-    /// A command has looked at so many entries.
+    /// Charges a command that has visited `visits` entries.
     pub(super) fn spend(&mut self, visits: u64) {
         self.left = self.left.saturating_sub(visits + VISITS_PER_COMMAND);
     }
@@ -58,22 +58,22 @@ impl Turn {
         self.left == 0
     }
 
-    /// Entries that are committed and not applied yet.
+    /// Adds entries that are committed and not yet applied.
     pub(super) fn push(&mut self, committed: Vec<Committed>) {
         self.committed.extend(committed);
     }
 
-    /// The entry that is applied in part.
+    /// Index of the partly applied entry.
     pub(super) fn begun(&self) -> Option<u64> {
         self.begun.as_ref().map(|begun| begun.entry.at.index)
     }
 
-    /// Whether there is something left to apply.
+    /// Whether committed entries are left to apply.
     pub(super) fn has_more(&self) -> bool {
         self.begun.is_some() || !self.committed.is_empty()
     }
 
-    /// A snapshot has taken the place of all that was to be applied.
+    /// Drops all pending entries: a snapshot has replaced them.
     pub(super) fn forget(&mut self) {
         self.begun = None;
         self.committed.clear();
@@ -81,9 +81,9 @@ impl Turn {
 }
 
 impl Replica {
-    /// Applies committed entries in order, as far as this turn's budget goes; a later turn continues, in the middle of an
-    /// entry if need be. `with_members`: also those that change the members, which raft-rs does not allow while it waits
-    /// for a write.
+    /// Applies committed entries in order within this turn's budget; a later turn continues, if necessary in the
+    /// middle of an entry. `with_members`: also applies membership changes, which raft-rs does not allow while it
+    /// waits for a write.
     pub(super) fn apply_committed(&mut self, with_members: bool) -> Result<(), Fatal> {
         let (rules, applied) = (self.table.rules(), self.applied.index);
         while !self.turn.is_spent() || self.is(Mutant::TurnUnbounded) {
@@ -111,16 +111,17 @@ impl Replica {
             self.engine.applied(self.applied.index);
         }
         if self.table.rules() != rules {
-            // Whoever does not know these is let in no more.
+            // Peers that do not support the new rules are refused from now on.
             self.tell_members();
         }
         Ok(())
     }
 
-    /// The commands of an entry, with those who wait for their answers. Entries of other kinds are applied at once.
+    /// Returns the commands of an entry with the receivers of their replies. Entries of other kinds are applied at
+    /// once.
     fn begin_entry(&mut self, committed: &Committed) -> Result<VecDeque<Proposal>, Fatal> {
-        // What was proposed at or below this place under another term was replaced: its fate is known to the next
-        // leader only.
+        // Batches still in flight below this index were replaced by another term's entries; only the next leader
+        // knows the fate of their commands.
         while self.in_flight.front().is_some_and(|batch| batch.at.index < committed.at.index) {
             self.in_flight.pop_front();
         }
@@ -174,14 +175,14 @@ impl Replica {
         if let Reply::Refused(rejection @ Rejection::UnknownRules { .. }) = &reply {
             return Err(Fatal(rejection.to_string()));
         }
-        // Taken for the while, and given back: their room is used again by the next command.
+        // Taken, and put back below, so that the next command reuses the allocation.
         let mut effects = std::mem::take(&mut self.effects);
-        // A follower tells nobody, and a leader has its book from the table at its zero point.
+        // A follower sends no results, and a new leader reads its timers from the table at its zero point.
         if self.lead.is_ready() {
             self.answer_origin(origin, note, reply);
             effects.drain(..).for_each(|effect| self.tell_effect(effect));
         } else if let Origin::Ask(ask) = origin {
-            // It leads no more since it began this entry.
+            // This node lost leadership while the entry was being applied.
             let leader = self.engine.leader();
             self.outputs.push(Output::Answer(ask, Answer::NotLeader { leader }));
         }
@@ -211,7 +212,7 @@ impl Replica {
         match origin {
             Origin::Session { stream, session, seq } => {
                 match (&note, &reply) {
-                    // Its end is told as what happened to the session.
+                    // The client gets `SessionGone` from the effect instead.
                     (Note::Close { known: true }, _) => return,
                     (Note::Acquire { at_most: Some(at_most) }, Reply::Queued { .. }) => {
                         let until = self.lease_now.saturating_add(*at_most);
@@ -241,7 +242,7 @@ impl Replica {
                         }
                         let Some(lease) = self.book.lease_mut(session) else { return };
                         if lease.ending {
-                            // Its end is proposed: nothing is acknowledged for it until that is known.
+                            // Its end is already proposed: nothing is acknowledged until that is applied.
                             return;
                         }
                         lease.deadline = lease.deadline.max(received + lease.ttl);
@@ -263,7 +264,7 @@ impl Replica {
         }
     }
 
-    /// A request of a session is over: nothing is due for it any more.
+    /// A request of a session has ended: removes its timer and its break notice.
     fn over(&mut self, session: SessionId, seq: Seq) {
         self.book.waits_no_more(session, seq);
         if let Some(lease) = self.book.lease_mut(session) {
@@ -303,7 +304,7 @@ impl Replica {
         self.tell(stream, v1::ServerItem { session: session.0, seq: 0, what });
     }
 
-    /// Every acknowledgement from here on names the hold; so after a ttl its holder has given up (B1).
+    /// From here on every acknowledgement names the hold, so its holder has given up after one ttl (B1).
     fn revoked(&mut self, session: SessionId, seq: Seq, token: Token) {
         let (now, at_once) = (self.lease_now, self.is(Mutant::BreakOpensAtOnce));
         let Some(lease) = self.book.lease_mut(session) else { return };

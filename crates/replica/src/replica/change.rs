@@ -1,8 +1,8 @@
-//! Changes of members: operators ask for them, the leader brings them to their end, every node applies them.
+//! Membership changes: proposed for operators or by the leader, applied by every node.
 //!
-//! Responsible for: one change at a time; a learner votes only once it has caught up; whoever leads ends what another
-//! leader began (a removal that stops half way needs both majorities for ever); and no leader takes itself out: the
-//! engine would let it go on outside of its own cluster.
+//! Responsible for: one change at a time; a learner becomes a voter only once it has caught up; every leader
+//! completes what an earlier one began (a removal that is never completed needs both majorities for ever); and no
+//! leader removes itself, since the engine would let it go on outside its own cluster.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,18 +17,19 @@ use crate::event::{Answer, AskId, Output};
 use crate::members::{Change, Members, Rejected};
 use crate::mutant::Mutant;
 
-/// A learner that lacks no more than so many entries votes from then on: it has them within milliseconds.
+/// A learner that lacks at most this many entries becomes a voter: it receives them within milliseconds.
 const CAUGHT_UP: u64 = 1_000;
 
 #[derive(Default)]
 pub(super) struct Changes {
-    /// What this leader has proposed and what is not applied yet, and who waits for it.
+    /// The change that this leader has proposed and not applied yet, and the call that waits for it.
     in_flight: Option<(Position, Option<AskId>, Change)>,
-    /// To be looked at again: asked of a leader that has not heard all of the others yet, or of an engine that was not ready.
+    /// Changes to be checked again: a new leader has not received responses from all voters yet, or the engine
+    /// refused the proposal.
     waiting: Vec<(AskId, Change)>,
-    /// The newest rules of the table that others know, as long as they can be reached.
+    /// Newest rules version supported by each connected peer.
     rules: BTreeMap<u64, u32>,
-    /// The version that this node has proposed last.
+    /// The rules version that this node proposed last.
     raised: u32,
 }
 
@@ -41,7 +42,7 @@ impl Changes {
         self.rules.remove(&node);
     }
 
-    /// What is proposed belongs to the next leader; returns who waited.
+    /// A proposed change belongs to the next leader; returns the calls that waited.
     pub(super) fn step_down(&mut self) -> Vec<AskId> {
         self.raised = 0;
         let in_flight = self.in_flight.take().and_then(|(_, ask, _)| ask);
@@ -50,7 +51,7 @@ impl Changes {
 }
 
 impl Replica {
-    /// An operator asks for a change.
+    /// Handles an operator's change.
     pub(super) fn change_asked(&mut self, ask: AskId, change: Change) {
         if self.members.has_made(&change) {
             return self.outputs.push(Output::Answer(ask, Answer::Changed));
@@ -61,7 +62,7 @@ impl Replica {
         };
         match checked {
             Ok(()) => {}
-            // A leader that took over for this very call is asked before the others can have answered it.
+            // A leader that took over for this very call may not have received responses yet.
             Err(Rejected::NoMajority { .. }) if self.leads_newly() => {
                 return self.changes.waiting.push((ask, change));
             }
@@ -86,18 +87,19 @@ impl Replica {
         self.outputs.push(Output::Answer(ask, Answer::Refused(refused)));
     }
 
-    /// Whether it leads for less than an election time-out: that it has not heard a node says nothing yet.
+    /// Whether this node has led for less than an election time-out, so that a peer's silence means nothing yet.
     pub(super) fn leads_newly(&self) -> bool {
         self.lead.is_ready() && self.clock.now() < self.config.tick * ELECTION_TICKS as u32
     }
 
-    /// The nodes that answer this leader, itself among them.
+    /// The nodes that respond to this leader, and itself.
     fn active(&self) -> BTreeSet<u64> {
         let others = self.engine.progress().into_iter().filter(|it| it.is_active).map(|it| it.node);
         others.chain([self.config.node]).collect()
     }
 
-    /// What a leader does of its own accord. Nothing of it needs a memory: any leader finds it to be done.
+    /// Proposes the changes that no operator has to ask for. They depend on the applied state alone, so any new
+    /// leader continues them.
     pub(super) fn tend_members(&mut self) {
         for (ask, change) in std::mem::take(&mut self.changes.waiting) {
             self.change_asked(ask, change);
@@ -125,7 +127,7 @@ impl Replica {
         self.raise_rules();
     }
 
-    /// Newer rules count once everyone knows them, learners too (V1).
+    /// Raises the rules version once every member supports it, learners included (V1).
     fn raise_rules(&mut self) {
         let (present, newest) = (self.table.rules().max(self.changes.raised), self.config.rules);
         if present >= newest {
@@ -143,7 +145,7 @@ impl Replica {
         }
     }
 
-    /// A change that a majority has, and whose being committed is durable here.
+    /// Applies a membership change whose commit is durable on this node.
     pub(super) fn commit_members(&mut self, committed: &Committed) -> Result<(), Fatal> {
         let index = committed.at.index;
         let unknown = |why: String| {
@@ -162,7 +164,7 @@ impl Replica {
         Ok(())
     }
 
-    /// Every committed entry: the one of the change in flight tells what came of it.
+    /// Called for every committed entry: answers the call for the change in flight if the entry decides it.
     pub(super) fn settle_change(&mut self, committed: &Committed) {
         let reached = |(at, ..): &mut (Position, _, _)| at.index <= committed.at.index;
         let Some((at, ask, change)) = self.changes.in_flight.take_if(reached) else { return };
@@ -170,13 +172,14 @@ impl Replica {
         if at == committed.at && committed.is_members {
             self.outputs.push(Output::Answer(ask, Answer::Changed));
         } else {
-            // The engine left the entry empty: not all that its log had when it was elected counted as applied yet. By the
-            // next turn it does, and if that was another change, its being under way is said then.
+            // The engine replaced the change by an empty entry, since entries from before its election did not count
+            // as applied yet. They do by the next turn; if one of them is another change, the retry is refused as
+            // under way then.
             self.changes.waiting.push((ask, change));
         }
     }
 
-    /// From here on these take part.
+    /// Replaces the members.
     pub(super) fn set_members(&mut self, members: Members) {
         self.members = members;
         self.checks.set_members(|node| self.members.nodes.contains_key(&node));
@@ -190,7 +193,7 @@ impl Replica {
         }
     }
 
-    /// Those who connect nodes hear who there are, and where.
+    /// Sends the members with their known client addresses to the code that manages connections.
     pub(super) fn tell_members(&mut self) {
         let mut members = self.members.clone();
         for (node, member) in &mut members.nodes {

@@ -1,20 +1,20 @@
-//! Nodes compare their tables: one log must have made one table of all of them, and the node whose table is another one
-//! stops (DESIGN 5).
+//! Comparison of table digests between nodes: one log must produce one table, and a node with another table stops.
 //!
-//! A digest is what a snapshot's walk ends with, so it costs nothing but the snapshot. Those of two nodes can be compared if both
-//! were taken after the same entry:
+//! A digest is a by-product of a snapshot, so it costs nothing beyond that. Digests of two nodes are comparable if
+//! both were taken after the same entry:
 //!
-//! 1. A leader whose snapshot is due names the entry that will be its next. All that it says from then on says so too, on
-//!    connections that keep the order; so a follower knows the name before it can know that this entry is committed.
-//! 2. Whoever applies that entry begins a snapshot. Who can't (another one is under way; the name was lost with a connection) is
-//!    not compared this time.
-//! 3. A follower's answers to heartbeats tell what came of it.
-//! 4. What a majority of the voters has is right; the leader's heartbeats tell that. Whoever has another digest of that entry stops:
-//!    a follower, or the leader itself.
-//! 5. Without a majority nobody is wrong: a stop is for good, and it would be the healthy one's as often as not. The leader says who
-//!    differs, and names another entry, so that a voter that was not compared can decide.
+//! 1. A leader whose snapshot is due names the index of its next entry. All its appends and heartbeats carry that
+//!    index from then on, over ordered connections; so a follower receives it before it can learn that the entry is
+//!    committed.
+//! 2. A node that applies this entry begins a snapshot. A node that can't (another snapshot is in progress, or the
+//!    index was lost with a connection) is not compared this time.
+//! 3. A follower's heartbeat responses carry its digest.
+//! 4. The digest of a majority of the voters is right, and the leader's heartbeats carry it. A node with another
+//!    digest for that entry stops, be it a follower or the leader itself.
+//! 5. Without a majority no node stops: a stop is for good, and would hit the healthy node as often as the other. The
+//!    leader reports the difference and names another entry, so that a voter that was not compared can decide.
 //!
-//! All of it is told again and again, so nothing depends on a message that is lost.
+//! All of this is repeated in later messages, so it tolerates lost ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,11 +26,11 @@ use lockkeeper_wire::store::Configuration;
 use super::Replica;
 use crate::event::{Difference, LostEntries, Output};
 
-/// While it isn't known which of two tables is right, a leader waits so long for the voters that have not told, then names another
-/// entry. A walk over millions of locks takes seconds; and each costs a snapshot, so it must not be often.
+/// While it is open which of two tables is right, a leader waits this long for the digests of the other voters, then
+/// names another entry. A snapshot of millions of locks takes seconds, and every named entry costs one.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// What a table was after an entry, in this program's [`FORMAT`].
+/// Digest of a table after an entry, in this program's [`FORMAT`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Digest {
     index: u64,
@@ -39,36 +39,36 @@ struct Digest {
 
 #[derive(Default)]
 pub(super) struct Checks {
-    /// The entry after which the next snapshot is taken; 0: none is named.
+    /// Index of the entry after which the next snapshot is taken; 0 if none is named.
     named: u64,
-    /// Of this node, at the last one that was named.
+    /// This node's digest at the last named entry that it took one for.
     own: Option<Digest>,
-    /// Of the others, as they said last.
+    /// The latest digest received from each other node.
     told: BTreeMap<u64, Digest>,
-    /// What a leader tells: a majority has it. It stands, whoever stops or is removed afterwards.
+    /// The digest of a majority, which a leader sends. It stays valid if some of those nodes stop or are removed.
     right: Option<Digest>,
-    /// Who differs from this node, at `own`.
+    /// Nodes whose digest at `own`'s entry differs.
     differ: BTreeSet<u64>,
-    /// When `own` was taken, or an entry named for the sake of a difference.
+    /// When `own` was taken, or when an entry was last named because of a difference.
     waits_since: Duration,
-    /// There is something new to judge by.
+    /// There are digests or members not judged yet.
     has_news: bool,
-    /// This node is the wrong one, and that was said.
+    /// This node's table is wrong, and that was reported.
     is_wrong: bool,
-    /// Entries that this node has acknowledged are gone.
+    /// Entries that this node had acknowledged are missing from its log.
     lost: Option<LostEntries>,
 }
 
 impl Checks {
-    /// The leader names an entry that is still to come, unless it has done so.
+    /// The leader names a future entry, unless one is named already.
     pub(super) fn name(&mut self, index: u64, applied: u64) {
-        // One behind `index`, the next entry, is no entry that a leader of this log can have named.
+        // `index` is the next entry. No leader of this log can have named one after it.
         if self.named <= applied || self.named > index {
             self.named = index;
         }
     }
 
-    /// Whether this is the entry that was named.
+    /// Whether `applied` is the named entry; clears the name once it is reached.
     pub(super) fn is_reached(&mut self, applied: u64) -> bool {
         if self.named == 0 || applied < self.named {
             return false;
@@ -76,7 +76,7 @@ impl Checks {
         std::mem::take(&mut self.named) == applied
     }
 
-    /// A named snapshot's walk has ended.
+    /// Stores the digest of a completed named snapshot.
     pub(super) fn taken(&mut self, index: u64, value: u128, now: Duration) {
         self.own = Some(Digest { index, value });
         self.waits_since = now;
@@ -84,7 +84,7 @@ impl Checks {
         self.has_news = true;
     }
 
-    /// What goes with a message that leaves.
+    /// Adds named entry and digest to an outgoing message.
     pub(super) fn say(&self, message: &mut PeerMessage) {
         let digest = match message.kind() {
             PeerKind::Heartbeat => self.right,
@@ -103,13 +103,13 @@ impl Checks {
         });
     }
 
-    /// Others take part from now on. What those told who are gone is dropped.
+    /// The members changed: drops the digests of removed nodes.
     pub(super) fn set_members(&mut self, is_member: impl Fn(u64) -> bool) {
         self.told.retain(|node, _| is_member(*node));
         self.has_news = true;
     }
 
-    /// Who says something else than this node, of the same entry.
+    /// Other nodes' digests for the same entry.
     fn others<'a>(&'a self, own: &'a Digest) -> impl Iterator<Item = (u64, u128)> + 'a {
         let same = self.told.iter().filter(|(_, told)| told.index == own.index);
         same.map(|(node, told)| (*node, told.value))
@@ -117,7 +117,7 @@ impl Checks {
 }
 
 impl Replica {
-    /// What came with a peer's message, before the message itself counts.
+    /// Processes the digest, the named entry and the positions in a peer's message, before the engine gets it.
     pub(super) fn compare(&mut self, message: &PeerMessage) {
         if message.term < self.engine.term() {
             return;
@@ -152,13 +152,14 @@ impl Replica {
         }
     }
 
-    /// Entries that this node has acknowledged and has no more, as a member's message has shown: it must stop, and advance no more.
+    /// Entries that this node acknowledged and that a member's message proves missing from its log. The caller must
+    /// stop the node and not advance it.
     #[must_use]
     pub fn lost_entries(&self) -> Option<LostEntries> {
         self.checks.lost
     }
 
-    /// The leader's part: tells who differs, and finds what is right.
+    /// Leader only: reports nodes that differ, and finds the digest of a majority.
     pub(super) fn judge(&mut self) {
         if !self.checks.has_news || !self.engine.is_leader() {
             return;
@@ -188,8 +189,8 @@ impl Replica {
         self.checks.right.is_some_and(|right| right.index == index)
     }
 
-    /// Whether a leader should name another entry before its next snapshot is due, because a voter that may be there has not told
-    /// which of two tables is right. Once it was asked and said so, not again for [`AGAIN`].
+    /// Whether a leader should name another entry before its next snapshot is due: a reachable voter that was not
+    /// compared can decide which of two tables is right. Returns true at most once per [`AGAIN`].
     pub(super) fn must_compare_again(&mut self) -> bool {
         let Some(own) = self.checks.own else { return false };
         if self.checks.differ.is_empty()
@@ -217,7 +218,8 @@ impl Replica {
     }
 }
 
-/// What a majority of the voters has, and one node that says so. While voters change, a majority before and one after.
+/// The digest of a majority of the voters, and one node that has it. In a joint configuration, of a majority of both
+/// sets.
 fn of_majority(configuration: &Configuration, told: &BTreeMap<u64, u128>) -> Option<(u64, u128)> {
     let has = |voters: &[u64], value: u128| {
         2 * voters.iter().filter(|voter| told.get(voter) == Some(&value)).count() > voters.len()
@@ -243,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_majority_of_all_voters_decides() {
+    fn majority_of_all_voters_decides() {
         check(&[1, 2, 3], &[], &[(1, 7), (2, 8), (3, 8)], Some(8));
         check(&[1, 2, 3], &[], &[(1, 7), (3, 7)], Some(7));
         check(&[1, 2, 3], &[], &[(1, 7), (2, 8)], None);
@@ -254,12 +256,12 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_vote_does_not_decide() {
+    fn learners_do_not_decide() {
         check(&[1, 2], &[], &[(1, 7), (2, 8), (3, 8), (4, 8)], None);
     }
 
     #[test]
-    fn while_voters_change_both_majorities_decide() {
+    fn joint_configuration_needs_both_majorities() {
         check(&[1, 2, 4], &[1, 2, 3], &[(1, 7), (2, 8), (4, 8)], None);
         check(&[1, 2, 4], &[1, 2, 3], &[(1, 7), (2, 8), (3, 8)], None);
         check(&[1, 2, 4], &[1, 2, 3], &[(1, 7), (2, 8), (3, 8), (4, 8)], Some(8));

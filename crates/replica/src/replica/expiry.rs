@@ -1,6 +1,6 @@
-//! Ending what is due, and sessions in two steps: at its deadline a session is only a candidate. It ends if it is still
-//! silent after a majority has confirmed this leader in a round that began later, and after all input that had arrived
-//! by then was handled. So a stall of leader, network or disk ends nobody who was alive (P9).
+//! Fires due timers, and expires sessions in two steps. At its deadline a session is only a candidate: it expires if
+//! it is still silent after a later quorum read has confirmed this leader and all input that had arrived by then was
+//! handled. So no stall of leader, network or disk expires a live session (P9).
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,23 +13,23 @@ use crate::book::Due;
 use crate::event::Output;
 use crate::mutant::Mutant;
 
-/// Most timers that a turn looks at, and most sessions that one check judges: some milliseconds of work. When more are due,
-/// those that were due first come first.
+/// Maximum number of timers visited in a turn, and of sessions judged by one check: some milliseconds of work. Timers
+/// are taken in the order of their deadlines.
 const DUE_PER_TURN: usize = 1 << 13;
 
 #[derive(Default)]
 pub(super) struct Expiry {
     last: u64,
     candidates: BTreeSet<SessionId>,
-    /// Streams that their client closed, by the attach they carried: `linger` may begin.
+    /// Streams closed by their client, as (session, attach number): their `linger` may begin.
     closes: Vec<(SessionId, u64)>,
     check: Option<Check>,
 }
 
-/// One check, for all that were candidates when it began.
+/// A check of all sessions that were candidates when it began.
 struct Check {
     number: u64,
-    /// On the lease clock: whoever was given time since then is not judged by it.
+    /// Reading of the lease clock when the check began: a session whose deadline has moved past it is not judged.
     began: Duration,
     sessions: BTreeSet<SessionId>,
     closes: Vec<(SessionId, u64)>,
@@ -54,7 +54,7 @@ impl Expiry {
         self.closes.push((session, attach));
     }
 
-    /// Whether the loop should go on at once.
+    /// Whether the event loop should continue at once.
     pub(super) fn is_decided(&self) -> bool {
         match &self.check {
             Some(check) => check.confirmed && check.drained,
@@ -63,7 +63,7 @@ impl Expiry {
     }
 
     pub(super) fn step_down(&mut self) {
-        // The number goes on: an answer that is still under way belongs to no later check.
+        // The number keeps rising, so that a late answer can't be taken for that of a later check.
         *self = Self { last: self.last, ..Self::default() };
     }
 }
@@ -100,8 +100,8 @@ impl Replica {
         self.begin_check();
     }
 
-    /// Whether anything may be ended now. Not by a node that has ended its streams: whoever lives can't say so any more. Nor while
-    /// nothing can be proposed, since it may be otherwise by then.
+    /// Whether timers may fire. Not after this node has ended its streams, since clients can't send keep-alives any
+    /// more; nor while nothing can be proposed, since sessions may prove alive meanwhile.
     pub(super) fn may_end(&self) -> bool {
         self.lead.is_ready()
             && !self.has_left()
@@ -110,7 +110,8 @@ impl Replica {
             && !self.turn.has_more()
     }
 
-    /// Proposals have to wait: a session whose end is among them is a candidate again, so that what it says meanwhile counts (P9).
+    /// Proposals have to wait: removes the queued expiries and makes their sessions candidates again, so that
+    /// keep-alives received meanwhile count (P9).
     pub(super) fn take_back_ends(&mut self) {
         let mut live = Vec::new();
         self.queue.retain(|proposal| match (&proposal.command, &proposal.origin) {
@@ -166,8 +167,8 @@ impl Replica {
         }
         for session in check.sessions {
             let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) else { continue };
-            // An attach that came before may have been confirmed since: what came after the drain then counts, too, however long
-            // that took.
+            // An attach from before the check may have been confirmed since, which moved the deadline. Input after
+            // the drain counts then, however long the drain took.
             if lease.deadline > check.began {
                 self.book.again(session);
             } else {

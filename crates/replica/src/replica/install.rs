@@ -1,8 +1,8 @@
-//! A leader's snapshot takes the place of this node's table.
+//! Replaces this node's table by a snapshot received from the leader.
 //!
-//! Responsible for: nothing of it counts before the consensus has said that it is news (what has arrived by appends
-//! meanwhile may be newer, and a table must not go back: P2), nor before file, log and hard state say so on the disk, in
-//! that order ([`Write::installs`](crate::Write::installs)).
+//! Responsible for: the snapshot takes effect only once the consensus has accepted it as newer (appends that arrived
+//! meanwhile may be newer, and a table must not go back: P2), and only after its file, the log and the hard state are
+//! durable, in that order ([`Write::installs`](crate::Write::installs)).
 
 use lockkeeper_wire::store;
 
@@ -13,7 +13,7 @@ use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
 
-/// What of an offer is needed, if it makes sense.
+/// The valid fields of an offer.
 struct Offered<'a> {
     at: Position,
     configuration: &'a store::Configuration,
@@ -35,12 +35,12 @@ impl<'a> Offered<'a> {
 }
 
 impl Replica {
-    /// Asks the consensus whether it is news.
+    /// Passes a received snapshot to the consensus, which decides whether it is newer.
     pub(super) fn snapshot_received(&mut self, received: Box<Received>) {
         let (from, term) = (received.offer.from, received.offer.term);
         let index = received.offer.head.as_ref().map_or(0, |head| head.index);
         let is_news = match Offered::of(&received, self.config.node) {
-            // One at a time: the engine holds one.
+            // One at a time: the engine holds one snapshot.
             Some(offered) if self.received.is_none() => {
                 let stepped = self.engine.step_snapshot(from, term, offered.at, offered.configuration);
                 stepped.is_ok() && self.engine.will_install(offered.at)
@@ -57,7 +57,7 @@ impl Replica {
         }
     }
 
-    /// It is durable: the file has its name, the log begins behind it.
+    /// Replaces the table: the snapshot file has its final name, and the log begins after it.
     pub(super) fn install(&mut self, at: Position) -> Result<(), Fatal> {
         let received = self.received.take().and_then(|received| {
             let head = received.offer.head?;
@@ -72,7 +72,8 @@ impl Replica {
         };
         self.table = table;
         self.applied = at;
-        // The engine looks through committed entries that it takes for unapplied before it campaigns, and has not got these.
+        // Before a campaign the engine scans the committed entries that it takes for unapplied, and it does not have
+        // these.
         self.engine.applied(at.index);
         self.since = Since::default();
         self.in_flight.clear();

@@ -1,4 +1,4 @@
-//! Becoming the leader, and ceasing to be one.
+//! Gaining and losing leadership.
 
 use std::time::Duration;
 
@@ -11,25 +11,25 @@ use crate::lease::LeaseClock;
 use crate::mutant::Mutant;
 use crate::since::Since;
 
-/// How far this node leads.
+/// This node's leadership.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Lead {
     No,
-    /// Elected in this term, but its first own entry is not applied yet: what an old leader had proposed may still be
-    /// committed under it, so nothing is acknowledged. Or it is applied, and the timers are not all read yet.
+    /// Elected in this term, but not ready: its first own entry is not applied yet, so entries of earlier leaders may
+    /// still be committed, or its timers are not all read from the table. Nothing is acknowledged.
     Coming(u64),
-    /// From its zero point on.
+    /// Ready: the zero point has passed.
     Ready(u64),
 }
 
-/// How far a new leader has read its table.
+/// Progress of a new leader's scan of its table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Reading {
     Sessions { after: SessionId },
     Requests { from: u64 },
 }
 
-/// Places of the table's memory that are read at one stretch, whether a request lies there or not.
+/// Slots of the request storage scanned per step, whether occupied or not.
 const PLACES_PER_PART: usize = 64;
 
 impl Lead {
@@ -41,7 +41,7 @@ impl Lead {
         matches!(self, Self::Ready(_))
     }
 
-    /// The term in which it leads.
+    /// The term of this node's leadership.
     pub(super) fn term(self) -> Option<u64> {
         match self {
             Self::No => None,
@@ -51,7 +51,7 @@ impl Lead {
 }
 
 impl Replica {
-    /// Notices what the consensus has decided.
+    /// Reacts to a change of leadership in the engine.
     pub(super) fn follow_leadership(&mut self) {
         let term = self.engine.is_leader().then(|| self.engine.term());
         if term == self.lead.term() {
@@ -67,7 +67,7 @@ impl Replica {
         }
     }
 
-    /// What is not committed has an unknown fate now, and belongs to the next leader: clients ask there.
+    /// Uncommitted commands have an unknown fate from here on, which only the next leader knows: clients ask it.
     fn step_down(&mut self) {
         self.lead = Lead::No;
         let leader = self.engine.leader();
@@ -91,7 +91,7 @@ impl Replica {
         self.book = Book::default();
     }
 
-    /// The first entry of its own term is applied: the table is what it was under all leaders before.
+    /// The first entry of this leader's term is applied, so the table has everything that earlier leaders committed.
     pub(super) fn begin_zero_point(&mut self) {
         if self.lead.is_coming() {
             self.book = Book::default();
@@ -99,8 +99,8 @@ impl Replica {
         }
     }
 
-    /// Reads every timer from the table, as far as this turn's budget goes: a crowd takes several turns, in which heartbeats
-    /// are sent. Meanwhile the table does not change, since a leader that is not ready proposes nothing.
+    /// Reads all timers from the table within this turn's budget. A large table takes several turns, between which
+    /// heartbeats are sent. The table does not change meanwhile, since a leader that is not ready proposes nothing.
     pub(super) fn read_timers(&mut self) {
         while let Some(reading) = self.reading {
             if self.turn.is_spent() {
@@ -155,7 +155,8 @@ impl Replica {
         next.map(|from| Reading::Requests { from })
     }
 
-    /// From here on it leads. Every session gets its full ttl from here, and every other timer starts anew (P9).
+    /// The zero point: this node leads from here on. Every session gets its full ttl, and every other timer restarts
+    /// (P9).
     fn zero_point(&mut self) {
         let Lead::Coming(term) = self.lead else { return };
         self.lead = Lead::Ready(term);
@@ -163,7 +164,8 @@ impl Replica {
         self.lease_now = Duration::ZERO;
         self.since = Since::default();
         if self.table.last_token() == 0 && !self.is(Mutant::TokensFromOne) {
-            // A table without history: before anything is granted, and by the log, so that all nodes agree (T1).
+            // A table without history: the counter is raised before any grant, and through the log, so that all nodes
+            // agree (T1).
             let command = Command::RaiseTokens { above: self.config.tokens_above };
             self.queue.push_back(Proposal { command, origin: Origin::Leader });
         }

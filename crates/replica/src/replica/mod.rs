@@ -1,10 +1,17 @@
-//! The replica: consensus, table and deadlines as one state machine.
+//! The replica: consensus, lock table and deadlines as one state machine.
 //!
-//! A turn is: read everything that has arrived, then the clock; [`Replica::begin`]; [`Replica::handle`] for each; then, until
-//! [`Replica::advance`] has nothing to write, or often enough: [`Replica::take_outputs`], which depends on nothing unwritten and goes out first (peers
-//! before clients, so that all disks work at once), append and sync, [`Replica::persisted`]; and [`Replica::take_outputs`] once more.
-//! A turn's work is bounded; [`Replica::next_wake`] is at once if there is more. Whatever arrives meanwhile is the next turn's: so one log entry, and one sync, serve all that was waiting (natural group commit;
-//! among several nodes see `propose.rs`).
+//! One turn of the event loop:
+//!
+//! 1. Read all input that has arrived, then the clock. Call [`Replica::begin`], then [`Replica::handle`] for each
+//!    event.
+//! 2. Call [`Replica::advance`]. If it returns a [`Write`]: send [`Replica::take_outputs`], which depends on no
+//!    pending write, peers before clients so that all disks work in parallel; append and sync the write; call
+//!    [`Replica::persisted`]. Repeat until `advance` returns `None` or the caller's limit of writes per turn is reached.
+//! 3. Send [`Replica::take_outputs`] once more.
+//!
+//! A turn's work is bounded; [`Replica::next_wake`] returns the present time if work is left. Input that arrives
+//! during a turn is handled in the next one, so one log entry and one sync serve all pending commands (group commit;
+//! for clusters of several nodes see `propose.rs`).
 
 mod apply;
 mod change;
@@ -51,56 +58,58 @@ use streams::Stream;
 use transfer::Handover;
 use watch::Watcher;
 
-/// The consensus' unit of time. Twelve of them without a sign of the leader, at the least, start an election.
+/// Raft tick. An election starts after 12 ticks or more without a message from the leader.
 pub const TICK: Duration = Duration::from_millis(20);
-/// Applied entries that are kept in memory for followers which lag a little, in bytes. A node alone keeps none.
+/// Bytes of applied entries kept in memory for followers that lag a little. A single-node cluster keeps none.
 pub const TAIL_BYTES: usize = 4 << 20;
 
-/// Commands that may wait for the log: above this, clients' events are not read.
+/// Maximum number of commands that wait to be proposed; at the limit, client events are not read.
 const QUEUE_MAX: usize = 1 << 16;
 
-/// What a node is told when it starts.
+/// Configuration of a node.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// This node.
+    /// Id of this node.
     pub node: u64,
-    /// Decides election time-outs.
+    /// Seed of the randomized election time-outs.
     pub seed: u64,
-    /// The first tokens of a table without history are above this one (T1).
+    /// A table without history issues only tokens above this one (T1).
     pub tokens_above: u64,
-    /// The newest rules of the table that this program knows (V1): those of [`lockkeeper_core::limits`].
+    /// Newest version of the table's rules that this program supports (V1): the one in [`lockkeeper_core::limits`].
     pub rules: u32,
-    /// The consensus' unit of time: [`TICK`], or longer where the network is slow.
+    /// Duration of a Raft tick: [`TICK`], or longer on slow networks.
     pub tick: Duration,
-    /// Applied entries that are kept in memory for followers which lag: [`TAIL_BYTES`].
+    /// Bytes of applied entries kept in memory for lagging followers: [`TAIL_BYTES`].
     pub tail_bytes: usize,
-    /// A snapshot is taken once the log has grown by so many bytes since the last one, and by that one's size.
+    /// A snapshot is due once the log has grown, since the last one, by the larger of this many bytes and that
+    /// snapshot's size.
     pub snapshot_after: u64,
-    /// Most work of a turn on committed entries: [`TURN_VISITS_MAX`]. The simulator has less, and needs no large crowd.
+    /// Maximum work of a turn on committed entries, in visited table entries: [`TURN_VISITS_MAX`]. The simulator sets
+    /// it lower, so that small crowds reach it.
     pub turn_visits_max: u64,
-    /// Most unconfirmed ends sent at once for an attach: [`ENDS_PER_PART`], in the simulator fewer.
+    /// Maximum number of unconfirmed ends sent at once for an attach: [`ENDS_PER_PART`]; lower in the simulator.
     pub ends_per_part: usize,
-    /// A fault that is built in on purpose, for the simulator to find. `None` in production.
+    /// A deliberate fault that the simulator must detect. `None` in production.
     pub mutant: Option<Mutant>,
 }
 
-/// What a node found on its disk.
+/// State recovered from the node's disk.
 pub struct Recovered {
-    /// The table of the snapshot; a new one without.
+    /// The snapshot's table; an empty one if there is no snapshot.
     pub table: Table,
-    /// The last entry in it; 0 without.
+    /// Index of the last entry in the snapshot; 0 without one.
     pub snapshot_index: u64,
-    /// That entry's term.
+    /// Term of that entry.
     pub snapshot_term: u64,
-    /// Who takes part: by the snapshot, or as founded.
+    /// Cluster members, from the snapshot or, without one, from the bootstrap record.
     pub members: Members,
     /// `None` on a new disk.
     pub hard_state: Option<store::HardState>,
-    /// The log after the snapshot.
+    /// Log entries after the snapshot.
     pub entries: Vec<store::Entry>,
 }
 
-/// The node can't go on: it stops before it does harm.
+/// A fatal error: the node must stop before it violates a guarantee.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Fatal(pub(crate) String);
@@ -112,36 +121,36 @@ pub struct Replica {
     table: Table,
     applied: Position,
     members: Members,
-    /// Where each node serves clients, for those who ask the wrong one.
+    /// Client address of each node, for redirects.
     clients: BTreeMap<u64, String>,
-    /// How often one of them was seen to have changed.
+    /// Number of changes to `clients` since the start.
     addresses_seen: u64,
-    /// Peers whose connections broke and did not come back.
+    /// Peers whose connection broke and was not established again.
     unreachable: BTreeSet<u64>,
-    /// The caller's clock at this turn, and the lease clock.
+    /// `now` is the caller's clock at the beginning of this turn; `clock` is the lease clock.
     now: Duration,
     clock: LeaseClock,
-    /// What the lease clock would show now: later than at the turn's beginning once a write has taken its time.
+    /// Reading of the lease clock after the last write of this turn: ahead of `clock` by that write's duration.
     lease_now: Duration,
     next_tick: Duration,
     lead: Lead,
     book: Book,
     since: Since,
     streams: BTreeMap<StreamId, Stream>,
-    /// What a client said before this leader was ready, and how many requests that is.
+    /// Client events received before this leader was ready, and the number of requests in them.
     early: VecDeque<Event>,
     early_requests: usize,
-    /// How far this leader has read its table.
+    /// Progress of a new leader's scan of its table.
     reading: Option<Reading>,
     parked: Parked,
     queue: VecDeque<Proposal>,
     turn: Turn,
-    /// A `Resume` is proposed, and not applied yet.
+    /// A `Resume` is proposed and not applied yet.
     is_resuming: bool,
-    /// The engine took no more proposals at the last try: another is made after the next event or tick.
+    /// The engine refused the last proposal; the next attempt follows the next event or tick.
     is_refused: bool,
     in_flight: VecDeque<Batch>,
-    /// No batch waits for the one before it until then.
+    /// Until this time, batches are proposed without waiting for the commit of the previous one.
     unheld_until: Duration,
     rounds: Rounds,
     expiry: Expiry,
@@ -153,33 +162,33 @@ pub struct Replica {
     handover: Handover,
     watchers: Vec<Watcher>,
     effects: Effects,
-    /// What goes to whom, before all other outputs.
+    /// Messages by receiver; sent before all other outputs.
     to_peers: BTreeMap<u64, Vec<PeerMessage>>,
     outputs: Vec<Output>,
 }
 
-/// A command that is to enter the log, and who waits for its answer.
+/// A command to be appended to the log, and the receiver of its reply.
 struct Proposal {
     command: Command,
     origin: Origin,
 }
 
 enum Origin {
-    /// A session's own command.
+    /// A command of a session.
     Session { stream: StreamId, session: SessionId, seq: Seq },
-    /// An open, which attaches too. Its sign of life counts from when it was received, on the lease clock.
+    /// Opens a session and attaches it. The ttl counts from `received`, a reading of the lease clock.
     Open { stream: StreamId, attach: u64, secret_prefix: u64, received: Duration },
     /// An operator's command.
     Ask(AskId),
-    /// The leader's own.
+    /// A command of the leader itself.
     Leader,
 }
 
 impl Replica {
-    /// A node that goes on where its disk left it.
+    /// Starts a node from its recovered state.
     ///
     /// # Errors
-    /// If what was found contradicts itself.
+    /// If the recovered state is inconsistent.
     pub fn start(config: Config, recovered: Recovered, now: Duration) -> Result<Self, Fatal> {
         let applied = Position { index: recovered.snapshot_index, term: recovered.snapshot_term };
         let mut engine = Engine::start(Start {
@@ -245,7 +254,7 @@ impl Replica {
         Ok(replica)
     }
 
-    /// Begins a turn. `now` is a clock that counts suspend (`CLOCK_BOOTTIME`), from any origin.
+    /// Begins a turn. `now` is read from a clock that counts suspend (`CLOCK_BOOTTIME`), with any origin.
     pub fn begin(&mut self, now: Duration) {
         self.now = self.now.max(now);
         self.turn.begin(self.config.turn_visits_max);
@@ -253,7 +262,7 @@ impl Replica {
         self.clock.turn(now, step_max);
         self.lease_now = self.clock.now();
         if now >= self.next_tick {
-            // One, however long ago the last was: a stall must not depose a leader.
+            // At most one tick per turn, however late: a stall must not depose a leader.
             self.engine.tick();
             self.next_tick = now + self.config.tick;
         }
@@ -263,7 +272,7 @@ impl Replica {
         if self.is(Mutant::LeaseCountsStalls) { Duration::MAX } else { self.book.step_max() }
     }
 
-    /// Takes something that has happened.
+    /// Handles one event.
     pub fn handle(&mut self, event: Event) {
         match event {
             Event::Asked(ask, Question::Status) => {
@@ -302,7 +311,8 @@ impl Replica {
                 self.without_lead(event);
             }
             Event::StreamOpened(stream) => self.stream_opened(stream),
-            // What must not be answered before the leader knows what there is; what ends it stays behind it.
+            // Must not be answered before the leader is ready. Closes and cancellations stay behind the requests that
+            // they end.
             Event::Frame(..) | Event::Asked(..) | Event::StreamClosed { .. } | Event::Dropped(_)
                 if self.lead.is_coming() =>
             {
@@ -325,8 +335,8 @@ impl Replica {
         }
     }
 
-    /// Goes on as far as possible; `Some`: [`Replica::take_outputs`] is sent, then this synced, then [`Replica::persisted`]
-    /// called.
+    /// Applies committed entries, then proposes. If it returns a [`Write`], the caller sends
+    /// [`Replica::take_outputs`], syncs the write, and calls [`Replica::persisted`]. `None`: nothing to write now.
     ///
     /// # Errors
     /// If the node must stop (V1).
@@ -359,8 +369,8 @@ impl Replica {
         Ok(Some(ready.write))
     }
 
-    /// Goes on after a write has become durable; `now` is read after that: what begins with the commands of this entry
-    /// (a ttl, a lock-delay) counts from here, and not from before a slow sync.
+    /// Continues after a write has become durable. `now` is read after the sync: durations that begin with this
+    /// entry's commands (a ttl, a lock-delay) count from here, not from before a slow sync.
     ///
     /// # Errors
     /// If the node must stop (V1).
@@ -385,7 +395,7 @@ impl Replica {
         }
     }
 
-    /// What is to be done now, in this order. Nothing of it depends on a write that is not durable yet.
+    /// Returns the pending outputs, to be carried out in this order. None depends on a write that is not durable yet.
     pub fn take_outputs(&mut self) -> Vec<Output> {
         self.answer_confirmed();
         self.tell_watchers();
@@ -398,7 +408,8 @@ impl Replica {
         outputs
     }
 
-    /// Whether clients' events may be given. If not, they wait: what was given has not entered the log yet.
+    /// Whether client events are accepted. If not, the caller keeps them until enough earlier commands have entered
+    /// the log.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.room() > 0
@@ -408,7 +419,7 @@ impl Replica {
         QUEUE_MAX.saturating_sub(self.queue.len() + self.early_requests)
     }
 
-    /// When the next turn must begin at the latest, on the clock of [`Replica::begin`].
+    /// The latest time at which the next turn must begin, on the clock of [`Replica::begin`].
     #[must_use]
     pub fn next_wake(&self) -> Duration {
         let due = self.book.sleep_max(self.clock.now()).filter(|_| self.may_end() && self.has_room());
@@ -428,44 +439,44 @@ impl Replica {
         self.rounds.due().map_or(due, |round| due.min(round))
     }
 
-    /// The table, for whoever compares (tests, the simulator).
+    /// The lock table, for tests and the simulator.
     #[must_use]
     pub fn table(&self) -> &Table {
         &self.table
     }
 
-    /// Whether it leads and knows all that was ever committed.
+    /// Whether this node leads and has applied every entry committed before its term.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.lead.is_ready()
     }
 
-    /// The present term.
+    /// The current term.
     #[must_use]
     pub fn term(&self) -> u64 {
         self.engine.term()
     }
 
-    /// Who leads in the present term, as far as this node knows; 0 if it doesn't.
+    /// The leader of the current term; 0 if this node knows none.
     #[must_use]
     pub fn leader(&self) -> u64 {
         self.engine.leader()
     }
 
-    /// Who takes part, as far as this node has applied.
+    /// The cluster members after the last applied entry.
     #[must_use]
     pub fn members(&self) -> &Members {
         &self.members
     }
 
-    /// The last entry in the table.
+    /// Index of the last entry that is completely applied.
     #[must_use]
     pub fn applied_index(&self) -> u64 {
         self.applied.index
     }
 
-    /// The last entry of which the table has at least a part: [`Replica::applied_index`], or the next one while a turn's
-    /// budget did not suffice for all of it.
+    /// Index of the last entry that is at least partly applied: [`Replica::applied_index`], or the next one if the
+    /// turn's budget ran out in the middle of it.
     #[must_use]
     pub fn begun_index(&self) -> u64 {
         self.turn.begun().unwrap_or(self.applied.index)

@@ -1,8 +1,9 @@
-//! Streams and calls that come while no living leader is known: they wait for one, since an election takes less time
-//! than a client's way round all nodes does.
+//! Streams and calls that arrive while no live leader is known: they wait for one, since an election is faster than a
+//! client's search through all nodes.
 //!
-//! Bounded in number, bytes and time: a node that is cut off from the majority must not keep its clients from it. Who
-//! has waited in vain is told to go elsewhere, and no leader is named: the one that was is most likely dead.
+//! The wait is bounded in number, bytes and time: a node that is partitioned from the majority must not keep its
+//! clients from it. After the time-out a client is redirected without a leader's address: the last leader is most
+//! likely dead.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -15,15 +16,15 @@ use super::{Lead, Replica};
 use crate::event::{Answer, AskId, Event, Output, Question, StreamId};
 use crate::mutant::Mutant;
 
-/// How long one waits, in ticks: some elections. A second, unless the network is slow.
+/// Maximum wait in ticks, enough for several elections: one second by default.
 const PATIENCE_TICKS: u32 = 50;
-/// How many may wait, and how many bytes they may have said meanwhile.
+/// Limits on the streams and calls that wait, and on the bytes of their requests.
 const WAITING_MAX: usize = 4096;
 const BYTES_MAX: usize = 8 << 20;
-/// What anything takes beside its text.
+/// Size charged for an item besides its variable-length fields.
 const FIXED: usize = 64;
 
-/// Someone who waits.
+/// A stream or call that waits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Who {
     Stream(StreamId),
@@ -32,15 +33,15 @@ pub(super) enum Who {
 
 #[derive(Default)]
 pub(super) struct Parked {
-    /// In the order in which all of it came, with the time. What was said by those who wait no more is dropped when it
-    /// comes to the front.
+    /// Events in order of arrival, with their time. Events of clients that wait no more are dropped when they reach
+    /// the front.
     events: VecDeque<(Duration, Event)>,
     bytes: usize,
     waiting: BTreeSet<Who>,
 }
 
 impl Parked {
-    /// Takes a word of one who comes or who waits. `Some`: there is no room; this one is to go elsewhere.
+    /// Adds an event of a new or waiting client. `Some`: no room; this client is to be redirected.
     fn push(&mut self, now: Duration, event: Event) -> Option<Who> {
         let (who, comes) = match &event {
             Event::StreamOpened(stream) => (Who::Stream(*stream), true),
@@ -49,7 +50,7 @@ impl Parked {
             _ => return None,
         };
         if !comes && !self.waiting.contains(&who) {
-            // It was told already.
+            // It was redirected already.
             return None;
         }
         if self.bytes + bytes(&event) > BYTES_MAX || (comes && self.waiting.len() >= WAITING_MAX) {
@@ -66,7 +67,7 @@ impl Parked {
         self.waiting.remove(&who);
     }
 
-    /// Those who came too long ago.
+    /// Removes and returns the clients that have waited too long.
     fn take_late(&mut self, now: Duration, patience: Duration) -> Vec<Who> {
         let mut late = Vec::new();
         while let Some((since, event)) = self.events.front() {
@@ -74,7 +75,7 @@ impl Parked {
             if who.is_some() && now < *since + patience {
                 break;
             }
-            // The first word of one who waits is its coming.
+            // A waiting client's first event is its arrival.
             late.extend(who.filter(|who| self.waiting.remove(who)));
             if let Some((_, event)) = self.events.pop_front() {
                 self.bytes -= bytes(&event);
@@ -83,14 +84,14 @@ impl Parked {
         late
     }
 
-    /// All that was said by those who still wait, in its order; nobody waits then.
+    /// Takes all events of waiting clients, in their order, and clears the rest.
     fn take(&mut self) -> Vec<Event> {
         let Self { events, waiting, .. } = std::mem::take(self);
         let waits = |event: &Event| who(event).is_some_and(|who| waiting.contains(&who));
         events.into_iter().map(|(_, event)| event).filter(waits).collect()
     }
 
-    /// Nobody waits any more: who did?
+    /// Clears everything and returns the clients that waited.
     fn take_waiting(&mut self) -> BTreeSet<Who> {
         std::mem::take(self).waiting
     }
@@ -117,8 +118,8 @@ fn bytes(event: &Event) -> usize {
 }
 
 impl Replica {
-    /// The other node that leads and that was heard of lately: within the least time-out of elections, and over
-    /// connections that have not broken since. `None` also while this node leads itself.
+    /// The leader, if it is another node and alive: its last message arrived within the shortest election time-out,
+    /// and its connections have not broken since. `None` also while this node leads.
     #[must_use]
     pub fn follows(&self) -> Option<u64> {
         let leader = self.engine.leader();
@@ -126,7 +127,7 @@ impl Replica {
         (lives && leader != self.config.node).then_some(leader)
     }
 
-    /// A peer can be reached, and says where it serves clients.
+    /// Handles a new connection to a peer.
     pub(super) fn peer_up(&mut self, node: u64, client_address: String) {
         self.unreachable.remove(&node);
         if self.clients.get(&node) != Some(&client_address) {
@@ -136,17 +137,17 @@ impl Replica {
         }
     }
 
-    /// A killed process is noticed by this some hundred milliseconds before its silence tells.
+    /// A broken connection reveals a killed process some hundred milliseconds before its silence does.
     pub(super) fn peer_down(&mut self, node: u64) {
         self.unreachable.insert(node);
         self.engine.lost(node);
     }
 
-    /// What a client says to a node that does not lead.
+    /// Handles a client event on a node that does not lead.
     pub(super) fn without_lead(&mut self, event: Event) {
         match event {
             Event::StreamClosed { stream, by_client } => {
-                // What it had said was never handled: no session has been here, and none is let go of.
+                // Its requests were never handled, so it carries no session.
                 self.parked.leaves(Who::Stream(stream));
                 self.stream_closed(stream, by_client);
             }
@@ -166,12 +167,13 @@ impl Replica {
             }
             Event::StreamOpened(stream) => self.send_away(Who::Stream(stream)),
             Event::Asked(ask, _) => self.send_away(Who::Ask(ask)),
-            // Its stream is told, or is about to be.
+            // Its stream has been redirected, or is about to be.
             _ => {}
         }
     }
 
-    /// Those who wait go on as soon as anybody is known to lead, and elsewhere when they have waited long enough.
+    /// Handles the waiting events once this node leads, redirects the clients once another leader is known, and
+    /// redirects those that have waited too long.
     pub(super) fn settle_parked(&mut self) {
         if self.parked.events.is_empty() {
             return;
@@ -186,7 +188,7 @@ impl Replica {
         }
     }
 
-    /// Nobody waits here any more.
+    /// Redirects all waiting clients.
     pub(super) fn end_parked(&mut self) {
         self.parked.take_waiting().into_iter().for_each(|who| self.send_away(who));
     }

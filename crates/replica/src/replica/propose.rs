@@ -1,10 +1,10 @@
-//! What enters the log, in which pieces, and when.
+//! Batching: which commands are proposed in which entry, and when.
 //!
-//! A leader's disk is often done a moment before the first follower has answered. To begin the next batch right then would keep
-//! this thread busy with its own disk while the answer arrives, for as long as a sync takes. So the next batch waits for the
-//! commit of the one before, for up to [`HOLD`]: what arrives meanwhile goes along in one entry, and everybody syncs less
-//! often. Where that was in vain, since followers are farther away, batches follow each other without waiting, but for a try
-//! once in a while.
+//! A leader's own sync is often done a moment before the first follower's acknowledgement arrives. A batch proposed
+//! at that moment would keep this thread busy with its own disk for a whole sync while the acknowledgement waits. So
+//! the next batch waits for the commit of the previous one, for up to [`HOLD`]: commands that arrive meanwhile share
+//! one entry, and all nodes sync less often. If such a wait was in vain, because followers are farther away, batches
+//! follow each other without waiting, except for an occasional try.
 
 use std::time::Duration;
 
@@ -15,35 +15,35 @@ use super::{Origin, Proposal, Replica};
 use crate::engine::Position;
 use crate::mutant::Mutant;
 
-/// Most commands in one log entry, and most bytes of one.
+/// Limits of a log entry: commands and bytes.
 const BATCH_COMMANDS_MAX: usize = 4096;
 const BATCH_BYTES_MAX: usize = 1 << 20;
-/// Most entries proposed in one turn: a turn must end for keep-alives to be seen.
+/// Maximum number of entries proposed in a turn: the turn must end for keep-alives to be read.
 const BATCHES_MAX: usize = 4;
-/// So long a batch waits at most for the one before it, from when that one is on this node's own disk.
+/// Maximum wait of a batch for the previous one, counted from when that one is durable on this node.
 const HOLD: Duration = Duration::from_millis(1);
-/// After a wait in vain there is none for so long.
+/// After a wait in vain, batches don't wait for this long.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// Proposed commands, until their entry is committed or replaced.
+/// Proposed commands, kept until their entry is committed or replaced.
 pub(super) struct Batch {
     pub(super) at: Position,
-    /// When it was proposed, and then when it was on this node's own disk.
+    /// When it was proposed or, once `is_on_disk`, when it became durable on this node.
     since: Duration,
     is_on_disk: bool,
     pub(super) proposals: Vec<Proposal>,
 }
 
 impl Replica {
-    /// Until when nothing is proposed, unless what is under way is committed before. Nothing but a peer's answer can change that:
-    /// a caller that waits need not look at its clients.
+    /// Until this time nothing is proposed unless the batches in flight are committed earlier. Only a peer's message
+    /// can shorten this, so a caller that waits need not read its clients.
     #[must_use]
     pub fn held_until(&self) -> Option<Duration> {
         let last = self.in_flight.back().filter(|_| self.lead.is_ready() && self.now >= self.unheld_until)?;
         Some(last.since + HOLD).filter(|until| *until > self.now)
     }
 
-    /// All that was proposed is on this node's disk.
+    /// All batches proposed so far are durable on this node.
     pub(super) fn batch_on_disk(&mut self) {
         if let Some(last) = self.in_flight.back_mut().filter(|last| !last.is_on_disk) {
             last.is_on_disk = true;
@@ -51,7 +51,7 @@ impl Replica {
         }
     }
 
-    /// Everything that waits goes into few log entries.
+    /// Proposes all queued commands in as few log entries as possible.
     pub(super) fn propose(&mut self) {
         self.is_refused = false;
         if self.held_until().is_some() || self.turn.has_more() {
@@ -73,8 +73,8 @@ impl Replica {
             };
             let count = self.queue.iter().take(count).take_while(fits).count().max(1);
             let data = entry::encode_batch(self.queue.iter().take(count).map(|proposal| &proposal.command));
-            // Refused (a transfer is pending, the size limit is met): the whole batch stays at the head, since a gap
-            // in a session's numbers is dead (R5).
+            // Refused (a transfer is in progress, or the size limit is reached): the whole batch stays at the head of
+            // the queue, since a skipped number of a session can't be used later (R5).
             let Some(at) = self.engine.propose(data) else {
                 if self.is(Mutant::DroppedBatchSkipped) {
                     self.queue.drain(..count);
@@ -94,8 +94,7 @@ impl Replica {
         }
     }
 
-    /// Proposes that the table continue with work that commands have left (M2), one piece at a time and before all that
-    /// waits.
+    /// Proposes a `Resume` if commands have left a backlog (M2): one at a time, ahead of all queued commands.
     fn resume(&mut self) {
         if self.table.has_backlog() && !self.is_resuming && !self.is(Mutant::ResumeForgotten) {
             self.is_resuming = true;
@@ -104,7 +103,7 @@ impl Replica {
     }
 }
 
-/// About how many bytes a command takes in the log.
+/// Approximate size of a command in the log, in bytes.
 pub(super) fn size(command: &Command) -> usize {
     const FIXED: usize = 64;
     match command {

@@ -1,4 +1,4 @@
-//! Unary calls: reads that see everything answered before they were asked, and operators' commands.
+//! Unary calls: linearizable reads and operators' commands.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use super::rounds::Asked;
 use super::{Origin, Proposal, Replica};
 use crate::event::{Answer, AskId, Output, Question};
 
-/// At most so many places of the table are looked at for one page of a list: some hundred microseconds.
+/// Maximum number of table slots visited for one page of a list: some hundred microseconds.
 const PLACES_PER_PAGE: usize = 1 << 14;
-/// So many places are looked at before the length of the page is.
+/// Slots visited between two checks of the page's size.
 const PLACES_PER_STEP: usize = 8;
-/// A page of a list ends once it has this many bytes.
+/// A list page ends once it has this many bytes.
 const PAGE_BYTES_MAX: usize = 1 << 18;
-/// What is listed of each lock in a list, and in a watch.
+/// Part of each lock that lists and watches show.
 pub(super) const LISTED: Page = Page { after: None, holds_max: 10, bytes_max: 1 << 13, waiters_max: 10 };
 
 impl Replica {
@@ -44,7 +44,7 @@ impl Replica {
             Question::Watch { prefix } => return self.watch(ask, prefix),
             Question::Backup => return self.want_snapshot(ask),
             Question::Members => Answer::Members(self.members_status()),
-            // Answered elsewhere: these never wait for a round.
+            // Answered elsewhere, without a quorum read.
             Question::Break(_)
             | Question::SetLimit { .. }
             | Question::Change(_)
@@ -56,7 +56,7 @@ impl Replica {
 
     pub(super) fn status(&self) -> v1::StatusResponse {
         let role = match self.lead.term() {
-            // A later term may have come in this turn already, of which it does not know yet that it leads no more.
+            // The engine may already have seen a later term in this turn, before this replica has stepped down.
             Some(term) if term == self.engine.term() => v1::Role::Leader,
             _ if self.engine.is_candidate() => v1::Role::Candidate,
             _ => v1::Role::Follower,
@@ -78,7 +78,7 @@ impl Replica {
         }
     }
 
-    /// Bounded work a page, whatever the size of the table: others wait meanwhile.
+    /// Bounded work per page, whatever the table's size, since other requests wait meanwhile.
     fn list(&self, prefix: Option<&LockName>, max: usize, after: u64) -> v1::ListResponse {
         let (mut locks, mut cursor, mut looked, mut bytes) = (Vec::new(), Some(after), 0, 0);
         while let Some(from) = cursor

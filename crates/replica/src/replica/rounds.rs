@@ -1,9 +1,11 @@
-//! Rounds: a majority confirms that this node leads, and everything that came before the round began may be answered
-//! (P6). One round serves a whole batch; the next one begins when it is answered.
+//! Quorum reads (Raft's ReadIndex): a majority confirms that this node still leads, then everything that arrived
+//! before the round began may be acknowledged (P6). One round serves all pending requests; the next one begins when
+//! it is confirmed.
 //!
-//! Where a batch of commands is proposed anyway, it is the round for all that had come by then: those who made it durable answered a
-//! message of this term that was sent later, so the majority that elects another leader shares a node with them, which votes for it
-//! later still. So under load keep-alives and reads cost no message of their own.
+//! A committed batch of commands serves as the round for everything that arrived before it was proposed. The voters
+//! that made it durable answered a message of this term that was sent later; any majority that elects another leader
+//! includes one of them, and it votes later still. So under load, keep-alives and reads cost no messages of their
+//! own.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,11 +18,11 @@ use crate::engine::Position;
 use crate::event::{AskId, Question, StreamId};
 use crate::mutant::Mutant;
 
-/// Keep-alives alone begin a round this often at most: they come all the time, and each round is two messages a follower. Much less
-/// than any ttl.
+/// Minimum interval between rounds that serve keep-alives alone: these arrive all the time, and each round is two
+/// messages per follower. Much shorter than any ttl.
 const PACE: Duration = Duration::from_millis(10);
 
-/// What waits for a round that begins later than it came.
+/// A request that needs a round begun after its arrival.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Asked {
     KeepAlive {
@@ -33,28 +35,28 @@ pub(super) enum Asked {
         session: SessionId,
         attach: u64,
     },
-    /// Something for a session that this node doesn't know: a deposed leader may not know it yet.
+    /// A request for a session that this node doesn't know: a deposed leader may not have applied its open yet.
     Unknown {
         stream: StreamId,
         session: SessionId,
         seq: Seq,
     },
     Question(AskId, Question),
-    /// A check of sessions that are silent.
+    /// A check of silent sessions; see `expiry.rs`.
     Silence(u64),
 }
 
 #[derive(Default)]
 pub(super) struct Rounds {
     last: u64,
-    /// Its number, when it was asked last, and what it serves.
+    /// The round in progress: its number, when it was last sent, and the requests that it serves.
     open: Option<(u64, Duration, Vec<Asked>)>,
-    /// When a round began last.
+    /// When the last round began.
     begun: Option<Duration>,
     waiting: Vec<Asked>,
-    /// What goes with a batch that was proposed later.
+    /// Requests served by a batch that was proposed after they arrived.
     riding: VecDeque<(Position, Vec<Asked>)>,
-    /// Confirmed, and to be answered once everything up to the index is applied.
+    /// Confirmed requests, answered once all entries up to the index are applied.
     confirmed: VecDeque<(u64, Vec<Asked>)>,
 }
 
@@ -63,7 +65,7 @@ impl Rounds {
         self.waiting.push(asked);
     }
 
-    /// Into a round or a batch that is under way, if one is. Wrong: for a mutant.
+    /// Adds the pending requests to a round or batch already in progress. Violates P6: for a mutant only.
     fn ask_too_late(&mut self) {
         let under_way = self.riding.back_mut().map(|(_, asked)| asked);
         let under_way = under_way.or(self.open.as_mut().map(|(_, _, asked)| asked));
@@ -72,7 +74,7 @@ impl Rounds {
         }
     }
 
-    /// Whoever asked is gone: a watch that began after its end would never be ended.
+    /// Drops a cancelled call, so that no watch begins after it was cancelled.
     pub(super) fn forget(&mut self, ask: AskId) {
         let other = |asked: &Asked| !matches!(asked, Asked::Question(it, _) if *it == ask);
         self.waiting.retain(other);
@@ -83,14 +85,14 @@ impl Rounds {
         self.riding.iter_mut().for_each(|(_, asked)| asked.retain(other));
     }
 
-    /// What waits goes with a batch that was proposed just now, after all of it had come.
+    /// Pending requests are served by a batch that was proposed just now, after their arrival.
     pub(super) fn ride(&mut self, at: Position) {
         if !self.waiting.is_empty() {
             self.riding.push_back((at, std::mem::take(&mut self.waiting)));
         }
     }
 
-    /// An own batch is committed.
+    /// One of this leader's batches is committed.
     pub(super) fn committed(&mut self, at: Position) {
         while self.riding.front().is_some_and(|(batch, _)| batch.index <= at.index) {
             let ridden = self.riding.pop_front().map(|(batch, asked)| (batch.index, asked));
@@ -98,14 +100,14 @@ impl Rounds {
         }
     }
 
-    /// When a round is to begin though nothing else happens.
+    /// When the next round must begin if nothing else happens.
     pub(super) fn due(&self) -> Option<Duration> {
         let waits = self.open.is_none() && !self.waiting.is_empty();
         self.begun.filter(|_| waits).map(|begun| begun + PACE)
     }
 
-    /// The number of a round that must be asked now: a new one, or one whose answer does not come (raft-rs drops some
-    /// silently). `is_free`: nobody else need be asked.
+    /// Begins a new round, or repeats one that was not confirmed in time (raft-rs drops some silently). `is_free`:
+    /// this node is the only voter, so a round costs no messages.
     fn begin(&mut self, now: Duration, patience: Duration, is_free: bool) -> Option<u64> {
         let is_keep_alive = |asked: &Asked| matches!(asked, Asked::KeepAlive { .. });
         let is_early = self.begun.is_some_and(|begun| now < begun + PACE);
@@ -114,7 +116,7 @@ impl Rounds {
                 self.open = Some((number, at, asked));
                 return None;
             }
-            // It begins anew, so all that has come meanwhile may go with it.
+            // The repeated round begins now, so it may serve all pending requests.
             Some((_, _, asked)) => asked.into_iter().chain(self.waiting.drain(..)).collect(),
             None if self.waiting.is_empty() => return None,
             None if is_early && !is_free && self.waiting.iter().all(is_keep_alive) => return None,
@@ -132,7 +134,7 @@ impl Rounds {
         }
     }
 
-    /// What may be answered with this much applied.
+    /// Takes the confirmed requests that need no entry after `applied`.
     fn take_answerable(&mut self, applied: u64) -> Vec<Asked> {
         let mut answerable = Vec::new();
         while let Some((index, _)) = self.confirmed.front()
@@ -143,7 +145,7 @@ impl Rounds {
         answerable
     }
 
-    /// Forgets everything; returns who must hear that this node doesn't lead.
+    /// Drops everything; returns the calls to be answered with `NotLeader`.
     pub(super) fn step_down(&mut self) -> Vec<AskId> {
         let open = self.open.take().map(|(_, _, asked)| asked).unwrap_or_default();
         let confirmed = self.confirmed.drain(..).flat_map(|(_, asked)| asked);
@@ -159,7 +161,7 @@ impl Rounds {
 
 impl Replica {
     pub(super) fn begin_round(&mut self) {
-        // Twice the time after which the heartbeat that carries a round is repeated.
+        // Twice the interval at which the heartbeat that carries the round is repeated.
         let patience = self.config.tick * 4;
         let configuration = &self.members.configuration;
         let is_alone = configuration.voters.len() == 1 && configuration.voters_outgoing.is_empty();

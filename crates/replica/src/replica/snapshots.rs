@@ -1,5 +1,4 @@
-//! Snapshots in pieces, so that the log can be cut: one bounded piece of work a turn, while commands go on. And whom a
-//! stored one is sent to.
+//! Snapshots for log compaction, written in bounded pieces while commands go on, and sent to lagging followers.
 
 use lockkeeper_core::WalkState;
 use lockkeeper_wire::peer::SnapshotOffer;
@@ -9,23 +8,24 @@ use super::Replica;
 use crate::engine::Position;
 use crate::event::{Answer, AskId, Output, SnapshotStep};
 
-/// Items written at one stretch: some 2 ms of work, less than half of what the design allows.
+/// Items per piece: some 2 ms of work, so that a piece delays heartbeats and keep-alives little.
 pub const ITEMS_PER_PIECE: usize = 4096;
-/// A node that follows lets the leader name the entry after which it takes its next snapshot. It takes one by itself once its log is
-/// longer than it should be by this part.
+/// A follower takes a snapshot after the entry that the leader names. It takes one by itself once its log exceeds the
+/// threshold by this fraction (1/4).
 const PATIENCE: u64 = 4;
 
-/// When a snapshot is due, and how far the present one has come.
+/// When a snapshot is due, and the state of the one in progress.
 #[derive(Default)]
 pub(super) struct Snapshots {
-    /// What the log took since the last one.
+    /// Bytes of log entries since the last snapshot.
     logged: u64,
-    /// How large the last one was: a larger table waits longer, so that writing it stays a small share of all writing.
+    /// Size of the last snapshot in bytes: a larger table is written less often, so that snapshots remain a small
+    /// share of all writes.
     size: u64,
-    /// The last one, where there is one.
+    /// The last stored snapshot, if any.
     stored: Option<store::SnapshotHead>,
     under_way: Option<UnderWay>,
-    /// Who asked for one that is begun from now on.
+    /// Calls that need a snapshot begun from now on.
     wanted_by: Vec<AskId>,
 }
 
@@ -34,13 +34,13 @@ struct UnderWay {
     logged_before: u64,
     pieces: u64,
     bytes: u64,
-    /// Whether a step is out and not reported done.
+    /// A step was sent to the disk and is not reported done.
     is_busy: bool,
     stage: Stage,
-    /// Who is told when it is stored, and what of it.
+    /// Calls answered when it is stored, and the token counter for that answer.
     wanted_by: Vec<AskId>,
     last_token: u64,
-    /// Whether the leader has named its entry, so that others have one of the same.
+    /// Whether the leader has named its entry, so that all nodes take one after the same entry.
     is_named: bool,
 }
 
@@ -50,18 +50,18 @@ enum Stage {
         digest: u128,
     },
     Finishing,
-    /// Its table is no more. Another one begins once the step that is out is reported: a report has no number, and must
-    /// not be taken for that of a later step.
+    /// The table it was taken of has been replaced. The next one begins once the step in progress is reported:
+    /// reports have no number, so a late one would be taken for that of a later step.
     GivenUp,
 }
 
 impl Snapshots {
-    /// The last entry in the stored one; 0 without.
+    /// Index of the last entry in the stored snapshot; 0 without one.
     pub(super) fn stored(&self) -> u64 {
         self.stored.as_ref().map_or(0, |head| head.index)
     }
 
-    /// One that was received has taken the place of all there was. Returns who waited for the one under way.
+    /// A received snapshot has replaced log and table. Returns the calls that waited for the one in progress.
     pub(super) fn installed(&mut self, bytes: u64) -> Vec<AskId> {
         (self.size, self.logged) = (bytes, 0);
         let Some(mut it) = self.under_way.take() else { return Vec::new() };
@@ -73,17 +73,17 @@ impl Snapshots {
         waited
     }
 
-    /// An entry was applied, also one that a restart found.
+    /// Counts the bytes of an applied entry; entries replayed after a restart count, too.
     pub(super) fn logged(&mut self, bytes: usize) {
         self.logged += bytes as u64;
     }
 
-    /// Whether the loop should go on with it at once.
+    /// Whether the event loop should continue with it at once.
     pub(super) fn is_due(&self) -> bool {
         self.under_way.as_ref().map_or(!self.wanted_by.is_empty(), |it| !it.is_busy)
     }
 
-    /// Nobody waits for it any more.
+    /// Drops a cancelled call.
     pub(super) fn forget(&mut self, ask: AskId) {
         let under_way = self.under_way.as_mut().map(|it| &mut it.wanted_by);
         for asks in under_way.into_iter().chain([&mut self.wanted_by]) {
@@ -93,7 +93,7 @@ impl Snapshots {
 }
 
 impl Replica {
-    /// One step, if it is time for one.
+    /// Begins a snapshot or does its next step, if one is due.
     pub(super) fn snapshot_step(&mut self) {
         if self.snapshots.under_way.is_none() {
             if !self.may_begin_snapshot() {
@@ -117,7 +117,7 @@ impl Replica {
                         }
                         it.stage = Stage::Tail { digest };
                     }
-                    // Nothing but this module walks, and a table is never replaced while it does.
+                    // Can't happen: only this module starts iterators, and a replaced table abandons its snapshot.
                     WalkState::NoWalk => return self.snapshot_failed(),
                 }
                 it.pieces += 1;
@@ -135,7 +135,7 @@ impl Replica {
         self.outputs.push(Output::Snapshot(step));
     }
 
-    /// Of a snapshot of the table as it is now.
+    /// Head of a snapshot of the table in its present state.
     pub(super) fn snapshot_head(&self) -> store::SnapshotHead {
         store::SnapshotHead {
             index: self.applied.index,
@@ -145,13 +145,14 @@ impl Replica {
         }
     }
 
-    /// Whether a follower lags too far behind for the log, and what is stored would not help it. Asked once for each.
+    /// Whether a follower lags behind the start of the log, and the stored snapshot would not help it. Clears the
+    /// engine's request.
     fn would_help(&self) -> bool {
         self.engine.take_snapshot_wish() && self.applied.index > self.snapshots.stored()
     }
 
-    /// Whether the log is long enough. Where there are other nodes, the leader names the entry after which it and they take one,
-    /// instead of beginning at once.
+    /// Whether the log has grown enough. In a cluster, the leader names the entry after which all nodes take their
+    /// snapshot, instead of beginning at once.
     fn is_snapshot_due(&mut self) -> bool {
         let after = self.config.snapshot_after.max(self.snapshots.size);
         let is_leader = self.engine.is_leader();
@@ -168,7 +169,7 @@ impl Replica {
         self.snapshots.logged >= after.saturating_add(after / PATIENCE)
     }
 
-    /// After an entry was applied: whether it is the one that the leader has named.
+    /// Called after each applied entry: begins a snapshot if the leader has named this entry.
     pub(super) fn begin_named_snapshot(&mut self) {
         let is_reached = self.checks.is_reached(self.applied.index);
         if is_reached && self.snapshots.under_way.is_none() && self.may_begin_snapshot() {
@@ -177,8 +178,8 @@ impl Replica {
         }
     }
 
-    /// Whether the table is that of the last applied entry: not while a part of the next one is in it, which a restart
-    /// would apply a second time.
+    /// Whether the table has no partly applied entry: a restart from its snapshot would apply that entry's commands
+    /// twice.
     fn may_begin_snapshot(&self) -> bool {
         self.turn.begun().is_none()
     }
@@ -188,7 +189,8 @@ impl Replica {
             return;
         }
         if helps {
-            // From its very beginning: what comes after it would be gone by the time it has arrived.
+            // Entries from here on must be kept from the beginning, or they would be gone when the snapshot has
+            // arrived.
             self.engine.snapshot_begun(self.applied.index);
         }
         let head = self.snapshot_head();
@@ -206,8 +208,8 @@ impl Replica {
         self.outputs.push(Output::Snapshot(SnapshotStep::Begin(head)));
     }
 
-    /// A backup is wanted by one whose question a quorum has confirmed: a snapshot that is under way may be older than what
-    /// that one was told, so another is begun after it.
+    /// A backup whose call a quorum read has confirmed: a snapshot in progress may be older than answers that its
+    /// caller has received, so another one is begun after it.
     pub(super) fn want_snapshot(&mut self, ask: AskId) {
         self.snapshots.wanted_by.push(ask);
     }
@@ -233,7 +235,8 @@ impl Replica {
         }
     }
 
-    /// It may be sent to whoever needs one, and there is no wish but by those whom it does not help.
+    /// The snapshot can be sent to followers. Pending requests are cleared: it helps all followers that a snapshot
+    /// can help.
     pub(super) fn snapshot_stored(&mut self, head: store::SnapshotHead) {
         let at = Position { index: head.index, term: head.term };
         let configuration = head.members.as_ref().and_then(|members| members.configuration.clone());
@@ -242,7 +245,7 @@ impl Replica {
         self.snapshots.stored = Some(head);
     }
 
-    /// The engine wants followers to get the stored snapshot.
+    /// Sends the stored snapshot to these followers.
     pub(super) fn send_snapshots(&mut self, to: Vec<u64>) {
         for to in to {
             let offer = SnapshotOffer {
@@ -256,7 +259,7 @@ impl Replica {
         }
     }
 
-    /// Another is taken after as much log again, or when a follower needs one.
+    /// Abandons the snapshot. The next one is taken after as much log again, or when a follower needs one.
     pub(super) fn snapshot_failed(&mut self) {
         self.table.abandon_walk();
         let failed = self.snapshots.under_way.take();

@@ -1,4 +1,4 @@
-//! Clients' streams: which sessions they carry, and what is read from them.
+//! Client streams: the sessions attached to them, and the requests read from them.
 
 use std::collections::BTreeSet;
 
@@ -16,19 +16,19 @@ use crate::mutant::Mutant;
 /// An open stream.
 #[derive(Default)]
 pub(super) struct Stream {
-    /// What goes out at the end of the turn, in one frame.
+    /// Items sent in one frame at the end of the turn.
     pub(super) items: Vec<v1::ServerItem>,
-    /// The sessions whose latest attach came by it.
+    /// The sessions whose latest attach came over this stream.
     pub(super) sessions: BTreeSet<SessionId>,
-    /// Which list of nodes its client was told: by the entry that made it, and by how many addresses were seen to have
-    /// changed since.
+    /// Version of the node list last sent: index of the entry that made it, and the number of address changes seen.
     nodes: Option<(u64, u64)>,
 }
 
-/// Ends that are sent to a client at once when it attaches. The next part follows when the last of these is confirmed.
+/// Maximum number of ends sent at once when a client attaches. The next part follows once the last one of this part
+/// is confirmed.
 pub const ENDS_PER_PART: usize = 1024;
 
-/// Who shows the secret may attach; the table keeps only this.
+/// A client that presents the secret may attach; the table stores only this hash.
 fn hash(secret: &Secret) -> [u8; 32] {
     Sha256::digest(secret).into()
 }
@@ -38,7 +38,7 @@ impl Replica {
         self.streams.insert(stream, Stream::default());
     }
 
-    /// After this nothing of the stream's attaches counts or is acknowledged.
+    /// Closes a stream. From here on none of its attaches counts or is acknowledged.
     pub(super) fn stream_closed(&mut self, stream: StreamId, by_client: bool) {
         let Some(closed) = self.streams.remove(&stream) else { return };
         let now = self.clock.now();
@@ -47,8 +47,8 @@ impl Replica {
             let Some(lease) = self.book.lease_mut(session) else { continue };
             lease.stream = None;
             if !by_client {
-                // What the client had still said on it may be unread, by this side's doing: that counts against nobody
-                // (P9). The client has its ttl to come back.
+                // The service closed it, so requests of the client may be unread: that must end no session (P9). The
+                // client gets its ttl to reconnect.
                 lease.deadline = lease.deadline.max(now + lease.ttl);
             } else if !lease.linger.is_zero() {
                 let attach = lease.attach;
@@ -71,7 +71,8 @@ impl Replica {
         self.end_parked();
     }
 
-    /// Names the leader if there is another that lives: to go to a dead one costs a client more than to look for itself.
+    /// Names the leader if another node leads and is alive: a redirect to a dead node costs a client more than its
+    /// own search.
     pub(super) fn stream_end(&self, reason: v1::StreamEndReason, text: &str) -> v1::StreamEnd {
         let leader = self.follows().and_then(|leader| self.clients.get(&leader)).cloned();
         let term = leader.as_ref().map_or(0, |_| self.engine.term());
@@ -84,7 +85,7 @@ impl Replica {
             if stream.nodes != Some(version) && !stream.sessions.is_empty() {
                 let mut nodes: Vec<u64> = self.members.nodes.keys().copied().collect();
                 nodes.sort_by_key(|&node| node != self.config.node);
-                // Of a cluster of one its client knows all that there is to know.
+                // In a single-node cluster the client already has the only address.
                 if nodes.len() > 1 || stream.nodes.is_some() {
                     let addresses = nodes.iter().filter_map(|node| self.clients.get(node).cloned()).collect();
                     let what = Some(What::Nodes(v1::Nodes { addresses, at: self.members.at }));
@@ -132,7 +133,7 @@ impl Replica {
         self.queue.push_back(proposal);
     }
 
-    /// The command itself, unless a mutant is at work.
+    /// Applies a mutant's fault, if one is set.
     fn mutated(&self, mut command: Command) -> Command {
         let is_live = |session: SessionId, seq: u64| self.table.request(session, Seq(seq)).is_some();
         match &mut command {
@@ -203,7 +204,8 @@ impl Replica {
         }
     }
 
-    /// The latest attach counts: what older streams still say for the session is dropped from here on.
+    /// Attaches the session to this stream if the attach is the latest: requests from its older streams are refused
+    /// from here on.
     pub(super) fn claim(&mut self, stream: StreamId, session: SessionId, attach: u64) -> bool {
         let any = self.is(Mutant::OlderAttachAccepted);
         let Some(open) = self.streams.get_mut(&stream) else { return false };
@@ -223,7 +225,7 @@ impl Replica {
         true
     }
 
-    /// Acknowledges a sign of life, if it still counts.
+    /// Acknowledges a keep-alive or attach, unless the session has moved to another stream or is ending.
     pub(super) fn acknowledge(
         &mut self,
         stream: StreamId,
@@ -241,8 +243,9 @@ impl Replica {
         }
     }
 
-    /// Sends the ends that the client has not confirmed, at every attach (R3): a part of them, and the next part once the
-    /// last one of this is confirmed. So a client that was away gets its attach confirmed before a crowd of ends.
+    /// Sends the ends that the client has not confirmed, at every attach (R3), in parts: the next part follows once
+    /// the last end of this one is confirmed. So a client that was away gets its attach acknowledged before many
+    /// ends.
     pub(super) fn tell_unconfirmed_ends(&mut self, stream: StreamId, session: SessionId, after: Seq) {
         let part = if self.is(Mutant::EndsToldAtOnce) { usize::MAX } else { self.config.ends_per_part };
         let Some(lease) = self.book.lease_mut(session).filter(|lease| lease.stream == Some(stream)) else {
@@ -256,7 +259,7 @@ impl Replica {
         }
     }
 
-    /// The client has confirmed an end.
+    /// The client has confirmed an end: sends the next part if this end was the last of the current one.
     pub(super) fn end_confirmed(&mut self, stream: StreamId, session: SessionId, target: Seq) {
         let Some(lease) = self.book.lease_mut(session) else { return };
         if lease.ends_sent_to.take_if(|last| *last == target).is_some() {

@@ -1,7 +1,7 @@
-//! Handing the leadership over: because an operator asks, because this node is to stop, or to be removed.
+//! Leadership transfer: at an operator's request, before this node stops, or before it is removed.
 //!
-//! Responsible for: streams end only once the next leader is known, so that clients go straight to it. Told before that,
-//! all of them would come to nodes that still name this one, go round, and pause between.
+//! Responsible for: streams end only once the next leader is known, so that clients go straight to it. Ended earlier,
+//! they would all reconnect to nodes that still name this one, and back off in between.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use crate::event::{Answer, AskId, Output};
 
 #[derive(Default)]
 pub(super) struct Handover {
-    /// To whom, while this node leads.
+    /// The target, while this node still leads.
     to: Option<u64>,
-    /// It does not lead any more, and until then streams and askers wait for word of who does.
+    /// Set once this node leads no more: until then, streams and calls wait for the next leader to be known.
     until: Option<Duration>,
     asks: Vec<Asker>,
     stopping: Stopping,
 }
 
-/// Who waits for the next leader.
+/// A call that waits for the next leader.
 enum Asker {
     /// An operator's transfer.
     Transfer(AskId),
@@ -29,25 +29,25 @@ enum Asker {
     Other(AskId),
 }
 
-/// How far a node that is to stop has come.
+/// Progress of a shutdown.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Stopping {
     #[default]
     No,
-    /// It hands over first.
+    /// Leadership is being transferred first.
     HandsOver,
-    /// Streams were told.
+    /// All streams were ended.
     Done,
 }
 
 impl Replica {
-    /// Whether a node that was told to stop has handed over what it led, as far as anybody took it, and told its streams.
+    /// Whether a stopping node has handed over leadership, if any node took it, and has ended its streams.
     #[must_use]
     pub fn has_left(&self) -> bool {
         self.handover.stopping == Stopping::Done
     }
 
-    /// The voter that can lead soonest.
+    /// The most up-to-date voter that responds.
     fn successor(&self) -> Option<u64> {
         let (voters, newly) = (&self.members.configuration.voters, self.leads_newly());
         let progress = self.engine.progress().into_iter().filter(|it| it.is_active || newly);
@@ -77,7 +77,7 @@ impl Replica {
             Some(to) => Ok(to),
         };
         match target {
-            // It does not hurt to try with one that has not been heard yet: that ends by itself.
+            // Harmless for a node that has not responded yet: the transfer then times out.
             Ok(to) => {
                 self.handover.asks.push(Asker::Transfer(ask));
                 self.begin_handover(to);
@@ -86,7 +86,7 @@ impl Replica {
         }
     }
 
-    /// This node is to be removed: another one must lead for that, and carries the call out.
+    /// This node is to be removed: another node must lead for that, and carries out the call.
     pub(super) fn hand_over_first(&mut self, ask: AskId) {
         match self.successor() {
             Some(to) => {
@@ -100,7 +100,7 @@ impl Replica {
         }
     }
 
-    /// This node leads though it is on its way out: whoever follows ends that.
+    /// This node leads although it is being removed: the next leader completes the removal.
     pub(super) fn hand_over_to_stay_out(&mut self) {
         if self.handover.to.is_none()
             && let Some(to) = self.successor()
@@ -109,7 +109,7 @@ impl Replica {
         }
     }
 
-    /// The node is to stop.
+    /// Begins the shutdown.
     pub(super) fn shut_down(&mut self) {
         match self.successor().filter(|_| self.lead.is_ready()) {
             Some(to) => {
@@ -125,7 +125,7 @@ impl Replica {
         self.end_streams(StreamEndReason::Shutdown, "this node shuts down");
     }
 
-    /// Leadership is lost. If it was given away, streams end as soon as it is known to whom; else at once.
+    /// Leadership is lost. After a transfer, streams end as soon as the new leader is known, else at once.
     pub(super) fn leave_streams(&mut self) {
         if self.handover.to.take().is_some() {
             self.handover.until = Some(self.now + self.config.tick * 2 * ELECTION_TICKS as u32);
@@ -134,7 +134,7 @@ impl Replica {
         }
     }
 
-    /// Notices how a handover went.
+    /// Detects the outcome of a transfer.
     pub(super) fn tend_handover(&mut self) {
         if self.handover.to.is_some() && !self.engine.is_transferring() && self.engine.is_leader() {
             self.handover_failed();
@@ -160,7 +160,7 @@ impl Replica {
         }
     }
 
-    /// The engine has given up: it goes on leading.
+    /// The engine abandoned the transfer: this node still leads.
     fn handover_failed(&mut self) {
         let Some(to) = self.handover.to.take() else { return };
         let me = self.config.node;

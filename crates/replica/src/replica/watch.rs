@@ -1,4 +1,4 @@
-//! Watchers: the state of some locks first, a part of it each turn, and every change of them, grouped by turn.
+//! Watches: the initial state in one part per turn, and every change, grouped by turn.
 
 use lockkeeper_core::LockName;
 use lockkeeper_wire::v1::{self, watch_response::What};
@@ -7,24 +7,24 @@ use super::Replica;
 use super::questions::LISTED;
 use crate::event::{Answer, AskId, Output};
 
-/// Places of the table looked at for one part of a watcher's state: some milliseconds at most.
+/// Table slots visited for one part of a watch's initial state: some milliseconds at most.
 const PLACES_PER_TURN: usize = 512;
-/// Changed locks that are described in one turn, for all watchers together. The others stay noted for the next turns, so
-/// a lock that changes in every turn is described once for several changes.
+/// Maximum number of changed locks described in a turn, for all watches together. Others stay marked as changed, so a
+/// lock that changes in every turn is described once for several changes.
 const CHANGES_PER_TURN: usize = 512;
 
-/// Someone who wants to hear of every change.
+/// A call that receives every change.
 pub(super) struct Watcher {
     ask: AskId,
     prefix: Option<LockName>,
-    /// Where its state goes on; `None` once it has all of it.
+    /// Cursor of the next part of the initial state; `None` once all of it was sent.
     state_from: Option<u64>,
-    /// The last part of its state was sent and not read yet.
+    /// The last part of the initial state was sent and is not read yet.
     is_unread: bool,
 }
 
 impl Watcher {
-    /// Below and at the prefix; and above it, since a subtree there covers it.
+    /// Names at or below the prefix, and names above it, since a subtree hold there covers it.
     fn cares_for(&self, name: &LockName) -> bool {
         self.prefix.as_ref().is_none_or(|prefix| {
             prefix == name || prefix.is_above(name.as_str()) || name.is_above(prefix.as_str())
@@ -38,7 +38,7 @@ impl Replica {
         self.table.watch(true);
     }
 
-    /// Whether some watcher hasn't got all of its state yet, or all changes.
+    /// Whether a watch has initial state or changes to be sent.
     pub(super) fn has_untold_watcher(&self) -> bool {
         let is_due = |watcher: &Watcher| watcher.state_from.is_some() && !watcher.is_unread;
         self.table.has_changes() || self.watchers.iter().any(is_due)
@@ -50,7 +50,8 @@ impl Replica {
         }
     }
 
-    /// The next part of the state for the first who waits for it: one part a turn, however many they are. What it says is as new as any change told before.
+    /// Sends the next part of the initial state to the first watch that is ready for it: one part per turn, for all
+    /// watches. The part is as recent as all changes sent before.
     pub(super) fn tell_states(&mut self) {
         let mut watchers = std::mem::take(&mut self.watchers);
         let mut unsynced = watchers.iter_mut().filter(|watcher| !watcher.is_unread);
@@ -69,7 +70,7 @@ impl Replica {
         self.watchers = watchers;
     }
 
-    /// Whoever asked is gone.
+    /// The caller is gone.
     pub(super) fn dropped(&mut self, ask: AskId) {
         self.rounds.forget(ask);
         self.snapshots.forget(ask);

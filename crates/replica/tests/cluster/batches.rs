@@ -1,4 +1,4 @@
-//! Which entries a leader makes of what arrives while others are under way.
+//! Batching on a leader: which entries it proposes while others are in flight.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use lockkeeper_wire::v1::server_item::What;
 use crate::harness::World;
 use crate::items::{acquire, bodies, granted};
 
-/// As long as a batch waits at most for the one before it.
+/// The production limit: how long a batch waits for the previous one.
 const HOLD: Duration = Duration::from_millis(1);
-/// For so long nobody waits, after a wait in vain.
+/// The production pause: after a wait in vain, no batch waits for this long.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// A leader with one entry on its way, asked for two more locks.
+/// A leader with one entry in flight and two more queued acquires.
 fn with_a_batch_on_its_way() -> (World, u64, StreamId, u64) {
     let mut world = World::new(3);
     let leader = world.leader();
@@ -27,7 +27,7 @@ fn with_a_batch_on_its_way() -> (World, u64, StreamId, u64) {
     (world, leader, stream, session)
 }
 
-/// How many entries are on their way to each follower.
+/// Number of entries in flight to each follower.
 fn under_way(world: &World, leader: u64) -> Vec<usize> {
     let entries = |other: u64| {
         let wire = world.wires.get(&(leader, other)).into_iter().flatten();
@@ -42,7 +42,7 @@ fn answered(world: &mut World, leader: u64, stream: StreamId) -> Vec<u64> {
 }
 
 #[test]
-fn what_comes_while_a_batch_is_on_its_way_goes_together_once_that_is_committed() {
+fn commands_queued_behind_a_batch_share_the_next_entry() {
     let (mut world, leader, stream, _) = with_a_batch_on_its_way();
     assert_eq!(under_way(&world, leader), [1, 1], "the others are held back");
     let held = world.node(leader).held_until();
@@ -60,13 +60,13 @@ fn what_comes_while_a_batch_is_on_its_way_goes_together_once_that_is_committed()
 }
 
 #[test]
-fn where_no_answer_comes_nobody_waits_for_it_for_long_and_then_not_at_all() {
+fn slow_followers_disable_the_batch_delay() {
     let (mut world, leader, stream, session) = with_a_batch_on_its_way();
     world.now += HOLD;
     assert_eq!(under_way(&world, leader), [1, 1]);
     world.turn(leader, Vec::new());
     assert_eq!(under_way(&world, leader), [2, 2], "its time is over");
-    // It was in vain: for a while it is not worth the wait.
+    // The wait was in vain, so the next batches don't wait for a while.
     world.deliver();
     assert_eq!(answered(&mut world, leader, stream), [1, 2, 3]);
     for (seq, name) in [(4, "d"), (5, "e")] {
@@ -83,7 +83,7 @@ fn where_no_answer_comes_nobody_waits_for_it_for_long_and_then_not_at_all() {
 }
 
 #[test]
-fn a_node_alone_holds_nothing_back() {
+fn single_node_does_not_delay_batches() {
     let mut world = World::new(1);
     let leader = world.leader();
     let stream = world.stream(leader, 1);

@@ -1,4 +1,4 @@
-//! Nodes compare their tables at entries that the leader names: the one that differs stops, and nobody else.
+//! Comparison of table digests at named entries: only the node with the wrong table stops.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use lockkeeper_replica::{Answer, Difference, Question};
 
 use crate::harness::World;
 
-/// Nodes that take snapshots often, and one that forgets labels.
+/// A cluster whose nodes take snapshots often, and of which one may drop session labels.
 struct Counting {
     world: World,
     leader: u64,
@@ -16,12 +16,12 @@ struct Counting {
 }
 
 impl Counting {
-    /// Three. The first of these leads, the second is the one whose table is wrong; 0: none is.
+    /// Three nodes. `leader` leads, and `wrong` builds a different table; 0: no node does.
     fn new(leader: u64, wrong: u64) -> Self {
         Self::of(3, 200, leader, wrong)
     }
 
-    /// As many as are wanted, and a snapshot after as many bytes of log.
+    /// `count` nodes that take a snapshot after `snapshot_after` bytes of log.
     fn of(count: u64, snapshot_after: u64, leader: u64, wrong: u64) -> Self {
         let mut world = World::new(count);
         for id in 1..=count {
@@ -42,7 +42,8 @@ impl Counting {
         Self { world, leader, rounds: 0 }
     }
 
-    /// A number of permits is stored, and a heartbeat may tell the followers. There are few names, so that a snapshot is soon due again.
+    /// Stores a permit limit, then ticks, so that a heartbeat can carry the named entry to the followers. There are
+    /// few names, so that the snapshots stay small and the next one is due soon.
     fn count(&mut self) {
         self.rounds += 1;
         let name = format!("permits/{}", self.rounds % 7).parse().expect("a name");
@@ -52,14 +53,14 @@ impl Counting {
         self.world.tick();
     }
 
-    /// So much happens that everybody takes a snapshot or two.
+    /// Enough entries for one or two snapshots on every node.
     fn work(&mut self) {
         for _ in 0..30 {
             self.count();
         }
     }
 
-    /// Until the leader has found a difference; the next snapshot is far from being due then.
+    /// Works until the leader has found a difference. Its next snapshot is far from due then.
     fn work_until_found(&mut self) {
         while self.differ(self.leader).is_empty() {
             assert!(self.rounds < 1_000, "it must be found");
@@ -67,7 +68,7 @@ impl Counting {
         }
     }
 
-    /// The last entry in a node's stored snapshot.
+    /// Index of the last entry in a node's stored snapshot.
     fn stored(&self, id: u64) -> u64 {
         self.world.nodes[&id].stored.as_ref().map_or(0, |(head, _)| head.index)
     }
@@ -82,7 +83,7 @@ impl Counting {
 }
 
 #[test]
-fn every_node_takes_its_snapshot_after_the_entry_that_the_leader_names() {
+fn all_nodes_take_snapshots_after_the_named_entry() {
     let mut counting = Counting::new(1, 0);
     let mut last = 0;
     for _ in 0..10 {
@@ -97,7 +98,7 @@ fn every_node_takes_its_snapshot_after_the_entry_that_the_leader_names() {
 }
 
 #[test]
-fn a_follower_whose_table_differs_is_told_and_stops_and_the_others_go_on() {
+fn follower_with_wrong_table_stops_and_the_others_continue() {
     let mut counting = Counting::new(1, 2);
     counting.work();
     counting.world.until("that it stops", |world| world.nodes[&2].wrong);
@@ -112,11 +113,11 @@ fn a_follower_whose_table_differs_is_told_and_stops_and_the_others_go_on() {
     assert_eq!(counting.world.leader(), 1);
 }
 
-/// Two of three agree against it: they go on, and it is the one that stops.
+/// Two of three nodes differ from the leader: only the leader stops.
 #[test]
-fn a_leader_whose_table_differs_stops_and_the_others_elect_another() {
+fn leader_with_wrong_table_stops_and_another_is_elected() {
     let mut counting = Counting::new(2, 2);
-    // It ends as soon as both have told.
+    // The leader stops once both followers have sent their digests.
     counting.world.until("that it stops", |world| {
         let name = "permits".parse().expect("a name");
         let limit = Some(7);
@@ -131,11 +132,11 @@ fn a_leader_whose_table_differs_stops_and_the_others_elect_another() {
     assert_eq!(counting.wrong(), [2]);
 }
 
-/// It doesn't help the leader that it leads, nor does it hurt the follower that the third is late.
+/// A leader has no advantage over a follower, and a late third digest does not harm the correct follower.
 #[test]
-fn a_third_that_is_late_decides_against_the_leader_and_nobody_else_stops() {
+fn late_third_digest_stops_only_the_wrong_leader() {
     let mut counting = Counting::new(2, 2);
-    // It has the entries and their name, and says nothing.
+    // Node 3 receives the entries and the named index, but its messages to the leader are lost.
     counting.world.cut_one_way(3, 2);
     counting.work_until_found();
     counting.world.pass(Duration::from_secs(50));
@@ -147,7 +148,7 @@ fn a_third_that_is_late_decides_against_the_leader_and_nobody_else_stops() {
 }
 
 #[test]
-fn two_of_five_against_a_leader_are_no_majority_and_three_are() {
+fn three_of_five_digests_stop_a_leader_but_two_do_not() {
     let mut counting = Counting::of(5, 200, 2, 2);
     counting.world.cut_one_way(4, 2);
     counting.world.cut_one_way(5, 2);
@@ -161,8 +162,8 @@ fn two_of_five_against_a_leader_are_no_majority_and_three_are() {
     assert_eq!(counting.wrong(), [2]);
 }
 
-/// One of three is down, and one of the other two is wrong. Nobody stops before the third is back and was compared; and the leader
-/// sees to that, long before its next snapshot would be due.
+/// One node of three is down, and one of the other two is wrong. No node stops before the third is back and was
+/// compared. The leader names an entry for that, long before its next snapshot would be due.
 fn is_settled_by_the_third(leader: u64) {
     let mut counting = Counting::of(3, 2_000, leader, 2);
     counting.world.crash(3);
@@ -183,18 +184,18 @@ fn is_settled_by_the_third(leader: u64) {
 }
 
 #[test]
-fn with_one_of_three_down_a_wrong_follower_stops_once_the_third_is_back() {
+fn wrong_follower_stops_once_the_third_node_is_back() {
     is_settled_by_the_third(1);
 }
 
 #[test]
-fn with_one_of_three_down_a_wrong_leader_stops_once_the_third_is_back() {
+fn wrong_leader_stops_once_the_third_node_is_back() {
     is_settled_by_the_third(2);
 }
 
-/// A voter that is there and can't be compared is asked again and again, but no oftener than once a minute.
+/// A voter that is connected but can't be compared is asked repeatedly, but at most once a minute.
 #[test]
-fn a_difference_that_nobody_settles_is_no_loop_of_snapshots() {
+fn undecided_difference_causes_at_most_one_snapshot_a_minute() {
     let mut counting = Counting::of(3, 6_000, 1, 2);
     counting.world.cut_one_way(3, 1);
     counting.work_until_found();
@@ -209,7 +210,7 @@ fn a_difference_that_nobody_settles_is_no_loop_of_snapshots() {
 }
 
 #[test]
-fn of_two_voters_that_differ_none_ever_stops_and_it_is_said_at_every_snapshot() {
+fn two_differing_voters_never_stop_and_report_every_snapshot() {
     let mut counting = Counting::of(2, 200, 1, 2);
     for _ in 0..5 {
         counting.work();
@@ -221,7 +222,7 @@ fn of_two_voters_that_differ_none_ever_stops_and_it_is_said_at_every_snapshot() 
     assert_eq!(counting.wrong(), Vec::<u64>::new());
 }
 
-/// In an upgrade that changes how a table is laid out, equal ones have different digests.
+/// During an upgrade that changes the snapshot format, equal tables have different digests.
 #[test]
 fn digests_of_another_format_are_not_compared() {
     let mut counting = Counting::new(1, 2);
@@ -230,15 +231,15 @@ fn digests_of_another_format_are_not_compared() {
     counting.world.pass(Duration::from_secs(30));
     assert!(counting.stored(2) > 0 && counting.stored(2) == counting.stored(1));
     assert_eq!((counting.wrong(), counting.differ(1)), (vec![], &[][..]), "they say nothing of each other");
-    // Now it is of the same.
+    // Both use the same format from here on.
     counting.world.other_format.clear();
     counting.work();
     counting.world.until("that it stops", |world| world.nodes[&2].wrong);
 }
 
-/// Nobody compares what was taken at another entry; and once is not for ever.
+/// Digests of different entries are not compared; one missed comparison does not prevent the next.
 #[test]
-fn a_node_that_missed_the_name_is_compared_the_next_time() {
+fn node_that_missed_a_named_entry_is_compared_at_the_next() {
     let mut counting = Counting::new(1, 2);
     counting.world.cut_off(2);
     counting.work();

@@ -1,4 +1,4 @@
-//! Who leads: never two in a term, and a leader that a majority doesn't hear leads no longer.
+//! Elections: at most one leader per term, and a leader without a quorum steps down.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::items::{acquire, granted};
 const SECOND: Duration = Duration::from_secs(1);
 
 #[test]
-fn three_nodes_elect_one_and_grant_by_a_majority() {
+fn three_nodes_elect_a_leader_and_replicate_a_grant() {
     let mut world = World::new(3);
     let leader = world.leader();
     let stream = world.stream(leader, 1);
     let session = world.open(leader, stream, 1, 30_000, 0);
     let token = granted(&world.send(leader, stream, vec![acquire(session, 1, "a", false)]));
     assert!(token.is_some_and(|token| token.get() > 1_000_000));
-    // A heartbeat later everybody has it.
+    // A heartbeat later, all nodes have applied it.
     world.pass(SECOND);
     let digest = |id: u64| world.node(id).table().snapshot().digest();
     assert_eq!(digest(1), digest(2));
@@ -27,7 +27,7 @@ fn three_nodes_elect_one_and_grant_by_a_majority() {
 }
 
 #[test]
-fn one_of_three_is_not_needed_and_comes_back_without_an_election() {
+fn one_follower_of_three_restarts_without_an_election() {
     let mut world = World::new(3);
     let leader = world.leader();
     let (follower, term) = (world.others(leader)[0], world.node(leader).term());
@@ -44,7 +44,7 @@ fn one_of_three_is_not_needed_and_comes_back_without_an_election() {
 }
 
 #[test]
-fn one_that_was_cut_off_for_a_hundred_time_outs_moves_no_term_when_it_comes_back() {
+fn partitioned_follower_does_not_raise_the_term() {
     let mut world = World::new(3);
     let leader = world.leader();
     let (follower, term) = (world.others(leader)[1], world.node(leader).term());
@@ -57,7 +57,7 @@ fn one_that_was_cut_off_for_a_hundred_time_outs_moves_no_term_when_it_comes_back
 }
 
 #[test]
-fn the_next_leader_has_what_the_last_one_told_and_the_last_one_learns_that_it_is_none() {
+fn new_leader_has_acknowledged_grants_and_the_old_one_steps_down() {
     let mut world = World::new(3);
     let first = world.leader();
     let stream = world.stream(first, 1);
@@ -72,7 +72,7 @@ fn the_next_leader_has_what_the_last_one_told_and_the_last_one_learns_that_it_is
     let check = Question::CheckToken { name, token: token.get() };
     let Some(Answer::Checked(checked)) = world.ask(second, check.clone()) else { panic!("no answer") };
     assert_eq!(checked.status(), lockkeeper_wire::v1::TokenStatus::Current);
-    // Cut off, it answers nothing, and after an election time-out it says that it doesn't lead.
+    // Partitioned, it answers no quorum read, and after an election time-out it steps down.
     assert!(!matches!(world.ask(first, check), Some(Answer::Checked(_))));
     world.heal();
     world.until("the first one follows", |world| world.node(first).follows().map(drop));
@@ -81,7 +81,7 @@ fn the_next_leader_has_what_the_last_one_told_and_the_last_one_learns_that_it_is
 }
 
 #[test]
-fn what_a_minority_of_one_has_taken_is_replaced() {
+fn uncommitted_entry_of_a_partitioned_leader_is_replaced() {
     let mut world = World::new(3);
     let first = world.leader();
     let stream = world.stream(first, 1);
@@ -103,7 +103,7 @@ fn what_a_minority_of_one_has_taken_is_replaced() {
 }
 
 #[test]
-fn a_restart_of_all_keeps_what_was_granted() {
+fn grants_survive_a_restart_of_all_nodes() {
     let mut world = World::new(3);
     let leader = world.leader();
     let stream = world.stream(leader, 1);
@@ -118,7 +118,7 @@ fn a_restart_of_all_keeps_what_was_granted() {
 }
 
 #[test]
-fn what_can_not_come_from_a_member_is_ignored() {
+fn malformed_peer_messages_are_ignored() {
     let mut world = World::new(3);
     let leader = world.leader();
     let term = world.node(leader).term();
@@ -133,7 +133,7 @@ fn what_can_not_come_from_a_member_is_ignored() {
         ..PeerMessage::default()
     };
     let bad = vec![
-        // Term 0 would pass as a message of this very node, and skip all checks of terms.
+        // raft-rs takes a message of term 0 for a local one and skips all term checks.
         vote(follower, leader, 0),
         vote(0, leader, term + 1),
         vote(leader, leader, term + 1),
@@ -146,9 +146,9 @@ fn what_can_not_come_from_a_member_is_ignored() {
     assert_eq!((world.leader(), world.node(leader).term()), (leader, term));
 }
 
-/// What it says of itself is of one moment: a term is never shown with another one's leader.
+/// The fields of a status are consistent: a term is never reported with another term's leader.
 #[test]
-fn one_that_hears_of_a_later_term_does_not_say_that_it_leads_that_one() {
+fn status_never_claims_leadership_of_a_later_term() {
     let mut world = World::new(3);
     let leader = world.leader();
     let (term, next) = (world.node(leader).term(), world.others(leader)[0]);

@@ -1,4 +1,4 @@
-//! Nodes with their "disks" in memory; the clock, the wires and every turn are in the test's hand.
+//! A cluster with in-memory disks; the test controls clock, network and every turn.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -15,43 +15,43 @@ use lockkeeper_wire::store::{self, Founding, Member};
 use lockkeeper_wire::v1;
 use lockkeeper_wire::v1::server_item::What;
 
-/// What takes longer than this never comes.
+/// Time limit for conditions that a test waits for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Several nodes and the wires between them.
+/// Several nodes and the network between them.
 pub(crate) struct World {
     pub(crate) now: Duration,
     pub(crate) nodes: BTreeMap<u64, Node>,
-    /// What is on its way, by sender and receiver.
+    /// Messages in flight, by sender and receiver.
     pub(crate) wires: BTreeMap<(u64, u64), VecDeque<PeerMessage>>,
-    /// What is sent this way is lost.
+    /// Directed links whose messages are lost.
     cut: BTreeSet<(u64, u64)>,
-    /// Nodes of programs that lay out tables in another way: digests that they tell, or are told, are of another format.
+    /// Nodes with another snapshot format: digests that they send or receive are marked as of another format.
     pub(crate) other_format: BTreeSet<u64>,
     asks: u64,
 }
 
-/// One node; what it has written outlives its process.
+/// One node. Its disk outlives its process.
 pub(crate) struct Node {
     id: u64,
     founding: Founding,
-    /// `None`: it is down.
+    /// `None` while it is down.
     replica: Option<Replica>,
-    /// It takes no turns, as after SIGSTOP: what comes waits.
+    /// Takes no turns, as after SIGSTOP; its input waits.
     pub(crate) is_stopped: bool,
     pub(crate) records: Vec<store::Record>,
     pub(crate) stored: Option<(store::SnapshotHead, Vec<u8>)>,
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
-    /// A snapshot that was received, and that has no name yet.
+    /// A received snapshot whose file has no final name yet.
     pub(crate) sealed: Option<(store::SnapshotHead, Vec<u8>)>,
-    /// Snapshots that are to be sent, and those received ones that were no news.
+    /// Snapshots to be sent, and indices of received snapshots that were not newer.
     pub(crate) offers: Vec<SnapshotOffer>,
     pub(crate) unused: Vec<u64>,
     pub(crate) is_removed: bool,
-    /// Who has another table, and whether this one is the one that stops.
+    /// Reported differences, and the one that stops this node.
     pub(crate) differ: Vec<Difference>,
     pub(crate) wrong: Option<Difference>,
-    /// Its disk has lost entries that it had acknowledged: it has stopped.
+    /// Acknowledged entries that its disk has lost: the node has stopped.
     pub(crate) lost: Option<LostEntries>,
     pub(crate) snapshot_after: u64,
     pub(crate) tail_bytes: usize,
@@ -62,7 +62,7 @@ pub(crate) struct Node {
 }
 
 impl World {
-    /// Nodes 1 to `count`, founded and started.
+    /// Bootstraps and starts nodes 1 to `count`.
     pub(crate) fn new(count: u64) -> Self {
         let mut world = Self {
             now: Duration::from_secs(1_000),
@@ -79,7 +79,7 @@ impl World {
         world
     }
 
-    /// A node whose founding record names these.
+    /// Starts a node whose bootstrap record names these members.
     pub(crate) fn join(&mut self, id: u64, members: Vec<Member>) {
         let incarnation = member(id).incarnation;
         let founding = Founding {
@@ -120,7 +120,7 @@ impl World {
         self.nodes[&id].replica.as_ref().expect("it runs")
     }
 
-    /// One turn of a node: all of `events`, and nothing that is on its way.
+    /// One turn of a node with exactly these events; messages in flight stay there.
     pub(crate) fn turn(&mut self, id: u64, events: Vec<Event>) {
         let (now, node) = (self.now, self.nodes.get_mut(&id).unwrap());
         for (to, mut messages) in node.turn(now, events) {
@@ -133,12 +133,12 @@ impl World {
         }
     }
 
-    /// Everything that is on its way to this node arrives.
+    /// Delivers all messages in flight to this node.
     pub(crate) fn arrive(&mut self, id: u64) -> bool {
         self.arrive_if(id, |_| true)
     }
 
-    /// What is on its way to this node arrives, if it is one of these; the rest stays on its way.
+    /// Delivers the messages of these kinds in flight to this node; the rest stays in flight.
     pub(crate) fn arrive_if(&mut self, id: u64, wanted: impl Fn(PeerKind) -> bool) -> bool {
         let mut messages = Vec::new();
         for ((_, to), wire) in &mut self.wires {
@@ -156,7 +156,7 @@ impl World {
         any
     }
 
-    /// Until nothing is on its way to anybody who runs.
+    /// Delivers messages until none is in flight to a running node.
     pub(crate) fn deliver(&mut self) {
         for _ in 0..1_000 {
             let running: Vec<u64> = self.nodes.values().filter(|it| it.runs()).map(|it| it.id).collect();
@@ -168,7 +168,7 @@ impl World {
         panic!("messages go round and round: {:?}", self.wires);
     }
 
-    /// One tick for everybody who runs, and all that comes of it.
+    /// One tick of every running node, with all messages that result.
     pub(crate) fn tick(&mut self) {
         self.now += TICK;
         let running: Vec<u64> = self.nodes.values().filter(|it| it.runs()).map(|it| it.id).collect();
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Lets time pass until something is so.
+    /// Lets time pass until `found` returns a value.
     pub(crate) fn until<T>(&mut self, what: &str, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
         let end = self.now + PATIENCE;
         loop {
@@ -197,7 +197,7 @@ impl World {
         }
     }
 
-    /// The node that leads in the highest term, and is ready.
+    /// The ready leader of the highest term.
     pub(crate) fn leader(&mut self) -> u64 {
         self.until("a leader", |world| {
             let running = world.nodes.values().filter(|it| it.runs());
@@ -210,7 +210,7 @@ impl World {
         self.nodes.keys().copied().filter(|id| *id != of).collect()
     }
 
-    /// Carries a snapshot to whom it is for; both sides hear what came of it.
+    /// Delivers a snapshot to its receiver and reports the outcome to both sides.
     pub(crate) fn carry(&mut self, offer: SnapshotOffer) {
         let (from, to) = (offer.from, offer.to);
         let head = offer.head.clone().expect("an offer has a head");
@@ -230,7 +230,7 @@ impl World {
         self.turn(from, vec![Event::SnapshotSent { to, arrived }]);
     }
 
-    /// Lets time pass until something is so; snapshots arrive as they are sent.
+    /// Lets time pass until `found` returns a value; snapshots are delivered as they are sent.
     pub(crate) fn until_carrying<T>(
         &mut self,
         what: &str,
@@ -244,13 +244,13 @@ impl World {
         })
     }
 
-    /// What one says to the other is lost, now and from now on.
+    /// Messages from one node to another are lost, also those in flight.
     pub(crate) fn cut_one_way(&mut self, from: u64, to: u64) {
         self.cut.insert((from, to));
         self.wires.remove(&(from, to));
     }
 
-    /// A node is cut off from all others, both ways.
+    /// Partitions a node from all others, in both directions.
     pub(crate) fn cut_off(&mut self, id: u64) {
         for other in self.others(id) {
             self.cut_one_way(id, other);
@@ -258,7 +258,7 @@ impl World {
         }
     }
 
-    /// All wires are whole again, and everybody hears that they had not been.
+    /// Repairs all links and reports the broken connections to all nodes.
     pub(crate) fn heal(&mut self) {
         for (from, to) in std::mem::take(&mut self.cut) {
             if self.nodes[&from].runs() {
@@ -267,7 +267,7 @@ impl World {
         }
     }
 
-    /// The process ends, as by kill -9: what was not synced is lost, and so is what others had sent to it.
+    /// Ends the process as by kill -9: unsynced data and messages in flight to it are lost.
     pub(crate) fn crash(&mut self, id: u64) {
         self.nodes.get_mut(&id).unwrap().replica = None;
         self.wires.retain(|(from, to), _| *from != id && *to != id);
@@ -303,7 +303,7 @@ impl World {
         stream
     }
 
-    /// Says something, and hears what comes of it once all messages have gone their way.
+    /// Sends items; returns the responses once all messages were delivered.
     pub(crate) fn send(
         &mut self,
         id: u64,
@@ -315,13 +315,13 @@ impl World {
         self.heard(id, stream)
     }
 
-    /// Says something; nothing else happens but the node's own turn.
+    /// Sends items; nothing but the node's own turn happens.
     pub(crate) fn say(&mut self, id: u64, stream: StreamId, items: Vec<v1::ClientItem>) {
         let requests = items.into_iter().map(|item| Request::try_from(item).unwrap()).collect();
         self.turn(id, vec![Event::Frame(stream, requests)]);
     }
 
-    /// What a stream heard since it was last asked, but for where the nodes are.
+    /// The items that a stream received since the last call, without node lists.
     pub(crate) fn heard(&mut self, id: u64, stream: StreamId) -> Vec<v1::ServerItem> {
         let mut heard = self.nodes.get_mut(&id).unwrap().heard.remove(&stream).unwrap_or_default();
         heard.retain(|item| !matches!(item.what, Some(What::Nodes(_))));
@@ -345,12 +345,12 @@ impl World {
         session
     }
 
-    /// The answer to a question of this number, once.
+    /// Takes the answer to the call with this number.
     pub(crate) fn answer(&mut self, id: u64, ask: u64) -> Option<Answer> {
         self.nodes.get_mut(&id).unwrap().answers.remove(&AskId(ask))
     }
 
-    /// Asks a node; the answer, if there is one once all messages have gone their way.
+    /// Sends a call to a node; returns its answer if there is one once all messages were delivered.
     pub(crate) fn ask(&mut self, id: u64, question: Question) -> Option<Answer> {
         self.asks += 1;
         let ask = AskId(self.asks);
@@ -429,7 +429,7 @@ impl Node {
                 break;
             }
         }
-        // A wrong one stops.
+        // A node with a wrong table stops.
         self.replica = Some(replica).filter(|_| self.wrong.is_none());
         sent
     }
@@ -464,7 +464,7 @@ impl Node {
         }
     }
 
-    /// The received snapshot gets its name, and the log begins behind it.
+    /// Gives the received snapshot its final name, and resets the log to its end.
     fn install(&mut self, index: u64) {
         let sealed = self.sealed.take().expect("it was received");
         assert_eq!(sealed.0.index, index, "it is that one");

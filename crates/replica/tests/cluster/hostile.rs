@@ -1,4 +1,5 @@
-//! Messages that no honest peer with a sound disk sends: the engine, which panics on some of them, must not get them.
+//! Messages that no correct peer with a sound disk sends: the engine, which panics on some of them, must not receive
+//! them.
 
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use lockkeeper_wire::store::{Configuration, Entry, Member, Members, SnapshotHead
 use crate::harness::World;
 
 impl World {
-    /// One more entry that all nodes get.
+    /// Appends one more entry, which all nodes receive.
     fn works(&mut self, limit: u32) {
         let name: lockkeeper_core::LockName = "permits".parse().expect("a name");
         self.until("the cluster works", |world| {
@@ -20,7 +21,7 @@ impl World {
         });
     }
 
-    /// The disk of a node that is down loses the last entries, as one that confirms what it has not written.
+    /// Removes the last entries from the disk of a stopped node, like a disk that confirms writes it has not done.
     fn loses(&mut self, id: u64, entries: usize) {
         let records = &mut self.nodes.get_mut(&id).expect("it is there").records;
         let mut lost = 0;
@@ -35,7 +36,7 @@ impl World {
 }
 
 #[test]
-fn a_follower_whose_disk_lost_acknowledged_entries_stops_and_the_others_go_on() {
+fn follower_with_lost_entries_stops_and_the_others_continue() {
     let mut world = World::new(3);
     let leader = world.leader();
     (1..=8).for_each(|limit| world.works(limit));
@@ -53,9 +54,9 @@ fn a_follower_whose_disk_lost_acknowledged_entries_stops_and_the_others_go_on() 
     assert_eq!((world.leader(), world.nodes[&other].lost), (leader, None));
 }
 
-/// Two of three lose the same entries, and elect one of them before the third is there.
+/// Two of three nodes lose the same entries, and elect one of themselves before the third is connected.
 #[test]
-fn a_leader_whose_disk_lost_acknowledged_entries_stops_and_not_the_one_that_has_them() {
+fn leader_with_lost_entries_stops_and_the_intact_node_continues() {
     let mut world = World::new(3);
     let healthy = world.leader();
     (1..=8).for_each(|limit| world.works(limit));
@@ -90,7 +91,7 @@ impl HostileNumbers {
         self.next() % n
     }
 
-    /// Around what makes sense, around what overflows, or anything.
+    /// A number near a plausible value, near an overflow, or anywhere.
     fn number(&mut self, near: u64) -> u64 {
         match self.below(8) {
             0 => 0,
@@ -160,10 +161,10 @@ impl HostileNumbers {
     }
 }
 
-/// A member's address in the wrong hands: whatever it sends, in all roles of the receiver. A node may take it for a sign that its disk
-/// has lost entries, and stop with that; nothing else may stop it, and nothing may make it panic.
+/// An attacker at a member's address sends arbitrary numbers, to receivers in all roles. A node may conclude that its
+/// disk has lost entries and stop for that reason; no message may stop it otherwise or make it panic.
 #[test]
-fn no_number_of_a_peers_message_makes_a_node_panic() {
+fn hostile_numbers_in_peer_messages_never_panic() {
     let (mut lost, mut whole) = (0, 0);
     for seed in 0..400 {
         let mut rng = HostileNumbers(seed);
@@ -196,9 +197,9 @@ fn no_number_of_a_peers_message_makes_a_node_panic() {
     assert!(lost > 10 && whole > 10, "{lost} runs with a stop, {whole} without");
 }
 
-/// Of terms that are too far ahead to be taken at once, and far ahead of each other.
+/// Terms that are too far ahead to be adopted at once, and far apart from each other, converge.
 #[test]
-fn nodes_that_were_led_far_astray_in_their_terms_meet_again() {
+fn forged_terms_converge() {
     let mut world = World::new(3);
     let leader = world.leader();
     world.works(1);
@@ -219,9 +220,10 @@ fn nodes_that_were_led_far_astray_in_their_terms_meet_again() {
     assert_eq!(world.lost(), []);
 }
 
-/// A leader that was made to wait for an entry that never comes would take no snapshot, and its log would grow for ever.
+/// A leader that waited for a named entry that never comes would take no snapshots, and its log would grow without
+/// bound.
 #[test]
-fn a_named_entry_that_never_comes_keeps_no_later_leader_from_its_snapshots() {
+fn unreachable_named_entry_does_not_block_snapshots() {
     let mut world = World::new(3);
     for id in [1, 2, 3] {
         world.crash(id);

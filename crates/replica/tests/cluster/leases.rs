@@ -1,5 +1,5 @@
-//! Deadlines across leaders: what was acknowledged stays believed (P5), by a confirmed leader alone (P6), and a change of leaders
-//! ends nobody who is alive (P9).
+//! Leases across leader changes: an acknowledged lease stays valid (P5), only a confirmed leader acknowledges (P6),
+//! and a leader change expires no live session (P9).
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn is_acknowledged(heard: Vec<lockkeeper_wire::v1::ServerItem>) -> bool {
     bodies(heard).iter().any(|(_, what)| matches!(what, What::KeptAlive(_) | What::Attached(_)))
 }
 
-/// Cuts the leader off and waits for another.
+/// Partitions the leader and waits for another.
 fn succeeded(world: &mut World, first: u64) -> u64 {
     world.cut_off(first);
     world.until("another leader", |world| {
@@ -26,7 +26,7 @@ fn succeeded(world: &mut World, first: u64) -> u64 {
 }
 
 #[test]
-fn a_leader_that_slept_through_its_successor_acknowledges_nothing() {
+fn resumed_old_leader_acknowledges_nothing() {
     let mut world = World::new(3);
     let first = world.leader();
     let stream = world.stream(first, 1);
@@ -36,7 +36,7 @@ fn a_leader_that_slept_through_its_successor_acknowledges_nothing() {
         let other = world.leader();
         (other != first).then_some(other)
     });
-    // The client's keep-alive waits in the socket of the one that sleeps, and is the first thing that it reads.
+    // The client's keep-alive waits in the stopped node's socket and is the first input that it reads.
     world.resume(first);
     world.say(first, stream, vec![keep_alive(session, 1)]);
     assert!(!is_acknowledged(world.heard(first, stream)), "it has asked nobody yet");
@@ -49,13 +49,13 @@ fn a_leader_that_slept_through_its_successor_acknowledges_nothing() {
 }
 
 #[test]
-fn a_keep_alive_waits_for_a_round_that_began_later() {
+fn keep_alive_needs_a_round_that_begins_after_its_arrival() {
     let mut world = World::new(3);
     let leader = world.leader();
     let stream = world.stream(leader, 1);
     let session = world.open(leader, stream, 1, 30_000, 0);
     world.say(leader, stream, vec![keep_alive(session, 1)]);
-    // A round is on its way; another keep-alive comes, and then the answers to the round that began before it.
+    // A round is in flight; another keep-alive arrives, then the responses to the earlier round.
     for other in world.others(leader) {
         world.arrive(other);
     }
@@ -78,7 +78,7 @@ fn a_keep_alive_waits_for_a_round_that_began_later() {
 }
 
 #[test]
-fn a_new_leader_gives_every_session_its_full_ttl() {
+fn new_leader_gives_every_session_its_full_ttl() {
     let mut world = World::new(3);
     let first = world.leader();
     let stream = world.stream(first, 1);
@@ -100,7 +100,7 @@ fn a_new_leader_gives_every_session_its_full_ttl() {
 }
 
 #[test]
-fn a_new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
+fn new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
     let mut world = World::new(3);
     let first = world.leader();
     let stream = world.stream(first, 1);
@@ -108,7 +108,7 @@ fn a_new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
     world.pass(SECOND);
     let others = world.others(first);
     world.crash(first);
-    // One is elected, and nobody hears its first entry.
+    // One of them is elected, and its first entry is not delivered.
     let votes = |kind| {
         use PeerKind::{PreVote, PreVoteResponse, Vote, VoteResponse};
         matches!(kind, PreVote | PreVoteResponse | Vote | VoteResponse)
@@ -126,7 +126,7 @@ fn a_new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
     world.say(second, there, vec![attach(session, 1, 2)]);
     assert!(!world.node(second).is_ready());
     assert!(!is_acknowledged(world.heard(second, there)));
-    // Then they do, and what was said meanwhile is answered.
+    // Once it is delivered, the pending attach is answered.
     world.deliver();
     world.pass(SECOND);
     assert!(world.node(second).is_ready());
@@ -134,7 +134,7 @@ fn a_new_leader_acknowledges_nothing_before_its_first_entry_is_applied() {
 }
 
 #[test]
-fn a_keep_alive_goes_with_the_batch_that_is_proposed_after_it_and_with_no_earlier_one() {
+fn keep_alive_is_confirmed_by_a_later_batch_only() {
     let mut world = World::new(3);
     let leader = world.leader();
     let stream = world.stream(leader, 1);
@@ -142,7 +142,7 @@ fn a_keep_alive_goes_with_the_batch_that_is_proposed_after_it_and_with_no_earlie
     world.say(leader, stream, vec![acquire(session, 1, "a", false), keep_alive(session, 1)]);
     let kinds: Vec<PeerKind> = world.wires.values().flatten().map(|message| message.kind()).collect();
     assert_eq!(kinds, [PeerKind::Append; 2], "no round of its own");
-    // What comes while the batch is on its way is not covered by it.
+    // A keep-alive that arrives while the batch is in flight is not covered by it.
     world.say(leader, stream, vec![keep_alive(session, 2)]);
     for other in world.others(leader) {
         world.arrive_if(other, |kind| kind == PeerKind::Append);
@@ -156,13 +156,13 @@ fn a_keep_alive_goes_with_the_batch_that_is_proposed_after_it_and_with_no_earlie
 }
 
 #[test]
-fn keep_alives_alone_begin_few_rounds() {
+fn rounds_for_keep_alives_alone_are_rate_limited() {
     let mut world = World::new(3);
     let leader = world.leader();
     let stream = world.stream(leader, 1);
     let session = world.open(leader, stream, 1, 30_000, 0);
     world.pass(SECOND);
-    // Ten in the same millisecond: one round at once, and one for the rest, later.
+    // Ten keep-alives in one millisecond: one round at once, and a later one for the rest.
     (1..=10).for_each(|id| world.say(leader, stream, vec![keep_alive(session, id)]));
     let rounds = |world: &World| {
         let all = world.wires.values().flatten();

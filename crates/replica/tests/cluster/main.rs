@@ -1,4 +1,4 @@
-//! Several nodes, turn by turn and message by message: who leads, what is acknowledged, who takes part.
+//! Clusters of several nodes, driven turn by turn and message by message: elections, acknowledgements, membership.
 
 mod batches;
 mod checks;

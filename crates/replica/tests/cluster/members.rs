@@ -1,4 +1,4 @@
-//! Who takes part: nodes come and go, one at a time, and never are there two majorities that don't meet.
+//! Membership changes: one at a time, and never two disjoint majorities.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn founders(count: u64) -> Vec<Member> {
     (1..=count).map(member).collect()
 }
 
-/// What comes of a change that a node is asked for.
+/// Requests a membership change at a node; returns the answer.
 fn change(world: &mut World, id: u64, change: Change) -> Answer {
     world.ask(id, Question::Change(change)).expect("an answer")
 }
@@ -28,7 +28,7 @@ fn refused(answer: Answer) -> String {
     }
 }
 
-/// Removes a node, to the end; the leader is another.
+/// Removes a node other than the leader, and waits for the end of the joint configuration.
 fn remove(world: &mut World, leader: u64, node: u64) {
     assert_eq!(change(world, leader, Change::Remove(node)), Answer::Changed);
     world.until("the end of the removal", |world| {
@@ -37,7 +37,7 @@ fn remove(world: &mut World, leader: u64, node: u64) {
     });
 }
 
-/// Whether it still grants.
+/// Whether the cluster still grants locks.
 fn serves(world: &mut World, leader: u64, stream: u64) -> bool {
     let stream = world.stream(leader, stream);
     let session = world.open(leader, stream, stream.0 as u8, 30_000, 0);
@@ -46,7 +46,7 @@ fn serves(world: &mut World, leader: u64, stream: u64) -> bool {
 }
 
 #[test]
-fn a_new_node_follows_and_then_votes() {
+fn new_node_is_a_learner_then_a_voter() {
     let mut world = World::new(3);
     let leader = world.leader();
     world.join(4, founders(3));
@@ -54,7 +54,7 @@ fn a_new_node_follows_and_then_votes() {
     world.until("its vote", |world| world.node(leader).members().votes(4).then_some(()));
     world.until("that it knows", |world| world.node(4).members().votes(4).then_some(()));
     assert_eq!(change(&mut world, leader, Change::Add(member(4))), Answer::Changed, "asked once more");
-    // Three of four are needed now, and three are there.
+    // Four voters need a quorum of three, and exactly three are running.
     let other = world.others(leader)[0];
     world.crash(other);
     assert!(serves(&mut world, leader, 1));
@@ -66,7 +66,7 @@ fn a_new_node_follows_and_then_votes() {
 }
 
 #[test]
-fn a_new_node_that_is_not_there_counts_for_nothing() {
+fn absent_learner_does_not_affect_the_quorum() {
     let mut world = World::new(3);
     let leader = world.leader();
     assert_eq!(change(&mut world, leader, Change::Add(member(4))), Answer::Changed);
@@ -80,7 +80,7 @@ fn a_new_node_that_is_not_there_counts_for_nothing() {
 }
 
 #[test]
-fn one_that_was_removed_disturbs_nobody_and_its_id_is_gone() {
+fn removed_node_causes_no_election_and_its_id_is_not_reused() {
     let mut world = World::new(3);
     let leader = world.leader();
     let (gone, term) = (world.others(leader)[1], world.node(leader).term());
@@ -91,7 +91,7 @@ fn one_that_was_removed_disturbs_nobody_and_its_id_is_gone() {
         (leader, term),
         "it can't bring about an election"
     );
-    // Two are left, and both are needed.
+    // Two voters are left, and both are needed.
     assert!(serves(&mut world, leader, 1));
     let text =
         refused(change(&mut world, leader, Change::Add(Member { incarnation: vec![9; 16], ..member(gone) })));
@@ -99,7 +99,7 @@ fn one_that_was_removed_disturbs_nobody_and_its_id_is_gone() {
 }
 
 #[test]
-fn a_leader_that_is_to_be_removed_hands_over_first() {
+fn leader_to_be_removed_transfers_leadership_first() {
     let mut world = World::new(3);
     let first = world.leader();
     let stream = world.stream(first, 1);
@@ -115,7 +115,7 @@ fn a_leader_that_is_to_be_removed_hands_over_first() {
 }
 
 #[test]
-fn the_cluster_is_not_made_so_small_that_it_stands_still() {
+fn removal_that_would_lose_the_quorum_is_refused() {
     let mut world = World::new(3);
     let leader = world.leader();
     let others = world.others(leader);
@@ -127,9 +127,9 @@ fn the_cluster_is_not_made_so_small_that_it_stands_still() {
     assert!(serves(&mut world, leader, 1));
 }
 
-/// One that took over for this very call: that it has not heard a node yet says nothing.
+/// The leader took over just now: the silence of a node means nothing yet.
 #[test]
-fn a_new_leader_hears_the_others_before_it_says_that_they_are_too_few() {
+fn new_leader_waits_for_responses_before_it_refuses_a_removal() {
     for comes_back in [true, false] {
         let mut world = World::new(3);
         let first = world.leader();
@@ -154,7 +154,7 @@ fn a_new_leader_hears_the_others_before_it_says_that_they_are_too_few() {
 }
 
 #[test]
-fn changes_go_one_at_a_time() {
+fn second_change_in_flight_is_refused() {
     let mut world = World::new(3);
     let leader = world.leader();
     let last = world.others(leader)[1];
@@ -166,11 +166,11 @@ fn changes_go_one_at_a_time() {
     assert_eq!(world.answer(leader, 901), Some(Answer::Changed));
 }
 
-/// A leader dies between the two entries of a removal: raft-rs' own way to leave the joint configuration dies with it, and two
-/// majorities would be needed for ever.
+/// A leader crashes between the two entries of a removal. raft-rs' automatic leave is lost with it, and without
+/// another one both majorities would be needed for ever.
 #[test]
-fn a_removal_is_brought_to_its_end_by_whoever_leads_next() {
-    // And the rule left out.
+fn next_leader_completes_a_removal() {
+    // Also with the rule disabled.
     for mutant in [None, Some(Mutant::NeverLeavesJoint)] {
         let mut world = with(5, mutant);
         let first = world.leader();
@@ -186,7 +186,7 @@ fn a_removal_is_brought_to_its_end_by_whoever_leads_next() {
     }
 }
 
-/// A cluster, and perhaps a rule left out.
+/// A cluster, with a mutant if one is given.
 fn with(count: u64, mutant: Option<Mutant>) -> World {
     let mut world = World::new(count);
     for id in 1..=count {
@@ -197,7 +197,7 @@ fn with(count: u64, mutant: Option<Mutant>) -> World {
     world
 }
 
-/// The first entry is with everybody; that it is committed, and the second one, nobody but the leader has heard.
+/// All nodes receive the first entry of the removal; its commit and the second entry are known to the leader only.
 fn begin_removal(world: &mut World, leader: u64, gone: u64) {
     world.turn(leader, vec![Event::Asked(AskId(900), Question::Change(Change::Remove(gone)))]);
     for other in world.others(leader) {
@@ -207,9 +207,10 @@ fn begin_removal(world: &mut World, leader: u64, gone: u64) {
     assert!(world.node(leader).members().is_joint());
 }
 
-/// In a joint configuration a node that is on its way out may be elected. raft-rs would let it lead on outside of its own cluster.
+/// In a joint configuration a node that is being removed may be elected. raft-rs would let it lead on outside its own
+/// cluster.
 #[test]
-fn a_node_on_its_way_out_that_is_elected_hands_over() {
+fn elected_node_that_is_being_removed_transfers_leadership() {
     let mut world = World::new(5);
     let first = world.leader();
     let (gone, term) = (world.others(first)[3], world.node(first).term());
@@ -236,11 +237,12 @@ fn a_node_on_its_way_out_that_is_elected_hands_over() {
     assert!(serves(&mut world, second, 1));
 }
 
-/// Two removals one after the other, the power off at the second one's node after so many messages, and the first one's node back
-/// on the wire: by configurations that are two steps old they would be a majority of three, beside the real one. That something is
-/// committed each time comes by a heartbeat, which writes nothing by itself: entries are lost on the way at first.
+/// Removes two nodes in sequence and cuts the second one's power after `messages` messages to it; then the first one
+/// is reconnected. By configurations two changes old, those two nodes would be a majority of three beside the real
+/// one. Heartbeats, which cause no write by themselves, overtake the appends, so the second node learns each commit
+/// from one.
 ///
-/// Whether both removals had come to their end; or who led at a time, if that was not as it must be.
+/// Returns whether both removals had completed, or the nodes that led at the same time or wrongly.
 fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64>> {
     let mut world = with(3, mutant);
     let leader = world.leader();
@@ -249,7 +251,7 @@ fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64
     let mut left = messages;
     let mut asked = [third, second].into_iter();
     let mut next = asked.next();
-    // At its end the second node is sent nothing more.
+    // After the second removal the second node is sent nothing more.
     for _ in 0..40 {
         if let Some(node) = next
             && !world.node(leader).members().is_joint()
@@ -258,7 +260,7 @@ fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64
             world.turn(leader, vec![Event::Asked(AskId(900 + node), question)]);
             next = asked.next();
         }
-        // Long enough for a heartbeat, which overtakes.
+        // Long enough for a heartbeat, which overtakes the append.
         for _ in 0..2 {
             world.now += TICK;
             world.turn(leader, Vec::new());
@@ -286,13 +288,13 @@ fn two_removals(messages: usize, mutant: Option<Mutant>) -> Result<bool, Vec<u64
 }
 
 #[test]
-fn a_node_that_forgets_in_a_power_cut_is_never_two_changes_behind() {
+fn power_cut_leaves_a_node_at_most_one_change_behind() {
     let cuts: Vec<Result<bool, Vec<u64>>> = (0..24).map(|messages| two_removals(messages, None)).collect();
     assert!(cuts.contains(&Ok(true)) && cuts.contains(&Ok(false)), "before the end and after it: {cuts:?}");
     assert!(cuts.iter().all(Result::is_ok), "after that many messages these led: {cuts:?}");
-    // The rule that this shows, left out.
+    // With the rule disabled.
     let early: Vec<Result<bool, Vec<u64>>> =
         (0..24).map(|messages| two_removals(messages, Some(Mutant::MembersAppliedEarly))).collect();
-    // One that was removed leads, by the vote of the other one that was; it deposes the only voter that there is.
+    // A removed node leads by the vote of the other removed node, and deposes the only voter.
     assert!(early.iter().any(Result::is_err), "it makes no difference: {early:?}");
 }

@@ -1,4 +1,4 @@
-//! A node that lags too far behind for the log gets the leader's table.
+//! Snapshots sent to nodes that lag behind the start of the leader's log.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::items::{acquire, finish, granted};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Three nodes of which nobody keeps applied entries in memory, a client at the leader, and how often it has asked.
+/// Three nodes that keep no applied entries in memory, a client at the leader, and its last seq.
 struct Busy {
     world: World,
     leader: u64,
@@ -36,7 +36,7 @@ impl Busy {
         Self { world, leader, stream, session, seq: 0 }
     }
 
-    /// A lock is taken and released; whoever is cut off does not hear of it.
+    /// Acquires and releases a lock; partitioned nodes don't receive the entries.
     fn work(&mut self) {
         self.seq += 2;
         let (target, name) = (self.seq - 1, format!("lock{}", self.seq));
@@ -44,7 +44,7 @@ impl Busy {
         self.world.send(self.leader, self.stream, items);
     }
 
-    /// One of the others misses so much that the log does not have it any more.
+    /// A cluster in which one follower has missed so much that the leader's log no longer has it.
     fn with_a_laggard(mutant: Option<Mutant>) -> (Self, u64) {
         let mut busy = Self::new(mutant);
         let laggard = busy.world.others(busy.leader)[0];
@@ -79,7 +79,7 @@ impl Busy {
 }
 
 #[test]
-fn a_node_that_lags_too_far_gets_a_snapshot_and_goes_on_by_the_log() {
+fn laggard_gets_a_snapshot_then_log_entries() {
     let (mut busy, laggard) = Busy::with_a_laggard(None);
     let offer = busy.offer();
     assert_eq!(offer.to, laggard);
@@ -88,20 +88,20 @@ fn a_node_that_lags_too_far_gets_a_snapshot_and_goes_on_by_the_log() {
     busy.work();
     busy.catches_up(laggard);
     assert!(busy.world.nodes[&busy.leader].offers.is_empty(), "one was enough");
-    // What it was given is what it restarts from.
+    // It restarts from the received snapshot.
     busy.world.crash(laggard);
     busy.world.restart(laggard);
     busy.catches_up(laggard);
-    // And it can lead with it.
+    // It can lead from that state.
     busy.world.crash(busy.leader);
     let next = busy.world.leader();
     assert_ne!(next, busy.leader);
 }
 
-/// Before it campaigns, the engine looks through the committed entries that it takes for unapplied; a snapshot has taken
-/// the place of those.
+/// Before a campaign, the engine scans the committed entries that it takes for unapplied; a snapshot has replaced
+/// those.
 #[test]
-fn a_node_campaigns_right_after_it_has_installed_a_snapshot() {
+fn node_can_campaign_right_after_installing_a_snapshot() {
     let (mut busy, laggard) = Busy::with_a_laggard(None);
     let offer = busy.offer();
     let index = offer.head.as_ref().expect("a head").index;
@@ -120,9 +120,10 @@ fn a_node_campaigns_right_after_it_has_installed_a_snapshot() {
     busy.catches_up(laggard);
 }
 
-/// The stored snapshot is older than the entry that made the node a member: it would ignore that snapshot, and be sent it for ever.
+/// The stored snapshot is older than the entry that added the node: the node would ignore it, and be sent it for
+/// ever.
 #[test]
-fn a_new_node_gets_a_snapshot_that_knows_it() {
+fn new_node_gets_a_snapshot_with_its_membership() {
     let mut busy = Busy::new(None);
     let leader = busy.leader;
     for id in 1..=3 {
@@ -155,9 +156,9 @@ fn a_new_node_gets_a_snapshot_that_knows_it() {
     assert!(busy.world.nodes[&4].unused.is_empty());
 }
 
-/// What the leader has let go of while the snapshot was on its way would make the next one necessary, and so on.
+/// Entries dropped while the snapshot was in transit would require another snapshot, and so on.
 #[test]
-fn what_comes_after_a_snapshot_is_kept_until_it_has_arrived() {
+fn entries_after_a_snapshot_are_kept_until_it_arrives() {
     let (mut busy, laggard) = Busy::with_a_laggard(None);
     let offer = busy.offer();
     for _ in 0..50 {
@@ -167,7 +168,7 @@ fn what_comes_after_a_snapshot_is_kept_until_it_has_arrived() {
     busy.world.carry(offer);
     busy.catches_up(laggard);
     assert!(busy.world.nodes[&busy.leader].offers.is_empty(), "one was enough");
-    // Nothing is kept from then on: who lags again gets another.
+    // From here on nothing is kept: a node that lags again needs another snapshot.
     busy.world.pass(SECOND);
     busy.world.cut_off(laggard);
     busy.world.pass(SECOND);
@@ -185,9 +186,9 @@ impl Busy {
     }
 }
 
-/// The rule that this shows, left out.
+/// The same with that rule disabled.
 #[test]
-fn without_that_it_needs_another_snapshot_and_another() {
+fn unpinned_entries_cause_endless_snapshots() {
     let (mut busy, laggard) = Busy::with_a_laggard(Some(Mutant::TailNotPinned));
     for _ in 0..3 {
         let offer = busy.offer();
@@ -199,9 +200,9 @@ fn without_that_it_needs_another_snapshot_and_another() {
     }
 }
 
-/// A table must not go back: tokens would be given a second time (P2).
+/// A table must not go back: tokens would be issued twice (P2).
 #[test]
-fn a_snapshot_that_is_no_news_is_not_installed() {
+fn outdated_snapshot_is_not_installed() {
     let (mut busy, laggard) = Busy::with_a_laggard(None);
     let offer = busy.offer();
     busy.world.carry(offer.clone());
@@ -220,7 +221,7 @@ fn a_snapshot_that_is_no_news_is_not_installed() {
 }
 
 #[test]
-fn a_snapshot_that_does_not_arrive_is_sent_again() {
+fn lost_snapshot_is_sent_again() {
     let (mut busy, laggard) = Busy::with_a_laggard(None);
     for _ in 0..3 {
         let offer = busy.offer();
@@ -232,12 +233,12 @@ fn a_snapshot_that_does_not_arrive_is_sent_again() {
 }
 
 #[test]
-fn a_snapshot_of_a_leader_that_is_none_any_more_does_no_harm() {
+fn deposed_leaders_snapshot_is_not_installed() {
     let (mut busy, laggard) = Busy::with_a_laggard(None);
     let offer = busy.offer();
     let first = busy.leader;
     busy.world.crash(first);
-    // Of the two that are left both are needed, and the one that lags needs the other's snapshot.
+    // Both remaining nodes are needed for a quorum, and the laggard needs the other one's snapshot.
     let second = busy.world.until_carrying("another leader", |world| {
         let mut others = world.others(first).into_iter();
         others.find(|id| world.node(*id).is_ready())
@@ -256,9 +257,9 @@ fn a_snapshot_of_a_leader_that_is_none_any_more_does_no_harm() {
     assert_eq!(busy.digest(laggard), busy.digest(second));
 }
 
-/// The rule that these show, left out.
+/// The same with that rule disabled.
 #[test]
-fn a_table_taken_without_asking_goes_back() {
+fn snapshot_accepted_unchecked_sets_the_table_back() {
     let (mut busy, laggard) = Busy::with_a_laggard(Some(Mutant::SnapshotGoesBack));
     let offer = busy.offer();
     busy.world.carry(offer.clone());
@@ -271,10 +272,10 @@ fn a_table_taken_without_asking_goes_back() {
     assert_ne!(busy.digest(laggard), busy.digest(busy.leader));
 }
 
-/// Nothing that a leader proposes is committed before the laggard has it, `Resume` least of all: so it must be able to take
-/// a snapshot while work is left for later.
+/// Nothing a leader proposes, a `Resume` included, is committed before the laggard has it. So the leader must be able
+/// to take a snapshot of a table that has a backlog.
 #[test]
-fn a_leader_whose_table_has_work_left_helps_the_laggard_that_it_needs() {
+fn leader_with_a_backlog_can_send_a_snapshot() {
     let mut busy = Busy::new(None);
     let others = busy.world.others(busy.leader);
     let (laggard, next) = (others[0], others[1]);
@@ -284,7 +285,7 @@ fn a_leader_whose_table_has_work_left_helps_the_laggard_that_it_needs() {
         let held = part.iter().map(|&seq| acquire(busy.session, seq, &format!("held/{seq}"), false));
         busy.world.send(busy.leader, busy.stream, held.collect());
     }
-    // The leader dies before what this leaves for later is done.
+    // The leader crashes before the backlog of this command is done.
     let what = Some(v1::client_item::What::Close(v1::CloseSession {}));
     let close = v1::ClientItem { session: busy.session, what };
     busy.world.say(busy.leader, busy.stream, vec![close]);

@@ -1,4 +1,4 @@
-//! Leadership is handed over, and clients go straight to whoever has it.
+//! Leadership transfer: clients are redirected straight to the new leader.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn transfer(to: Option<u64>) -> Question {
 }
 
 #[test]
-fn a_leader_hands_over_to_whom_it_is_told_and_streams_are_told_to_whom() {
+fn transfer_reaches_its_target_and_redirects_streams_to_it() {
     let mut world = World::new(3);
     let first = world.leader();
     let stream = world.stream(first, 1);
@@ -35,7 +35,7 @@ fn a_leader_hands_over_to_whom_it_is_told_and_streams_are_told_to_whom() {
     assert_eq!(world.now, begun, "not even a tick had to pass");
     let end = world.nodes[&first].ended[&stream].clone();
     assert_eq!((end.reason(), end.leader), (StreamEndReason::NotLeader, member(second).client_address));
-    // Its session is there, with its lock.
+    // The session and its lock are there.
     let stream = world.stream(second, 2);
     world.send(second, stream, vec![attach(session, 1, 2)]);
     let other = world.open(second, stream, 2, 30_000, 0);
@@ -44,7 +44,7 @@ fn a_leader_hands_over_to_whom_it_is_told_and_streams_are_told_to_whom() {
 }
 
 #[test]
-fn without_a_name_it_is_the_one_that_is_furthest() {
+fn transfer_without_a_target_selects_the_most_up_to_date_voter() {
     let mut world = World::new(3);
     let first = world.leader();
     let [second, third] = world.others(first)[..] else { panic!("three nodes") };
@@ -55,7 +55,7 @@ fn without_a_name_it_is_the_one_that_is_furthest() {
 }
 
 #[test]
-fn a_leader_keeps_what_nobody_can_take() {
+fn transfer_to_an_unfit_target_is_refused() {
     let mut world = World::new(3);
     let leader = world.leader();
     let [second, third] = world.others(leader)[..] else { panic!("three nodes") };
@@ -70,7 +70,7 @@ fn a_leader_keeps_what_nobody_can_take() {
 }
 
 #[test]
-fn a_transfer_that_its_target_does_not_hear_of_ends_and_all_goes_on() {
+fn transfer_to_an_unreachable_target_times_out() {
     let mut world = World::new(3);
     let leader = world.leader();
     let target = world.others(leader)[0];
@@ -78,7 +78,7 @@ fn a_transfer_that_its_target_does_not_hear_of_ends_and_all_goes_on() {
     let session = world.open(leader, stream, 1, 30_000, 0);
     world.cut_off(target);
     world.turn(leader, vec![Event::Asked(AskId(900), transfer(Some(target)))]);
-    // What is asked meanwhile waits, in its order.
+    // Requests that arrive meanwhile wait, in their order.
     let heard = world.send(leader, stream, vec![acquire(session, 1, "a", false)]);
     assert_eq!(heard, [], "nothing is proposed");
     let answer = world.until("an answer", |world| world.answer(leader, 900));
@@ -90,7 +90,7 @@ fn a_transfer_that_its_target_does_not_hear_of_ends_and_all_goes_on() {
 }
 
 #[test]
-fn a_leader_that_is_to_stop_hands_over_and_only_then_ends_streams() {
+fn stopping_leader_transfers_before_it_ends_streams() {
     let mut world = World::new(3);
     let first = world.leader();
     let stream = world.stream(first, 1);
@@ -106,13 +106,13 @@ fn a_leader_that_is_to_stop_hands_over_and_only_then_ends_streams() {
 }
 
 #[test]
-fn a_leader_that_nobody_can_follow_stops_all_the_same() {
+fn leader_without_a_successor_still_stops() {
     for count in [1, 3] {
         let mut world = World::new(count);
         let leader = world.leader();
         let stream = world.stream(leader, 1);
         world.open(leader, stream, 1, 30_000, 0);
-        // They are not known to be gone: it tries.
+        // The followers are not known to be unreachable, so it tries a transfer.
         world.cut_off(leader);
         world.turn(leader, vec![Event::ShutDown]);
         world.until("that it has left", |world| world.node(leader).has_left().then_some(()));
@@ -122,7 +122,7 @@ fn a_leader_that_nobody_can_follow_stops_all_the_same() {
 }
 
 #[test]
-fn a_follower_that_is_to_stop_stops() {
+fn stopping_follower_leaves_at_once() {
     let mut world = World::new(3);
     let leader = world.leader();
     let other = world.others(leader)[0];
@@ -132,7 +132,7 @@ fn a_follower_that_is_to_stop_stops() {
 }
 
 #[test]
-fn leadership_is_handed_round_while_a_client_works() {
+fn tokens_rise_across_repeated_transfers() {
     let mut world = World::new(3);
     let mut session = None;
     let mut tokens = Vec::new();
@@ -150,17 +150,17 @@ fn leadership_is_handed_round_while_a_client_works() {
     assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
 }
 
-/// Found by the simulator. The end of a silent session is decided while leadership is being handed over, and can't be proposed: what
-/// the session says meanwhile counts (P9).
+/// Found by the simulator: the check of a silent session ends while leadership is being transferred, and its expiry
+/// can't be proposed. A keep-alive received meanwhile counts (P9).
 #[test]
-fn a_session_that_says_something_while_nothing_can_be_proposed_lives() {
+fn keep_alive_during_a_failed_transfer_saves_a_silent_session() {
     let mut world = World::new(3);
     let leader = world.leader();
     let third = world.others(leader)[1];
     let stream = world.stream(leader, 1);
     let session = world.open(leader, stream, 1, 1_000, 0);
     world.pass(Duration::from_millis(880));
-    // It is never told that it may campaign.
+    // The target never receives the request to campaign.
     world.cut_one_way(leader, third);
     let ask = AskId(77);
     world.turn(leader, vec![Event::Asked(ask, transfer(Some(third)))]);

@@ -1,4 +1,4 @@
-//! Crowds: what is due for very many at the same moment is done over several turns (M2).
+//! Large numbers of due timers are processed over several turns (M2).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use lockkeeper_wire::v1::{self, server_item::What};
 use crate::harness::Node;
 use crate::items::{acquire, granted};
 
-/// A waiter for `x` that gives up after a second.
+/// A waiter for `x` with a wait limit of one second.
 fn limited(session: u64, seq: u64) -> v1::ClientItem {
     let mut item = acquire(session, seq, "x", true);
     if let Some(v1::client_item::What::Acquire(acquire)) = &mut item.what {
@@ -24,7 +24,7 @@ fn status(node: &mut Node) -> v1::StatusResponse {
 }
 
 #[test]
-fn a_crowd_whose_time_is_up_at_once_is_ended_over_several_turns() {
+fn simultaneous_wait_limits_end_over_several_turns() {
     const CROWD: u64 = 50_000;
     let mut node = Node::new();
     let stream = node.stream(1);
@@ -47,9 +47,9 @@ fn a_crowd_whose_time_is_up_at_once_is_ended_over_several_turns() {
 }
 
 #[test]
-fn a_new_leader_reads_its_timers_over_several_turns() {
+fn new_leader_reads_its_timers_over_several_turns() {
     const CROWD: u64 = 1_000;
-    // Each turn of this node does next to nothing.
+    // Each turn of this node has a minimal budget.
     let mut node = Node::with_snapshots_and_small_turns(u64::MAX);
     let stream = node.stream(1);
     let session = node.open(stream, 1, 10_000, 0);

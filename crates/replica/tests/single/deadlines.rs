@@ -1,4 +1,4 @@
-//! What ends by time, and what doesn't.
+//! Deadlines: leases, linger, wait limits, breaks.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ fn holding(ttl: u64, linger: u64) -> (Node, StreamId, u64) {
 }
 
 #[test]
-fn a_silent_session_ends_after_its_ttl_and_not_before() {
+fn silent_session_expires_after_its_ttl() {
     let (mut node, stream, session) = holding(10_000, 0);
     node.pass(seconds(9));
     node.send(stream, vec![keep_alive(session, 1)]);
@@ -44,7 +44,7 @@ fn a_silent_session_ends_after_its_ttl_and_not_before() {
 }
 
 #[test]
-fn a_grant_renews_nothing() {
+fn grant_does_not_renew_a_lease() {
     let (mut node, stream, session) = holding(10_000, 0);
     node.pass(seconds(9));
     node.send(stream, vec![acquire(session, 2, "y", true)]);
@@ -53,7 +53,7 @@ fn a_grant_renews_nothing() {
 }
 
 #[test]
-fn a_stall_of_the_node_ends_nobody() {
+fn node_stall_expires_no_session() {
     let (mut node, stream, session) = holding(1_000, 0);
     let waiter = node.open(stream, 2, 1_000, 0);
     node.send(stream, vec![acquire(waiter, 1, "x", true)]);
@@ -66,13 +66,13 @@ fn a_stall_of_the_node_ends_nobody() {
 }
 
 #[test]
-fn what_had_arrived_before_is_handled_before_anybody_is_expired() {
+fn earlier_input_is_handled_before_an_expiry() {
     let (mut node, stream, session) = holding(1_000, 0);
     node.drains = false;
     node.pass(seconds(3));
     assert!(!is_free(&mut node, "x"), "nothing ends before the input is drained");
     let barrier = node.held_drains[0];
-    // Its keep-alive had been in the socket all the time: given before the barrier.
+    // Its keep-alive was in the socket all the time, so it is delivered before the drain ends.
     let alive = Request::KeepAlive { session: lockkeeper_core::SessionId(session), id: 1 };
     node.turn(vec![Event::Frame(stream, vec![alive]), Event::Drained(barrier)]);
     assert!(!is_free(&mut node, "x"));
@@ -83,16 +83,16 @@ fn what_had_arrived_before_is_handled_before_anybody_is_expired() {
     assert!(is_free(&mut node, "x"));
 }
 
-/// A drain that takes longer than a ttl says nothing of the time that a session was given meanwhile.
+/// A drain that takes longer than a ttl does not judge a deadline that was moved meanwhile.
 #[test]
-fn who_is_given_time_while_the_input_is_drained_is_asked_for_anew() {
+fn keep_alive_during_a_drain_requires_another_check() {
     let (mut node, stream, session) = holding(1_000, 0);
     let session = lockkeeper_core::SessionId(session);
     let alive = |id| Event::Frame(stream, vec![Request::KeepAlive { session, id }]);
     node.drains = false;
     node.pass(seconds(3));
     node.turn(vec![alive(1)]);
-    // Its next sign waits in the socket, behind the barrier.
+    // The next keep-alive waits in the socket, behind the drain.
     node.pass(seconds(3));
     let first = node.held_drains.remove(0);
     node.turn(vec![Event::Drained(first)]);
@@ -107,7 +107,7 @@ fn who_is_given_time_while_the_input_is_drained_is_asked_for_anew() {
 }
 
 #[test]
-fn a_new_leader_gives_everyone_a_full_ttl() {
+fn restarted_leader_gives_every_session_its_full_ttl() {
     let (mut node, _, _) = holding(10_000, 0);
     node.pass(seconds(9));
     let mut node = node.restart();
@@ -118,7 +118,7 @@ fn a_new_leader_gives_everyone_a_full_ttl() {
 }
 
 #[test]
-fn linger_begins_when_the_client_closes_and_an_attach_cancels_it() {
+fn client_close_starts_linger_and_an_attach_cancels_it() {
     let (mut node, stream, session) = holding(10_000, 1_000);
     node.close(stream, true);
     node.pass(Duration::from_millis(800));
@@ -132,7 +132,7 @@ fn linger_begins_when_the_client_closes_and_an_attach_cancels_it() {
 }
 
 #[test]
-fn a_stream_that_the_service_closed_starts_no_linger() {
+fn close_by_the_service_starts_no_linger() {
     let (mut node, stream, _) = holding(10_000, 1_000);
     node.close(stream, false);
     node.pass(seconds(9));
@@ -140,7 +140,7 @@ fn a_stream_that_the_service_closed_starts_no_linger() {
 }
 
 #[test]
-fn linger_never_undercuts_what_a_new_leader_gave() {
+fn linger_never_undercuts_a_new_leaders_deadline() {
     let (node, _, session) = holding(10_000, 1_000);
     let mut node = node.restart();
     let stream = node.stream(2);
@@ -153,7 +153,7 @@ fn linger_never_undercuts_what_a_new_leader_gave() {
 }
 
 #[test]
-fn a_wait_limit_ends_the_wait_and_nothing_else() {
+fn wait_limit_ends_only_the_wait() {
     let (mut node, stream, session) = holding(60_000, 0);
     let waiter = node.open(stream, 2, 60_000, 0);
     let mut item = acquire(waiter, 1, "x", true);
@@ -168,13 +168,13 @@ fn a_wait_limit_ends_the_wait_and_nothing_else() {
     assert_eq!(bodies(node.heard(stream)), [(1, timed_out.clone())]);
     let heard = bodies(node.send(stream, vec![finish(session, 2, 1)]));
     assert_eq!(heard.len(), 1, "nobody waits any more: {heard:?}");
-    // Until the client says that it knows, every attach tells it again (R3).
+    // Every attach repeats the end until the client confirms it (R3).
     let again = node.stream(2);
     assert!(bodies(node.send(again, vec![attach(waiter, 2, 2)])).contains(&(1, timed_out)));
 }
 
 #[test]
-fn a_broken_hold_is_opened_after_its_holder_has_given_up() {
+fn broken_hold_ends_after_its_holder_has_given_up() {
     let (mut node, stream, session) = holding(10_000, 0);
     let name = "x".parse().unwrap();
     let token = lockkeeper_core::Token::new(node.last_token()).unwrap();
@@ -189,13 +189,13 @@ fn a_broken_hold_is_opened_after_its_holder_has_given_up() {
 }
 
 #[test]
-fn a_node_that_has_ended_its_streams_ends_no_session() {
+fn node_that_ended_its_streams_expires_no_session() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let session = node.open(stream, 1, 1_000, 0);
     assert!(granted(&node.send(stream, vec![acquire(session, 1, "a", false)])).is_some());
     let before = node.digest();
-    // A client that is stopped holds up the end of the process; nobody can say that he lives meanwhile.
+    // A stopped client delays the end of the process, and no client can send keep-alives meanwhile.
     node.turn(vec![Event::ShutDown]);
     assert!(node.ended.contains_key(&stream));
     node.pass(Duration::from_secs(5));

@@ -1,4 +1,4 @@
-//! A replica with its "disk" in memory and its clock in the test's hand.
+//! A replica with an in-memory disk; the test controls the clock.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,21 +21,21 @@ pub(crate) struct Node {
     records: Vec<store::Record>,
     snapshot_after: u64,
     turn_visits_max: u64,
-    /// The stored snapshot, and the one that is being written.
+    /// The stored snapshot, and the one being written.
     stored: Option<(store::SnapshotHead, Vec<u8>)>,
     writing: Option<(store::SnapshotHead, Vec<u8>)>,
     pub(crate) compacted: u64,
-    /// So many more steps of a snapshot are carried out; then the disk is slow, until [`Node::quick_disk`].
+    /// Number of snapshot steps that succeed at once; after them the disk blocks until [`Node::quick_disk`].
     pub(crate) snapshot_steps: u64,
     held_step: Option<SnapshotStep>,
-    /// Whether a drain is answered at once.
+    /// Whether drains complete at once.
     pub(crate) drains: bool,
     pub(crate) held_drains: Vec<u64>,
     heard: BTreeMap<StreamId, Vec<v1::ServerItem>>,
     pub(crate) ended: BTreeMap<StreamId, v1::StreamEnd>,
     answers: BTreeMap<AskId, Answer>,
     asks: u64,
-    /// Turns since the start, and most entries of the table that one of them has looked at.
+    /// Number of turns since the start, and the maximum of table entries visited in one.
     pub(crate) turns: u64,
     pub(crate) most_visits: u64,
 }
@@ -45,12 +45,12 @@ impl Node {
         Self::on(Vec::new(), None, u64::MAX, TURN_VISITS_MAX, Duration::from_secs(1_000))
     }
 
-    /// One that takes a snapshot whenever its log has grown by so many bytes.
+    /// A node that takes a snapshot whenever its log has grown by `after` bytes.
     pub(crate) fn with_snapshots(after: u64) -> Self {
         Self::on(Vec::new(), None, after, TURN_VISITS_MAX, Duration::from_secs(1_000))
     }
 
-    /// The same, and each of its turns applies one command.
+    /// The same, with a budget of one command per turn.
     pub(crate) fn with_snapshots_and_small_turns(after: u64) -> Self {
         Self::on(Vec::new(), None, after, 1, Duration::from_secs(1_000))
     }
@@ -77,7 +77,7 @@ impl Node {
             bytes.chunks(7).for_each(|piece| restorer.push(piece).unwrap());
             table = restorer.finish().unwrap();
             (snapshot_index, snapshot_term) = (head.index, head.term);
-            // Nothing before the snapshot is needed.
+            // Log replay begins after the snapshot.
             entries.retain(|entry| entry.index > head.index);
         }
         let alone = Member { node: 1, ..Member::default() };
@@ -120,12 +120,12 @@ impl Node {
         node
     }
 
-    /// `kill -9`, and a start from what was synced.
+    /// `kill -9`, then a restart from the synced state.
     pub(crate) fn restart(self) -> Self {
         Self::on(self.records, self.stored, self.snapshot_after, self.turn_visits_max, self.now)
     }
 
-    /// A turn in which this happens, and those that follow at once.
+    /// A turn with these events, and the turns due right after it.
     pub(crate) fn turn(&mut self, mut events: Vec<Event>) {
         loop {
             let visits = self.replica.table().visits();
@@ -187,12 +187,12 @@ impl Node {
         }
     }
 
-    /// The disk carries out the step that it was slow with, and all further ones.
+    /// Completes the blocked snapshot step and all further ones.
     pub(crate) fn quick_disk(&mut self) {
         self.quick_disk_and(Vec::new());
     }
 
-    /// The same, in a turn in which this happens too.
+    /// The same, in a turn with these events.
     pub(crate) fn quick_disk_and(&mut self, mut events: Vec<Event>) {
         self.snapshot_steps = u64::MAX;
         let step = self.held_step.take().expect("a step was held");
@@ -201,13 +201,13 @@ impl Node {
         self.turn(events);
     }
 
-    /// The disk fails at the step that it was slow with.
+    /// Fails the blocked snapshot step.
     pub(crate) fn failed_disk(&mut self) {
         self.held_step = None;
         self.turn(vec![Event::SnapshotFailed]);
     }
 
-    /// The digest of the snapshot that is stored, and its index.
+    /// The index of the stored snapshot, and its digest.
     pub(crate) fn stored(&self) -> (u64, u128) {
         let (head, bytes) = self.stored.as_ref().expect("a snapshot is stored");
         let mut restorer = Restorer::new(0);
@@ -215,7 +215,7 @@ impl Node {
         (head.index, restorer.digest().expect("it is whole"))
     }
 
-    /// Lets time pass as it does for a healthy node: by many turns.
+    /// Lets time pass in many turns, as on a healthy node.
     pub(crate) fn pass(&mut self, duration: Duration) {
         let end = self.now + duration;
         while self.now < end {
@@ -224,7 +224,7 @@ impl Node {
         }
     }
 
-    /// A stall: nothing runs meanwhile.
+    /// A stall: no turn runs for this long.
     pub(crate) fn stall(&mut self, duration: Duration) {
         self.now += duration;
         self.turn(Vec::new());
@@ -241,7 +241,7 @@ impl Node {
         self.heard(stream)
     }
 
-    /// What a stream heard since it was last asked.
+    /// The items that a stream received since the last call.
     pub(crate) fn heard(&mut self, stream: StreamId) -> Vec<v1::ServerItem> {
         self.heard.remove(&stream).unwrap_or_default()
     }
@@ -268,7 +268,7 @@ impl Node {
         self.answered(ask).expect("an answer")
     }
 
-    /// Asks, without the need for an answer at once.
+    /// Sends a call that may be answered later.
     pub(crate) fn asked(&mut self, question: Question) -> AskId {
         self.asks += 1;
         let ask = AskId(self.asks);
@@ -284,7 +284,7 @@ impl Node {
         self.turn(vec![Event::StreamClosed { stream, by_client }]);
     }
 
-    /// What a watcher was told since it last looked.
+    /// The changes that a watcher received since the last call.
     pub(crate) fn watched(&mut self, ask: AskId) -> Vec<v1::WatchResponse> {
         match self.answers.remove(&ask) {
             Some(Answer::Watched(told)) => told,

@@ -1,4 +1,4 @@
-//! What a client says and hears, shortly.
+//! Short constructors for client items, and accessors for server items.
 
 use lockkeeper_core::Token;
 use lockkeeper_wire::v1;
@@ -29,7 +29,7 @@ pub(crate) fn attach(session: u64, number: u8, attach: u64) -> v1::ClientItem {
     v1::ClientItem { session, what: Some(v1::client_item::What::Attach(what)) }
 }
 
-/// The bodies, with their seq.
+/// The bodies of the items, with their seq.
 pub(crate) fn bodies(items: Vec<v1::ServerItem>) -> Vec<(u64, What)> {
     items.into_iter().map(|item| (item.seq, item.what.expect("a body"))).collect()
 }

@@ -1,4 +1,4 @@
-//! A cluster of one, turn by turn: what a client hears, and what a restart keeps.
+//! A single-node cluster, driven turn by turn: responses to clients, and state kept over restarts.
 
 mod crowds;
 mod deadlines;

@@ -8,7 +8,7 @@ use crate::harness::{Node, SECRET};
 use crate::items::{acquire, attach, bodies, finish, granted, keep_alive};
 
 #[test]
-fn one_frame_asks_waits_and_releases_and_one_frame_answers() {
+fn one_frame_of_requests_is_answered_by_one_frame() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let (a, b) = (node.open(stream, 1, 10_000, 0), node.open(stream, 2, 10_000, 0));
@@ -33,7 +33,7 @@ fn one_frame_asks_waits_and_releases_and_one_frame_answers() {
 }
 
 #[test]
-fn a_restart_keeps_sessions_holds_queues_and_tokens() {
+fn restart_keeps_sessions_holds_queues_and_tokens() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let (a, b) = (node.open(stream, 1, 10_000, 0), node.open(stream, 2, 10_000, 0));
@@ -41,7 +41,7 @@ fn a_restart_keeps_sessions_holds_queues_and_tokens() {
     node.send(stream, vec![acquire(b, 1, "x", true)]);
     let mut node = node.restart();
     let stream = node.stream(2);
-    // Who attaches anew asks again, and is told the present state (P7).
+    // A client that attaches again repeats its request and gets its present state (P7).
     let heard = node.send(stream, vec![attach(a, 1, 2), acquire(a, 1, "x", true)]);
     assert_eq!(heard.iter().filter(|item| matches!(item.what, Some(What::Attached(_)))).count(), 1);
     let held = heard.into_iter().find(|item| item.seq == 1).unwrap();
@@ -53,7 +53,7 @@ fn a_restart_keeps_sessions_holds_queues_and_tokens() {
 }
 
 #[test]
-fn an_open_that_is_repeated_finds_its_session() {
+fn repeated_open_returns_the_same_session() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let first = node.open(stream, 1, 10_000, 0);
@@ -71,7 +71,7 @@ fn an_open_that_is_repeated_finds_its_session() {
 }
 
 #[test]
-fn a_session_answers_only_to_its_secret() {
+fn session_requires_its_secret() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let session = node.open(stream, 1, 10_000, 0);
@@ -84,7 +84,7 @@ fn a_session_answers_only_to_its_secret() {
 }
 
 #[test]
-fn the_latest_attach_counts_and_older_ones_are_not_heard() {
+fn only_the_latest_attach_is_accepted() {
     let mut node = Node::new();
     let (old, new) = (node.stream(1), node.stream(2));
     let session = node.open(old, 1, 10_000, 0);
@@ -98,7 +98,7 @@ fn the_latest_attach_counts_and_older_ones_are_not_heard() {
 }
 
 #[test]
-fn an_unknown_session_is_gone() {
+fn unknown_session_is_answered_session_gone() {
     let mut node = Node::new();
     let stream = node.stream(1);
     for item in [attach(77, 1, 1), acquire(77, 1, "x", true), keep_alive(77, 1)] {
@@ -108,7 +108,7 @@ fn an_unknown_session_is_gone() {
 }
 
 #[test]
-fn operators_see_and_break() {
+fn operator_describes_and_breaks_a_hold() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let session = node.open(stream, 1, 10_000, 0);
@@ -142,7 +142,7 @@ fn operators_see_and_break() {
 }
 
 #[test]
-fn a_number_of_permits_is_stored_or_refused() {
+fn permit_limit_is_stored_or_refused() {
     let mut node = Node::new();
     let set = |limit| Question::SetLimit { name: "gpu".parse().unwrap(), limit };
     assert_eq!(node.ask(set(Some(2))), Answer::LimitSet);
@@ -158,7 +158,7 @@ fn a_number_of_permits_is_stored_or_refused() {
 }
 
 #[test]
-fn a_list_has_every_lock_once_page_by_page_while_others_come_and_go() {
+fn paged_list_has_every_stable_lock_once() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let session = node.open(stream, 1, 10_000, 0);
@@ -186,7 +186,7 @@ fn a_list_has_every_lock_once_page_by_page_while_others_come_and_go() {
 }
 
 #[test]
-fn a_shutdown_tells_every_stream_and_loses_nothing() {
+fn shutdown_ends_every_stream_and_keeps_holds() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let session = node.open(stream, 1, 10_000, 1_000);

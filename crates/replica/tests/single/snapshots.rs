@@ -1,4 +1,4 @@
-//! Snapshots, and starting from one.
+//! Snapshots, and restarts from them.
 
 use lockkeeper_replica::{Answer, Event, Question};
 use lockkeeper_wire::v1::RefusedCode;
@@ -7,7 +7,7 @@ use crate::harness::{Node, frame};
 use crate::items::{acquire, attach, finish, granted};
 
 #[test]
-fn a_restart_from_a_snapshot_goes_on_where_the_log_ended() {
+fn restart_from_a_snapshot_restores_the_end_of_the_log() {
     let mut node = Node::with_snapshots(2_000);
     let stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
@@ -32,9 +32,9 @@ fn a_restart_from_a_snapshot_goes_on_where_the_log_ended() {
     assert_eq!(granted(&next).unwrap().get(), token + 1);
 }
 
-/// A restart applies every entry behind the snapshot, so none of them may be in it in part.
+/// A restart applies every entry after the snapshot, so the snapshot must contain no part of those.
 #[test]
-fn no_snapshot_begins_in_the_middle_of_an_entry() {
+fn snapshot_never_begins_within_an_entry() {
     let mut node = Node::with_snapshots_and_small_turns(200);
     let stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
@@ -43,7 +43,7 @@ fn no_snapshot_begins_in_the_middle_of_an_entry() {
         node.send(stream, vec![acquire(session, seq, "x", true), finish(session, seq + 1, seq)]);
     }
     assert_eq!(node.compacted, 0, "a snapshot is under way, and another one due");
-    // The first one is stored while the entry of these is applied, one command a turn.
+    // The first snapshot completes while this entry is applied, one command per turn.
     let items = (101..150).map(|seq| acquire(session, seq, &format!("y/{seq}"), true)).collect();
     node.quick_disk_and(vec![frame(stream, items)]);
     assert_eq!(node.heard(stream).len(), 49);
@@ -53,7 +53,7 @@ fn no_snapshot_begins_in_the_middle_of_an_entry() {
 }
 
 #[test]
-fn a_restart_in_the_middle_of_a_snapshot_uses_the_one_before() {
+fn restart_during_a_snapshot_uses_the_previous_one() {
     let mut node = Node::with_snapshots(500);
     let mut stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
@@ -72,7 +72,7 @@ fn a_restart_in_the_middle_of_a_snapshot_uses_the_one_before() {
     assert!(compacted > 0, "some were finished");
 }
 
-/// A node with one session that holds `count` locks.
+/// Opens a session that holds `count` locks.
 fn with_holds(node: &mut Node, count: u64) {
     let stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);
@@ -84,7 +84,7 @@ fn with_holds(node: &mut Node, count: u64) {
 }
 
 #[test]
-fn a_backup_has_everything_that_was_answered_before_it_was_asked_for() {
+fn backup_has_everything_answered_before_its_call() {
     let mut node = Node::new();
     with_holds(&mut node, 20);
     let answer = node.ask(Question::Backup);
@@ -95,11 +95,11 @@ fn a_backup_has_everything_that_was_answered_before_it_was_asked_for() {
 }
 
 #[test]
-fn a_snapshot_that_was_begun_earlier_is_no_backup() {
+fn snapshot_in_progress_is_not_used_for_a_backup() {
     let mut node = Node::with_snapshots(200);
     node.snapshot_steps = 1;
     with_holds(&mut node, 20);
-    // The one under way is older than these holds.
+    // The snapshot in progress is older than these holds.
     let first = node.asked(Question::Backup);
     let second = node.asked(Question::Backup);
     let gone = node.asked(Question::Backup);
@@ -114,7 +114,7 @@ fn a_snapshot_that_was_begun_earlier_is_no_backup() {
 }
 
 #[test]
-fn a_backup_that_can_not_be_stored_is_refused_and_the_next_one_may_be() {
+fn failed_backup_is_refused_and_the_next_one_succeeds() {
     let mut node = Node::new();
     with_holds(&mut node, 20);
     node.snapshot_steps = 1;

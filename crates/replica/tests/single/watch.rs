@@ -1,4 +1,4 @@
-//! Watching: the state first, then changes; a vacancy is one.
+//! Watches: the initial state first, then changes, vacancies included.
 
 use lockkeeper_replica::{Answer, AskId, Event, Question};
 use lockkeeper_wire::v1::{self, watch_response::What};
@@ -16,7 +16,7 @@ fn names(told: &[v1::WatchResponse]) -> Vec<String> {
 }
 
 #[test]
-fn a_watcher_hears_the_state_then_every_change_in_its_place() {
+fn watcher_receives_the_state_then_every_change() {
     let mut node = Node::new();
     let stream = node.stream(1);
     let session = node.open(stream, 1, 60_000, 0);

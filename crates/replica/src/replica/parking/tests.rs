@@ -1,4 +1,4 @@
-//! Who waits, and for how long.
+//! Which clients wait for a leader, and for how long.
 
 use lockkeeper_core::{SessionId, Table};
 use lockkeeper_wire::peer::{PeerKind, PeerMessage};
@@ -25,13 +25,13 @@ fn asked(ask: u64) -> Event {
     Event::Asked(AskId(ask), Question::Sessions { max: 1, after: 0 })
 }
 
-/// What is given back, by whom.
+/// The clients of the returned events, in order.
 fn taken(parked: &mut Parked) -> Vec<Who> {
     parked.take().iter().filter_map(who).collect()
 }
 
 #[test]
-fn all_is_given_back_in_its_order_but_what_those_said_who_left() {
+fn events_of_waiting_clients_are_returned_in_order() {
     let mut parked = Parked::default();
     for event in
         [Event::StreamOpened(ONE), Event::StreamOpened(TWO), asked(3), frame(TWO, 1), frame(ONE, 1), asked(4)]
@@ -46,7 +46,7 @@ fn all_is_given_back_in_its_order_but_what_those_said_who_left() {
 }
 
 #[test]
-fn each_waits_for_its_own_time() {
+fn each_client_waits_for_its_own_time_limit() {
     let mut parked = Parked::default();
     parked.push(at(0), Event::StreamOpened(ONE));
     parked.push(at(600), Event::StreamOpened(TWO));
@@ -64,7 +64,7 @@ fn each_waits_for_its_own_time() {
 }
 
 #[test]
-fn who_left_is_not_late() {
+fn cancelled_call_is_not_late() {
     let mut parked = Parked::default();
     parked.push(at(0), asked(1));
     parked.push(at(0), asked(2));
@@ -73,7 +73,7 @@ fn who_left_is_not_late() {
 }
 
 #[test]
-fn too_many_and_too_much_is_sent_away_and_nobody_else() {
+fn clients_beyond_the_limits_are_redirected() {
     let mut parked = Parked::default();
     for stream in 0..WAITING_MAX as u64 {
         assert_eq!(parked.push(at(0), Event::StreamOpened(StreamId(stream))), None);
@@ -87,7 +87,7 @@ fn too_many_and_too_much_is_sent_away_and_nobody_else() {
     assert_eq!(parked.push(at(1_000), Event::StreamOpened(TWO)), None, "there is room again");
 }
 
-/// One of three nodes, the other two of which nobody hears.
+/// One node of three, partitioned from the other two.
 fn cut_off() -> Replica {
     let config = Config {
         node: 1,
@@ -118,7 +118,7 @@ fn turn(replica: &mut Replica, now: u64, events: Vec<Event>) -> Vec<Output> {
     turn_with_peers(replica, now, events).0
 }
 
-/// What clients are told, and how node 2 agrees with what peers are told.
+/// One turn: the outputs to clients, and node 2's responses to the messages sent to it.
 fn turn_with_peers(replica: &mut Replica, now: u64, events: Vec<Event>) -> (Vec<Output>, Vec<PeerMessage>) {
     replica.begin(at(now));
     events.into_iter().for_each(|event| replica.handle(event));
@@ -133,7 +133,7 @@ fn turn_with_peers(replica: &mut Replica, now: u64, events: Vec<Event>) -> (Vec<
     (told, agreed)
 }
 
-/// What node 2 answers if it agrees with everything.
+/// Node 2's responses if it accepts everything.
 fn agreement(output: &Output) -> Vec<PeerMessage> {
     let Output::Peer(2, messages) = output else { return Vec::new() };
     let answer = |message: &PeerMessage| {
@@ -171,9 +171,9 @@ fn named(outputs: &[Output]) -> (&str, u64) {
     }
 }
 
-/// A node in the minority sends its clients to the majority, wherever that is.
+/// A node in the minority redirects its clients to the majority, wherever that is.
 #[test]
-fn where_nobody_leads_streams_and_calls_wait_for_a_second_and_are_sent_away_without_a_name() {
+fn without_a_leader_clients_wait_a_second_then_are_redirected_without_an_address() {
     let mut replica = cut_off();
     let come = vec![Event::StreamOpened(ONE), frame(ONE, 1), asked(7), Event::StreamOpened(TWO)];
     let mut told = turn(&mut replica, 500, come);
@@ -194,7 +194,7 @@ fn where_nobody_leads_streams_and_calls_wait_for_a_second_and_are_sent_away_with
 }
 
 #[test]
-fn who_waits_is_sent_to_the_leader_that_is_learnt_and_later_ones_at_once() {
+fn waiting_clients_are_redirected_once_a_leader_is_known() {
     let mut replica = cut_off();
     assert_eq!(turn(&mut replica, 20, vec![Event::StreamOpened(ONE), frame(ONE, 1)]), []);
     assert_eq!(named(&turn(&mut replica, 40, vec![heartbeat()])), ("node2:5625", 5));
@@ -208,7 +208,7 @@ fn who_waits_is_sent_to_the_leader_that_is_learnt_and_later_ones_at_once() {
 
 /// A client that is sent to a dead node loses more time than one that waits.
 #[test]
-fn a_leader_whose_connection_broke_or_that_is_silent_is_not_named() {
+fn disconnected_or_silent_leader_is_not_named() {
     let mut replica = cut_off();
     turn(&mut replica, 20, vec![heartbeat()]);
     assert_eq!(turn(&mut replica, 40, vec![Event::PeerDown(2), Event::StreamOpened(ONE)]), []);
@@ -223,7 +223,7 @@ fn a_leader_whose_connection_broke_or_that_is_silent_is_not_named() {
 }
 
 #[test]
-fn who_waits_is_served_by_the_node_that_is_elected() {
+fn waiting_clients_are_served_by_this_node_once_elected() {
     let mut replica = cut_off();
     let open = lockkeeper_wire::request::Open {
         secret: [7; 16],
@@ -257,7 +257,7 @@ fn who_waits_is_served_by_the_node_that_is_elected() {
 }
 
 #[test]
-fn a_node_that_stops_keeps_nobody_waiting() {
+fn stopping_node_redirects_waiting_clients() {
     let mut replica = cut_off();
     assert_eq!(turn(&mut replica, 500, vec![Event::StreamOpened(ONE)]), []);
     let told = turn(&mut replica, 520, vec![Event::ShutDown]);
