@@ -1,8 +1,9 @@
-//! Each built-in fault must be found, by the promise that it breaks. A check that finds none of these proves nothing.
+//! Each built-in fault must be found by a check of a promise that it breaks: checks that find none of them prove
+//! nothing.
 
 use lockkeeper_sim::{mutants, run};
 
-/// So many seeds find each of them.
+/// Each mutant must be found within this many seeds.
 const SEEDS: u64 = 200;
 
 fn hunt(half: usize) {

@@ -1,4 +1,4 @@
-//! A seed is all that a run depends on: the same events in the same order, in this process and in another.
+//! A run depends on its seed alone: the same events in the same order, in this process and in another.
 
 use std::process::Command;
 
