@@ -83,7 +83,7 @@ impl Net {
     }
 }
 
-/// Most packets that a replay repeats; the opening packet is one of them.
+/// Most packets kept for a replay, including the opening one, which is not repeated.
 const GHOST_FRAMES: usize = 6;
 
 impl Core {

@@ -177,7 +177,7 @@ impl Node {
         self.turn_soon(core, core.now);
     }
 
-    /// The process crashes and loses all unsynced data if `power` fails; it restarts after a random pause.
+    /// The process crashes and restarts after a pause. With `power` (a power cut), unsynced data may be lost or torn.
     pub(crate) fn crash(&mut self, core: &mut Core, power: bool) {
         let pause =
             if core.is_stormy { core.dice.spread(5 * MS, 2 * core.scenario.ttl_max) } else { 20 * MS };

@@ -78,7 +78,7 @@ pub(crate) struct Oracle {
 struct Watched {
     /// The newest version of the table's rules that its binary supports.
     rules: u32,
-    /// Its disk is lost: it does not count until it joins under another identity.
+    /// Its disk is lost: it no longer counts as a voter that has data.
     is_wiped: bool,
     copy: Copy,
     silence: Silence,
@@ -106,7 +106,7 @@ pub struct Seen {
     pub written: u64,
     /// Lost updates of the unfenced values: without a fence a lock is not enough (P3).
     pub overwritten: u64,
-    /// Requests that ended as ambiguous: the client could not learn their result.
+    /// Requests that ended as ambiguous: sent, but without a reply in time (P12).
     pub ambiguous: u64,
     /// Membership changes.
     pub changes: u64,
