@@ -72,7 +72,7 @@ pub(crate) enum Happening {
         node: Id,
         power: bool,
     },
-    /// Drops all traffic in one direction between two nodes until `until`.
+    /// Cuts traffic in one direction between two nodes until `until`.
     Cut {
         from: Id,
         to: Id,

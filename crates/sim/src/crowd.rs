@@ -22,7 +22,7 @@ pub(crate) enum Shape {
     Deep,
 }
 
-/// The crowd of a scenario. All percentages are rolled once.
+/// The crowd of a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Crowd {
     pub(crate) shape: Shape,

@@ -1,4 +1,4 @@
-//! `lockkeeper-sim`: runs seeds, and reports each broken promise with the command that replays it.
+//! `lockkeeper-sim`: runs seeds, and reports the first broken promise of each with the command that replays it.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
 
-/// Id of one connection. Events of an earlier connection are told apart by it from those of a later one.
+/// Id of one connection; it distinguishes events of an earlier connection from those of a later one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LinkId(pub(crate) u64);
 

@@ -56,7 +56,7 @@ pub(crate) enum Fault {
     DiskLost,
     /// A node loses its disk while another one lags and the leader crashes.
     WipedVoter,
-    /// Two of three nodes are removed while cut off, so that they do not learn of it.
+    /// Two of three nodes are removed and do not learn of it.
     TwoRemovals,
     /// A leadership transfer to a node that is cut off: nothing can be proposed until the transfer is given up.
     StuckTransfer,
@@ -155,7 +155,7 @@ pub(crate) struct Scenario {
     pub(crate) idle_max: Nanos,
     /// Duration of a step under a lock: least, most.
     pub(crate) work: (Nanos, Nanos),
-    /// The following are shares of jobs, in percent.
+    /// Share of jobs in mode `shared`, in percent; `permits`, `subtree` and `drops` are shares of jobs, too.
     pub(crate) shared: u64,
     pub(crate) permits: u64,
     pub(crate) subtree: u64,

@@ -191,7 +191,7 @@ async fn keep_alive(choice: &Bench, server: &Server, subject: &Subject) -> Outco
     let at = subject.at.as_str();
     let cores = match subject.system {
         System::Ours | System::OursAlone => {
-            // This test uses the protocol directly, which does not look for the leader.
+            // The sessions are on raw protocol streams, which do not look for the leader.
             let at = match subject.cluster {
                 Some(cluster) => blocking(move || leader(cluster)).await.map(address)?,
                 None => at.to_owned(),

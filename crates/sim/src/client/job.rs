@@ -128,7 +128,7 @@ impl Client {
         self.jobs.insert(key.0, job);
         self.sessions[session].wanted.insert(key, wanted);
         if is_dropped {
-            // The caller drops its future later, in whatever state the request is by then.
+            // The caller drops its future later, in any state of the request.
             let pause = core.dice.spread(MS, 2 * ttl);
             self.step_after(core, pause, key);
         }

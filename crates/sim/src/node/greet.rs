@@ -146,7 +146,7 @@ impl Node {
         }
     }
 
-    /// Applied a membership change, or learned a changed client address.
+    /// The node has applied a membership change, or learned a changed client address.
     pub(super) fn applied_members(&mut self, core: &mut Core, members: Members) {
         core.members_are(&members);
         for gone in members.removed.keys() {

@@ -63,7 +63,7 @@ impl Node {
         match storage::open(&self.disk, OPTIONS) {
             Ok(Opened::Existing(existing)) => self.goes_on(core, existing),
             Ok(Opened::Empty) => self.begins(core),
-            // Other nodes may have created the cluster with this candidate record, so it must not change.
+            // The record contains a promise: other nodes may have created the cluster with it, so it must not change.
             Ok(Opened::Candidate(kept)) if kept.nodes.iter().any(|it| !it.incarnation.is_empty()) => {
                 self.forms(core, kept, false);
             }
@@ -112,7 +112,7 @@ impl Node {
     /// Starts a member from its data.
     pub(super) fn goes_on(&mut self, core: &mut Core, existing: Existing<MemoryDisk>) {
         let Existing { founding, hard_state, entries, log, mut leftovers, snapshot, snapshots } = existing;
-        // The disk may lose unsynced log data, but not the bootstrap record, which is written before this point.
+        // From here on the disk of the mutant skips syncs: it may lose log data, but not the bootstrap record.
         self.disk.lie(core.is(Place::SyncSkipped));
         let at = snapshot.as_ref().map_or((0, 0), |it| (it.head().index, it.head().term));
         let members = snapshot.as_ref().and_then(|it| it.head().members.clone());

@@ -308,7 +308,7 @@ impl Node {
     fn sleep(&mut self, core: &mut Core) {
         let Some(process) = &self.process else { return };
         let wake = self.clock.when(process.replica.next_wake().as_nanos() as Nanos);
-        // A loop with pending work needs a little time, too.
+        // Even with pending input, the next turn begins after a short delay.
         let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
         self.turn_soon(core, at);
     }

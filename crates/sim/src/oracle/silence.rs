@@ -137,7 +137,7 @@ impl Silence {
         self.done.extend(Timer::of(command));
     }
 
-    /// Timers fire in time: a leader that forgets a timer never fires it.
+    /// Checks that every pending timer fires in time, which finds leaders that forget one.
     pub(crate) fn is_late(&self, applied: u64, history: &History, has_slow_disk: bool) -> Verdict {
         let late = if has_slow_disk { LATE_ON_A_SLOW_DISK } else { LATE };
         let Some((_, zero)) = self.leads else { return Ok(()) };

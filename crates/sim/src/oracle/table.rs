@@ -29,7 +29,7 @@ pub(crate) struct Hold {
     /// Its holder may consider it held for a while after its end: an operator broke it with `now` (B2), or `linger`
     /// ended it after a close that the client could not know of.
     pub(crate) is_excused: bool,
-    /// The entry that revoked or ended it, whichever came first.
+    /// The first entry that revoked or ended it.
     pub(crate) stopped: Option<u64>,
     names: Vec<LockName>,
     subtree: bool,

@@ -8,7 +8,8 @@ use super::table::History;
 
 pub(crate) type Verdict = Result<(), (&'static str, String)>;
 
-/// An attach is confirmed before its ends are sent, and the first part of those is bounded.
+/// R3: the ended requests sent together with the confirmation of an attach are one part, of at most `most`; the rest
+/// follows later.
 pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> Verdict {
     for (index, item) in items.iter().enumerate() {
         let Some(What::Attached(_)) = item.what else { continue };

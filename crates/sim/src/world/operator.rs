@@ -25,7 +25,7 @@ const PATIENCE: Nanos = 3 * SECOND;
 pub(super) struct Operator {
     /// The change under way.
     wish: Option<Wish>,
-    /// The leader has accepted the change; its completion is still to be checked.
+    /// The change is in force; its completion is still to be checked.
     is_made: bool,
     /// The pending request, and when it times out.
     asked: Option<(AskId, Nanos)>,
