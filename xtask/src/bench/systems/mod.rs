@@ -25,8 +25,8 @@ use crate::bench::server::Server;
 
 /// Number of connections that all clients of a run share.
 pub(crate) const CONNECTIONS: usize = 4;
-/// The ttl of all measurements except `keepalive` and `failover`. Longer than any of them, so that no renewal falls into
-/// one: systems renew at different intervals.
+/// The ttl of all measurements except `keepalive` and `failover`. Longer than any of them, so that no renewal falls
+/// into one: systems renew at different intervals.
 pub(crate) const TTL: Duration = Duration::from_secs(120);
 /// The ttl of the sessions of `keepalive`; each is renewed every third of it.
 pub(crate) const KEEPALIVE_TTL: Duration = Duration::from_secs(10);
