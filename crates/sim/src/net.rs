@@ -172,8 +172,8 @@ impl Core {
         }
     }
 
-    /// A node process is gone, and its streams with it. With `says_so` clients receive a close at once, otherwise only in
-    /// reply to their next packet.
+    /// A node process is gone, and its streams with it. With `says_so` clients receive a close at once, otherwise only
+    /// in reply to their next packet.
     pub(crate) fn node_gone(&mut self, node: Id, run: u64, says_so: bool) {
         let of_it = |line: &Line| line.node == node && line.run == Some(run) && !line.is_over;
         let lines = self.net.lines.iter().filter(|(_, line)| of_it(line));
