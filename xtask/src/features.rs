@@ -1,8 +1,8 @@
-//! The cargo features without which cargo leaves a target out, and says nothing.
+//! The cargo features that targets require. Without them cargo silently leaves the targets out.
 //!
-//! Responsible for no test being skipped that reads as passed: whoever checks, tests or documents packages turns on every
-//! feature that a test or a benchmark of theirs requires. Other features (those of measurements, which bring the clients of
-//! the others) stay off.
+//! Responsible for no test being skipped silently: checks, tests and docs of packages enable every feature that a test
+//! or benchmark of those packages requires. Other features (such as those that add the clients of other systems) stay
+//! off.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -11,7 +11,7 @@ use cargo_metadata::{Metadata, MetadataCommand};
 
 use crate::Outcome;
 
-/// Turns them on for `packages`, or for the whole workspace if there are none.
+/// Enables them for `packages`, or for the whole workspace if that is empty.
 pub(crate) fn turn_on(cargo: &mut Command, packages: &[String]) -> Outcome {
     let features = required(&metadata()?, packages);
     if !features.is_empty() {
@@ -28,7 +28,7 @@ pub(crate) fn metadata() -> Outcome<Metadata> {
         .map_err(|error| format!("cannot read the workspace's packages: {error}"))
 }
 
-/// As `package/feature`.
+/// The required features, as `package/feature`.
 fn required(metadata: &Metadata, packages: &[String]) -> BTreeSet<String> {
     let chosen = metadata.packages.iter().filter(|package| {
         packages.is_empty() || packages.iter().any(|wanted| package.name.as_str() == wanted)
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_targets_require_is_turned_on_where_it_is_asked_for() {
+    fn features_required_by_targets_are_enabled_for_selected_packages() {
         let metadata = metadata().expect("our own workspace");
         let all = required(&metadata, &[]);
         for known in ["lockkeeper-fence/redis", "lockkeeper-fence/http", "lockkeeper/redlock"] {

@@ -1,9 +1,9 @@
-//! Libraries of other languages that the tests drive: lock clients that ours must exclude, and be excluded by; and
-//! stand-ins for the stores of clouds.
+//! Libraries of other languages that the tests use: lock clients that must exclude ours and be excluded by them, and
+//! emulators of cloud stores.
 //!
-//! Responsible for the table of them, and for one folder per package registry below `target/foreign` that holds exactly
-//! what the table says. Which registry that is, is the machine's own setting of pip and npm. May not install a
-//! language: python3, pip, node and npm are programs like others, see [`crate::needs`].
+//! Responsible for the list of them, and for one folder for each package registry below `target/foreign` that contains
+//! exactly the listed libraries. pip's and npm's own settings choose the registry. May not install a language: python3,
+//! pip, node and npm are programs like others, see [`crate::needs`].
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,35 +15,35 @@ use nix::fcntl::{Flock, FlockArg};
 use crate::Outcome;
 use crate::process::{not_started, run, shown};
 
-/// The file in a registry's folder that says what is in it. It is written last, so its folder is whole.
+/// Lists the contents of a registry's folder. Written last, so a folder that has it is complete.
 const STAMP: &str = "installed.txt";
 
-/// A library, pinned: a release that locks in another way shall change this table, not fail a test some day.
+/// A pinned library: a release that locks in another way must change this list, not break a test some day.
 struct Library {
     /// Its name in the registry.
     name: &'static str,
-    /// Its exact version, the one whose source was read.
+    /// Its exact version: the one whose source was read.
     version: &'static str,
     used_by: &'static str,
 }
 
-/// A package registry, and what the tests need of it.
+/// A package registry, and the libraries that the tests need from it.
 struct Registry {
     name: &'static str,
-    /// Below the root of all of them; crates/client/tests/interop and the fences' tests look there.
+    /// The registry's folder in [`root`]; crates/client/tests/interop and the fences' tests use it.
     folder: &'static str,
-    /// Stands between a library's name and its version.
+    /// The separator between a library's name and its version.
     at: &'static str,
-    /// Prints the version of the language. Another language may need other packages beside the libraries.
+    /// Prints the version of the language; another version may need other packages.
     language: fn() -> Command,
-    /// Installs into an empty folder; the names and versions are added.
+    /// Installs into an empty folder; names and versions are appended.
     install: fn(&Path) -> Command,
-    /// Says where the registry is looked for, when installing has failed.
+    /// Shows the configured registry; for the error of a failed installation.
     setting: &'static str,
     libraries: &'static [Library],
 }
 
-/// What the tests need besides programs. A test that needs another library adds it here.
+/// The libraries that the tests need. A test that needs another one adds it here.
 const REGISTRIES: &[Registry] = &[
     Registry {
         name: "PyPI",
@@ -51,22 +51,22 @@ const REGISTRIES: &[Registry] = &[
         at: "==",
         language: || command("python3", &["--version"]),
         install: |folder| {
-            // By the same python3 as the tests start. A target folder leaves the machine's own packages alone, so
-            // that Debian's pip allows it without a virtual environment.
+            // The same python3 that the tests start. A target folder does not touch the system's packages, so Debian's
+            // pip allows it without a virtual environment.
             let mut pip = command("python3", &["-m", "pip", "install", "--quiet", "--no-input"]);
             pip.args(["--disable-pip-version-check", "--root-user-action=ignore", "--target"]).arg(folder);
             pip
         },
         setting: "python3 -m pip config list",
         libraries: &[
-            // `Lock`: SET NX PX with a random token, and scripts that compare it. Python 3.10 and above.
+            // `Lock`: SET NX PX with a random token, and scripts that compare it. Needs Python 3.10.
             Library { name: "redis", version: "8.1.0", used_by: "the tests beside redis-py" },
-            // S3 in memory. Its own extra `server` installs far more; the rest is what its S3 needs.
+            // In-memory S3. Its extra `server` installs far more; the next libraries are those that its S3 needs.
             Library { name: "moto", version: "5.2.5", used_by: "the tests of fences in S3" },
             Library { name: "flask", version: "3.1.2", used_by: "the same" },
             Library { name: "flask-cors", version: "6.0.1", used_by: "the same" },
             Library { name: "PyYAML", version: "6.0.3", used_by: "the same" },
-            // What its DynamoDB needs besides.
+            // Needed by moto's DynamoDB.
             Library {
                 name: "py-partiql-parser",
                 version: "0.6.3",
@@ -81,29 +81,29 @@ const REGISTRIES: &[Registry] = &[
         language: || command("node", &["--version"]),
         install: |folder| {
             let mut npm = command("npm", &["install", "--loglevel=error", "--no-audit", "--no-fund"]);
-            // Nothing of a package runs but what the tests call.
+            // Install scripts of packages are disabled.
             npm.args(["--ignore-scripts", "--no-package-lock", "--save=false", "--prefix"]).arg(folder);
             npm
         },
         setting: "npm config get registry",
         libraries: &[
-            // The newest of its fifth line, which is what its page tells people to use; it never left beta.
+            // The newest release of line 5, which its page recommends, and which never left beta.
             Library { name: "redlock", version: "5.0.0-beta.2", used_by: "the tests beside node-redlock" },
-            // redlock's page names ioredis as its client. 5 is the newest line that runs on Debian's node.
+            // redlock's page recommends ioredis. Line 5 is the newest that runs on Debian's node.
             Library { name: "ioredis", version: "5.11.1", used_by: "the same" },
-            // The newest that runs on Debian's node.
+            // The newest release that runs on Debian's node.
             Library {
                 name: "azurite",
                 version: "3.35.0",
                 used_by: "the tests of fences in Azure Blob Storage",
             },
-            // Speaks S3, and ignores the conditions of puts: a store that a fence must refuse.
+            // An S3 emulator that ignores the conditions of puts: a store that a fence must refuse.
             Library { name: "s3rver", version: "3.7.1", used_by: "the tests of fences in S3" },
         ],
     },
 ];
 
-/// Installs the missing ones of [`REGISTRIES`]. Reads two small files and starts two programs when nothing is missing.
+/// Installs the missing libraries of [`REGISTRIES`]. If none is missing, reads two small files and starts two programs.
 pub(crate) fn install() -> Outcome {
     let root = root()?;
     let _turn = turn(&root)?;
@@ -111,7 +111,7 @@ pub(crate) fn install() -> Outcome {
 }
 
 impl Registry {
-    /// Makes this registry's folder below `root` hold its libraries and nothing else; says whether it had to.
+    /// Makes the registry's folder below `root` contain exactly its libraries; returns whether it was changed.
     fn provide(&self, root: &Path) -> Outcome<bool> {
         let wanted = self.stamp()?;
         let folder = root.join(self.folder);
@@ -121,7 +121,8 @@ impl Registry {
         for Library { name, version, used_by } in self.libraries {
             eprintln!("{name} {version} of {} is missing: needed by {used_by}", self.name);
         }
-        // Beside its place and then renamed, so that an end in the middle leaves nothing that looks whole.
+        // Installed into a temporary folder and then renamed, so that an interruption leaves no folder that looks
+        // complete.
         let fresh = root.join(format!("{}.new", self.folder));
         clear(&fresh)?;
         fs::create_dir_all(&fresh).map_err(|error| format!("cannot make {}: {error}", fresh.display()))?;
@@ -136,7 +137,7 @@ impl Registry {
         Ok(true)
     }
 
-    /// Each library as its registry's tool wants it.
+    /// The libraries in the format of the registry's tool.
     fn requirements(&self) -> Vec<String> {
         self.libraries
             .iter()
@@ -144,7 +145,7 @@ impl Registry {
             .collect()
     }
 
-    /// What must be installed, and for which version of the language.
+    /// The expected contents of the stamp: language version and requirements.
     fn stamp(&self) -> Outcome<String> {
         let mut asked = (self.language)();
         let output = asked.output().map_err(|error| not_started(&asked, &error))?;
@@ -162,7 +163,7 @@ fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// Removes `folder`, if it is there.
+/// Removes `folder`, if it exists.
 fn clear(folder: &Path) -> Outcome {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -172,7 +173,7 @@ fn clear(folder: &Path) -> Outcome {
     }
 }
 
-/// The folder of all registries: beside what cargo builds, so that `cargo clean` removes it too.
+/// The folder of all registries: in cargo's target folder, so that `cargo clean` removes it too.
 fn root() -> Outcome<PathBuf> {
     let metadata = MetadataCommand::new()
         .no_deps()
@@ -181,7 +182,7 @@ fn root() -> Outcome<PathBuf> {
     Ok(metadata.target_directory.into_std_path_buf().join("foreign"))
 }
 
-/// Waits until no other xtask installs, and keeps others from it until dropped.
+/// Takes the lock that serializes installations; it is held until the result is dropped.
 fn turn(root: &Path) -> Outcome<Flock<File>> {
     let path = root.join("lock");
     let file = fs::create_dir_all(root).and_then(|()| File::create(&path));
@@ -197,7 +198,7 @@ mod tests {
     const ONE: Library = Library { name: "one", version: "1.0", used_by: "a test" };
     const TWO: Library = Library { name: "two", version: "2.0", used_by: "a test" };
 
-    /// Its tool makes one file per requirement.
+    /// A registry whose tool creates one file for each requirement.
     const PAPER: Registry = Registry {
         name: "paper",
         folder: "paper",
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_is_left_alone_and_what_is_no_longer_needed_goes() {
+    fn installed_libraries_are_kept_and_obsolete_ones_removed() {
         let root = tempfile::tempdir().unwrap();
         let folder = root.path().join("paper");
         assert_eq!(PAPER.provide(root.path()), Ok(true));
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_installation_that_fails_says_what_is_needed_and_leaves_nothing_that_looks_whole() {
+    fn a_failed_installation_names_the_libraries_and_leaves_no_folder() {
         let root = tempfile::tempdir().unwrap();
         let refusing = Registry { install: |_| command("false", &[]), ..PAPER };
         let error = refusing.provide(root.path()).unwrap_err();
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_language_that_is_missing_is_named() {
+    fn a_missing_language_is_named_in_the_error() {
         let root = tempfile::tempdir().unwrap();
         let nowhere = Registry { language: || command("no-such-language", &["--version"]), ..PAPER };
         let error = nowhere.provide(root.path()).unwrap_err();

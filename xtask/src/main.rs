@@ -1,11 +1,11 @@
-//! The project's own tool, run as `cargo xtask`: one front door for checking, mending, testing and measuring.
+//! The project's own tool, run as `cargo xtask`: checks, fixes, tests and benchmarks.
 //!
-//! Responsible for calling the right tools with the right arguments, in the right order, and for telling what came
-//! of it. May not hold any knowledge about locks: what a test proves stands in that test.
+//! Responsible for calling the right tools with the right arguments in the right order, and for reporting the results.
+//! May not contain knowledge about locks: the proof of a property is in its test.
 //!
-//! Reading order: [`parts`] (what `verify` and `fix` run), [`testing`] (what `test` runs), [`tally`] (how tests are
-//! counted), [`needs`] (which programs all this takes, and how they get here), [`foreign`] (which libraries of other
-//! languages), [`sim`], [`services`] (lock services of others), [`mod@bench`] (how we compare with them), [`process`].
+//! Reading order: [`parts`] (`verify` and `fix`), [`testing`] (`test`), [`tally`] (counting tests), [`needs`] (required
+//! programs and their installation), [`foreign`] (libraries of other languages), [`sim`], [`services`] (other lock
+//! services), [`mod@bench`] (comparison with them), [`process`].
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
@@ -30,7 +30,7 @@ use crate::parts::Part;
 use crate::services::Services;
 use crate::testing::Selection;
 
-/// The result of a task: an error is a text for people, one line unless a tool has already said more.
+/// The result of a task. An error is a text for people, one line unless a tool has already printed more.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
 #[derive(Parser)]

@@ -1,7 +1,8 @@
-//! What the checks, the tests, the services and the bench need besides cargo, and how it is installed.
+//! The programs that checks, tests, services and benchmarks need besides cargo, and their installation.
 //!
-//! Responsible for the tables of what checks and tests need (a service's needs stand in its own entry), and for saying
-//! in one line what is missing where it may not install it itself. May not start a service: see [`crate::services`].
+//! Responsible for the lists of programs that checks and tests need (a service's needs are in its own entry), and for
+//! an error of one line that names missing programs where it may not install them. May not start a service: see
+//! [`crate::services`].
 
 use std::env;
 use std::process::Command;
@@ -14,22 +15,22 @@ use crate::process::{cargo, has_cargo_tool, run};
 
 /// A cargo subcommand that `verify` calls.
 pub(crate) struct CargoTool {
-    /// `cargo NAME` runs it, and its package is `cargo-NAME`.
+    /// Run by `cargo NAME`, installed from the package `cargo-NAME`.
     pub(crate) name: &'static str,
-    /// The version whose verdicts the project's settings were written for.
+    /// The version that the project's settings were written for.
     version: &'static str,
 }
 
-/// Reads deny.toml.
+/// Checks deny.toml.
 pub(crate) const DENY: CargoTool = CargoTool { name: "deny", version: "0.20.2" };
 
-/// Every cargo tool that `verify` needs.
+/// All cargo tools that `verify` needs.
 const CARGO_TOOLS: &[CargoTool] = &[DENY];
 
-/// A file that something of ours uses, and the Debian package that brings it.
+/// A required file, and the Debian package that contains it.
 #[derive(Clone, Copy)]
 pub(crate) struct Need {
-    /// A program's name, looked for as the rig does ([`find`]); or an absolute path, for what is no program.
+    /// A program's name, searched as the rig does ([`find`]), or an absolute path for other files.
     pub(crate) program: &'static str,
     pub(crate) package: &'static str,
     pub(crate) used_by: &'static str,
@@ -41,8 +42,8 @@ impl Need {
     }
 }
 
-/// Every program that the tests need. A test that needs another one adds a line here, so that `cargo xtask test`
-/// passes on a machine that has nothing but Rust.
+/// All programs that the tests need. A test that needs another one adds it here, so that `cargo xtask test` passes on a
+/// machine that has only Rust.
 const TEST_NEEDS: &[Need] = &[
     Need {
         program: "cc",
@@ -55,7 +56,7 @@ const TEST_NEEDS: &[Need] = &[
     Need { program: "setpriv", package: "util-linux", used_by: "the tests that start servers of others" },
     Need { program: "timeout", package: "coreutils", used_by: "the same" },
     Need::of(network::IP, "the tests of a cluster with a cut network"),
-    // It brings the sentinel too.
+    // The package contains the sentinel too.
     Need::of(redis::SERVER, "the tests of Redis and Redlock"),
     Need::of(redis::CLI, "the same"),
     Need::of(postgres::SERVER, "the tests of PostgreSQL"),
@@ -82,7 +83,7 @@ const TEST_NEEDS: &[Need] = &[
 ];
 
 impl CargoTool {
-    /// An error with the line that installs the tool, unless it is there.
+    /// Returns an error with the install command, unless the tool is present.
     pub(crate) fn require(&self) -> Outcome {
         if has_cargo_tool(self.name) {
             return Ok(());
@@ -94,7 +95,7 @@ impl CargoTool {
     }
 }
 
-/// Installs the missing ones of [`CARGO_TOOLS`] to cargo's own place for programs.
+/// Installs the missing tools of [`CARGO_TOOLS`] into cargo's folder for programs.
 pub(crate) fn install_cargo_tools() -> Outcome {
     for CargoTool { name, version } in CARGO_TOOLS {
         if has_cargo_tool(name) {
@@ -106,13 +107,14 @@ pub(crate) fn install_cargo_tools() -> Outcome {
     Ok(())
 }
 
-/// Installs the missing ones of [`TEST_NEEDS`], and the libraries of other languages.
+/// Installs the missing programs of [`TEST_NEEDS`], and the libraries of other languages.
 pub(crate) fn install_test_needs() -> Outcome {
     install(TEST_NEEDS, "the tests need")?;
     foreign::install()
 }
 
-/// Installs the missing ones of `needs` by apt-get where we are root, else names them in one line.
+/// Installs the missing programs of `needs` with apt-get if run as root; otherwise returns an error of one line with
+/// their names.
 ///
 /// `who_needs` begins the error's text: `the tests need`.
 pub(crate) fn install(needs: &[Need], who_needs: &str) -> Outcome {
@@ -135,11 +137,11 @@ pub(crate) fn install(needs: &[Need], who_needs: &str) -> Outcome {
             "{who_needs} more programs, and there is no apt-get here; on Debian: `{by_hand}`"
         ));
     }
-    // A fresh machine has no package lists; an old one may have lists that name what is gone from the mirror.
+    // A fresh machine has no package lists, and old lists may name packages that the mirror no longer has.
     run(Command::new("apt-get").args(["update", "--quiet"]))?;
     run(Command::new("apt-get")
         .env("DEBIAN_FRONTEND", "noninteractive")
-        // Another apt-get may be at work: two minutes are enough for it to finish.
+        // Another apt-get may be running: two minutes are enough for it to finish.
         .args(["-o", "DPkg::Lock::Timeout=120"])
         .args(["install", "--quiet", "--yes", "--no-install-recommends"])
         .args(&packages))?;
@@ -158,7 +160,7 @@ fn missing(needs: &[Need]) -> Vec<Need> {
     needs.iter().filter(|need| find(need.program).is_none()).copied().collect()
 }
 
-/// Asked of `id`, since std has no call for it and xtask holds no unsafe code.
+/// Uses `id`, since std has no call for it and xtask contains no unsafe code.
 fn is_root() -> bool {
     Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
 }
@@ -168,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_cargo_tool_is_named_with_the_line_that_installs_it() {
+    fn a_missing_cargo_tool_is_reported_with_its_install_command() {
         let error = CargoTool { name: "no-such-tool", version: "1.2.3" }.require().unwrap_err();
         assert!(error.contains("cargo install --locked cargo-no-such-tool@1.2.3"), "{error}");
     }

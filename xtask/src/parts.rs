@@ -1,7 +1,7 @@
-//! The checks of `verify`, and the mending of `fix`.
+//! The checks of `verify`, and the fixes of `fix`.
 //!
-//! Responsible for the arguments of each check: this is the only place that knows them, and CI calls it too. May not
-//! change a file of the project in `verify`, which also holds for Cargo.lock (hence `--locked` everywhere).
+//! Responsible for the arguments of each check; CI calls it too, so they are defined only here. `verify` may not change
+//! a file of the project, including Cargo.lock (hence `--locked` everywhere).
 
 use std::fmt;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::features;
 use crate::needs::DENY;
 use crate::process::{cargo, run};
 
-/// One check. In the order in which they fail fastest.
+/// One check of `verify`. The fastest to fail come first.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Part {
     /// The code is formatted as rustfmt.toml says
@@ -37,7 +37,7 @@ impl fmt::Display for Part {
     }
 }
 
-/// Runs `parts`, or all of them; a failure doesn't keep the later ones from running.
+/// Runs `parts`, or all of them; later parts run even if earlier ones fail.
 pub(crate) fn verify(parts: &[Part]) -> Outcome {
     let parts = if parts.is_empty() { Part::value_variants() } else { parts };
     let mut failed = Vec::new();
@@ -58,15 +58,14 @@ pub(crate) fn verify(parts: &[Part]) -> Outcome {
     if failed.is_empty() { Ok(()) } else { Err(format!("verify failed: {}", failed.join(", "))) }
 }
 
-/// Formats, then lets clippy apply what it is sure about. Works on a tree with uncommitted changes too: mending them
-/// before a commit is what it is for.
+/// Formats, then applies clippy's safe fixes. Also works with uncommitted changes: it is meant to run before a commit.
 pub(crate) fn fix() -> Outcome {
     run(cargo().args(["fmt", "--all"]))?;
     let mut clippy = cargo();
     clippy.args(["clippy", "--workspace", "--all-targets", "--fix", "--allow-dirty", "--allow-staged"]);
     features::turn_on(&mut clippy, &[])?;
     run(&mut clippy)?;
-    // What clippy rewrote is not always formatted.
+    // Clippy's fixes are not always formatted.
     run(cargo().args(["fmt", "--all"]))
 }
 
@@ -87,8 +86,8 @@ fn check(part: Part) -> Outcome {
     }
 }
 
-/// The library and the command are both called `lockkeeper`, so their pages would have one address: cargo warns of
-/// that and intends to refuse it. So they are built in two runs, the library last, whose pages stay.
+/// The library and the command are both called `lockkeeper`, so their pages would have the same address; cargo warns
+/// about that and plans to reject it. They are built in two runs, the library last, so that its pages remain.
 fn docs() -> Outcome {
     const COMMAND: &str = "lockkeeper-cli";
     let doc = || {

@@ -1,7 +1,7 @@
-//! Starting other programs.
+//! Starts other programs.
 //!
-//! Responsible for finding cargo, showing each command before it runs, and turning exit statuses into texts. May not
-//! know why a command is run.
+//! Responsible for finding cargo, printing each command before it runs, and formatting exit statuses. May not know why
+//! a command is run.
 
 use std::env;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::Outcome;
 
-/// Makes the workspace's root the current directory, so that every task works from any folder of the clone.
+/// Changes to the workspace's root, so that every task works from any folder of the clone.
 pub(crate) fn enter_workspace() -> Outcome {
     let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = manifest_dir.parent().unwrap_or(manifest_dir);
@@ -21,12 +21,12 @@ pub(crate) fn enter_workspace() -> Outcome {
     })
 }
 
-/// The cargo that started us, so that nobody is checked by one toolchain and tested by another.
+/// The cargo that started xtask, so that checks and tests use one toolchain.
 pub(crate) fn cargo() -> Command {
     Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// True if `cargo NAME` exists and runs.
+/// Whether `cargo NAME` exists and runs.
 pub(crate) fn has_cargo_tool(name: &str) -> bool {
     cargo()
         .args([name, "--version"])
@@ -37,19 +37,19 @@ pub(crate) fn has_cargo_tool(name: &str) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Shows `command`, runs it with our own input and outputs, and waits for it.
+/// Prints `command`, runs it with inherited stdin, stdout and stderr, and waits for it.
 pub(crate) fn run(command: &mut Command) -> Outcome {
     eprintln!("$ {}", shown(command));
     let status = command.status().map_err(|error| not_started(command, &error))?;
     if status.success() { Ok(()) } else { Err(format!("`{}` failed: {status}", shown(command))) }
 }
 
-/// The text for a command that could not even be started.
+/// Formats the error of a command that could not be started.
 pub(crate) fn not_started(command: &Command, error: &std::io::Error) -> String {
     format!("cannot start `{}`: {error}", shown(command))
 }
 
-/// `command` as one would type it: the program without its folder, then the arguments.
+/// Formats `command` as typed: the program without its folder, then the arguments.
 pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let mut text = program.file_name().unwrap_or(command.get_program()).to_string_lossy().into_owned();

@@ -1,7 +1,7 @@
-//! Running the simulator.
+//! Runs the simulator.
 //!
-//! Responsible for building it as its tests are built: a seed that they print runs the same code here, and nothing has to
-//! be compiled twice.
+//! Responsible for building it with the tests' profile: a seed printed by a test runs the same code here, and nothing
+//! is compiled twice.
 
 use std::ffi::OsString;
 

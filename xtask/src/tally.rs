@@ -1,16 +1,16 @@
-//! Counting tests from what the test runners print.
+//! Counts tests in the output of the test runners.
 //!
-//! Responsible for the two closing lines we meet, libtest's and nextest's. May not guess: a line of another form
-//! counts nothing, and a run that counted nothing is a failure one level up.
+//! Responsible for two formats of the summary line, libtest's and nextest's. May not guess: a line of another format
+//! counts nothing, and the caller treats a run that counted nothing as a failure.
 
 use std::fmt;
 use std::ops::AddAssign;
 
 use anstream::adapter::strip_str;
 
-/// Who prints the closing lines.
+/// The program that prints the summary line.
 ///
-/// Only that one's lines count: nextest shows the output of a failed test, and libtest's closing line is in it.
+/// Only its own lines count: nextest prints the output of a failed test, which contains libtest's summary.
 #[derive(Clone, Copy)]
 pub(crate) enum Runner {
     /// `cargo test`, doctests too
@@ -19,7 +19,7 @@ pub(crate) enum Runner {
     Nextest,
 }
 
-/// How many tests ended how. Tests that a filter left out are not in it.
+/// Number of tests by result. Tests that a filter excluded are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     pub(crate) passed: u64,
@@ -31,7 +31,7 @@ impl Tally {
         self.passed + self.failed
     }
 
-    /// Adds what `line` counts, if it is a closing line of `runner`.
+    /// Adds the counts of `line`, if it is a summary line of `runner`.
     pub(crate) fn read_line(&mut self, runner: Runner, line: &str) {
         let line = strip_str(line).to_string();
         let counted = match runner {
@@ -69,14 +69,14 @@ fn libtest(line: &str) -> Option<Tally> {
 
 /// `Summary [   0.004s] 5 tests run: 3 passed (1 slow), 1 failed, 1 timed out, 7 skipped`
 ///
-/// What neither passed nor was skipped has failed, whatever nextest calls it. A run that was cut short begins with
-/// `3/5 tests run`.
+/// Tests that neither passed nor were skipped have failed, under any name that nextest uses. The summary of a run that
+/// was interrupted begins with `3/5 tests run`.
 fn nextest(line: &str) -> Option<Tally> {
     let (_, after_time) = line.strip_prefix("Summary [")?.split_once("] ")?;
     let (run, endings) = after_time.split_once(" run: ")?;
     let run = run.strip_suffix(" tests").or_else(|| run.strip_suffix(" test"))?;
     let run: u64 = run.split('/').next()?.parse().ok()?;
-    // The first ending is `N passed`; its remarks in brackets may hold commas, and come after the number.
+    // The first result is `N passed`; its details in brackets may contain commas, and follow the number.
     let (passed, ending) = endings.split_once(' ')?;
     let passed = passed.parse().ok().filter(|passed| *passed <= run)?;
     ending.starts_with("passed").then_some(Tally { passed, failed: run - passed })
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_was_cut_short_counts_what_ran() {
+    fn an_interrupted_run_counts_the_tests_that_ran() {
         assert_eq!(
             counted(Runner::Nextest, "Summary [ 1.0s] 3/5 tests run: 2 passed, 1 failed"),
             Tally { passed: 2, failed: 1 }
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_another_form_count_nothing() {
+    fn unrecognised_lines_count_nothing() {
         let output = "3 passed\ntest result: unknown\nSummary [ 1.0s] many tests run: some passed\n";
         assert_eq!(counted(Runner::Libtest, output), Tally::default());
         assert_eq!(counted(Runner::Nextest, output), Tally::default());

@@ -1,7 +1,7 @@
-//! Running every test of the workspace.
+//! Runs every test of the workspace.
 //!
-//! Responsible for installing what the tests need, for running tests and doctests, and for a closing count that can be
-//! trusted: no test run at all is a failure, and so is a part that ended badly without a failed test.
+//! Responsible for installing the tests' needs, for running tests and doctests, and for a reliable final count: a run
+//! without tests is a failure, and so is a part that failed without a failed test.
 
 use std::env;
 use std::io::{BufRead, BufReader, IsTerminal, Write};
@@ -18,7 +18,7 @@ use crate::needs::install_test_needs;
 use crate::process::{cargo, has_cargo_tool, not_started, shown};
 use crate::tally::{Runner, Tally};
 
-/// How long the output may stay open after the test runner is gone, before we say that a test left a process behind.
+/// How long the output may stay open after the test runner has exited, before a leaked process is reported.
 const OUTPUT_CLOSES_WITHIN: Duration = Duration::from_secs(30);
 
 /// Which tests to run.
@@ -31,7 +31,7 @@ pub(crate) struct Selection {
     filters: Vec<String>,
 }
 
-/// Installs what is missing, runs the selected tests and doctests, and prints the count as the last line of stdout.
+/// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of stdout.
 pub(crate) fn run(selection: &Selection) -> Outcome {
     install_test_needs()?;
     let with_doctests = selection.with_doctests()?;
@@ -42,7 +42,7 @@ pub(crate) fn run(selection: &Selection) -> Outcome {
     } else {
         vec![("tests", Runner::Libtest, selection.libtest()?)]
     };
-    // nextest can't run doctests; `cargo test` without a target choice runs them itself.
+    // nextest can't run doctests; `cargo test` without a target selection includes them.
     if nextest && with_doctests {
         commands.push(("doctests", Runner::Libtest, selection.doctests()?));
     }
@@ -74,7 +74,7 @@ pub(crate) fn run(selection: &Selection) -> Outcome {
 impl Selection {
     fn nextest(&self) -> Outcome<Command> {
         let mut cargo = cargo();
-        // Whether any test ran is judged over all parts together.
+        // Whether any test ran is checked over all parts together.
         cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
         self.choose_packages(&mut cargo)?;
         cargo.args(&self.filters);
@@ -107,7 +107,7 @@ impl Selection {
         features::turn_on(cargo, &self.packages)
     }
 
-    /// Whether a selected package can have doctests at all: cargo refuses `--doc` for one without a library.
+    /// Whether a selected package can have doctests: cargo rejects `--doc` for a package without a library.
     fn with_doctests(&self) -> Outcome<bool> {
         if self.packages.is_empty() {
             return Ok(true);
@@ -127,20 +127,20 @@ impl Selection {
     }
 }
 
-/// Runs `command`, shows its output as it comes, and counts the tests in it. Also says whether it ended well.
+/// Runs `command`, prints its output as it arrives, and counts the tests in it. Also returns whether it succeeded.
 ///
-/// Both outputs go through one pipe, so that a failure's message stays where it belongs.
+/// Both outputs use one pipe, so that failure messages stay in place.
 fn run_counted(runner: Runner, command: &mut Command) -> Outcome<(Tally, bool)> {
     eprintln!("$ {}", shown(command));
     let no_pipe = |error| format!("cannot make a pipe: {error}");
     let (reader, writer) = std::io::pipe().map_err(no_pipe)?;
     command.stdout(writer.try_clone().map_err(no_pipe)?).stderr(writer);
-    // Behind a pipe tools show no colours unless asked to.
+    // Tools print no colours into a pipe by default.
     if std::io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() {
         command.env("CARGO_TERM_COLOR", env::var_os("CARGO_TERM_COLOR").unwrap_or_else(|| "always".into()));
     }
     let mut child = command.spawn().map_err(|error| not_started(command, &error))?;
-    // The command holds our copies of the pipe's writing end: the reader would wait for them for ever.
+    // The command holds our copies of the pipe's write end, which would keep the reader waiting forever.
     command.stdout(std::process::Stdio::inherit()).stderr(std::process::Stdio::inherit());
 
     let (counted, tally) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! Snapshots on their way from one node to another: all of one arrives, or nothing does, and the sender hears which.
+//! Snapshot transfers between nodes: a transfer arrives completely or not at all, and its sender receives the result.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,18 @@ use lockkeeper_wire::store::SnapshotTail;
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
 
-/// A sender that hears nothing for so long gives up.
+/// A sender without a result for this long gives up.
 const GIVES_UP_AFTER: Nanos = 12 * SECOND;
 
-/// One snapshot that is sent.
+/// Id of one snapshot transfer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct BulkId(u64);
 
 #[derive(Clone)]
 pub(crate) struct Bulk {
-    /// The run of the sender that waits for its answer.
+    /// The run (start count) of the sender's process.
     pub(crate) from_run: u64,
-    /// How it greets.
+    /// The sender's handshake.
     pub(crate) hello: Hello,
     pub(crate) offer: SnapshotOffer,
     pub(crate) pieces: Vec<Vec<u8>>,
@@ -37,7 +37,7 @@ impl Bulks {
         self.open.get(&id)
     }
 
-    /// It is answered.
+    /// Removes a transfer whose result is delivered.
     pub(crate) fn take(&mut self, id: BulkId) -> Option<Bulk> {
         self.open.remove(&id)
     }
@@ -53,13 +53,13 @@ impl Core {
         self.after(GIVES_UP_AFTER, Happening::BulkSettles(id, false));
     }
 
-    /// The sender is to hear what became of it. The first word counts.
+    /// Schedules the result for the sender. Only the first result counts.
     pub(crate) fn settle_bulk(&mut self, id: BulkId, arrived: bool) {
         let pause = self.dice.spread(MS / 10, 20 * MS);
         self.after(pause, Happening::BulkSettles(id, arrived));
     }
 
-    /// A node is gone: what is sent to it does not arrive, and its sender notices.
+    /// A node is gone: transfers to it fail.
     pub(crate) fn bulks_gone(&mut self, node: Id) {
         let to_it = self.bulks.open.iter().filter(|(_, bulk)| bulk.offer.to == node);
         let to_it: Vec<BulkId> = to_it.map(|(&id, _)| id).collect();
@@ -68,7 +68,7 @@ impl Core {
         }
     }
 
-    /// Whether two nodes can talk now.
+    /// Whether packets pass in both directions between two nodes.
     pub(crate) fn is_open(&self, one: Id, other: Id) -> bool {
         !self.peers.is_cut(one, other, self.now) && !self.peers.is_cut(other, one, self.now)
     }

@@ -1,4 +1,4 @@
-//! Storing snapshots beside the loop, one step at a time, and reading the newest one back.
+//! The disk worker: stores snapshots beside the event loop, one step at a time, and reads the newest one back.
 
 use std::io;
 
@@ -11,19 +11,19 @@ use lockkeeper_wire::store::SnapshotTail;
 use crate::bulk::Bulk;
 use crate::crowd::Budgets;
 
-/// The snapshot that is being written, and the step that is to be done next.
+/// The snapshot being written, and the next step.
 pub(crate) struct Chores {
     snapshots: Snapshots<MemoryDisk>,
     open: Option<(SnapshotWriter<MemoryDisk>, u64)>,
     pub(crate) todo: Option<SnapshotStep>,
 }
 
-/// What came of a step.
+/// The result of a step.
 pub(crate) enum Done {
     Step,
-    /// It is given up; another one follows.
+    /// The snapshot is abandoned; a later one will be begun.
     Failed,
-    /// What the disk holds is unknown: the process must end (P10).
+    /// The state of the disk is unknown, so the process must end (P10).
     Stop(io::Error),
 }
 
@@ -32,7 +32,7 @@ impl Chores {
         Self { snapshots, open: None, todo: None }
     }
 
-    /// The pieces of the stored snapshot of an entry, to be sent.
+    /// Reads the pieces of a stored snapshot to send them.
     pub(crate) fn read(&self, index: u64) -> Result<(Vec<Vec<u8>>, SnapshotTail), String> {
         let mut reader = self.snapshots.open(index).map_err(|error| error.to_string())?;
         let mut pieces = Vec::new();
@@ -43,7 +43,7 @@ impl Chores {
         Ok((pieces, tail))
     }
 
-    /// Writes one that has arrived, under no name yet.
+    /// Writes a received snapshot to a file that has no final name yet.
     pub(crate) fn receive(
         &self,
         bulk: &Bulk,
@@ -61,7 +61,7 @@ impl Chores {
         Ok((sealed, budgets.table(table)))
     }
 
-    /// Does what is to be done; `None` if nothing is.
+    /// Carries out the pending step; `None` if there is none.
     pub(crate) fn step(&mut self, disk: &MemoryDisk) -> Option<Done> {
         let step = self.todo.take()?;
         let ends = matches!(step, SnapshotStep::Finish(_));
@@ -69,7 +69,7 @@ impl Chores {
             Ok(()) => Done::Step,
             Err(error) if ends => Done::Stop(error),
             Err(_) => {
-                // What is left of it goes at the next start.
+                // The next start removes the incomplete file.
                 self.open = None;
                 Done::Failed
             }
@@ -99,7 +99,7 @@ impl Chores {
     }
 }
 
-/// The table of the newest snapshot; without one, that of a new cluster by these rules.
+/// The table of the newest snapshot, or without one the table of a new cluster with these rules.
 pub(crate) fn read_table(
     snapshot: Option<SnapshotReader<MemoryDisk>>,
     rules: u32,

@@ -1,22 +1,22 @@
-//! Virtual time: true time, which only the world knows, and the clocks of those who live in it.
+//! Virtual time: true time, which only the simulation reads, and the clocks of nodes and clients.
 
 use std::time::Duration;
 
 use lockkeeper::BootInstant;
 
-/// True time, in nanoseconds since the world began.
+/// True time, in nanoseconds since the start of the run.
 pub(crate) type Nanos = u64;
 
 pub(crate) const MS: Nanos = 1_000_000;
 pub(crate) const SECOND: Nanos = 1_000 * MS;
 
-/// No clock runs faster or slower by more than this, in millionths. Two clocks then differ by 0.9 % at most; the margin
-/// of P5 is 1 %, and is meant between two clocks.
+/// Largest deviation of a clock's rate, in parts per million. Two clocks then differ by 0.9 % at most; the margin of P5
+/// is 1 % between two clocks.
 pub(crate) const DRIFT_PPM_MAX: i64 = 4_500;
 
 const MILLION: i128 = 1_000_000;
 
-/// A clock of its own origin and rate. The rate may change; the reading never jumps.
+/// A clock with its own origin and rate. The rate may change; the reading never jumps.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
     true_base: Nanos,
@@ -29,7 +29,7 @@ impl Clock {
         Self { true_base: 0, local_base: origin, ppm }
     }
 
-    /// What it shows at a moment of true time.
+    /// The reading at a moment of true time.
     pub(crate) fn at(&self, now: Nanos) -> Nanos {
         let passed = i128::from(now.saturating_sub(self.true_base));
         self.local_base + (passed * (MILLION + i128::from(self.ppm)) / MILLION) as Nanos
@@ -43,7 +43,7 @@ impl Clock {
         BootInstant::from_nanos(self.at(now))
     }
 
-    /// The first moment of true time at which it shows at least `local`.
+    /// The first moment of true time at which the reading is at least `local`.
     pub(crate) fn when(&self, local: Nanos) -> Nanos {
         let left = i128::from(local.saturating_sub(self.local_base));
         let rate = MILLION + i128::from(self.ppm);

@@ -1,4 +1,4 @@
-//! What every part of the world shares: the time, what is going to happen, chance, the network and the oracle.
+//! State shared by all parts of the simulation: virtual time, the event queue, the RNG, the network and the oracle.
 
 use std::collections::BTreeMap;
 
@@ -15,17 +15,17 @@ use crate::peers::{LinkId, Peers};
 use crate::scenario::{Fault, Scenario};
 use crate::trace::Trace;
 
-/// A node of the cluster, from 1 on.
+/// Node id; the first node has id 1.
 pub(crate) type Id = u64;
 
-/// Something that is going to happen.
+/// A scheduled simulation event.
 #[derive(Clone, Debug)]
 pub(crate) enum Happening {
     /// A packet arrives in a node's sockets.
     ToNode(StreamId, Up),
-    /// A packet arrives at a client.
+    /// A packet arrives at a client's socket.
     ToClient(StreamId, Down),
-    /// A node's loop runs.
+    /// A node's event loop runs one turn.
     NodeTurn {
         node: Id,
         run: u64,
@@ -36,12 +36,12 @@ pub(crate) enum Happening {
         run: u64,
         stream: StreamId,
     },
-    /// A node's disk has done a write.
+    /// A node's disk completes a log write.
     NodeWrote {
         node: Id,
         run: u64,
     },
-    /// A step of a snapshot is done.
+    /// The disk worker of a node completes a snapshot step.
     NodeStored {
         node: Id,
         run: u64,
@@ -50,41 +50,41 @@ pub(crate) enum Happening {
     NodeStarts {
         node: Id,
     },
-    /// A node without data writes the record that makes it a member.
+    /// A node without data writes its bootstrap record and becomes a member.
     NodeFounds {
         node: Id,
         run: u64,
     },
-    /// A node loses its disk, if the cluster can bear that now.
+    /// A node loses its disk, if the cluster can survive that now.
     NodeWiped {
         node: Id,
     },
-    /// A node is told to stop; it dies soon after.
+    /// A node receives SIGTERM; its process ends soon after.
     NodeStops {
         node: Id,
     },
-    /// A node is stopped, and started soon.
+    /// A node's process is stopped, and restarted soon after.
     NodeRestarts {
         node: Id,
     },
-    /// A node dies, at a moment that was chosen before.
+    /// A node's process crashes; the time was chosen when the event was scheduled.
     NodeDies {
         node: Id,
         power: bool,
     },
-    /// Nothing passes from one node to another until then.
+    /// Cuts traffic in one direction between two nodes until `until`.
     Cut {
         from: Id,
         to: Id,
         until: Nanos,
     },
-    /// A node tries to reach another.
+    /// A node opens a connection to another.
     PeerDials {
         from: Id,
         run: u64,
         to: Id,
     },
-    /// What a node says first arrives; `any`: it has asked whoever is there.
+    /// A handshake request arrives. `any`: its sender has no list of nodes, so its target was picked at random.
     HelloArrives {
         from: Id,
         run: u64,
@@ -92,7 +92,7 @@ pub(crate) enum Happening {
         any: bool,
         hello: Box<Hello>,
     },
-    /// And the answer.
+    /// The handshake reply arrives.
     HelloAnswered {
         from: Id,
         run: u64,
@@ -101,20 +101,20 @@ pub(crate) enum Happening {
         any: bool,
         answer: Box<Result<Hello, Refusal>>,
     },
-    /// What is next on the way between two nodes arrives.
+    /// The next frame of a link between two nodes arrives.
     PeerArrives(LinkId),
-    /// A node hears that a link of its own, or one to it, is over.
+    /// A node detects that a link to or from it is closed.
     PeerCloses {
         node: Id,
         run: u64,
         link: LinkId,
     },
-    /// A snapshot has reached the other node; and its sender hears whether it was taken.
+    /// A snapshot transfer reaches its receiver (`BulkArrives`), or its sender receives the result (`BulkSettles`).
     BulkArrives(BulkId),
     BulkSettles(BulkId, bool),
     /// A link between two nodes breaks.
     PeerBreaks(LinkId),
-    /// A client's timers are due, or its pause is over.
+    /// A client's timers are due, or its pause ends.
     ClientWakes {
         client: usize,
         life: u64,
@@ -124,37 +124,37 @@ pub(crate) enum Happening {
         client: usize,
         life: u64,
     },
-    /// A job of a client goes on.
+    /// A client's job runs its next step.
     JobStep {
         client: usize,
         life: u64,
         key: u64,
     },
-    /// A client may begin another job.
+    /// A client may start another job.
     NextJob {
         client: usize,
         life: u64,
     },
-    /// The client by hand does something, or only says that it lives.
+    /// The raw protocol client acts, or only sends a keep-alive.
     HandActs,
     HandLives,
-    /// A crashed client begins anew.
+    /// A crashed client restarts.
     ClientStarts {
         client: usize,
     },
-    /// The one who adds and removes nodes does something.
+    /// The operator, which adds and removes nodes, acts.
     OperatorActs,
-    /// Something goes wrong.
+    /// Injects the next fault.
     Faults,
-    /// From now on nothing does, and everything must come to an end.
+    /// Faults end; from here on all pending work must complete.
     FaultsEnd,
-    /// The world looks whether everything did.
+    /// Periodic check whether all pending work has completed.
     Settled,
 }
 
 pub(crate) struct Core {
     pub(crate) now: Nanos,
-    /// By time, then by a number that the dice give: what happens at one moment has no order of its own.
+    /// Ordered by time, then by a random tie-break (events of the same time have no natural order), then by a counter.
     queue: BTreeMap<(Nanos, u64, u64), Happening>,
     scheduled: u64,
     pub(crate) dice: Dice,
@@ -165,13 +165,13 @@ pub(crate) struct Core {
     pub(crate) peers: Peers,
     pub(crate) bulks: Bulks,
     pub(crate) oracle: Oracle,
-    /// Whether faults still happen.
+    /// Whether faults are still injected.
     pub(crate) is_stormy: bool,
-    /// The nodes that take part, or are to.
+    /// Ids of the nodes that are members, or are meant to become members.
     pub(crate) present: Vec<Id>,
-    /// Who takes part, as whoever has applied most says.
+    /// The membership of the highest applied entry on any node.
     pub(crate) members: Members,
-    /// The question whose answer the operator waits for, and the answer.
+    /// The request that the operator is waiting for, and the answer received.
     pub(crate) awaited: Option<AskId>,
     pub(crate) answer: Option<Answer>,
 }
@@ -218,12 +218,12 @@ impl Core {
         Some(happening)
     }
 
-    /// The nodes that take part, but for one.
+    /// All present nodes except `node`.
     pub(crate) fn others(&self, node: Id) -> Vec<Id> {
         self.present.iter().copied().filter(|&other| other != node).collect()
     }
 
-    /// A node has applied that these take part.
+    /// A node has applied a membership change, or recovered its membership at start.
     pub(crate) fn members_are(&mut self, members: &Members) {
         if members.at >= self.members.at {
             self.members = members.clone();
@@ -243,7 +243,7 @@ impl Core {
         self.trace.note(self.now, what);
     }
 
-    /// A promise is broken.
+    /// Reports a broken promise; only the first one becomes the run's failure.
     pub(crate) fn broken(&mut self, promise: &str, what: &str) {
         self.trace.note(self.now, format_args!("BROKEN {promise}: {what}"));
         self.oracle.fail(self.now, promise, what);
@@ -251,7 +251,7 @@ impl Core {
 }
 
 impl Happening {
-    /// Whether a client may have changed its mind by it.
+    /// Whether a client's state may change by this event.
     pub(crate) fn is_of_client(&self) -> bool {
         matches!(
             self,
@@ -267,7 +267,7 @@ impl Happening {
         )
     }
 
-    /// Whether it is worth a line: not what happens all the time, and shows by what comes of it.
+    /// Whether the event is traced. Frequent events are left out: their consequences are traced.
     pub(crate) fn is_told(&self) -> bool {
         !matches!(
             self,

@@ -1,49 +1,50 @@
-//! Crowds: worlds in which one client queues hundreds of requests, by little budgets that such a crowd exceeds.
+//! Crowds: scenarios in which one client queues hundreds of requests, with work budgets small enough for such a crowd
+//! to exceed them.
 //!
-//! Only [`Budgets`] knows how small: each table of a world, on every node and in the oracle, gets its bound here.
+//! Only [`Budgets`] defines those: every table of a run, on the nodes and in the oracle, is created with its bound.
 
 use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId, Table, limits};
 use lockkeeper_replica::{ENDS_PER_PART, TURN_VISITS_MAX};
 
 use crate::dice::Dice;
 
-/// Where everything of a crowd lies.
+/// The name or subtree that all requests of a crowd compete for.
 pub(crate) const BASE: &str = "crowd";
 
-/// How the requests of a crowd lie to each other.
+/// How the names of a crowd's requests relate.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Shape {
-    /// All of one name.
+    /// All requests have the same name.
     Name,
-    /// Each of a name of its own, below one subtree that is held.
+    /// Each request has its own name below one held subtree.
     Subtree,
-    /// The same, with names of as many segments as there may be.
+    /// As `Subtree`, with names of the largest number of segments.
     Deep,
 }
 
-/// The crowd of a world.
+/// The crowd of a scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Crowd {
     pub(crate) shape: Shape,
     pub(crate) size: u64,
-    /// Of its requests, in percent.
+    /// Share of shared requests, in percent.
     pub(crate) shared: u64,
-    /// Of its requests: those that wait for a limited time only.
+    /// Share of requests with a wait limit, in percent.
     pub(crate) limited: u64,
-    /// How likely its client stays away once all wait, in percent.
+    /// Probability that the client disconnects for a while once all requests wait, in percent.
     pub(crate) away: u64,
-    /// How likely it closes its session while all wait, in percent.
+    /// Probability that the client closes its session while all requests wait, in percent.
     pub(crate) closes: u64,
 }
 
 impl Crowd {
-    /// Some seeds have one.
+    /// Some seeds have a crowd.
     pub(crate) fn roll(dice: &mut Dice) -> Option<Self> {
         if !dice.chance(12) {
             return None;
         }
         let shape = dice.pick(&[Shape::Name, Shape::Name, Shape::Subtree, Shape::Deep]);
-        // What the oracle does for each command grows with the crowd, and with its names.
+        // The oracle's cost for each command grows with the size of the crowd and the length of its names.
         let sizes = if shape == Shape::Name { [100, 200, 400] } else { [60, 120, 240] };
         let size = sizes[dice.below(3).min(dice.below(3)) as usize];
         Some(Self {
@@ -56,7 +57,7 @@ impl Crowd {
         })
     }
 
-    /// The name of one of the crowd.
+    /// The name of one request.
     pub(crate) fn name(&self, number: u64) -> String {
         let deep = "/x".repeat(limits::NAME_SEGMENTS_MAX - 2);
         match self.shape {
@@ -66,20 +67,20 @@ impl Crowd {
         }
     }
 
-    /// Whether the request that keeps all others waiting is for a subtree.
+    /// Whether the request that blocks all others is for a subtree.
     pub(crate) fn is_wide(&self) -> bool {
         self.shape != Shape::Name
     }
 }
 
-/// What a node may do in a turn, and a table in a command. Production's, or less: else only a crowd of tens of thousands
-/// would leave work for later.
+/// Work budgets of a turn of a node, and of a command. They are production's or smaller: with production's, only a
+/// crowd of tens of thousands would leave a backlog.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budgets {
     work_max: usize,
     pub(crate) turn_visits_max: u64,
     pub(crate) ends_per_part: usize,
-    /// Most entries of the table that a node looks at in one turn: its budget, and one command that exceeds it.
+    /// Most table entries that a node visits in one turn: its budget, plus one command that exceeds it.
     pub(crate) visits_max: u64,
 }
 
@@ -97,19 +98,20 @@ impl Budgets {
         Self { work_max, turn_visits_max, ends_per_part, visits_max }
     }
 
-    /// Most entries of the table that a command looks at. Requests of a world have one name, so a command that ends one
-    /// looks at no more than one that asks for the longest of them.
+    /// Most table entries that a command visits. Requests of a simulation have one name each, so a command that ends a
+    /// request visits no more entries than an acquire of the longest name.
     pub(crate) fn visits_max_of(self, command: &Command) -> u64 {
         command.visits_max_with(self.work_max).min(self.visits_max - self.turn_visits_max)
     }
 
-    /// A table of this world. The bound decides which command grants what, so all of them have the same.
+    /// Applies the budget to a table. The budget decides which command grants which request, so all tables of a run
+    /// must have the same.
     pub(crate) fn table(self, table: Table) -> Table {
         table.with_work_max(self.work_max)
     }
 }
 
-/// No command of a world names more than one name, so none may look at more entries than this one.
+/// No command of a simulation has more than one name, so none may visit more entries than this one.
 fn longest_acquire() -> Command {
     let name = format!("{BASE}{}", "/x".repeat(limits::NAME_SEGMENTS_MAX - 1));
     Command::Acquire(Acquire {

@@ -1,8 +1,8 @@
-//! The one source of chance in a run: everything that is not decided by a rule is decided here, by the seed.
+//! The RNG of a run, its only source of randomness, seeded with the run's seed.
 
 use crate::clock::Nanos;
 
-/// One generator from the seed; its numbers depend on nothing but the seed and how often it was asked.
+/// A seeded generator; its output depends only on the seed and the number of calls.
 #[derive(Debug)]
 pub(crate) struct Dice(fastrand::Rng);
 
@@ -11,7 +11,7 @@ impl Dice {
         Self(fastrand::Rng::with_seed(seed))
     }
 
-    /// A number below `n`; 0 for 0.
+    /// A random number below `n`; 0 if `n` is 0.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         if n == 0 { 0 } else { self.0.u64(..n) }
     }
@@ -24,13 +24,13 @@ impl Dice {
         self.below(100) < percent
     }
 
-    /// One of several; there must be one.
+    /// A random element; `of` must not be empty.
     pub(crate) fn pick<T: Clone>(&mut self, of: &[T]) -> T {
         of[self.below(of.len() as u64) as usize].clone()
     }
 
-    /// A time between two, each order of magnitude about as likely as the next: short ones find races, long ones
-    /// find deadlines.
+    /// A duration between two limits, with each power of two about equally likely: short durations find races, long
+    /// ones reach deadlines.
     pub(crate) fn spread(&mut self, low: Nanos, high: Nanos) -> Nanos {
         let low = low.max(1);
         let octaves = u64::from((high / low).max(1).ilog2());

@@ -1,5 +1,6 @@
-//! A client by hand, on frames alone: it repeats what it has said, out of turn, and uses what the library does not offer
-//! yet (values, downgrades). It believes in nothing, so only the table and what is told are held against it.
+//! A raw protocol client that sends frames directly. It repeats commands out of order, and uses operations that the
+//! library does not offer yet (values, downgrades). It keeps no lease deadline, so only the table and the replies are
+//! checked.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ use crate::net::{Down, Up};
 use crate::node::node_at;
 use crate::queued::Queued;
 
-/// Commands that it remembers, to repeat them.
+/// How many recent commands are kept for repetition.
 const MEMORY: usize = 8;
 
 pub(crate) struct Hand {
@@ -24,22 +25,22 @@ pub(crate) struct Hand {
     session: Option<u64>,
     attach: u64,
     stream: Option<StreamId>,
-    /// As a node has said.
+    /// The leader named by the last stream end.
     leader: Option<Id>,
     is_attached: bool,
     alive_at: Nanos,
     heard_at: Nanos,
-    /// It says nothing by itself before.
+    /// It sends nothing on its own until this time.
     silent_until: Nanos,
     next_seq: u64,
-    /// Sent, and not answered: sent again on the next stream, in order (R5).
+    /// Commands without a reply: sent again on the next stream, in order (R5).
     unanswered: BTreeMap<u64, Command>,
     said: Vec<Command>,
-    /// The request that it lives for, and whether it is granted.
+    /// Its present request, and whether that is granted.
     request: Option<(u64, bool)>,
     is_leaving: bool,
     is_over: bool,
-    /// What it queues where it makes a crowd.
+    /// The crowd of requests that it queues, if the scenario has one.
     crowd: Option<Queued>,
 }
 
@@ -80,7 +81,7 @@ impl Hand {
             _ if core.is_stormy && core.now < self.silent_until && self.is_attached => {}
             None if core.is_stormy && self.crowd.as_ref().is_some_and(|it| it.is_away(core.now)) => {}
             None => self.connect(core),
-            // No answer to an attach: it was lost, or another stream has a higher number.
+            // The attach got no answer: it was lost, or another stream has a higher number.
             Some(_) if !self.is_attached && core.now > self.alive_at + self.ttl / 4 => self.hang_up(core),
             Some(_) if !self.is_attached => {}
             Some(_) if core.now > self.heard_at + self.ttl => self.hang_up(core),
@@ -90,12 +91,12 @@ impl Hand {
         core.after(pause, Happening::HandActs);
     }
 
-    /// It does nothing by itself until then.
+    /// Sends nothing on its own until then.
     pub(crate) fn is_silent_until(&mut self, until: Nanos) {
         self.silent_until = until;
     }
 
-    /// It says that it lives, whatever it was about to do.
+    /// Sends a keep-alive at once.
     pub(crate) fn lives(&mut self, core: &mut Core) {
         if let (Some(stream), Some(session), true) = (self.stream, self.session, self.is_attached) {
             let session = SessionId(session);
@@ -152,7 +153,7 @@ impl Hand {
             frame.extend(command.map(|command| self.say(session, command)));
         }
         if core.is_stormy && core.dice.chance(15) && !self.said.is_empty() {
-            // Said already, answered or not: it must change nothing (P7).
+            // A repeated command must change nothing, whether it was answered or not (P7).
             let again = core.dice.pick(&self.said);
             frame.push(item(session, again));
         }
@@ -175,7 +176,7 @@ impl Hand {
         }
     }
 
-    /// What it asks for next, if anything.
+    /// The next command, if any.
     fn next_command(&mut self, core: &mut Core, session: SessionId) -> Option<Command> {
         let roll = core.dice.below(100);
         match self.request {
@@ -205,7 +206,7 @@ impl Hand {
         }
     }
 
-    /// Numbers it, and remembers it until it is answered.
+    /// Numbers a command and keeps it until a reply arrives.
     pub(crate) fn say(&mut self, session: SessionId, command: Command) -> v1::ClientItem {
         self.unanswered.insert(self.next_seq, command.clone());
         self.next_seq += 1;
@@ -265,7 +266,7 @@ impl Hand {
         }
     }
 
-    /// What of the crowd is over is finished in one frame.
+    /// Finishes all requests of the crowd that have ended, in one frame.
     fn finishes(&mut self, core: &mut Core) {
         let Some(stream) = self.stream.filter(|_| self.is_attached) else { return };
         if let (Some(session), Some(mut crowd)) = (self.session.map(SessionId), self.crowd.take()) {
@@ -284,7 +285,7 @@ impl Hand {
             crowd.hears(item.seq, &what);
         }
         match what {
-            // An open that was repeated under the session before this one.
+            // A repeated open of the previous session.
             What::Opened(opened) if opened.secret_prefix != secret_prefix(&self.secret) => {}
             What::Opened(_) | What::Attached(_) => {
                 self.session = Some(item.session);
@@ -292,11 +293,11 @@ impl Hand {
                     return;
                 }
                 let session = SessionId(item.session);
-                // The grant of what waited may be lost: it is asked for again (R5).
+                // The grant of a waiting request may be lost, so its acquire is sent again (R5).
                 self.unanswered.extend(self.crowd.iter().flat_map(Queued::waiting));
                 let again = self.unanswered.values().map(|command| self::item(session, command.clone()));
                 let again: Vec<v1::ClientItem> = again.collect();
-                // The close is sent again by whoever leaves.
+                // The next action sends the close again.
                 self.is_leaving = false;
                 if !again.is_empty() {
                     core.send_up(stream, Up::Frame(again));
@@ -320,7 +321,7 @@ impl Hand {
                 self.unanswered.remove(&item.seq);
                 let is_own = self.request.is_some_and(|(seq, _)| seq == item.seq);
                 let Some(session) = self.session.map(SessionId).filter(|_| is_own) else { return };
-                // However it ended, it says that it knows (R3).
+                // However the request ended, the client confirms it (R3).
                 self.request = None;
                 let (seq, target) = (Seq(self.next_seq), Seq(item.seq));
                 let done_through = self.done_through();

@@ -1,11 +1,12 @@
-//! A small world in one thread under virtual time: a cluster and its clients, faults by seed, and an oracle that holds
-//! everything against the promises.
+//! A deterministic simulator: a cluster and its clients in one thread under virtual time, with faults, and an oracle
+//! that checks every promise.
 //!
-//! Each node is the production replica on the production log, the clients are the production machine and carrier; the
-//! disk, the network, the clocks and chance are simulated. A seed decides everything, so a run repeats byte for byte.
+//! Each node is the production replica on the production log; clients are the production state machine and carrier.
+//! Disk, network, clocks and randomness are simulated. A seed determines everything, so a run repeats byte for byte.
 //!
-//! Reading order: [`world`](run) (what happens), `node/mod.rs`, `peers.rs` and `chores.rs`, `client/mod.rs` and `client/job.rs` (who takes part),
-//! `hand.rs`, `crowd.rs`, `queued.rs`, `net.rs`, `scenario.rs`, `oracle/mod.rs` (what must be true), [`mutants`] (what must be found).
+//! Reading order: [`world`](run) (events), `node/mod.rs`, `peers.rs`, `chores.rs`, `client/mod.rs` and `client/job.rs`
+//! (participants), `hand.rs`, `crowd.rs`, `queued.rs`, `net.rs`, `scenario.rs`, `oracle/mod.rs` (checks), [`mutants`]
+//! (rules left out on purpose, which the checks must find).
 
 mod bulk;
 mod chores;

@@ -1,4 +1,4 @@
-//! `lockkeeper-sim`: runs seeds, and tells of the first promise that is broken, with the one line that replays it.
+//! `lockkeeper-sim`: runs seeds, and reports the first broken promise of each with the command that replays it.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Whether a mutant is found, and how soon.
+/// Runs seeds until one finds the mutant, and prints how many that took.
 fn hunt(mutant: &Mutant, args: &Args) -> bool {
     for seed in args.from..args.from + args.seeds {
         let report = run(seed, Some(*mutant), false);

@@ -1,11 +1,12 @@
-//! Every fault that is built in on purpose, and the promise whose check must find it. All are run-time switches.
+//! All faults that are built in on purpose, and the promises whose checks must find them. All are run-time switches.
 //!
-//! Those of the replica are switched in the production code (`lockkeeper_replica::mutant`); the others are wrong drivers:
-//! a node that answers too early, a client that stamps too late, a resource that does not check.
+//! Mutants of the replica are switched in the production code (`lockkeeper_replica::mutant`). The others are faulty
+//! drivers: a node that replies too early, a client that computes a late deadline, a resource that does not check
+//! tokens.
 //!
-//! Two of the replica are not among them. `TailNotPinned`: a follower that needs one snapshot after the other catches up
-//! here as soon as the clients rest; it is walked step by step in the replica's tests of a cluster. `DroppedBatchLast`: what
-//! waits here always fits into one batch, so there is nothing for it to go behind.
+//! Two mutants of the replica are not listed. `TailNotPinned`: in the simulator, a follower that needs one snapshot
+//! after another catches up as soon as the clients are idle; the replica's cluster tests cover it step by step.
+//! `DroppedBatchLast`: pending commands always fit into one batch here, so their order can't change.
 
 use lockkeeper_replica::mutant::Mutant as OfReplica;
 
@@ -14,29 +15,29 @@ use lockkeeper_replica::mutant::Mutant as OfReplica;
 pub enum Place {
     /// In the replica.
     Replica(OfReplica),
-    /// `Write::synced` is called, and nothing was synced.
+    /// `Write::synced` is called without a sync.
     SyncSkipped,
-    /// What depends on a write leaves before the write is durable.
+    /// Output that depends on a write is sent before the write is durable.
     ReplyBeforeSync,
-    /// The guard's deadline counts from when the acknowledgement came, not from when the keep-alive left.
+    /// A guard's deadline counts from the arrival of the acknowledgement instead of the sending of the keep-alive.
     DeadlineFromReceipt,
-    /// A client's clock is slower than the margin of P5 allows for.
+    /// A client's clock is slower than the margin of P5 allows.
     DriftBeyondMargin,
-    /// A session with `linger` is believed in for its whole ttl after its stream has ended.
+    /// A session with `linger` keeps its full lease deadline after its stream has ended.
     DetachUnheard,
-    /// A command that is sent again gets a new number.
+    /// A retried command gets a new number.
     RetryRenumbered,
-    /// A guard goes on believing after its loss was signalled.
+    /// A guard reports "held" after its loss was signalled.
     LossIgnored,
-    /// A dropped future tells nobody.
+    /// A dropped future does not withdraw its request.
     DropForgotten,
-    /// A grant is taken for an acknowledgement.
+    /// A grant extends the lease deadline like a keep-alive's acknowledgement.
     GrantRenews,
-    /// A node reads the clock first, then what has arrived while it did not run.
+    /// A node reads the clock before it reads the input that arrived while it was stopped.
     ClockBeforeInput,
-    /// The log is reset before the snapshot that takes its place has its name.
+    /// The log is reset before the snapshot that replaces it is published.
     InstallOrderSwapped,
-    /// A node whose disk is lost goes on under its old name, with an empty log.
+    /// A node whose disk is lost restarts under its old identity, with an empty log.
     WipedNodeVotes,
     /// The resource does not check tokens.
     NoFence,
@@ -47,17 +48,17 @@ pub enum Place {
 /// One built-in fault.
 #[derive(Clone, Copy, Debug)]
 pub struct Mutant {
-    /// As `--mutant` takes it.
+    /// The value of `--mutant`.
     pub name: &'static str,
-    /// Where it is.
+    /// Where the rule is left out.
     pub place: Place,
-    /// What is left out.
+    /// Description of the missing rule.
     pub what: &'static str,
-    /// The promises that may catch it: the number with which a finding begins.
+    /// The promises whose checks may find it, as a failure names them.
     pub caught_by: &'static [&'static str],
 }
 
-/// All of them.
+/// All mutants.
 pub const ALL: &[Mutant] = &[
     Mutant {
         name: "expiry-without-drain",
@@ -337,7 +338,7 @@ pub const ALL: &[Mutant] = &[
     },
 ];
 
-/// The one with this name.
+/// Finds a mutant by name.
 #[must_use]
 pub fn find(name: &str) -> Option<Mutant> {
     ALL.iter().find(|mutant| mutant.name == name).copied()

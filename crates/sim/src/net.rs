@@ -1,6 +1,6 @@
-//! The network: frames over streams. Each direction of a stream keeps its order, as TCP does; streams among each other
-//! don't. A stream may break for one side and not, or later, for the other; what was sent may be held back for long; and
-//! all that was sent on one may arrive once more on another.
+//! The client network: frames over streams. Each direction of a stream keeps its order, as in TCP; there is no order
+//! between streams. A break may be detected by both sides at different times, by one side, or by neither; packets may
+//! be delayed for long; and the frames of a stream may be replayed on another one.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::scenario::Fault;
 pub(crate) enum Up {
     Open,
     Frame(Vec<v1::ClientItem>),
-    /// The client is seen to close: by itself, or by whatever is between.
+    /// The node reads the end of the stream: the client closed it, or the network did.
     Closed,
 }
 
@@ -34,30 +34,30 @@ pub(crate) struct Line {
     pub(crate) client: usize,
     pub(crate) life: u64,
     pub(crate) node: Id,
-    /// Nobody listens to it: it repeats what was sent on another.
+    /// A replay of another stream; nothing it receives is delivered.
     pub(crate) is_ghost: bool,
-    /// The run of the node that accepted it.
+    /// The run (start count) of the node process that accepted it.
     pub(crate) run: Option<u64>,
     up_at: Nanos,
     down_at: Nanos,
-    /// Nothing passes any more.
+    /// All packets are dropped.
     is_cut: bool,
-    /// The client has closed it, or seen it close.
+    /// Closed by the client, or known to the client as closed.
     pub(crate) is_over: bool,
-    /// What was sent, for a ghost to repeat.
+    /// The first packets sent, kept for a replay.
     sent: Vec<Up>,
 }
 
 pub(crate) struct Net {
     pub(crate) lines: BTreeMap<StreamId, Line>,
     next: u64,
-    /// Until when what a client and its node send each other is held back.
+    /// For each client: packets in either direction are held back until this time.
     held: Vec<Nanos>,
 }
 
 impl Net {
     pub(crate) fn new(clients: usize) -> Self {
-        // Two more places: the fresh client of the end, and the one by hand.
+        // Two more slots: the probe client at the end of the run, and the raw protocol client.
         Self { lines: BTreeMap::new(), next: 1, held: vec![0; clients + 2] }
     }
 
@@ -65,7 +65,7 @@ impl Net {
         self.held[client] = until;
     }
 
-    /// Nothing passes on a stream any more.
+    /// Drops all packets of a stream from now on.
     pub(crate) fn cut_line(&mut self, stream: StreamId) {
         if let Some(line) = self.lines.get_mut(&stream) {
             line.is_cut = true;
@@ -76,14 +76,14 @@ impl Net {
         self.held.fill(0);
     }
 
-    /// The streams that are open for somebody.
+    /// Streams that the client has not seen closed, replays excluded.
     pub(crate) fn open_lines(&self) -> Vec<StreamId> {
         let open = self.lines.iter().filter(|(_, line)| !line.is_over && !line.is_ghost);
         open.map(|(&id, _)| id).collect()
     }
 }
 
-/// Frames that a ghost repeats at most.
+/// Most packets kept for a replay, including the opening one, which is not repeated.
 const GHOST_FRAMES: usize = 6;
 
 impl Core {
@@ -141,12 +141,12 @@ impl Core {
         }
     }
 
-    /// Whether a packet gets through now.
+    /// Whether the stream still delivers packets.
     pub(crate) fn passes(&self, stream: StreamId) -> bool {
         self.net.lines.get(&stream).is_some_and(|line| !line.is_cut)
     }
 
-    /// Something between the two breaks a stream; each side sees it at its own time, or never.
+    /// The network breaks a stream; each side detects it at a time of its own, or never.
     pub(crate) fn break_line(&mut self, stream: StreamId) {
         let Some(line) = self.net.lines.get_mut(&stream) else { return };
         line.is_cut = true;
@@ -160,7 +160,7 @@ impl Core {
         }
     }
 
-    /// All that was sent on a stream arrives once more, on a stream of its own.
+    /// Replays the first packets of a stream on a new stream.
     pub(crate) fn haunt(&mut self, stream: StreamId) {
         let Some(line) = self.net.lines.get(&stream) else { return };
         let (client, life, node, sent) = (line.client, line.life, line.node, line.sent.clone());
@@ -172,7 +172,8 @@ impl Core {
         }
     }
 
-    /// A node is gone: the streams that it had are too. A client hears so at once where only the process died.
+    /// A node process is gone, and its streams with it. With `says_so` clients receive a close at once, otherwise only
+    /// in reply to their next packet.
     pub(crate) fn node_gone(&mut self, node: Id, run: u64, says_so: bool) {
         let of_it = |line: &Line| line.node == node && line.run == Some(run) && !line.is_over;
         let lines = self.net.lines.iter().filter(|(_, line)| of_it(line));

@@ -1,42 +1,42 @@
-//! The network among the nodes: a link for each ordered pair, on which frames keep their order, as on a connection of TCP.
+//! The network between nodes: one link for each ordered pair of nodes, on which frames keep their order, as in TCP.
 //!
-//! A link is made by whoever sends on it, and only where both directions are open. Cut one way or both, what was sent waits;
-//! cut for longer than a connection lives, or broken, its end is lost, and each side hears so at its own time. What a
-//! frame holds is not known here.
+//! The sender opens a link, and only if both directions are open. While a direction is cut, frames wait. If the cut
+//! lasts longer than a connection survives, or the link breaks, the last frames are lost and each side detects the loss
+//! at a different time. Frames are opaque here.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
 
-/// One connection; numbered, so that what was meant for an earlier one is not heard on a later one.
+/// Id of one connection; it distinguishes events of an earlier connection from those of a later one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct LinkId(pub(crate) u64);
 
-/// What was sent and is not acknowledged for so long ends the connection (`TCP_USER_TIMEOUT`).
+/// A connection ends when sent data stays unacknowledged for this long (`TCP_USER_TIMEOUT`).
 const UNACKNOWLEDGED_MAX: Nanos = SECOND;
 
-/// A connection from one node to another, in use or on its way out.
+/// A connection from one node to another, in use or being closed.
 pub(crate) struct Link {
     pub(crate) from: Id,
     pub(crate) to: Id,
-    /// The run of each side which it is a connection of.
+    /// The run (start count) of each side's process.
     from_run: u64,
     pub(crate) to_run: u64,
-    /// Sent, and not yet arrived.
+    /// Sent, but not yet arrived.
     frames: VecDeque<Vec<u8>>,
-    /// When the last of them arrives.
+    /// Arrival time of the last frame.
     at: Nanos,
-    /// What is sent on it from now on is lost, though the sender may not know yet.
+    /// Frames sent from now on are lost, even if the sender has not detected it.
     is_broken: bool,
 }
 
 #[derive(Default)]
 pub(crate) struct Peers {
     links: BTreeMap<LinkId, Link>,
-    /// The one that is in use, by who sends and who receives.
+    /// The link in use, by (sender, receiver).
     in_use: BTreeMap<(Id, Id), LinkId>,
-    /// Nothing passes in this direction until then.
+    /// Traffic in this direction waits until this time.
     cuts: BTreeMap<(Id, Id), Nanos>,
     last: u64,
 }
@@ -63,7 +63,7 @@ impl Peers {
         self.cuts.clear();
     }
 
-    /// These two hear each other again.
+    /// Ends the cuts between two nodes, in both directions.
     pub(crate) fn join(&mut self, one: Id, other: Id) {
         self.cuts.remove(&(one, other));
         self.cuts.remove(&(other, one));
@@ -76,12 +76,12 @@ impl Core {
         self.dice.spread(low, high)
     }
 
-    /// A node tries to reach another now, or after a while.
+    /// Schedules a connection attempt after `pause`.
     pub(crate) fn dial(&mut self, from: Id, run: u64, to: Id, pause: Nanos) {
         self.after(pause, Happening::PeerDials { from, run, to });
     }
 
-    /// Makes the connection, unless something is in its way. It takes the place of an older one.
+    /// Opens the connection and replaces an older one. Returns false if either direction is cut.
     pub(crate) fn connect(&mut self, (from, from_run): (Id, u64), (to, to_run): (Id, u64)) -> bool {
         if !self.is_open(from, to) {
             return false;
@@ -95,7 +95,7 @@ impl Core {
         true
     }
 
-    /// `false`: there is no link.
+    /// Returns false if there is no link.
     pub(crate) fn send_peer(&mut self, from: Id, to: Id, frame: Vec<u8>) -> bool {
         let Some(&id) = self.peers.in_use.get(&(from, to)) else { return false };
         let latency = self.peer_latency();
@@ -110,7 +110,7 @@ impl Core {
         true
     }
 
-    /// The next frame of a link: to whom, and what. `None`: it still waits, or was lost.
+    /// The next frame of a link. `None`: the frame is held back by a cut, or lost.
     pub(crate) fn next_frame(&mut self, id: LinkId) -> Option<Vec<u8>> {
         let link = self.peers.links.get_mut(&id)?;
         if let Some(until) = self.peers.cuts.get(&(link.from, link.to)).copied().filter(|it| *it > self.now) {
@@ -122,14 +122,14 @@ impl Core {
         link.frames.pop_front()
     }
 
-    /// Nothing passes from one node to another for a while. A connection that has to wait for too long breaks.
+    /// Cuts one direction for a while. Connections that would wait for too long break.
     pub(crate) fn cut(&mut self, from: Id, to: Id, until: Nanos) {
         let known = self.peers.cuts.entry((from, to)).or_default();
         *known = until.max(*known);
         if until < self.now + UNACKNOWLEDGED_MAX {
             return;
         }
-        // Either direction's connection carries data one way and acknowledgements the other.
+        // Each connection needs both directions: one carries data, the other acknowledgements.
         for pair in [(from, to), (to, from)] {
             if let Some(&id) = self.peers.in_use.get(&pair) {
                 let pause = UNACKNOWLEDGED_MAX + self.dice.spread(MS, UNACKNOWLEDGED_MAX);
@@ -138,7 +138,7 @@ impl Core {
         }
     }
 
-    /// A link breaks: what is at the end of it is lost, and each side hears so at its own time.
+    /// Breaks a link: a random part of its last frames is lost, and each side detects the break at a different time.
     pub(crate) fn break_link(&mut self, id: LinkId) {
         let Some(link) = self.peers.links.get_mut(&id).filter(|link| !link.is_broken) else { return };
         link.is_broken = true;
@@ -149,7 +149,7 @@ impl Core {
         self.close_for(to, to_run, id, last);
     }
 
-    /// All connections on which a node sends break, with all that is on its way; it hears so soon.
+    /// Breaks all connections on which `node` sends, and drops their frames; the sender detects it soon.
     pub(crate) fn lose_sent(&mut self, node: Id) {
         let from_it = self.peers.in_use.iter().filter(|((from, _), _)| *from == node);
         let from_it: Vec<LinkId> = from_it.map(|(_, &id)| id).collect();
@@ -163,7 +163,7 @@ impl Core {
         }
     }
 
-    /// Two nodes talk no more: one of them knows that the other takes no part.
+    /// Closes the links between two nodes, because one of them has removed the other.
     pub(crate) fn part(&mut self, one: Id, other: Id) {
         for pair in [(one, other), (other, one)] {
             if let Some(&id) = self.peers.in_use.get(&pair) {
@@ -177,7 +177,7 @@ impl Core {
         self.at(not_before.max(self.now + pause), Happening::PeerCloses { node, run, link });
     }
 
-    /// A node has heard that a link is over. Returns with whom, unless that link was replaced meanwhile.
+    /// A node detects that a link is closed. Returns the peer, unless the link has been replaced.
     pub(crate) fn link_closed(&mut self, node: Id, id: LinkId) -> Option<Id> {
         let link = self.peers.links.get(&id)?;
         let (from, to) = (link.from, link.to);
@@ -191,8 +191,8 @@ impl Core {
         in_use.is_none_or(|it| it == id).then_some(from)
     }
 
-    /// A node is gone, with its sockets. What it had sent still arrives, unless the power went. The others hear at once
-    /// where only the process died, and else when they have waited for too long.
+    /// Closes the links of a node that died. Frames it sent still arrive; after a power cut some of the last ones are
+    /// lost. Peers detect the loss soon if only the process died, and after the time-out after a power cut.
     pub(crate) fn links_gone(&mut self, node: Id, power: bool) {
         self.peers.in_use.retain(|(from, _), _| *from != node);
         let whole =
@@ -217,7 +217,7 @@ impl Core {
         }
     }
 
-    /// A node is there again: whoever still sends on a connection to an earlier run of it is told so.
+    /// A node listens again: senders on connections to an earlier run of it receive a close.
     pub(crate) fn node_listens(&mut self, node: Id) {
         let stale = self.peers.in_use.iter().filter(|((_, to), _)| *to == node).map(|(_, id)| *id);
         let stale: Vec<(LinkId, Id, u64)> = stale

@@ -1,5 +1,5 @@
-//! What the client by hand does where it makes a crowd: one request that keeps all others waiting, then all others, then
-//! a while of waiting or of staying away, and then it lets all of them be granted, or leaves.
+//! The crowd of the raw protocol client: one request that blocks all others, then the others; then the client waits or
+//! disconnects for a while, and finally lets all of them be granted, cancels them, or closes its session.
 
 use std::collections::BTreeMap;
 
@@ -14,16 +14,16 @@ use crate::hand::{Hand, item};
 #[derive(Clone, Copy)]
 enum Stage {
     Begins,
-    /// So many are still to be sent.
+    /// The number of requests still to send.
     Sends(u64),
-    /// All wait until then.
+    /// All requests wait until this time.
     Waits(Nanos),
-    /// Each is finished as soon as it is granted.
+    /// Each request is finished as soon as it is granted.
     Drains,
     Closes,
 }
 
-/// A request that has not ended, as far as its client knows.
+/// A request that has not ended, to the client's knowledge.
 struct Live {
     acquire: Command,
     is_granted: bool,
@@ -33,7 +33,7 @@ pub(crate) struct Queued {
     crowd: Crowd,
     stage: Stage,
     live: BTreeMap<u64, Live>,
-    /// What is to be finished, or confirmed to have ended (R3).
+    /// Requests to finish, or whose end is to be confirmed (R3).
     over: Vec<u64>,
     away_until: Nanos,
 }
@@ -51,13 +51,13 @@ impl Queued {
         self.live.is_empty() && self.over.is_empty()
     }
 
-    /// Requests that wait, as far as their client knows: it asks for them again on each new stream.
+    /// Requests that wait, to the client's knowledge: their acquires are sent again on each new stream.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (u64, Command)> {
         let waiting = self.live.iter().filter(|(_, live)| !live.is_granted);
         waiting.map(|(&seq, live)| (seq, live.acquire.clone()))
     }
 
-    /// The next thing that it says.
+    /// Adds its next commands to a frame.
     pub(crate) fn acts(
         &mut self,
         hand: &mut Hand,
@@ -91,7 +91,7 @@ impl Queued {
                     if core.dice.chance(self.crowd.closes) {
                         self.stage = Stage::Closes;
                     } else if core.dice.chance(self.crowd.away) {
-                        // At times for too long: then its session ends with all that it has.
+                        // Sometimes too long: then the session expires with all its requests.
                         let ttl = hand.ttl();
                         self.away_until = core.now + core.dice.within(ttl / 2, ttl * 11 / 10);
                     }
@@ -106,7 +106,7 @@ impl Queued {
         }
     }
 
-    /// The first one goes, so that the others are granted; or they go all at once.
+    /// Finishes the first request, so that the others are granted, or all requests at once.
     fn drains(&mut self, at_once: bool) {
         self.stage = Stage::Drains;
         let first = self.live.first_key_value().map(|(&seq, _)| seq);
@@ -140,7 +140,7 @@ impl Queued {
         Some(hand.say(session, acquire))
     }
 
-    /// Takes what a node says of one of its requests.
+    /// Handles a reply to one of its requests.
     pub(crate) fn hears(&mut self, seq: u64, what: &What) {
         match what {
             What::Granted(_) => {
@@ -159,7 +159,7 @@ impl Queued {
         }
     }
 
-    /// Says of all that is over that it is.
+    /// Finishes all requests that have ended.
     pub(crate) fn finishes(&mut self, hand: &mut Hand, session: SessionId, frame: &mut Vec<v1::ClientItem>) {
         for target in std::mem::take(&mut self.over) {
             if self.live.remove(&target).is_some() {

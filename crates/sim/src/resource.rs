@@ -1,20 +1,20 @@
-//! What the locks protect, read and written by sections that may be stale: values behind the production fence (P3), and
-//! beside each of them one that asks nobody. What the latter loses is counted: it is what the fence is for.
+//! The protected resources, read and written by sections that may be stale: values behind the production fence (P3),
+//! and for each one an unfenced copy. Lost updates of the copies are counted: they are the reason for the fence.
 
 use std::collections::BTreeMap;
 
 use lockkeeper_fence::{MemoryFence, Section};
 
-/// A value per resource, and per permit's slot.
+/// One value for each resource, and for each slot of a permit.
 #[derive(Default)]
 pub(crate) struct Resources {
     fence: MemoryFence,
     fenced: Values,
     unfenced: Values,
-    /// Sections that were turned away: if there are none in thousands of runs, the fence was never needed.
+    /// Sections rejected by the fence. If there are none in thousands of runs, the fence was never needed.
     pub(crate) refused: u64,
     pub(crate) written: u64,
-    /// Updates that the values without a fence have lost.
+    /// Lost updates of the unfenced values.
     pub(crate) lost: u64,
     checks: Checks,
 }
@@ -27,23 +27,24 @@ pub(crate) enum Checks {
     Nothing,
 }
 
-/// How often each part was written: `None` is what exclusive sections write.
+/// How often each part was written; exclusive sections write the part `None`.
 #[derive(Default)]
 struct Values(BTreeMap<(String, Option<u32>), u64>);
 
-/// What a section read of some values.
+/// The versions that a section has read.
 type Read = Vec<((String, Option<u32>), u64)>;
 
-/// What a section saw when it entered.
+/// The values that a section read when it entered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Seen {
-    /// `None`: the fence has turned it away.
+    /// `None`: the fence rejected the section.
     fenced: Option<Read>,
     unfenced: Read,
 }
 
 impl Values {
-    /// A permit's section depends on its own slot and on what exclusive ones wrote; an exclusive one on everything.
+    /// A permit's section depends on its own slot and on the writes of exclusive sections; an exclusive one on all
+    /// parts.
     fn read(&self, name: &str, slot: Option<u32>) -> Read {
         let of_name = self.0.iter().filter(|((other, _), _)| other == name);
         let read = of_name.filter(|((_, part), _)| slot.is_none() || part.is_none() || *part == slot);
@@ -60,7 +61,7 @@ impl Resources {
         Self { checks, ..Self::default() }
     }
 
-    /// Enters and reads.
+    /// Enters the fence and reads.
     pub(crate) fn enter(&mut self, name: &str, section: Section) -> Seen {
         let unfenced = self.unfenced.read(name, section.slot());
         if self.checks == Checks::EnterAndWrite && self.fence.enter(name, section).is_err() {
@@ -70,8 +71,8 @@ impl Resources {
         Seen { fenced: Some(self.fenced.read(name, section.slot())), unfenced }
     }
 
-    /// Writes one more than it read; whether the fence let it. `Err`: an update of another section between the two is
-    /// lost behind the fence.
+    /// Increments the value. Returns whether the fence accepted the write. `Err`: the write overwrites an update that
+    /// another section made behind the fence since this one entered.
     pub(crate) fn write(&mut self, name: &str, section: Section, seen: &Seen) -> Result<bool, String> {
         let slot = section.slot();
         if self.unfenced.read(name, slot) != seen.unfenced {

@@ -1,5 +1,5 @@
-//! What kind of world a seed makes: who takes part, what they want, and which faults there are. Each seed leaves some
-//! kinds of faults out, so that no kind hides behind another.
+//! The scenario of a seed: cluster, clients, workload and faults. Each seed leaves some kinds of faults out, so that no
+//! kind masks another.
 
 use std::time::Duration;
 
@@ -16,55 +16,55 @@ use crate::dice::Dice;
 pub(crate) enum Fault {
     NodeCrash,
     NodeStall,
-    /// The loop runs, but no socket is read.
+    /// The event loop runs, but client sockets are not read.
     ReadStall,
     FailedSync,
     SlowDisk,
-    /// One node and all others hear nothing of each other.
+    /// One node is cut off from all others, in both directions.
     Partition,
-    /// What one node says to another does not arrive.
+    /// Messages from one node to another do not arrive.
     OneWay,
     /// A connection between two nodes breaks.
     PeerBreak,
-    /// Whoever leads stops running for a while, or dies.
+    /// The leader is paused for a while, or crashes.
     LeaderStall,
     LeaderCrash,
-    /// The leader is told to hand over.
+    /// The leader receives a leadership transfer request.
     Transfer,
-    /// One node after the other is restarted.
+    /// Rolling restart of all nodes.
     Rolling,
     StreamBreak,
-    /// A node ends a stream by itself.
+    /// A node closes a stream.
     HangUp,
-    /// All that a client and the node send each other is held back for a while.
+    /// All packets between a client and its node are delayed for a while.
     Delay,
     ClientPause,
     ClientCrash,
     ClockDrift,
     Operator,
-    /// What was sent on a stream arrives again, later, on another.
+    /// Frames sent on a stream are replayed later on another stream.
     Ghost,
-    /// A vote that was given is forgotten.
+    /// A node forgets a vote that it has granted, because power fails during the write.
     LostVote,
-    /// A leader sleeps between a round's question and its answer.
+    /// A leader is paused between sending a quorum read and receiving its acknowledgements.
     RoundInFlight,
-    /// A leader dies right after a break.
+    /// A leader crashes right after an operator breaks a hold.
     BreakAndCrash,
-    /// Keep-alives arrive about when their session ends.
+    /// Keep-alives arrive around the time when their session expires.
     JustLate,
-    /// A node loses all its data.
+    /// A node loses its disk.
     DiskLost,
-    /// The same, at the worst moment.
+    /// A node loses its disk while another one lags and the leader crashes.
     WipedVoter,
-    /// Two of three nodes are removed, and don't know it.
+    /// Two of three nodes are removed and do not learn of it.
     TwoRemovals,
-    /// A leader hands over to one that can't hear it: nothing can be proposed meanwhile.
+    /// A leadership transfer to a node that is cut off: nothing can be proposed until the transfer is given up.
     StuckTransfer,
-    /// A stream ends for one side first.
+    /// A stream breaks, and one side detects it before the other.
     Outage,
 }
 
-/// What chance alone would hardly ever bring about.
+/// Fault sequences that independent random faults would almost never produce; a repeated entry has more weight.
 const CHAINS: [Fault; 15] = [
     Fault::LostVote,
     Fault::LostVote,
@@ -108,7 +108,7 @@ const FAULTS: [Fault; 21] = [
 ];
 
 impl Fault {
-    /// Whether it says anything about a node that is alone.
+    /// Whether the fault needs more than one node.
     fn takes_others(self) -> bool {
         matches!(
             self,
@@ -125,45 +125,46 @@ impl Fault {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
-    /// How many of the founders have a program that knows older rules only: those with the lowest ids.
+    /// How many of the bootstrap nodes run an older binary, which does not support the newest rules: those with the
+    /// lowest ids.
     pub(crate) old: u64,
-    /// How likely the operator is to add or to remove a node whenever there is nothing else to do, in percent.
+    /// Probability that an idle operator starts to add or remove a node, in percent.
     pub(crate) changes: u64,
     pub(crate) nodes: u64,
     pub(crate) clients: usize,
-    /// What a client's sessions are opened with: one or two a client.
+    /// One session for each spec, in every client.
     pub(crate) specs: Vec<Spec>,
     pub(crate) ttl_max: Nanos,
     pub(crate) names: Vec<LockName>,
-    /// When the faults stop.
+    /// When faults end.
     pub(crate) safety: Nanos,
     pub(crate) faults: Vec<Fault>,
-    /// The mean time between two faults.
+    /// Mean time between two faults.
     pub(crate) fault_every: Nanos,
-    /// Bytes of log after which the node takes a snapshot.
+    /// A node takes a snapshot when its log exceeds this size, in bytes.
     pub(crate) snapshot_after: u64,
-    /// Bytes of applied entries that a leader keeps for those that lag.
+    /// Size of the applied entries that a leader keeps for lagging followers, in bytes.
     pub(crate) tail_bytes: usize,
     pub(crate) drift: i64,
     pub(crate) latency: (Nanos, Nanos),
-    /// Between nodes.
+    /// Latency between nodes.
     pub(crate) peer_latency: (Nanos, Nanos),
-    /// How long a write takes, unless the disk is slow.
+    /// Duration of a log write on a disk that is not slow: least, most.
     pub(crate) disk: (Nanos, Nanos),
-    /// Pauses between a caller's jobs.
+    /// Longest pause between two jobs of a caller.
     pub(crate) idle_max: Nanos,
-    /// How long a step under a lock takes: at least, at most.
+    /// Duration of a step under a lock: least, most.
     pub(crate) work: (Nanos, Nanos),
-    /// Of jobs, in percent.
+    /// Share of jobs in mode `shared`, in percent; `permits`, `subtree` and `drops` are shares of jobs, too.
     pub(crate) shared: u64,
     pub(crate) permits: u64,
     pub(crate) subtree: u64,
     pub(crate) drops: u64,
     pub(crate) permit_limit: u32,
     pub(crate) concurrency: u64,
-    /// Whether a client that knows no rule takes part.
+    /// Whether a raw protocol client takes part.
     pub(crate) has_hand: bool,
-    /// What that client queues.
+    /// The requests that the raw protocol client queues.
     pub(crate) crowd: Option<Crowd>,
     pub(crate) budgets: Budgets,
 }
@@ -172,7 +173,7 @@ impl Scenario {
     pub(crate) fn roll(dice: &mut Dice) -> Self {
         let ttl = dice.pick(&[1_000, 1_000, 1_000, 1_500, 1_500, 3_000, 9_000]) * MS;
         let nodes = dice.pick(&[1, 3, 3, 3, 5]);
-        // Some worlds have hardly any other trouble than one chain of mishaps, again and again.
+        // Some scenarios inject little but one fault sequence, repeatedly.
         let chain = (nodes > 1 && dice.chance(50)).then(|| dice.pick(&CHAINS));
         let lingers = dice.chance(if chain == Some(Fault::Outage) { 70 } else { 40 });
         let lock_delay = if dice.chance(25) { dice.spread(20 * MS, ttl) } else { 0 };
@@ -203,13 +204,14 @@ impl Scenario {
         let names = ["a", "a/b", "a/b/c", "d"];
         let count = dice.within(1, names.len() as u64) as usize;
         let names = names.iter().take(count).filter_map(|name| name.parse().ok()).collect();
-        // Nodes side by side, on fast disks: a leader often holds its next batch back until the last one is committed.
+        // Nodes on one fast network with fast disks: a leader often holds its next batch back until the previous one is
+        // committed.
         let is_near = dice.chance(25);
         let some = dice.within(0, nodes);
         let (old, changes) = (dice.pick(&[0, 0, 0, nodes, some]), dice.pick(&[0, 0, 2, 10, 30]));
         Self {
             old,
-            // A chain wants to be by itself.
+            // A membership change would interfere with the fault sequence.
             changes: if chain.is_some() { 0 } else { changes },
             nodes,
             clients: dice.within(2, 5) as usize,
@@ -247,7 +249,8 @@ impl Scenario {
         }
     }
 
-    /// Adds the crowd of some seeds, by `dice` of its own: so the other seeds are what they are without crowds.
+    /// Adds the crowd of some seeds, with a separate RNG: seeds without a crowd stay as they were before crowds
+    /// existed.
     pub(crate) fn with_crowd(mut self, dice: &mut Dice) -> Self {
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());

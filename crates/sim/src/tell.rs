@@ -1,11 +1,12 @@
-//! How a finding is told: what broke, the one line that replays it, and a file with everything that happened.
+//! Failure reports: the broken promise, the command that replays the run, and a file with its trace.
 
 use std::path::{Path, PathBuf};
 
 use crate::mutants::Mutant;
 use crate::world::{Report, run};
 
-/// What broke, and how to see it again. Writes everything that happened to a file below `target/sim`.
+/// Formats a failure report: the broken promise and the replay command. Writes the run's trace to a file in
+/// `target/sim`.
 #[must_use]
 pub fn told(report: &Report, mutant: Option<Mutant>) -> String {
     let Some(failure) = &report.failure else { return String::new() };
@@ -24,7 +25,7 @@ pub fn told(report: &Report, mutant: Option<Mutant>) -> String {
     )
 }
 
-/// The same run once more, and its lines into a file.
+/// Repeats the run and writes its trace to a file.
 fn write(seed: u64, mutant: Option<Mutant>) -> std::io::Result<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/sim");
     std::fs::create_dir_all(&folder)?;

@@ -1,4 +1,4 @@
-//! What happened, as lines: a hash of all of them always, the lines themselves on demand.
+//! The trace of a run, one line for each event: always hashed, and kept on demand.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::clock::Nanos;
 
-/// Two runs with the same hash went the same way, event by event.
+/// Two runs with the same hash had the same events in the same order.
 pub(crate) struct Trace {
     hash: Xxh3,
     line: String,
@@ -30,7 +30,7 @@ impl Trace {
         }
     }
 
-    /// Whether anybody will read the lines.
+    /// Whether the lines are kept.
     pub(crate) fn is_kept(&self) -> bool {
         self.lines.is_some()
     }

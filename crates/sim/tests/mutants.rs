@@ -1,8 +1,9 @@
-//! Each built-in fault must be found, by the promise that it breaks. A check that finds none of these proves nothing.
+//! Each built-in fault must be found by a check of a promise that it breaks: checks that find none of them prove
+//! nothing.
 
 use lockkeeper_sim::{mutants, run};
 
-/// So many seeds find each of them.
+/// Each mutant must be found within this many seeds.
 const SEEDS: u64 = 200;
 
 fn hunt(half: usize) {
@@ -24,17 +25,17 @@ fn hunt(half: usize) {
 }
 
 #[test]
-fn every_other_mutant_is_found_from_the_first_on() {
+fn mutants_at_even_positions_are_found() {
     hunt(0);
 }
 
 #[test]
-fn every_other_mutant_is_found_from_the_second_on() {
+fn mutants_at_odd_positions_are_found() {
     hunt(1);
 }
 
 #[test]
-fn mutants_have_names_of_their_own() {
+fn mutant_names_are_unique() {
     let mut names: Vec<&str> = mutants::ALL.iter().map(|mutant| mutant.name).collect();
     names.sort_unstable();
     names.dedup();

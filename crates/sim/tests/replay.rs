@@ -1,4 +1,4 @@
-//! A seed is all that a run depends on: the same events in the same order, in this process and in another.
+//! A run depends on its seed alone: the same events in the same order, in this process and in another.
 
 use std::process::Command;
 
@@ -7,7 +7,7 @@ use lockkeeper_sim::{mutants, run};
 const SEEDS: [u64; 4] = [3, 17, 101, 4_000_000_007];
 
 #[test]
-fn a_seed_runs_the_same_way_twice() {
+fn a_seed_repeats_its_run() {
     for seed in SEEDS {
         let (first, second) = (run(seed, None, true), run(seed, None, true));
         let differs = first.lines.iter().zip(&second.lines).find(|(one, other)| one != other);
@@ -17,7 +17,7 @@ fn a_seed_runs_the_same_way_twice() {
 }
 
 #[test]
-fn a_seed_runs_the_same_way_in_a_fresh_process() {
+fn a_seed_repeats_its_run_in_a_new_process() {
     for seed in SEEDS {
         let report = run(seed, None, false);
         let output = Command::new(env!("CARGO_BIN_EXE_lockkeeper-sim"))
@@ -31,12 +31,12 @@ fn a_seed_runs_the_same_way_in_a_fresh_process() {
 }
 
 #[test]
-fn other_seeds_run_other_ways() {
+fn different_seeds_give_different_runs() {
     assert_ne!(run(1, None, false).hash, run(2, None, false).hash);
 }
 
 #[test]
-fn a_finding_tells_the_promise_and_the_one_line_that_replays_it() {
+fn a_failure_report_names_the_promise_and_the_replay_command() {
     let mutant = mutants::find("no-fence").expect("it is in the list");
     let seed = (0..200).find(|&seed| run(seed, Some(mutant), false).failure.is_some());
     let seed = seed.expect("200 seeds find it").to_string();

@@ -1,8 +1,8 @@
-//! Seeds that must hold every promise, in parts so that they run side by side. A failure prints the line that replays it.
+//! Runs of seeds in which every promise must hold, in parts that run in parallel. A failure prints the replay command.
 
 use lockkeeper_sim::{Seen, run, told};
 
-/// Of each part; a longer run is `cargo xtask sim --seeds 5000`.
+/// Seeds in each part; for a longer run use `cargo xtask sim --seeds 5000`.
 const SEEDS: u64 = 75;
 
 fn part(number: u64) -> Seen {
@@ -16,7 +16,7 @@ fn part(number: u64) -> Seen {
         }
     }
     assert!(broken.is_empty(), "{} of {SEEDS} seeds failed:\n{}", broken.len(), broken.join("\n"));
-    // Promises that were never put to the test are not kept by it.
+    // The run must have exercised each promise.
     assert!(
         seen.grants > SEEDS
             && seen.expired > SEEDS
@@ -25,7 +25,7 @@ fn part(number: u64) -> Seen {
             && seen.elections > SEEDS,
         "too little happened: {seen:?}"
     );
-    // Not one update was lost behind the fence, or a seed had failed (P3).
+    // No update was lost behind the fence, or a seed would have failed (P3).
     assert!(seen.fenced > 0, "no stale section met the fence: was it needed? {seen:?}");
     assert!(
         seen.changes > SEEDS && seen.wiped > 0 && seen.raised > 0,

@@ -1,61 +1,60 @@
-//! What we want to reach, and how far we are from it.
+//! The performance targets ("bars") of our service, and how far it is from them.
 //!
-//! Responsible for the bars of one node and of three (DESIGN section 10). A bar counts as a ratio to a system that was measured in the
-//! same run, since absolute figures are of the day and of the machine; absolute are only memory, which depends on
-//! neither, the CPU of 10,000 sessions, of which the plan has a part of a core, and the most that a dead leader may cost,
-//! which is a matter of settings.
+//! Responsible for the bars of one node and of three. Most bars are ratios to a system measured in the same run, since
+//! absolute figures depend on the day and the machine. Absolute bars exist for memory, which depends on neither, for
+//! the CPU of 10,000 sessions, whose target is a share of a core, and for the failover gap, which depends on settings.
 
 use std::fmt;
 
 use crate::bench::System;
 use crate::bench::maths::ratio;
 
-/// What a bar compares with.
+/// The figure that a bar is compared with.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Than {
-    /// So many times what this system has in the same run.
+    /// This factor times the figure of that system in the same run.
     Peer(System, f64),
-    /// As much as this system has in the same run, and no more than this figure on any machine.
+    /// The figure of that system in the same run, but at most this value on any machine.
     PeerWithin(System, f64),
-    /// So many times another figure of ours in the same run, by its id.
+    /// This factor times another figure of ours in the same run, by its id.
     Own(&'static str, f64),
-    /// This figure, on any machine.
+    /// A fixed value, on any machine.
     Figure(f64),
 }
 
 /// One bar.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bar {
-    /// The id of the figure that has to reach it.
+    /// The id of the figure that is compared with the bar.
     pub(crate) id: &'static str,
     pub(crate) than: Than,
     pub(crate) better: Better,
 }
 
-/// Which figures are good ones.
+/// Which direction of a figure is better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Better {
     Lower,
     Higher,
 }
 
-/// A bar that is missed by no more than this counts as met, and it is said: two runs differ by as much.
+/// A bar missed by at most this share counts as met, with a remark in the report: two runs differ by as much.
 const TOLERANCE: f64 = 0.10;
 
-/// How long a hand-over may take beside etcd's: 0.25 ms beside 0.4 to 0.7 ms on the day of the plan.
+/// Bar for a hand-over, relative to etcd: 0.25 ms against 0.4 to 0.7 ms when the bar was set.
 const HANDOVER: Than = Than::Peer(System::Etcd, 0.6);
 
-/// The bars, and what some of the ratios come from: what was wanted beside what the peer had, on one day.
+/// The bars of one node. Comments give the two figures from which a ratio was derived: our target and the peer's.
 pub(crate) const BARS: &[Bar] = &[
-    // 220 µs beside 145 µs.
+    // Target 220 µs, peer 145 µs.
     bar("single.acquire.p50", Than::Peer(System::RedisFsync, 1.5), Better::Lower),
-    // As many as Redis that syncs too.
+    // As many as Redis with fsync.
     bar("pairs.64.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
     bar("pairs.256.rate", Than::Peer(System::RedisFsync, 1.0), Better::Higher),
     bar("handover.once.2.p50", HANDOVER, Better::Lower),
     bar("handover.once.16.p50", HANDOVER, Better::Lower),
     bar("handover.once.64.p50", HANDOVER, Better::Lower),
-    // Flat: no more than a quarter slower with 256 waiters than with 2.
+    // At most a quarter slower with 256 waiters than with 2.
     bar("handover.once.256.p50", Than::Own("handover.once.2.p50", 1.25), Better::Lower),
     bar("handover.again.2.p50", HANDOVER, Better::Lower),
     bar("handover.again.16.p50", HANDOVER, Better::Lower),
@@ -66,14 +65,14 @@ pub(crate) const BARS: &[Bar] = &[
     bar("memory.bytes", Than::Figure(300.0), Better::Lower),
 ];
 
-/// How long a hand-over may take beside ZooKeeper's, both with three nodes: 0.5 ms beside 0.74 ms on the day of the plan.
+/// Bar for a hand-over with three nodes, relative to ZooKeeper: 0.5 ms against 0.74 ms when the bar was set.
 const CLUSTER_HANDOVER: Than = Than::Peer(System::Zookeeper, 0.65);
 
-/// The bars of three nodes, beside three nodes each of the others.
+/// The bars of three nodes, relative to three nodes of each other system.
 pub(crate) const CLUSTER_BARS: &[Bar] = &[
-    // 400 µs beside 682 µs.
+    // Target 400 µs, peer 682 µs.
     bar("single.acquire.p50", Than::Peer(System::Etcd, 0.6), Better::Lower),
-    // 40,000 beside 4,300, and 100,000 beside 5,900.
+    // Targets 40,000 and 100,000, peer 4,300 and 5,900.
     bar("pairs.64.rate", Than::Peer(System::Etcd, 9.0), Better::Higher),
     bar("pairs.256.rate", Than::Peer(System::Etcd, 15.0), Better::Higher),
     bar("handover.once.2.p50", CLUSTER_HANDOVER, Better::Lower),
@@ -94,7 +93,7 @@ const fn bar(id: &'static str, than: Than, better: Better) -> Bar {
 }
 
 impl Better {
-    /// Between a figure and its bar.
+    /// The relation between a figure and its bar, for the report.
     pub(crate) fn sign(self) -> char {
         match self {
             Better::Lower => '≤',
@@ -103,19 +102,19 @@ impl Better {
     }
 }
 
-/// How a figure stands to its bar.
+/// The result of comparing a figure with its bar.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) enum Verdict {
-    /// Reached.
+    /// The bar is met.
     Met,
-    /// Missed by so many parts of the bar, which is no more than the tolerance.
+    /// Missed by this share of the bar, within the tolerance.
     Within(f64),
-    /// Missed by so many parts of the bar.
+    /// Missed by this share of the bar.
     MissedBy(f64),
 }
 
 impl Bar {
-    /// The figure to reach, when what it compares with came to `than`.
+    /// The value that ours must reach; `than` is the measured figure that the bar is relative to.
     pub(crate) fn wanted(&self, than: f64) -> f64 {
         match self.than {
             Than::Peer(_, factor) | Than::Own(_, factor) => factor * than,
@@ -124,7 +123,7 @@ impl Bar {
         }
     }
 
-    /// How `ours` stands to `wanted`; `None` if one of them is no figure above zero.
+    /// Compares `ours` with `wanted`; `None` unless both are above zero.
     pub(crate) fn verdict(&self, ours: f64, wanted: f64) -> Option<Verdict> {
         let by = match self.better {
             Better::Lower => ratio(ours, wanted)? - 1.0,
@@ -157,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bar_is_a_multiple_of_what_the_peer_has_today() {
+    fn a_bar_is_a_multiple_of_the_peers_figure() {
         assert_eq!(any(Better::Lower).wanted(300.0), 150.0);
         let gap = bar("gap", Than::PeerWithin(System::Zookeeper, 600.0), Better::Lower);
         assert_eq!((gap.wanted(450.0), gap.wanted(900.0)), (450.0, 600.0));
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenth_below_the_bar_is_met_but_for_so_much_and_more_is_missed() {
+    fn a_bar_missed_by_at_most_a_tenth_is_within_tolerance() {
         let slower = any(Better::Lower);
         assert_eq!(slower.verdict(90.0, 100.0), Some(Verdict::Met));
         assert_eq!(slower.verdict(100.0, 100.0), Some(Verdict::Met));
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn each_figure_has_one_bar_at_most_and_none_is_below_nothing() {
+    fn each_figure_has_at_most_one_bar_and_bars_are_positive() {
         for bars in [BARS, CLUSTER_BARS] {
             for (index, bar) in bars.iter().enumerate() {
                 assert!(bars[..index].iter().all(|other| other.id != bar.id), "{} has two bars", bar.id);

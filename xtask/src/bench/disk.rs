@@ -1,7 +1,7 @@
-//! The disk of the run: how long a lone fdatasync takes.
+//! Disk speed during the run: the latency of an fdatasync.
 //!
-//! Responsible for one number, taken before and after the run and before each turn: a durable service can't be faster
-//! than the disk was that minute, and a turn on a busy disk can't be compared with one on a quiet one.
+//! Responsible for one number, measured before and after the run and before each turn: a durable service can't be
+//! faster than the disk at that moment, and a turn on a busy disk can't be compared with one on an idle disk.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -14,13 +14,13 @@ use crate::bench::maths::percentile;
 
 const RECORD: [u8; 128] = [0x5a; 128];
 const RECORDS: u64 = 4096;
-/// How long it is looked at before and after the run.
+/// Duration of the measurement before and after the run.
 pub(crate) const LONG: Duration = Duration::from_secs(1);
-/// How long it is looked at before each turn.
+/// Duration of the measurement before each turn.
 pub(crate) const SHORT: Duration = Duration::from_millis(200);
 
-/// The p50 of writing 128 bytes into a file that has all its blocks already, and syncing them; in microseconds. So many
-/// writers do it `at_once`, each to a file of its own: as many as a cluster has nodes on this disk.
+/// The p50 of a 128-byte write with fdatasync into a preallocated file, in microseconds. `at_once` threads write to
+/// separate files concurrently: one for each node of a cluster on this disk.
 pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration, at_once: usize) -> Outcome<f64> {
     let writers: Vec<JoinHandle<Outcome<Vec<u64>>>> = (0..at_once)
         .map(|number| {
@@ -37,7 +37,7 @@ pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration, at_once: usize
     Ok(p50 as f64 / 1e3)
 }
 
-/// What [`measure`] finds by a file that is removed again.
+/// Runs [`measure`] on a temporary file.
 fn probe(path: &Path, duration: Duration) -> Outcome<Vec<u64>> {
     let samples = measure(path, duration)
         .map_err(|error| format!("cannot measure the disk by {}: {error}", path.display()))?;
@@ -45,7 +45,7 @@ fn probe(path: &Path, duration: Duration) -> Outcome<Vec<u64>> {
     Ok(samples)
 }
 
-/// Nanoseconds of each write with its sync.
+/// Returns the latency of each write with its sync, in nanoseconds.
 fn measure(path: &Path, duration: Duration) -> std::io::Result<Vec<u64>> {
     let file = File::create(path)?;
     file.write_all_at(&vec![0; RECORD.len() * RECORDS as usize], 0)?;

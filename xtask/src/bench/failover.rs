@@ -1,8 +1,8 @@
-//! What one client sees of it when the leader is killed.
+//! The effect of a leader's death on one client.
 //!
-//! Responsible for the gap: the longest time between two pairs that came to their end, the later of which did so after the
-//! kill. May not help a system over it: its client has the addresses of all nodes from the start, and asks again whenever
-//! it is told an error or has waited for a while.
+//! Responsible for the gap: the longest time between the completion of two consecutive acquire/release pairs, of which
+//! the later one completes after the kill. May not help a system to recover: its client knows the addresses of all
+//! nodes from the start, and retries after each error or time-out.
 
 use std::sync::{Arc, OnceLock};
 use std::thread::sleep;
@@ -21,27 +21,27 @@ use crate::services::catalogue::Service;
 use crate::services::clusters::Cluster;
 use crate::services::{self, Place};
 
-/// As people set it; no gap is as long.
+/// A common setting; longer than any gap.
 const TTL: Duration = Duration::from_secs(10);
-/// What a call may take before the client makes another. Short, in favour of etcd: its followers pass calls on to a dead
-/// leader until they miss that one, and such a call is never answered.
+/// Time-out of a call. Short in favour of etcd: its followers forward calls to a dead leader until they detect its
+/// death, and such calls are never answered.
 const CALL_ENDS_WITHIN: Duration = Duration::from_millis(100);
-/// After an error, so that a client whose calls fail at once leaves the others the CPU.
+/// Pause after an error, so that a client whose calls fail at once leaves CPU to the servers.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How many locks the client uses in rotation, as in `single`.
+/// Number of locks that the client uses in rotation, as in `single`.
 const NAMES: usize = 16;
-/// How long pairs go on before the kill.
+/// How long pairs run before the kill.
 const BEFORE: Duration = Duration::from_millis(500);
-/// How long the client is watched after the kill: a second gap, as when it goes to a node that is not ready yet, counts
-/// too.
+/// How long the client is observed after the kill. A second gap counts too, for example one caused by a node that is
+/// not ready yet.
 const AFTER: Duration = Duration::from_secs(3);
-/// A system that serves nobody for so long has no figures.
+/// A system that completes no call for this long has no figures.
 const SERVES_WITHIN: Duration = Duration::from_secs(30);
-/// How long a cluster may take until one of its nodes says that it leads.
+/// How long a cluster may take to elect a leader.
 const LEADS_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Kills the leader of `cluster` again and again, and starts it again each time.
+/// Kills the leader of `cluster` [`KILLS`] times, and restarts it each time.
 pub(crate) async fn failover<P: Peer>(at: &str, cluster: &'static Cluster) -> Outcome<Measured> {
     let mut gaps = Vec::new();
     for kill in 0..KILLS {
@@ -52,7 +52,7 @@ pub(crate) async fn failover<P: Peer>(at: &str, cluster: &'static Cluster) -> Ou
     Ok(vec![("failover.gap.p50".to_owned(), median), ("failover.gap.max".to_owned(), longest)])
 }
 
-/// One kill; returns when the node is back.
+/// Measures one kill; returns when the node is ready again.
 async fn gap<P: Peer>(at: &str, cluster: &'static Cluster, kill: usize) -> Outcome<Duration> {
     let peer = P::connect(Setup { at, clients: 1, contended: false, ttl: TTL }).await?;
     let killed = Arc::new(OnceLock::new());
@@ -67,16 +67,16 @@ async fn gap<P: Peer>(at: &str, cluster: &'static Cluster, kill: usize) -> Outco
     .await?;
     let (peer, gap) = client.await.map_err(|error| error.to_string())??;
     blocking(move || services::revive(leader)).await?;
-    // What it has left behind ends by its ttl, and nothing is measured until then that it could disturb.
+    // Abandoned locks expire by their ttl; nothing that they could disturb is measured until then.
     let _ = timeout(SERVES_WITHIN, peer.close()).await;
     Ok(gap)
 }
 
-/// Takes and gives back free locks until [`AFTER`] the kill, and says what the gap was.
+/// Acquires and releases free locks until [`AFTER`] the kill, and returns the gap.
 async fn pairs<P: Peer>(peer: P, kill: usize, killed: Arc<OnceLock<Instant>>) -> Outcome<(P, Duration)> {
     let mut ended = Instant::now();
     let mut gap = Duration::ZERO;
-    // What an abandoned call may have left in a lock is in nobody's way: the next ones are for other locks.
+    // A lock left behind by an abandoned call blocks no later call: the next calls use other names.
     let mut abandoned = 0;
     for number in 0.. {
         let name = format!("lockkeeper-bench/failover/{kill}-{abandoned}/{}", number % NAMES);
@@ -112,7 +112,7 @@ async fn pair<P: Peer>(peer: &P, name: &str) -> Outcome {
     timeout(CALL_ENDS_WITHIN, peer.release(held)).await.map_err(late)?
 }
 
-/// The node that leads, once there is one. Waits: not for a thread that runs tasks.
+/// Returns the leader, once there is one. Blocks the thread: not for use in async tasks.
 pub(crate) fn leader(cluster: &'static Cluster) -> Outcome<&'static Service> {
     let until = Instant::now() + LEADS_WITHIN;
     let places: Vec<Place> = cluster.nodes.iter().map(services::place_of).collect::<Outcome<_>>()?;
@@ -132,7 +132,7 @@ pub(crate) fn leader(cluster: &'static Cluster) -> Outcome<&'static Service> {
     }
 }
 
-/// Does what waits without tokio.
+/// Runs blocking work on a thread for it.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Outcome<T> + Send + 'static,
 ) -> Outcome<T> {

@@ -1,12 +1,12 @@
-//! Which figures there are.
+//! The list of figures in the report.
 //!
-//! Responsible for their ids, their words and their order in the report. What brings them about stands in `workloads`.
+//! Responsible for their ids, descriptions and order in the report. `workloads` measures them.
 
 use crate::bench::Workload;
 
-/// How many clients `pairs` has, run by run.
+/// Number of clients of each run of `pairs`.
 pub(crate) const PAIRS_CLIENTS: [usize; 2] = [64, 256];
-/// How many wait in `handover`, run by run.
+/// Number of waiters of each run of `handover`.
 pub(crate) const WAITERS: [usize; 4] = [2, 16, 64, 256];
 
 /// How often `failover` kills a leader.
@@ -17,13 +17,13 @@ pub(crate) const KILLS: usize = 7;
 pub(crate) struct Figure {
     /// Its name in the JSON file and in the bars.
     pub(crate) id: String,
-    /// What it is, for people.
+    /// Its description in the report.
     pub(crate) what: String,
     pub(crate) unit: &'static str,
     pub(crate) workload: Workload,
 }
 
-/// Every figure, in the order of the report.
+/// All figures, in the order of the report.
 pub(crate) fn all() -> Vec<Figure> {
     let mut all = Vec::new();
     let mut add = |workload, id: &str, what: &str, unit| {
@@ -66,7 +66,7 @@ mod tests {
     use crate::bench::bars::{BARS, CLUSTER_BARS};
 
     #[test]
-    fn every_bar_is_one_of_a_figure_that_exists() {
+    fn every_bar_has_a_figure() {
         let all = all();
         for bar in BARS.iter().chain(CLUSTER_BARS) {
             assert!(all.iter().any(|figure| figure.id == bar.id), "no figure has the id {}", bar.id);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn every_workload_has_figures_and_no_id_is_there_twice() {
+    fn every_workload_has_figures_and_figure_ids_are_unique() {
         let all = all();
         for workload in Workload::value_variants() {
             assert!(all.iter().any(|figure| figure.workload == *workload), "{workload:?} has no figure");

@@ -1,15 +1,15 @@
 //! Percentiles, medians and ratios.
 //!
-//! Responsible for what a few numbers come to. May not know what they measure.
+//! Responsible for statistics of plain numbers. Units are up to the callers.
 
-/// The smallest of `sorted` that at least `percent` of them don't exceed (the nearest-rank percentile); `None` for no
-/// numbers. `percent` is 1 to 100.
+/// The smallest value in `sorted` that at least `percent` of the values don't exceed (nearest rank); `None` for an
+/// empty slice. `percent` is 1 to 100.
 pub(crate) fn percentile(sorted: &[u64], percent: usize) -> Option<u64> {
     let rank = (sorted.len() * percent).div_ceil(100);
     sorted.get(rank.checked_sub(1)?).copied()
 }
 
-/// The middle one, or the mean of the two in the middle; `None` for no numbers.
+/// The median: the middle value, or the mean of the two middle values; `None` for an empty slice.
 pub(crate) fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -18,7 +18,7 @@ pub(crate) fn median(values: &[f64]) -> Option<f64> {
     Some(if sorted.len() % 2 == 1 { upper } else { f64::midpoint(sorted[middle - 1], upper) })
 }
 
-/// `ours / theirs`; `None` unless both are above zero: a ratio to nothing says nothing.
+/// `ours / theirs`; `None` unless both are above zero.
 pub(crate) fn ratio(ours: f64, theirs: f64) -> Option<f64> {
     (ours > 0.0 && theirs > 0.0).then(|| ours / theirs)
 }
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_percentile_is_one_of_the_numbers_and_the_last_one_at_most() {
+    fn a_percentile_is_the_nearest_rank() {
         let hundred: Vec<u64> = (1..=100).collect();
         assert_eq!(percentile(&hundred, 50), Some(50));
         assert_eq!(percentile(&hundred, 99), Some(99));
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_to_nothing_is_none() {
+    fn a_ratio_to_zero_is_none() {
         assert_eq!(ratio(150.0, 100.0), Some(1.5));
         assert_eq!(ratio(150.0, 0.0), None);
         assert_eq!(ratio(0.0, 100.0), None);

@@ -1,10 +1,10 @@
-//! `cargo xtask bench`: our lock service and those of others, measured in turns on one machine.
+//! `cargo xtask bench`: measures our lock service and other ones, in turns, on one machine.
 //!
-//! Responsible for what can be chosen, and for building itself anew with the cargo feature `peers`, which brings the
-//! clients of the others. May not judge by a test: a bar that is missed is a line of the report, not a failure.
+//! Responsible for the options, and for rebuilding itself with the cargo feature `peers`, which adds the clients of the
+//! other systems. A missed bar is a line of the report, not a failure.
 //!
-//! Reading order: [`Bench`], then `plan` (what runs when), `workloads` (what is measured, and how), `systems` (how each
-//! system is driven), `failover`, `figures`, `bars` and `maths`, `report`.
+//! Reading order: [`Bench`], then `plan` (order of the measurements), `workloads` (the measurements), `systems` (a
+//! driver for each system), `failover`, `figures`, `bars` and `maths`, `report`.
 
 #[cfg(any(test, feature = "peers"))]
 mod bars;
@@ -102,7 +102,7 @@ pub(crate) fn run(choice: &Bench) -> Outcome {
     plan::run(choice)
 }
 
-/// Runs the same command line again, built with the clients of the others, and for speed.
+/// Runs the same command line again, in a release build with the clients of the other systems.
 #[cfg(not(feature = "peers"))]
 pub(crate) fn run(_: &Bench) -> Outcome {
     use crate::needs::{Need, install};
@@ -122,7 +122,7 @@ pub(crate) fn run(_: &Bench) -> Outcome {
     run(again.args(std::env::args_os().skip(1)))
 }
 
-/// A system or a workload, as it is typed.
+/// The command-line name of a system or a workload.
 #[cfg(feature = "peers")]
 fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())

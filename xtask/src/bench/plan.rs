@@ -1,7 +1,7 @@
-//! What runs when.
+//! The order of the measurements.
 //!
-//! Responsible for servers that are fresh, for turns (one round of each system before the next round of any, so that a
-//! slow minute of the machine hits all), and for a bounded time.
+//! Responsible for fresh servers, for turns (each system completes a round before any system begins the next, so that a
+//! slow minute of the machine affects all), and for a bounded duration.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,25 +24,25 @@ use crate::services;
 use crate::services::catalogue::{ETCD, REDIS_FSYNC, REDIS_NOFSYNC, Service, ZOOKEEPER};
 use crate::services::clusters::{Cluster, ETCD_CLUSTER, NODES, ZOOKEEPER_CLUSTER};
 
-/// No measurement takes as long on a machine that can be measured on; a system that hangs is given up.
+/// Time-out of a measurement: no system takes as long on a usable machine, and one that hangs is given up.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
-/// The first turn of each system is thrown away: a server in Java is several times faster once it has been compiled.
+/// The results of each system's first turn are discarded: a server in Java is several times faster once it is compiled.
 const WARM_UP: &str = "warm-up";
-/// A session of ZooKeeper takes one at each end, and there are other things to open.
+/// Limit of open descriptors: each ZooKeeper session takes one at each end; the rest is reserve.
 const DESCRIPTORS: u64 = KEEPALIVE_SESSIONS as u64 + 1_000;
 
-/// A system, and where it is.
+/// A system under test, and its servers.
 struct Subject {
     system: System,
-    /// What its client connects to.
+    /// The address that its client connects to.
     at: String,
-    /// One a node; none where it runs already: then nothing of its processes can be measured.
+    /// Its nodes. Empty if the system already runs elsewhere: then its processes can't be measured.
     services: Vec<&'static Service>,
-    /// If it has several nodes that we started.
+    /// Set if the system has several nodes that we started.
     cluster: Option<&'static Cluster>,
 }
 
-/// Runs everything that was chosen, and prints the report.
+/// Runs all selected measurements and prints the report.
 pub(super) fn run(choice: &Bench) -> Outcome {
     allow_descriptors()?;
     let systems = of(&choice.only, |system| match choice.cluster {
@@ -88,7 +88,7 @@ fn measure(
     };
     let (bars, nodes) = if choice.cluster { (CLUSTER_BARS, NODES) } else { (BARS, 1) };
     let mut report = Report::new(systems, workloads, bars, nodes);
-    // One that can't be measured doesn't keep the others from it.
+    // A system that can't be measured does not stop the others.
     let mut failed: BTreeMap<System, String> = BTreeMap::new();
     for subject in subjects {
         if let Err(error) = restart(subject) {
@@ -104,7 +104,7 @@ fn measure(
         }
         let system = name(subject.system);
         eprintln!("{what}: {system}, {}", name(workload));
-        // What a server has grown to before would hide by how much it grows now.
+        // A server that has grown before would hide its growth, so `memory` begins with a fresh one.
         let fresh = if workload == Workload::Memory { restart(subject) } else { Ok(()) };
         let disk = fresh.and_then(|()| disk::fdatasync_p50_us(&folder, disk::SHORT, nodes));
         let measured = disk.and_then(|disk| Ok((disk, runtime.block_on(one(choice, workload, subject))?)));
@@ -147,7 +147,7 @@ fn measure(
     Ok(report)
 }
 
-/// One workload on one system; `None` if that system can't be measured so.
+/// Runs one workload on one system; `None` if the workload does not apply to that system.
 async fn one(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<Option<Measured>> {
     let at = subject.at.as_str();
     let work = async {
@@ -169,7 +169,7 @@ async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> O
     match workload {
         Workload::Single => workloads::single::<P>(at, duration).await.map(Some),
         Workload::Pairs => workloads::pairs::<P>(at, duration).await.map(Some),
-        // Eight measurements instead of one or two.
+        // Half the duration, because handover has eight measurements instead of one or two.
         Workload::Handover => workloads::handover::<P>(at, duration / 2).await.map(Some),
         Workload::Memory => match server(subject)? {
             Some(server) => workloads::memory::<P>(at, &server).await.map(Some),
@@ -191,7 +191,7 @@ async fn keep_alive(choice: &Bench, server: &Server, subject: &Subject) -> Outco
     let at = subject.at.as_str();
     let cores = match subject.system {
         System::Ours | System::OursAlone => {
-            // On the wire itself, which doesn't look for the leader.
+            // The sessions are on raw protocol streams, which do not look for the leader.
             let at = match subject.cluster {
                 Some(cluster) => blocking(move || leader(cluster)).await.map(address)?,
                 None => at.to_owned(),
@@ -235,18 +235,18 @@ fn subject(system: System, choice: &Bench) -> Subject {
     Subject { system, at: format!("{scheme}{}", at.join(",")), services, cluster }
 }
 
-/// Where a node serves its clients.
+/// The client address of a node.
 fn address(node: &Service) -> String {
     format!("127.0.0.1:{}", node.port)
 }
 
-/// Starts the servers of a system with nothing in them, unless it runs elsewhere.
+/// Restarts the servers of a system with empty data, unless it runs elsewhere.
 fn restart(subject: &Subject) -> Outcome {
     services::down(&subject.services)?;
     services::up(&subject.services)
 }
 
-/// One node of `system`.
+/// The single-node service of `system`.
 fn alone(system: System) -> &'static Service {
     match system {
         System::Ours | System::OursAlone => &SERVICE_OF_OURS,
@@ -257,7 +257,7 @@ fn alone(system: System) -> &'static Service {
     }
 }
 
-/// Three nodes of `system`; `None` for what is measured with one node only.
+/// The three-node cluster of `system`; `None` if it is measured with one node only.
 fn cluster(system: System) -> Option<&'static Cluster> {
     match system {
         System::Ours => Some(&CLUSTER_OF_OURS),
@@ -267,13 +267,13 @@ fn cluster(system: System) -> Option<&'static Cluster> {
     }
 }
 
-/// What was chosen, each once and in order; if nothing was, all that are usual.
+/// The selected values, each once and in order; without a selection, the usual ones.
 fn of<T: ValueEnum + Copy + PartialEq>(chosen: &[T], is_usual: impl Fn(T) -> bool) -> Vec<T> {
     let all = T::value_variants().iter().copied();
     all.filter(|value| if chosen.is_empty() { is_usual(*value) } else { chosen.contains(value) }).collect()
 }
 
-/// Makes room for the sockets of `keepalive`, also for the servers, which inherit the limit.
+/// Raises the descriptor limit for the sockets of `keepalive`; servers inherit it.
 fn allow_descriptors() -> Outcome {
     let unknown = |error| format!("cannot see how many descriptors are allowed: {error}");
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(unknown)?;

@@ -1,6 +1,6 @@
-//! The report of a run: a table for people, JSON for everything else.
+//! The report of a run: a table for people, JSON for programs.
 //!
-//! Responsible for medians, ratios and bars side by side. May not fail a run because a bar is missed.
+//! Responsible for medians, ratios and bars. May not fail a run because of a missed bar.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,20 +16,20 @@ use crate::bench::maths::{median, ratio};
 use crate::bench::workloads::Measured;
 use crate::bench::{System, Workload, name};
 
-/// A disk that is so many times slower before one turn than before another is not one disk for both.
+/// Ratio of disk latencies between turns above which durable systems can't be compared.
 const DISK_VARIES: f64 = 2.0;
 
-/// What was measured.
+/// The measured values of a run.
 pub(crate) struct Report {
     systems: Vec<System>,
     figures: Vec<Figure>,
     bars: &'static [Bar],
     /// How many nodes of each system write to the disk.
     nodes: usize,
-    /// By figure and system: one value a round.
+    /// One value for each round, by figure and system.
     values: BTreeMap<(String, System), Vec<f64>>,
     fdatasync_us: Vec<f64>,
-    /// Before each turn of a system.
+    /// Disk latencies before each turn of a system.
     fdatasync_before_us: BTreeMap<System, Vec<f64>>,
     notes: Vec<String>,
     failed: Vec<String>,
@@ -62,12 +62,12 @@ impl Report {
         }
     }
 
-    /// The disk, before or after.
+    /// Adds the disk latency measured before or after the run.
     pub(crate) fn fdatasync(&mut self, p50_us: f64) {
         self.fdatasync_us.push(p50_us);
     }
 
-    /// The disk before a turn of `system`.
+    /// Adds the disk latency measured before a turn of `system`.
     pub(crate) fn fdatasync_before(&mut self, system: System, p50_us: f64) {
         self.fdatasync_before_us.entry(system).or_default().push(p50_us);
     }
@@ -82,7 +82,7 @@ impl Report {
         self.failed.push(format!("{}: {error}", name(system)));
     }
 
-    /// An error that names every system that could not be measured to the end.
+    /// An error that names every system whose measurements failed.
     pub(crate) fn failures(&self) -> Outcome {
         if self.failed.is_empty() {
             Ok(())
@@ -91,7 +91,7 @@ impl Report {
         }
     }
 
-    /// Prints the table, which is Markdown, and what belongs to it.
+    /// Prints the table (Markdown) and its notes.
     pub(crate) fn print(&self) {
         let mut table = Table::new();
         table.load_style(presets::ASCII_MARKDOWN);
@@ -119,7 +119,7 @@ impl Report {
         self.notes.iter().for_each(|note| println!("{note}"));
     }
 
-    /// Writes every value of every round.
+    /// Writes the values of all rounds.
     pub(crate) fn write_json(&self, file: &Path) -> Outcome {
         let mut figures = Map::new();
         for figure in &self.figures {
@@ -157,7 +157,7 @@ impl Report {
         }
     }
 
-    /// What is wanted of ours and how that stands; `None` without a bar, or without what it compares with.
+    /// The bar of a figure and its verdict; `None` without a bar, or without the figure that it is relative to.
     fn bar(&self, figure: &Figure) -> Option<String> {
         let bar = self.bars.iter().find(|bar| bar.id == figure.id)?;
         let (than, words) = match bar.than {
@@ -183,12 +183,12 @@ impl Report {
     }
 }
 
-/// The least and the most.
+/// Minimum and maximum.
 fn range<'a>(values: impl IntoIterator<Item = &'a f64>) -> (f64, f64) {
     values.into_iter().fold((f64::INFINITY, 0.0), |(least, most), value| (value.min(least), value.max(most)))
 }
 
-/// Three digits that count, or all before the point.
+/// Formats with three significant digits, or all digits before the decimal point.
 fn short(value: f64) -> String {
     let decimals = if value.abs() >= 100.0 {
         0

@@ -1,4 +1,4 @@
-//! What a server's processes cost, one for each node: read from `/proc`, so that it is asked of none of them.
+//! Resource usage of a system's server processes, read from `/proc`, without asking the servers.
 
 use std::fs;
 
@@ -6,18 +6,18 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::Outcome;
 
-/// A server's processes: one, or those of all nodes.
+/// The processes of a system: one, or one for each node.
 pub(crate) struct Server {
     pub(crate) pids: Vec<u32>,
 }
 
 impl Server {
-    /// Seconds of CPU that they have used so far, in user and system mode together.
+    /// CPU time used so far, user and system, in seconds.
     pub(crate) fn cpu_seconds(&self) -> Outcome<f64> {
         self.pids.iter().map(|pid| cpu_seconds(*pid)).sum()
     }
 
-    /// Bytes of them that are in memory.
+    /// Resident memory in bytes.
     pub(crate) fn resident_bytes(&self) -> Outcome<u64> {
         self.pids.iter().map(|pid| resident_bytes(*pid)).sum()
     }
@@ -43,7 +43,7 @@ fn read(pid: u32, file: &str) -> Outcome<String> {
     fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}; did the server end?"))
 }
 
-/// The fields `utime` and `stime`, together. The second field, a program's name, may hold blanks and brackets.
+/// Sum of the fields `utime` and `stime`. The second field, the process name, may contain spaces and brackets.
 fn ticks(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ').skip(11);
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_is_found_behind_a_name_with_blanks_and_brackets() {
+    fn cpu_time_is_parsed_after_a_name_with_spaces_and_brackets() {
         let stat = "42 (a) b (c) S 1 42 42 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 1 0 12345";
         assert_eq!(ticks(stat), Some(300));
         assert_eq!(ticks("42 (a) S 1"), None);

@@ -1,7 +1,7 @@
-//! What is measured, and how: the same for every system.
+//! The workloads: the same measurements for every system.
 //!
-//! Responsible for the clients (tasks of this process), the clock (this process's own), and for noticing if two of
-//! them ever hold one lock at once: a lock service that is fast because it doesn't exclude has no figures.
+//! Responsible for the clients (tasks of this process), the clock (that of this process), and for detecting two holders
+//! of one lock: a lock service that is fast because it doesn't exclude has no figures.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -16,24 +16,24 @@ use crate::bench::maths::percentile;
 use crate::bench::server::Server;
 use crate::bench::systems::{Peer, Setup, TTL};
 
-/// How many locks `memory` holds.
+/// Number of locks held in `memory`.
 const HELD: usize = 100_000;
-/// How many clients take them: as many as keep a durable server busy.
+/// Number of clients that acquire them: enough to keep a durable server busy.
 const HOLDERS: usize = 64;
-/// How many locks the one client of `single` uses in rotation.
+/// Number of locks that the client of `single` uses in rotation.
 const SINGLE_NAMES: usize = 16;
-/// Left out at the beginning of each measurement.
+/// Excluded from the start of each measurement.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// Figures by their ids.
+/// Figures by id.
 pub(crate) type Measured = Vec<(String, f64)>;
 
-/// One client takes and gives back free locks, 16 names in rotation.
+/// One client acquires and releases free locks, 16 names in rotation.
 pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
     let peer = P::connect(Setup { at, clients: 1, contended: false, ttl: TTL }).await?;
     let names: Vec<String> =
         (0..SINGLE_NAMES).map(|number| format!("lockkeeper-bench/single/{number}")).collect();
-    // A task like all others: the thread that waits for it takes part in nothing.
+    // Runs as a task, because the main thread only waits and is no worker of the runtime.
     let client = tokio::spawn(async move {
         let from = Instant::now() + WARM_UP;
         let mut acquires = Vec::new();
@@ -59,7 +59,7 @@ pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> Outcome<Mea
     ])
 }
 
-/// Many clients, each with a lock of its own that it takes and gives back.
+/// Many clients, each of which acquires and releases a lock of its own.
 pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
     let mut measured = Measured::new();
     for clients in PAIRS_CLIENTS {
@@ -99,8 +99,8 @@ pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> Outcome<Meas
     Ok(measured)
 }
 
-/// One lock goes from holder to waiter; timed from the holder's call of release to the end of the next one's acquire,
-/// for those who had asked before that call.
+/// One lock passes from holder to waiter. Timed from the holder's call of release to the completion of the next
+/// holder's acquire, if that acquire was called before the release.
 pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
     let mut measured = Measured::new();
     for waiters in WAITERS {
@@ -124,10 +124,10 @@ pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> Outcome<M
     Ok(measured)
 }
 
-/// The contended lock, as its clients see it.
+/// The contended lock, as seen by its clients.
 struct Stage {
     since: Instant,
-    /// When the last holder called release, in nanoseconds after `since`; 0 before the first.
+    /// Time of the last call of release, in nanoseconds after `since`; 0 before the first.
     released: AtomicU64,
     is_held: AtomicBool,
     asking: AtomicUsize,
@@ -151,7 +151,7 @@ impl Stage {
         nanos(self.since.elapsed())
     }
 
-    /// Acquires; also says how long the hand-over took, if it was one.
+    /// Acquires. Also returns the duration of the hand-over, if it was one.
     async fn acquire<P: Peer>(&self, peer: &P, client: usize) -> Outcome<(P::Held, Option<u64>)> {
         let asked = self.now();
         self.asking.fetch_add(1, Ordering::SeqCst);
@@ -171,7 +171,7 @@ impl Stage {
     }
 }
 
-/// A holder lets `waiters` queue up, then each has the lock once.
+/// A holder releases once `waiters` clients wait; then each of them holds the lock once.
 async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> Outcome<Vec<u64>> {
     let stage = Arc::new(Stage::new());
     let (held, _) = stage.acquire(peer.as_ref(), waiters).await?;
@@ -187,8 +187,8 @@ async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> Outcome<Vec<
     while stage.asking.load(Ordering::SeqCst) <= waiters {
         sleep(Duration::from_millis(1)).await;
     }
-    // All have asked; none of these systems needs longer until it knows of them. One that comes late is still counted
-    // from the release on.
+    // All clients have called acquire; every one of these systems registers a waiter within this time. A late request
+    // is still timed from the release.
     sleep(Duration::from_millis(20) + Duration::from_micros(200) * waiters as u32).await;
     stage.release(peer.as_ref(), held).await?;
     let mut times = Vec::new();
@@ -198,7 +198,7 @@ async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> Outcome<Vec<
     Ok(times)
 }
 
-/// One more client than `waiters`, each of which asks again as soon as it has released.
+/// One client more than `waiters`; each acquires again right after its release.
 async fn holders_queue_again<P: Peer>(
     peer: &Arc<P>,
     waiters: usize,
@@ -227,7 +227,7 @@ async fn holders_queue_again<P: Peer>(
     Ok(times)
 }
 
-/// By how much the server grows with 100,000 locks of 32 bytes of name that are held at once.
+/// Growth of the server's memory for 100,000 held locks with names of 32 bytes, per lock.
 pub(crate) async fn memory<P: Peer>(at: &str, server: &Server) -> Outcome<Measured> {
     let peer = Arc::new(P::connect(Setup { at, clients: HOLDERS, contended: false, ttl: TTL }).await?);
     let warm = hold(&peer, "warm", HOLDERS).await?;
@@ -246,7 +246,7 @@ async fn hold<P: Peer>(peer: &Arc<P>, what: &'static str, count: usize) -> Outco
         holding.spawn(async move {
             let mut held = Vec::new();
             for number in (client..count).step_by(HOLDERS) {
-                // 32 bytes, whatever it is.
+                // All names have 32 bytes.
                 let name = format!("lockkeeper-bench/{what:0>6}/{number:08}");
                 held.push(peer.acquire(client, &name).await?);
             }

@@ -1,12 +1,12 @@
-//! Which services there are: one entry each, with everything that tells them apart.
+//! The services that can be started: one entry for each.
 //!
-//! Responsible for ports, packages, and how each program is started; this is the only place that knows them, except that
-//! what tests start too is described by the rig (`crates/rig`), whose command lines are used here. A further service is
-//! one more entry. May not leave anything running: the functions here describe, prepare and ask.
+//! Responsible for ports, packages and command lines; they are defined only here, except that services which tests
+//! start too use the rig's command lines (`crates/rig`). A further service is one more entry. May not leave anything
+//! running: the functions here describe, prepare and probe.
 //!
-//! Ports lie outside the range that systems hand out by themselves (16430 is the bench's, for our own node), and none is
-//! the default port of any of these programs: Debian starts some of them when their package is installed, and that one
-//! does not matter to us.
+//! Ports are outside the ephemeral range (16430 is the benchmark's, for our own node), and none is the default port of
+//! any of these programs: Debian starts some of them when their package is installed, and those instances must not
+//! interfere.
 
 use std::fs;
 use std::process::Command;
@@ -21,32 +21,32 @@ use crate::services::{Place, probe};
 /// One service: a process on 127.0.0.1.
 #[derive(Clone, Copy)]
 pub(crate) struct Service {
-    /// What one types, and the name of its folder.
+    /// Its name on the command line and the name of its folder.
     pub(crate) name: &'static str,
-    /// What one types for all of a kind.
+    /// The name of its family on the command line.
     pub(crate) family: &'static str,
-    /// Where it listens. The one above it is its own too, for what it needs besides.
+    /// Its port. The next higher port is reserved for it, too.
     pub(crate) port: u16,
-    /// The Debian packages that bring it.
+    /// The Debian packages that it needs.
     pub(crate) needs: &'static [Need],
-    /// Tells the version on stdout, whether the service runs or not.
+    /// Prints the version on stdout, whether the service runs or not.
     pub(crate) version: fn(&Place) -> Command,
-    /// Makes what must lie in its folder before it starts.
+    /// Prepares its folder before it starts.
     pub(crate) prepare: fn(&Place) -> Outcome,
-    /// Starts it, in the foreground and as one process: its pid is the one that is stopped and measured.
+    /// Starts it in the foreground as one process, whose pid is used to stop and measure it.
     pub(crate) command: fn(&Place) -> Command,
-    /// Asks it to end in good order, whoever is connected.
+    /// The signal for a graceful stop, even with connected clients.
     pub(crate) ends_by: Signal,
-    /// The service without which it isn't ready; started with it.
+    /// A service that it depends on, started with it.
     pub(crate) after: Option<&'static Service>,
-    /// An error that says why not, unless the service answers as a whole one does.
+    /// Returns an error with the reason, unless the service is ready.
     pub(crate) ready: fn(&Place) -> Result<(), String>,
 }
 
 const REDIS_SERVER: Need = Need::of(redis::SERVER, "the services redis-* and redlock-*");
 const ZOOKEEPER_JAR: &str = "/usr/share/java/zookeeper.jar";
 
-/// Redis that has synced each write to disk before it answers: the durable one.
+/// Redis with a sync before each reply: the durable variant.
 pub(crate) const REDIS_FSYNC: Service = Service {
     name: "redis-fsync",
     family: "redis",
@@ -60,11 +60,11 @@ pub(crate) const REDIS_FSYNC: Service = Service {
     ready: |place| probe::ask(place.port, "PING\r\n", "+PONG"),
 };
 
-/// Redis that stores nothing.
+/// Redis without persistence.
 pub(crate) const REDIS_NOFSYNC: Service =
     Service { name: "redis-nofsync", port: 16400, command: |place| redis(place, &[]), ..REDIS_FSYNC };
 
-/// A replica of [`REDIS_FSYNC`], to try what is lost when it becomes the primary.
+/// A replica of [`REDIS_FSYNC`], to see which writes are lost when it becomes the primary.
 const REDIS_REPLICA: Service = Service {
     name: "redis-replica",
     port: 16510,
@@ -74,12 +74,12 @@ const REDIS_REPLICA: Service = Service {
     ..REDIS_FSYNC
 };
 
-/// One of five that know nothing of each other.
+/// One of five independent servers.
 const fn redlock(name: &'static str, port: u16) -> Service {
     Service { name, family: "redlock", port, ..REDIS_NOFSYNC }
 }
 
-/// One node of etcd, with its defaults: it syncs each entry.
+/// One node of etcd with default settings: it syncs each entry.
 pub(crate) const ETCD: Service = Service {
     name: "etcd",
     family: "etcd",
@@ -93,7 +93,7 @@ pub(crate) const ETCD: Service = Service {
     ready: |place| probe::ask(place.port, "GET /health HTTP/1.0\r\n\r\n", "\"health\":\"true\""),
 };
 
-/// One node of ZooKeeper, with its defaults: it syncs each transaction.
+/// One node of ZooKeeper with default settings: it syncs each transaction.
 pub(crate) const ZOOKEEPER: Service = Service {
     name: "zookeeper",
     family: "zookeeper",
@@ -105,8 +105,8 @@ pub(crate) const ZOOKEEPER: Service = Service {
     version: |_| command("dpkg-query", &["--show", "--showformat=${Version}", "zookeeper"]),
     prepare: |place| zookeeper_settings(place, ""),
     command: |place| {
-        // The packaged script forks and keeps its pid elsewhere, so Java is started without it. The heap is large
-        // enough for the 100,000 locks of the bench.
+        // The packaged script forks and keeps its pid elsewhere, so Java is started directly. The heap is large enough
+        // for the 100,000 locks of the benchmark.
         let mut command = Command::new("java");
         command.args(["-Xmx1g", "-cp", "/etc/zookeeper/conf:/usr/share/java/*"]);
         command.arg("org.apache.zookeeper.server.quorum.QuorumPeerMain").arg(place.folder.join("zoo.cfg"));
@@ -117,7 +117,7 @@ pub(crate) const ZOOKEEPER: Service = Service {
     ready: |place| probe::ask(place.port, "srvr", "Mode: standalone"),
 };
 
-/// PostgreSQL with its defaults: it syncs each transaction. The superuser `postgres` needs no password.
+/// PostgreSQL with default settings: it syncs each transaction. The superuser `postgres` needs no password.
 const POSTGRES: Service = Service {
     name: "postgres",
     family: "postgres",
@@ -130,13 +130,13 @@ const POSTGRES: Service = Service {
     version: |_| version_of(postgres::SERVER.name),
     prepare: |place| postgres::initialise(&place.data()),
     command: |place| postgres::line(place.port, &place.data()).detached(),
-    // By SIGTERM it would wait until the last client has gone.
+    // SIGTERM would wait until the last client has disconnected.
     ends_by: Signal::SIGINT,
     after: None,
     ready: postgres_ready,
 };
 
-/// A pool before [`POSTGRES`], whose connections change hands between transactions.
+/// A connection pool for [`POSTGRES`] in transaction mode: server connections are reassigned between transactions.
 const PGBOUNCER: Service = Service {
     name: "pgbouncer",
     family: "pgbouncer",
@@ -156,7 +156,7 @@ const PGBOUNCER: Service = Service {
 const SETPRIV: Need =
     Need { program: "setpriv", package: "util-linux", used_by: "the services that refuse to be root" };
 
-/// All of them, in the order in which they are shown.
+/// All services, in the order of display.
 pub(crate) const SERVICES: &[Service] = &[
     REDIS_FSYNC,
     REDIS_NOFSYNC,
@@ -182,7 +182,7 @@ fn command(program: &str, args: &[&str]) -> Command {
     command
 }
 
-/// The node of etcd at `place`, of a cluster whose nodes serve clients on `ports` and each other on the ports above them.
+/// An etcd node at `place`, in a cluster whose nodes serve clients on `ports` and each other on the next higher ports.
 pub(crate) fn etcd(place: &Place, ports: &[u16]) -> Command {
     let url = |port: u16| format!("http://127.0.0.1:{port}");
     let (clients, peers) = (url(place.port), url(place.port + 1));
@@ -196,7 +196,7 @@ pub(crate) fn etcd(place: &Place, ports: &[u16]) -> Command {
     command
 }
 
-/// Writes what ZooKeeper at `place` reads when it starts: its defaults, and `more`.
+/// Writes the settings file of ZooKeeper at `place`: defaults and `more`.
 pub(crate) fn zookeeper_settings(place: &Place, more: &str) -> Outcome {
     let settings = format!(
         "tickTime=2000\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
@@ -216,7 +216,7 @@ fn redis_version(_: &Place) -> Command {
     version_of(redis::SERVER.name)
 }
 
-/// Debian keeps some programs where only the rig finds them.
+/// Debian installs some programs in places that only the rig searches.
 fn version_of(program: &str) -> Command {
     let mut command = Command::new(lockkeeper_rig::find(program).unwrap_or_else(|| program.into()));
     command.arg("--version");
@@ -236,9 +236,9 @@ mod tests {
 
     use super::*;
 
-    /// Ports on which these programs listen when Debian starts them.
+    /// Ports that these programs use when Debian starts them.
     const DEFAULT_PORTS: [u16; 8] = [6379, 2379, 2380, 2181, 2888, 3888, 5432, 6432];
-    /// Where Linux begins to hand out ports by itself.
+    /// The start of Linux' ephemeral port range.
     const EPHEMERAL_FROM: u16 = 32768;
 
     fn nowhere() -> Place {
@@ -246,10 +246,10 @@ mod tests {
     }
 
     #[test]
-    fn each_service_has_a_name_a_port_and_needs_of_its_own() {
+    fn service_names_and_ports_are_unique_and_needs_are_listed() {
         let names: BTreeSet<&str> = SERVICES.iter().map(|service| service.name).collect();
         assert_eq!(names.len(), SERVICES.len(), "two services have one name");
-        // The port above a service's is its own too.
+        // The next higher port is reserved for the service, too.
         let ports: BTreeSet<u16> =
             SERVICES.iter().flat_map(|service| [service.port, service.port + 1]).collect();
         assert_eq!(ports.len(), 2 * SERVICES.len(), "two services share a port");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_service_needs_comes_before_it() {
+    fn services_are_listed_after_their_dependencies() {
         for (place, service) in SERVICES.iter().enumerate() {
             if let Some(needed) = service.after {
                 assert!(SERVICES[..place].iter().any(|other| other.name == needed.name), "{}", service.name);
@@ -278,10 +278,10 @@ mod tests {
     }
 
     #[test]
-    fn each_service_keeps_to_its_folder_and_says_on_its_command_line_whose_it_is() {
+    fn each_service_uses_its_own_folder_and_port_on_loopback() {
         for service in SERVICES {
             let root = tempfile::tempdir().unwrap();
-            // Some of them run as another user, who must be able to pass.
+            // Some services run as another user, who must be able to enter the folder.
             fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
             let place = Place { folder: root.path().join(service.name), port: service.port };
             fs::create_dir_all(place.data()).unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_ready_before_it_was_started() {
+    fn no_service_is_ready_before_it_is_started() {
         for service in SERVICES {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             let port = listener.local_addr().unwrap().port();

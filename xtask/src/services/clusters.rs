@@ -1,8 +1,8 @@
 //! Clusters of three nodes on this machine, for `cargo xtask bench --cluster`.
 //!
-//! Responsible for what the nodes of one system have to know of each other, and for how one of them is asked whether it
-//! leads. They are not among the services that `cargo xtask services` starts: nobody wants six more servers by default.
-//! Ours stands beside its client in the bench.
+//! Responsible for the settings that the nodes of one system need to know each other, and for the check whether a node
+//! is the leader. `cargo xtask services` does not start them, since few users want six more servers. The cluster of our
+//! own service is defined in the benchmark, beside its client.
 
 use std::fs;
 
@@ -10,20 +10,20 @@ use crate::Outcome;
 use crate::services::catalogue::{ETCD, Service, ZOOKEEPER, etcd, zookeeper_settings};
 use crate::services::{Place, probe};
 
-/// How many nodes each has: the fewest of which one may fail.
+/// Number of nodes: the fewest that tolerate one failure.
 pub(crate) const NODES: usize = 3;
 
 /// Three nodes of one system.
 pub(crate) struct Cluster {
     pub(crate) nodes: [Service; NODES],
-    /// An error that says why not, unless the node at that place leads.
+    /// Returns an error with the reason, unless the node at that place is the leader.
     pub(crate) leads: fn(&Place) -> Result<(), String>,
 }
 
 const ETCD_PORTS: [u16; NODES] = [16520, 16530, 16540];
 const ZOOKEEPER_PORTS: [u16; NODES] = [16550, 16560, 16570];
 
-/// etcd with its defaults: it hears of a dead leader after a second, or a little more.
+/// etcd with default settings: it detects a dead leader after one second or a little more.
 pub(crate) const ETCD_CLUSTER: Cluster = Cluster {
     nodes: [
         etcd_node("etcd-1", ETCD_PORTS[0]),
@@ -52,7 +52,7 @@ const fn zookeeper_node(name: &'static str, port: u16) -> Service {
         name,
         port,
         prepare: prepare_zookeeper,
-        // A node that has no leader answers without a mode.
+        // A node without a leader answers without a mode.
         ready: |place| probe::ask(place.port, "srvr", "Mode: "),
         ..ZOOKEEPER
     }
@@ -70,7 +70,7 @@ fn prepare_zookeeper(place: &Place) -> Outcome {
         .map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
-/// Which of the nodes on `ports` lives at `place`, counted from 1.
+/// The number of the node at `place`, counted from 1 in the order of `ports`.
 pub(crate) fn number(place: &Place, ports: &[u16; NODES]) -> usize {
     ports.iter().position(|port| *port == place.port).map_or(0, |index| index + 1)
 }
@@ -83,9 +83,9 @@ mod tests {
     const CLUSTERS: [&Cluster; 2] = [&ETCD_CLUSTER, &ZOOKEEPER_CLUSTER];
 
     #[test]
-    fn nodes_have_names_and_ports_of_their_own() {
+    fn node_names_and_ports_are_unique() {
         let mut names: Vec<&str> = SERVICES.iter().map(|service| service.name).collect();
-        // The two ports above a node's are its own too.
+        // The two ports above a node's are reserved for it, too.
         let mut ports: Vec<u16> =
             SERVICES.iter().flat_map(|service| [service.port, service.port + 1]).collect();
         for node in CLUSTERS.iter().flat_map(|cluster| &cluster.nodes) {
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_knows_which_it_is_and_where_the_others_are() {
+    fn each_node_is_configured_with_its_id_and_its_peers() {
         for cluster in CLUSTERS {
             let mut told = Vec::new();
             for node in &cluster.nodes {
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_ready_or_leads_before_it_was_started() {
+    fn no_node_is_ready_or_leads_before_it_is_started() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_counted_from_one_by_its_port() {
+    fn nodes_are_numbered_from_one_by_port() {
         let place = |port| Place { folder: "/nowhere".into(), port };
         assert_eq!(number(&place(ETCD_PORTS[0]), &ETCD_PORTS), 1);
         assert_eq!(number(&place(ETCD_PORTS[2]), &ETCD_PORTS), 3);

@@ -1,8 +1,8 @@
-//! Lock services of others, for tests and benchmarks: installed, started on loopback, stopped again.
+//! Other lock services for tests and benchmarks: installs, starts on loopback, and stops them.
 //!
-//! Responsible for the life of each: one process, a folder below `target/services`, a port of its own. Which there are,
-//! and how each is started, stands in [`catalogue`]; whose a process is, in [`pidfile`]; whether it answers, in
-//! [`probe`]. May not keep anything between two starts: a service always begins with an empty folder.
+//! Responsible for the lifetime of each: one process, a folder below `target/services`, its own port. [`catalogue`]
+//! lists the services and their command lines, [`pidfile`] checks the ownership of a process, [`probe`] checks
+//! readiness. May not keep data between two starts: a service begins with an empty folder.
 
 pub(crate) mod catalogue;
 #[cfg(any(test, feature = "peers"))]
@@ -30,20 +30,20 @@ use crate::needs::{self, Need};
 use crate::process::not_started;
 use crate::services::catalogue::{SERVICES, Service};
 
-/// How long a service may take until it answers. The slowest, a Java one, needs about a second on a quiet machine.
+/// Time limit for a service to become ready. The slowest, a Java one, needs about a second on an idle machine.
 const READY_WITHIN: Duration = Duration::from_secs(30);
-/// How long a service may take to end by itself when it is asked to; then it is killed.
+/// Time limit for a graceful stop; then the service is killed.
 const ENDS_WITHIN: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What every service needs.
+/// The programs that every service needs.
 const DETACHING: &[Need] = &[
     Need { program: "setsid", package: "util-linux", used_by: "the services, which outlive the terminal" },
     Need { program: "bash", package: "bash", used_by: "the services, which keep no descriptors of ours" },
 ];
 
-/// Closes every descriptor but the usual three, then becomes the program: a lock or a pipe of whoever called us must not
-/// stay open for as long as the service runs.
+/// Closes every descriptor but the first three, then executes the program: a lock or a pipe of our caller must not stay
+/// open while the service runs.
 const CLOSE_AND_BECOME: &str = r#"for fd in /proc/self/fd/*; do fd=${fd##*/}; ((fd > 2)) && eval "exec $fd>&-"; done
 exec "$@""#;
 
@@ -76,15 +76,15 @@ pub(crate) fn run(task: &Services) -> Outcome {
     }
 }
 
-/// Where one service lives.
+/// The folder and port of a service.
 pub(crate) struct Place {
-    /// Its own folder; absolute, so that it tells our process from others by its command line.
+    /// Absolute, so that the service's command line identifies the process as ours.
     pub(crate) folder: PathBuf,
     pub(crate) port: u16,
 }
 
 impl Place {
-    /// Everything that the service stores. Emptied before each start.
+    /// The service's data. Emptied before each start.
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join("data")
     }
@@ -97,13 +97,13 @@ impl Place {
         self.folder.join("pid")
     }
 
-    /// The pid of the service, if it runs and is ours.
+    /// The service's pid, if it runs and is ours.
     pub(crate) fn pid(&self) -> Option<u32> {
         pidfile::read(&self.pid_file()).filter(|pid| pidfile::is_ours(*pid, &self.folder))
     }
 }
 
-/// Installs what `services` need, starts those that don't run, and waits until all are ready.
+/// Installs the programs that `services` need, starts those that don't run, and waits until all are ready.
 pub(crate) fn up(services: &[&Service]) -> Outcome {
     let services = with_needed(services);
     let needs: Vec<Need> =
@@ -120,7 +120,7 @@ pub(crate) fn up(services: &[&Service]) -> Outcome {
     Ok(())
 }
 
-/// Starts `service` again with what it had stored when it ended, and waits until it is ready.
+/// Restarts `service` with the data of its previous run, and waits until it is ready.
 #[cfg(feature = "peers")]
 pub(crate) fn revive(service: &Service) -> Outcome {
     let root = root()?;
@@ -130,7 +130,7 @@ pub(crate) fn revive(service: &Service) -> Outcome {
     wait_until_ready(service, &place, Some(child))
 }
 
-/// Ends `service` by `signal`.
+/// Stops `service` with `signal`.
 #[cfg(feature = "peers")]
 pub(crate) fn end(service: &Service, signal: Signal) -> Outcome {
     let root = root()?;
@@ -138,7 +138,7 @@ pub(crate) fn end(service: &Service, signal: Signal) -> Outcome {
     if stop(&place(service, &root), signal)? { Ok(()) } else { Err(format!("{} did not run", service.name)) }
 }
 
-/// Stops those of `services` that run.
+/// Stops all `services` that run.
 pub(crate) fn down(services: &[&Service]) -> Outcome {
     let root = root()?;
     let _turn = turn(&root)?;
@@ -168,19 +168,20 @@ fn status(services: &[&Service]) -> Outcome {
     Ok(())
 }
 
-/// Where `service` lives, whether it runs or not.
+/// The folder and port of `service`, whether it runs or not.
 #[cfg(feature = "peers")]
 pub(crate) fn place_of(service: &Service) -> Outcome<Place> {
     Ok(place(service, &root()?))
 }
 
-/// The version that the service's own program tells; `None` if it isn't installed.
+/// The version that the service's program prints; `None` if it isn't installed.
 fn version(service: &Service, place: &Place) -> Option<String> {
     let output = (service.version)(place).stdin(Stdio::null()).output().ok()?;
     find_version(&String::from_utf8_lossy(&output.stdout))
 }
 
-/// Those whose name or family is in `names`, each once, in the catalogue's order; all for no names.
+/// The services whose name or family is in `names`, each once, in the catalogue's order; all services if `names` is
+/// empty.
 fn select(names: &[String]) -> Outcome<Vec<&'static Service>> {
     let is_meant = |service: &Service, name: &str| name == service.name || name == service.family;
     for name in names {
@@ -195,7 +196,7 @@ fn select(names: &[String]) -> Outcome<Vec<&'static Service>> {
     Ok(SERVICES.iter().filter(wanted).collect())
 }
 
-/// `services`, each behind the one without which it isn't ready.
+/// Returns `services`, each preceded by the service it depends on.
 fn with_needed<'a>(services: &[&'a Service]) -> Vec<&'a Service> {
     let mut all: Vec<&Service> = Vec::new();
     for service in services {
@@ -208,8 +209,8 @@ fn with_needed<'a>(services: &[&'a Service]) -> Vec<&'a Service> {
     all
 }
 
-/// Starts those of `services` that don't run, waits until all are ready, and says of each whether it had to be started.
-/// None is waited for before all have been started: the nodes of a cluster are ready together.
+/// Starts all `services` that don't run, waits until all are ready, and returns for each whether it was started. All
+/// are started before the first wait: the nodes of a cluster become ready together.
 fn start(services: &[&Service], root: &Path) -> Outcome<Vec<bool>> {
     let mut children = Vec::new();
     for service in services {
@@ -243,15 +244,15 @@ fn start_empty(service: &Service, place: &Place) -> Outcome<Child> {
     spawn(service, place)
 }
 
-/// Starts the process of `service` on what lies in its folder.
+/// Starts the process of `service` in its existing folder.
 fn spawn(service: &Service, place: &Place) -> Outcome<Child> {
     let name = service.name;
     let failed = |what: &str, error: std::io::Error| format!("{name}: cannot {what}: {error}");
     let log = File::create(place.log()).map_err(|error| failed("make its log", error))?;
     let log_too = log.try_clone().map_err(|error| failed("open its log", error))?;
     let plain = (service.command)(place);
-    // A session of its own, so that an interrupt on our terminal doesn't reach it. setsid becomes the program that it
-    // starts, with the same pid, unless it leads a process group: ours never does.
+    // A new session, so that an interrupt on our terminal doesn't reach it. setsid executes the program with the same
+    // pid unless setsid leads a process group, which it never does here.
     let mut command = Command::new("setsid");
     command.args(["bash", "-c", CLOSE_AND_BECOME, "bash"]).arg(plain.get_program()).args(plain.get_args());
     command.envs(plain.get_envs().filter_map(|(key, value)| Some((key, value?))));
@@ -262,12 +263,12 @@ fn spawn(service: &Service, place: &Place) -> Outcome<Child> {
     Ok(child)
 }
 
-/// Waits until `service` answers; an error if it ends before. Its process is `child`, unless it ran already.
+/// Waits until `service` is ready. Returns an error if it ends before. `child` is its process if we started it.
 fn wait_until_ready(service: &Service, place: &Place, mut child: Option<Child>) -> Outcome {
     let name = service.name;
     let until = Instant::now() + READY_WITHIN;
     loop {
-        // Not by its environment where there is a child: while setsid becomes the service there is none to see.
+        // Not checked by the environment if there is a child: it can't be read while setsid executes the service.
         let has_ended = match &mut child {
             Some(child) => !matches!(child.try_wait(), Ok(None)),
             None => place.pid().is_none(),
@@ -289,12 +290,12 @@ fn wait_until_ready(service: &Service, place: &Place, mut child: Option<Child>) 
     }
 }
 
-/// Stops what runs at `place`, by `ends_by` if it obeys; says whether anything ran.
+/// Stops the process at `place` with `ends_by`, or with SIGKILL if that fails. Returns whether a process ran.
 fn stop(place: &Place, ends_by: Signal) -> Outcome<bool> {
     let Some(pid) = place.pid() else { return Ok(false) };
     let target = Pid::from_raw(i32::try_from(pid).map_err(|_| format!("pid {pid} is no pid"))?);
     for signal in [ends_by, Signal::SIGKILL] {
-        // It may end between the look and the signal: then there is nobody left to tell.
+        // An error is ignored: the process may have ended since the check.
         let _ = kill(target, signal);
         let until = Instant::now() + ENDS_WITHIN;
         while Instant::now() < until {
@@ -310,9 +311,9 @@ fn stop(place: &Place, ends_by: Signal) -> Outcome<bool> {
     Err(format!("process {pid} did not end, not even by SIGKILL: look at it with `ps -o stat,wchan {pid}`"))
 }
 
-/// The folder of all services: beside what cargo builds, so that `cargo clean` removes it too.
+/// The folder of all services: in cargo's target folder, so that `cargo clean` removes it too.
 pub(crate) fn root() -> Outcome<PathBuf> {
-    // Asked of cargo once: that takes a tenth of a second, and the bench looks often.
+    // Cached: asking cargo takes a tenth of a second, and the benchmark calls this often.
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(root) = ROOT.get() {
         return Ok(root.clone());
@@ -329,7 +330,7 @@ fn place(service: &Service, root: &Path) -> Place {
     Place { folder: root.join(service.name), port: service.port }
 }
 
-/// Waits until no other xtask starts or stops services, and keeps others from it until dropped.
+/// Takes the lock that serializes starts and stops of services; it is held until the result is dropped.
 fn turn(root: &Path) -> Outcome<Flock<File>> {
     let path = root.join("lock");
     let file = fs::create_dir_all(root).and_then(|()| File::create(&path));
@@ -338,7 +339,7 @@ fn turn(root: &Path) -> Outcome<Flock<File>> {
         .map_err(|(_, error)| format!("cannot lock {}: {error}", path.display()))
 }
 
-/// The last lines of a log, for the error of a service that doesn't come up.
+/// The last lines of a log, for the error of a service that doesn't start.
 fn end_of(log: &Path) -> String {
     const LINES: usize = 8;
     let text = fs::read(log).unwrap_or_default();
@@ -350,7 +351,7 @@ fn end_of(log: &Path) -> String {
     format!("the end of {}:\n{}", log.display(), lines[lines.len().saturating_sub(LINES)..].join("\n"))
 }
 
-/// The first thing in `text` that looks like `1.2` or `1.2.3`.
+/// The first number in `text` of the form `1.2` or `1.2.3`.
 fn find_version(text: &str) -> Option<String> {
     let numbers = text.split(|c: char| !c.is_ascii_digit() && c != '.').map(|part| part.trim_matches('.'));
     numbers.filter(|number| number.contains('.')).map(str::to_owned).next()
@@ -361,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_version_is_found_in_what_programs_print() {
+    fn a_version_is_parsed_from_program_output() {
         for (text, version) in [
             ("Redis server v=7.0.15 sha=00000000:0 malloc=jemalloc-5.3.0", "7.0.15"),
             ("etcd Version: 3.4.23\nGit SHA: Not provided", "3.4.23"),
@@ -373,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_stands_for_all_its_members_and_a_wrong_name_is_an_error_that_lists_the_right_ones() {
+    fn a_family_selects_its_members_and_an_unknown_name_is_an_error_with_all_names() {
         let names = |typed: &[&str]| -> Outcome<Vec<&str>> {
             let typed: Vec<String> = typed.iter().map(|name| (*name).to_owned()).collect();
             Ok(select(&typed)?.into_iter().map(|service| service.name).collect())
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_service_needs_is_started_before_it_and_once() {
+    fn dependencies_are_started_first_and_once() {
         let started = |typed: &[&str]| -> Vec<&str> {
             let typed: Vec<String> = typed.iter().map(|name| (*name).to_owned()).collect();
             with_needed(&select(&typed).unwrap()).into_iter().map(|service| service.name).collect()
@@ -435,7 +436,7 @@ mod tests {
             ..SERVICES[0]
         };
         let place = place(&service, root.path());
-        // As a lock of the shell that called us is inherited: without the flag that closes it when a program starts.
+        // Like a lock inherited from the calling shell: a descriptor without close-on-exec.
         let inherited = nix::unistd::dup(std::io::stdin()).unwrap();
         assert_eq!(place.pid(), None);
         assert_eq!(start(&[&service], root.path()), Ok(vec![true]));

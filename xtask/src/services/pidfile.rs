@@ -1,27 +1,27 @@
-//! Whose a process is: the pid file, and the check that its pid still means the process that we started.
+//! Process ownership: the pid file, and the check that its pid still belongs to the process that we started.
 //!
-//! Responsible for never letting us signal a stranger. A pid alone is not enough: after a reboot, or after enough other
-//! processes, it names somebody else.
+//! Responsible for never signalling a process that is not ours. The pid alone is not enough: after a reboot, or after
+//! enough other processes, it belongs to another one.
 
 use std::path::Path;
 use std::{fs, io};
 
-/// The variable in the environment of each service that names its folder.
+/// The environment variable of each service that names its folder.
 pub(crate) const MARK: &str = "LOCKKEEPER_SERVICE_FOLDER";
 
 pub(crate) fn write(file: &Path, pid: u32) -> io::Result<()> {
     fs::write(file, format!("{pid}\n"))
 }
 
-/// The pid in `file`; `None` if there is no such file, or no pid in it.
+/// The pid in `file`; `None` if the file is missing or contains no pid.
 pub(crate) fn read(file: &Path) -> Option<u32> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
 
-/// Whether process `pid` lives and was started for `folder`.
+/// Whether process `pid` exists and was started for `folder`.
 ///
-/// By its environment, else by its command line: some programs overwrite the one, some the other, when they set their
-/// title. A process that has ended but wasn't waited for has neither.
+/// Checks its environment, then its command line: programs that set their title overwrite one or the other. A zombie
+/// has neither.
 pub(crate) fn is_ours(pid: u32, folder: &Path) -> bool {
     let folder = folder.as_os_str().as_encoded_bytes();
     let read = |what: &str| fs::read(format!("/proc/{pid}/{what}")).unwrap_or_default();
@@ -30,17 +30,17 @@ pub(crate) fn is_ours(pid: u32, folder: &Path) -> bool {
     is_marked || contains(&read("cmdline"), folder)
 }
 
-/// Whether process `pid` has ended, all its threads included: also if nobody has waited for it yet. Not the same as not
-/// being ours: a process loses its environment first, then its first thread, and its sockets with its last.
+/// Whether process `pid` has ended with all its threads; true for a zombie. This differs from `!is_ours`: a process
+/// loses its environment first, then its first thread, and its sockets with its last one.
 pub(crate) fn has_ended(pid: u32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return true };
-    // The state comes after the program's name, which may hold anything.
+    // The state follows the process name, which may contain any characters.
     let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
     let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
     threads <= 1 && state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
-/// Whether `folder` occurs in `text` as a whole path or as the beginning of one: not `…/redis-2` for `…/redis`.
+/// Whether `text` contains `folder` as a complete path or a path prefix: `…/redis` does not match `…/redis-2`.
 fn contains(text: &[u8], folder: &[u8]) -> bool {
     let ends_there =
         |after: Option<&u8>| after.is_none_or(|byte| !byte.is_ascii_alphanumeric() && !b"-_.".contains(byte));
@@ -56,7 +56,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that waits for its end, and is ended with the test.
+    /// A process that waits for input, and is killed at the end of the test.
     struct Sleeper(Child);
 
     impl Sleeper {
@@ -64,7 +64,7 @@ mod tests {
             let mut command = Command::new("sh");
             command.args(["-c", "read _"]).stdin(Stdio::piped()).env_remove(MARK);
             let sleeper = Self(change(&mut command).spawn().unwrap());
-            // It is there before its arguments are; its environment comes last.
+            // A process is visible before its arguments are; its environment appears last.
             let environment = format!("/proc/{}/environ", sleeper.pid());
             wait_until(|| fs::read(&environment).is_ok_and(|bytes| !bytes.is_empty()));
             sleeper
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pid_file_is_read_back_and_a_damaged_one_names_nobody() {
+    fn a_pid_file_is_read_back_and_a_damaged_one_yields_no_pid() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("pid");
         assert_eq!(read(&file), None);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_ours_by_its_mark_or_by_its_arguments_and_a_stranger_is_not() {
+    fn a_process_is_ours_by_environment_or_arguments() {
         let folder = Path::new("/var/services/redis");
         let marked = Sleeper::start(|command| command.env(MARK, folder));
         assert!(is_ours(marked.pid(), folder) && !has_ended(marked.pid()));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_has_ended_is_nobodys_even_before_it_was_waited_for() {
+    fn a_zombie_is_not_ours() {
         let folder = Path::new("/var/services/redis");
         let mut sleeper = Sleeper::start(|command| command.env(MARK, folder));
         let pid = sleeper.pid();

@@ -1,20 +1,20 @@
-//! Whether a service answers.
+//! Readiness checks of services.
 //!
-//! Responsible for one question and one answer over TCP on loopback. May not know any service: what to ask and what to
-//! expect stands in the catalogue.
+//! Responsible for one request and one answer over TCP on loopback. May not know any service: the catalogue defines the
+//! request and the expected answer.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// On loopback a service that is there answers within a millisecond; a busy machine may take its time.
+/// A service on loopback answers within a millisecond; a busy machine may need longer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Sends `question` to 127.0.0.1:`port` and reads until `wanted` has come. With nothing wanted, a port that takes
+/// Sends `question` to 127.0.0.1:`port` and reads until `wanted` has arrived. If `wanted` is empty, a port that accepts
 /// connections is enough.
 ///
 /// # Errors
-/// Nobody listens, or says something else, or nothing.
+/// Connection refused, an unexpected answer, or no answer.
 pub(crate) fn ask(port: u16, question: &str, wanted: &str) -> Result<(), String> {
     let address = SocketAddr::from(([127, 0, 0, 1], port));
     let mut stream = TcpStream::connect_timeout(&address, ANSWERS_WITHIN)
@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    /// Answers one connection with `answer` in two pieces, after it has read a question of `length` bytes.
+    /// Answers one connection with `answer` in two pieces, after a request of `length` bytes.
     fn answering(length: usize, answer: [&'static str; 2]) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -60,14 +60,14 @@ mod tests {
     }
 
     #[test]
-    fn the_wanted_words_make_a_service_ready_and_other_words_are_quoted() {
+    fn the_expected_answer_means_ready_and_others_are_quoted() {
         assert_eq!(ask(answering(4, ["im", "ok"]), "ruok", "imok"), Ok(()));
         let why = ask(answering(4, ["not ", "serving"]), "ruok", "imok").unwrap_err();
         assert!(why.contains("not serving") && why.contains("imok"), "{why}");
     }
 
     #[test]
-    fn a_port_on_which_nobody_listens_is_named() {
+    fn a_closed_port_is_named_in_the_error() {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let why = ask(free, "ruok", "imok").unwrap_err();
         assert!(why.contains(&free.to_string()), "{why}");

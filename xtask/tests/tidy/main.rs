@@ -1,9 +1,9 @@
-//! Lint as a test: holds the project's pages and sources against what is really there.
+//! Lint as a test: compares the project's pages and sources with the repository.
 //!
-//! Responsible for facts that a compiler can't see: names and links in the docs, sizes, left-overs, paths of one
-//! machine. May not judge style; that is rustfmt's and clippy's.
+//! Responsible for facts that a compiler can't check: names and links in the docs, file sizes, unfinished code, paths
+//! of one machine. May not judge style; rustfmt and clippy do.
 //!
-//! Every test collects all that is wrong before it fails, so that one run shows everything.
+//! Every test collects all problems before it fails, so that one run reports everything.
 
 mod page;
 
@@ -16,9 +16,9 @@ use cargo_metadata::MetadataCommand;
 
 use crate::page::Page;
 
-/// Longest source file, in lines. Past it a reader loses the thread: split by concept.
+/// Longest source file, in lines. A longer one is hard to read: split it by concept.
 const RS_LINES_MAX: usize = 600;
-/// The heading in ARCHITECTURE.md under which a folder may be named that isn't there.
+/// The heading in ARCHITECTURE.md below which paths must not exist yet.
 const NOT_BUILT_YET: &str = "Not built yet";
 
 fn root() -> PathBuf {
@@ -26,9 +26,9 @@ fn root() -> PathBuf {
     manifest_dir.parent().expect("xtask lies in the workspace's root").to_owned()
 }
 
-/// The files that git tracks, relative to the root. A file deleted but not yet committed is left out.
+/// The files that git tracks, relative to the root, except files deleted but not yet committed.
 fn tracked() -> Vec<PathBuf> {
-    // A clone that another user owns is read too: nothing in it is executed.
+    // A clone owned by another user is accepted: nothing in it is executed.
     let output = Command::new("git")
         .args(["-c", "safe.directory=*", "ls-files", "-z"])
         .current_dir(root())
@@ -49,14 +49,14 @@ fn tracked() -> Vec<PathBuf> {
     files
 }
 
-/// Tracked text files whose name ends in `.EXTENSION` (all of them for an empty one), with their text.
+/// Tracked text files whose name ends in `.EXTENSION` (all for an empty extension), with their text.
 fn texts(extension: &str) -> Vec<(PathBuf, String)> {
     let suffix = if extension.is_empty() { String::new() } else { format!(".{extension}") };
     let files = tracked().into_iter().filter(|file| file.to_string_lossy().ends_with(&suffix));
     let texts: Vec<_> = files
         .filter_map(|file| {
             let bytes = fs::read(root().join(&file)).expect("a tracked file can be read");
-            // What isn't UTF-8 is an image or the like.
+            // Files that are not UTF-8, such as images, are left out.
             String::from_utf8(bytes).ok().map(|text| (file, text))
         })
         .collect();
@@ -82,7 +82,7 @@ fn report(problems: &[String]) {
     assert!(problems.is_empty(), "\n{}\n", problems.join("\n"));
 }
 
-/// `path:line: what` for each line of `text` in which `is_bad` finds something.
+/// Returns `path:line: problem` for each line of `text` in which `is_bad` returns a problem.
 fn bad_lines(path: &Path, text: &str, is_bad: impl Fn(&str) -> Option<String>) -> Vec<String> {
     let found = text.lines().enumerate().filter_map(|(index, line)| Some((index, is_bad(line)?)));
     found.map(|(index, what)| format!("{}:{}: {what}", path.display(), index + 1)).collect()
@@ -180,8 +180,8 @@ fn no_source_file_is_too_long() {
 }
 
 #[test]
-fn nothing_is_left_unfinished_and_no_test_is_switched_off() {
-    // In pieces, so that this file doesn't find itself.
+fn no_code_is_unfinished_and_no_test_is_disabled() {
+    // Split, so that this file contains none of them.
     let forbidden = [
         concat!("to", "do!("),
         concat!("unimpl", "emented!("),
@@ -198,9 +198,10 @@ fn nothing_is_left_unfinished_and_no_test_is_switched_off() {
     report(&problems);
 }
 
-/// raft-rs' protobuf parser has a known flaw (deny.toml): nothing but the file that builds its messages may touch it.
+/// raft-rs' protobuf parser has a known flaw (deny.toml): no code may call it, and only the engine's folder may use
+/// raft-rs' types.
 #[test]
-fn the_consensus_engine_stays_in_one_folder_and_parses_nothing() {
+fn raft_rs_types_stay_in_one_folder_and_its_parser_is_unused() {
     let engine = Path::new("crates/replica/src/engine");
     let mut problems = Vec::new();
     for (path, text) in texts("rs") {
@@ -243,7 +244,7 @@ fn machine_path(line: &str) -> Option<&'static str> {
         line.match_indices(&format!("/{folder}")).any(|(start, found)| {
             let before = line[..start].chars().next_back();
             let after = line[start + found.len()..].chars().next();
-            // `jobs/work` and `../work` are relative; `/worker` is another folder. After `//` and `:` a path may begin.
+            // `jobs/work` and `../work` are relative; `/worker` is another folder. A path may begin after `//` and `:`.
             let absolute = before.is_none_or(|c| !in_word(c) && !matches!(c, '.' | '}' | ')' | '>' | '*'));
             absolute && after.is_none_or(|c| !in_word(c))
         })
@@ -251,8 +252,8 @@ fn machine_path(line: &str) -> Option<&'static str> {
 }
 
 #[test]
-fn a_path_of_one_machine_is_told_from_a_name_that_looks_like_one() {
-    // With `@` for the slash, so that this file doesn't find itself.
+fn machine_paths_are_distinguished_from_similar_names() {
+    // `@` stands for the slash, so that this file contains none of them.
     for path in ["@work/x", "cd @root", "file://@home/me", "'@tmp/h'"] {
         assert!(machine_path(&path.replace('@', "/")).is_some(), "{path}");
     }
@@ -262,7 +263,7 @@ fn a_path_of_one_machine_is_told_from_a_name_that_looks_like_one() {
 }
 
 #[test]
-fn the_readme_names_the_oldest_rust_that_cargo_toml_names() {
+fn the_readme_names_the_minimum_rust_version_of_cargo_toml() {
     let readme =
         fs::read_to_string(root().join("README.md")).expect("README.md exists in the project's root");
     let wanted = env!("CARGO_PKG_RUST_VERSION");
@@ -282,7 +283,7 @@ fn the_readme_names_the_oldest_rust_that_cargo_toml_names() {
     report(&wrong);
 }
 
-/// The names of everything that a build of the library takes in with these features.
+/// The names of all dependencies of the library with these features.
 fn tree(features: &str) -> BTreeSet<String> {
     let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
         .args(["tree", "--locked", "--package", "lockkeeper", "--edges", "normal", "--prefix", "none"])
@@ -295,7 +296,7 @@ fn tree(features: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_lock_service_that_is_off_costs_no_dependency() {
+fn disabled_backends_add_no_dependency() {
     let bare = tree("");
     let of = |features: &str| -> BTreeSet<String> { tree(features).difference(&bare).cloned().collect() };
     let has = |set: &BTreeSet<String>, name: &str| set.iter().any(|lib| lib == name);

@@ -1,30 +1,30 @@
-//! What tidy reads from a Markdown page: its links, its headings, its code spans.
+//! The parts of a Markdown page that tidy checks: links, headings, code spans.
 //!
-//! Responsible for parsing only. May not know what is right.
+//! Responsible for parsing only; the checks are elsewhere.
 
 use std::collections::BTreeSet;
 
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
-/// A Markdown page, as far as tidy cares.
+/// The checked parts of a Markdown page.
 #[derive(Default)]
 pub(crate) struct Page {
     /// Targets of links and images.
     pub(crate) links: Vec<String>,
-    /// What may follow `#` in a link to this page.
+    /// The anchors of the page's headings.
     pub(crate) anchors: BTreeSet<String>,
-    /// Every `code span`; code blocks are not among them.
+    /// All code spans; code blocks are not included.
     pub(crate) spans: Vec<Span>,
 }
 
-/// One code span and the headings above it, the nearest last.
+/// A code span and the headings above it, the nearest last.
 pub(crate) struct Span {
     pub(crate) code: String,
     headings: Vec<String>,
 }
 
 impl Span {
-    /// True if a heading that says `heading` stands above, at any level.
+    /// Whether a heading with the text `heading` is above, at any level.
     pub(crate) fn is_under(&self, heading: &str) -> bool {
         self.headings.iter().any(|above| above.trim_start_matches(|c: char| !c.is_alphabetic()) == heading)
     }
@@ -67,7 +67,8 @@ impl Page {
         page
     }
 
-    /// As the usual renderers do it: lower case, words joined by `-`, other signs dropped, a number for a repeat.
+    /// The anchor as common renderers compute it: lower case, words joined by `-`, other signs dropped, repeats
+    /// numbered.
     fn add_anchor(&mut self, heading: &str) {
         let kept = heading.trim().to_lowercase();
         let slug: String = kept

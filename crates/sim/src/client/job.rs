@@ -1,4 +1,4 @@
-//! What callers do: want a lock, work under it, stop or go on too long, release it or just drop it, or never come back.
+//! The callers: each acquires a lock, works under it, stops or continues too long, and releases or drops its guard.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub(crate) enum State {
     Over,
 }
 
-/// One caller's attempt.
+/// One attempt of a caller.
 pub(crate) struct Job {
     pub(crate) session: usize,
     pub(crate) key: Key,
@@ -32,9 +32,9 @@ pub(crate) struct Job {
     section: Option<(String, Section)>,
     seen: Option<Seen>,
     stage: Stage,
-    /// It looks at its guard before it writes; who doesn't needs the fence.
+    /// Checks its guard before each step; careless jobs depend on the fence.
     is_careful: bool,
-    /// It was dropped: nothing may be told to it any more.
+    /// Its future was dropped: no result may be delivered any more.
     is_dropped: bool,
     step_max: Nanos,
 }
@@ -47,7 +47,7 @@ enum Stage {
 }
 
 impl Client {
-    /// A caller with a wish of its own.
+    /// Starts a caller with a random request.
     pub(crate) fn begin_job(&mut self, core: &mut Core) {
         let scenario = core.scenario.clone();
         let dice = &mut core.dice;
@@ -78,7 +78,8 @@ impl Client {
         self.want(core, wanted);
     }
 
-    /// A caller that wants one name alone, and waits for ever: the fresh client of the end.
+    /// Starts a caller that acquires one name exclusively and waits without limit, for the client at the end of the
+    /// run.
     pub(crate) fn begin_probe(&mut self, core: &mut Core, name: LockName) {
         let wanted = Wanted {
             names: vec![name],
@@ -127,7 +128,7 @@ impl Client {
         self.jobs.insert(key.0, job);
         self.sessions[session].wanted.insert(key, wanted);
         if is_dropped {
-            // Its future is dropped, whatever has become of it by then.
+            // The caller drops its future later, in any state of the request.
             let pause = core.dice.spread(MS, 2 * ttl);
             self.step_after(core, pause, key);
         }
@@ -160,7 +161,7 @@ impl Client {
             (Mode::Shared, _) => Ok(Section::shared(token)),
             (Mode::Exclusive, _) => Ok(Section::exclusive(token)),
             (Mode::Permit { .. }, Some(permit)) => {
-                // Slots are per name: the first in byte order.
+                // Slots are per name: the permit lists the first name in byte order.
                 let first = job.wanted.names.iter().min().map(ToString::to_string).unwrap_or_default();
                 job.section = Section::permit(permit.slot, token).ok().map(|section| (first, section));
                 let pause = core.dice.spread(MS, job.step_max);
@@ -206,13 +207,13 @@ impl Client {
         }
     }
 
-    /// A job goes on, if it can.
+    /// Runs the next step of a job.
     pub(crate) fn step(&mut self, core: &mut Core, resources: &mut Resources, key: u64) {
         let Some(job) = self.jobs.get(&key) else { return };
         let key = job.key;
         match job.state {
             State::Over => {}
-            // Whoever is stepped here was to be dropped.
+            // The only step of a waiting job is its drop.
             State::Waiting => self.drop_job(core, key),
             State::Releasing => {
                 if core.is_stormy && core.dice.chance(20) {

@@ -1,5 +1,5 @@
-//! A client: the production machine for each of its sessions, the production carrier for its one connection, and callers
-//! who want locks. Only what is around them is simulated: tasks, timers and the socket.
+//! A client: the production state machine for each session, the production carrier for its one connection, and callers
+//! that acquire locks. Only the tasks, timers and sockets around them are simulated.
 
 mod job;
 
@@ -24,15 +24,15 @@ use crate::net::Down;
 use crate::node::{client_address, node_at};
 pub(crate) use job::{Job, State};
 
-/// What the carrier finds a call's machine by.
+/// Identifies a call to the carrier: session index and call.
 type Handle = (usize, CallId);
 
 pub(crate) struct Client {
     pub(crate) index: usize,
-    /// Counts its starts; what was meant for an earlier one is not heard.
+    /// Counts starts of the client; events for an earlier one are dropped.
     pub(crate) life: u64,
     pub(crate) clock: Clock,
-    /// Nothing of it runs before.
+    /// The client is paused until this time.
     pub(crate) paused_until: Nanos,
     pub(crate) is_alive: bool,
     pub(crate) sessions: Vec<Session>,
@@ -40,13 +40,13 @@ pub(crate) struct Client {
     stream: Option<(Carried, StreamId)>,
     is_connecting: bool,
     addresses: Addresses,
-    /// Something came by the present stream.
+    /// An item was received on the present stream.
     has_worked: bool,
     wake_at: Option<Nanos>,
-    /// Arrived while it was paused.
+    /// Arrived while the client was paused.
     socket: VecDeque<(StreamId, Down)>,
     pub(crate) jobs: BTreeMap<u64, Job>,
-    /// Those that hold.
+    /// Keys of the jobs that hold their locks.
     holding: BTreeSet<u64>,
     next_key: u64,
 }
@@ -56,10 +56,10 @@ pub(crate) struct Session {
     carried: SessionKey,
     spec: Spec,
     is_opened: bool,
-    /// Until when its guards may say that they hold.
+    /// The lease deadline of its guards.
     belief: Option<BootInstant>,
     wanted: BTreeMap<Key, Arc<Wanted>>,
-    /// For the mutant that renumbers.
+    /// How often each acquire was sent, for the mutant that renumbers retries.
     sent: BTreeMap<Seq, u64>,
 }
 
@@ -81,7 +81,7 @@ impl Client {
             sent: BTreeMap::new(),
         });
         let sessions = sessions.collect();
-        // Some know only one of the nodes, and learn of the others.
+        // Some clients are configured with one node and learn of the others.
         let known = core.dice.pick(&core.present);
         let all = core.dice.chance(70);
         let addresses = core.present.iter().copied().filter(|&node| all || node == known);
@@ -106,7 +106,7 @@ impl Client {
         }
     }
 
-    /// Nothing of it runs until then.
+    /// Pauses the client until then.
     pub(crate) fn pause(&mut self, core: &mut Core, until: Nanos) {
         self.paused_until = self.paused_until.max(until);
         let until = self.paused_until;
@@ -114,7 +114,7 @@ impl Client {
         core.at(until, Happening::ClientWakes { client: self.index, life: self.life });
     }
 
-    /// It runs again.
+    /// Resumes the client.
     pub(crate) fn resume(&mut self, core: &mut Core) {
         self.paused_until = 0;
         self.wake_at = None;
@@ -125,23 +125,23 @@ impl Client {
         core.now < self.paused_until
     }
 
-    /// Its user gives it a new list of nodes: all that it knew may be gone by now.
+    /// Replaces the client's list of nodes, as its user would: all nodes it knew may have been removed.
     pub(crate) fn is_told_nodes(&mut self, core: &mut Core) {
         let addresses: Vec<String> = core.present.iter().copied().map(client_address).collect();
         self.addresses = Addresses::named(addresses.iter().map(String::as_str), core.dice.u64());
     }
 
-    /// The stream as the node knows it.
+    /// The present stream, by the node's id for it.
     pub(crate) fn stream(&self) -> Option<StreamId> {
         self.stream.map(|(_, stream)| stream)
     }
 
-    /// The jobs that hold what they want.
+    /// The jobs that hold their locks.
     pub(crate) fn holding(&self) -> impl Iterator<Item = &Job> {
         self.holding.iter().filter_map(|key| self.jobs.get(key))
     }
 
-    /// The present stream is over.
+    /// Records in the address list whether the stream that ended has worked.
     fn counts(&mut self) {
         if std::mem::take(&mut self.has_worked) {
             self.addresses.worked();
@@ -149,7 +149,7 @@ impl Client {
         self.addresses.failed();
     }
 
-    /// Something for one of its machines, and all that comes of it.
+    /// Passes an event to a session's machine and performs all that follows.
     pub(crate) fn feed(&mut self, core: &mut Core, session: usize, event: Event) {
         self.run(core, VecDeque::from([(session, event)]));
     }
@@ -288,9 +288,9 @@ impl Client {
         }
     }
 
-    /// Its timers, after whatever arrived meanwhile, or before: a machine has no order for that.
+    /// Fires timers, in random order with input that has arrived: production does not order them either.
     pub(crate) fn wakes(&mut self, core: &mut Core) {
-        // One that was planned and then moved says nothing.
+        // A timer that was rescheduled leaves a stale event behind.
         if self.is_paused(core) || self.wake_at.is_some_and(|planned| planned > core.now) {
             return;
         }
@@ -321,7 +321,7 @@ impl Client {
         self.flush(core);
     }
 
-    /// Sends what is to be sent, and sees to it that it is woken.
+    /// Sends pending frames and schedules the next wake-up.
     fn flush(&mut self, core: &mut Core) {
         if let Some((carried, stream)) = self.stream {
             loop {
@@ -350,7 +350,7 @@ impl Client {
         }
     }
 
-    /// The process is gone. Its streams close, if its system still runs.
+    /// The process crashes. With `says_so` its operating system closes the stream.
     pub(crate) fn dies(&mut self, core: &mut Core, says_so: bool) {
         self.is_alive = false;
         if let Some((_, stream)) = self.stream.take() {
@@ -362,7 +362,7 @@ impl Client {
         }
     }
 
-    /// Whether the guard of a job says "held" now (P5).
+    /// Whether the guard of a job reports "held" now (P5).
     pub(crate) fn says_held(&self, core: &Core, job: &Job) -> bool {
         let now = self.clock.instant(core.now);
         job.state == State::Held
@@ -370,7 +370,7 @@ impl Client {
             && self.sessions[job.session].belief.is_some_and(|until| now < until)
     }
 
-    /// Whether nobody wants anything any more, and nothing is on its way.
+    /// Whether all jobs are over, and no call is pending.
     pub(crate) fn is_idle(&self) -> bool {
         !self.is_alive
             || (self.jobs.values().all(|job| job.state == State::Over)

@@ -1,4 +1,4 @@
-//! Mishaps that strike at a certain moment of what a node does: chance alone would hardly ever hit it.
+//! Faults that strike at a certain moment of a node's execution, which random timing would almost never hit.
 
 use lockkeeper_wire::peer::PeerFrame;
 use lockkeeper_wire::store::Record;
@@ -7,16 +7,18 @@ use super::Node;
 use crate::clock::{MS, Nanos};
 use crate::core::{Core, Happening};
 
-/// What the node is waiting to be struck by.
+/// A fault that waits for its moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Arm {
-    /// The power goes while it writes for whom it votes, and the one that it votes for can't reach it for a while.
+    /// Power fails while the node writes a vote for another node, and that node can't reach it for a while.
     LostVote,
-    /// It stops right after it has sent what signs of life ride on, and hears nothing but the answers.
+    /// The node stops right after sending the entries that serve as a quorum read for a keep-alive, and then receives
+    /// only the answers.
     RoundInFlight,
-    /// Entries that it sends are lost when they are sent first, again and again.
+    /// The first transmission of each entry is lost, repeatedly.
     EntriesLost,
-    /// The connections on which it has proposed the end of a session break, and a sign of life comes right then.
+    /// The connections on which the node has proposed the expiry of a session break, and a keep-alive arrives right
+    /// then.
     SlowEnd,
 }
 
@@ -37,7 +39,7 @@ impl Node {
         is_it
     }
 
-    /// It is about to write this; `ends` says whether it proposes the end of a session with it.
+    /// Called before a write; `ends`: the record proposes the expiry of a session.
     pub(super) fn before_write(&mut self, core: &mut Core, record: &Record, ends: bool) {
         let vote = record.hard_state.as_ref().map_or(0, |state| state.vote);
         if vote != 0 && vote != self.id && self.strikes(core, Arm::LostVote) {
@@ -57,7 +59,7 @@ impl Node {
         }
     }
 
-    /// It sends this.
+    /// Called for each frame sent to a peer.
     pub(super) fn sends(&mut self, core: &mut Core, frame: &PeerFrame) {
         if self.process.as_mut().is_some_and(|process| std::mem::take(&mut process.loses_sent)) {
             core.lose_sent(self.id);
@@ -70,7 +72,8 @@ impl Node {
                 core.lose_sent(self.id);
             }
         }
-        // Whoever gives a sign of life rides on the entries of that turn. Not a heartbeat: whoever has slept asks anew.
+        // A keep-alive is confirmed by the entries of its turn. Heartbeats do not count: a leader that was paused sends
+        // new ones.
         let has_sign = self.process.as_ref().is_some_and(|process| process.has_sign);
         let asks = has_sign && frame.messages.iter().any(|it| !it.entries.is_empty());
         if asks && self.strikes(core, Arm::RoundInFlight) {

@@ -1,5 +1,5 @@
-//! A node without data, until it is a member: the production founder decides, and what it decides is durable before
-//! anything that follows from it is said.
+//! Bootstrap and joining: a node without data until it becomes a member. The production founder decides; each decision
+//! is durable before any message that depends on it is sent.
 
 use lockkeeper_replica::disk::memory::Operation;
 use lockkeeper_replica::founder::{Founder, Step};
@@ -12,15 +12,15 @@ use super::{EIO, Node};
 use crate::clock::MS;
 use crate::core::{Core, Happening, Id};
 
-/// A node that belongs to no cluster yet.
+/// The state of a node that belongs to no cluster yet.
 pub(super) struct Forming {
     founder: Founder,
-    /// The record that it is about to write.
+    /// The bootstrap record that is about to be written.
     decided: Option<Founding>,
 }
 
 impl Forming {
-    /// Whether it asks that one; 0 is whoever is there.
+    /// Whether it still sends handshakes to `node`; 0 means any node.
     pub(super) fn asks(&self, node: Id) -> bool {
         let nodes = &self.founder.own().nodes;
         if nodes.is_empty() { node == 0 } else { nodes.iter().any(|listed| listed.node == node) }
@@ -33,13 +33,13 @@ impl Forming {
 }
 
 impl Node {
-    /// Who it is, to whoever adds it to a cluster.
+    /// The identity that an operator uses to add the node to a cluster.
     pub(crate) fn candidate(&self) -> Option<Member> {
         self.forming.as_ref().and_then(|forming| forming.founder.own().member.clone())
     }
 
-    /// What it says of itself. Founders list each other; a node that joins lists nobody, nor does one that has founded a
-    /// cluster alone, and that is told to join it should its data be gone.
+    /// The node's description of itself. Bootstrap nodes list each other. A joining node has an empty list, and so has
+    /// a node that was bootstrapped alone: after losing its data it must join that cluster instead of creating another.
     pub(super) fn stands(&self, core: &Core, incarnation: Vec<u8>) -> Candidate {
         let listed = |node: Id| Listed { node, peer_address: peer_address(node), incarnation: Vec::new() };
         let founders = if self.is_founder && core.scenario.nodes > 1 { core.scenario.nodes } else { 0 };
@@ -60,7 +60,7 @@ impl Node {
         }
     }
 
-    /// It keeps what it says of itself, and looks for its cluster. `is_new`: it has not said it before.
+    /// Stores the node's candidate record and begins to look for its cluster. `is_new`: the record is not on disk yet.
     pub(super) fn forms(&mut self, core: &mut Core, own: Candidate, is_new: bool) {
         self.may_fail(core);
         if is_new && let Err(error) = storage::stand(&self.disk, &own) {
@@ -71,7 +71,7 @@ impl Node {
         let others: Vec<Id> =
             own.nodes.iter().map(|listed| listed.node).filter(|node| *node != self.id).collect();
         self.forming = Some(Forming { founder: Founder::new(own), decided: None });
-        // What it has promised may be all that was missing.
+        // Its stored promise may be the last one that was missing.
         let _ = self.follow(core, |founder| founder.step());
         for to in if others.is_empty() { vec![0] } else { others } {
             let pause = core.dice.spread(MS / 10, 20 * MS);
@@ -79,12 +79,12 @@ impl Node {
         }
     }
 
-    /// Another node has said who it is.
+    /// Handles the handshake of another node.
     pub(super) fn hears(&mut self, core: &mut Core, hello: &Hello) -> Result<(), Refusal> {
         self.follow(core, |founder| founder.heard(hello))
     }
 
-    /// Does what the founder says, until it waits or is done.
+    /// Carries out the founder's steps until it waits or is done.
     fn follow(&mut self, core: &mut Core, ask: impl FnOnce(&mut Founder) -> Step) -> Result<(), Refusal> {
         let Some(forming) = &mut self.forming else { return Err(Refusal::default()) };
         let mut step = ask(&mut forming.founder);
@@ -122,7 +122,7 @@ impl Node {
         }
     }
 
-    /// It writes its founding record: from here on it is a member.
+    /// Writes the bootstrap record: from here on the node is a member.
     pub(crate) fn founds(&mut self, core: &mut Core, run: u64) {
         let forming = self.forming.as_mut().filter(|_| run == self.run);
         let Some(founding) = forming.and_then(|forming| forming.decided.take()) else { return };
@@ -142,7 +142,7 @@ impl Node {
         }
     }
 
-    /// One of the next things that it asks of its disk fails, at times.
+    /// Makes one of the next disk operations fail, at random.
     fn may_fail(&mut self, core: &mut Core) {
         if core.is_stormy && core.dice.chance(8) {
             let operations = [

@@ -1,5 +1,4 @@
-//! Who a node is to others before they talk, and whom it knows: the production rules of who is let in, and a member's
-//! view of the cluster.
+//! Handshakes between nodes: the production admission rules, and a member's view of the cluster.
 
 use std::collections::BTreeSet;
 
@@ -13,14 +12,15 @@ use super::start::client_address;
 use crate::clock::MS;
 use crate::core::{Core, Id};
 
-/// What a member knows of the cluster.
+/// A member's view of the cluster.
 pub(super) struct Directory {
     founding: Founding,
-    /// As it has applied.
+    /// The membership as applied by this node.
     pub(super) members: Members,
-    /// By others, who have applied more. To be reached too: this node's vote can be what they wait for.
+    /// A newer membership, received from a peer that has applied more. Its nodes are dialled too: they may be waiting
+    /// for this node's vote.
     news: Members,
-    /// Whom it reaches, or tries to.
+    /// Nodes that are connected, or being dialled.
     dialled: BTreeSet<Id>,
 }
 
@@ -29,7 +29,7 @@ impl Directory {
         Self { founding, members, news: Members::default(), dialled: BTreeSet::new() }
     }
 
-    /// The others that are to be reached.
+    /// The other nodes to connect to.
     fn others(&self) -> BTreeSet<Id> {
         let news = (self.news.at > self.members.at).then_some(&self.news.nodes);
         let nodes = news.into_iter().flatten().chain(&self.members.nodes).map(|(&node, _)| node);
@@ -38,23 +38,23 @@ impl Directory {
 }
 
 impl Node {
-    /// Whether it has data, and runs on them.
+    /// Whether it has data and runs on it.
     pub(crate) fn is_member(&self) -> bool {
         self.process.is_some()
     }
 
-    /// Whether it takes no part any more, as far as another one knows.
+    /// Whether this node has applied the removal of `other`.
     pub(crate) fn has_removed(&self, other: Id) -> bool {
         self.process.as_ref().is_some_and(|process| process.directory.members.removed.contains_key(&other))
     }
 
-    /// Whether any of these is one that it would reach.
+    /// Whether it would connect to any of these nodes.
     pub(crate) fn knows_any(&self, of: &[Id]) -> bool {
         let others = self.process.as_ref().map(|process| process.directory.others());
         others.is_none_or(|others| of.iter().any(|node| others.contains(node)))
     }
 
-    /// Whether it still wants to reach that one; 0 is whoever is there.
+    /// Whether it still tries to connect to that node; 0 means any node.
     pub(crate) fn dials(&mut self, to: Id) -> bool {
         match (&mut self.process, &self.forming) {
             (Some(process), _) => {
@@ -69,12 +69,12 @@ impl Node {
         }
     }
 
-    /// What a connection of it is for.
+    /// The purpose of the connections that it opens.
     pub(crate) fn lane(&self) -> Lane {
         if self.is_member() { Lane::Messages } else { Lane::Greeting }
     }
 
-    /// What it says at the begin of a connection.
+    /// The handshake request that it sends on a new connection.
     pub(crate) fn hello(&self, to: Id, lane: Lane) -> Option<Hello> {
         match (&self.process, &self.forming) {
             (Some(process), _) => {
@@ -93,7 +93,7 @@ impl Node {
         }
     }
 
-    /// Whether it talks to the one who says this.
+    /// Applies the admission rules to a handshake.
     pub(crate) fn admit(&mut self, core: &mut Core, hello: &Hello) -> Result<(), Refusal> {
         let Some(process) = &mut self.process else { return self.hears(core, hello) };
         let identity = Identity {
@@ -113,7 +113,7 @@ impl Node {
         Ok(())
     }
 
-    /// Its answer to a greeting; `None`: it is gone before it could answer.
+    /// Returns the reply to a handshake, or `None` if the node died while handling it.
     pub(crate) fn welcomes(&mut self, core: &mut Core, hello: &Hello) -> Option<Result<Hello, Refusal>> {
         if let Err(refusal) = self.admit(core, hello) {
             return Some(Err(refusal));
@@ -126,7 +126,7 @@ impl Node {
         Some(Ok(own))
     }
 
-    /// It hears why it is not talked to. If it has no place in the cluster, it ends.
+    /// The node receives a refusal. If the refusal is final for this node, its process ends.
     pub(crate) fn is_refused(&mut self, core: &mut Core, by: Id, refusal: &Refusal) {
         let is_final = matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed);
         if is_final && refusal.node == self.id {
@@ -135,7 +135,7 @@ impl Node {
         }
     }
 
-    /// It reaches whom it knows and has not reached yet.
+    /// Dials the nodes that it knows and has not dialled yet.
     pub(super) fn greet(&mut self, core: &mut Core) {
         let Some(process) = &mut self.process else { return };
         for to in process.directory.others() {
@@ -146,7 +146,7 @@ impl Node {
         }
     }
 
-    /// It has applied a change of the members, or heard of another address.
+    /// The node has applied a membership change, or learned a changed client address.
     pub(super) fn applied_members(&mut self, core: &mut Core, members: Members) {
         core.members_are(&members);
         for gone in members.removed.keys() {

@@ -1,10 +1,11 @@
-//! A node: the production replica and the production log, on a disk in memory, run as a process would run them.
+//! A node: the production replica and the production log on an in-memory disk, driven as the server process drives
+//! them.
 //!
-//! What was sent, what has arrived in a socket and what was read are three different things here: only so is the
-//! barrier of P9 put to the test. While a write is under way, or the process is stopped, nothing runs and input piles up.
+//! Packets that are sent, arrived in a socket, and read are kept apart, because the drain barrier (P9) depends on the
+//! difference. During a write, or while the process is stopped, the loop does not run and input accumulates.
 //!
-//! `start.rs`: how it begins and dies. `form.rs`: how it becomes a member. `greet.rs`: whom it lets in. `armed.rs`: mishaps at
-//! a certain moment. `sockets.rs`: what arrives. `turn.rs`: the loop.
+//! `start.rs`: start and crash. `form.rs`: bootstrap and joining. `greet.rs`: handshake and admission. `armed.rs`:
+//! faults at certain moments. `sockets.rs`: input. `turn.rs`: the event loop.
 
 mod armed;
 mod form;
@@ -33,89 +34,89 @@ use greet::Directory;
 use lockkeeper_wire::store::Founding;
 pub(crate) use start::{TOKENS_ABOVE, client_address, node_at};
 
-/// How often what waits for a stopped node looks whether it runs again.
+/// How often work that waits for a stopped node checks whether the node runs again.
 const LOOKS_EVERY: Nanos = 100 * MS;
-/// What a disk says that is broken.
+/// The error code that a failing disk returns.
 const EIO: i32 = 5;
 
 pub(crate) struct Node {
     pub(crate) id: Id,
     pub(crate) clock: Clock,
     disk: MemoryDisk,
-    /// Counts its starts.
+    /// Counts starts of the process.
     pub(crate) run: u64,
     process: Option<Process>,
-    /// It has no data, and looks for its cluster.
+    /// Set while the node has no data and is looking for its cluster.
     forming: Option<Forming>,
     seed: u64,
-    /// One of those that found the cluster; the others join it.
+    /// A bootstrap node: it takes part in creating the cluster. The others join later.
     is_founder: bool,
-    /// The newest rules of the table that its program knows.
+    /// The newest version of the table's rules that its binary supports.
     pub(crate) rules: u32,
-    /// Its disk is another one than that of the member of this id.
+    /// Its disk was lost: the member of this id had another disk.
     pub(crate) is_wiped: bool,
-    /// It is never started again.
+    /// The node is never started again.
     pub(crate) is_gone: bool,
-    /// As it was founded: for the mutant that begins anew under an old name.
+    /// Its bootstrap record, for the mutant that restarts a wiped node under its old identity.
     record: Option<Founding>,
 }
 
-/// What a crash takes away.
+/// The state lost in a crash.
 struct Process {
     replica: Replica,
     directory: Directory,
     log: Log<MemoryDisk>,
     chores: Chores,
-    /// Arrived, and not yet read.
+    /// Arrived, but not yet read.
     sockets: BTreeMap<StreamId, VecDeque<Up>>,
-    /// Streams whose socket is to be read already.
+    /// Streams whose next read is already scheduled.
     reading: BTreeSet<StreamId>,
-    /// Of other nodes: arrived, and not yet read.
+    /// Frames from peers: arrived, but not yet read.
     frames: VecDeque<(Id, Vec<u8>)>,
-    /// Read, and not yet handed over.
+    /// Events read, but not yet handed to the replica.
     inbox: VecDeque<Event>,
     barriers: Vec<Barrier>,
     writes: VecDeque<Pending>,
-    /// Received snapshots that the replica has not judged yet, by their index.
+    /// Received snapshots that the replica has neither installed nor discarded, by index.
     incoming: BTreeMap<u64, (BulkId, Sealed<MemoryDisk>)>,
-    /// Nothing runs before.
+    /// The whole process is stopped until this time.
     stopped_until: Nanos,
-    /// The loop doesn't run before, though the sockets of clients are read.
+    /// The event loop is stopped until this time; client sockets are still read.
     loop_until: Nanos,
-    /// No socket is read before.
+    /// No client socket is read until this time.
     unread_until: Nanos,
-    /// The clock as it was read before the process was stopped: for the mutant that uses it afterwards.
+    /// The clock as read before the process was stopped, for the mutant that uses the stale time afterwards.
     read_before: Option<Duration>,
-    /// What strikes it at its moment.
+    /// The fault that strikes when its condition is met.
     arm: Option<Arm>,
     dies_in_write: bool,
     is_stopping: bool,
     loses_sent: bool,
-    /// A sign of life was handed over in this turn.
+    /// A keep-alive or attach was handed to the replica in this turn.
     has_sign: bool,
-    /// The last entry that was lost on its way.
+    /// Index of the last entry lost by `Arm::EntriesLost`.
     lost_entry: u64,
     turn_at: Option<Nanos>,
-    /// Entries of the table that were looked at before this turn.
+    /// The table's count of visited entries at the start of this turn.
     visits_before: u64,
 }
 
 impl Process {
-    /// When the loop may run.
+    /// When the event loop may run next.
     fn runs_at(&self) -> Nanos {
         self.stopped_until.max(self.loop_until)
     }
 
-    /// When to look again whether it does: it may be woken before its time.
+    /// When to check again: a fault's end may wake the process early.
     fn looks_at(&self, now: Nanos) -> Nanos {
         self.runs_at().min(now + LOOKS_EVERY)
     }
 }
 
-/// A write that the disk is busy with.
+/// A write in progress on the disk.
 enum Pending {
     Write(Box<Write>),
-    /// The mutant has said "synced" already.
+    /// For the mutant that reports a write as synced before it is.
     Late(Record),
 }
 
@@ -128,7 +129,7 @@ impl Pending {
     }
 }
 
-/// All that had arrived when it began must be read before it passes.
+/// A drain barrier: it passes once all input that had arrived when it began has been read.
 struct Barrier {
     number: u64,
     waits: BTreeMap<StreamId, usize>,
@@ -155,7 +156,7 @@ impl Node {
         }
     }
 
-    /// Whether its disk has ever held the record of the cluster: from then on its data can stand in for what another one loses.
+    /// Whether its disk has ever held the bootstrap record. Only then can its data replace those of a lost disk.
     pub(crate) fn has_record(&self) -> bool {
         self.record.is_some()
     }
@@ -164,17 +165,17 @@ impl Node {
         self.process.is_some() || self.forming.is_some()
     }
 
-    /// Whether it leads and knows all that was ever committed.
+    /// Whether it is the leader and has applied all entries committed before its term.
     pub(crate) fn is_ready(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.replica.is_ready())
     }
 
-    /// The last entry in its table.
+    /// Index of the last applied entry.
     pub(crate) fn applied(&self) -> Option<u64> {
         self.process.as_ref().map(|process| process.replica.applied_index())
     }
 
-    /// Whether its table has work left for later, or it is amid an entry.
+    /// Whether its table has a backlog, or an entry is applied in part.
     pub(crate) fn has_backlog(&self) -> bool {
         self.process.as_ref().is_some_and(|process| {
             let replica = &process.replica;
@@ -182,19 +183,19 @@ impl Node {
         })
     }
 
-    /// Its table against what it should be.
+    /// Compares its table with the oracle's.
     pub(crate) fn compare(&self, core: &mut Core) {
         if let Some(process) = &self.process {
             core.oracle.compare(core.now, self.id, &process.replica);
         }
     }
 
-    /// Whether it answers a greeting now.
+    /// Whether it can answer a handshake now.
     pub(crate) fn answers(&self, now: Nanos) -> bool {
         self.is_up() && self.process.as_ref().is_none_or(|process| process.stopped_until <= now)
     }
 
-    /// SIGSTOP: nothing runs until then.
+    /// SIGSTOP: the whole process is stopped until then.
     pub(crate) fn stop_until(&mut self, now: Nanos, until: Nanos) {
         let local = self.clock.duration(now);
         if let Some(process) = &mut self.process {
@@ -203,7 +204,7 @@ impl Node {
         }
     }
 
-    /// The loop stands still until then, and nothing else.
+    /// Stops the event loop alone; client sockets are still read.
     pub(crate) fn stop_loop_until(&mut self, now: Nanos, until: Nanos) {
         let local = self.clock.duration(now);
         if let Some(process) = &mut self.process {
@@ -212,14 +213,14 @@ impl Node {
         }
     }
 
-    /// No client's socket is read until then, but the loop runs.
+    /// Stops reads of client sockets; the event loop runs.
     pub(crate) fn unread_until(&mut self, until: Nanos) {
         if let Some(process) = &mut self.process {
             process.unread_until = process.unread_until.max(until);
         }
     }
 
-    /// The node ends a stream of a client that it takes for dead; what it had not read of it is gone.
+    /// The node closes a client's stream that it considers dead; input not yet read is lost.
     pub(crate) fn hang_up(&mut self, core: &mut Core, stream: StreamId) {
         let Some(process) = &mut self.process else { return };
         process.sockets.remove(&stream);
@@ -229,7 +230,7 @@ impl Node {
         self.turn_soon(core, core.now);
     }
 
-    /// The next sync fails.
+    /// Makes the next sync fail.
     pub(crate) fn fail_sync(&mut self) {
         self.disk.fail(Operation::Sync, 0, EIO);
     }
@@ -245,7 +246,7 @@ impl Node {
         self.turn_soon(core, core.now);
     }
 
-    /// Whether it was told to stop.
+    /// Whether it has received SIGTERM.
     pub(crate) fn is_stopping(&self) -> bool {
         self.process.as_ref().is_some_and(|process| process.is_stopping)
     }

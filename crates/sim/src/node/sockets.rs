@@ -1,4 +1,4 @@
-//! What arrives at a node: in its clients' sockets, which are read one by one, and in its peers', which the loop reads.
+//! A node's input: client sockets, which are read one by one, and peer sockets, which the event loop reads.
 
 use lockkeeper_replica::{Event, Received, StreamId};
 use lockkeeper_wire::request::Request;
@@ -17,7 +17,7 @@ impl Node {
         let Some(line) = core.net.lines.get_mut(&stream) else { return };
         let opens = matches!(packet, Up::Open);
         let Some(process) = self.process.as_mut() else {
-            // Nobody listens. Who is told so tries again.
+            // Connection refused; the client retries.
             return core.send_down(stream, Down::Closed);
         };
         if opens {
@@ -67,7 +67,7 @@ impl Node {
         self.turn_soon(core, core.now + pause);
     }
 
-    /// A frame of another node arrives; the loop reads it.
+    /// A frame from a peer arrives; the event loop reads it.
     pub(crate) fn peer_arrives(&mut self, core: &mut Core, from: Id, frame: Vec<u8>) {
         let Some(process) = self.process.as_mut() else { return };
         process.frames.push_back((from, frame));
@@ -75,7 +75,7 @@ impl Node {
         self.turn_soon(core, core.now + pause);
     }
 
-    /// A snapshot of another node has arrived.
+    /// A snapshot from a peer has arrived completely.
     pub(crate) fn receives(&mut self, core: &mut Core, id: BulkId) {
         let (Some(process), Some(bulk)) = (self.process.as_mut(), core.bulks.get(id).cloned()) else {
             return core.settle_bulk(id, false);
@@ -99,7 +99,7 @@ impl Node {
         }
     }
 
-    /// A sender hears what became of its snapshot.
+    /// The sender learns the result of its snapshot transfer.
     pub(crate) fn bulk_settled(&mut self, core: &mut Core, to: Id, arrived: bool) {
         if let Some(process) = &mut self.process {
             process.inbox.push_back(Event::SnapshotSent { to, arrived });
@@ -107,7 +107,7 @@ impl Node {
         }
     }
 
-    /// There is a connection with another node, which knows these rules.
+    /// A connection with a peer is open; `rules_max` is the newest rules version the peer supports.
     pub(crate) fn peer_up(&mut self, core: &mut Core, peer: Id, rules_max: u32) {
         if let Some(process) = &mut self.process {
             let client_address = client_address(peer);
@@ -116,7 +116,7 @@ impl Node {
         }
     }
 
-    /// A link to or from another node is over.
+    /// A link to or from a peer is closed.
     pub(crate) fn peer_lost(&mut self, core: &mut Core, peer: Id, link: LinkId) {
         core.note(format_args!("node {} loses node {peer} ({link:?})", self.id));
         if let Some(process) = &mut self.process {
@@ -129,7 +129,7 @@ impl Node {
 }
 
 impl Process {
-    /// All that is in a socket now is to be read before it passes.
+    /// Begins a drain barrier: all input that is in a socket now must be read before it passes.
     pub(super) fn begin_barrier(&mut self, number: u64) {
         let waits = self.sockets.iter().map(|(&stream, unread)| (stream, unread.len()));
         self.barriers.push(Barrier { number, waits: waits.collect() });

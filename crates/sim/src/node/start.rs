@@ -1,4 +1,4 @@
-//! How a node begins, on what its disk holds, and how it dies.
+//! How a node starts from the data on its disk, and how it crashes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -14,22 +14,22 @@ use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
 use crate::mutants::Place;
 
-/// Small, so that a run of some minutes fills several.
+/// Small, so that a run of some minutes fills several segments.
 pub(super) const OPTIONS: Options = Options { segment_bytes: 16 << 10 };
-/// The first token is above this one: what was here before may have issued all up to it (T1).
+/// The first token is above this one: an earlier table may have issued all tokens up to it (T1).
 pub(crate) const TOKENS_ABOVE: u64 = 1_000;
 
-/// Where a node serves clients.
+/// The address at which a node serves clients.
 pub(crate) fn client_address(node: Id) -> String {
     format!("node-{node}:{}", lockkeeper_wire::DEFAULT_PORT)
 }
 
-/// Where it listens to other nodes.
+/// The address at which a node listens to its peers.
 pub(super) fn peer_address(node: Id) -> String {
     format!("node-{node}:{}", lockkeeper_wire::DEFAULT_PEER_PORT)
 }
 
-/// Whose address that is.
+/// The node that has this client address.
 pub(crate) fn node_at(address: &str) -> Option<Id> {
     address.strip_prefix("node-")?.split(':').next()?.parse().ok()
 }
@@ -56,14 +56,14 @@ impl Node {
     pub(crate) fn start(&mut self, core: &mut Core) {
         self.run += 1;
         if self.run > 1 && core.dice.chance(40) {
-            // Whoever started it again has given it the newest program.
+            // A restart may come with the newest binary.
             self.rules = limits::RULES_VERSION;
         }
         core.note(format_args!("node {} starts, run {}", self.id, self.run));
         match storage::open(&self.disk, OPTIONS) {
             Ok(Opened::Existing(existing)) => self.goes_on(core, existing),
             Ok(Opened::Empty) => self.begins(core),
-            // Others may have founded the cluster on what it has said.
+            // The record contains a promise: other nodes may have created the cluster with it, so it must not change.
             Ok(Opened::Candidate(kept)) if kept.nodes.iter().any(|it| !it.incarnation.is_empty()) => {
                 self.forms(core, kept, false);
             }
@@ -79,7 +79,7 @@ impl Node {
         }
     }
 
-    /// It begins on an empty disk, under a name that no disk had before.
+    /// Starts on an empty disk, with a new incarnation.
     fn begins(&mut self, core: &mut Core) {
         let incarnation = core.dice.secret().to_vec();
         let is_alone = self.is_founder && core.scenario.nodes == 1 && !self.is_wiped;
@@ -109,10 +109,10 @@ impl Node {
         }
     }
 
-    /// It has data: it goes on where they end.
+    /// Starts a member from its data.
     pub(super) fn goes_on(&mut self, core: &mut Core, existing: Existing<MemoryDisk>) {
         let Existing { founding, hard_state, entries, log, mut leftovers, snapshot, snapshots } = existing;
-        // What a lying disk loses is the log's, not the name of the node.
+        // From here on the disk of the mutant skips syncs: it may lose log data, but not the bootstrap record.
         self.disk.lie(core.is(Place::SyncSkipped));
         let at = snapshot.as_ref().map_or((0, 0), |it| (it.head().index, it.head().term));
         let members = snapshot.as_ref().and_then(|it| it.head().members.clone());
@@ -177,20 +177,20 @@ impl Node {
         self.turn_soon(core, core.now);
     }
 
-    /// The process dies, with all that was not synced; it starts again later.
+    /// The process crashes and restarts after a pause. With `power` (a power cut), unsynced data may be lost or torn.
     pub(crate) fn crash(&mut self, core: &mut Core, power: bool) {
         let pause =
             if core.is_stormy { core.dice.spread(5 * MS, 2 * core.scenario.ttl_max) } else { 20 * MS };
         self.crash_for(core, power, pause);
     }
 
-    /// As [`Self::crash`], and starts again after a pause.
+    /// As [`Self::crash`], but restarts after the given pause.
     pub(super) fn crash_for(&mut self, core: &mut Core, power: bool, pause: Nanos) {
         self.dies(core, power);
         core.after(pause, Happening::NodeStarts { node: self.id });
     }
 
-    /// The cluster wants no part of it: the process ends. Whatever looks after it may start it again.
+    /// The cluster has no place for the node, so its process exits. A supervisor may restart it.
     pub(super) fn ends(&mut self, core: &mut Core) {
         self.dies(core, false);
         if core.is_stormy && core.dice.chance(60) {
@@ -199,7 +199,7 @@ impl Node {
         }
     }
 
-    /// Its disk is lost, and there is an empty one in its place.
+    /// The disk is lost and replaced by an empty one.
     pub(crate) fn wipe(&mut self, core: &mut Core) {
         self.crash(core, true);
         core.note(format_args!("the disk of node {} is lost", self.id));
@@ -208,7 +208,7 @@ impl Node {
         core.oracle.wiped(self.id, self.is_wiped);
     }
 
-    /// It is never started again.
+    /// Removes the node from the run; it is never started again.
     pub(crate) fn retires(&mut self, core: &mut Core) {
         self.is_gone = true;
         if self.is_up() {
@@ -220,11 +220,11 @@ impl Node {
         core.note(format_args!("node {} dies (power {power})", self.id));
         self.forming = None;
         if let Some(mut process) = self.process.take() {
-            // What was being written has reached the disk in part.
+            // A write in progress has reached the disk in part.
             while let Some(pending) = process.writes.pop_front() {
                 self.disk.heal();
                 self.disk.fail(Operation::Sync, 0, EIO);
-                // It fails, as it must: the process is gone before the sync.
+                // The append fails, as intended: the process ended before the sync.
                 let _ = process.log.append(pending.record());
             }
         }

@@ -1,4 +1,5 @@
-//! A node's loop: what has arrived goes in, what must be durable is written, and then what comes of it goes out.
+//! A node's event loop: it handles the input, writes what must be durable, and then sends the output that depends on
+//! it.
 
 use std::fmt::Write as _;
 
@@ -20,7 +21,7 @@ impl Node {
     pub(super) fn turn_soon(&mut self, core: &mut Core, at: Nanos) {
         let Some(process) = &mut self.process else { return };
         let runs_at = process.runs_at();
-        // Who wakes up after a stop, the loop or whatever reads the sockets, wakes in no order.
+        // After a stop, the loop and the socket readers resume in random order.
         let at = if runs_at > at { runs_at + core.dice.spread(5_000, 10 * MS) } else { at };
         if process.turn_at.is_none_or(|planned| at < planned) {
             process.turn_at = Some(at);
@@ -31,7 +32,7 @@ impl Node {
     pub(crate) fn turn(&mut self, core: &mut Core, run: u64) {
         let local = self.clock.duration(core.now);
         let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
-        // One that was planned and then moved.
+        // A turn that was rescheduled leaves a stale event behind.
         if process.turn_at != Some(core.now) {
             return;
         }
@@ -96,8 +97,8 @@ impl Node {
         }
     }
 
-    /// A received snapshot takes the place of the log: its file first, or a crash between leaves a log that begins behind
-    /// nothing.
+    /// Replaces the log by a received snapshot. The snapshot file is published first: after a crash in between, a log
+    /// that was reset first would begin after an index that no snapshot covers.
     fn install(&mut self, core: &mut Core, index: u64) -> std::io::Result<()> {
         let Some(process) = &mut self.process else { return Ok(()) };
         let Some((bulk, sealed)) = process.incoming.remove(&index) else {
@@ -128,7 +129,7 @@ impl Node {
         Ok(())
     }
 
-    /// A step of a snapshot has been given time enough.
+    /// A snapshot step has had its simulated duration.
     pub(crate) fn stored(&mut self, core: &mut Core, run: u64) {
         let node = self.id;
         let Some(process) = self.process.as_mut().filter(|_| run == self.run) else { return };
@@ -155,7 +156,7 @@ impl Node {
             return core.broken("P10", &format!("node {} stops: {error}", self.id));
         }
         if installs {
-            // Another table, which has counted for itself.
+            // The installed table has a counter of its own.
             process.visits_before = process.replica.table().visits();
         }
         self.go_on(core);
@@ -185,7 +186,7 @@ impl Node {
             let pause = core.dice.spread(least, most);
             core.after(pause, Happening::NodeWrote { node: self.id, run: self.run });
             self.before_write(core, write.record(), ends);
-            // Nothing of it depends on this write.
+            // These outputs do not depend on the write.
             self.put_out(core);
             let Some(process) = &mut self.process else { return };
             if core.is(Place::ReplyBeforeSync) {
@@ -268,7 +269,7 @@ impl Node {
                     core.note(format_args!("node {} does not need snapshot {index}", self.id));
                     if let Some((bulk, sealed)) = process.incoming.remove(&index) {
                         core.settle_bulk(bulk, true);
-                        // Its next start removes what this can't.
+                        // The next start removes files that could not be removed here.
                         let _ = sealed.give_up().run(&self.disk);
                     }
                 }
@@ -303,30 +304,30 @@ impl Node {
         }
     }
 
-    /// Until something arrives, or is due.
+    /// Sleeps until input arrives or a timer is due.
     fn sleep(&mut self, core: &mut Core) {
         let Some(process) = &self.process else { return };
         let wake = self.clock.when(process.replica.next_wake().as_nanos() as Nanos);
-        // Even a loop that has something to do at once takes its time for it.
+        // Even with pending input, the next turn begins after a short delay.
         let at = if process.inbox.is_empty() { wake.max(core.now + 20_000) } else { core.now + 20_000 };
         self.turn_soon(core, at);
     }
 }
 
-/// Looks at the replica; what that costs is not the turn's work.
+/// Lets the oracle read the replica; entries visited by the oracle do not count as work of the turn.
 fn observe(core: &mut Core, node: Id, process: &mut Process) {
     let before = process.replica.table().visits();
     core.observe(node, &process.replica);
     process.visits_before += process.replica.table().visits() - before;
 }
 
-/// Whether a client says that it lives.
+/// Whether a client sent a keep-alive or an attach.
 fn is_sign(event: &Event) -> bool {
     let Event::Frame(_, requests) = event else { return false };
     requests.iter().any(|it| matches!(it, Request::KeepAlive { .. } | Request::Attach { .. }))
 }
 
-/// A frame in short.
+/// A short form of a frame for the trace.
 fn shown(frame: &PeerFrame) -> String {
     let mut text = String::new();
     for it in &frame.messages {

@@ -1,6 +1,5 @@
-//! The agreed log: what each place holds, fixed by whoever applies it first anywhere, and what each node has of it. Held
-//! against each other: two nodes that apply different entries, entries that are gone from a disk, two leaders in one term
-//! (P1, P10).
+//! The agreed log: the entry at each index, fixed by the first node that applies it, and each node's copy of it. Checks
+//! that nodes apply the same entries, that no entry is lost from a disk, and that no term has two leaders (P1, P10).
 
 use std::collections::BTreeMap;
 
@@ -20,16 +19,16 @@ struct Entry {
 
 #[derive(Default)]
 pub(crate) struct Log {
-    /// All that were ever written anywhere, by index and term.
+    /// All entries ever written by any node, by index and term.
     entries: BTreeMap<(u64, u64), Entry>,
-    /// The term of the entry at each place, as it was applied first.
+    /// The term of the entry at each index, as first applied.
     agreed: BTreeMap<u64, u64>,
-    /// Who wrote the first entry of a term, and when: it had been elected by then.
+    /// The node that wrote the first entry of each term, and when: it had been elected by then.
     elected: BTreeMap<u64, (Id, Nanos)>,
 }
 
 impl Log {
-    /// An entry as it is written somewhere. Returns its commands if nobody has written it before: then it is a proposal.
+    /// A node writes an entry. Returns the entry's commands if no node has written it before: then it is a proposal.
     fn written(&mut self, now: Nanos, node: Id, it: &store::Entry) -> Result<Option<&[Command]>, Wrong> {
         let at = (it.index, it.term);
         if let Some(known) = self.entries.get(&at) {
@@ -59,7 +58,7 @@ impl Log {
         self.entries.get(&(index, term)).map_or(&[], |entry| entry.commands.as_slice())
     }
 
-    /// Who was elected in a later term, first of all, and when.
+    /// The earliest election in a later term: term, node and time.
     pub(crate) fn elected_after(&self, term: u64) -> Option<(u64, Id, Nanos)> {
         let later = self.elected.range(term + 1..).min_by_key(|(_, (_, at))| *at);
         later.map(|(&term, &(node, at))| (term, node, at))
@@ -77,41 +76,41 @@ fn commands(it: &store::Entry) -> Result<Vec<Command>, Wrong> {
     entry::decode_batch(&it.data).map_err(|error| ("P10", error.to_string()))
 }
 
-/// One node's part of it.
+/// One node's copy of the log.
 #[derive(Default)]
 pub(crate) struct Copy {
-    /// The term of what stands at each place: written, and synced. What is at `base` and below is in a snapshot.
+    /// The term of the entry at each index, as written and as synced. Entries up to `base` are in a snapshot.
     written: BTreeMap<u64, u64>,
     durable: BTreeMap<u64, u64>,
     base: u64,
-    /// A received snapshot that takes the place of all this, as soon as the disk says so.
+    /// Index of a received snapshot that will replace this log once it is durable.
     installing: Option<u64>,
     hard_state: store::HardState,
     durable_state: store::HardState,
     pub(crate) applied: u64,
-    /// It has applied a part of this entry at least.
+    /// Highest entry of which at least a part is applied.
     pub(crate) begun: u64,
-    /// Its table was compared up to here.
+    /// The applied index at the last comparison of its table.
     pub(crate) compared: u64,
 }
 
 impl Copy {
-    /// The node's term, as it last wrote it.
+    /// The node's term, as last written.
     pub(crate) fn term(&self) -> u64 {
         self.hard_state.term
     }
 
-    /// The term of its own entry at a place.
+    /// The term of the node's own entry at an index.
     pub(crate) fn at(&self, index: u64) -> Option<u64> {
         self.written.get(&index).copied()
     }
 
-    /// Whether it would have an entry after the power went now.
+    /// Whether the entry would survive a power cut now.
     pub(crate) fn is_durable(&self, index: u64, term: u64) -> bool {
         index <= self.base || self.durable.get(&index) == Some(&term)
     }
 
-    /// The replica wants this to be durable. What nobody has written before comes back: these are proposals.
+    /// A node begins to write a record. Returns the commands of new entries: these are proposals.
     pub(crate) fn wrote(
         &mut self,
         log: &mut Log,
@@ -144,12 +143,12 @@ impl Copy {
         Ok(fresh)
     }
 
-    /// A received snapshot takes the place of the log, before the record that is being written.
+    /// A received snapshot replaces the log, before the record that is being written.
     pub(crate) fn installs(&mut self, at: u64) {
         self.installing = Some(at);
     }
 
-    /// It is durable.
+    /// The record is durable.
     pub(crate) fn synced(&mut self, record: &store::Record) {
         if let Some(at) = self.installing.take() {
             self.durable.clear();
@@ -165,7 +164,7 @@ impl Copy {
         }
     }
 
-    /// P10: what was synced is in the snapshot, or in the log behind it, as it was.
+    /// P10: the snapshot, or the log after it, contains all synced entries unchanged.
     pub(crate) fn recovered(
         &mut self,
         log: &Log,
@@ -176,7 +175,7 @@ impl Copy {
     ) -> Verdict {
         let terms: BTreeMap<u64, u64> = found.iter().map(|entry| (entry.index, entry.term)).collect();
         for (index, term) in self.durable.range(at + 1..) {
-            // Or is of another history than a snapshot that was being installed.
+            // Unless the entries belong to a history that the snapshot being installed has replaced.
             if self.installing != Some(at) && terms.get(index) != Some(term) && !self.replaces(&terms, *index)
             {
                 let what = match terms.get(index) {
@@ -221,16 +220,16 @@ impl Copy {
         Ok(())
     }
 
-    /// Whether what was found is what the node was about to write in the place of what it had synced.
+    /// Whether the entries found are those that the node was writing over synced ones.
     fn replaces(&self, found: &BTreeMap<u64, u64>, index: u64) -> bool {
-        // A record that was under way has arrived after all: it takes the place of all from its first entry on.
+        // The pending record reached the disk after all: it replaces everything from its first entry on.
         let first = found.iter().find(|(index, term)| self.durable.get(index).is_some_and(|it| it != *term));
         first.is_some_and(|(&first, _)| {
             index >= first && found.range(first..).all(|(index, term)| self.written.get(index) == Some(term))
         })
     }
 
-    /// Whether the node's table is what the agreed log makes.
+    /// Whether the node's table equals the one that the agreed log produces.
     pub(crate) fn compare(&mut self, node: Id, table: &Table, expected: Option<u128>) -> Verdict {
         self.compared = self.applied;
         if expected == Some(table.snapshot().digest()) {

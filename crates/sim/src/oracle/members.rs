@@ -1,5 +1,5 @@
-//! Who takes part: one cluster is founded, every node that has applied the same change knows the same members, and no
-//! majority of them lacks what was told (P1, P10).
+//! Membership: there is one cluster, nodes that have applied the same change have the same members, and no majority
+//! lacks an acknowledged entry (P1, P10).
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use lockkeeper_wire::store::{Configuration, Founding, Member};
 use super::told::Verdict;
 use crate::core::Id;
 
-/// What must be the same on every node: addresses may differ for a while.
+/// The part of the membership that must be equal on every node; addresses may differ for a while.
 #[derive(PartialEq, Debug)]
 struct Shape {
     nodes: BTreeMap<Id, Vec<u8>>,
@@ -19,21 +19,21 @@ struct Shape {
 
 #[derive(Default)]
 pub(super) struct Taking {
-    /// The record of the cluster, as the first member wrote it.
+    /// The bootstrap record, as written by the first member.
     founding: Option<Founding>,
-    /// By the entry that made them.
+    /// Each membership, by the index of the entry that made it.
     known: BTreeMap<u64, Shape>,
-    /// As whoever has applied most says.
+    /// The configuration after the highest applied entry.
     configuration: Configuration,
 }
 
 impl Taking {
-    /// Whether nobody was founded yet.
+    /// Whether no node has a bootstrap record yet.
     pub(super) fn is_first(&self) -> bool {
         self.founding.is_none()
     }
 
-    /// P1: whoever is founded, or joins, belongs to the one cluster that there is.
+    /// P1: every node that is bootstrapped or joins belongs to the same cluster.
     pub(super) fn founded(&mut self, node: Id, founding: &Founding) -> Verdict {
         let first = self.founding.get_or_insert_with(|| founding.clone());
         let names = |of: &Founding| -> Vec<(Id, Vec<u8>)> {
@@ -47,7 +47,7 @@ impl Taking {
         Err(("P1", format!("node {node} is founded by {founding:?}, and there is a cluster of {first:?}")))
     }
 
-    /// A node has applied that these take part; `newest` is what whoever has applied most says.
+    /// A node has applied `members`; `newest` is the membership after the highest entry applied by any node.
     pub(super) fn applied(&mut self, members: &Members, newest: &Members) -> Verdict {
         self.configuration.clone_from(&newest.configuration);
         let nodes = members.nodes.values().map(|it| (it.node, it.incarnation.clone())).collect();
@@ -67,12 +67,12 @@ impl Taking {
         }
     }
 
-    /// How often they have changed.
+    /// The number of membership changes.
     pub(super) fn changes(&self) -> u64 {
         self.known.keys().filter(|at| **at > 0).count() as u64
     }
 
-    /// Whether those of whom this is true can elect nobody by themselves.
+    /// Whether the voters for which `is_one` returns true can't elect a leader by themselves.
     pub(super) fn is_minority(&self, is_one: impl Fn(Id) -> bool) -> bool {
         let Configuration { voters, voters_outgoing, .. } = &self.configuration;
         let of =

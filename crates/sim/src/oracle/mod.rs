@@ -1,10 +1,11 @@
-//! What must be true, judged from outside: the log as it was written and applied, what clients were told, and true time.
-//! The oracle sees everything and tells nobody.
+//! The oracle: checks every promise from outside, with the log as written and applied, the replies to clients, and true
+//! time. It reads all state and changes none.
 //!
-//! `log.rs`: what the nodes agree on, and what each has of it (P1, P10). `table.rs`: the table that the agreed log makes,
-//! command by command (P1, P2, P4, P7, P8). `members.rs`: who takes part (P1, P10). `silence.rs`: whom a node may call silent (P9). `order.rs`: who came first (P8).
-//! `rounds.rs` and `reads.rs`: who still led when it answered, and with what (P2, P6). `told.rs`: what clients hear (P2,
-//! P7, P10). What guards believe is compared in the world (P4, P5).
+//! `log.rs`: the agreed log, and each node's copy of it (P1, P10). `table.rs`: the table that the agreed log produces,
+//! command by command (P1, P2, P4, P7, P8). `members.rs`: membership (P1, P10). `silence.rs`: which sessions a node may
+//! expire (P9). `order.rs`: the order of acquires (P8). `rounds.rs` and `reads.rs`: whether a node still led when it
+//! answered, and whether the answer is right (P2, P6). `told.rs`: replies to clients (P2, P7, P10). The world checks
+//! the guards (P4, P5).
 
 mod log;
 mod members;
@@ -36,35 +37,35 @@ use silence::Silence;
 use table::History;
 use told::{Told, Verdict};
 
-/// A node's table is compared with the agreed one whenever it has applied so many more entries.
+/// A node's table is compared with the oracle's after this many more entries.
 const COMPARED_EVERY: u64 = 16;
 
-/// Most entries of its table that a node looks at for what it sends out at once: a piece of a snapshot, whose items each
-/// have a name of at most so many segments.
+/// Most table entries that a node visits for its outputs of one turn: a piece of a snapshot, whose items each have a
+/// name of at most this many segments.
 const READS_MAX: u64 = (ITEMS_PER_PIECE * (1 + limits::NAME_SEGMENTS_MAX)) as u64;
 
-/// A promise that was broken.
+/// A broken promise.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
-    /// Its number, as `P5`.
+    /// The number of the promise, such as `P5`.
     pub promise: String,
-    /// When, in nanoseconds of true time.
+    /// True time, in nanoseconds.
     pub at: u64,
-    /// Who and how.
+    /// Description of the violation.
     pub what: String,
 }
 
 pub(crate) struct Oracle {
     pub(crate) failure: Option<Failure>,
-    /// A write may take seconds in this world.
+    /// The scenario has slow disks, on which a write may take seconds.
     has_slow_disk: bool,
     budgets: Budgets,
     pub(crate) history: History,
     log: Log,
     nodes: Vec<Watched>,
     members: Taking,
-    /// Sessions whose stream was closed by something between, seen by the service first, and which were not acknowledged
-    /// since: the one exception to P5.
+    /// Sessions whose stream was closed by the network, where the node detected the close first, and which have not
+    /// been acknowledged since: the one exception to P5.
     excused: BTreeSet<u64>,
     rounds: Rounds,
     reads: Reads,
@@ -72,19 +73,19 @@ pub(crate) struct Oracle {
     pub(crate) seen: Seen,
 }
 
-/// What is known of one node.
+/// The oracle's view of one node.
 #[derive(Default)]
 struct Watched {
-    /// The newest rules of the table that its program knows.
+    /// The newest version of the table's rules that its binary supports.
     rules: u32,
-    /// Its disk is lost: it takes no part until it is somebody else.
+    /// Its disk is lost: it no longer counts as a voter that has data.
     is_wiped: bool,
     copy: Copy,
     silence: Silence,
     order: Order,
 }
 
-/// How much was seen: a run in which nothing happens proves nothing.
+/// Counters of a run: one in which nothing happened proves nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Seen {
     /// Commands applied.
@@ -95,34 +96,34 @@ pub struct Seen {
     pub expired: u64,
     /// Starts of nodes.
     pub starts: u64,
-    /// Terms that had a leader.
+    /// Terms in which a node wrote an entry as the leader.
     pub elections: u64,
     /// Guards that were lost.
     pub lost: u64,
-    /// Sections that the fence turned away.
+    /// Sections that the fence rejected.
     pub fenced: u64,
     /// Sections that wrote.
     pub written: u64,
-    /// Updates that were lost where no fence was: without one a lock is not enough (P3).
+    /// Lost updates of the unfenced values: without a fence a lock is not enough (P3).
     pub overwritten: u64,
-    /// Requests that became certain only by asking again.
+    /// Requests that ended as ambiguous: sent, but without a reply in time (P12).
     pub ambiguous: u64,
-    /// Changes of the members.
+    /// Membership changes.
     pub changes: u64,
     /// Disks that were lost.
     pub wiped: u64,
-    /// Tables whose rules were raised.
+    /// Tables whose rules version was raised.
     pub raised: u64,
-    /// Commands that continued what others had left (M2).
+    /// `Resume` commands, which continue the backlog of others (M2).
     pub resumed: u64,
-    /// The most entries of its table that a node has looked at in one turn.
+    /// Most table entries visited by a node in one turn.
     pub most_visits: u64,
-    /// The same, for what it sent out at once.
+    /// Most table entries visited by a node for its outputs of one turn.
     pub most_reads: u64,
 }
 
 impl Seen {
-    /// Both together.
+    /// Adds the counters of another run.
     pub fn add(&mut self, other: Self) {
         self.commands += other.commands;
         self.grants += other.grants;
@@ -166,7 +167,7 @@ impl Oracle {
         }
     }
 
-    /// The first one counts.
+    /// Records a failure; only the first one counts.
     pub(crate) fn fail(&mut self, at: Nanos, promise: &str, what: &str) {
         if self.failure.is_none() {
             self.failure = Some(Failure { promise: promise.to_owned(), at, what: what.to_owned() });
@@ -179,12 +180,12 @@ impl Oracle {
         }
     }
 
-    /// Another node is there, that joins.
+    /// Another node joins.
     pub(crate) fn joins(&mut self) {
         self.nodes.push(Watched::default());
     }
 
-    /// A node starts as a member, by this record, with a program that knows these rules.
+    /// A node starts as a member, with this bootstrap record and a binary that supports these rules.
     pub(crate) fn founded(&mut self, now: Nanos, node: Id, rules: u32, founding: &store::Founding) {
         self.nodes[place(node)].rules = rules;
         if self.members.is_first() {
@@ -194,21 +195,21 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// A node has applied that these take part; `newest` is what whoever has applied most says.
+    /// A node has applied `members`; `newest` is the membership after the highest entry applied by any node.
     pub(crate) fn members_are(&mut self, now: Nanos, members: &Members, newest: &Members) {
         let verdict = self.members.applied(members, newest);
         self.seen.changes = self.members.changes();
         self.judge(now, verdict);
     }
 
-    /// A node's disk is lost. `is_wiped`: it does not vote any more, whatever becomes of it.
+    /// A node's disk is lost. `is_wiped`: the node no longer counts as a voter that has data.
     pub(crate) fn wiped(&mut self, node: Id, is_wiped: bool) {
         self.seen.wiped += 1;
         let of = &mut self.nodes[place(node)];
         (of.copy, of.is_wiped) = (Copy::default(), is_wiped);
     }
 
-    /// What a start of a node found: a snapshot, and the log behind it.
+    /// The snapshot and the log after it that a node found at start.
     pub(crate) fn recovered(
         &mut self,
         now: Nanos,
@@ -230,7 +231,7 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// A turn begins, at this reading of the node's clock.
+    /// A turn begins; `local` is the reading of the node's clock.
     pub(crate) fn turn(&mut self, now: Nanos, node: Id, local: Duration, replica: &Replica) {
         let least = replica.table().sessions().map(|session| session.ttl_ms).min();
         let step = Duration::from_millis(least.unwrap_or(limits::TTL_MS_MIN)) / 12;
@@ -240,12 +241,12 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// A packet is readable in a socket of a node from now on.
+    /// A packet has become readable in a socket of a node.
     pub(crate) fn arrived(&mut self, now: Nanos, node: Id, stream: StreamId, packet: &Up) {
         self.nodes[place(node)].silence.arrived(now, stream, packet);
     }
 
-    /// A node reads that a stream is closed, which its client did not do or knows nothing of yet.
+    /// A node reads a close that the client did not cause, or does not know of.
     pub(crate) fn closed_between(&mut self, node: Id, stream: StreamId) {
         self.excused.extend(self.nodes[place(node)].silence.carried_by(stream));
     }
@@ -255,12 +256,12 @@ impl Oracle {
         self.nodes[place(node)].silence.ended(stream);
     }
 
-    /// A node asks for all input of before.
+    /// A node requests a drain barrier.
     pub(crate) fn barrier(&mut self, now: Nanos, node: Id) {
         self.nodes[place(node)].silence.barrier(now);
     }
 
-    /// The replica of a node is given something.
+    /// An event is handed to a node's replica.
     pub(crate) fn handed_over(&mut self, now: Nanos, node: Id, event: &Event) {
         let of = &mut self.nodes[place(node)];
         of.silence.handed_over(event);
@@ -268,7 +269,7 @@ impl Oracle {
         self.rounds.handed_over(now, event);
     }
 
-    /// The replica wants this to be durable. Whether it proposes the end of a session with it.
+    /// A node begins to write a record. Returns whether it proposes the expiry of a session.
     pub(crate) fn wrote(&mut self, now: Nanos, node: Id, record: &store::Record) -> bool {
         let before = self.seen.expired;
         let verdict = self.propose(now, node, record);
@@ -276,7 +277,7 @@ impl Oracle {
         self.seen.expired > before
     }
 
-    /// What nobody has written before is a leader's proposal, and judged as one.
+    /// Checks the commands that no node has written before: they are a leader's proposals.
     fn propose(&mut self, now: Nanos, node: Id, record: &store::Record) -> Verdict {
         let of = &mut self.nodes[place(node)];
         for command in of.copy.wrote(&mut self.log, now, node, record)? {
@@ -296,18 +297,19 @@ impl Oracle {
         Ok(())
     }
 
-    /// A node begins to install a received snapshot; the term of its last entry.
+    /// A node begins to install a received snapshot. Returns the term of its last entry.
     pub(crate) fn installing(&mut self, node: Id, at: u64) -> u64 {
         self.nodes[place(node)].copy.installs(at);
         self.log.agreed(at).unwrap_or_default()
     }
 
-    /// It is durable.
+    /// A record is durable on a node.
     pub(crate) fn durable(&mut self, node: Id, record: &store::Record) {
         self.nodes[place(node)].copy.synced(record);
     }
 
-    /// A node has looked at so many entries of its table in this turn, up to now, and at so many for what it sends out (M2).
+    /// Checks the table entries visited in this turn so far (`visits`), and those visited for its outputs (`reads`)
+    /// (M2).
     pub(crate) fn worked(&mut self, now: Nanos, node: Id, visits: u64, reads: u64) {
         self.seen.most_visits = self.seen.most_visits.max(visits);
         self.seen.most_reads = self.seen.most_reads.max(reads);
@@ -322,7 +324,7 @@ impl Oracle {
         }
     }
 
-    /// A node tells clients this.
+    /// A node sends these items to a client.
     pub(crate) fn told(&mut self, now: Nanos, node: Id, stream: StreamId, items: &[v1::ServerItem]) {
         let nodes = &self.nodes;
         let has = |index: u64| {
@@ -339,7 +341,7 @@ impl Oracle {
             verdict = verdict.and_then(|()| nodes[place(node)].silence.may_tell(item));
             verdict = verdict.and_then(|()| self.told.item(item, &self.history, has));
             if let Some(v1::server_item::What::Attached(_) | v1::server_item::What::Opened(_)) = item.what {
-                // From here on it has its full ttl again.
+                // From here on the session has its full ttl again.
                 self.excused.remove(&item.session);
             }
         }
@@ -349,7 +351,7 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// An operator asks a node.
+    /// An operator sends a request to a node.
     pub(crate) fn asked(&mut self, ask: AskId, question: &Question) {
         self.reads.asked(ask, question, &self.history);
     }
@@ -358,7 +360,7 @@ impl Oracle {
     pub(crate) fn answered(&mut self, now: Nanos, node: Id, ask: AskId, answer: &Answer) {
         let term = self.nodes[place(node)].silence.leads();
         let verdict = match answer {
-            // What went through the log is answered by whoever applied it.
+            // Requests that go through the log are answered by any node that applies them.
             Answer::Described(_) | Answer::Listed(_) | Answer::Sessions(_) | Answer::Checked(_) => {
                 self.rounds.read(node, term, ask, &self.log)
             }
@@ -368,12 +370,12 @@ impl Oracle {
         self.judge(now, verdict);
     }
 
-    /// The elections that there were.
+    /// Terms that had a leader.
     pub(crate) fn elections(&self) -> u64 {
         self.log.elections()
     }
 
-    /// Looks at a replica after anything that may have changed it. An entry counts as applied once a node has begun it.
+    /// Checks a replica after any possible change. An entry counts as applied once a node has begun to apply it.
     fn observe(&mut self, node: Id, replica: &Replica) -> Verdict {
         let of = &mut self.nodes[place(node)];
         let (index, begun) = (replica.applied_index(), replica.begun_index());
@@ -425,7 +427,7 @@ impl Oracle {
         Ok(())
     }
 
-    /// Whether the node has begun to lead.
+    /// Updates whether the node leads. Returns whether it has just become a ready leader.
     fn follow_lead(
         of: &mut Watched,
         node: Id,
@@ -459,13 +461,13 @@ impl Oracle {
         }
     }
 
-    /// Every invariant of the agreed table, also those that hold only while no work is left for later.
+    /// Checks every invariant of the agreed table, including those that hold only without a backlog.
     pub(crate) fn check_queue(&mut self, now: Nanos) {
         let verdict = self.history.check();
         self.judge(now, verdict);
     }
 
-    /// At the end: every node has applied the same, and has the same table.
+    /// Checks at the end of a run that a node's table equals the oracle's.
     pub(crate) fn compare(&mut self, now: Nanos, node: Id, replica: &Replica) {
         let index = replica.applied_index();
         let verdict = self.nodes[place(node)].copy.compare(node, replica.table(), self.history.digest(index));
@@ -474,7 +476,7 @@ impl Oracle {
 }
 
 impl Core {
-    /// Looks at a replica after anything that may have changed it.
+    /// Checks a replica after any possible change, and traces newly applied entries.
     pub(crate) fn observe(&mut self, node: Id, replica: &Replica) {
         let oracle = &mut self.oracle;
         let before = oracle.history.applied();

@@ -1,4 +1,5 @@
-//! P8: who came first is logged first, so it gets the lower ticket. One for each node, and anew for each of its runs.
+//! P8: acquires are logged in the order of their arrival, so that earlier ones get lower tickets. One for each run of
+//! each node.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +11,15 @@ use super::told::Verdict;
 
 #[derive(Default)]
 pub(crate) struct Order {
-    /// At which turns of the input an acquire was given to this run of the node, first and last.
+    /// First and last time that an acquire was handed to the replica in this run, as a count.
     handed: BTreeMap<(SessionId, Seq), (u64, u64)>,
     handings: u64,
-    /// The latest first handing of all that this run has logged.
+    /// The latest of the first hand-overs of all logged acquires.
     logged: (u64, Option<(SessionId, Seq)>),
 }
 
 impl Order {
-    /// The replica is given something.
+    /// An event is handed to the replica.
     pub(crate) fn handed_over(&mut self, event: &Event) {
         let Event::Frame(_, requests) = event else { return };
         for request in requests {
@@ -30,7 +31,7 @@ impl Order {
         }
     }
 
-    /// The replica proposes something.
+    /// The replica proposes a command.
     pub(crate) fn proposed(&mut self, command: &Command) -> Verdict {
         let Command::Acquire(it) = command else { return Ok(()) };
         let Some(&(first, last)) = self.handed.get(&(it.session, it.seq)) else { return Ok(()) };

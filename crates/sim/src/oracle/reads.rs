@@ -1,5 +1,5 @@
-//! What a question about a token is answered with was so at some moment between question and answer. Tokens are given in
-//! one order and end once, so each answer is held against the history by itself: nothing is searched.
+//! An answer about a token was true at some moment between request and answer. Tokens are granted in one order and end
+//! once, so each answer is checked against the history by itself, without a search.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use lockkeeper_wire::v1::TokenStatus;
 use super::table::History;
 use super::told::Verdict;
 
-/// Questions that wait for their answer, and what was applied when they were asked.
+/// Pending requests, with the applied index when each was sent.
 #[derive(Default)]
 pub(crate) struct Reads {
     open: BTreeMap<AskId, (LockName, u64, u64)>,

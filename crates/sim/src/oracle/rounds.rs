@@ -1,5 +1,5 @@
-//! P6: whoever acknowledges a sign of life, or answers a question, still led when it came. Seen from outside: nobody had
-//! been elected in a later term before the node was given it.
+//! P6: a node that acknowledges a keep-alive or attach, or answers a read, was still the leader when it received the
+//! request: no node had been elected in a later term by then.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use super::told::Verdict;
 use crate::clock::Nanos;
 use crate::core::Id;
 
-/// What is acknowledged by name.
+/// A request whose acknowledgement identifies it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Sign {
     KeepAlive(StreamId, u64, u64),
@@ -20,7 +20,7 @@ enum Sign {
     Ask(AskId),
 }
 
-/// When a node was given each of them first.
+/// When each request was first handed to a node.
 #[derive(Default)]
 pub(crate) struct Rounds {
     given: BTreeMap<Sign, Nanos>,
@@ -51,7 +51,7 @@ impl Rounds {
         self.given.entry(sign).or_insert(now);
     }
 
-    /// A node that leads in `term` says this to a client.
+    /// A leader of `term` sends an item to a client.
     pub(crate) fn told(
         &mut self,
         node: Id,
@@ -68,7 +68,7 @@ impl Rounds {
         self.answered(node, term, sign, log)
     }
 
-    /// A node that leads in `term` answers a question.
+    /// A leader of `term` answers a read.
     pub(crate) fn read(&mut self, node: Id, term: Option<u64>, ask: AskId, log: &Log) -> Verdict {
         self.answered(node, term, Sign::Ask(ask), log)
     }

@@ -1,5 +1,5 @@
-//! Who may be called silent by a node (P9): when signs of life arrived there and when they were handed over, in true time
-//! and on a lease clock of the oracle's own. One for each node, and anew for each of its runs.
+//! P9: which sessions a node may expire. Records when keep-alives and attaches arrived at a node and when they were
+//! handed to its replica, in true time and on a lease clock of the oracle's own. One for each run of each node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,8 +14,8 @@ use super::told::Verdict;
 use crate::clock::Nanos;
 use crate::net::Up;
 
-/// What is to be ended by time is ended so much later at the most, on the lease clock; where one write may take three seconds, so
-/// much later.
+/// A timer fires at most this much after its deadline on the lease clock; longer on a slow disk, where a single write
+/// may take three seconds.
 const LATE: Duration = Duration::from_millis(1_200);
 const LATE_ON_A_SLOW_DISK: Duration = Duration::from_secs(7);
 
@@ -23,47 +23,47 @@ const LATE_ON_A_SLOW_DISK: Duration = Duration::from_secs(7);
 pub(crate) struct Silence {
     last_turn: Option<Duration>,
     reading: Duration,
-    /// The term in which it leads, and its zero point.
+    /// The term in which the node leads, and the lease clock at its zero point.
     leads: Option<(u64, Duration)>,
-    /// The last session that it found when it began to lead.
+    /// The last session in the table when it began to lead.
     found: Option<SessionId>,
-    /// What ends by time and began since then, and when.
+    /// The timers that have begun since then, and when.
     began: BTreeMap<Timer, Duration>,
-    /// The sessions of this run, as they arrived and as they were handed over.
+    /// The sessions of this run, as seen by the sockets and by the replica.
     arrived: BTreeMap<u64, Arrived>,
     handed: BTreeMap<u64, Handed>,
-    /// When all input of before was asked for, and at which reading.
+    /// When the last drain barrier was requested, in true time and on the lease clock.
     barrier: Option<(Nanos, Duration)>,
-    /// Sessions whose end it has proposed since it leads, and what else it has ended by time.
+    /// Sessions whose expiry it has proposed since it leads, and other timers it has fired.
     ending: BTreeSet<u64>,
     done: BTreeSet<Timer>,
-    /// Streams that the node has closed: it reads nothing more from them.
+    /// Streams closed by the node: it reads no more input from them.
     ended: BTreeSet<StreamId>,
 }
 
-/// As the sockets saw it.
+/// A session as seen by the sockets.
 #[derive(Clone, Copy)]
 struct Arrived {
     attach: u64,
     stream: StreamId,
-    /// Two streams claim it with the same number: which one counts is decided by who is read first.
+    /// Two streams claim the session with the same number: the one that is read first counts.
     is_ambiguous: bool,
     sign: Option<Nanos>,
     is_closed: bool,
 }
 
-/// As the replica saw it.
+/// A session as seen by the replica.
 #[derive(Clone, Copy)]
 struct Handed {
     attach: u64,
     stream: Option<StreamId>,
     sign: Duration,
-    /// Its client closed the stream, at this reading.
+    /// When its client closed the stream, on the lease clock.
     closed: Option<Duration>,
 }
 
 impl Silence {
-    /// A turn begins; `step` is the most that it counts for.
+    /// A turn begins. The lease clock advances by at most `step` for each turn.
     pub(crate) fn turn(&mut self, local: Duration, step: Duration) {
         let last = self.last_turn.replace(local).unwrap_or(local);
         self.reading += local.saturating_sub(last).min(step);
@@ -74,12 +74,12 @@ impl Silence {
         self.leads.map(|(term, _)| term)
     }
 
-    /// The reading at the zero point.
+    /// The lease clock at the zero point.
     fn zero(&self) -> Duration {
         self.leads.map_or(self.reading, |(_, zero)| zero)
     }
 
-    /// It leads from now on, and knows this last session. Every timer starts anew.
+    /// The node becomes a ready leader; `last` is the last session in its table. All timers restart.
     pub(crate) fn ready(&mut self, term: u64, last: Option<SessionId>) {
         self.leads = Some((term, self.reading));
         self.found = last;
@@ -88,12 +88,12 @@ impl Silence {
         self.done.clear();
     }
 
-    /// It proposes the end of a session.
+    /// The node proposes the expiry of a session.
     pub(crate) fn ends(&mut self, session: SessionId) {
         self.ending.insert(session.0);
     }
 
-    /// P5: a session whose end is proposed may end at any moment, so nobody may be told that it lives.
+    /// P5: a session whose expiry is proposed may end at any moment, so it must not be acknowledged any more.
     pub(crate) fn may_tell(&self, item: &v1::ServerItem) -> Verdict {
         let is_sign =
             matches!(item.what, Some(server_item::What::KeptAlive(_) | server_item::What::Attached(_)));
@@ -104,18 +104,19 @@ impl Silence {
         Ok(())
     }
 
-    /// It does not lead any more. What it reads from here on is for when it leads again.
+    /// The node no longer leads. Later input counts for its next leadership.
     pub(crate) fn stepped_down(&mut self) {
         self.leads = None;
         self.handed.clear();
     }
 
-    /// It applies an entry with which this began.
+    /// The node applies the entry with which a timer begins.
     pub(crate) fn begins(&mut self, timer: Timer) {
         self.began.entry(timer).or_insert(self.reading);
     }
 
-    /// What a leader ends by time has had its time, on the lease clock and counted anew by a new leader (P9, B1, D1, W1).
+    /// A leader fires a timer only after its full duration on the lease clock, which a new leader restarts (P9, B1, D1,
+    /// W1).
     pub(crate) fn may_end(&self, command: &Command, history: &History) -> Verdict {
         let Some(timer) = Timer::of(command) else { return Ok(()) };
         let Some(needs) = history.lasts(timer) else { return Ok(()) };
@@ -131,12 +132,12 @@ impl Silence {
         Ok(())
     }
 
-    /// It proposes this.
+    /// The node proposes a command.
     pub(crate) fn proposed(&mut self, command: &Command) {
         self.done.extend(Timer::of(command));
     }
 
-    /// What ends by time is ended in time: a leader that forgets about it leaves it for ever.
+    /// Checks that every pending timer fires in time, which finds leaders that forget one.
     pub(crate) fn is_late(&self, applied: u64, history: &History, has_slow_disk: bool) -> Verdict {
         let late = if has_slow_disk { LATE_ON_A_SLOW_DISK } else { LATE };
         let Some((_, zero)) = self.leads else { return Ok(()) };
@@ -153,10 +154,10 @@ impl Silence {
         Ok(())
     }
 
-    /// The node has closed a stream: what still arrives on it counts for nobody.
+    /// The node has closed a stream: later input on it does not count.
     pub(crate) fn ended(&mut self, stream: StreamId) {
         self.ended.insert(stream);
-        // Its number still counts: what repeats it on another stream is no news.
+        // The attach number still counts, so a repetition on another stream is not new.
         for it in self.arrived.values_mut().filter(|it| it.stream == stream) {
             it.sign = None;
         }
@@ -169,7 +170,7 @@ impl Silence {
         self.barrier = Some((now, self.reading));
     }
 
-    /// A packet is readable in a socket from now on.
+    /// A packet has become readable in a socket.
     pub(crate) fn arrived(&mut self, now: Nanos, stream: StreamId, packet: &Up) {
         if self.ended.contains(&stream) {
             return;
@@ -212,7 +213,7 @@ impl Silence {
         }
     }
 
-    /// The replica is given something.
+    /// An event is handed to the replica.
     pub(crate) fn handed_over(&mut self, event: &Event) {
         let reading = self.reading;
         match event {
@@ -254,7 +255,7 @@ impl Silence {
         }
     }
 
-    /// An open is a claim too, known by its answer.
+    /// An open is a claim, too; it is known by its reply.
     pub(crate) fn told(&mut self, stream: StreamId, item: &v1::ServerItem) {
         if let Some(server_item::What::Opened(opened)) = &item.what {
             self.claimed(item.session, opened.attach, stream, None);
@@ -262,13 +263,13 @@ impl Silence {
         }
     }
 
-    /// The sessions that a stream carries, as far as the sockets know.
+    /// The sessions carried by a stream, as seen by the sockets.
     pub(crate) fn carried_by(&self, stream: StreamId) -> Vec<u64> {
         self.arrived.iter().filter(|(_, it)| it.stream == stream).map(|(&session, _)| session).collect()
     }
 
-    /// P9: a session that is to expire was silent for its ttl, in time in which the node ran; what had arrived before the
-    /// last barrier counts, read or not; and a new leader has given it its full ttl.
+    /// P9: a session expires only after its ttl without a keep-alive, counting only time in which the node ran. Input
+    /// that had arrived before the last drain barrier counts, read or not, and a new leader gives the full ttl.
     pub(crate) fn may_expire(&self, now: Nanos, session: SessionId, history: &History) -> Verdict {
         let Some(info) = history.table().session(session) else { return Ok(()) };
         let ttl = Duration::from_millis(info.ttl_ms);

@@ -1,4 +1,4 @@
-//! The table's history: every command in the order in which it was agreed, against a table of the oracle's own and the
+//! The history of the table: applies every command in the agreed order to a table of the oracle's own, and checks the
 //! named invariants.
 
 use std::collections::btree_map::Entry;
@@ -14,29 +14,29 @@ use super::{Seen, told::Verdict};
 use crate::crowd::Budgets;
 use crate::node::TOKENS_ABOVE;
 
-/// With so many requests, the invariants are not checked after every command.
+/// With this many requests, invariants are no longer checked after every command.
 const CROWD: usize = 64;
 
-/// A hold, from its grant on, for ever.
+/// A hold, kept from its grant to the end of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) session: SessionId,
     pub(crate) seq: Seq,
     /// The entry that granted it.
     pub(crate) index: u64,
-    /// What ended it; `None`: it is live.
+    /// The command that ended it; `None` while it is live.
     pub(crate) ended: Option<String>,
-    /// Its holder may go on believing in it for a while: an operator broke it with `now` (B2), or `linger` ended it after
-    /// a close that its client could not know of.
+    /// Its holder may consider it held for a while after its end: an operator broke it with `now` (B2), or `linger`
+    /// ended it after a close that the client could not know of.
     pub(crate) is_excused: bool,
-    /// The entry that revoked or ended it, whichever came first.
+    /// The first entry that revoked or ended it.
     pub(crate) stopped: Option<u64>,
     names: Vec<LockName>,
     subtree: bool,
 }
 
 impl Hold {
-    /// Whether it holds a name: by itself, or as a subtree above it.
+    /// Whether it covers a name: the name itself, or a subtree that contains it.
     pub(crate) fn covers(&self, name: &LockName) -> bool {
         let below = |own: &LockName| {
             name.as_str().strip_prefix(own.as_str()).is_some_and(|rest| rest.starts_with('/'))
@@ -53,12 +53,11 @@ pub(crate) struct History {
     holds: BTreeMap<u64, Hold>,
     /// Holds that have not ended.
     live: BTreeSet<u64>,
-    /// How long what ends by time lasts, and the entry that it began with: closed and revoked holds by token, waits by
-    /// request.
+    /// Duration of each timer, and the entry that began it: closed and revoked holds by token, waits by request.
     timers: BTreeMap<Timer, (Duration, u64)>,
-    /// Those that are still to end.
+    /// Timers that have not fired.
     pending: BTreeSet<Timer>,
-    /// Which of them began with an entry.
+    /// The timers begun by each entry.
     begun: BTreeMap<u64, Vec<Timer>>,
     budgets: Budgets,
     /// Commands since the last check of all invariants.
@@ -73,7 +72,7 @@ pub(crate) enum Timer {
 }
 
 impl Timer {
-    /// The promise that it has its time, and no more.
+    /// The promise that a timer runs for its full duration, and no longer.
     pub(crate) fn promise(self) -> &'static str {
         match self {
             Self::Closed(_) => "P9",
@@ -81,7 +80,7 @@ impl Timer {
         }
     }
 
-    /// What a leader's own command ends by time.
+    /// The timer that a leader's command ends.
     pub(crate) fn of(command: &Command) -> Option<Self> {
         match command {
             Command::EndDelay { token } => Some(Self::Closed(token.get())),
@@ -93,7 +92,7 @@ impl Timer {
 }
 
 impl History {
-    /// Of a table that begins by these rules.
+    /// Begins with an empty table of these rules.
     pub(crate) fn new(rules: u32, budgets: Budgets) -> Self {
         let table = budgets.table(Table::with_rules(0, rules));
         let snapshot = table.snapshot();
@@ -125,27 +124,27 @@ impl History {
         self.holds.get(&token)
     }
 
-    /// What the table was after an entry.
+    /// The digest of the table after an entry.
     pub(crate) fn digest(&self, index: u64) -> Option<u128> {
         self.digests.get(&index).copied()
     }
 
-    /// How long it lasts.
+    /// The duration of a timer.
     pub(crate) fn lasts(&self, timer: Timer) -> Option<Duration> {
         self.timers.get(&timer).map(|(needs, _)| *needs)
     }
 
-    /// What is still to end by time: how long it lasts, and the entry that it began with.
+    /// The pending timers: duration, and the entry that began each.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (Timer, Duration, u64)> {
         self.pending.iter().filter_map(|it| self.timers.get(it).map(|&(needs, index)| (*it, needs, index)))
     }
 
-    /// What began with an entry.
+    /// The timers begun by an entry.
     pub(crate) fn begun(&self, index: u64) -> &[Timer] {
         self.begun.get(&index).map_or(&[], Vec::as_slice)
     }
 
-    /// The next entry.
+    /// Applies the next entry.
     pub(crate) fn apply(
         &mut self,
         index: u64,
@@ -184,7 +183,8 @@ impl History {
         Ok(())
     }
 
-    /// Whether the invariants are checked after this command: always, but in a crowd, where each check takes quadratic time.
+    /// Whether to check the invariants after this command: always, except in a crowd, where each check takes quadratic
+    /// time.
     fn is_checked(&mut self) -> bool {
         self.unchecked += 1;
         let requests = self.table.request_count();
@@ -195,12 +195,12 @@ impl History {
         is_due
     }
 
-    /// Every invariant of the table as it is.
+    /// Checks every invariant of the present table.
     pub(crate) fn check(&self) -> Verdict {
         invariants::all(&self.table).map_err(|what| (promise_of(&what), what))
     }
 
-    /// P2 over the whole history: no token twice, each above all before.
+    /// P2 over the whole history: no token is granted twice, and each is above all earlier ones.
     fn follow_holds(
         &mut self,
         index: u64,
@@ -253,7 +253,7 @@ impl History {
             hold.is_excused = match command {
                 Command::Break(order) => order.now,
                 Command::ExpireSession { session } => excused.contains(&session.0),
-                // It ends what the end of a session has left.
+                // `Resume` completes the end of a session.
                 Command::Resume => excused.contains(&hold.session.0),
                 _ => false,
             };
@@ -286,13 +286,13 @@ impl History {
         }
     }
 
-    /// The names that are not free, for whoever waits for the end.
+    /// The names that are in use, for failure reports.
     pub(crate) fn in_use(&self) -> Vec<LockName> {
         self.table.names_in_use(None)
     }
 }
 
-/// Whether a command has changed nothing but waiters: in a crowd, what it has made of the table is read with the next ones.
+/// Whether a command has changed waiters only: in a crowd, its snapshot is then taken together with the next commands'.
 fn is_quiet(command: &Command, reply: &Reply, effects: &[Effect]) -> bool {
     match reply {
         Reply::Queued { .. } | Reply::Finished(End::Left) => effects.is_empty(),
@@ -303,7 +303,7 @@ fn is_quiet(command: &Command, reply: &Reply, effects: &[Effect]) -> bool {
     }
 }
 
-/// The number with which an invariant's text begins.
+/// The number of the promise with which an invariant's text begins.
 fn promise_of(text: &str) -> &'static str {
     ["P1", "P2", "P4", "P7", "P8"].into_iter().find(|number| text.starts_with(number)).unwrap_or("P1")
 }

@@ -1,4 +1,4 @@
-//! What clients hear, against what is so: a grant is of the table's making and durable, and an end is final.
+//! Checks of replies to clients: a grant matches the table and is durable, and the end of a request is final.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,8 @@ use super::table::History;
 
 pub(crate) type Verdict = Result<(), (&'static str, String)>;
 
-/// An attach is confirmed before a crowd of ends: those that follow it at once are a part of them.
+/// R3: the ended requests sent together with the confirmation of an attach are one part, of at most `most`; the rest
+/// follows later.
 pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> Verdict {
     for (index, item) in items.iter().enumerate() {
         let Some(What::Attached(_)) = item.what else { continue };
@@ -26,13 +27,13 @@ pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> Verdict {
 
 #[derive(Default)]
 pub(crate) struct Told {
-    /// How a request ended, as it was told first: by session and seq.
+    /// The first reported end of each request, by session and seq.
     ends: BTreeMap<(u64, u64), String>,
     tokens: BTreeMap<(u64, u64), u64>,
 }
 
 impl Told {
-    /// `has` says whether an entry would outlive a power cut now.
+    /// Checks one item; `has` returns whether an entry would survive a power cut now.
     pub(crate) fn item(
         &mut self,
         item: &v1::ServerItem,
@@ -44,7 +45,7 @@ impl Told {
             Some(What::Granted(granted)) => self.granted(request, granted.token, history, has),
             Some(What::Busy(_)) => self.ended(request, "busy".to_owned()),
             Some(What::Ended(finished)) => self.ended(request, format!("{:?}", finished.end())),
-            // Of a finish (told under its own number), or of a repeated acquire.
+            // The reply to a finish (under its own number) or to a repeated acquire.
             Some(What::Finished(finished)) if finished.end() != v1::End::Gone => {
                 self.ended(request, format!("{:?}", finished.end()))
             }
@@ -85,7 +86,7 @@ impl Told {
 
     fn ended(&mut self, request: (u64, u64), end: String) -> Verdict {
         let first = self.ends.entry(request).or_insert_with(|| end.clone());
-        // A finish that asks again after what it ended is known only as what it is: not there any more.
+        // A repeated finish is answered with `Gone`, which `item` does not check.
         if *first == end {
             Ok(())
         } else {

@@ -1,5 +1,5 @@
-//! Chains of mishaps: each is one that a rule of the replica was made for, and that faults by chance would hardly ever
-//! bring about. Some seeds have one of them, again and again.
+//! Fault sequences. Each provokes a failure that one rule of the replica prevents, and that independent random faults
+//! would almost never produce. Some scenarios repeat one of them.
 
 use lockkeeper_core::{Break, LockName, Page, Token};
 use lockkeeper_replica::{AskId, Question};
@@ -11,7 +11,8 @@ use crate::net::{Down, Up};
 use crate::node::Arm;
 
 impl World {
-    /// The leader stands still, one of the others votes for the third and forgets it, and goes on with the leader.
+    /// The leader is paused. A second node votes for a third, loses that vote in a power cut, and goes on following the
+    /// old leader.
     pub(super) fn lose_vote(&mut self, leader: Id) {
         let Some(voter) = self.another(leader) else { return };
         let now = self.core.now;
@@ -24,7 +25,7 @@ impl World {
         self.nodes[at(voter)].arm(Arm::LostVote);
     }
 
-    /// An operator ends a hold, and the leader dies before its holder hears so.
+    /// An operator breaks a hold, and the leader crashes before the holder learns of it.
     pub(super) fn break_and_crash(&mut self, leader: Id) {
         let table = self.core.oracle.history.table();
         let of = |name: &LockName| {
@@ -43,7 +44,7 @@ impl World {
         self.core.after(pause, Happening::NodeDies { node: leader, power: true });
     }
 
-    /// The leader hands over to a node that does not hear it.
+    /// The leader starts a leadership transfer to a node that is cut off.
     pub(super) fn stick(&mut self, leader: Id) {
         let Some(to) = self.another(leader) else { return };
         let until = self.core.now + self.core.dice.within(100 * MS, 700 * MS);
@@ -52,8 +53,8 @@ impl World {
         self.nodes[at(leader)].ask(&mut self.core, AskId(self.asks), Question::Transfer { to: Some(to) });
     }
 
-    /// One node hears nothing for a while; then another one's disk is lost, and the leader dies. Those two together know
-    /// less than what was told.
+    /// One node is cut off for a while; then the disk of another one is lost and the leader crashes. The lagging and
+    /// the wiped node together would lack acknowledged entries.
     pub(super) fn wipe_voter(&mut self, leader: Id) {
         let Some(lagging) = self.another(leader) else { return };
         let others: Vec<Id> = self.core.others(leader).into_iter().filter(|it| *it != lagging).collect();
@@ -69,8 +70,8 @@ impl World {
         self.core.after(pause, Happening::NodeDies { node: leader, power: true });
     }
 
-    /// Two of three are removed, one after the other; the first hears nothing of it, and the second is told by heartbeats
-    /// before it is told by entries, and forgets in a power cut what it had not written.
+    /// Two of three nodes are removed, one after the other. The first is cut off. The second learns the commit index
+    /// from heartbeats before it receives the entries, and forgets in a power cut all that it had not written.
     pub(super) fn remove_two(&mut self, leader: Id) {
         let mut others = self.core.others(leader);
         if others.len() != 2 || self.operator.trap.is_some() || !self.is_idle() {
@@ -89,7 +90,7 @@ impl World {
         self.operator.trap = Some((second, first));
     }
 
-    /// The client by hand is silent until its session's end is proposed.
+    /// The raw protocol client stays silent until the expiry of its session is proposed.
     pub(super) fn just_late(&mut self, leader: Id) {
         if let Some(hand) = &mut self.hand {
             hand.is_silent_until(self.core.now + 6 * self.core.scenario.ttl_max);
@@ -97,7 +98,7 @@ impl World {
         }
     }
 
-    /// A stream ends for one side first, and the client can't come back for long.
+    /// A stream breaks for one side first, and the client can't reconnect for long.
     pub(super) fn outage(&mut self, client: usize) {
         let Some(stream) = self.clients[client].stream() else { return };
         let Some(line) = self.core.net.lines.get(&stream) else { return };
@@ -105,14 +106,14 @@ impl World {
         let until = self.core.now
             + self.core.dice.within(self.core.scenario.ttl_max * 3 / 4, 5 * self.core.scenario.ttl_max / 2);
         if self.core.dice.chance(60) {
-            // The client first.
+            // The client detects the break first.
             self.core.net.cut_line(stream);
             let pause = self.core.dice.spread(MS / 10, 20 * MS);
             self.core.after(pause, Happening::ToClient(stream, Down::Closed));
             let later: Nanos = pause + self.core.dice.within(20 * MS, 100 * MS);
             self.core.after(later, Happening::ToNode(stream, Up::Closed));
         } else {
-            // The node, and the client hears nothing.
+            // The node closes the stream, and the client does not learn of it.
             self.core.net.cut_line(stream);
             self.nodes[at(node)].hang_up(&mut self.core, stream);
         }

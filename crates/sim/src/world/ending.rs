@@ -1,4 +1,4 @@
-//! The end of a run: the faults are over, and everything must come to an end (P7).
+//! The end of a run: after the last fault, all pending work must complete (P7).
 
 use lockkeeper_core::{LockName, limits};
 
@@ -9,40 +9,40 @@ use crate::core::Happening;
 use crate::hand::Hand;
 use crate::node::Node;
 
-/// How often the world looks whether all has come to an end.
+/// How often completion is checked.
 const LOOK_EVERY: Nanos = 50 * MS;
-/// Without faults a cluster has a leader by then, restarts and broken connections among nodes included.
+/// Without faults a cluster elects a leader in this time, including restarts and reconnections between nodes.
 const LEADER_WITHIN: Nanos = 10 * SECOND;
-/// A change of members has its snapshots to send, and its joiner to be found.
+/// Time limit for a membership change: it may have to send snapshots, and the joining node must be found first.
 const MEMBERS_WITHIN: Nanos = 60 * SECOND;
 
-/// Work that commands have left is done by then; others may leave more meanwhile.
+/// Time limit for the backlog of commands; other commands may add to it meanwhile.
 const BACKLOG_WITHIN: Nanos = 10 * SECOND;
 
-/// Where the run stands after the faults have ended.
+/// The phases after the faults have ended. Each must complete within a time limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
-    /// Every node is up, and one leads.
+    /// Every member runs, and there is a leader.
     Leader,
-    /// What was begun with the members is brought to its end: no lost disk counts, and whoever was removed knows it.
+    /// Membership changes complete: no lost disk counts as a member, and removed nodes have learned of their removal.
     Members,
-    /// No table has work left for later (M2): all that can be granted is, and ended sessions hold nothing (P8).
+    /// No table has a backlog (M2): all grants that are possible are made, and ended sessions hold nothing (P8).
     Backlog,
-    /// Every caller gets its answer, and nothing is left on its way (P7).
+    /// Every caller gets its answer, and no request is pending (P7).
     Answers,
-    /// The clients have gone; nothing of them is left in the table.
+    /// The clients have closed their sessions; nothing of them is left in the table.
     Leaving,
-    /// A fresh client gets every lock.
+    /// A new client acquires every lock.
     Fresh,
-    /// It leaves too.
+    /// The new client closes its session, too.
     Gone,
-    /// Every node has applied all there is.
+    /// Every member has applied all entries.
     Equal,
     Done,
 }
 
 impl World {
-    /// The faults end. From here on everything must come to an end.
+    /// Ends the faults. From here on all pending work must complete.
     pub(super) fn calm(&mut self) {
         self.core.is_stormy = false;
         self.core.net.heal();
@@ -116,7 +116,8 @@ impl World {
         self.core.after(LOOK_EVERY, Happening::Settled);
     }
 
-    /// Whether every node has applied everything, and the table is by the newest rules if all of them know those (V1).
+    /// Whether every member has applied everything, and the table uses the newest rules if all members support them
+    /// (V1).
     fn is_equal(&self) -> bool {
         let history = &self.core.oracle.history;
         let newest = limits::RULES_VERSION;
@@ -125,12 +126,12 @@ impl World {
         is_raised && self.members().all(is_done)
     }
 
-    /// The nodes that take part, and have their data.
+    /// The members whose disks are intact.
     fn members(&self) -> impl Iterator<Item = &Node> {
         self.core.members.nodes.keys().map(|node| &self.nodes[at(*node)]).filter(|node| !node.is_wiped)
     }
 
-    /// What has not come to an end, in words.
+    /// Describes the pending work for a failure report.
     fn unsettled(&self) -> String {
         let table = self.core.oracle.history.table();
         let waiting: Vec<String> = self

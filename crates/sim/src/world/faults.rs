@@ -1,4 +1,4 @@
-//! What goes wrong.
+//! Fault injection.
 
 use lockkeeper_core::{Break, LockName, Page, Token};
 use lockkeeper_replica::{AskId, Question};
@@ -32,7 +32,7 @@ impl World {
             Fault::NodeStall => self.nodes[at(node)].stop_until(now, now + dice.spread(5 * MS, 6 * ttl)),
             Fault::ReadStall => self.nodes[at(node)].unread_until(now + dice.spread(5 * MS, 3 * ttl)),
             Fault::FailedSync => self.nodes[at(node)].fail_sync(),
-            // Each write is slow or not by itself.
+            // Applied to each write at random while the scenario has this fault.
             Fault::SlowDisk => {}
             Fault::Partition => {
                 let until = now + dice.spread(50 * MS, 4 * ttl);
@@ -84,7 +84,7 @@ impl World {
                 if !lines.is_empty() {
                     let line = self.core.dice.pick(&lines);
                     self.core.break_line(line);
-                    // An outage, at times: the next stream does not get through either.
+                    // Often an outage: packets of the next stream are delayed, too.
                     let until = now + self.core.dice.within(50 * MS, 3 * ttl);
                     if self.core.dice.chance(60)
                         && let Some(line) = self.core.net.lines.get(&line)
@@ -154,7 +154,7 @@ impl World {
         self.core.after(pause, Happening::Faults);
     }
 
-    /// Who leads, if that is one.
+    /// The leader that is ready to serve, if there is one.
     fn leader(&self) -> Option<Id> {
         self.nodes.iter().find(|node| node.is_ready()).map(|node| node.id)
     }

@@ -1,4 +1,4 @@
-//! How nodes come to talk: one says who it is, the other lets it in or says why not, and only then there is a connection.
+//! Connections between nodes: a connection exists only after a handshake in which the other node admits the sender.
 
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 
@@ -8,7 +8,7 @@ use crate::core::{Happening, Id};
 use crate::peers::LinkId;
 
 impl World {
-    /// A node tries to reach another, 0 for whoever is there, or tries again later.
+    /// Sends a handshake request to `to` (0: a random node), or retries later.
     pub(super) fn dials(&mut self, from: Id, run: u64, to: Id) {
         let now = self.core.now;
         if self.nodes[at(from)].run != run

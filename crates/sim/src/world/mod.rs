@@ -1,7 +1,7 @@
-//! The world: the nodes, their clients and what they protect; what happens to them, and what must come of it.
+//! The simulated world: nodes, clients and protected resources, the event loop, and the checks after each event.
 //!
-//! `faults.rs` and `chains.rs`: what goes wrong. `operator.rs`: who adds and removes nodes. `meet.rs`: how nodes come to talk.
-//! `ending.rs`: what must be so once nothing goes wrong any more.
+//! `faults.rs` and `chains.rs`: fault injection. `operator.rs`: membership changes. `meet.rs`: handshakes between
+//! nodes. `ending.rs`: the checks after the last fault.
 
 mod chains;
 mod ending;
@@ -23,25 +23,25 @@ use crate::resource::{Checks, Resources};
 use ending::Ending;
 use operator::Operator;
 
-/// A run that does not end by itself has lost its way.
+/// A run with more events than this is considered a livelock.
 const EVENTS_MAX: u64 = 5_000_000;
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The seed.
     pub seed: u64,
-    /// The first promise that was broken.
+    /// The first broken promise.
     pub failure: Option<Failure>,
-    /// Equal for equal runs.
+    /// Hash of the trace: equal for equal runs.
     pub hash: u64,
-    /// Events that happened.
+    /// Number of events processed.
     pub events: u64,
-    /// Virtual time that passed, in nanoseconds.
+    /// Virtual time at the end of the run, in nanoseconds.
     pub virtual_nanos: u64,
-    /// How much was seen.
+    /// Counters of the events observed.
     pub seen: Seen,
-    /// What happened, if that was asked for.
+    /// The trace, if it was requested.
     pub lines: Vec<String>,
 }
 
@@ -54,13 +54,13 @@ struct World {
     operator: Operator,
     ending: Ending,
     ending_by: Nanos,
-    /// Numbers operators' questions.
+    /// Numbers the operators' requests.
     asks: u64,
-    /// When guards were compared last, and with what.
+    /// Applied index at the last check of the guards.
     compared: u64,
 }
 
-/// Runs the world of a seed.
+/// Runs the simulation of a seed.
 #[must_use]
 pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
     let mut core = Core::new(seed, mutant.map(|mutant| mutant.place), keep_trace);
@@ -96,7 +96,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
         }
         let is_of_client = happening.is_of_client();
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.happen(happening))) {
-            // The process would be gone; and its next run might do the same again.
+            // A panic would end the node's process, and its next run might panic again.
             let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
             world.core.broken("P10", &format!("a node panics: {text}"));
         }
@@ -137,7 +137,7 @@ impl World {
         self.core.after(SECOND / 10, Happening::Faults);
     }
 
-    /// Callers come to a client.
+    /// Starts the callers of a client.
     fn employ(&mut self, index: usize) {
         for _ in 0..self.core.scenario.concurrency {
             let pause = self.core.dice.spread(MS, SECOND);
@@ -303,7 +303,7 @@ impl World {
         (known.is_alive && known.life == life).then_some(client)
     }
 
-    /// As [`Self::client`]; what happens to a paused one happens when it goes on.
+    /// As [`Self::client`]; an event of a paused client is postponed to the end of its pause.
     fn running(&mut self, client: usize, life: u64, happening: &Happening) -> Option<usize> {
         let client = self.client(client, life)?;
         if self.clients[client].is_paused(&self.core) {
@@ -313,7 +313,7 @@ impl World {
         Some(client)
     }
 
-    /// The service reads a close that its client did not make, or knows nothing of yet: the one exception to P5 (linger).
+    /// A node reads a close that the client did not cause, or does not know of: the one exception to P5 (`linger`).
     fn closed_at_node(&mut self, stream: lockkeeper_replica::StreamId) {
         let Some(line) = self.core.net.lines.get(&stream) else { return };
         if line.is_over && !line.is_ghost {
@@ -323,7 +323,8 @@ impl World {
         self.core.oracle.closed_between(node, stream);
     }
 
-    /// P4, P5: what a guard says is so. P1 in the eyes of the clients follows: the table grants nothing twice.
+    /// P4, P5: no guard reports "held" after its hold has ended. P1 as clients see it follows: the table never grants a
+    /// lock twice.
     fn check_guards(&mut self) {
         let mut wrong = None;
         for client in self.clients.iter().filter(|client| client.is_alive) {

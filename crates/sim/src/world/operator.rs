@@ -1,7 +1,7 @@
-//! The one who adds and removes nodes, as `docs/operating.md` says: one change at a time, asked again until it is known to
-//! be made; a node whose disk is lost is removed, and another one is added under a new id.
+//! The operator: adds and removes nodes as `docs/operating.md` describes, one change at a time, repeated until it is
+//! known to be complete. A node whose disk is lost is removed, and another one is added under a new id.
 //!
-//! Responsible for: at no time more disks are lost than the cluster can bear, whichever of the changes under way are made.
+//! Invariant: the cluster survives the lost disks at any time, whether or not the pending change is made.
 
 use std::collections::BTreeSet;
 
@@ -14,35 +14,35 @@ use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Happening, Id};
 use crate::node::Node;
 
-/// More nodes than this are never wanted.
+/// Largest number of voters.
 const VOTERS_MAX: usize = 5;
-/// So many disks are lost in one run, at most.
+/// Most disks lost in one run.
 const WIPES_MAX: u64 = 4;
-/// Whoever hears nothing for so long asks again.
+/// A request without an answer for this long is sent again.
 const PATIENCE: Nanos = 3 * SECOND;
 
 #[derive(Default)]
 pub(super) struct Operator {
-    /// What it is about.
+    /// The change under way.
     wish: Option<Wish>,
-    /// It is in force; whether it is over is to be seen.
+    /// The change is in force; its completion is still to be checked.
     is_made: bool,
-    /// What it has asked, and until when it waits.
+    /// The pending request, and when it times out.
     asked: Option<(AskId, Nanos)>,
-    /// Who leads, as somebody said.
+    /// The leader named by the last `NotLeader` answer.
     leader: Option<Id>,
-    /// Nodes that are still to be added, in the place of others.
+    /// How many nodes are still to be added to replace removed ones.
     owed: u64,
     wipes: u64,
-    /// What it is to do next.
+    /// Nodes to remove next, the last one first.
     pub(super) plan: Vec<Id>,
-    /// After the plan, this node loses its power, and hears nobody but the other one.
+    /// `(node, ally)`: after the plan, `node` loses power, and reaches only `ally`.
     pub(super) trap: Option<(Id, Id)>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 enum Wish {
-    /// Who it is has been heard from itself.
+    /// The node to add, and the identity that it has reported itself.
     Add(Id, Option<Member>),
     Remove(Id),
 }
@@ -56,13 +56,14 @@ impl Wish {
 }
 
 impl World {
-    /// The nodes that the cluster counts on, and whose disks are lost.
+    /// Members whose disks are lost.
     fn wiped(&self) -> BTreeSet<Id> {
         let members = self.core.members.nodes.keys().copied();
         members.filter(|&node| self.nodes[at(node)].is_wiped).collect()
     }
 
-    /// Whether everything that a member has to do is done.
+    /// Whether the membership has settled: no change is under way, no member's disk is lost, and no removed node that
+    /// could learn of its removal still runs.
     pub(super) fn is_settled(&self) -> bool {
         let stays = |node: &&Node| {
             let is_removed = self.core.members.removed.contains_key(&node.id);
@@ -71,17 +72,18 @@ impl World {
         self.operator.wish.is_none() && self.wiped().is_empty() && !self.nodes.iter().any(|node| stays(&node))
     }
 
-    /// Whether nothing is begun.
+    /// Whether no change is under way and no member's disk is lost.
     pub(super) fn is_idle(&self) -> bool {
         self.operator.wish.is_none() && self.wiped().is_empty()
     }
 
-    /// What it is about, in words.
+    /// Describes the change under way for a failure report.
     pub(super) fn operator_does(&self) -> String {
         format!("the operator wants {:?}, made {}", self.operator.wish, self.operator.is_made)
     }
 
-    /// Whether a majority keeps its data if these are lost, and the node that is being added or removed takes part or not.
+    /// Whether a majority keeps its data if these disks are lost, whether or not the node being added or removed
+    /// counts.
     fn survives(&self, wiped: &BTreeSet<Id>, changing: Option<Id>) -> bool {
         let it = &self.core.members.configuration;
         let lives = |voters: &BTreeSet<Id>| 2 * voters.difference(wiped).count() > voters.len();
@@ -93,8 +95,8 @@ impl World {
         })
     }
 
-    /// A node loses its disk, if the cluster can bear that. A founder that has not written the record yet has nothing that could
-    /// stand in for a lost one.
+    /// Wipes the disk of a voter, if the cluster can survive that. Voters that have never had the bootstrap record
+    /// count as lost, since their data can't replace those of a lost disk.
     pub(super) fn wipe(&mut self, node: Id) {
         let voters = &self.core.members.configuration.voters;
         let mut lost = self.wiped();
@@ -124,7 +126,7 @@ impl World {
         }
     }
 
-    /// The next thing to do, if there is one.
+    /// The next change to make, if any.
     fn choose(&mut self) -> Option<Wish> {
         if let Some(node) = self.wiped().first() {
             return Some(Wish::Remove(*node));
@@ -157,7 +159,7 @@ impl World {
         (voters.len() < VOTERS_MAX).then(|| Wish::Add(self.another_node(), None))
     }
 
-    /// A node with an empty disk, under an id that was never used.
+    /// Adds a node with an empty disk and an unused id.
     fn another_node(&mut self) -> Id {
         let id = self.nodes.len() as Id + 1;
         let node = Node::new(&mut self.core, id, false);
@@ -217,25 +219,25 @@ impl World {
                     self.is_over();
                 }
             }
-            // It says why; what it was about is tried again.
+            // Any other answer is a failure; the change is retried.
             _ => {}
         }
     }
 
-    /// What it wished is done.
+    /// The change under way is complete.
     fn is_over(&mut self) {
         let Some(Wish::Remove(node)) = self.operator.wish.take() else { return };
         self.core.present.retain(|other| *other != node);
         let was_wiped = self.nodes[at(node)].is_wiped;
         self.operator.owed += u64::from(was_wiped);
-        // Some are stopped by whoever has removed them, others find out.
+        // The operator stops some removed nodes at once; others learn of their removal.
         let is_trap = self.operator.trap.is_some();
         if was_wiped || (!is_trap && self.core.dice.chance(40)) {
             self.nodes[at(node)].retires(&mut self.core);
         }
     }
 
-    /// Two nodes that were removed meet, one after its power was gone, and nobody tells them.
+    /// Two removed nodes connect, one of them after a power cut, while both are cut off from all other nodes.
     fn spring(&mut self, node: Id, ally: Id) {
         let now = self.core.now;
         let until = now + self.core.dice.within(2 * SECOND, 5 * SECOND);

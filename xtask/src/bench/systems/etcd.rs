@@ -1,7 +1,8 @@
-//! etcd: a lease a client, and the transaction and keys of `concurrency.Mutex`, written with the crate's calls.
+//! etcd: one lease for each client, with the transaction and keys of `concurrency.Mutex`, written with the crate's
+//! calls.
 //!
-//! The crate's own lock call leaves all that to the server, which opens a session of its own for each call. A lease a
-//! client and not a connection: two requests for one lock under one lease would be the same key.
+//! The crate's own lock call would let the server open a session for each call. Leases are per client, not per
+//! connection: two requests for one lock under one lease would have the same key.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::bench::server::Server;
 
 pub(crate) struct Etcd {
     connections: Vec<Client>,
-    /// By client.
+    /// Indexed by client.
     leases: Vec<i64>,
 }
 
@@ -61,7 +62,7 @@ impl Etcd {
         &self.connections[client % self.connections.len()]
     }
 
-    /// `sessions` leases, each renewed on a stream of its own, as the crate has it.
+    /// Renews `sessions` leases, each on its own stream, as the crate does.
     pub(crate) async fn keep_alive(
         at: &str,
         server: &Server,
@@ -104,7 +105,7 @@ impl Etcd {
     }
 }
 
-/// Creates the key of `lease` below `name`, and waits until no older one is left there. Returns the key.
+/// Creates the key of `lease` below `name`, and waits until it is the oldest one there. Returns the key.
 async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, etcd_client::Error> {
     let folder = format!("{name}/");
     let key = format!("{folder}{lease:x}");
@@ -121,7 +122,7 @@ async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, 
         [Some(own), _] => own.create_revision(),
         _ => answer.header().map_or(0, etcd_client::ResponseHeader::revision),
     };
-    // Before there was any, ours is the oldest.
+    // Without any earlier key, ours is the oldest.
     let oldest = found.last().and_then(Option::as_ref).map_or(created, KeyValue::create_revision);
     if oldest != created {
         while let Some((before, seen)) = predecessor(&mut kv, &folder, created).await? {
@@ -131,12 +132,12 @@ async fn acquire(connection: &Client, lease: i64, name: &str) -> Result<String, 
     Ok(key)
 }
 
-/// The one key of a folder that was created first or last.
+/// Options for the one key of a folder that was created first or last.
 fn by_creation(order: SortOrder) -> GetOptions {
     GetOptions::new().with_prefix().with_sort(SortTarget::Create, order).with_limit(1)
 }
 
-/// The youngest key that is older than `created`, and the revision at which it was seen.
+/// The newest key older than `created`, and the revision at which it was read.
 async fn predecessor(
     kv: &mut KvClient,
     folder: &str,
@@ -148,10 +149,11 @@ async fn predecessor(
     Ok(found.take_kvs().into_iter().next().map(|key| (key, seen)))
 }
 
-/// Waits until `key`, which was there at revision `seen`, is deleted.
+/// Waits until `key`, which existed at revision `seen`, is deleted.
 async fn wait_for_deletion(connection: &Client, key: &KeyValue, seen: i64) -> Result<(), etcd_client::Error> {
-    // From the next revision on, so that a deletion meanwhile is told too. Not from an earlier one: a watch that begins
-    // in the past is served by a loop that runs ten times a second, and Go's client does begin there.
+    // The watch starts at the next revision, so that it includes a deletion that happens in between. An earlier start,
+    // which Go's client uses, is slower: etcd serves watches that begin in the past from a loop that runs ten times a
+    // second.
     let options = WatchOptions::new().with_start_revision(seen + 1);
     let mut changes = connection.watch_client().watch(key.key(), Some(options)).await?;
     while let Some(change) = changes.message().await? {

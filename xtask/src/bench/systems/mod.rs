@@ -1,7 +1,7 @@
-//! The systems, each driven by its ecosystem's own client with the recipe that is usual there.
+//! The systems under test, each driven by its ecosystem's own client with the usual recipe.
 //!
-//! Responsible for one small interface, [`Peer`], so that every system goes through the same workloads. Whatever a
-//! recipe leaves open is decided in the peer's favour.
+//! Responsible for one small interface, [`Peer`], so that every system runs the same workloads. Choices that a recipe
+//! leaves open are made in the peer's favour.
 
 mod etcd;
 mod ours;
@@ -23,50 +23,50 @@ use tokio::task::JoinSet;
 use crate::Outcome;
 use crate::bench::server::Server;
 
-/// How many connections all clients of a run share.
+/// Number of connections that all clients of a run share.
 pub(crate) const CONNECTIONS: usize = 4;
-/// The ttl of all measurements but two. Longer than any of them, so that renewals, which differ in how often they come,
-/// don't fall into one.
+/// The ttl of all measurements except `keepalive` and `failover`. Longer than any of them, so that no renewal falls
+/// into one: systems renew at different intervals.
 pub(crate) const TTL: Duration = Duration::from_secs(120);
-/// The ttl of the sessions of `keepalive`, each renewed every third of it.
+/// The ttl of the sessions of `keepalive`; each is renewed every third of it.
 pub(crate) const KEEPALIVE_TTL: Duration = Duration::from_secs(10);
-/// How many sessions `keepalive` has.
+/// Number of sessions of `keepalive`.
 pub(crate) const KEEPALIVE_SESSIONS: usize = 10_000;
 
-/// What a run of a workload is about to do.
+/// The parameters of a workload's run.
 #[derive(Clone, Copy)]
 pub(crate) struct Setup<'a> {
-    /// `127.0.0.1:PORT` of each node, with commas between; for ours a URL.
+    /// `127.0.0.1:PORT` of each node, separated by commas; for ours a URL.
     pub(crate) at: &'a str,
-    /// How many clients there will be: each one thing that can hold and wait on its own.
+    /// Number of clients; each can hold a lock and wait on its own.
     pub(crate) clients: usize,
-    /// Whether locks will be waited for. A recipe in which the holder has to wake the next one may leave it out else.
+    /// Whether clients will wait for locks. If not, a recipe may leave out the wake-up of the next waiter.
     pub(crate) contended: bool,
-    /// How long a hold outlives its holder's last sign of life.
+    /// How long a hold outlives its holder's last renewal.
     pub(crate) ttl: Duration,
 }
 
 /// A connected system.
 pub(crate) trait Peer: Sized + Send + Sync + 'static {
-    /// What a client has while it holds a lock.
+    /// A client's state while it holds a lock.
     type Held: Send + 'static;
 
     /// Connects, with [`CONNECTIONS`] connections at most.
     fn connect(setup: Setup<'_>) -> impl Future<Output = Outcome<Self>> + Send;
 
-    /// Takes the lock `name` for client number `client`, however long it has to wait.
+    /// Acquires the lock `name` for client number `client`; waits without limit.
     fn acquire(&self, client: usize, name: &str) -> impl Future<Output = Outcome<Self::Held>> + Send;
 
-    /// Gives it back; returns when the system has said that it is free.
+    /// Releases the lock; returns when the system has acknowledged it.
     fn release(&self, held: Self::Held) -> impl Future<Output = Outcome> + Send;
 
-    /// Ends the sessions, and everything that they still hold.
+    /// Ends all sessions and everything that they hold.
     fn close(self) -> impl Future<Output = Outcome> + Send;
 }
 
-/// Watches the CPU of `server` for `duration`, while tasks that run already keep sessions alive. Parts of one core.
+/// CPU use of `server` for `duration`, as a share of one core, while running tasks keep sessions alive.
 async fn watch_cpu(server: &Server, duration: Duration) -> Outcome<f64> {
-    // The first renewals come within a third of the ttl; the start is none of ours.
+    // The first renewals come within a third of the ttl; the start-up phase is not measured.
     tokio::time::sleep(KEEPALIVE_TTL / 3).await;
     let before = server.cpu_seconds()?;
     let began = std::time::Instant::now();
@@ -74,16 +74,16 @@ async fn watch_cpu(server: &Server, duration: Duration) -> Outcome<f64> {
     Ok((server.cpu_seconds()? - before) / began.elapsed().as_secs_f64())
 }
 
-/// When session `number` of `sessions` is renewed first, and then every third of the ttl: evenly spread, as sessions
-/// that were opened at different times are.
+/// The renewal times of session `number` of `sessions`: every third of the ttl, evenly spread over the sessions, like
+/// sessions opened at different times.
 fn renewals(number: usize, sessions: usize) -> tokio::time::Interval {
     let every = KEEPALIVE_TTL / 3;
     let offset = every.mul_f64(number as f64 / sessions as f64);
     tokio::time::interval_at(tokio::time::Instant::now() + offset, every)
 }
 
-/// Does `make` for each number below `count`, some at a time: one after the other, each waits for a sync of its own;
-/// all at once, and a server refuses some.
+/// Runs `make` for each number below `count`, with limited concurrency: one at a time, each would wait for a sync of
+/// its own; all at once, a server would refuse some.
 async fn many<T: Send + 'static, F>(count: usize, make: impl Fn(usize) -> F) -> Outcome<Vec<T>>
 where
     F: Future<Output = Outcome<T>> + Send + 'static,
@@ -105,7 +105,7 @@ where
     Ok(made)
 }
 
-/// The text of an error of `system`: what it was about to do, and why that failed.
+/// Formats an error of `system`: the failed operation and its cause.
 fn failed<E: Display>(system: &'static str, what: &'static str) -> impl Fn(E) -> String {
     move |error| format!("{system} cannot {what}: {error}")
 }

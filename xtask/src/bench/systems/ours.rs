@@ -1,6 +1,6 @@
-//! Ours: through the library, as its users do.
+//! Our service, used through the library.
 //!
-//! A `Locks` has one connection and one session for all its locks, so that four of them are the four connections.
+//! A `Locks` has one connection and one session for all its locks, so four of them make four connections.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -21,7 +21,7 @@ use crate::services::catalogue::Service;
 use crate::services::clusters::{Cluster, NODES, number};
 use crate::services::{Place, probe};
 
-/// One node of our own service, from this tree.
+/// One node of our own service, built from this tree.
 pub(crate) const SERVICE: Service = Service {
     name: "lockkeeper",
     family: "lockkeeper",
@@ -39,22 +39,22 @@ pub(crate) const SERVICE: Service = Service {
         command.args(["--listen", &format!("127.0.0.1:{}", place.port)]);
         command
     },
-    // Its port takes connections before it serves: the answer to HTTP/2's first words comes from the node itself.
+    // Its port accepts connections before the node serves, so readiness is the node's answer to the HTTP/2 preface.
     ends_by: Signal::SIGTERM,
     after: None,
     ready: |place| probe::ask(place.port, HTTP2_PREFACE, SETTINGS),
 };
 
-/// On loopback a node that is there answers within a millisecond; a busy machine may take its time.
+/// A node on loopback answers within a millisecond; a busy machine may need longer.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
-/// A client's first words in HTTP/2: the preface, and settings without any.
+/// A client's HTTP/2 connection preface, followed by an empty SETTINGS frame.
 const HTTP2_PREFACE: &str = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
-/// What an answer's head ends with, behind its length: settings, no flags, about no stream.
+/// The end of the answer's frame header, after the length: type SETTINGS, no flags, stream 0.
 const SETTINGS: &str = "\x04\0\0\0\0\0";
 
 const CLUSTER_PORTS: [u16; NODES] = [16580, 16590, 16600];
 
-/// Three nodes of it, founded together, with its defaults.
+/// Three nodes, bootstrapped together, with default settings.
 pub(crate) const CLUSTER: Cluster = Cluster {
     nodes: [
         node("lockkeeper-1", CLUSTER_PORTS[0]),
@@ -81,7 +81,7 @@ const fn node(name: &'static str, port: u16) -> Service {
             command.args(["--peer-listen", &format!("127.0.0.1:{}", place.port + 1)]);
             command
         },
-        // Of the cluster, and not only of itself: it takes connections before it has found the others.
+        // Readiness of the cluster: a node accepts connections before it has found the others.
         ready: |place| match status(place)?.leader {
             0 => Err("knows no leader".to_owned()),
             _ => Ok(()),
@@ -90,7 +90,7 @@ const fn node(name: &'static str, port: u16) -> Service {
     }
 }
 
-/// What the node at `place` says of itself.
+/// The status reported by the node at `place`.
 fn status(place: &Place) -> Result<v1::StatusResponse, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start tokio: {error}"))?;
@@ -144,7 +144,7 @@ impl Peer for Ours {
 }
 
 impl Ours {
-    /// `sessions` sessions on [`CONNECTIONS`] streams.
+    /// Keeps `sessions` sessions alive on [`CONNECTIONS`] streams.
     pub(crate) async fn keep_alive(
         at: &str,
         server: &Server,
@@ -155,7 +155,7 @@ impl Ours {
     }
 }
 
-/// Services live in a folder beside what cargo builds.
+/// The services' folder is in cargo's target folder.
 fn release_build(place: &Place) -> PathBuf {
     let target = place.folder.ancestors().nth(2).unwrap_or(&place.folder);
     target.join("release").join("lockkeeper")

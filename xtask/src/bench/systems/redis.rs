@@ -1,8 +1,8 @@
-//! Redis: `SET NX PX` with a random value; released by a script that compares the value and deletes.
+//! Redis: `SET NX PX` with a random value; release by a script that compares the value and deletes the key.
 //!
-//! Waiting as Redisson does it: the releasing script also publishes; each connection subscribes to the channel of a
-//! lock that it found taken, and a message wakes *one* of its waiters, which tries again. Without waiters to expect
-//! the release doesn't publish, which is all that many clients do.
+//! Waiting as in Redisson: the release script also publishes a message; each connection subscribes to the channel of a
+//! lock that it found taken, and a message wakes *one* of its waiters, which retries. If no waiters are expected, the
+//! release does not publish; many clients do only that.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,9 +26,9 @@ const RELEASE_AND_TELL: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then \
      redis.call('del', KEYS[1]) redis.call('publish', KEYS[1] .. ':free', '') return 1 end return 0";
 const EXTEND: &str = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0";
 
-/// A message can be lost, so a waiter also looks by itself.
+/// Messages can be lost, so waiters also poll.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// More than all clients of a workload together ask at once: none waits for room in a queue.
+/// More than all clients of a workload have in flight, so that none waits for space in the queue.
 const QUEUED_MAX: usize = 4096;
 
 pub(crate) struct Redis {
@@ -37,15 +37,15 @@ pub(crate) struct Redis {
     ttl: Duration,
 }
 
-/// A connection and who waits on it.
+/// A connection and its waiters.
 struct Connection {
     redis: MultiplexedConnection,
-    /// One at a time, so that nobody waits for a channel that is not subscribed to yet.
+    /// Serializes subscriptions, so that no waiter uses a channel before the subscription is confirmed.
     subscribing: tokio::sync::Mutex<()>,
     channels: Arc<Channels>,
 }
 
-/// Whom to wake for a message of a channel.
+/// The waiters of each channel.
 #[derive(Default)]
 struct Channels(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
 
@@ -74,7 +74,7 @@ impl Peer for Redis {
             return Ok(held);
         }
         let freed = connection.subscribe(name).await?;
-        // A message that finds nobody waiting is kept for the next who does, so none is missed between look and wait.
+        // `Notify` stores a message that arrives without a waiter, so none is lost between the attempt and the wait.
         while !connection.try_acquire(&held, self.ttl).await? {
             let _ = timeout(LOOK_EVERY, freed.notified()).await;
         }
@@ -104,7 +104,7 @@ impl Redis {
         &self.connections[client % self.connections.len()]
     }
 
-    /// `sessions` held locks, each extended by its own script call: Redis has no sessions but these.
+    /// Keeps `sessions` locks, each extended by its own script call: Redis has no other sessions.
     pub(crate) async fn keep_alive(
         at: &str,
         server: &Server,
@@ -147,13 +147,13 @@ impl Connection {
     async fn open(at: &str) -> Outcome<Self> {
         let channels = Arc::new(Channels::default());
         let told = channels.clone();
-        // The plan has a limit for all systems; one for each command would cost a timer a command.
+        // The plan has a time-out for all systems; one for each command would cost a timer for each.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let config = config.set_pipeline_buffer_size(QUEUED_MAX).set_push_sender(move |push: PushInfo| {
             told.tell(&push);
             Ok::<(), redis::aio::SendError>(())
         });
-        // Messages of channels come on the same connection as answers only in this version of the protocol.
+        // Only RESP3 delivers channel messages on the connection that carries replies.
         let client =
             Client::open(format!("redis://{at}/?protocol=resp3")).map_err(failed("Redis", "read its URL"))?;
         let redis = client
@@ -178,7 +178,7 @@ impl Connection {
         Ok(set.is_some())
     }
 
-    /// Whom a message about lock `name` wakes.
+    /// Subscribes to the messages about lock `name`; returns the object that they notify.
     async fn subscribe(&self, name: &str) -> Outcome<Arc<Notify>> {
         let channel = format!("{name}:free");
         let _turn = self.subscribing.lock().await;

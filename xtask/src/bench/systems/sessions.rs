@@ -1,6 +1,6 @@
-//! Many sessions of ours on a few streams, kept alive: on the wire itself, since of the library's `Locks` each has one.
+//! Many sessions of our service on a few streams, kept alive with the raw protocol, since a `Locks` has one session.
 //!
-//! Responsible for both ways in which keep-alives travel, and for noticing if a session isn't kept alive: a service that
+//! Responsible for two patterns of keep-alives, and for detecting sessions that are not kept alive: a service that
 //! doesn't answer has no figures.
 
 use std::sync::Arc;
@@ -21,15 +21,15 @@ use super::{CONNECTIONS, KEEPALIVE_TTL, failed, renewals, watch_cpu};
 use crate::Outcome;
 use crate::bench::server::Server;
 
-/// What the server needed, in parts of one core.
+/// The server's CPU use, as a share of one core.
 pub(crate) struct KeptAlive {
-    /// Each session by itself, evenly spread: as the sessions of the others are.
+    /// A keep-alive for each session, evenly spread, as for the other systems.
     pub(crate) spread: f64,
-    /// All sessions of a stream in one frame.
+    /// The keep-alives of all sessions of a stream in one frame.
     pub(crate) together: f64,
 }
 
-/// `sessions` sessions, kept alive for `duration` in each of both ways.
+/// Keeps `sessions` sessions alive for `duration` with each of the two patterns.
 pub(super) async fn keep_alive(
     at: &str,
     server: &Server,
@@ -61,7 +61,7 @@ pub(super) async fn keep_alive(
     let together = watch(server, sessions, duration, &seen, &mut reading).await?;
     renewing.shutdown().await;
 
-    // Not left to expire: that would be work for the server while the next system is measured.
+    // Sessions are closed, because their expiry would load the server while the next system is measured.
     seen.closing.store(true, Ordering::SeqCst);
     for stream in &streams {
         stream.send(|| client_item::What::Close(v1::CloseSession {}))?;
@@ -72,7 +72,7 @@ pub(super) async fn keep_alive(
     Ok(KeptAlive { spread, together })
 }
 
-/// What all streams together have seen.
+/// Counters shared by all streams.
 #[derive(Default)]
 struct Seen {
     kept_alive: AtomicU64,
@@ -86,7 +86,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Opens `count` sessions on a stream of its own.
+    /// Opens `count` sessions on a new stream.
     async fn open(at: &str, count: usize) -> Outcome<(Self, Streaming<v1::ServerFrame>)> {
         let uri = format!("http://{}", at.strip_prefix("lockkeeper://").unwrap_or(at));
         let endpoint = Endpoint::from_shared(uri).map_err(failed("lockkeeper", "read its URL"))?;
@@ -112,7 +112,7 @@ impl Stream {
             for item in next(&mut answers).await? {
                 match item.what {
                     Some(server_item::What::Opened(_)) => sessions.push(item.session),
-                    // Where the other nodes are: about no session.
+                    // The addresses of the other nodes; this item belongs to no session.
                     Some(server_item::What::Nodes(_)) => {}
                     other => return Err(format!("lockkeeper opened no session: {other:?}")),
                 }
@@ -133,8 +133,8 @@ fn frame(sessions: &[u64], what: impl Fn() -> client_item::What) -> v1::ClientFr
     v1::ClientFrame { items: items.collect() }
 }
 
-/// Renews `sessions` with one frame whenever that is `due`, until it is aborted or the stream has ended: why it has,
-/// [`read`] says.
+/// Renews `sessions` with one frame each time `due` ticks, until it is aborted or the stream ends; [`read`] reports the
+/// reason.
 async fn renew(outgoing: UnboundedSender<v1::ClientFrame>, sessions: Vec<u64>, mut due: Interval) {
     let mut id = 0;
     loop {
@@ -147,7 +147,7 @@ async fn renew(outgoing: UnboundedSender<v1::ClientFrame>, sessions: Vec<u64>, m
     }
 }
 
-/// Counts the answers of a stream until its `count` sessions are closed; an error if one ends before.
+/// Counts the answers of a stream until its `count` sessions are closed. Returns an error if the stream ends before.
 async fn read(mut answers: Streaming<v1::ServerFrame>, count: usize, seen: Arc<Seen>) -> Outcome {
     let mut open = count;
     while open > 0 {
@@ -174,8 +174,8 @@ async fn next(answers: &mut Streaming<v1::ServerFrame>) -> Outcome<Vec<v1::Serve
     Ok(frame.ok_or("lockkeeper ended a stream")?.items)
 }
 
-/// The CPU of `server` while others renew. An error if a stream ends, or if too few answers came: the renewals of one
-/// round may be under way at the end.
+/// CPU use of `server` while sessions are renewed. Returns an error if a stream ends or too few answers arrive; the
+/// renewals of one round may still be pending at the end.
 async fn watch(
     server: &Server,
     sessions: usize,

@@ -1,4 +1,4 @@
-//! ZooKeeper: an ephemeral sequential node with Curator's names, and a watch on the one before it.
+//! ZooKeeper: ephemeral sequential nodes with Curator's names, and a watch on the preceding node.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, failed, many, watch_cpu};
 use crate::Outcome;
 use crate::bench::server::Server;
 
-/// The server allows 20 of its ticks.
+/// The server's limit: 20 of its ticks.
 const SESSION_TIMEOUT_MAX: Duration = Duration::from_secs(40);
 
 pub(crate) struct Zookeeper {
@@ -37,7 +37,7 @@ impl Peer for Zookeeper {
         let lock = self.connection(client).lock(prefix, b"", options).await;
         let lock = lock.map_err(failed("ZooKeeper", "acquire"))?;
         let path = lock.lock_path().to_owned();
-        // Its drop would delete the node without telling when that is done: `release` deletes it, and waits.
+        // Dropping the lock would delete the node without a completion; `release` deletes it and waits.
         std::mem::forget(lock);
         Ok(Held { client, path })
     }
@@ -47,7 +47,7 @@ impl Peer for Zookeeper {
     }
 
     async fn close(self) -> Outcome {
-        // A session ends when the last handle to it is gone.
+        // A session ends when its last handle is dropped.
         drop(self.connections);
         Ok(())
     }
@@ -58,7 +58,7 @@ impl Zookeeper {
         &self.connections[client % self.connections.len()]
     }
 
-    /// `count` sessions, each a connection of its own, kept alive by the crate itself.
+    /// Opens `count` sessions, each with its own connection, kept alive by the crate.
     pub(crate) async fn keep_alive(
         at: &str,
         server: &Server,
