@@ -18,7 +18,8 @@ pub(crate) enum Order {
     ValidUntil(u64),
     /// Send this signal to the command.
     Forward(i32),
-    /// The lock is lost: SIGTERM to all descendants now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns).
+    /// SIGTERM to all descendants now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns). Sent when the lock is lost, or when a
+    /// signal to the wrapper ends descendants that outlived the command.
     End { by: u64 },
     /// The wrapper was continued: continue the command if it is stopped.
     Continue,
