@@ -75,7 +75,7 @@ pub struct FenceReset {
     /// The new marks: the last token of the lock service that continues
     #[arg(long, value_name = "TOKEN")]
     pub to: u64,
-    /// Do it; without this, only print what it would do (exit code 64)
+    /// Do it; without this, only print the planned change (exit code 64)
     #[arg(long)]
     pub yes: bool,
 }

@@ -230,7 +230,7 @@ pub struct Break {
     /// The reason, for the audit log and for the holder
     #[arg(long)]
     pub reason: String,
-    /// Who breaks it; the current user by default
+    /// The author of the break; the current user by default
     #[arg(long)]
     pub by: Option<String>,
     /// Don't wait for the holder to stop: there is no mutual exclusion until it has
@@ -364,8 +364,8 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> 
     Err(Failure::new(USAGE, text))
 }
 
-/// Rewrites `--permit 3 NAME --` as `--permit=3 NAME --`. Without the `=`, clap can't tell the number from the
-/// name; here a number counts as the permit limit only if another word follows.
+/// Rewrites `--permit 3 NAME --` as `--permit=3 NAME --`. Without the `=`, clap can't distinguish the number
+/// from the name; here a number counts as the permit limit only if another word follows.
 fn permits_joined(mut words: Vec<OsString>) -> Vec<OsString> {
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let options = &words[..end];

@@ -67,7 +67,7 @@ pub struct Serve {
     /// The format of the log on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
     pub log: LogFormat,
-    /// What is logged: error, warn, info, debug, trace; or by part, as in `info,lockkeeper_server=debug`
+    /// The log filter: error, warn, info, debug, trace; or by module, as in `info,lockkeeper_server=debug`
     #[arg(long, value_name = "LEVEL", env = "LOCKKEEPER_LOG", default_value = "info")]
     pub log_level: String,
     /// Print the startup line on standard output as JSON

@@ -98,8 +98,7 @@ fn level(typed: &str) -> Result<Targets, Failure> {
     })
 }
 
-/// The exit code and message of a start or run error; the code tells scripts and service managers the kind of
-/// remedy.
+/// The exit code and message of a start or run error. Scripts and service managers can choose a remedy by the code.
 pub(super) fn failure(error: ServeError) -> Failure {
     use ServeError as E;
     let code = match &error {

@@ -239,8 +239,8 @@ impl Guarded {
         self.order(Order::Forward(signal as i32));
     }
 
-    /// Ends all descendants: SIGTERM now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns) or before the lock's deadline,
-    /// whichever is earlier.
+    /// Ends all descendants: SIGTERM now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns), or before the lock's deadline if
+    /// that is earlier.
     pub fn end(&mut self, by: u64) {
         self.order(Order::End { by });
     }

@@ -23,7 +23,7 @@ impl Limits {
         Self { latest, grace }
     }
 
-    /// The guardian's deadline: the end of the lease, or of `--max-hold` plus its grace, whichever is earlier.
+    /// The guardian's deadline: the end of the lease, or of `--max-hold` plus the grace if that is earlier.
     fn deadline(&self, lease: Option<BootInstant>) -> Option<u64> {
         [lease.map(BootInstant::as_nanos), self.latest].into_iter().flatten().min()
     }

@@ -85,8 +85,8 @@ fn rounds(faults: &[Fault]) -> Vec<Round> {
     seen.into_iter().flat_map(all).collect()
 }
 
-/// The lock server while it is stopped. Dropping this continues the server, whatever error occurs; only a kill of
-/// this process leaves it stopped (documented in docs/torture.md).
+/// The lock server while it is stopped. Dropping this continues the server, also after an error; only a kill of this
+/// process leaves it stopped (docs/torture.md).
 struct Stopped(Pid);
 
 impl Stopped {

@@ -27,8 +27,8 @@ pub(super) enum Step {
     Entered,
     /// Read the ledger.
     Read,
-    /// Found its hold lost, and wrote nothing. `believed_until`: when it stopped being a holder by its own clock,
-    /// which is its deadline or the time of the library's loss event, whichever is earlier.
+    /// Found its hold lost, and wrote nothing. `believed_until`: the end of the hold by the worker's own clock, the
+    /// earlier of its deadline and the library's loss event.
     GaveUp { believed_until: Option<u64> },
     /// Is about to write this update.
     Writes { update: String },
