@@ -26,7 +26,8 @@ pub const IO: u8 = 74;
 /// `run`: the lock was not free, or not within the wait limit (`--busy-exit` changes the code). `serve`: another
 /// process has the address or the data directory.
 pub const BUSY: u8 = 75;
-/// `run`: the lock was lost while the command ran (`--lost-exit` changes the code).
+/// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code); or less
+/// than the grace was left of its lease, so the command was not started.
 pub const LOST: u8 = 76;
 /// Permission denied by a file or directory mode, or a read-only filesystem.
 pub const PERMISSION: u8 = 77;

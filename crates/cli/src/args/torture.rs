@@ -82,13 +82,13 @@ impl Fenced {
 /// What `torture` does to a holder.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Stops the process (SIGSTOP) past its lease.
+    /// Stops the holder's process (SIGSTOP) past its lease.
     Pause,
-    /// Ends the process (SIGKILL).
+    /// Ends the holder's process (SIGKILL).
     Kill,
-    /// Closes its connections to the lock service, and refuses new ones for a while.
+    /// Closes the holder's connections to the lock service, and refuses new ones for a while.
     Cut,
-    /// Stops the lock server while the worker holds the lock.
+    /// Stops the lock server while a worker holds the lock.
     Server,
 }
 

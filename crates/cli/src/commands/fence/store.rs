@@ -20,7 +20,6 @@ pub(super) enum Store {
 }
 
 impl Store {
-    ///
     /// # Errors
     /// The target is not a fence or is unreachable; or the resource name is missing, or not applicable.
     pub(super) async fn open(which: &FenceTarget) -> Result<Self, Failure> {
@@ -64,7 +63,6 @@ impl Store {
         FileFence::new(path).map(Self::File).map_err(|error| Failure::new(USAGE, chain(&error)))
     }
 
-    ///
     /// # Errors
     /// The marks can't be read.
     pub(super) async fn marks(&self) -> Result<Marks, Failure> {
@@ -81,7 +79,6 @@ impl Store {
         }
     }
 
-    ///
     /// # Errors
     /// The marks are unchanged, or it is unknown whether they were changed.
     pub(super) async fn reset(&self, to: Token) -> Result<(), Failure> {
@@ -133,7 +130,6 @@ pub(in crate::commands) mod redis {
     /// A fence that shares its connection.
     pub(in crate::commands) type Fence = RedisFence<MultiplexedConnection>;
 
-    ///
     /// # Errors
     /// The server is unreachable, or can't store marks.
     pub(in crate::commands) async fn connect(url: &str) -> Result<(MultiplexedConnection, Fence), Failure> {
@@ -176,7 +172,6 @@ pub(in crate::commands) mod postgres {
     use crate::exit::{Failure, IO, STALE, UNAVAILABLE, USAGE, chain};
     use crate::settings;
 
-    ///
     /// # Errors
     /// The server is unreachable, or refuses the login.
     pub(in crate::commands) async fn connect(url: &str) -> Result<Client, Failure> {

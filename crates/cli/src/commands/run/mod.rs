@@ -30,11 +30,11 @@ const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 enum End {
     /// The command ran to its end under the lock.
     Ran(guardian::Outcome),
-    /// The lock was not free, and `--try` was given.
+    /// The lock was not free, and no wait was requested.
     Busy(String),
     /// The lock did not become free in time.
     TimedOut(String),
-    /// The lock was lost while the command ran; with the command's outcome, if it was observed.
+    /// The lock was lost before the command was started, or while it ran; with the command's outcome, if observed.
     Lost(LossCause, Option<guardian::Outcome>),
     /// A signal arrived during the wait.
     Interrupted(guardian::Signal),

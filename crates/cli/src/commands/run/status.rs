@@ -19,7 +19,7 @@ pub(super) enum Outcome {
     Busy,
     /// The lock did not become free in time.
     TimedOut,
-    /// The lock was lost while the command ran.
+    /// The lock was lost before the command was started, or while it ran.
     Lost,
     /// The command did not run, or could not be observed until its end; `error` gives the reason.
     #[default]

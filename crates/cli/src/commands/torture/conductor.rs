@@ -58,7 +58,7 @@ pub(super) struct Times {
 pub(super) struct Conductor {
     pub(super) crew: Crew,
     times: Times,
-    /// The lock of a stopped holder expires by itself.
+    /// True if the locks have leases, so that the lock of a stopped holder expires.
     leased: bool,
     server: Option<Pid>,
     pub(super) injected: Vec<Injected>,
@@ -105,7 +105,7 @@ impl Drop for Stopped {
 /// Checks that this user may stop the lock server's process.
 ///
 /// # Errors
-/// It may not, with the reason.
+/// The signal is not permitted, with the reason.
 pub(super) fn can_signal(pid: Pid) -> Result<(), Failure> {
     kill(pid, None).map_err(|errno| refused(pid, errno))
 }

@@ -31,7 +31,6 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    ///
     /// # Errors
     /// No port of this host can be bound.
     pub(super) fn start(url: &str, hosts: &[(String, u16)], runtime: &Handle) -> io::Result<Self> {

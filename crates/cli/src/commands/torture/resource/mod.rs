@@ -1,7 +1,7 @@
 //! The resource that workers write to: a ledger with one line per update, read and written as a whole.
 //!
 //! Implements the three ways of writing that are compared: without the fence, checked by it, and checked after
-//! `enter`. Each kind of resource is accessed as its users would. This module knows neither locks nor faults.
+//! `enter`. Each kind of resource is accessed as its users would. This module does not depend on locks or faults.
 
 mod file;
 #[cfg(feature = "postgres")]
