@@ -39,7 +39,7 @@ pub enum Command {
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),
-    /// Show who holds a lock and who waits for it
+    /// Show the holders and waiters of a lock
     #[command(after_help = "Example:\n  lockkeeper show orders/42")]
     Show(Show),
     /// Follow locks as they change: the current state first, then one line per change
@@ -55,7 +55,7 @@ pub enum Command {
     /// List the sessions of our own service
     #[command(after_help = "Example:\n  lockkeeper sessions --locks lockkeeper://127.0.0.1")]
     Sessions(Sessions),
-    /// Store how many permits a semaphore has, for everyone
+    /// Store how many permits a semaphore has, for all clients
     #[command(after_help = "Example:\n  lockkeeper set-limit gpu 4 --locks lockkeeper://127.0.0.1")]
     SetLimit(SetLimit),
     /// Show the nodes of our own service, add one, remove one, transfer the leadership
@@ -105,7 +105,7 @@ Old sessions and what they held are gone; tokens go on above all that were ever 
     /// Write the man pages
     #[command(after_help = "Example:\n  lockkeeper man /usr/local/share/man/man1")]
     Man {
-        /// Where to; made if it isn't there.
+        /// The directory; created if it doesn't exist.
         #[arg(default_value = "man")]
         dir: PathBuf,
     },
@@ -140,7 +140,7 @@ pub struct Run {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub service: Service,
-    /// Give up after so long (exit code 75)
+    /// Give up after this long (exit code 75)
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "try_")]
     pub wait: Option<Duration>,
     /// Don't wait (exit code 75 if the lock isn't free)
@@ -155,16 +155,16 @@ pub struct Run {
     /// Take one of N permits; without N, the limit in force applies
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     pub permit: Option<Option<u32>>,
-    /// End the command after so long (exit code 76)
+    /// End the command after this long (exit code 76)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub max_hold: Option<Duration>,
     /// From SIGTERM to SIGKILL when the lock is lost; a sixth of the ttl, or 5s, by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub grace: Option<Duration>,
-    /// Keep the lock shut for so long after the command: at most once per interval
+    /// Keep the lock closed for this long after the command: at most one run per interval
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub keep_closed: Option<Duration>,
-    /// Keep the lock shut for so long if this host or process dies
+    /// Keep the lock closed for this long if this host or process dies
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_delay: Option<Duration>,
     /// Metadata shown to people who inspect the lock
@@ -224,7 +224,7 @@ pub struct Break {
     pub service: Service,
     /// The lock's name
     pub name: OsString,
-    /// The hold's token, as `show` prints it: a break never hits a later hold
+    /// The hold's token, as `show` prints it: a break never affects a later hold
     #[arg(long)]
     pub token: u64,
     /// The reason, for the audit log and for the holder
@@ -268,7 +268,7 @@ pub struct Bench {
     /// How many clients: tasks of this process, or processes with --processes
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub clients: u32,
-    /// For how long
+    /// How long to measure, in seconds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
     /// Each client in a process of its own
