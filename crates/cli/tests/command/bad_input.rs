@@ -28,9 +28,9 @@ fn invalid_lock_names_are_refused() {
     bad_name(OsStr::from_bytes(b"a\xffb"), &["not UTF-8", "byte 1"]);
 }
 
-/// The kernel ends an argument at its first NUL, so a NUL never reaches the program.
+/// Arguments are C strings, which end at the first NUL, so a NUL never reaches the program.
 #[test]
-fn nul_in_an_argument_is_refused_by_the_os() {
+fn nul_in_an_argument_is_refused_at_spawn() {
     let place = Place::new();
     let refused = place.lockkeeper(["show", "a\0b"]).spawn().unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);

@@ -13,8 +13,7 @@ const TTL: Duration = Duration::from_secs(6);
 /// at least one start falls into that interval.
 const PHASES: u32 = 18;
 
-/// Runs a command under the lock `name`, which is granted `after` this time since the wrapper's session was
-/// opened.
+/// Runs a command under the lock `name`. `after` is the time from the opening of the wrapper's session to the grant.
 fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) -> Ended {
     let holder = locks.mutex(name).with(|lock| lock.ttl(Duration::from_secs(60)).wait(Wait::No));
     let held = holder.acquire().unwrap();
