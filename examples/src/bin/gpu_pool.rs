@@ -2,7 +2,7 @@
 //!
 //! The problem: a machine has a few cards and many users. Two jobs on the same card both run out of memory.
 //!
-//! Why a semaphore with slots: a counting lock tells a job only *that* a card is free, not *which*. Each permit
+//! Why a semaphore with slots: a counting lock guarantees only *that* a card is free, not *which*. Each permit
 //! here has a slot, from 0 to cards - 1, that no other holder has at the same time: the slot is the card's
 //! number.
 //!
