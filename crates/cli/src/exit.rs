@@ -1,36 +1,38 @@
-//! Exit codes, all of them, and what goes to standard error with each. `docs/cli.md` has the same table; a test
-//! compares.
+//! All exit codes, and the message that each prints on standard error. `docs/cli.md` has the same table; a test
+//! compares the two.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
 
 use lockkeeper::{AcquireError, BackendError, BackendErrorKind, ConnectError, Unsupported};
 
-/// Done.
+/// Success.
 pub const OK: u8 = 0;
-/// The answer is no: a token that is not current; `torture`: updates were lost, a token fell, or nothing was put to the
-/// test.
+/// A negative answer: the token is not current; `torture`: updates were lost, a token did not rise, or the run
+/// tested nothing.
 pub const NO: u8 = 1;
 /// Wrong arguments, names, URLs or option values.
 pub const USAGE: u8 = 64;
-/// A lock service is out of reach or did not answer; or ours can't listen where it should.
+/// A lock service is unreachable or did not answer; `serve`: the listen address can't be bound.
 pub const UNAVAILABLE: u8 = 69;
-/// A bug of ours.
+/// Internal error: a bug in this program.
 pub const INTERNAL: u8 = 70;
 /// A lock directory, a data directory, a status file or a manual page can't be created; `restore`: the data directory is
 /// not empty.
 pub const CANNOT_CREATE: u8 = 73;
-/// Reading or writing failed, the disk is full for example; or what is stored is damaged or newer than this program.
+/// Reading or writing failed (for example, the disk is full), or the stored data are damaged or newer than this
+/// program.
 pub const IO: u8 = 74;
-/// `run`: the lock was not free, or not in time (`--busy-exit` changes it). `serve`: another process has the address or
-/// the data directory.
+/// `run`: the lock was not free, or not within the wait limit (`--busy-exit` changes the code). `serve`: another
+/// process has the address or the data directory.
 pub const BUSY: u8 = 75;
-/// `run`: the lock was lost while the command ran (`--lost-exit` changes it).
+/// `run`: the lock was lost before the command was started or while it ran (`--lost-exit` changes the code); or less
+/// than the grace was left of its lease, so the command was not started.
 pub const LOST: u8 = 76;
-/// Not permitted: by the mode of a file or directory, or by a read-only filesystem.
+/// Permission denied by a file or directory mode, or a read-only filesystem.
 pub const PERMISSION: u8 = 77;
-/// No place to keep locks is configured and none can be found. `serve`: new data need a first token, and the clock can't
-/// give one. `restore`: the clock is behind the backup.
+/// No lock directory is configured and no default can be determined. `serve`: a new data directory needs a first
+/// token, and the clock can't provide one. `restore`: the clock is behind the backup.
 pub const CONFIG: u8 = 78;
 /// `fence`: the token is stale.
 pub const STALE: u8 = 79;
@@ -39,7 +41,7 @@ pub const NOT_EXECUTABLE: u8 = 126;
 /// `run`: the command was not found.
 pub const NOT_FOUND: u8 = 127;
 
-/// Every code of ours, as `docs/cli.md` lists them.
+/// Every exit code of this program, in the order of `docs/cli.md`.
 pub const ALL: [u8; 14] = [
     OK,
     NO,
@@ -57,28 +59,28 @@ pub const ALL: [u8; 14] = [
     NOT_FOUND,
 ];
 
-/// An end of the program that is not success: one line for people, a code for scripts.
+/// An unsuccessful end of the program: a one-line message and an exit code.
 #[derive(Debug)]
 pub struct Failure {
     /// The exit code.
     pub code: u8,
-    /// What was wrong, the value, what to do.
+    /// The problem, the offending value, and the remedy.
     pub message: String,
 }
 
 impl Failure {
-    /// A failure with its code.
+    /// A failure with an exit code and a message.
     pub fn new(code: u8, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
-    /// A failure of the system; `fallback` unless its error says more.
+    /// A failure from an OS error; the code is `fallback` unless the error kind implies a more specific one.
     #[must_use]
     pub fn system(fallback: u8, doing: &str, error: &std::io::Error) -> Self {
         Self::new(code_of(error).unwrap_or(fallback), format!("{doing}: {error}"))
     }
 
-    /// Says it on standard error.
+    /// Prints the message on standard error and returns the exit code.
     #[must_use]
     pub fn report(&self) -> u8 {
         if !self.message.is_empty() {
@@ -88,7 +90,7 @@ impl Failure {
     }
 }
 
-/// An error with all its causes, each once.
+/// The error message followed by those of its sources; a source whose text is already included is left out.
 #[must_use]
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
@@ -103,7 +105,7 @@ pub fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The code that says most about an error of the system.
+/// The exit code that an OS error implies, or `None` if its kind implies none.
 fn code_of(error: &std::io::Error) -> Option<u8> {
     use ErrorKind as Kind;
     match error.kind() {
@@ -113,11 +115,11 @@ fn code_of(error: &std::io::Error) -> Option<u8> {
     }
 }
 
-/// The system's error, somewhere below.
+/// The first OS error in the chain of sources.
 fn system_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a std::io::Error> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        // A shared cause shows as its `Arc`.
+        // A shared source appears in the chain as its `Arc`.
         let shared = error.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>();
         let found = shared.map_or_else(|| error.downcast_ref(), |shared| shared.downcast_ref());
         if found.is_some() {
@@ -128,7 +130,7 @@ fn system_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a 
     None
 }
 
-/// The code of an error with a system's error somewhere below it.
+/// The exit code implied by the first OS error in the chain of sources.
 pub(crate) fn code_below(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     system_error(error).and_then(code_of)
 }

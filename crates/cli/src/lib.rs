@@ -1,8 +1,9 @@
-//! What the `lockkeeper` binary shares with its own tests. Not an interface for others: the library is the
-//! package `lockkeeper`.
+//! Shared code of the `lockkeeper` binary and its tests. Not a public interface: the library is the package
+//! `lockkeeper`.
 //!
-//! Reading order: [`args`] what can be typed, [`settings`] what it comes to, [`commands`] what is done, [`exit`]
-//! how it ends, [`guardian`] why a job never outlives its lock.
+//! Reading order: [`args`] (the command line), [`settings`] (values derived from arguments and environment),
+//! [`commands`] (one module per command), [`exit`] (exit codes), [`guardian`] (ends a job before its lock can
+//! pass to another holder).
 
 pub mod args;
 pub mod commands;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use lockkeeper_cli::{args, commands, guardian};
 
 fn main() -> ExitCode {
-    // Before anything else: a guardian must not parse arguments or start threads.
+    // First: the guardian process must not parse arguments or start threads.
     if let Some(code) = guardian::main_if_called() {
         return code;
     }

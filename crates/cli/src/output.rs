@@ -1,5 +1,5 @@
-//! How data are printed: text for people, JSON for programs; both on standard output and nowhere else.
-//! What is said to people beside that goes to standard error. Nothing is coloured but clap's help, which knows `NO_COLOR`.
+//! Output: text or JSON data on standard output only, messages on standard error. Only clap's help is coloured,
+//! and it honours `NO_COLOR`.
 
 use std::io::Write;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use crate::exit::{Failure, IO};
 
-/// Says something to people, on standard error. That it can't be said is no reason to stop a job.
+/// Prints a message on standard error. A write error is ignored: it must not stop a job.
 pub fn say(text: impl std::fmt::Display) {
     let _ = writeln!(std::io::stderr().lock(), "lockkeeper: {text}");
 }
 
-/// Prints a line. A reader that has gone away ends us quietly, as it does `cat`.
+/// Prints a line. A closed pipe ends the process with exit code 0, without a message.
 ///
 /// # Errors
 /// Standard output can't be written.
@@ -36,7 +36,7 @@ pub fn json(value: &Value) -> Result<(), Failure> {
     line(value.to_string())
 }
 
-/// A duration as people read it: whole seconds from ten on.
+/// A duration for display: whole seconds from 10 s, else milliseconds.
 #[must_use]
 pub fn human(duration: Duration) -> String {
     let rounded = if duration.as_secs() >= 10 {
@@ -47,7 +47,7 @@ pub fn human(duration: Duration) -> String {
     humantime::format_duration(rounded).to_string()
 }
 
-/// A lock with all that is known of it.
+/// A lock as JSON, with every field of [`LockInfo`].
 #[must_use]
 pub fn lock_json(info: &LockInfo) -> Value {
     json!({
@@ -92,7 +92,7 @@ fn waiter_json(waiter: &WaiterInfo) -> Value {
     json!({ "owner": waiter.owner, "mode": waiter.mode.to_string(), "meta": meta_json(&waiter.meta) })
 }
 
-/// A hold in one line: `token 7, exclusive, held by x for 5s`.
+/// A hold on one line: `token 7, exclusive, held by x for 5s`.
 #[must_use]
 pub fn holder_text(holder: &HolderInfo) -> String {
     let mut text = holder.token.map(|token| format!("token {token}, ")).unwrap_or_default();

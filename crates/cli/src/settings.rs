@@ -1,4 +1,4 @@
-//! What the arguments and the environment come to: which lock service, and who we say we are.
+//! Values derived from the arguments and the environment: the lock service's address and the client's label.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,13 +9,13 @@ use lockkeeper::{LockName, Locks};
 
 use crate::exit::{CONFIG, Failure, USAGE};
 
-/// Where locks of the whole host live, if an administrator has made it.
+/// The lock directory for the whole host, used if an administrator has created it.
 const SYSTEM_DIR: &str = "/var/lib/lockkeeper";
 
-/// The address of the lock service: given, or this host's directory.
+/// The lock service's address: the given one, or a directory of this host.
 ///
 /// # Errors
-/// None was given and there is no home to keep locks in.
+/// No address was given and no default directory can be determined.
 pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
     if let Some(given) = given.filter(|given| !given.is_empty()) {
         return Ok(given.to_owned());
@@ -32,7 +32,7 @@ pub fn locks_url(given: Option<&str>, local: bool) -> Result<String, Failure> {
     Ok(format!("file://{path}"))
 }
 
-/// The address as it may be shown: without its password.
+/// The address for display, without its password.
 pub fn shown(url: &str) -> String {
     url.parse::<lockkeeper::url::Url>().map_or_else(|error| error.to_string(), |url| url.to_string())
 }
@@ -65,7 +65,7 @@ fn default_dir() -> Result<(PathBuf, &'static str), Failure> {
     }
 }
 
-/// A client that calls itself by user, host, process and purpose.
+/// Connects a client whose label contains user, host, process id and purpose.
 ///
 /// # Errors
 /// The lock service can't be used.
@@ -81,10 +81,10 @@ fn label(purpose: &str) -> String {
     text.replace(char::is_control, " ")
 }
 
-/// The name of a lock as it was typed, which need not be text.
+/// Parses a lock name from an argument, which need not be UTF-8.
 ///
 /// # Errors
-/// It is not a name.
+/// It is not a valid lock name.
 pub fn lock_name(typed: &OsStr) -> Result<LockName, Failure> {
     LockName::parse_bytes(typed.as_bytes()).map_err(|error| Failure::new(USAGE, error.to_string()))
 }
@@ -92,7 +92,7 @@ pub fn lock_name(typed: &OsStr) -> Result<LockName, Failure> {
 /// Parses `5s`, `500ms`, `2m`, `1h30m`.
 ///
 /// # Errors
-/// What was typed, and how to write it.
+/// The argument and the accepted formats.
 pub fn duration(typed: &str) -> Result<Duration, String> {
     if typed == "0" {
         return Ok(Duration::ZERO);

@@ -1,17 +1,18 @@
-//! A cache stampede: one computes, the others wait for it.
+//! A cache stampede: one client computes a missing entry, the others wait for it.
 //!
-//! The problem: a page that takes a second to compute is cached for a minute. When it expires, every request that misses
-//! it computes it, all at once, and the machine that was fast enough thanks to the cache is not.
+//! The problem: a page that takes a second to compute is cached for a minute. When it expires, every request that
+//! misses the cache computes the page at the same time, which overloads a machine that is fast enough only with
+//! the cache.
 //!
-//! Why a lock: whoever gets it computes; the others wait and find the page in the cache. They look again *after* they
-//! have the lock, since by then it is usually there.
+//! Why a lock: its holder computes the page; the others wait and then find the page in the cache. They check the
+//! cache again *after* they have the lock, since by then the page is usually there.
 //!
-//! Why no fence: this lock is for speed only. If a holder stalls past its lease, somebody else computes the same page a
-//! second time, and both write the same thing. Nothing is wrong then, only slower. So the lock needs no tokens, and its
-//! failure is no reason to fail: without it the page is computed all the same. (If an older page must never replace a
-//! newer one, it is not such a lock: take the token along.)
+//! Why no fence: this lock is only an optimisation. If a holder stalls past its lease, another client computes
+//! the same page a second time, and both write the same content: slower, but correct. So the lock needs no
+//! tokens, and an error of the lock is not fatal: the page is then computed without it. (If an older page must
+//! never replace a newer one, the lock is needed for correctness: then use the token as a fence.)
 //!
-//! `cache_stampede redis://cache.example redis://cache.example front-page`: both may be the same Redis.
+//! `cache_stampede redis://cache.example redis://cache.example front-page`: both URLs may name the same Redis.
 
 use std::error::Error;
 use std::time::Duration;
@@ -21,9 +22,9 @@ use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
 const FRESH_S: u64 = 60;
-/// About three times what the computing takes: if its machine dies, the others go on soon.
+/// About three times the duration of the computation: if the holder's machine dies, the others continue soon.
 const TTL: Duration = Duration::from_secs(3);
-/// Who waited for so long computes by itself.
+/// A client that has waited this long computes the page itself.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[tokio::main(flavor = "current_thread")]
@@ -53,7 +54,7 @@ async fn missed(
             None
         }
     };
-    // The next one finds it too.
+    // The previous holder may have stored the page in the meantime.
     if let Some(content) = cache.get(key).await? {
         give_back(guard).await;
         return Ok(("waited", content));
@@ -73,13 +74,13 @@ async fn give_back(guard: Option<Guard<Unfenced>>) {
     }
 }
 
-/// A long-running program connects once; what matters here is that any failure only costs the lock.
+/// A long-running program would connect once. Any failure here only costs the optimisation.
 async fn take(locks: &str, key: &str) -> Result<Guard<Unfenced>, Box<dyn Error>> {
     let locks = Locks::connect(locks).await?;
     Ok(locks.mutex(format!("locks/{key}")).ttl(TTL).wait(Wait::For(PATIENCE)).acquire().await?)
 }
 
-/// The slow part. It counts itself, for whoever wonders.
+/// The slow part. It counts its calls in Redis, as evidence.
 async fn compute(cache: &mut MultiplexedConnection, page: &str) -> redis::RedisResult<String> {
     let times: u64 = cache.incr(format!("computed/{page}"), 1).await?;
     tokio::time::sleep(Duration::from_millis(300)).await;

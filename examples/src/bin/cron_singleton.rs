@@ -1,15 +1,15 @@
-//! A cron job that every host starts and one shall run.
+//! A cron job that is started on every host and must run on one of them.
 //!
-//! The problem: the crontab is the same on all hosts, so that the job also runs when one of them is down. At 02:00 all
-//! of them start it, within a second or so of each other, and the report shall go out once.
+//! The problem: the crontab is the same on all hosts, so that the job also runs while one of them is down. At
+//! 02:00 all hosts start it within about a second of each other, and the report must be sent once.
 //!
-//! Why a lock: whoever gets it runs the job. Why `keep_closed`: a plain lock is free again when the job is done, and the
-//! host whose clock is three seconds late would find it free and send the report again. The lock stays shut for most of
-//! the period, also if the host that had it dies.
+//! Why a lock: the host that gets it runs the job. Why `keep_closed`: a plain lock is free again after the job,
+//! and a host whose clock is three seconds late would acquire it and send the report again. With `keep_closed`
+//! the lock stays closed for most of the period, even if its holder dies.
 //!
-//! Why a fence: a host that is paused between "I have the lock" and "send" (a live migration takes seconds, a laptop's
-//! lid hours) wakes up in the next period and sends then, beside the one whose turn it is. `check_once` lets a token
-//! through once and no lower one after it.
+//! Why a fence: a host that is paused between the acquire and the send (seconds for a live migration, hours for a
+//! laptop with a closed lid) resumes in a later period and sends the report then, in addition to that period's
+//! holder. `check_once` accepts a token once, and no lower token after it.
 //!
 //! Run it on each host: `cron_singleton lockkeeper://locks.example /var/spool/report`
 
@@ -21,7 +21,8 @@ use std::time::Duration;
 use lockkeeper::Locks;
 use lockkeeper_fence::{FileFence, Section};
 
-/// The job runs every hour. Shut for less than that: a lock that is taken a little late must be free in time.
+/// The job runs every hour. Shorter than the period: the lock must be free again for the next run, even if the
+/// last acquire was a little late.
 const SHUT: Duration = Duration::from_secs(50 * 60);
 
 #[tokio::main(flavor = "current_thread")]
@@ -30,7 +31,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let locks = Locks::connect(&locks).await?.fenced()?;
     let lock = locks.mutex("cron/hourly-report").keep_closed(SHUT).meta("job", "hourly report");
 
-    // No waiting: who comes second has nothing to do.
+    // No waiting: if another host has the lock, this one has nothing to do.
     let Some(guard) = lock.try_acquire().await? else {
         println!("skipped: another host runs it, or has run it in this period");
         return Ok(());
@@ -38,7 +39,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let token = guard.token();
     let report = format!("report, by token {token}\n");
 
-    // The outbox stands for whatever a report is handed to. The check and the effect are one step.
+    // The outbox stands for the report's real destination. The check and the effect are one step.
     let fence = FileFence::new(&outbox)?;
     fence.check_once(Section::exclusive(token), || send(&outbox, &report))??;
     println!("ran with token {token}");

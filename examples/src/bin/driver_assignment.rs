@@ -1,14 +1,16 @@
-//! Drivers and rides: many short holds, on a name for each driver.
+//! Drivers and rides: many short holds, with one lock per driver.
 //!
-//! The problem: a ride is offered to the nearest free driver, who has some seconds to accept. Two dispatchers with two
-//! rides see the same driver as free, offer both, and the driver accepts both.
+//! The problem: a ride is offered to the nearest free driver, who has a few seconds to accept. Two dispatchers
+//! with two rides see the same driver as free, both offer their ride, and the driver accepts both.
 //!
-//! Why a lock per driver: it is held from looking whether the driver is free until the answer is written down, seconds at
-//! most. Dispatchers with other drivers don't meet. Nobody waits: a driver who is being asked is as good as busy, and the
-//! next one is tried. The ttl is short, so that a driver whose dispatcher has died is asked again soon.
+//! Why a lock per driver: it is held from the check that the driver is free until the answer is stored, for a few
+//! seconds at most. Dispatchers that offer to other drivers do not contend. No dispatcher waits: a driver with a
+//! pending offer counts as busy, and the next driver is tried. The ttl is short, so that a driver whose
+//! dispatcher died gets new offers soon.
 //!
-//! Why a fence: short leases are overrun easily, by a slow answer or a pause. A dispatcher that comes back late must not
-//! write its ride over the one that was assigned meanwhile. The row's `fence` column refuses it.
+//! Why a fence: short leases are easily exceeded by a slow answer or a pause. A late dispatcher must not
+//! overwrite a ride that was assigned in the meantime. The row's `fence` column makes the database refuse its
+//! write.
 //!
 //! `driver_assignment lockkeeper://locks.example postgres://db.example/rides ride-7`
 
@@ -40,7 +42,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn assign(locks: &Locks<Fenced>, db: &Client, ride: &str) -> Result<Option<i64>, Box<dyn Error>> {
     loop {
-        // Nearest first, in earnest. What is read here is a hint; it is looked at again under the lock.
+        // A real dispatcher would sort by distance. The result is a hint; the row is checked again under the
+        // lock.
         let free = db.query("SELECT id FROM drivers WHERE ride IS NULL ORDER BY id", &[]).await?;
         if free.is_empty() {
             return Ok(None);
@@ -50,21 +53,21 @@ async fn assign(locks: &Locks<Fenced>, db: &Client, ride: &str) -> Result<Option
             let lock = locks.mutex(format!("drivers/{driver}")).ttl(TTL);
             let Some(guard) = lock.try_acquire().await? else { continue };
             let assigned = offer(&guard, db, driver, ride).await?;
-            // If it was lost meanwhile, the fence has decided already.
+            // If the hold was lost in the meantime, the fence has already decided.
             let _ = guard.release().await;
             if assigned {
                 return Ok(Some(driver));
             }
         }
-        // All are being asked by others; some of them will say no.
+        // All drivers have pending offers; some of them will decline.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Whether the driver has our ride now.
+/// Returns true if the driver now has this ride.
 async fn offer(guard: &Guard<Fenced>, db: &Client, driver: i64, ride: &str) -> Result<bool, Box<dyn Error>> {
     let fence = guard.token().get() as i64; // below 2^53
-    // Enter, and look again: no dispatcher with a lower token can assign this driver from here on.
+    // Enter, and check again: from here on no dispatcher with a lower token can assign this driver.
     let entered = db
         .query_opt(
             "UPDATE drivers SET fence = $2 WHERE id = $1 AND fence <= $2 RETURNING ride IS NULL AS free",
@@ -84,7 +87,7 @@ async fn offer(guard: &Guard<Fenced>, db: &Client, driver: i64, ride: &str) -> R
     Ok(written == 1)
 }
 
-/// Stands for the phone on the dashboard.
+/// Stands for the driver's app.
 async fn accepts(_driver: i64) -> bool {
     tokio::time::sleep(Duration::from_millis(30)).await;
     true

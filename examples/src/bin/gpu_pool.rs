@@ -1,13 +1,14 @@
-//! A pool of GPUs: more jobs than cards, and each job must know which card is its own.
+//! A pool of GPUs: more jobs than cards, and each job must know which card it has.
 //!
-//! The problem: a machine has a few cards and many users. A card that two jobs use runs out of memory for both.
+//! The problem: a machine has a few cards and many users. Two jobs on the same card both run out of memory.
 //!
-//! Why a semaphore with slots: a counting lock says *that* there is room, not *where*. Each permit here has a slot, from 0
-//! to cards - 1, that no other holder has at the same time: it is the number of the card.
+//! Why a semaphore with slots: a counting lock guarantees only *that* a card is free, not *which*. Each permit
+//! here has a slot, from 0 to cards - 1, that no other holder has at the same time: the slot is the card's
+//! number.
 //!
-//! Why a fence: a job that is paused past its lease wakes up when its card is another's, and writes its checkpoint over
-//! that one's. The token goes with the slot: each slot has marks of its own, so the jobs on the other cards, which work
-//! at the same time with tokens that are higher or lower, don't turn each other away.
+//! Why a fence: a job that is paused past its lease resumes when its card belongs to another job, and overwrites
+//! that job's checkpoint. The token is checked per slot: each slot has its own marks, so that concurrent jobs on
+//! other cards, whose tokens are higher or lower, do not exclude each other.
 //!
 //! `gpu_pool lockkeeper://locks.example /var/lib/gpus 4 train-resnet`
 
@@ -28,7 +29,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
     let report = pool
         .run(async |held| {
-            // Where a lock service gives permits without slots there is no card to tell.
+            // A lock service whose permits have no slots can't assign a card.
             let slot = held.slot().expect("permits of a fenced lock have slots");
             let begun = now();
             train(Path::new(&directory), &job, slot, held.token()).await?;
@@ -40,13 +41,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn train(directory: &Path, job: &str, slot: Slot, token: Token) -> Result<(), FileError> {
-    // One fence for the pool; what it guards are the checkpoints beside it, one a card.
+    // One fence for the pool. It guards the checkpoints next to it, one per card.
     let fence = FileFence::new(directory.join("gpus"))?;
     let checkpoint = directory.join(format!("card-{slot}"));
     let section = Section::permit(slot, token)?;
     fence.enter(section)?;
     for epoch in 1..=3 {
-        // The card is at work.
+        // Stands for the computation on the card.
         tokio::time::sleep(Duration::from_millis(20)).await;
         let saved =
             fence.write_with(section, || fs::write(&checkpoint, format!("{job}, epoch {epoch}\n")))?;

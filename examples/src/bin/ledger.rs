@@ -1,17 +1,18 @@
-//! A ledger in Postgres: read a balance, ask somebody, write it back.
+//! A ledger in PostgreSQL: read a balance, query an external service, write the new balance.
 //!
-//! The problem: before money leaves an account, a risk service is asked about the balance, which takes seconds. The
-//! balance must not change meanwhile, or it was asked about the wrong one.
+//! The problem: before money leaves an account, a risk service checks the balance, which takes seconds. The
+//! balance must not change in the meantime, or the check applies to an old balance.
 //!
-//! Why a lock: where everything happens within the database, `SELECT … FOR UPDATE` in one transaction does it, and you
-//! need no lock service. Here a transaction would stay open for seconds, with a connection and a row locked and vacuum
-//! held up. So the lock is outside, and the database sees two short steps.
+//! Why a lock: if everything happens within the database, `SELECT … FOR UPDATE` in one transaction is enough,
+//! without a lock service. Here a transaction would stay open for seconds, would hold a connection and a row
+//! lock, and would delay vacuum. So the lock is outside the database, which executes two short transactions.
 //!
-//! Why a fence: the lock ends with its lease. A worker that is paused while it waits for the risk service wakes up with an
-//! old balance and writes it back over a newer one. So the account has a column with the highest token seen. `enter`
-//! raises it before the balance is read; the write is refused, in the transaction that does it, if a higher one came.
-//! Leave `enter` out and the check on the write alone loses updates (docs/fencing.md has the trace). Below it is spelled
-//! out in SQL; `lockkeeper_fence::postgres` has it as calls, for shared holds and permits too.
+//! Why a fence: the lock ends with its lease. A worker that is paused while it waits for the risk service resumes
+//! with an old balance and overwrites a newer one. So the account has a column with the highest token seen.
+//! `enter` raises it before the balance is read; the write is refused, in its own transaction, if a higher token
+//! has been seen. Without `enter`, the check on the write alone loses updates (docs/fencing.md has the trace). This
+//! example uses plain SQL; `lockkeeper_fence::postgres` offers the same as functions, for shared holds and
+//! permits too.
 //!
 //! `ledger lockkeeper://locks.example postgres://db.example/bank alice 300`
 
@@ -61,7 +62,7 @@ async fn withdraw(
 ) -> Result<Outcome, tokio_postgres::Error> {
     let fence = token.get() as i64; // below 2^53
 
-    // Enter: one statement is one transaction, so the mark is durable before the balance is seen. (With
+    // Enter: one statement is one transaction, so the mark is durable before the balance is returned. (With
     // synchronous_commit = off it would not be.)
     let entered = db
         .query_opt(
@@ -79,7 +80,7 @@ async fn withdraw(
         return Ok(Outcome::TooLittle { balance });
     }
 
-    // The check and all that depends on it, in one transaction.
+    // The check and all writes that depend on it are in one transaction.
     let left = balance - cents;
     let transaction = db.transaction().await?;
     let written = transaction

@@ -1,17 +1,19 @@
-//! A payment through a provider that knows nothing of tokens.
+//! A payment through a provider that can't check tokens.
 //!
-//! The problem: "charge order 42" is in a queue that delivers at least once, so two workers may have it at the same time,
-//! and a worker may die between the charge and writing down that it was made. The customer shall be charged once.
+//! The problem: "charge order 42" is in a queue with at-least-once delivery, so two workers may process it at the
+//! same time, and a worker may die after the charge and before it records the charge. The customer must be
+//! charged once.
 //!
-//! Why a lock is not enough: the provider can't check a token, so it can't be fenced. A worker that stalls under the lock
-//! wakes up later and charges, whatever the lock service thinks. What makes that harmless is an *idempotency key*: the
-//! provider answers the second request with the first one's receipt. The key is written down before the provider is
-//! asked, so that whoever comes after a crash asks with the same one.
+//! Why a lock is not enough: the provider can't check a token, so it can't be fenced. A worker that stalls under
+//! the lock resumes later and charges, although its hold is over. An *idempotency key* makes that harmless: the
+//! provider answers a repeated request with the receipt of the first one. The key is stored before the provider
+//! is called, so that a worker that continues after a crash uses the same key.
 //!
-//! Why a lock then: providers forget keys (often after a day), answer a request that is still under way with an error,
-//! and count requests. The lock makes the double request rare; the key makes it harmless.
+//! Why a lock is still useful: providers forget keys (often after a day), return an error for a request that is still in
+//! progress, and count requests against a quota. The lock makes repeated requests rare; the key makes them harmless.
 //!
-//! Why a fence: our own record can be fenced, so it is. Else a late worker could turn "paid" back into something older.
+//! Why a fence: our own record can be fenced, so it is. Otherwise a late worker could overwrite "paid" with an
+//! older state.
 //!
 //! `payment lockkeeper://locks.example postgres://db.example/shop order-42 1999`
 
@@ -51,7 +53,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The receipt; `None` if our token is stale.
+/// Returns the receipt, or `None` if the token is stale.
 async fn pay(
     db: &Client,
     order: &str,
@@ -59,7 +61,8 @@ async fn pay(
     token: Token,
 ) -> Result<Option<String>, tokio_postgres::Error> {
     let fence = token.get() as i64; // below 2^53
-    // Enter before reading: from here on no worker with a lower token changes this record. The key stays the first one.
+    // Enter before reading: from here on no worker with a lower token can change this record. The key stays the
+    // first one.
     let key = format!("shop-{order}");
     let entered = db
         .query_opt(
@@ -74,7 +77,7 @@ async fn pay(
         return Ok(Some(receipt));
     }
 
-    // Whatever happens from here on, the next worker finds the key and asks with it again.
+    // If this worker fails from here on, the next one finds the key and repeats the request with it.
     let receipt = charge(db, record.get("key"), cents).await?;
 
     let written = db
@@ -86,7 +89,7 @@ async fn pay(
     Ok((written == 1).then_some(receipt))
 }
 
-/// Stands for the call to the provider: with a key it has seen, it answers as it did then and charges nothing.
+/// Stands for the call of the provider: for a known key it returns the stored receipt and charges nothing.
 async fn charge(provider: &Client, key: &str, cents: i64) -> Result<String, tokio_postgres::Error> {
     let row = provider
         .query_one(

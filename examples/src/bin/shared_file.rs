@@ -1,14 +1,16 @@
-//! A file that several programs on one host change.
+//! A file that several programs on one host update.
 //!
-//! The problem: each reads the file, adds to it, and writes it back. Two at once, and one of the additions is gone.
+//! The problem: each program reads the file, adds a line, and writes it back. If two do so at the same time, one
+//! of the lines is lost.
 //!
-//! Why a lock: one at a time. `file:` needs no server: the lock is a descriptor, so it ends with its process, and a
-//! paused process keeps it.
+//! Why a lock: only one program at a time updates the file. `file:` needs no server: the lock is a file
+//! descriptor, so it ends with its process, and a paused process keeps it.
 //!
-//! Why a fence, where a pause loses nothing: a lock of a descriptor passes to the next when its process is killed, also
-//! while what it has started is still writing, and an operator may break a lock. And the day the programs move to two
-//! hosts with a lock service between them, only the URL changes. `FileFence` replaces the file as a whole besides: a
-//! reader never sees half of it, and a power loss leaves the old content or the new.
+//! Why a fence, although a pause loses nothing: a descriptor lock passes to the next holder when its process is
+//! killed, even while that process's children are still writing, and an operator may break a lock. And if the
+//! programs later move to two hosts with a lock service, only the URL changes. In addition, `FileFence` replaces
+//! the file atomically: a reader never sees a partial file, and after a power loss the file has either the old or
+//! the new content.
 //!
 //! `shared_file file:///var/lib/locks /srv/stock.txt "one more"`
 
@@ -27,8 +29,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let added = lock
         .run(async |held| {
             let section = Section::exclusive(held.token());
-            fence.enter(section)?; // from here on no earlier holder can write
-            let mut content = fence.read()?.unwrap_or_default(); // and only now it is read
+            fence.enter(section)?; // from here on writes of earlier holders are refused
+            let mut content = fence.read()?.unwrap_or_default(); // must be read after `enter`
             content.extend_from_slice(format!("{line}\n").as_bytes());
             fence.write(section, &content)?;
             Ok::<_, FileError>(content.len())
@@ -36,7 +38,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         .await;
     match added {
         Ok(bytes) => println!("added; the file has {bytes} bytes"),
-        // Not a fault of the disk: somebody else holds the lock by now. Start again from the acquire, or give up.
+        // No I/O error: another program has the lock by now. Retry from the acquire, or give up.
         Err(RunError::Body(FileError::Refused(Refused::Stale { offered, highest }))) => {
             return Err(format!("too late: we are {offered}, and {highest} has been here").into());
         }

@@ -1,4 +1,4 @@
-//! The examples whose effects are in a database.
+//! The examples that write to a database.
 
 use lockkeeper_rig::{Postgres, Redis};
 
@@ -6,12 +6,12 @@ use crate::service::Service;
 use crate::{at_once, count, fails};
 
 #[test]
-fn payment_charges_once_however_many_workers_and_after_a_crash() {
+fn payment_charges_once_with_many_workers_and_after_a_crash() {
     let program = env!("CARGO_BIN_EXE_payment");
     let (service, postgres) = (Service::start(), Postgres::start());
     let (locks, database) = (service.url(), postgres.url());
     let one = vec![locks.as_str(), &database, "order-1", "1999"];
-    // Alone first, so that the tables are there.
+    // A first run alone creates the tables.
     let first = at_once(program, std::slice::from_ref(&one));
     let told = at_once(program, &vec![one; 5]);
     assert!(told.iter().all(|line| *line == first[0]), "one receipt for all: {told:#?}");
@@ -20,7 +20,7 @@ fn payment_charges_once_however_many_workers_and_after_a_crash() {
     assert!(told.windows(2).all(|pair| pair[0] == pair[1]), "one receipt for all: {told:#?}");
     assert_eq!(postgres.psql("SELECT count(*) FROM provider"), "2");
 
-    // What a worker leaves that died after the charge, before it wrote the receipt down.
+    // The state left by a worker that died after the charge, before it stored the receipt.
     postgres.psql(
         "INSERT INTO payments (order_id, key, fence) VALUES ('order-3', 'key-of-the-first', 1);
          INSERT INTO provider VALUES ('key-of-the-first', 700, 'the-receipt')",
@@ -35,7 +35,7 @@ fn payment_charges_once_however_many_workers_and_after_a_crash() {
 }
 
 #[test]
-fn ledger_never_spends_what_is_not_there() {
+fn ledger_never_overdraws_an_account() {
     let program = env!("CARGO_BIN_EXE_ledger");
     let (service, postgres) = (Service::start(), Postgres::start());
     postgres.psql(
@@ -56,7 +56,7 @@ fn ledger_never_spends_what_is_not_there() {
 }
 
 #[test]
-fn driver_assignment_gives_a_driver_one_ride() {
+fn driver_assignment_gives_each_driver_at_most_one_ride() {
     let program = env!("CARGO_BIN_EXE_driver_assignment");
     let (service, postgres) = (Service::start(), Postgres::start());
     postgres.psql(
@@ -77,7 +77,7 @@ fn driver_assignment_gives_a_driver_one_ride() {
 }
 
 #[test]
-fn cache_stampede_computes_once_and_goes_on_without_its_lock() {
+fn cache_stampede_computes_once_and_works_without_its_lock() {
     let program = env!("CARGO_BIN_EXE_cache_stampede");
     let redis = Redis::start();
     let url = redis.url();

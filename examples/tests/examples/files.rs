@@ -1,4 +1,4 @@
-//! The examples whose effects are files.
+//! The examples that write to files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use lockkeeper_rig::Redis;
 use crate::service::Service;
 use crate::{at_once, count, fails};
 
-/// What the locks of an example are kept in, each time anew: for as long as this lives.
+/// New lock services for a test; they live as long as this value.
 struct Kept {
     service: Service,
     redis: Redis,
@@ -24,7 +24,7 @@ impl Kept {
         }
     }
 
-    /// URLs, each with a directory of its own for what the example changes.
+    /// The lock services' URLs, each with a directory for the example's files.
     fn each(&self) -> [(String, PathBuf); 3] {
         let urls = [
             ("service", self.service.url()),
@@ -39,7 +39,7 @@ impl Kept {
     }
 }
 
-/// Puts a mark of a later holder on `file`.
+/// Raises the marks of `file` to the highest token, as a later holder would.
 fn fence_off(file: &Path) {
     let fence = lockkeeper_fence::FileFence::new(file).expect("a fence");
     let token = lockkeeper_fence::Token::new(9_007_199_254_740_991).expect("the highest token");
@@ -47,7 +47,7 @@ fn fence_off(file: &Path) {
 }
 
 #[test]
-fn cron_singleton_runs_on_one_host_of_many_and_not_again_in_its_period() {
+fn cron_singleton_runs_once_per_period_on_many_hosts() {
     let program = env!("CARGO_BIN_EXE_cron_singleton");
     let kept = Kept::start();
     for (locks, place) in kept.each() {
@@ -63,7 +63,7 @@ fn cron_singleton_runs_on_one_host_of_many_and_not_again_in_its_period() {
 }
 
 #[test]
-fn cron_singleton_that_wakes_after_a_later_one_sends_nothing() {
+fn cron_singleton_with_a_stale_token_sends_nothing() {
     let dir = tempfile::tempdir().expect("a directory");
     let locks = format!("file://{}", dir.path().join("locks").display());
     let outbox = dir.path().join("outbox");
@@ -74,7 +74,7 @@ fn cron_singleton_that_wakes_after_a_later_one_sends_nothing() {
 }
 
 #[test]
-fn shared_file_loses_no_line() {
+fn shared_file_loses_no_line_and_refuses_stale_writes() {
     let program = env!("CARGO_BIN_EXE_shared_file");
     let dir = tempfile::tempdir().expect("a directory");
     let locks = format!("file://{}", dir.path().join("locks").display());
@@ -119,7 +119,7 @@ fn gpu_pool_gives_each_card_to_one_job_at_a_time() {
     }
 }
 
-/// `job-1 had card 0 from 17 to 29`: the card, from and to.
+/// Parses `job-1 had card 0 from 17 to 29` into card, start and end.
 fn parse(line: &str) -> (u32, u128, u128) {
     let words: Vec<&str> = line.split(' ').collect();
     let number = |at: usize| words[at].parse::<u128>().unwrap_or_else(|why| panic!("{line}: {why}"));

@@ -1,4 +1,4 @@
-//! Every example, several at once, on real servers: what it did is looked at from outside.
+//! Runs every example in several concurrent processes on real servers, and checks the effects from outside.
 
 use std::process::{Command, Output, Stdio};
 
@@ -6,7 +6,7 @@ mod databases;
 mod files;
 mod service;
 
-/// Runs `program` once for each of `lines`, all at the same time; what each printed, if all ended well.
+/// Runs `program` once for each of `lines`, all at the same time; returns their outputs. All must succeed.
 #[track_caller]
 fn at_once(program: &str, lines: &[Vec<&str>]) -> Vec<String> {
     let children: Vec<_> = lines
@@ -30,7 +30,7 @@ fn at_once(program: &str, lines: &[Vec<&str>]) -> Vec<String> {
         .collect()
 }
 
-/// Runs it once; what it said when it failed.
+/// Runs the program once and expects a failure; returns its standard error.
 #[track_caller]
 fn fails(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().expect("it was built with this test");
@@ -38,7 +38,7 @@ fn fails(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// How many of the lines begin with `word`.
+/// The number of lines that start with `word`.
 fn count(lines: &[String], word: &str) -> usize {
     lines.iter().filter(|line| line.starts_with(word)).count()
 }

@@ -1,11 +1,11 @@
-//! A Lockkeeper service of one node, in the test's own process.
+//! A Lockkeeper service with one node, in the test's own process.
 
 use std::sync::mpsc;
 
 use lockkeeper_server::{Options, Running};
 use tempfile::TempDir;
 
-/// Stops when dropped.
+/// A running node; stopped on drop.
 pub(crate) struct Service {
     running: Running,
     _data: TempDir,

@@ -1,4 +1,4 @@
-//! What can be typed to look at a cluster of our own service, and to change it.
+//! Arguments of `cluster`.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use crate::settings::duration;
 /// `cluster`.
 #[derive(Subcommand, Debug)]
 pub enum Cluster {
-    /// List the nodes: who leads, who votes, who lags
+    /// List the nodes: the leader, the voters, and how far each is behind
     #[command(after_help = "Example:\n  lockkeeper cluster status --locks lockkeeper://db1,db2,db3")]
     Status(ClusterStatus),
-    /// Let a node in that waits (`serve --join`), and wait until it votes
+    /// Add a node that runs `serve --join`, and wait until it votes
     #[command(after_help = "\
 Example, on the new node and then anywhere:
   lockkeeper serve --data ./data --node 4 --join db1.example:5626 --peer-listen db4.example:5626
   lockkeeper cluster add 4=db4.example:5626 --locks lockkeeper://db1.example")]
     Add(ClusterAdd),
-    /// Take a node out, for good: its id never comes back
+    /// Remove a node for good: its id is never reused
     #[command(after_help = "Example:\n  lockkeeper cluster remove 2 --locks lockkeeper://db1.example")]
     Remove(ClusterRemove),
-    /// Hand the leadership to another node
+    /// Transfer the leadership to another node
     #[command(after_help = "Example:\n  lockkeeper cluster transfer --to 3 --locks lockkeeper://db1.example")]
     Transfer(ClusterTransfer),
 }
@@ -45,10 +45,10 @@ pub struct ClusterAdd {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub service: Service,
-    /// The node, and where it listens to other nodes
+    /// The node, and its address for other nodes
     #[arg(value_name = "N=HOST:PORT", value_parser = listed)]
     pub node: (u64, String),
-    /// Wait at most so long for it to catch up
+    /// Wait at most this long for it to catch up
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     pub wait: Duration,
     /// Print JSON
@@ -65,7 +65,7 @@ pub struct ClusterRemove {
     /// The node
     #[arg(value_name = "N", value_parser = node)]
     pub node: u64,
-    /// Wait at most so long until it is out
+    /// Wait at most this long until it is removed
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "60s")]
     pub wait: Duration,
     /// Print JSON
@@ -79,7 +79,7 @@ pub struct ClusterTransfer {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub service: Service,
-    /// To this node; else to the voter that is furthest
+    /// To this node; by default to the voter with the longest log
     #[arg(long, value_name = "N", value_parser = node)]
     pub to: Option<u64>,
     /// Print JSON

@@ -1,4 +1,4 @@
-//! What can be typed behind `fence`.
+//! Arguments of `fence`.
 
 use std::path::PathBuf;
 
@@ -7,23 +7,23 @@ use clap::{Args, Subcommand, ValueEnum};
 /// `fence`.
 #[derive(Subcommand, Debug)]
 pub enum Fence {
-    /// Before reading: turn away everyone with a lower token from now on
+    /// Before reading: refuse every lower token from now on
     Enter(FenceArgs),
-    /// Ask whether a write with this token would pass now (exit code 79 if not)
+    /// Check whether a write with this token would pass now (exit code 79 if not)
     Check(FenceArgs),
     /// Replace the file by standard input, if the token still passes
     Write(FenceArgs),
-    /// Print the marks: the highest tokens that came through
+    /// Print the marks: the highest tokens accepted so far
     #[command(after_help = "Example:\n  lockkeeper fence show stock.txt")]
     Show(FenceShow),
-    /// Set the marks, when another lock service takes over whose tokens are lower
+    /// Set the marks, after a change to a lock service whose tokens are lower
     #[command(after_help = "\
 Example, after all writers were stopped:
   lockkeeper fence reset stock.txt --to 17 --yes")]
     Reset(FenceReset),
 }
 
-/// What `fence enter`, `check` and `write` take.
+/// Arguments of `fence enter`, `check` and `write`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Example, in a script under `lockkeeper run`:
@@ -46,12 +46,12 @@ pub struct FenceArgs {
     pub json: bool,
 }
 
-/// Which fence, for those who look after it.
+/// Selects a fence by its target and resource.
 #[derive(Args, Debug)]
 pub struct FenceTarget {
-    /// The file; or where the fence keeps its marks, such as `redis://host` or `postgres://host/database`
+    /// The file; or the server that stores the marks, such as `redis://host` or `postgres://host/database`
     pub target: PathBuf,
-    /// The resource's name, where the fence has many
+    /// The resource's name, if the server has many
     pub resource: Option<String>,
     /// Print JSON
     #[arg(long)]
@@ -72,21 +72,21 @@ pub struct FenceReset {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub which: FenceTarget,
-    /// What the marks become: the last token of the lock service that goes on
+    /// The new marks: the last token of the lock service that continues
     #[arg(long, value_name = "TOKEN")]
     pub to: u64,
-    /// Do it; without this, only say what it would do (exit code 64)
+    /// Do it; without this, only print the planned change (exit code 64)
     #[arg(long)]
     pub yes: bool,
 }
 
-/// The modes, for a fence.
+/// The lock modes that a fence distinguishes.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FenceMode {
-    /// Alone.
+    /// The only holder.
     Exclusive,
-    /// Among readers: may enter, not write.
+    /// One of several readers: may enter, not write.
     Shared,
-    /// One of N: the marks of its slot.
+    /// One of N permits: checked against the marks of its slot.
     Permit,
 }

@@ -1,4 +1,4 @@
-//! What can be typed. Only shapes and texts; what they come to is decided in `settings` and the commands.
+//! The command line: argument definitions and help texts only. `settings` and the commands interpret the values.
 
 mod cluster;
 mod fence;
@@ -32,33 +32,33 @@ pub struct Cli {
 /// The commands.
 #[derive(Subcommand, Debug)]
 pub enum Command {
-    /// Run a command under a lock, and end it before the lock can be another's
+    /// Run a command under a lock, and end it before another client can get the lock
     Run(Run),
     /// Serve locks to other processes and machines: a node of our own service
     Serve(Serve),
     /// List locks in use
     #[command(after_help = "Example:\n  lockkeeper ls orders --json")]
     Ls(Ls),
-    /// Show who holds a lock and who waits for it
+    /// Show the holders and waiters of a lock
     #[command(after_help = "Example:\n  lockkeeper show orders/42")]
     Show(Show),
-    /// Follow locks as they change: the state first, then a line a change
+    /// Follow locks as they change: the current state first, then one line per change
     #[command(
         after_help = "Example:\n  lockkeeper watch --json | while read -r line; do echo \"$line\"; done"
     )]
     Watch(Ls),
-    /// End another's hold, giving its holder time to stop
+    /// End another client's hold, giving its holder time to stop
     #[command(
         after_help = "Example:\n  lockkeeper break orders/42 --token 17 --reason 'hangs, see ticket 5'"
     )]
     Break(Break),
-    /// List the sessions of our own service: who is alive there
+    /// List the sessions of our own service
     #[command(after_help = "Example:\n  lockkeeper sessions --locks lockkeeper://127.0.0.1")]
     Sessions(Sessions),
-    /// Store how many permits a semaphore has, for everyone
+    /// Store how many permits a semaphore has, for all clients
     #[command(after_help = "Example:\n  lockkeeper set-limit gpu 4 --locks lockkeeper://127.0.0.1")]
     SetLimit(SetLimit),
-    /// Look at the nodes of our own service, add one, remove one, hand the leadership over
+    /// Show the nodes of our own service, add one, remove one, transfer the leadership
     #[command(after_help = "Example:\n  lockkeeper cluster status --locks lockkeeper://127.0.0.1")]
     #[command(subcommand)]
     Cluster(Cluster),
@@ -72,10 +72,10 @@ Example:
 
 Old sessions and what they held are gone; tokens go on above all that were ever issued. docs/operating.md says more.")]
     Restore(Restore),
-    /// Ask what a token is worth now: exit code 0 if it is current, 1 if not
+    /// Check a token: exit code 0 if it is current, 1 if not
     #[command(after_help = "Example:\n  lockkeeper check-token orders/42 17 && echo it is current")]
     CheckToken(CheckToken),
-    /// Guard a file with tokens, from shell scripts; look at the marks of a fence, or set them
+    /// Guard a file with tokens, from shell scripts; show the marks of a fence, or set them
     #[command(after_help = "Example:\n  lockkeeper fence enter stock.txt --token \"$LOCKKEEPER_TOKEN\"")]
     #[command(subcommand)]
     Fence(Fence),
@@ -84,9 +84,9 @@ Old sessions and what they held are gone; tokens go on above all that were ever 
         after_help = "Example:\n  lockkeeper bench --locks file:///tmp/locks --workload handoff --clients 16 --processes --json"
     )]
     Bench(Bench),
-    /// Stop, kill and cut off holders, and count the updates that are lost: with a fence, and without
+    /// Stop, kill and cut off holders, and count lost updates, with a fence and without
     Torture(Torture),
-    /// Say what a lock service can do, and try it
+    /// Show what a lock service can do, and test it
     #[command(after_help = "Example:\n  lockkeeper doctor file:///var/lib/lockkeeper")]
     Doctor(Doctor),
     /// Prepare a PostgreSQL database for locks
@@ -105,19 +105,19 @@ Old sessions and what they held are gone; tokens go on above all that were ever 
     /// Write the man pages
     #[command(after_help = "Example:\n  lockkeeper man /usr/local/share/man/man1")]
     Man {
-        /// Where to; made if it isn't there.
+        /// The directory; created if it doesn't exist.
         #[arg(default_value = "man")]
         dir: PathBuf,
     },
 }
 
-/// Which lock service, and how to print.
+/// Options that select the lock service.
 #[derive(Args, Debug, Clone)]
 pub struct Service {
     /// The lock service: `file:///dir`, `lockkeeper://host:port`, …; by default a directory of this host
     #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL", hide_env_values = true)]
     pub locks: Option<String>,
-    /// Don't say on standard error that the default locks exclude on this host only
+    /// Don't print on standard error that the default locks exclude on this host only
     #[arg(long)]
     pub local: bool,
 }
@@ -140,46 +140,46 @@ pub struct Run {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub service: Service,
-    /// Give up after so long (exit code 75)
+    /// Give up after this long (exit code 75)
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "try_")]
     pub wait: Option<Duration>,
-    /// Don't wait at all (exit code 75 if it isn't free)
+    /// Don't wait (exit code 75 if the lock isn't free)
     #[arg(long = "try")]
     pub try_: bool,
-    /// How long the lock outlives its last keep-alive, where it has to be kept alive: 1s to 1h
+    /// How long the lock outlives its last keep-alive, on services with leases: 1s to 1h
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub ttl: Duration,
     /// Share the lock with other readers
     #[arg(long, conflicts_with = "permit")]
     pub shared: bool,
-    /// Take one of N permits; without N, of the number that is in force
+    /// Take one of N permits; without N, the limit in force applies
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     pub permit: Option<Option<u32>>,
-    /// End the command after so long (exit code 76)
+    /// End the command after this long (exit code 76)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub max_hold: Option<Duration>,
     /// From SIGTERM to SIGKILL when the lock is lost; a sixth of the ttl, or 5s, by default
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub grace: Option<Duration>,
-    /// Keep the lock shut for so long after the command: at most once per interval
+    /// Keep the lock closed for this long after the command: at most one run per interval
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub keep_closed: Option<Duration>,
-    /// Keep the lock shut for so long if this host or process dies
+    /// Keep the lock closed for this long if this host or process dies
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub lock_delay: Option<Duration>,
-    /// Say what it is for, to people who look
+    /// Metadata shown to people who inspect the lock
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     pub meta: Vec<(String, String)>,
-    /// The exit code when the lock isn't free
+    /// The exit code if the lock isn't free
     #[arg(long, value_name = "CODE", default_value_t = BUSY)]
     pub busy_exit: u8,
-    /// The exit code when the lock was lost
+    /// The exit code if the lock was lost
     #[arg(long, value_name = "CODE", default_value_t = LOST)]
     pub lost_exit: u8,
-    /// Say what is waited for, also without a terminal
+    /// Print the wait's progress, also without a terminal
     #[arg(short, long)]
     pub verbose: bool,
-    /// Write what happened to this file, as JSON
+    /// Write the outcome to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub status_file: Option<PathBuf>,
     /// The lock's name: a path such as `orders/42`
@@ -224,16 +224,16 @@ pub struct Break {
     pub service: Service,
     /// The lock's name
     pub name: OsString,
-    /// The hold's token, as `show` prints it: a break never hits a later hold
+    /// The hold's token, as `show` prints it: a break never affects a later hold
     #[arg(long)]
     pub token: u64,
-    /// Why, for the audit and for the holder
+    /// The reason, for the audit log and for the holder
     #[arg(long)]
     pub reason: String,
-    /// Who; you, by default
+    /// The author of the break; the current user by default
     #[arg(long)]
     pub by: Option<String>,
-    /// Don't wait for the holder to stop: exclusion is off until it has
+    /// Don't wait for the holder to stop: there is no mutual exclusion until it has
     #[arg(long)]
     pub now: bool,
     /// Print JSON
@@ -268,13 +268,13 @@ pub struct Bench {
     /// How many clients: tasks of this process, or processes with --processes
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub clients: u32,
-    /// For how long
+    /// How long to measure, in seconds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
     pub seconds: u64,
     /// Each client in a process of its own
     #[arg(long)]
     pub processes: bool,
-    /// Over how many connections tasks reach `lockkeeper://`; at most one a client
+    /// How many connections tasks share with `lockkeeper://`; at most one per client
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=10_000), conflicts_with = "processes")]
     pub connections: u32,
     /// With `memory`: how many locks to hold
@@ -283,7 +283,7 @@ pub struct Bench {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// The part of one process of a bench
+    /// Run as one worker process of a bench
     #[arg(long, hide = true)]
     pub worker: Option<u32>,
 }
@@ -291,13 +291,13 @@ pub struct Bench {
 /// What `bench` measures.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Workload {
-    /// Each client a lock of its own.
+    /// Each client has a lock of its own.
     Uncontended,
-    /// All clients the same lock: from a release to the grant of a waiter that was already waiting.
+    /// All clients share one lock: from a release to the grant of a client that was already waiting.
     Handoff,
     /// Each client holds one lock and keeps it alive.
     Keepalive,
-    /// What a held lock costs in memory.
+    /// The memory that a held lock costs.
     Memory,
 }
 
@@ -318,9 +318,9 @@ pub struct Doctor {
 #[cfg(feature = "postgres")]
 #[derive(Subcommand, Debug)]
 pub enum Postgres {
-    /// Make the schema `lockkeeper`: the tokens' sequence, and what `lock=row` needs. Harmless where it is there already
+    /// Make the schema `lockkeeper`: the token sequence, and the tables for `lock=row`. Does nothing if it exists
     Init {
-        /// The database, as someone who may make a schema in it
+        /// The database, with a user that may create a schema in it
         #[arg(required_unless_present = "print")]
         url: Option<String>,
         /// Let this role use locks, and nothing more; without it only the owner can
@@ -337,10 +337,10 @@ fn key_value(typed: &str) -> Result<(String, String), &'static str> {
     pair.map(|(key, value)| (key.to_owned(), value.to_owned())).ok_or("write KEY=VALUE")
 }
 
-/// Reads the command line. Help and version are printed here, and end the program.
+/// Parses the command line. Help and version are printed here, and end the process.
 ///
 /// # Errors
-/// [`USAGE`], in one line.
+/// [`USAGE`], with a one-line message.
 pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> {
     let words = permits_joined(words.into_iter().collect());
     let error = match Cli::try_parse_from(&words) {
@@ -350,7 +350,7 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> 
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => error.exit(),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            // A standard error that is gone changes nothing: the arguments are wrong anyway.
+            // A write error is ignored: the arguments are wrong in any case.
             let _ = error.print();
             std::process::exit(i32::from(USAGE));
         }
@@ -364,8 +364,8 @@ pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, Failure> 
     Err(Failure::new(USAGE, text))
 }
 
-/// `--permit 3 NAME --` as `--permit=3 NAME --`. Without the `=`, clap can't tell the number from the name; a name must
-/// follow, so we can.
+/// Rewrites `--permit 3 NAME --` as `--permit=3 NAME --`. Without the `=`, clap can't distinguish the number
+/// from the name; here a number counts as the permit limit only if another word follows.
 fn permits_joined(mut words: Vec<OsString>) -> Vec<OsString> {
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let options = &words[..end];
@@ -384,7 +384,7 @@ fn permits_joined(mut words: Vec<OsString>) -> Vec<OsString> {
     words
 }
 
-/// The first paragraphs of clap's message, without its usage text.
+/// The paragraphs of clap's message before its usage text, on one line.
 fn one_line(message: &str) -> String {
     let message = message.strip_prefix("error: ").unwrap_or(message);
     let lines = message.lines().map(str::trim).filter(|line| !line.is_empty());
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_permits_may_be_written_with_or_without_an_equals_sign() {
+    fn permit_limit_is_accepted_with_and_without_equals_sign() {
         assert_eq!(permit("lockkeeper run --permit=3 gpu -- true"), Some(Some(Some(3))));
         assert_eq!(permit("lockkeeper run --permit 3 gpu -- true"), Some(Some(Some(3))));
         assert_eq!(permit("lockkeeper run --permit gpu -- true"), Some(Some(None)));
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_arguments_are_one_line_that_quotes_them() {
+    fn argument_errors_are_one_line_and_quote_the_argument() {
         for (line, quoted) in [
             ("lockkeeper run x true", "behind `--`"),
             ("lockkeeper run --wait 5 x -- true", "'5'"),

@@ -1,4 +1,4 @@
-//! What can be typed for our own service: to run a node, and what only it answers.
+//! Arguments of the commands that only the `lockkeeper://` service supports, including `serve`.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,64 +23,64 @@ One of three nodes that form a cluster (the others: --node 2, --node 3):
 
 It serves until SIGTERM or SIGINT (exit code 0). docs/service.md says what is promised, docs/operating.md how to run it.")]
 pub struct Serve {
-    /// Where it keeps its data; made if it isn't there. One process at a time
+    /// The data directory; created if it doesn't exist. One process at a time
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
-    /// Where it listens; port 0 takes any free one
+    /// The listen address; port 0 takes any free port
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:5625")]
     pub listen: String,
-    /// What clients are told to connect to, where that is not --listen
+    /// The address that clients should connect to, if it is not --listen
     #[arg(long, value_name = "HOST:PORT")]
     pub advertise: Option<String>,
-    /// Listen where other machines can reach it, though nothing is encrypted and nobody is asked who they are
+    /// Listen where other machines can reach it, although there is no encryption and no authentication
     #[arg(long)]
     pub insecure: bool,
     /// Which node of its cluster this is, from 1
     #[arg(long, value_name = "N", value_parser = node)]
     pub node: Option<u64>,
-    /// For an empty data directory: the nodes that found a cluster, this one among them, the same for all of them. Ignored
-    /// once it is founded
+    /// For an empty data directory: the nodes that bootstrap a cluster, this one included, the same list for all
+    /// of them. Ignored once it is bootstrapped
     #[arg(long, value_name = "N=HOST:PORT,...", value_delimiter = ',', value_parser = listed)]
     pub cluster: Vec<(u64, String)>,
-    /// For an empty data directory: be added to the cluster of which a node is there (`lockkeeper cluster add`)
+    /// For an empty data directory: join the cluster of the node at this address (`lockkeeper cluster add`)
     #[arg(long, value_name = "HOST:PORT", conflicts_with = "cluster", requires = "node")]
     pub join: Option<String>,
-    /// Where it listens to the other nodes; else what --cluster says of it
+    /// The listen address for other nodes; by default this node's address in --cluster
     #[arg(long, value_name = "HOST:PORT")]
     pub peer_listen: Option<String>,
-    /// How long a follower hears nothing from the leader, at the least, before it wants another: many times what a message
-    /// takes between two nodes. The same for all nodes of a cluster
+    /// The shortest time without a message from the leader after which a follower starts an election: many times
+    /// the latency between two nodes. The same for all nodes of a cluster
     #[arg(long, value_name = "DURATION", value_parser = election_timeout, default_value = "240ms")]
     pub election_timeout: Duration,
     /// For an empty data directory: the first token is above this one
     #[arg(long, value_name = "TOKEN")]
     pub tokens_above: Option<u64>,
-    /// Most connections at a time
+    /// The largest number of connections at a time
     #[arg(long, value_name = "N", default_value_t = lockkeeper_server::CONNECTIONS_MAX, value_parser = connections)]
     pub max_connections: usize,
-    /// For tests: take a snapshot after so many bytes of log
+    /// For tests: take a snapshot after this many bytes of log
     #[arg(long, value_name = "BYTES", hide = true)]
     pub snapshot_after: Option<u64>,
-    /// For tests: make new parts of the log with so many bytes
+    /// For tests: start a new log segment after this many bytes
     #[arg(long, value_name = "BYTES", hide = true)]
     pub segment_bytes: Option<u64>,
-    /// How the log on standard error is written
+    /// The format of the log on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormat::Text)]
     pub log: LogFormat,
-    /// What is logged: error, warn, info, debug, trace; or by part, as in `info,lockkeeper_server=debug`
+    /// The log filter: error, warn, info, debug, trace; or by module, as in `info,lockkeeper_server=debug`
     #[arg(long, value_name = "LEVEL", env = "LOCKKEEPER_LOG", default_value = "info")]
     pub log_level: String,
-    /// Print the line on standard output as JSON
+    /// Print the startup line on standard output as JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// How a log is written.
+/// The log format.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// Lines for people.
+    /// Plain text lines.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -90,7 +90,7 @@ pub struct Backup {
     #[command(flatten)]
     #[allow(missing_docs)]
     pub service: Service,
-    /// Where to; an earlier backup there is replaced once the new one is whole
+    /// The file; an earlier backup there is replaced once the new one is complete
     pub file: PathBuf,
     /// Print JSON
     #[arg(long)]
@@ -102,13 +102,13 @@ pub struct Backup {
 pub struct Restore {
     /// The backup
     pub file: PathBuf,
-    /// The data directory of the new node: empty, or made if it isn't there
+    /// The data directory of the new node: empty, or created if it doesn't exist
     #[arg(long, value_name = "DIR")]
     pub data: PathBuf,
     /// The new node's id
     #[arg(long, value_name = "ID", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub node: u64,
-    /// The first token is above this one too; without it, a clock behind the backup is refused
+    /// The first token is above this one as well; without it, a clock behind the backup is refused
     #[arg(long, value_name = "TOKEN")]
     pub tokens_above: Option<u64>,
     /// Print JSON
@@ -170,7 +170,7 @@ pub struct SetLimit {
     pub json: bool,
 }
 
-/// A number of permits, or none stored.
+/// A number of permits; `None` removes the stored number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Permits(pub Option<u32>);
 

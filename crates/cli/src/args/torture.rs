@@ -1,4 +1,4 @@
-//! What can be typed behind `torture`.
+//! Arguments of `torture`.
 
 use std::time::Duration;
 
@@ -27,31 +27,31 @@ pub struct Torture {
     /// How the workers use the tokens of their holds
     #[arg(long, value_enum, default_value_t = Fenced::Enter)]
     pub fence: Fenced,
-    /// What is done to holders
+    /// The faults injected into holders
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Fault::Pause, Fault::Kill])]
     pub faults: Vec<Fault>,
-    /// How many processes want the lock
+    /// How many processes compete for the lock
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=64))]
     pub workers: u32,
-    /// How long holds outlive their last keep-alive, where they have to be kept alive: 1s to 1h
+    /// How long holds outlive their last keep-alive, on services with leases: 1s to 1h
     #[arg(long, value_name = "DURATION", value_parser = ttl, default_value = "1s")]
     pub ttl: Duration,
     /// How long a holder is stopped, or cut off, at least: a duration up to 24h, or a multiple of the ttl
     #[arg(long, value_name = "DURATION", value_parser = pause, default_value = "2x-ttl")]
     pub pause: Pause,
-    /// For how long at least, up to 24h; each fault is tried at each of its points, however long that takes
+    /// The shortest duration, up to 24h; each fault is injected at each of its points, however long that takes
     #[arg(long, value_name = "DURATION", value_parser = run_time, default_value = "20s")]
     pub duration: Duration,
-    /// The lock server's process, for `--faults server`: it is stopped and continued
+    /// The lock server's process id, for `--faults server`: it is stopped and continued
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(2..), required_if_eq("faults", "server"))]
     pub server_pid: Option<i32>,
-    /// Leave the resource and the workers' logs, and say where they are
+    /// Keep the resource and the workers' logs, and print where they are
     #[arg(long)]
     pub keep: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// The part of one worker
+    /// Run as one worker
     #[arg(long, hide = true)]
     pub worker: bool,
 }
@@ -59,7 +59,7 @@ pub struct Torture {
 /// How a worker of `torture` uses its token.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fenced {
-    /// Not at all: it trusts its lock.
+    /// Not at all: it relies on its lock.
     None,
     /// Every write is checked.
     Write,
@@ -68,7 +68,7 @@ pub enum Fenced {
 }
 
 impl Fenced {
-    /// As it is typed.
+    /// The value's name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -82,18 +82,18 @@ impl Fenced {
 /// What `torture` does to a holder.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Stops its process (SIGSTOP) past its lease.
+    /// Stops the holder's process (SIGSTOP) past its lease.
     Pause,
-    /// Ends its process (SIGKILL).
+    /// Ends the holder's process (SIGKILL).
     Kill,
-    /// Cuts its connections to the lock service, and lets it make no new ones for a while.
+    /// Closes the holder's connections to the lock service, and refuses new ones for a while.
     Cut,
-    /// Stops the lock server while it holds.
+    /// Stops the lock server while a worker holds the lock.
     Server,
 }
 
 impl Fault {
-    /// As it is typed.
+    /// The value's name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -108,14 +108,14 @@ impl Fault {
 /// How long a holder stalls.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pause {
-    /// So many times the ttl.
+    /// A multiple of the ttl.
     Times(f64),
-    /// So long.
+    /// A fixed duration.
     For(Duration),
 }
 
 impl Pause {
-    /// With this ttl.
+    /// The stall's duration for this ttl.
     #[must_use]
     pub fn with(self, ttl: Duration) -> Duration {
         match self {
@@ -125,7 +125,7 @@ impl Pause {
     }
 }
 
-/// What the library takes for a lease, so that it is refused here and not by every worker.
+/// Accepts the range of a lease in the library, so that a wrong value is refused here and not by every worker.
 fn ttl(typed: &str) -> Result<Duration, String> {
     match duration(typed)? {
         ttl if (Duration::from_secs(1)..=Duration::from_secs(3600)).contains(&ttl) => Ok(ttl),

@@ -1,7 +1,7 @@
-//! `backup`: the whole table of our own service in a file, from a live node.
+//! `backup`: writes the whole table of a running node to a file.
 //!
-//! Responsible for: a file with the name that was given is a whole backup, always. The bytes go into a temporary file
-//! beside it, are synced, and are then read again as a restore would read them; only then the file gets its name.
+//! Invariant: a file under the given name is always a complete backup. The bytes go into a temporary file in the
+//! same directory, are synced, and are read back as a restore would read them; only then is the file renamed.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -26,7 +26,7 @@ pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
         let file = args.file.display().to_string();
         move |error: std::io::Error| Failure::system(IO, &format!("cannot {doing} `{file}`"), &error)
     };
-    // Readable for this user only: it says who waits for what, and with which values.
+    // Readable by this user only: the file contains holders, waiters and values.
     let mut temporary = NamedTempFile::new_in(&folder).map_err(failed("write"))?;
     let mut bytes = 0;
     let mut out = BufWriter::new(temporary.as_file_mut());
@@ -61,7 +61,8 @@ pub(super) async fn backup(args: Backup) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// Where the file lies: a rename makes it whole only within one filesystem.
+/// The directory of the file. The temporary file must be in the same directory, since a rename is atomic only
+/// within one filesystem.
 fn folder(file: &Path) -> PathBuf {
     match file.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
@@ -69,13 +70,13 @@ fn folder(file: &Path) -> PathBuf {
     }
 }
 
-/// What came over is no backup: the node ended it early, or speaks a newer format.
+/// The received data are not a complete backup: the node ended the stream early, or uses a newer format.
 fn unusable(error: RestoreError) -> Failure {
     let text = format!("the service sent no whole backup ({}); nothing was kept, try again", chain(&error));
     Failure::new(code_below(&error).unwrap_or(IO), text)
 }
 
-/// What a backup holds, for programs.
+/// The contents of a backup, as JSON.
 pub(super) fn contents_json(contents: &Contents) -> Value {
     let taken = contents.taken.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     json!({

@@ -1,8 +1,8 @@
-//! `bench`: what a lock service takes, measured as its users meet it.
+//! `bench`: throughput and latency of a lock service, measured by clients of the library.
 //!
-//! Clients are tasks of this process with a session each, or processes. Tasks share connections to our own service, as
-//! the tasks of a program do; elsewhere each has its own. All stamp `CLOCK_BOOTTIME`, so that what
-//! they saw can be put in one order, by token.
+//! Clients are tasks of this process with one session each, or processes. Tasks share connections to the
+//! `lockkeeper://` service, as the tasks of a program do; with other services each task has its own. All clients
+//! timestamp with `CLOCK_BOOTTIME`, so that their measurements can be ordered by token across processes.
 
 use std::io::{BufRead, BufReader, IsTerminal};
 use std::process::Stdio;
@@ -20,7 +20,7 @@ use crate::exit::{Failure, INTERNAL, OK, UNAVAILABLE};
 use crate::output;
 use crate::settings;
 
-/// Closing the sessions is a courtesy: they end by themselves.
+/// Sessions that are not closed in time expire by themselves.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// One acquire and its release, in nanoseconds since boot.
@@ -33,13 +33,13 @@ struct Pair {
     released: u64,
 }
 
-/// What a run comes to. What a workload does not measure is null.
+/// The results of a run. Values that a workload does not measure are null.
 #[derive(Default)]
 struct Figures {
     pairs: Vec<Pair>,
     seconds: f64,
     cpu_us: f64,
-    /// Clients of the library that tasks shared.
+    /// The number of library clients that the tasks shared.
     connections: Option<usize>,
     bytes_per_lock: Option<f64>,
 }
@@ -71,7 +71,7 @@ pub(super) async fn bench(args: Bench) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// A bar over the time of the run; drawn on a terminal only.
+/// A progress bar over the duration of the run; drawn on a terminal only.
 fn progress(seconds: u64) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -90,7 +90,7 @@ fn progress(seconds: u64) -> ProgressBar {
     bar
 }
 
-/// One client: a session of its own, pairs until it is told to stop.
+/// One client: has its own session and runs acquire-release pairs until it is stopped.
 async fn client(
     locks: &Locks,
     workload: Workload,
@@ -120,25 +120,25 @@ async fn client(
         let granted = now();
         let token = guard.token_hint().map_or(0, lockkeeper::Token::get);
         if workload == Workload::Handoff {
-            // The other tasks of this thread get in line meanwhile.
+            // Lets the other tasks of this thread enter the queue.
             tokio::task::yield_now().await;
         }
         let releasing = now();
         guard.release().await.map_err(|error| Failure::new(UNAVAILABLE, error.to_string()))?;
         pairs.push(Pair { token, asked, granted, releasing, released: now() });
-        // A client that answers at once would never let the others of this thread have their turn.
+        // Without this, the task would acquire again at once and starve the other tasks of this thread.
         tokio::task::yield_now().await;
     }
     Ok(pairs)
 }
 
-/// A ttl that no other task has: locks with the same one share a session. Less than a millisecond is not told to the
-/// service, so all sessions are alike there.
+/// A ttl that is unique to the task, since locks with equal ttls share a session. The differences are below 1 ms, the
+/// resolution of the protocol, so the service gets the same ttl from all sessions.
 fn own_session(seconds: u64, number: u32) -> Duration {
     Duration::from_secs(seconds) + Duration::from_nanos(u64::from(number))
 }
 
-/// The clients that tasks share.
+/// The library clients that the tasks share.
 async fn connections(args: &Bench, url: &str) -> Result<Vec<Locks>, Failure> {
     let wanted =
         if url.starts_with("lockkeeper:") { args.connections.min(args.clients) } else { args.clients };
@@ -210,14 +210,14 @@ fn lost_worker() -> Failure {
     Failure::new(INTERNAL, "a worker of the bench failed; its own message is above")
 }
 
-/// Holds many locks at once, and sees by how much this process has grown.
+/// Holds many locks at once and measures the growth of this process's resident memory.
 async fn memory(url: &str, held: u32) -> Result<Figures, Failure> {
     let locks: Locks = settings::connect(url, "bench").await?;
     let warm = locks.mutex("lockkeeper-bench/warm").acquire().await?;
     let mut guards = Vec::with_capacity(held as usize);
     let before = resident_bytes()?;
     for number in 0..held {
-        // 32 bytes, as the figures of others are measured.
+        // 32 bytes, the same name length as in published figures for other services.
         guards.push(locks.mutex(format!("lockkeeper-bench/memory/{number:08}")).acquire().await?);
     }
     let grown = resident_bytes()?.saturating_sub(before);
@@ -253,7 +253,7 @@ fn print(args: &Bench, url: &str, figures: &Figures) -> Result<(), Failure> {
     pairs.sort_unstable_by_key(|pair| pair.token);
     let acquire = sorted(pairs.iter().map(|pair| pair.granted - pair.asked).collect());
     let release = sorted(pairs.iter().map(|pair| pair.released - pair.releasing).collect());
-    // From the call of a release to the next holder's grant, where that one had asked before.
+    // From the call of a release to the next holder's grant, if that holder was already waiting.
     let handoffs: Vec<u64> = if args.workload == Workload::Handoff {
         let waited = pairs.windows(2).filter(|two| two[1].asked < two[0].releasing);
         sorted(waited.map(|two| two[1].granted.saturating_sub(two[0].releasing)).collect())

@@ -1,4 +1,4 @@
-//! `cluster`: who takes part in our own service, and changes of that.
+//! `cluster`: the members of the `lockkeeper://` service, and changes of membership.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::exit::{Failure, OK};
 use crate::output;
 use crate::settings;
 
-/// Between two looks at how far a change has come.
+/// The interval at which a membership change is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 pub(super) async fn cluster(task: Cluster) -> Result<u8, Failure> {
@@ -117,15 +117,15 @@ async fn remove(args: ClusterRemove) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// Where the nodes are that stay: one that is removed ends, and may be the only one that was named. `None`: none of them
-/// can be reached from here.
+/// Connects to the remaining nodes: the removed one ends, and may be the only one in the given address. `None` if
+/// none of them is reachable from here.
 async fn of_others(info: &ClusterInfo, node: u64) -> Option<Locks> {
     let others = info.nodes.iter().filter(|it| it.node != node && !it.client_address.is_empty());
     let addresses: Vec<&str> = others.map(|it| it.client_address.as_str()).collect();
     settings::connect(&format!("lockkeeper://{}", addresses.join(",")), "cluster").await.ok()
 }
 
-/// Looks until something is so, at most for so long.
+/// Polls until the condition is true, at most for `wait`. Returns whether it became true.
 async fn until(locks: &Locks, wait: Duration, is_so: impl Fn(&ClusterInfo) -> bool) -> Result<bool, Failure> {
     let end = Instant::now() + wait;
     loop {

@@ -1,4 +1,4 @@
-//! `ls`, `show` and `sessions`: who holds, who waits, who is alive.
+//! `ls`, `show` and `sessions`: holders, waiters, and live sessions.
 
 use lockkeeper::{LockInfo, SessionInfo};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ pub(super) async fn ls(args: Ls) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// A lock in one line.
+/// A lock on one line.
 pub(super) fn summary(info: &LockInfo) -> String {
     let holders: Vec<String> = info.holders.iter().map(holder_text).collect();
     let mut text =

@@ -1,4 +1,4 @@
-//! What each command does: one module each.
+//! One module per command.
 
 mod backup;
 mod bench;
@@ -22,10 +22,10 @@ use clap::CommandFactory;
 use crate::args::{Cli, Command};
 use crate::exit::{Failure, INTERNAL, OK};
 
-/// Carries a command out; the exit code, or why there is none better.
+/// Runs a command and returns its exit code.
 ///
 /// # Errors
-/// [`Failure`] says the code and the line for standard error.
+/// [`Failure`] has the exit code and the message for standard error.
 pub fn run(cli: Cli) -> Result<u8, Failure> {
     match cli.command {
         Command::Run(args) => block_on(run::run(args)),
@@ -65,8 +65,8 @@ fn block_on(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failu
     run_on(tokio::runtime::Builder::new_current_thread().enable_all().build(), work)
 }
 
-/// As a server program runs it, which is what a bench should measure: on all cores, and waking a task from another
-/// thread costs less there.
+/// Runs on a multi-thread runtime: a bench should measure the runtime that server programs use, where waking a
+/// task from another thread is also cheaper.
 fn block_on_all_cores(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
     run_on(tokio::runtime::Builder::new_multi_thread().enable_all().build(), work)
 }

@@ -1,4 +1,4 @@
-//! `break`, `set-limit` and `check-token`: what operators do to locks, and ask of tokens.
+//! `break`, `set-limit` and `check-token`: operations on locks and tokens for operators.
 
 use lockkeeper::{BreakOrder, Broken, Token, TokenStatus};
 use serde_json::json;

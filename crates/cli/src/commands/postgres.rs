@@ -1,4 +1,4 @@
-//! `postgres`: what a database must have before it can be used for locks.
+//! `postgres`: prepares a database for locks.
 
 use lockkeeper::backends::postgres::{init, schema_sql};
 

@@ -1,4 +1,5 @@
-//! `restore`: a new cluster of one node from a backup. Says what of the old one is gone.
+//! `restore`: creates a new cluster of one node from a backup, and reports which old sessions and locks are
+//! dropped.
 
 use std::time::{Duration, SystemTime};
 
@@ -11,7 +12,7 @@ use crate::args::Restore;
 use crate::exit::{CANNOT_CREATE, CONFIG, Failure, IO, OK, chain, code_below};
 use crate::output;
 
-/// How many sessions, and how many closed locks, are named to people.
+/// The largest number of sessions, and of closed locks, in the text output.
 const NAMED_MAX: usize = 10;
 
 pub(super) fn restore(args: Restore) -> Result<u8, Failure> {

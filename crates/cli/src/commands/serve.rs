@@ -1,4 +1,4 @@
-//! `serve`: a node of our own service as a process. Says where it listens, logs, ends with a documented code.
+//! `serve`: runs a node as a process. Prints its address, logs, and ends with a documented exit code.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -52,7 +52,7 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
     Ok(OK)
 }
 
-/// One line, for people or for a program that started us. That nobody reads it is no reason not to serve.
+/// Prints one line when the node serves, as text or JSON. A write error does not stop the node.
 fn ready(running: &Running, advertise: Option<&str>, data: &Path, json: bool) {
     let listening = running.address().to_string();
     let locks = format!("lockkeeper://{}", advertise.unwrap_or(&listening));
@@ -70,7 +70,7 @@ fn ready(running: &Running, advertise: Option<&str>, data: &Path, json: bool) {
     }
 }
 
-/// The log goes to standard error.
+/// Starts the log on standard error.
 fn log(args: &Serve) -> Result<(), Failure> {
     let level = level(&args.log_level)?;
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
@@ -84,7 +84,8 @@ fn log(args: &Serve) -> Result<(), Failure> {
         .map_err(|error| Failure::new(INTERNAL, format!("the log can't be started: {error}")))
 }
 
-/// What is logged. A bare word must be a level: it would be taken for a part of the program otherwise, and silence it.
+/// Parses the log filter. A bare word must be a level: otherwise it would be taken for a module name, and silence
+/// the log.
 fn level(typed: &str) -> Result<Targets, Failure> {
     let typed = if typed.is_empty() { "info" } else { typed };
     let is_known = typed.split(',').all(|part| part.contains('=') || part.parse::<LevelFilter>().is_ok());
@@ -97,7 +98,7 @@ fn level(typed: &str) -> Result<Targets, Failure> {
     })
 }
 
-/// Why it can't serve, with the code by which scripts and service managers tell what helps.
+/// The exit code and message of a start or run error. Scripts and service managers can choose a remedy by the code.
 pub(super) fn failure(error: ServeError) -> Failure {
     use ServeError as E;
     let code = match &error {
@@ -118,7 +119,7 @@ pub(super) fn failure(error: ServeError) -> Failure {
         | E::WrongTable { .. }
         | E::Condemned { .. } => CONFIG,
         E::Stopped(_) | E::System { .. } | E::Panicked { .. } => INTERNAL,
-        // What is stored can't be used, or not be written.
+        // The stored data can't be used or can't be written.
         _ => code_below(&error).unwrap_or(IO),
     };
     Failure::new(code, chain(&error))

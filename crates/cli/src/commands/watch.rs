@@ -1,7 +1,8 @@
-//! `watch`: locks as they change.
+//! `watch`: prints locks as they change.
 //!
-//! Our own service tells; elsewhere it looks four times a second. Either way what is printed is the difference to what
-//! was printed before, so that a reader who applies every line knows the state, also over an interruption.
+//! The `lockkeeper://` service pushes changes; other services are polled four times per second. Either way the
+//! output is the difference to the previous output, so that a reader who applies every line has the current
+//! state, also after an interruption.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,12 +17,12 @@ use crate::guardian::{Signal, Signals};
 use crate::output::{self, lock_json, say};
 use crate::settings;
 
-/// How often it looks where nobody tells.
+/// The polling interval for services without a watch.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Between two tries to watch again.
+/// The pause between two attempts to watch again.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The state first, then changes, until a signal comes.
+/// Prints the current state, then changes, until a signal arrives.
 pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     let prefix = args.prefix.as_deref().map(settings::lock_name).transpose()?;
     let url = settings::locks_url(args.service.locks.as_deref(), args.service.local)?;
@@ -44,16 +45,16 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     }
 }
 
-/// Somebody has seen enough.
+/// Returns at the first signal that ends the program.
 async fn ended(signals: &mut Signals) {
     use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     while !matches!(signals.next().await.signal, SIGHUP | SIGINT | SIGQUIT | SIGTERM) {}
 }
 
-/// Never ends well.
+/// Watching ends only with an error or a signal.
 type Never = std::convert::Infallible;
 
-/// The service tells. It may go away and come back.
+/// Prints the changes that the service pushes. Reconnects if the service becomes unreachable.
 async fn follow(
     locks: &Locks,
     prefix: Option<&LockName>,
@@ -71,14 +72,14 @@ async fn follow(
     }
 }
 
-/// To the end of one stream; why it ended.
+/// Reads one stream to its end and returns the error that ended it.
 async fn follow_once(watch: &mut Watch, told: &mut Told) -> Result<BackendError, Failure> {
     told.begin();
     loop {
         match watch.next().await {
             Some(Ok(WatchEvent::State(info) | WatchEvent::Changed(info))) => told.lock(info)?,
             Some(Ok(WatchEvent::Synced)) => told.synced()?,
-            // A newer library may know more.
+            // Event of a newer library.
             Some(Ok(_)) => {}
             Some(Err(error)) => return Ok(error),
             None => return Err(Failure::new(INTERNAL, "the watch ended without saying why; watch again")),
@@ -86,8 +87,8 @@ async fn follow_once(watch: &mut Watch, told: &mut Told) -> Result<BackendError,
     }
 }
 
-/// Nobody tells. What begins and ends between two looks is not seen, but a holder that came and went shows in the next
-/// token.
+/// Polls the list of locks. A hold that begins and ends between two polls is not printed, but is evident from the
+/// gap in the tokens.
 async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut Told) -> Result<Never, Failure> {
     loop {
         told.begin();
@@ -99,16 +100,16 @@ async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut Told) -> Resu
     }
 }
 
-/// What was printed.
+/// The state printed so far.
 struct Told {
     json: bool,
-    /// What is known of each lock that is in use.
+    /// A fingerprint of each lock in use.
     known: BTreeMap<LockName, String>,
-    /// Those that were named since the state began to come.
+    /// The locks received since the current synchronisation began.
     seen: BTreeMap<LockName, String>,
-    /// The state came whole at least once.
+    /// At least one synchronisation is complete.
     was_synced: bool,
-    /// The state is coming.
+    /// A synchronisation is in progress.
     is_syncing: bool,
     is_interrupted: bool,
 }
@@ -125,7 +126,7 @@ impl Told {
         }
     }
 
-    /// The state comes now.
+    /// A synchronisation begins.
     fn begin(&mut self) {
         self.seen.clear();
         self.is_syncing = true;
@@ -155,7 +156,7 @@ impl Told {
         Ok(())
     }
 
-    /// The state is whole: what was known and did not come is not in use any more.
+    /// The synchronisation is complete: locks that were printed before and not received now are no longer in use.
     fn synced(&mut self) -> Result<(), Failure> {
         let gone: Vec<LockName> =
             self.known.keys().filter(|name| !self.seen.contains_key(*name)).cloned().collect();
@@ -177,7 +178,7 @@ impl Told {
         Ok(())
     }
 
-    /// Once for each interruption.
+    /// Printed once for each interruption.
     fn interrupted(&mut self, error: &BackendError) -> Result<(), Failure> {
         if std::mem::replace(&mut self.is_interrupted, true) {
             return Ok(());
@@ -201,7 +202,7 @@ impl Told {
     }
 }
 
-/// What must differ for a change to be worth a line: not the ages.
+/// The fields whose change is printed; ages are left out.
 fn fingerprint(info: &LockInfo) -> String {
     let holders: Vec<_> = info
         .holders

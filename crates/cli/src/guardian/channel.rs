@@ -1,8 +1,8 @@
 //! One end of the socket between wrapper and guardian.
 //!
-//! Never blocks: the other side may be stopped (SIGSTOP) for as long as it likes. What the socket does not take
-//! waits in a queue here. May not know what the messages mean, except that a newer "valid until" replaces an
-//! older one that still waits.
+//! Never blocks, since the peer may be stopped (SIGSTOP) for any length of time. Messages that the socket does
+//! not accept wait in a queue. The channel does not interpret messages, with one exception: a newer "valid until"
+//! replaces an older one at the end of the queue.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,12 +13,12 @@ use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, 
 
 use super::protocol::MESSAGE_BYTES_MAX;
 
-/// What came in.
+/// The result of a receive.
 pub(crate) enum Incoming {
     Message(Vec<u8>),
-    /// Nothing now.
+    /// No message is available now.
     Empty,
-    /// The other side is gone, and everything it said has been read.
+    /// The peer has closed its end, and all its messages have been read.
     Closed,
 }
 
@@ -29,8 +29,8 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Two connected ends, both closed by exec. Packets keep messages apart, and the end of the stream says that
-    /// the other process is dead.
+    /// Creates two connected ends, both close-on-exec. SEQPACKET preserves message boundaries, and end-of-file
+    /// means that the peer process is dead.
     pub(crate) fn pair() -> io::Result<(Self, OwnedFd)> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags)?;
@@ -41,8 +41,8 @@ impl Channel {
         Self { socket, waiting: VecDeque::new() }
     }
 
-    /// Sends, or queues. An error of the socket is not reported: its other side is gone then, which `receive`
-    /// tells.
+    /// Sends or queues a message. Socket errors are not reported here: they mean that the peer is gone, which
+    /// `receive` reports.
     pub(crate) fn send(&mut self, message: Vec<u8>, replaces_waiting: bool) {
         if replaces_waiting && self.waiting.back().is_some_and(|last| last.first() == message.first()) {
             self.waiting.pop_back();
@@ -51,7 +51,7 @@ impl Channel {
         self.flush();
     }
 
-    /// Sends what waits, as far as the socket takes it.
+    /// Sends queued messages until the socket would block.
     pub(crate) fn flush(&mut self) {
         while let Some(message) = self.waiting.front() {
             match send(self.socket.as_raw_fd(), message, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
@@ -63,7 +63,7 @@ impl Channel {
         }
     }
 
-    /// Whether `flush` has work to do once the socket is writable.
+    /// True if messages are queued: `flush` must be called once the socket is writable.
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
@@ -72,11 +72,11 @@ impl Channel {
         let mut buffer = [0; MESSAGE_BYTES_MAX];
         loop {
             match recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
-                // No message of ours is empty, so this is the end.
+                // Messages are never empty, so a length of 0 is end-of-file.
                 Ok(0) => return Incoming::Closed,
                 Ok(length) => return Incoming::Message(buffer[..length].to_vec()),
-                // The other side ended before it had read all of ours. The kernel says so once, ahead of what the
-                // other side had sent, which still is to be read.
+                // ECONNRESET: the peer exited before it had read all our messages. The kernel reports this once,
+                // before the peer's own unread messages.
                 Err(Errno::EINTR | Errno::ECONNRESET) => {}
                 Err(Errno::EAGAIN) => return Incoming::Empty,
                 Err(_) => return Incoming::Closed,
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_side_that_does_not_read_blocks_nobody_and_misses_nothing() {
+    fn send_does_not_block_and_queued_messages_are_all_delivered() {
         let (mut ours, theirs) = Channel::pair().unwrap();
         let mut theirs = Channel::new(theirs);
         let mut sent = 0u32;
@@ -118,7 +118,7 @@ mod tests {
             ours.send([&b"F"[..], &sent.to_le_bytes()].concat(), false);
             sent += 1;
         }
-        // Only the newest of these is worth keeping.
+        // Only the newest "valid until" is kept in the queue.
         ours.send(b"V1".to_vec(), true);
         ours.send(b"V2".to_vec(), true);
 
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_told_after_the_last_message() {
+    fn closed_is_reported_after_the_last_message() {
         let (mut ours, theirs) = Channel::pair().unwrap();
         let mut theirs = Channel::new(theirs);
         theirs.send(b"z".to_vec(), false);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_message_is_read_even_if_the_sender_ended_without_reading_ours() {
+    fn last_message_is_read_even_if_the_peer_exits_with_unread_input() {
         let (mut ours, theirs) = Channel::pair().unwrap();
         let mut theirs = Channel::new(theirs);
         ours.send(b"C".to_vec(), false);

@@ -1,28 +1,28 @@
-//! When the guardian ends its descendants. Pure: the time is handed in, nothing is sent.
+//! Decides when the guardian ends its descendants. Pure: the time is a parameter, and no signal is sent here.
 //!
 //! All times are nanoseconds of `CLOCK_BOOTTIME`.
 
 use super::protocol::Reason;
 
-/// Shortest and longest distance between SIGKILL and the deadline, in ns. It must cover one scan of `/proc`, the
-/// kernel's tearing down of large processes, and a busy machine; more of it is taken from the job's grace.
+/// Bounds of the margin between SIGKILL and the deadline, in ns. The margin must cover one scan of `/proc`, the
+/// kernel's teardown of large processes, and a busy machine; a longer margin shortens the job's grace.
 const MARGIN_NS_MIN: u64 = 50_000_000;
 const MARGIN_NS_MAX: u64 = 1_000_000_000;
 
-/// How long before "valid until" SIGKILL is sent, so that all are dead by then: a quarter of the grace, at least
-/// 50 ms, at most 1 s.
+/// How long before "valid until" SIGKILL is sent, so that all descendants are dead by then: a quarter of the
+/// grace, at least 50 ms, at most 1 s.
 pub(crate) fn margin(grace: u64) -> u64 {
     (grace / 4).clamp(MARGIN_NS_MIN, MARGIN_NS_MAX)
 }
 
-/// What is to be done now.
+/// The guardian's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Nothing before that time; `None`: nothing until something happens.
+    /// Do nothing before that time; `None`: no time is set.
     Wait(Option<u64>),
-    /// SIGTERM to all, once, for this reason.
+    /// SIGTERM to all descendants, once, for this reason.
     Terminate(Reason),
-    /// SIGKILL to all, again and again until none is left.
+    /// SIGKILL to all descendants, repeated until none is left.
     Kill,
 }
 
@@ -43,8 +43,8 @@ impl Schedule {
         Self { valid_until, grace, ending: None }
     }
 
-    /// Moves the deadline, as long as termination has not begun: a job that had its SIGTERM is going down, and a
-    /// renewal that arrives late must not leave it half alive.
+    /// Moves the deadline, unless termination has begun: a job that received SIGTERM is shutting down, and a late
+    /// renewal must not leave it half alive. After that, an earlier deadline only brings SIGKILL forward.
     pub(crate) fn set_valid_until(&mut self, at: u64) {
         match &mut self.ending {
             None => self.valid_until = Some(at),
@@ -52,8 +52,8 @@ impl Schedule {
         }
     }
 
-    /// Ends all: SIGTERM now, SIGKILL at `kill_at` or before the lock's deadline, whichever comes first. A second
-    /// call can only bring SIGKILL forward.
+    /// Ends all descendants: SIGTERM now, SIGKILL at the earlier of `kill_at` and one margin before the lock's
+    /// deadline. A second call can only bring SIGKILL forward.
     pub(crate) fn end(&mut self, reason: Reason, kill_at: u64) {
         let kill_at = self.last_moment().map_or(kill_at, |last| last.min(kill_at));
         match &mut self.ending {
@@ -62,7 +62,7 @@ impl Schedule {
         }
     }
 
-    /// Like [`Schedule::end`] with SIGKILL one grace from now.
+    /// [`Schedule::end`] with SIGKILL one grace from now.
     pub(crate) fn end_after_grace(&mut self, reason: Reason, now: u64) {
         self.end(reason, now.saturating_add(self.grace));
     }
@@ -71,7 +71,7 @@ impl Schedule {
         self.ending.is_some()
     }
 
-    /// Whether it is too late to begin: the time for SIGTERM has come.
+    /// True if the time for SIGTERM has come, which is too late to start a command.
     pub(crate) fn is_due(&self, now: u64) -> bool {
         self.term_at().is_some_and(|at| at <= now)
     }
@@ -107,7 +107,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     #[test]
-    fn term_comes_one_grace_before_the_deadline_and_kill_one_margin_before() {
+    fn sigterm_is_due_one_grace_before_the_deadline_and_sigkill_one_margin_before() {
         let mut schedule = Schedule::new(Some(10_000 * MS), 1000 * MS);
         assert_eq!(schedule.poll(0), Step::Wait(Some(9000 * MS)));
         assert_eq!(schedule.poll(9000 * MS), Step::Terminate(Reason::ValidUntil));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_deadline_it_waits_for_ever() {
+    fn without_a_deadline_no_time_is_set() {
         let mut schedule = Schedule::new(None, 100 * MS);
         assert_eq!(schedule.poll(u64::MAX), Step::Wait(None));
         schedule.end_after_grace(Reason::WrapperGone, 5 * MS);
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn no_end_outlasts_the_deadline_and_a_second_one_only_hurries() {
+    fn end_never_exceeds_the_deadline_and_a_second_end_only_shortens_it() {
         let mut schedule = Schedule::new(Some(1000 * MS), 400 * MS);
         schedule.end(Reason::Asked, 5000 * MS);
         assert_eq!(schedule.poll(0), Step::Terminate(Reason::Asked));
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_is_near_or_past_is_due() {
+    fn near_or_past_deadline_is_due() {
         assert!(Schedule::new(Some(1000), 100 * MS).is_due(0));
         assert!(Schedule::new(Some(0), 0).is_due(0));
         assert!(!Schedule::new(None, 0).is_due(u64::MAX));

@@ -1,8 +1,8 @@
-//! The wrapper's side: starting a guarded command, steering it, and hearing how it goes.
+//! The wrapper's side: starts a guarded command, sends it orders, and receives its events.
 //!
-//! May not decide what a loss or an exit means for `lockkeeper run`; that is the caller's. Does promise that the
-//! command's whole family is gone when it says [`Event::Gone`] or [`Event::GuardianDied`]: only then may the
-//! caller release the lock.
+//! The caller decides what a loss or an exit means for `lockkeeper run`. This module guarantees that the command
+//! and all its descendants are gone when it returns [`Event::Gone`] or [`Event::GuardianDied`]: the caller may
+//! release the lock only then.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -25,117 +25,118 @@ use super::protocol::{Order, Outcome, Reason, Report};
 use super::signals::{Received, hand_terminal_to, stop_self};
 use super::{GUARDIAN_ARGUMENT, boot_now, tree};
 
-/// What to run and under which lock.
+/// The command, and the lock under which it runs.
 #[derive(Debug, Clone)]
 pub struct Spec {
-    /// The command and its arguments; looked up in `PATH` as `execvp` does. Must not be empty.
+    /// The command and its arguments, looked up in `PATH` as `execvp` does. Must not be empty.
     pub argv: Vec<OsString>,
     /// Changes to the environment: a value sets, `None` removes.
     pub env: Vec<(OsString, Option<OsString>)>,
-    /// Descriptors that are the lock, where the backend has such (`file:`): the guardian keeps them open until the
-    /// last descendant is gone; the command doesn't get them. The caller keeps its own, above 2, close-on-exec.
+    /// File descriptors that constitute the lock, for backends that have them (`file:`): the guardian keeps them
+    /// open until the last descendant is gone; the command does not inherit them. The caller keeps its own
+    /// copies; they must be above 2 and close-on-exec.
     pub lock_fds: Vec<RawFd>,
-    /// The lock's deadline (`CLOCK_BOOTTIME`, ns), or `None` for a lock that has none.
+    /// The lock's deadline (`CLOCK_BOOTTIME`, ns), or `None` if it has none.
     pub valid_until: Option<u64>,
-    /// From SIGTERM to SIGKILL, at most. SIGTERM comes this long before the deadline, and SIGKILL a quarter of it
-    /// (50 ms to 1 s) before the deadline.
+    /// The longest time from SIGTERM to SIGKILL. SIGTERM is sent this long before the deadline, and SIGKILL a
+    /// quarter of it (50 ms to 1 s) before the deadline.
     pub grace: Duration,
 }
 
-/// Why the command does not run. It did not begin, and nothing is left of the guardian.
+/// Why the command was not started. Nothing is left of the guardian.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpawnError {
-    /// No such program, or a script whose interpreter doesn't exist. Shells exit with 127 for this.
+    /// The program, or the interpreter of a script, does not exist. Shells exit with 127 for this.
     #[error("cannot run `{program}`: not found; check its name, its `#!` line and PATH")]
     NotFound {
-        /// As it was given.
+        /// The program as given.
         program: String,
     },
-    /// It exists but may not be executed, or is not a program. Shells exit with 126 for this.
+    /// The file may not be executed, or is not a program. Shells exit with 126 for this.
     #[error(
         "cannot run `{program}`: not executable; check its permissions and that it is a program or a script"
     )]
     NotExecutable {
-        /// As it was given.
+        /// The program as given.
         program: String,
     },
-    /// The system refused for another reason, e.g. arguments too long or too many processes.
+    /// Another OS error, for example arguments too long or too many processes.
     #[error("cannot run `{program}`: error {errno} from the system", errno = .source.raw_os_error().unwrap_or(0))]
     Other {
-        /// As it was given.
+        /// The program as given.
         program: String,
-        /// The system's error.
+        /// The OS error.
         source: io::Error,
     },
-    /// Less than one grace is left of the lock's lease, so the command would be ended at once.
+    /// Less than one grace is left until the lock's deadline, so the command would be ended at once.
     #[error(
         "`{program}` was not started: less than the grace is left until the lock's deadline; use a longer ttl"
     )]
     TooLate {
-        /// As it was given.
+        /// The program as given.
         program: String,
     },
     /// The guardian itself did not start.
     #[error("cannot start the guardian of `{program}` from /proc/self/exe; check that /proc is mounted")]
     Guardian {
-        /// As it was given.
+        /// The program as given.
         program: String,
-        /// The system's error.
+        /// The OS error.
         source: io::Error,
     },
 }
 
-/// What the guardian reports.
+/// An event reported by the guardian.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The command stopped, in a process group of its own (an interactive shell that suspends itself). Call
-    /// [`Guarded::stop_too`].
+    /// The command stopped in a process group of its own (for example, an interactive shell that suspends
+    /// itself). The caller must call [`Guarded::stop_too`].
     Stopped,
-    /// The command ended. Descendants of it may live on.
+    /// The command ended. Its descendants may still run.
     Exited(Outcome),
-    /// The command has ended and these live on; they are waited for, not ended.
+    /// The command has ended, but these descendants still run; the guardian waits for them and does not end them.
     LeftBehind {
-        /// How many there are.
+        /// The number of remaining descendants.
         total: u32,
-        /// Their process ids, the first 32.
+        /// Their process ids, at most 32.
         pids: Vec<i32>,
     },
-    /// All descendants had SIGTERM, and will have SIGKILL.
+    /// SIGTERM was sent to all descendants; SIGKILL follows.
     Terminating(Reason),
-    /// No descendant is left, and the guardian has ended too: the lock may be released. `at` is when the guardian
-    /// saw that (`CLOCK_BOOTTIME`, ns).
+    /// No descendant is left, and the guardian has exited: the lock may be released. `at` is when the guardian
+    /// observed that (`CLOCK_BOOTTIME`, ns).
     Gone {
         /// `CLOCK_BOOTTIME`, ns.
         at: u64,
     },
-    /// Someone killed the guardian. Its descendants came to this process, which ended them: SIGTERM, after the
-    /// grace SIGKILL. None is left: the lock may be released.
+    /// The guardian was killed. Its descendants were reparented to this process, which ended them: SIGTERM, then
+    /// SIGKILL after the grace. None is left: the lock may be released.
     GuardianDied,
 }
 
-/// A command under a guardian. Dropping it ends the command and all its descendants, without waiting for that.
+/// A command under a guardian. Dropping it ends the command and all its descendants, without waiting for them.
 #[derive(Debug)]
 pub struct Guarded {
     channel: AsyncFd<Channel>,
     guardian: Child,
     pid: i32,
     command_ended: bool,
-    /// Stopped with the command, and not yet continued.
+    /// This process stopped itself with the command and has not been continued since.
     has_stopped_too: bool,
     valid_until: Option<u64>,
     grace: u64,
-    /// The last event, once it was told; it is repeated from then on.
+    /// The last event, once returned; every later call returns it again.
     finished: Option<Event>,
     gone_at: Option<u64>,
 }
 
 impl Guarded {
-    /// Starts the guardian, and by it the command; returns when the command's program has been executed. Inside a
-    /// tokio runtime. Cancelling it ends what was started.
+    /// Starts the guardian, which starts the command; returns once the command's program has been executed. Must
+    /// be called inside a tokio runtime. Cancelling the future ends the processes that were started.
     ///
-    /// The command gets standard input, output and error, process group, session, terminal and signal state that
-    /// this process got from its own parent. This process becomes a child subreaper.
+    /// The command inherits the standard input, output and error, process group, session, terminal and signal
+    /// state that this process inherited from its own parent. This process becomes a child subreaper.
     ///
     /// # Errors
     /// See [`SpawnError`].
@@ -171,7 +172,7 @@ impl Guarded {
         if spec.argv.is_empty() {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "the command is empty"));
         }
-        // If someone kills the guardian, its orphans come to us, and we can end them.
+        // If the guardian is killed, its descendants are reparented to this process, which can end them.
         nix::sys::prctl::set_child_subreaper(true)?;
         let grace = u64::try_from(spec.grace.as_nanos()).unwrap_or(u64::MAX);
         let (channel, theirs) = Channel::pair()?;
@@ -185,7 +186,7 @@ impl Guarded {
             grace,
             argv: spec.argv,
         };
-        // This very binary, also after an upgrade has replaced its file.
+        // The running binary, even if an upgrade has replaced its file.
         let mut command = Command::new("/proc/self/exe");
         command.arg0("lockkeeper").arg(GUARDIAN_ARGUMENT).args(startup.to_arguments());
         for (name, value) in spec.env {
@@ -197,11 +198,11 @@ impl Guarded {
         let passed: Vec<RawFd> = startup.lock_fds.iter().copied().chain([startup.socket]).collect();
         let prepare = move || {
             for fd in &passed {
-                // SAFETY: borrowed for this call only; if it isn't open the call fails and the start with it.
+                // SAFETY: borrowed for this call only; if it isn't open the call fails, and the spawn with it.
                 let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
                 fcntl(fd, FcntlArg::F_SETFD(FdFlag::empty()))?;
             }
-            // Until it has left for its own session, Ctrl-C reaches the guardian too.
+            // Until the guardian has moved to its own session, Ctrl-C reaches it too.
             SigSet::all().thread_set_mask()?;
             Ok(())
         };
@@ -220,20 +221,20 @@ impl Guarded {
         })
     }
 
-    /// The command's process id. It may belong to someone else once the command has ended.
+    /// The command's process id. The kernel may reuse the id once the command has ended.
     #[must_use]
     pub fn pid(&self) -> i32 {
         self.pid
     }
 
-    /// The lock was renewed (`CLOCK_BOOTTIME`, ns). Of no effect once termination has begun. Never blocks; like all
-    /// orders it is sent by [`Guarded::next`] if the socket is full.
+    /// Reports a renewal of the lock: the new deadline (`CLOCK_BOOTTIME`, ns). No effect once termination has
+    /// begun. Never blocks; like every order, it is sent by [`Guarded::next`] if the socket is full.
     pub fn set_valid_until(&mut self, at: u64) {
         self.valid_until = Some(at);
         self.channel.get_mut().send(Order::ValidUntil(at).encode(), true);
     }
 
-    /// Passes a signal to the command. Of no effect once it has ended.
+    /// Sends a signal to the command. No effect once the command has ended.
     pub fn forward(&mut self, signal: Signal) {
         self.order(Order::Forward(signal as i32));
     }
@@ -244,8 +245,8 @@ impl Guarded {
         self.order(Order::End { by });
     }
 
-    /// This process was continued (SIGCONT): continues the command if it is stopped. A command that had stopped in
-    /// its own group gets the terminal back, if this process has it.
+    /// This process was continued (SIGCONT): continues the command if it is stopped. A command that stopped in
+    /// its own process group gets the terminal back if this process has it.
     pub fn resume(&mut self) {
         if std::mem::take(&mut self.has_stopped_too) && !self.command_ended {
             hand_terminal_to(self.pid);
@@ -253,16 +254,17 @@ impl Guarded {
         self.order(Order::Continue);
     }
 
-    /// Answers [`Event::Stopped`]: stops this process, so that the shell above takes over. Once that shell
-    /// continues it, [`Signals`](super::Signals) yields SIGCONT, which [`Guarded::relay`] passes on.
+    /// The response to [`Event::Stopped`]: stops this process, so that the parent shell takes over. Once that
+    /// shell continues the process, [`Signals`](super::Signals) yields SIGCONT, which must be passed to
+    /// [`Guarded::relay`].
     pub fn stop_too(&mut self) {
         self.has_stopped_too = true;
         stop_self();
     }
 
-    /// Does what a signal to the wrapper means for the command: passes it on, unless the terminal has already sent
-    /// it there. When the command has ended and others are waited for, a signal that asks for an end (SIGTERM,
-    /// SIGINT, SIGHUP, SIGQUIT; from a terminal too) ends those: SIGTERM now, SIGKILL after the grace.
+    /// Relays a signal from the wrapper to the command, unless the terminal has already sent it there. Once the
+    /// command has ended and only descendants remain, SIGTERM, SIGINT, SIGHUP and SIGQUIT (from a terminal too)
+    /// end those: SIGTERM now, SIGKILL after the grace.
     pub fn relay(&mut self, received: Received) {
         match received.signal {
             Signal::SIGCONT => self.resume(),
@@ -274,7 +276,8 @@ impl Guarded {
         }
     }
 
-    /// The next event. Cancel-safe. The last one, [`Event::Gone`] or [`Event::GuardianDied`], is repeated.
+    /// The next event. Cancel-safe. The last one, [`Event::Gone`] or [`Event::GuardianDied`], is returned again
+    /// by every later call.
     pub async fn next(&mut self) -> Event {
         if let Some(last) = &self.finished {
             return last.clone();
@@ -288,14 +291,14 @@ impl Guarded {
                     return Event::Exited(outcome);
                 }
                 Report::Terminating(reason) => return Event::Terminating(reason),
-                // Told when the guardian has ended: until then it has the lock's descriptors open.
+                // Reported once the guardian has exited: until then it holds the lock's descriptors open.
                 Report::Gone { at } => self.gone_at = Some(at),
                 Report::Started { .. } | Report::SpawnFailed { .. } => {}
             }
         }
         let last = match self.gone_at {
             Some(at) => {
-                // The closed socket says that it is past its last instruction: no wait to speak of.
+                // The socket is closed, so the guardian is exiting: this wait is short.
                 let _ = self.guardian.wait();
                 Event::Gone { at }
             }
@@ -312,14 +315,16 @@ impl Guarded {
         self.channel.get_mut().send(order.encode(), false);
     }
 
-    /// The next message of the guardian, `None` when its end is closed. Sends what waits, meanwhile. Cancel-safe.
+    /// The next message of the guardian, or `None` when its end is closed. Flushes queued messages meanwhile.
+    /// Cancel-safe.
     async fn report(&mut self) -> Option<Report> {
         loop {
             let mut interest = Interest::READABLE;
             if self.channel.get_ref().has_waiting() {
                 interest |= Interest::WRITABLE;
             }
-            // An error here means that the runtime is going down; the guardian will see this process end.
+            // An error here means that the runtime is shutting down; the guardian will detect the end of this
+            // process.
             let Ok(mut ready) = self.channel.ready_mut(interest).await else {
                 return std::future::pending().await;
             };
@@ -338,11 +343,12 @@ impl Guarded {
         }
     }
 
-    /// The guardian is dead and its descendants are ours now: ends them and returns when none is left.
+    /// The guardian is dead and its descendants are children of this process: ends them and returns when none is
+    /// left.
     async fn end_orphans(&mut self) {
         let after_grace = boot_now().saturating_add(self.grace);
         let last = self.valid_until.map_or(u64::MAX, |at| at.saturating_sub(margin(self.grace)));
-        // The guardian is among the children that this waits for.
+        // The guardian itself is among the children that this waits for.
         let ended = tokio::task::spawn_blocking(move || tree::end_all(after_grace.min(last)));
         let _ = ended.await;
     }

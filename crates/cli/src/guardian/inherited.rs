@@ -1,8 +1,8 @@
-//! The signal state that this process was started with, so that the command starts with the same.
+//! The signal state at the start of this process, so that the command can be started with the same state.
 //!
-//! `nohup` ignores SIGHUP, a shell without job control ignores SIGINT and SIGQUIT in what it puts into the
-//! background: the command must not notice that a wrapper and a guardian stand between. Sets of signals are bit
-//! sets here, signal n at bit n − 1, as in `/proc/<pid>/status`.
+//! `nohup` ignores SIGHUP, and a shell without job control ignores SIGINT and SIGQUIT in background processes;
+//! the wrapper and the guardian must pass this on unchanged. Sets of signals are bit sets with signal n at bit n
+//! − 1, as in `/proc/<pid>/status`.
 
 use std::io;
 use std::sync::OnceLock;
@@ -16,8 +16,8 @@ pub(crate) struct Inherited {
     pub(crate) blocked: u64,
 }
 
-/// Whether SIGPIPE was ignored when the process began. Rust's runtime ignores it before `main`, so this is the
-/// only place from which it can still be seen.
+/// True if SIGPIPE was ignored at process start. Rust's runtime ignores it before `main`, so only `.init_array`
+/// can read the inherited disposition.
 static PIPE_WAS_IGNORED: AtomicBool = AtomicBool::new(false);
 
 #[used]
@@ -35,8 +35,8 @@ static BEFORE_THE_RUNTIME: extern "C" fn() = {
     look
 };
 
-/// The state at the first call. Called before this program changes anything: when it starts to listen to signals,
-/// or else when it starts the guardian.
+/// The state at the first call. The first call must precede any change by this program: it is made when signal
+/// handlers are installed, or else when the guardian is started.
 pub(crate) fn inherited() -> Inherited {
     static AT_START: OnceLock<Inherited> = OnceLock::new();
     *AT_START.get_or_init(|| {
@@ -58,7 +58,7 @@ impl Inherited {
         self.ignored & bit(signal as i32) != 0
     }
 
-    /// Gives this state to the calling process. Safe between fork and exec: it makes system calls only.
+    /// Sets this state in the calling process. Safe between fork and exec: it makes system calls only.
     pub(crate) fn restore(self) -> io::Result<()> {
         // SAFETY: `signal` with SIG_IGN installs no code; `mask` is initialised by sigemptyset before use.
         unsafe {
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernels_sets_are_read_bit_by_bit() {
+    fn signal_sets_of_proc_status_are_parsed() {
         let status = "Name:\tx\nSigBlk:\t0000000000000002\nSigIgn:\t0000000000001001\n";
         assert_eq!(field(status, "SigBlk:"), Some(bit(libc::SIGINT)));
         assert_eq!(field(status, "SigIgn:"), Some(bit(libc::SIGHUP) | bit(libc::SIGPIPE)));

@@ -1,23 +1,25 @@
-//! The guardian of `lockkeeper run`: no job outlives its lock (DESIGN section 8, promise P5).
+//! The guardian of `lockkeeper run`: no job outlives its lock (P5).
 //!
 //! Three processes. The *wrapper* (`lockkeeper run`) holds the lock and keeps it alive. It starts the *guardian*
-//! (this same binary), which starts the *command* and is the parent of every process the command leaves:
+//! (the same binary), which starts the *command* and, as a child subreaper, becomes the parent of every process
+//! that the command orphans:
 //!
 //! ```text
 //! shell ── wrapper ── guardian ── command ── …          (the terminal's session: shell, wrapper, command)
 //!             └─ socket ─┘    └── orphaned descendants  (the guardian alone has a session of its own)
 //! ```
 //!
-//! The guardian needs nobody: it ends all descendants before the lock's deadline by its own timer, and when the
-//! socket closes, so a wrapper that was killed or stopped leaves no job without its lock. It also holds the
-//! lock's file descriptors until the last descendant is gone, so that a lock which *is* a descriptor (`file:`)
-//! can't pass to the next holder earlier.
+//! The guardian is independent of the wrapper: it ends all descendants before the lock's deadline by its own
+//! timer, and also when the socket closes, so that no job continues without its lock after the wrapper was killed
+//! or stopped. It also holds the lock's file descriptors until the last descendant is gone, so that a lock which
+//! *is* a descriptor (`file:`) can't pass to the next holder earlier.
 //!
-//! What this module may not do: know what a lock or a lease is, choose exit codes of `run`, or print. It is told
-//! one number ("valid until", `CLOCK_BOOTTIME` nanoseconds) and descriptors to keep open.
+//! This module must not depend on locks or leases, choose exit codes of `run`, or print. Its only inputs from the
+//! lock are a deadline ("valid until", `CLOCK_BOOTTIME` nanoseconds) and descriptors to keep open.
 //!
-//! Reading order: `protocol` what the two say to each other, `deadline` when to end, `tree` whom to end,
-//! `process` the guardian, `handle` and `signals` the wrapper's side.
+//! Reading order: `protocol` (messages between wrapper and guardian), `deadline` (when to send SIGTERM and
+//! SIGKILL), `tree` (descendant processes), `process` (the guardian), `handle` and `signals` (the wrapper's
+//! side).
 
 #[cfg(not(target_os = "linux"))]
 compile_error!(
@@ -42,13 +44,14 @@ pub use nix::sys::signal::Signal;
 pub use protocol::{Outcome, Reason};
 pub use signals::{Received, Signals};
 
-/// The first argument that makes this binary a guardian. Hidden: no user types it.
+/// The first argument that makes this binary a guardian. Internal: users never type it.
 const GUARDIAN_ARGUMENT: &str = "__guardian";
 
-/// Runs the guardian and returns its exit code if this process was started as one; else returns `None` at once.
+/// Runs the guardian and returns its exit code if this process was started as one; otherwise returns `None` at
+/// once.
 ///
-/// Must be the first thing that `main` does: a guardian has no time for argument parsing, and forks while it has
-/// one thread only.
+/// `main` must call this first: the guardian parses no other arguments, and must fork while it has only one
+/// thread.
 #[must_use]
 pub fn main_if_called() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
@@ -58,7 +61,7 @@ pub fn main_if_called() -> Option<ExitCode> {
     Some(process::main(arguments))
 }
 
-/// Now on `CLOCK_BOOTTIME`, in nanoseconds: the clock of leases, which counts suspend (P5).
+/// The current time on `CLOCK_BOOTTIME` in nanoseconds: the clock of leases, which includes suspend (P5).
 #[must_use]
 pub fn boot_now() -> u64 {
     lockkeeper::BootInstant::now().as_nanos()

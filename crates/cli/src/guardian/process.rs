@@ -1,7 +1,7 @@
-//! The guardian itself: starts the command, then waits for the first of many things and acts on it.
+//! The guardian process: starts the command, then runs an event loop until no descendant is left.
 //!
-//! One thread, one loop, no runtime. It survives everything but SIGKILL: all signals are blocked (the two that
-//! matter come through a descriptor), its session has no terminal, it never waits for the wrapper.
+//! One thread, one loop, no runtime. Only SIGKILL ends it early: all signals are blocked (SIGCHLD and SIGTERM are
+//! read from a signalfd), its session has no terminal, and it never waits for the wrapper.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -25,15 +25,15 @@ use super::inherited::Inherited;
 use super::protocol::{Order, Outcome, PIDS_MAX, Reason, Report};
 use super::{boot_now, tree};
 
-/// The longest time for which the timer is armed, in ns. The clock is read anew at each wake-up, so whatever a
-/// timer does across suspend or migration costs at most this much.
+/// The longest interval for which the timer is armed, in ns. The clock is read at each wake-up, so a timer that
+/// misbehaves across suspend or migration is late by at most this interval.
 const WAKE_NS_MAX: u64 = 1_000_000_000;
 
-/// Between two rounds of SIGKILL, in ns: the first and, doubling, the longest pause.
+/// First and longest pause between two SIGKILL scans, in ns; the pause doubles.
 const KILL_PAUSE_NS_MIN: u64 = 1_000_000;
 const KILL_PAUSE_NS_MAX: u64 = 50_000_000;
 
-/// What the wrapper hands to the guardian on its command line, after the hidden argument.
+/// The guardian's command line, after the hidden argument.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Startup {
     pub(crate) socket: RawFd,
@@ -88,7 +88,7 @@ impl Startup {
     }
 }
 
-/// The guardian's `main`, with the arguments after the hidden one.
+/// The guardian's `main`; `arguments` follow the hidden argument.
 pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let startup = Startup::from_arguments(arguments).filter(|startup| {
         [startup.socket].iter().chain(&startup.lock_fds).all(|fd| *fd > 2 && close_on_exec(*fd).is_ok())
@@ -99,7 +99,7 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         );
         return ExitCode::from(64);
     };
-    // SAFETY: the wrapper passed this descriptor for us to own, and it was just seen to be open.
+    // SAFETY: the wrapper passed this descriptor to be owned here, and it was just checked to be open.
     let mut channel = Channel::new(unsafe { OwnedFd::from_raw_fd(startup.socket) });
     let errno = match Guardian::start(startup, &mut channel) {
         Ok(Some(guardian)) => return guardian.watch(channel),
@@ -110,9 +110,10 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The command and its descendants must not hold the lock, nor the socket whose closing says that a process died.
+/// The command and its descendants must not inherit the lock's descriptors, nor the socket, whose closing signals
+/// the end of a process.
 fn close_on_exec(fd: RawFd) -> Result<(), Errno> {
-    // SAFETY: only borrowed for this call; a descriptor that isn't open makes the call fail, nothing else.
+    // SAFETY: borrowed for this call only; a descriptor that isn't open makes the call fail.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
     fcntl(fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).map(drop)
 }
@@ -123,29 +124,29 @@ struct Guardian {
     schedule: Schedule,
     wrapper: Pid,
     wrapper_group: Pid,
-    /// `None` once it has been waited for: from then on its id may belong to a stranger.
+    /// `None` once reaped: the kernel may reuse the id from then on.
     command: Option<Pid>,
-    /// The wrapper was told that the command stopped, and so stopped itself.
+    /// `Stopped` was reported to the wrapper, which therefore stopped itself.
     wrapper_paused: bool,
     left_behind_told: bool,
     kill_pause: u64,
 }
 
 impl Guardian {
-    /// Starts the command and then leaves the wrapper's session. `None`: the wrapper died before the command
-    /// began.
+    /// Starts the command and then leaves the wrapper's session. `None`: the wrapper died before the command was
+    /// started.
     fn start(startup: Startup, channel: &mut Channel) -> Result<Option<Self>, Errno> {
-        // A terminal's signal must not end us while we are still in its foreground group.
+        // A signal from the terminal must not end the guardian while it is still in the foreground group.
         SigSet::all().thread_set_mask()?;
-        // Were it ignored (which is inherited), no child would leave a status.
+        // If SIGCHLD were ignored (which is inherited), children would leave no wait status.
         let default = SigAction::new(SigHandler::SigDfl, SaFlags::empty(), SigSet::empty());
         // SAFETY: the default action installs no code.
         unsafe { sigaction(Signal::SIGCHLD, &default)? };
         nix::sys::prctl::set_child_subreaper(true)?;
-        // Else `ps` would show "exe", the last part of the path we were started by.
+        // The name in `ps`; by default "exe", the last component of `/proc/self/exe`.
         let _ = nix::sys::prctl::set_name(c"lk-guardian");
 
-        // Everything that can fail is done before the command exists.
+        // Everything that can fail is done before the command starts.
         let mut listened = SigSet::empty();
         listened.add(Signal::SIGCHLD);
         listened.add(Signal::SIGTERM);
@@ -179,7 +180,7 @@ impl Guardian {
         Ok(Some(guardian))
     }
 
-    /// Until no descendant is left.
+    /// Runs until no descendant is left.
     fn watch(mut self, channel: Channel) -> ExitCode {
         let mut channel = Some(channel);
         loop {
@@ -217,10 +218,10 @@ impl Guardian {
         }
     }
 
-    /// Sleeps until a message, a signal, or `wake` ns have passed.
+    /// Sleeps until a message or a signal arrives, or `wake` ns have passed.
     fn wait(&self, channel: Option<&Channel>, wake: Option<u64>) {
         let armed = match wake {
-            // Zero would disarm the timer.
+            // A value of 0 would disarm the timer.
             Some(ns) => {
                 let ns = ns.clamp(1, WAKE_NS_MAX);
                 let spec = TimeSpec::new((ns / 1_000_000_000) as i64, (ns % 1_000_000_000) as i64);
@@ -237,8 +238,8 @@ impl Guardian {
             events.set(PollFlags::POLLOUT, channel.has_waiting());
             sources.push(PollFd::new(channel.as_fd(), events));
         }
-        // An error here (no memory for the poll, a timer that can't be set) must neither end nor stall us: the
-        // loop looks at everything anew.
+        // An error here (no memory for the poll, a timer that can't be set) must neither end nor stall the
+        // guardian: the loop checks all sources again.
         let timeout = if armed.is_ok() { PollTimeout::NONE } else { PollTimeout::from(10u8) };
         if poll(&mut sources, timeout).is_err() {
             std::thread::yield_now();
@@ -253,7 +254,7 @@ impl Guardian {
         }
     }
 
-    /// Does what the wrapper says. `false`: the wrapper is dead.
+    /// Executes the wrapper's orders. Returns false if the wrapper is dead.
     fn take_orders(&mut self, channel: &mut Channel) -> bool {
         loop {
             let message = match channel.receive() {
@@ -270,13 +271,13 @@ impl Guardian {
                     }
                 }
                 Some(Order::Continue) => self.continue_command(),
-                // Both sides are the same binary, so this is not reached; going on is the safe answer to it.
+                // Unreachable, since both sides are the same binary; ignoring the message is safe.
                 None => {}
             }
         }
     }
 
-    /// Takes the news of all children. `true`: none is left.
+    /// Reaps all children that changed state. Returns true if no child is left.
     fn reap_all(&mut self, channel: &mut Option<Channel>) -> bool {
         loop {
             let (pid, status) = match tree::reap() {
@@ -284,12 +285,12 @@ impl Guardian {
                 tree::Reaped::Nothing => return false,
                 tree::Reaped::NobodyLeft => return true,
             };
-            // Orphans are waited for and nothing more.
+            // Orphans are only reaped.
             if Some(pid) != self.command {
                 continue;
             }
             if libc::WIFSTOPPED(status) {
-                // In the wrapper's own group, what stopped the command stopped the wrapper as well.
+                // In the wrapper's own group, the signal that stopped the command stopped the wrapper as well.
                 let is_elsewhere = getpgid(Some(pid)).is_ok_and(|group| group != self.wrapper_group);
                 if is_elsewhere && !self.schedule.is_ending() {
                     self.wrapper_paused = true;
@@ -305,9 +306,9 @@ impl Guardian {
         }
     }
 
-    /// The wrapper stopped itself because the command was stopped, and that is over.
+    /// Continues a wrapper that stopped itself because the command was stopped.
     fn wake_wrapper(&mut self) {
-        // Still our parent, so its id is still its own.
+        // The wrapper is still the parent, so its id has not been reused.
         if std::mem::take(&mut self.wrapper_paused) && getppid() == self.wrapper {
             let _ = kill(self.wrapper, Signal::SIGCONT);
         }
@@ -316,7 +317,7 @@ impl Guardian {
     fn continue_command(&mut self) {
         self.wrapper_paused = false;
         let Some(command) = self.command else { return };
-        // A shell continues the whole group, so a command that shares the wrapper's is mostly running by now.
+        // A shell continues the whole group, so a command in the wrapper's group is usually already running.
         if !tree::look(command.as_raw()).is_some_and(|process| process.is_stopped()) {
             return;
         }
@@ -352,13 +353,13 @@ fn outcome(status: i32) -> Outcome {
     if libc::WIFSIGNALED(status) {
         Outcome::Signal(libc::WTERMSIG(status))
     } else {
-        // The kernel keeps eight bits of an exit code.
+        // The kernel keeps 8 bits of an exit code.
         Outcome::Code((libc::WEXITSTATUS(status) & 0xff) as u8)
     }
 }
 
 /// Starts the command as a child in the wrapper's session and process group, with the descriptors and the signal
-/// state that the wrapper had from its own parent.
+/// state that the wrapper inherited from its own parent.
 fn spawn(startup: &Startup) -> Result<Pid, Errno> {
     let (program, arguments) = startup.argv.split_first().ok_or(Errno::EINVAL)?;
     let inherited = startup.inherited;
@@ -374,8 +375,9 @@ fn errno_of(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EINVAL, Errno::from_raw)
 }
 
-/// Leaves the wrapper's session, terminal, standard descriptors and directory: whoever waits for the end of a pipe
-/// or wants to unmount must not wait for us. None of it can fail for a forked child; if it did, we'd still guard.
+/// Leaves the wrapper's session, terminal, standard descriptors and directory, so that the guardian keeps no pipe
+/// open and no filesystem busy. None of these calls can fail in a forked child; if one did, the guardian would
+/// still work.
 fn leave(null: &File) {
     let _ = setsid();
     let _ = dup2_stdin(null);
@@ -393,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_wrapper_writes_the_guardian_reads() {
+    fn startup_arguments_round_trip() {
         for (lock_fds, valid_until) in [(vec![], None), (vec![7, 9], Some(u64::MAX))] {
             let startup = Startup {
                 socket: 5,
@@ -408,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_line_typed_by_hand_is_refused() {
+    fn incomplete_startup_arguments_are_refused() {
         for words in [&[][..], &["true"], &["socket=1"], &["socket=x", "locks="]] {
             let words: Vec<_> = words.iter().map(OsString::from).collect();
             assert_eq!(parsed(&words), None, "{words:?}");

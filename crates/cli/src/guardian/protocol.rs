@@ -1,24 +1,25 @@
-//! What wrapper and guardian say to each other, and its bytes.
+//! Messages between wrapper and guardian, and their encoding.
 //!
-//! Both ends are the same binary, so there is no version. One message is one packet: a tag and numbers in little
-//! endian. Nothing here does I/O.
+//! Both ends are the same binary, so there is no version. One message is one packet: a tag and little-endian
+//! integers. This module does no I/O.
 
 use nix::sys::signal::Signal;
 
-/// The longest message in bytes; `LeftBehind` is the only one that varies.
+/// The longest message in bytes; `LeftBehind` is the only one of variable length.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 5 + 4 * PIDS_MAX;
 
-/// How many process ids `LeftBehind` names at most: enough to look them up, and one small packet.
+/// The largest number of process ids in `LeftBehind`: enough for diagnosis, and one small packet.
 pub(crate) const PIDS_MAX: usize = 32;
 
-/// Wrapper to guardian.
+/// A message from the wrapper to the guardian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// The lock is valid until then (`CLOCK_BOOTTIME`, ns).
+    /// The lock's new deadline (`CLOCK_BOOTTIME`, ns).
     ValidUntil(u64),
-    /// Pass this signal to the command.
+    /// Send this signal to the command.
     Forward(i32),
-    /// The lock is lost: SIGTERM to all now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns).
+    /// SIGTERM to all descendants now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns). Sent when the lock is lost, or when a
+    /// signal to the wrapper ends descendants that outlived the command.
     End { by: u64 },
     /// The wrapper was continued: continue the command if it is stopped.
     Continue,
@@ -29,12 +30,12 @@ pub(crate) enum Order {
 pub enum Outcome {
     /// It exited with this code.
     Code(u8),
-    /// This signal ended it. A number, since real-time signals have no name.
+    /// A signal ended it. An integer, since real-time signals have no name.
     Signal(i32),
 }
 
 impl Outcome {
-    /// The exit code by which a wrapper passes the outcome on: the code itself, or 128 + n for signal n.
+    /// The exit code by which the wrapper reports the outcome: the code itself, or 128 + n for signal n.
     #[must_use]
     pub fn exit_code(self) -> u8 {
         match self {
@@ -48,17 +49,17 @@ impl Outcome {
 /// Why the guardian ends all descendants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The lock's deadline is near and no later one was heard of.
+    /// The lock's deadline is near and was not extended.
     ValidUntil,
     /// The wrapper is dead.
     WrapperGone,
-    /// The wrapper asked for it.
+    /// The wrapper sent an `End` order.
     Asked,
-    /// Someone sent SIGTERM to the guardian.
+    /// The guardian received SIGTERM.
     Told,
 }
 
-/// Guardian to wrapper.
+/// A message from the guardian to the wrapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     Started { pid: i32 },
@@ -80,7 +81,7 @@ impl Order {
         }
     }
 
-    /// `None`: not a message of ours.
+    /// Returns `None` if the bytes are not a valid message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (tag, rest) = bytes.split_first()?;
         Some(match tag {
@@ -120,7 +121,7 @@ impl Report {
         }
     }
 
-    /// `None`: not a message of ours.
+    /// Returns `None` if the bytes are not a valid message.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (tag, rest) = bytes.split_first()?;
         Some(match (tag, rest) {
@@ -144,7 +145,7 @@ impl Report {
     }
 }
 
-/// The signals that a wrapper passes on to its command. Not SIGTSTP: Ctrl-Z stops wrapper and command alike.
+/// The signals that the wrapper relays to the command. Not SIGTSTP: Ctrl-Z stops wrapper and command alike.
 pub(crate) const FORWARDED: [Signal; 8] = [
     Signal::SIGTERM,
     Signal::SIGINT,
@@ -177,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_message_survives_the_way() {
+    fn every_message_round_trips() {
         for order in [Order::ValidUntil(u64::MAX), Order::Forward(15), Order::End { by: 7 }, Order::Continue]
         {
             assert_eq!(Order::decode(&order.encode()), Some(order));
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_or_unknown_messages_are_refused() {
+    fn truncated_or_unknown_messages_are_refused() {
         for bytes in [&b""[..], b"V", b"V123", b"F12345", b"C1", b"?"] {
             assert_eq!(Order::decode(bytes), None, "{bytes:?}");
         }
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_becomes_128_plus_its_number() {
+    fn exit_code_of_a_signal_is_128_plus_its_number() {
         assert_eq!(Outcome::Code(3).exit_code(), 3);
         assert_eq!(Outcome::Signal(15).exit_code(), 143);
         assert_eq!(Outcome::Signal(64).exit_code(), 192);

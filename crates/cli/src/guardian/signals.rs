@@ -1,8 +1,9 @@
-//! The wrapper's signals: which one came, and whether the command had it too.
+//! The wrapper's signals, each with its origin: the terminal, or a sender that addressed the wrapper alone.
 //!
-//! Ctrl-C goes from the terminal to every process of the foreground group, so it reaches the command without us;
-//! passing it on would make it two. `kill` reaches the wrapper alone, so it must be passed on. The kernel says
-//! which it was (`si_code`). One case can't be told apart: `kill -INT -<group>` reaches both *and* is passed on.
+//! The terminal sends Ctrl-C to every process of the foreground group, so the command receives it directly and
+//! relaying would deliver it twice. `kill` reaches the wrapper alone, so the wrapper must relay it. The kernel
+//! distinguishes the two (`si_code`). One case is ambiguous: `kill -INT -<group>` reaches both processes *and* is
+//! relayed.
 
 use std::fs::File;
 use std::io;
@@ -20,34 +21,35 @@ use super::protocol::FORWARDED;
 /// A signal that this process received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Which.
+    /// The signal.
     pub signal: Signal,
-    /// The kernel sent it, as it does for keys (Ctrl-C, Ctrl-\), a change of the window's size and a terminal that
-    /// hung up. The whole foreground group had it, the command included.
+    /// Sent by the kernel, as for keys (Ctrl-C, Ctrl-\), a window size change and a terminal hang-up. The whole
+    /// foreground group received it, the command included.
     pub from_terminal: bool,
 }
 
-/// Listens to SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT and SIGWINCH.
+/// Receives SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCONT and SIGWINCH.
 ///
-/// A signal that was ignored when this process began (by `nohup`, or by a shell that put it into the background)
-/// stays ignored and is not listened to. SIGTSTP is left alone, so that Ctrl-Z stops the wrapper as any program.
+/// A signal that was ignored at process start (by `nohup`, or by a shell that started the process in the
+/// background) stays ignored and gets no handler. SIGTSTP is left alone, so Ctrl-Z stops the wrapper like any
+/// program.
 ///
-/// After a drop these signals do nothing at all: their default action does not come back.
+/// After a drop these signals have no effect: their default actions are not restored.
 #[derive(Debug)]
 pub struct Signals {
     incoming: UnixDatagram,
-    // The handlers write to this one, so it lives until they are gone.
+    // The handlers write to this socket, so it must outlive them.
     _outgoing: StdDatagram,
     handlers: Vec<SigId>,
 }
 
 impl Signals {
-    /// Starts to listen. To be called once, before waiting for the lock, inside a tokio runtime.
+    /// Installs the handlers. Must be called once, before waiting for the lock, inside a tokio runtime.
     ///
     /// # Errors
-    /// The system refused a socket or a handler.
+    /// The OS refused a socket or a handler.
     pub fn install() -> io::Result<Self> {
-        // What the command shall start with must be known before it is changed here.
+        // The command's inherited signal state must be recorded before the handlers change it.
         let inherited = inherited();
         let (incoming, outgoing) = StdDatagram::pair()?;
         incoming.set_nonblocking(true)?;
@@ -57,11 +59,11 @@ impl Signals {
         for signal in FORWARDED.into_iter().filter(|signal| !inherited.ignores(*signal)) {
             let handler = move |info: &libc::siginfo_t| {
                 let bytes = [signal as i32 as u8, u8::from(info.si_code == libc::SI_KERNEL)];
-                // A full socket means thousands of unread signals: one more would not be missed.
+                // A full socket holds thousands of unread signals: dropping one more is harmless.
                 // SAFETY: a system call that signal handlers may make, on a descriptor that outlives the handler.
                 unsafe { libc::send(socket, bytes.as_ptr().cast(), bytes.len(), libc::MSG_DONTWAIT) };
             };
-            // SAFETY: the handler makes one system call and touches no memory of others. `send` may change errno,
+            // SAFETY: the handler makes one system call and accesses no shared memory. `send` may change errno,
             // which the registry's own handler saves and restores.
             signals.handlers.push(unsafe { register_sigaction(signal as i32, handler)? });
         }
@@ -73,7 +75,7 @@ impl Signals {
         loop {
             let mut bytes = [0; 2];
             if self.incoming.recv(&mut bytes).await.is_err() {
-                // Not reached: the other end is ours. Without signals a wrapper still works.
+                // Unreachable, since this process holds the other end. A wrapper works without signals.
                 return std::future::pending().await;
             }
             if let Ok(signal) = Signal::try_from(i32::from(bytes[0])) {
@@ -91,18 +93,18 @@ impl Drop for Signals {
     }
 }
 
-/// Stops this process as Ctrl-Z would, so that the shell that started it takes its terminal back. Returns once it
-/// was continued; or at once where the kernel stops nobody, in a process group that no shell looks after.
+/// Stops this process as Ctrl-Z would, so that the parent shell takes its terminal back. Returns after SIGCONT,
+/// or at once in an orphaned process group, where the kernel ignores SIGTSTP.
 pub(crate) fn stop_self() {
-    // To this very thread, so the stop happens before the call returns; SIGTSTP to the process might be taken by
-    // another thread, and this one would go on for a moment.
+    // Sent to this thread, so that the stop takes effect before the call returns; another thread might handle a
+    // SIGTSTP sent to the process, and this one would continue for a moment.
     let _ = raise(Signal::SIGTSTP);
 }
 
-/// Makes the group of `pid` the foreground group of our terminal, if ours is. A shell's `fg` gives the terminal to
-/// our group; a command with a group of its own would stop again at its first read.
+/// Makes the group of `pid` the foreground group of the terminal, if this process's group is. A shell's `fg`
+/// makes our group the foreground group; a command with a group of its own would stop again at its first read.
 pub(crate) fn hand_terminal_to(pid: i32) {
-    // No terminal, or no such process: nothing to hand over.
+    // Nothing to do without a terminal or if the process has ended.
     let Ok(terminal) = File::open("/dev/tty") else { return };
     let Ok(group) = getpgid(Some(Pid::from_raw(pid))) else { return };
     if tcgetpgrp(&terminal) == Ok(getpgrp()) {

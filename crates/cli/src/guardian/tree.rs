@@ -1,14 +1,15 @@
-//! Finding and ending descendants.
+//! Finds and ends descendant processes.
 //!
-//! The caller is a child subreaper, so whatever a descendant does (fork twice, `setsid`, change its process
-//! group, lose its parent) it stays below the caller in `/proc`. What is not below: processes that a daemon
-//! starts on request (`systemd-run`, `docker run`, `at`); nobody can find those.
+//! The caller is a child subreaper, so every descendant stays below the caller in `/proc`, even if it forks
+//! twice, calls `setsid`, changes its process group or loses its parent. Processes that a daemon starts on
+//! request (`systemd-run`, `docker run`, `at`) are not descendants and can't be found.
 //!
-//! May not decide when: that is `deadline`. May not wait, except [`end_all`].
+//! `deadline` decides when to signal. Only [`end_all`] waits.
 //!
-//! Only `waitpid` proves that nobody is left ([`Reaped::NobodyLeft`]); a scan proves nothing, since processes fork
-//! while it runs. So SIGKILL is sent in scans that repeat until `waitpid` says so. SIGTERM is sent once, to those
-//! that a stable picture showed: a later newcomer may be the clean-up that a job starts on SIGTERM.
+//! Only `waitpid` proves that no descendant is left ([`Reaped::NobodyLeft`]); a scan proves nothing, since
+//! processes fork while it runs. So SIGKILL scans repeat until `waitpid` reports that no child is left. SIGTERM
+//! is sent once, to the processes of a stable scan: a process that appears later may be the clean-up that a job
+//! starts on SIGTERM.
 
 use std::collections::HashSet;
 use std::fs;
@@ -19,7 +20,7 @@ use nix::errno::Errno;
 
 use super::boot_now;
 
-/// A process at one look. Its start time tells it from a later process with the same id.
+/// A process at the time of a scan. Its start time distinguishes it from a later process with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -30,31 +31,31 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Stopped by a signal (not by a tracer).
+    /// Stopped by a signal, not by a tracer.
     pub(crate) fn is_stopped(&self) -> bool {
         self.state == b'T'
     }
 
-    /// Dead, but not yet waited for by its parent.
+    /// Dead, but not yet reaped by its parent.
     pub(crate) fn is_zombie(&self) -> bool {
         matches!(self.state, b'Z' | b'X')
     }
 
-    /// Sends `signal` to this process and to no other: its id may meanwhile belong to a stranger, which as root we
-    /// could kill. Errors are no news: it is dead, or not ours to signal (it changed its user).
+    /// Sends `signal` to this process only: its id may have been reused, and root could then signal an unrelated
+    /// process. Errors are ignored: the process is dead, or may not be signalled (it changed its user).
     fn signal(&self, signal: i32) {
         let handle = pidfd_open(self.pid);
-        // The same process had the id before and after the handle was opened, so the handle is its own.
+        // The start time is the same after the pidfd was opened, so the pidfd refers to this process.
         let is_same = look(self.pid).is_some_and(|now| now.started == self.started);
         if !is_same {
             return;
         }
         match handle {
-            // SAFETY: a system call on a descriptor that we own; the null siginfo is allowed.
+            // SAFETY: a system call on a descriptor that is owned here; the null siginfo is allowed.
             Some(handle) => unsafe {
                 libc::syscall(libc::SYS_pidfd_send_signal, handle.as_raw_fd(), signal, 0usize, 0u32);
             },
-            // No such call (Linux < 5.3, or a sandbox forbids it).
+            // pidfd_open is missing (Linux < 5.3) or forbidden by a sandbox.
             // SAFETY: plain system call.
             None => unsafe {
                 libc::kill(self.pid, signal);
@@ -64,19 +65,19 @@ impl Process {
 }
 
 fn pidfd_open(pid: i32) -> Option<OwnedFd> {
-    // SAFETY: plain system call; a result ≥ 0 is a new descriptor that nobody else owns.
+    // SAFETY: plain system call; a result ≥ 0 is a new descriptor without another owner.
     unsafe {
         let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0u32);
         i32::try_from(fd).ok().filter(|fd| *fd >= 0).map(|fd| OwnedFd::from_raw_fd(fd))
     }
 }
 
-/// One process by its id, or `None` if there is none.
+/// Reads one process by its id; `None` if there is none.
 pub(crate) fn look(pid: i32) -> Option<Process> {
     parse_stat(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// `pid (name) state ppid …`, where the name may contain anything, spaces and parentheses too.
+/// Parses `pid (name) state ppid …`; the name may contain spaces and parentheses.
 fn parse_stat(pid: i32, stat: &[u8]) -> Option<Process> {
     let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let mut fields = std::str::from_utf8(&stat[after_name..]).ok()?.split_ascii_whitespace();
@@ -87,9 +88,9 @@ fn parse_stat(pid: i32, stat: &[u8]) -> Option<Process> {
     Some(Process { pid, parent, state, started })
 }
 
-/// Walks `/proc` once and calls `found` for each descendant of this process as soon as it is known to be one:
-/// `/proc` is listed by rising id and children mostly follow their parents, so a walk meets even processes that
-/// were forked while it runs. Returns how many it found.
+/// Scans `/proc` once and calls `found` for each descendant of this process as soon as it is recognised. `/proc`
+/// lists ids in ascending order and children mostly have higher ids than their parents, so one scan finds even
+/// most processes that were forked while it runs. Returns the number of descendants found.
 fn walk(mut found: impl FnMut(&Process)) -> usize {
     let own = std::process::id().cast_signed();
     let mut family = HashSet::from([own]);
@@ -121,10 +122,10 @@ fn walk(mut found: impl FnMut(&Process)) -> usize {
     }
 }
 
-/// All descendants. One walk can miss a process whose parent dies during it, so walks are joined until one of them
-/// finds nobody new.
+/// All descendants. One scan can miss a process whose parent dies during the scan, so the results of several
+/// scans are merged until a scan finds no new process.
 pub(crate) fn descendants() -> Vec<Process> {
-    /// Against a family that never stops forking.
+    /// Bounds the loop if the descendants never stop forking.
     const WALKS_MAX: usize = 8;
     let mut seen = HashSet::new();
     let mut all: Vec<Process> = Vec::new();
@@ -152,9 +153,9 @@ pub(crate) fn terminate_all() {
     }
 }
 
-/// SIGKILL to all descendants that can be found now. To be repeated until nobody is left.
+/// Sends SIGKILL to all descendants that can be found now. Must be repeated until none is left.
 pub(crate) fn kill_all() {
-    /// How often a walk follows the last one at once, to catch up with processes that keep forking.
+    /// The largest number of scans in direct succession, to catch up with processes that keep forking.
     const WALKS_MAX: usize = 16;
     let mut killed = HashSet::new();
     for _ in 0..WALKS_MAX {
@@ -170,18 +171,18 @@ pub(crate) fn kill_all() {
     }
 }
 
-/// What one look at the children's states brought.
+/// The result of one non-blocking `waitpid`.
 pub(crate) enum Reaped {
     /// A child ended or changed: its id and wait status.
     Changed { pid: i32, status: i32 },
-    /// There are children; none has news.
+    /// There are children; none has changed state.
     Nothing,
     /// No child is left, and so no descendant.
     NobodyLeft,
 }
 
-/// Takes one child's change of state without waiting. Not nix's `waitpid`: that one can't tell a death by a
-/// real-time signal.
+/// Reads one child's change of state without waiting. nix's `waitpid` can't represent a death by a real-time
+/// signal.
 pub(crate) fn reap() -> Reaped {
     let mut status = 0;
     let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED | libc::__WALL;
@@ -197,9 +198,9 @@ pub(crate) fn reap() -> Reaped {
 }
 
 /// Ends all descendants of this process and returns when none is left: SIGTERM now, SIGKILL at `kill_at`
-/// (`CLOCK_BOOTTIME`, ns). For a wrapper whose guardian died: blocks, so not on an async thread.
+/// (`CLOCK_BOOTTIME`, ns). Used by a wrapper whose guardian died. Blocks: must not run on an async thread.
 pub(crate) fn end_all(kill_at: u64) {
-    /// How long between two looks: short against any grace, and cheap.
+    /// Polling interval: short compared with any grace, and cheap.
     const LOOK_EVERY: Duration = Duration::from_millis(5);
     terminate_all();
     loop {
@@ -220,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hostile_process_name_does_not_move_the_fields() {
+    fn process_name_with_spaces_and_parentheses_is_parsed() {
         let tail = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 4242 19";
         for name in ["sh", "a b", "x) R 1 (y", ")))"] {
             let line = format!("77 ({name}) T 12 {tail}");
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_line_is_no_process() {
+    fn truncated_stat_line_is_refused() {
         for line in ["", "77 (sh", "77 (sh) S", "77 (sh) S 1 2 3", "77 (sh) S one 2"] {
             assert_eq!(parse_stat(77, line.as_bytes()), None, "{line}");
         }

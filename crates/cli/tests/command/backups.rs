@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 use crate::node::Node;
 use crate::support::{CommandExt, Place, wait_until};
 
-/// What a command with `--json` printed.
+/// The JSON output of a command.
 fn said(place: &Place, line: &str) -> Value {
     let ended = place.ran(&format!("{line} --json"));
     assert_eq!((ended.code, ended.err.as_str()), (0, ""), "{line}: {ended:?}");
     serde_json::from_str(&ended.out).unwrap()
 }
 
-/// A node over data that were restored, with the tokens that it gives first and last.
+/// A node started from restored data, with the first two tokens that it issues.
 fn served(place: Place, data: &str) -> (Place, Node, [u64; 2]) {
     let node = place.serve_from(data, "127.0.0.1:0");
     let place = place.over(&node.url());
@@ -26,14 +26,14 @@ fn served(place: Place, data: &str) -> (Place, Node, [u64; 2]) {
     (place, node, tokens)
 }
 
-/// The token of a lock that is taken and given back.
+/// Acquires and releases a lock; returns the token.
 fn token(place: &Place, name: &str) -> u64 {
     let ended = place.lockkeeper(["run", name, "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).ended();
     assert_eq!(ended.code, 0, "{ended:?}");
     ended.out.trim().parse().unwrap()
 }
 
-/// A place with a stopped node's backup in `locks`.
+/// A place that contains a stopped node's backup in `locks`.
 fn with_backup() -> Place {
     let (place, node) = Place::new().served();
     token(&place, "a");
@@ -44,7 +44,7 @@ fn with_backup() -> Place {
 }
 
 #[test]
-fn a_backup_under_load_is_restored_twice_with_tokens_above_all_before() {
+fn restore_of_a_backup_under_load_issues_tokens_above_all_earlier_ones() {
     let (place, node) = Place::new().served();
     let load = ["bench", "--workload", "uncontended", "--clients", "8", "--seconds", "3"];
     let load = place.lockkeeper(load).started();
@@ -59,7 +59,7 @@ fn a_backup_under_load_is_restored_twice_with_tokens_above_all_before() {
     assert_eq!(fs::metadata(place.path("locks")).unwrap().permissions().mode() & 0o777, 0o600);
     let ended = load.ended();
     assert_eq!(ended.code, 0, "the load went on all the while: {ended:?}");
-    // Issued after the backup: it can't know them.
+    // Issued after the backup, which therefore does not contain it.
     let issued = token(&place, "later");
     assert!(issued > backup["last_token"].as_u64().unwrap());
     assert!(issued > careful.token && issued > plain.token);
@@ -102,17 +102,17 @@ fn a_backup_under_load_is_restored_twice_with_tokens_above_all_before() {
     assert_eq!((&second["node"], second["cluster"] == first["cluster"]), (&json!(3), false));
     let (place, node, again) = served(place, "second");
     assert!(again[0] > tokens[1], "the first restore gave {tokens:?}, the second {again:?}");
-    // What is restored is restarted like any other.
+    // Restored data survive a restart like any other data.
     node.kill();
     let (place, _node, later) = served(place, "second");
     assert_eq!(later[0], again[1] + 1);
     assert_eq!(place.shown("orders/42")["holders"][0]["state"], "closed");
-    // The old cluster's clients hear nothing of the new one: their holds are over by their own clock.
+    // The new cluster does not contact the old cluster's clients: their holds end by their own clocks.
     drop((careful, plain, waiter));
 }
 
 #[test]
-fn what_is_restored_is_said_to_people_too() {
+fn restore_prints_a_text_summary() {
     let place = with_backup();
     let ended = place.ran("restore locks --data new");
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
@@ -127,7 +127,7 @@ fn what_is_restored_is_said_to_people_too() {
 }
 
 #[test]
-fn a_backup_replaces_an_earlier_one_only_when_it_is_whole() {
+fn incomplete_backup_does_not_replace_an_earlier_one() {
     let (place, node) = Place::new().served();
     said(&place, "backup locks");
     let first = fs::read(place.path("locks")).unwrap();
@@ -145,7 +145,7 @@ fn a_backup_replaces_an_earlier_one_only_when_it_is_whole() {
 }
 
 #[test]
-fn a_damaged_cut_or_strange_file_is_refused_with_its_place_and_nothing_is_made() {
+fn invalid_backup_file_is_refused_with_byte_offset_and_creates_nothing() {
     let place = with_backup();
     let whole = fs::read(place.path("locks")).unwrap();
     let refused = |bytes: &[u8], words: &[&str]| {
@@ -173,7 +173,7 @@ fn a_damaged_cut_or_strange_file_is_refused_with_its_place_and_nothing_is_made()
 }
 
 #[test]
-fn a_directory_that_holds_anything_is_left_alone() {
+fn restore_refuses_a_directory_that_is_not_empty() {
     let place = with_backup();
     fs::create_dir(place.path("mine")).unwrap();
     fs::write(place.path("mine/letter"), b"keep me").unwrap();
@@ -182,7 +182,7 @@ fn a_directory_that_holds_anything_is_left_alone() {
         .is_one_line(exit::CANNOT_CREATE, &["is not empty: `letter` is there"]);
     assert_eq!(fs::read_dir(place.path("mine")).unwrap().count(), 1, "not even a lock file");
 
-    // The node that the backup is of: stopped, then running.
+    // The node from which the backup was taken: first stopped, then running.
     let refused =
         || place.ran("restore locks --data data").is_one_line(exit::CANNOT_CREATE, &["is not empty"]);
     refused();
@@ -195,13 +195,13 @@ fn a_directory_that_holds_anything_is_left_alone() {
 }
 
 #[test]
-fn a_restore_that_fails_at_any_sync_is_refused_by_a_start_and_can_be_repeated() {
+fn restore_interrupted_by_a_failed_sync_is_refused_by_serve_and_can_be_repeated() {
     let place = with_backup();
     let highest = 1_u64 << 50;
     let shim = lockkeeper_rig::Shim::new(&place.path(""));
     shim.set(lockkeeper_rig::Number::Error, 5);
     let (mut refused, mut is_done) = (0, false);
-    // The first syncs are of the directory's own name.
+    // The first syncs are those of the new directory's name in its parent.
     for sync in 1.. {
         shim.set(lockkeeper_rig::Number::FailIn, sync);
         let tokens = highest.to_string();
@@ -228,9 +228,9 @@ fn a_restore_that_fails_at_any_sync_is_refused_by_a_start_and_can_be_repeated() 
 }
 
 #[test]
-fn a_restore_without_room_is_refused_by_a_start_and_can_be_repeated() {
+fn restore_on_a_full_disk_is_refused_by_serve_and_can_be_repeated() {
     let place = with_backup();
-    // Room for small files, not for a segment of the log: its write fails (EFBIG).
+    // Room for small files, but not for a log segment: its write fails (EFBIG).
     let script = r#"trap '' XFSZ; ulimit -f 2048; exec "$0" restore locks --data new"#;
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_lockkeeper")]).current_dir(place.path(""));
@@ -245,7 +245,7 @@ fn a_restore_without_room_is_refused_by_a_start_and_can_be_repeated() {
 }
 
 #[test]
-fn a_clock_behind_the_backup_is_refused_unless_somebody_knows_the_highest_token() {
+fn clock_behind_the_backup_is_refused_without_tokens_above() {
     let place = with_backup();
     let shim = lockkeeper_rig::Shim::new(&place.path(""));
     shim.set(lockkeeper_rig::Number::AheadSec, -3600);
@@ -264,7 +264,7 @@ fn a_clock_behind_the_backup_is_refused_unless_somebody_knows_the_highest_token(
 }
 
 #[test]
-fn only_our_own_service_makes_backups() {
+fn backup_is_refused_for_other_lock_services() {
     let place = Place::new();
     place.ran("backup locks").is_one_line(exit::USAGE, &["make a backup", "use `lockkeeper://`"]);
     assert!(!place.path("locks-file").exists());

@@ -1,4 +1,5 @@
-//! Wrong input: one clear line with the value, the limit and what to do; a documented code; nothing run.
+//! Invalid input is reported on one line with the value, the limit and the remedy, and with a documented exit
+//! code; nothing is executed.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -7,7 +8,7 @@ use lockkeeper_cli::exit;
 
 use crate::support::{CommandExt, Place};
 
-/// `run` with this name must fail before the command runs.
+/// Asserts that `run` with this name fails before the command starts.
 #[track_caller]
 fn bad_name(name: &OsStr, words: &[&str]) {
     let place = Place::new();
@@ -18,7 +19,7 @@ fn bad_name(name: &OsStr, words: &[&str]) {
 }
 
 #[test]
-fn names_that_are_none() {
+fn invalid_lock_names_are_refused() {
     bad_name(OsStr::new(""), &["name is empty", "1 to 512 bytes"]);
     bad_name(OsStr::new(&"a".repeat(513)), &["513 bytes", "at most 512"]);
     bad_name(OsStr::new("a//b"), &["\"a//b\"", "empty segment at byte 2"]);
@@ -27,16 +28,16 @@ fn names_that_are_none() {
     bad_name(OsStr::from_bytes(b"a\xffb"), &["not UTF-8", "byte 1"]);
 }
 
-/// An argument can't contain a NUL: the system ends it there. So a NUL can't reach us at all.
+/// Arguments are C strings, which end at the first NUL, so a NUL never reaches the program.
 #[test]
-fn a_nul_can_not_be_in_an_argument() {
+fn nul_in_an_argument_is_refused_at_spawn() {
     let place = Place::new();
     let refused = place.lockkeeper(["show", "a\0b"]).spawn().unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
 }
 
 #[test]
-fn every_command_with_a_name_refuses_bad_ones() {
+fn every_command_refuses_invalid_lock_names() {
     for line in
         ["show a//b", "ls a//b", "watch a//b", "check-token a//b 7", "break a//b --token 7 --reason x"]
     {
@@ -45,7 +46,7 @@ fn every_command_with_a_name_refuses_bad_ones() {
 }
 
 #[test]
-fn durations_out_of_range_and_without_a_unit() {
+fn durations_out_of_range_or_without_a_unit_are_refused() {
     for (options, words) in [
         ("--ttl 0s", &["ttl", "0 ms", "(1 s)", "(1 h)"][..]),
         ("--ttl 1ms", &["ttl", "1 ms", "(1 s)", "(1 h)"]),
@@ -62,13 +63,13 @@ fn durations_out_of_range_and_without_a_unit() {
 }
 
 #[test]
-fn a_grace_that_would_end_the_job_between_two_renewals_is_refused() {
+fn grace_above_half_the_ttl_is_refused() {
     let ended = Place::new().ran("run --locks memory: --ttl 2s --grace 1500ms x -- true");
     ended.is_one_line(exit::USAGE, &["--grace is 1s 500ms", "half the ttl (1s)", "longer --ttl"]);
 }
 
 #[test]
-fn permits_of_none_too_many_or_another_number() {
+fn invalid_or_mismatched_permit_limits_are_refused() {
     let place = Place::new();
     place.ran("run --permit=0 x -- true").is_one_line(exit::USAGE, &["0 permits", "1 to 65536"]);
     place.ran("run --permit=65537 x -- true").is_one_line(exit::USAGE, &["65537", "1 to 65536"]);
@@ -78,7 +79,7 @@ fn permits_of_none_too_many_or_another_number() {
 }
 
 #[test]
-fn commands_that_can_not_run() {
+fn commands_that_cannot_be_executed_are_refused() {
     let place = Place::new();
     place.ran("run x").is_one_line(exit::USAGE, &["no command", "`--`"]);
     place.ran("run x --").is_one_line(exit::USAGE, &["no command", "`--`"]);
@@ -94,7 +95,7 @@ fn commands_that_can_not_run() {
 }
 
 #[test]
-fn urls_that_are_none() {
+fn invalid_urls_are_refused() {
     let place = Place::new();
     for (url, words) in [
         ("fil:///x", &["`fil:`", "did you mean `file:`"][..]),
@@ -107,7 +108,7 @@ fn urls_that_are_none() {
 }
 
 #[test]
-fn lock_directories_that_can_not_be() {
+fn unusable_lock_directories_are_refused() {
     let place = Place::new();
     std::fs::write(place.path("file"), "").unwrap();
     let url = |name: &str| format!("ls --locks file://{}", place.path(name).display());
@@ -118,18 +119,18 @@ fn lock_directories_that_can_not_be() {
     place.ran(&url("newer")).is_one_line(exit::IO, &["newer", "99"]);
 }
 
-/// `/sys` lets nobody make a directory, not even root, as whom tests may run.
+/// `/sys` permits no `mkdir`, not even for root, which may run the tests.
 #[test]
-fn a_lock_directory_that_may_not_be_made() {
+fn lock_directory_without_permission_is_refused() {
     Place::new()
         .ran("run --locks file:///sys/locks x -- true")
         .is_one_line(exit::PERMISSION, &["/sys/locks"]);
 }
 
 #[test]
-fn without_a_home_directory_it_says_what_to_do() {
+fn missing_home_directory_is_reported_with_the_remedy() {
     let place = Place::new();
-    // A system directory, where there is one, needs no home.
+    // The system directory, if it exists, takes precedence over the home directory.
     if !std::path::Path::new("/var/lib/lockkeeper").exists() {
         let ended = place.bare(["run", "x", "--", "true"]).env_remove("HOME").ended();
         ended.is_one_line(exit::CONFIG, &["HOME", "--locks file:///dir"]);
@@ -139,7 +140,7 @@ fn without_a_home_directory_it_says_what_to_do() {
 }
 
 #[test]
-fn wrong_words() {
+fn invalid_arguments_are_refused() {
     let place = Place::new();
     place.ran("nonsense").is_one_line(exit::USAGE, &["'nonsense'"]);
     place.ran("show").is_one_line(exit::USAGE, &["<NAME>"]);
@@ -152,7 +153,7 @@ fn wrong_words() {
 }
 
 #[test]
-fn a_status_file_that_can_not_be_written_is_told_before_the_command_runs() {
+fn unwritable_status_file_is_reported_before_the_command_runs() {
     let place = Place::new();
     let ended = place.ran("run --status-file no/such/dir/s.json x -- touch it-ran");
     ended.is_one_line(exit::CANNOT_CREATE, &["no/such/dir/s.json"]);

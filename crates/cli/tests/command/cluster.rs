@@ -1,4 +1,4 @@
-//! `cluster`: real nodes that are added, looked at, handed the leadership, and removed.
+//! `cluster`: adds real nodes, queries their status, transfers the leadership, and removes nodes.
 
 use lockkeeper_cli::exit::{CONFIG, OK, USAGE};
 use lockkeeper_rig::Port;
@@ -8,12 +8,12 @@ use serde_json::Value;
 use crate::node::{Node, Starting};
 use crate::support::{CommandExt, Ended, Place, wait_until};
 
-/// Where a node listens to other nodes.
+/// A node's address for other nodes.
 fn peers(port: &Port) -> String {
     format!("127.0.0.1:{}", port.number())
 }
 
-/// A cluster of one node that others can join, and the place with its locks there.
+/// A cluster of one node that other nodes can join, and a place that uses its locks.
 fn first(port: &Port, more: &[&str]) -> (Place, Node) {
     let place = Place::new();
     let address = peers(port);
@@ -25,7 +25,7 @@ fn first(port: &Port, more: &[&str]) -> (Place, Node) {
 }
 
 impl Place {
-    /// A node that waits to be added by one that is there.
+    /// Starts a node that waits to be added to the cluster of the node at `to`.
     fn joins(&self, node: u64, at: &Port, to: &Port) -> Starting {
         let (id, at, to, listen) = (node.to_string(), peers(at), peers(to), self.address());
         let options = [
@@ -45,7 +45,7 @@ impl Place {
         joins
     }
 
-    /// One more node, that votes.
+    /// Adds one more node, which votes afterwards.
     fn grown(&self, node: u64, at: &Port, to: &Port) -> Node {
         let joins = self.joins(node, at, to);
         let added = self.ran(&format!("cluster add {node}={}", peers(at)));
@@ -61,7 +61,7 @@ impl Place {
     }
 }
 
-/// Their ids and parts.
+/// The nodes' ids and roles.
 fn parts(status: &Value) -> Vec<(u64, &str)> {
     let nodes = status["nodes"].as_array().unwrap();
     nodes.iter().map(|node| (node["node"].as_u64().unwrap(), node["part"].as_str().unwrap())).collect()
@@ -73,7 +73,7 @@ fn is_refused(ended: &Ended, words: &[&str]) {
 }
 
 #[test]
-fn a_cluster_grows_from_one_node_to_three_and_gives_the_first_one_back() {
+fn cluster_grows_from_one_node_to_three_and_the_first_one_is_removed() {
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
     let (place, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
     let holder = place.holder("kept", &["--ttl", "12s"]);
@@ -85,7 +85,7 @@ fn a_cluster_grows_from_one_node_to_three_and_gives_the_first_one_back() {
 
     let to_three = place.ran("cluster transfer --to 3");
     assert_eq!((to_three.code, to_three.out.as_str()), (i32::from(OK), "node 3 leads\n"), "{to_three:?}");
-    // Asked of node 1, which passes it on; the node that goes is not the one that leads.
+    // Sent to node 1, which forwards the request to the leader; the removed node is not the leader.
     let removed = place.ran("cluster remove 1");
     assert_eq!(removed.code, i32::from(OK), "{removed:?}");
     let ended = one.ended();
@@ -103,9 +103,9 @@ fn a_cluster_grows_from_one_node_to_three_and_gives_the_first_one_back() {
     assert_eq!(gone.code, i32::from(OK), "asked once more: {gone:?}");
 }
 
-/// A node knows where those serve clients who joined later, also if they stand in its snapshot alone.
+/// A node knows the client addresses of members that joined later, even if they are only in its snapshot.
 #[test]
-fn a_node_that_has_started_again_passes_calls_on_to_a_leader_that_joined_later() {
+fn restarted_node_forwards_calls_to_a_leader_that_joined_later() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
     let (place, one) = first(&ports[0], &[]);
     let two = place.grown(2, &ports[1], &ports[0]);
@@ -125,14 +125,15 @@ fn a_node_that_has_started_again_passes_calls_on_to_a_leader_that_joined_later()
     }
 }
 
-/// A leader that is to be removed hands over, and its successor does it; the call finds its way.
+/// A leader that is to be removed transfers the leadership, and its successor completes the removal; the request
+/// is forwarded.
 #[test]
-fn the_leader_itself_can_be_removed() {
+fn leader_can_be_removed() {
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
     let (place, one) = first(&ports[0], &["--segment-bytes", "1048576"]);
     let two = place.grown(2, &ports[1], &ports[0]);
     let three = place.grown(3, &ports[2], &ports[0]);
-    // Nobody but the node that goes is named.
+    // The client's address list contains only the node that is removed.
     let removed = place.ran("cluster remove 1 --json");
     assert_eq!(removed.out.trim(), r#"{"node":1,"removed":true}"#, "{removed:?}");
     let place = place.over(&format!("{},{}", two.url(), three.listening()));
@@ -141,7 +142,7 @@ fn the_leader_itself_can_be_removed() {
 }
 
 #[test]
-fn what_is_refused_says_what_to_do() {
+fn refused_membership_changes_name_the_remedy() {
     let ports: Vec<Port> = (0..3).map(|_| Port::free()).collect();
     let (place, _one) = first(&ports[0], &["--segment-bytes", "1048576"]);
     is_refused(&place.ran("cluster remove 1"), &["only voter", "Add another node first"]);
@@ -156,7 +157,7 @@ fn what_is_refused_says_what_to_do() {
     is_refused(&place.ran("cluster add 2=nowhere"), &["HOST:PORT"]);
     drop(waits);
 
-    // Nobody can join a node that listens to no others.
+    // A node without `--peer-listen` can't be joined.
     let lonely = Place::new();
     let node = lonely.begin("node1", &["--listen", "127.0.0.1:0", "--segment-bytes", "1048576"]).ready();
     let url = node.url();
@@ -165,9 +166,9 @@ fn what_is_refused_says_what_to_do() {
     assert_eq!(parts(&lonely.status()), [(1, "voter")]);
 }
 
-/// Its log was cut long before the new node came.
+/// The log was truncated before the new node joined.
 #[test]
-fn a_new_node_gets_a_snapshot_of_what_the_log_does_not_have_any_more() {
+fn new_node_receives_a_snapshot_if_the_log_was_truncated() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
     let options = ["--segment-bytes", "65536", "--snapshot-after", "100000"];
     let (place, one) = first(&ports[0], &options);
@@ -178,7 +179,7 @@ fn a_new_node_gets_a_snapshot_of_what_the_log_does_not_have_any_more() {
     limit("before", &place);
     let load = place.ran("bench --clients 32 --seconds 2 --json");
     assert_eq!(load.code, i32::from(OK), "{load:?}");
-    // A restart forgets what it had in memory beside the log.
+    // A restart drops the log entries that the node had cached in memory.
     let listening = one.listening();
     assert_eq!(one.stopped(Signal::SIGTERM).code, i32::from(OK));
     let at = peers(&ports[0]);
@@ -191,7 +192,7 @@ fn a_new_node_gets_a_snapshot_of_what_the_log_does_not_have_any_more() {
     let led = place.ran("cluster transfer --to 2");
     assert_eq!(led.out, "node 2 leads\n", "{led:?}");
     assert_eq!((&place.shown("before")["limit"], &place.shown("after")["limit"]), (&7.into(), &7.into()));
-    // What it was given is what it starts from.
+    // A restart uses the received snapshot.
     let (listening, at) = (two.listening(), peers(&ports[1]));
     two.kill();
     let two = place.begin("node2", &["--listen", &listening, "--node", "2", "--peer-listen", &at]).ready();
@@ -203,9 +204,10 @@ fn a_new_node_gets_a_snapshot_of_what_the_log_does_not_have_any_more() {
     drop((one, two));
 }
 
-/// A node that was alone, or was made from a backup, says where others reach it only when it is started so.
+/// A node that was bootstrapped alone, or restored from a backup, announces its peer address once it is started
+/// with `--peer-listen`.
 #[test]
-fn a_node_that_was_founded_alone_can_have_others_later() {
+fn single_node_cluster_can_be_extended_later() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
     let place = Place::new();
     let listen = place.address();
@@ -220,11 +222,12 @@ fn a_node_that_was_founded_alone_can_have_others_later() {
     assert_eq!(limit.code, i32::from(OK), "{limit:?}");
     let two = place.grown(2, &ports[1], &ports[0]);
     let both = format!("{url},{}", two.listening());
-    // Both start again, and find each other.
+    // Both nodes restart and reconnect.
     let peers_two = peers(&ports[1]);
     two.kill();
     one.kill();
-    // As it was started when it was alone: nobody would reach it, and it would wait for ever.
+    // Started as before the cluster had two nodes: without `--peer-listen` the other node could not connect, and
+    // this one would wait for ever.
     let as_before = [&["serve", "--data", "node1"], &alone[..]].concat();
     let words = ["node1`", "node 1", "(node 2)", "--peer-listen HOST:PORT"];
     place.bare(as_before).ended().is_one_line(USAGE, &words);
@@ -235,9 +238,9 @@ fn a_node_that_was_founded_alone_can_have_others_later() {
     assert_eq!(place.shown("before")["limit"], 7);
 }
 
-/// A restore makes a cluster of one, wherever it listens; a backup is asked of any node.
+/// A restore creates a cluster of one node, at any address; a backup can be requested from any node.
 #[test]
-fn others_join_a_cluster_that_was_restored_and_a_follower_gives_the_next_backup() {
+fn nodes_join_a_restored_cluster_and_a_follower_serves_the_next_backup() {
     let ports: Vec<Port> = (0..2).map(|_| Port::free()).collect();
     let (place, old) = first(&ports[0], &["--segment-bytes", "1048576"]);
     assert_eq!(place.ran("set-limit gpu 4").code, i32::from(OK));

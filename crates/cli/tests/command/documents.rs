@@ -1,4 +1,4 @@
-//! `docs/cli.md`, help, completions and manual pages against the program's own definition.
+//! Compares `docs/cli.md`, help, completions and manual pages with the program's argument definitions.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use crate::support::Place;
 
 const PAGE: &str = include_str!("../../../../docs/cli.md");
 
-/// The lines of a section, by its heading.
+/// The body of a section.
 fn section(heading: &str) -> &'static str {
     let begin =
         PAGE.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("docs/cli.md has no `{heading}`"));
@@ -23,7 +23,7 @@ fn section(heading: &str) -> &'static str {
     &body[..end.unwrap_or(body.len())]
 }
 
-/// What stands in backquotes in the first column of a section's tables, without what follows a space.
+/// The first word of each code span in the first column of a section's tables.
 fn first_column(section: &str) -> BTreeSet<String> {
     let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
     rows.filter_map(|row| row.split('`').next())
@@ -31,7 +31,7 @@ fn first_column(section: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The long flags and positional arguments of a command, but those that all have.
+/// The long flags and positional arguments of a command, without those common to all commands.
 fn arguments(command: &clap::Command) -> BTreeSet<String> {
     let own = command.get_arguments().filter(|argument| !argument.is_hide_set());
     own.map(|argument| match argument.get_long() {
@@ -43,7 +43,7 @@ fn arguments(command: &clap::Command) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_page_has_every_command_flag_and_argument_and_no_other() {
+fn cli_page_lists_exactly_the_commands_flags_and_arguments() {
     let cli = Cli::command();
     let mut documented = BTreeSet::new();
     for command in cli.get_subcommands() {
@@ -63,14 +63,14 @@ fn the_page_has_every_command_flag_and_argument_and_no_other() {
 }
 
 #[test]
-fn the_page_has_every_exit_code_and_no_other() {
+fn cli_page_lists_exactly_the_exit_codes() {
     let documented: BTreeSet<String> = first_column(section("## Exit codes"));
     let ours: BTreeSet<String> = exit::ALL.iter().map(u8::to_string).collect();
     assert_eq!(documented, ours);
 }
 
 #[test]
-fn the_page_has_every_default() {
+fn cli_page_lists_every_default() {
     for command in Cli::command().get_subcommands() {
         for argument in command.get_arguments() {
             let (Some(long), [default]) = (argument.get_long(), argument.get_default_values()) else {

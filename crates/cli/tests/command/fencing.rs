@@ -1,4 +1,4 @@
-//! `fence`: for shell scripts.
+//! `fence`: the command for shell scripts.
 
 use lockkeeper_cli::exit;
 use lockkeeper_rig::{Postgres, Redis};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::{CommandExt, Place};
 
 #[test]
-fn a_stale_writer_is_refused_and_told_the_mark() {
+fn stale_writer_is_refused_with_the_current_mark() {
     let place = Place::new();
     assert_eq!(place.ran("fence enter stock --token 5").code, 0);
     assert_eq!(place.lockkeeper("fence write stock --token 5".split(' ')).fed(b"five").code, 0);
@@ -24,7 +24,7 @@ fn a_stale_writer_is_refused_and_told_the_mark() {
 }
 
 #[test]
-fn a_script_under_run_updates_a_fenced_file() {
+fn script_under_run_updates_a_fenced_file() {
     let place = Place::new();
     std::fs::write(place.path("stock"), "1\n").unwrap();
     let program = env!("CARGO_BIN_EXE_lockkeeper");
@@ -50,7 +50,7 @@ fn readers_enter_and_never_write() {
 }
 
 #[test]
-fn marks_are_shown_and_reset_only_on_purpose() {
+fn marks_are_shown_and_reset_requires_yes() {
     let place = Place::new();
     assert_eq!(place.ran("fence show stock").out, "any none, writer none\n");
     assert!(!place.path("stock.fence").exists(), "a look makes nothing");
@@ -61,7 +61,7 @@ fn marks_are_shown_and_reset_only_on_purpose() {
     let json: Value = serde_json::from_str(&place.ran("fence show stock --json").out).unwrap();
     assert_eq!(json, json!({ "any": 900, "writer": 900, "slots": { "2": { "any": 901, "writer": 901 } } }));
 
-    // The tokens of the lock service that takes over are lower: refused until somebody says that it is meant.
+    // The tokens of the new lock service are lower: refused until the marks are reset with --yes.
     place.ran("fence enter stock --token 17").is_one_line(exit::STALE, &["token 17 is stale"]);
     let unsure = place.ran("fence reset stock --to 17");
     unsure.is_one_line(exit::USAGE, &["stock", "to 17", "any 900", "--yes"]);
@@ -78,7 +78,7 @@ fn marks_are_shown_and_reset_only_on_purpose() {
 }
 
 #[test]
-fn a_reset_of_nothing_or_to_nothing_is_refused() {
+fn invalid_reset_is_refused() {
     let place = Place::new();
     place.ran("fence reset stock --to 0 --yes").is_one_line(exit::USAGE, &["0 is not a token"]);
     place.ran("fence show stock orders").is_one_line(exit::USAGE, &["orders", "stock"]);
@@ -89,7 +89,7 @@ fn a_reset_of_nothing_or_to_nothing_is_refused() {
 }
 
 #[test]
-fn marks_in_redis_are_shown_and_reset_by_their_resource() {
+fn marks_in_redis_are_shown_and_reset_by_resource() {
     let redis = Redis::start();
     let place = Place::new();
     let url = redis.url();
@@ -102,7 +102,7 @@ fn marks_in_redis_are_shown_and_reset_by_their_resource() {
     unsure.is_one_line(exit::USAGE, &["orders/42", "to 17", "any 900", "--yes"]);
     let done = place.ran(&format!("fence reset {url} orders/42 --to 17 --yes"));
     assert!(done.out.ends_with("after:  any 17, writer 17\n"), "{done:?}");
-    // Damaged marks shut the fence; a reset is the way out.
+    // Damaged marks block the fence; a reset repairs it.
     redis.cli(&["HSET", "{orders/42}:lockkeeper:fence", "any", "x"]);
     place.ran(&format!("fence show {url} orders/42")).is_one_line(exit::IO, &["orders/42"]);
     let mended = place.ran(&format!("fence reset {url} orders/42 --to 18 --yes --json"));
@@ -113,7 +113,7 @@ fn marks_in_redis_are_shown_and_reset_by_their_resource() {
 }
 
 #[test]
-fn marks_in_postgres_are_shown_and_reset_by_their_resource() {
+fn marks_in_postgres_are_shown_and_reset_by_resource() {
     let server = Postgres::start();
     let place = Place::new();
     let url = server.url();

@@ -1,4 +1,4 @@
-//! Several real nodes: how they become a cluster, what they do without one of them, and whom they keep out.
+//! Several real nodes: bootstrap of a cluster, loss of one node, and refusal of foreign nodes.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use lockkeeper_rig::Port;
 use crate::node::{Node, Starting};
 use crate::support::{CommandExt, Ended, Place, wait_until};
 
-/// Three nodes with ports and data directories of their own.
+/// Three nodes, each with its own ports and data directory.
 struct Three {
     place: Place,
-    /// For peers, and for clients.
+    /// Each node's ports: for peers, and for clients.
     ports: BTreeMap<u64, (Port, Port)>,
 }
 
@@ -44,18 +44,18 @@ impl Three {
         self.place.start(&words.iter().map(String::as_str).collect::<Vec<_>>(), &format!("log-{node}"))
     }
 
-    /// Runs one that must end.
+    /// Runs a node that must end.
     fn ended(&self, words: Vec<String>) -> Ended {
         self.place.bare([vec!["serve".to_owned()], words].concat()).ended()
     }
 
-    /// All three, founded.
+    /// All three nodes of a bootstrapped cluster.
     fn founded(&self) -> BTreeMap<u64, Node> {
         let starting: Vec<_> = (1..=3).map(|node| (node, self.start(node))).collect();
         starting.into_iter().map(|(node, starting)| (node, starting.ready())).collect()
     }
 
-    /// Takes a lock by way of these nodes, and says its token.
+    /// Acquires a lock through these nodes, and returns its token.
     fn token(&self, nodes: &[u64]) -> u64 {
         let at: Vec<_> =
             nodes.iter().map(|node| format!("127.0.0.1:{}", self.ports[node].1.number())).collect();
@@ -68,7 +68,7 @@ impl Three {
 }
 
 #[test]
-fn a_cluster_forms_once_all_are_there_and_goes_on_without_any_one() {
+fn cluster_bootstraps_with_all_nodes_and_survives_the_loss_of_any_one() {
     let three = Three::new();
     let (third, first) = (three.start(3), three.start(1));
     let late = format!("nobody answers at 127.0.0.1:{}", three.ports[&2].0.number());
@@ -99,15 +99,15 @@ fn a_cluster_forms_once_all_are_there_and_goes_on_without_any_one() {
         nodes.insert(victim, three.start(victim).ready());
         rises(three.token(&[victim]));
     }
-    // All at once, as a power cut does.
+    // All nodes at once, as in a power cut.
     nodes.into_values().for_each(Node::kill);
     let _nodes = three.founded();
     rises(three.token(&[1, 2, 3]));
 }
 
-/// Busy and unanswered are different things to whoever reads the exit code.
+/// Exit codes distinguish a busy lock from a service that does not answer.
 #[test]
-fn without_a_leader_nobody_is_told_that_the_lock_is_busy() {
+fn without_a_leader_a_lock_is_not_reported_as_busy() {
     let three = Three::new();
     let mut nodes = three.founded();
     let url = nodes[&1].url();
@@ -123,7 +123,7 @@ fn without_a_leader_nobody_is_told_that_the_lock_is_busy() {
 }
 
 #[test]
-fn a_node_that_comes_back_empty_is_told_what_to_do_and_the_others_go_on() {
+fn node_with_an_emptied_directory_is_refused_with_the_remedy() {
     let three = Three::new();
     let mut nodes = three.founded();
     let before = three.token(&[1]);
@@ -143,13 +143,13 @@ fn a_node_that_comes_back_empty_is_told_what_to_do_and_the_others_go_on() {
     }
 }
 
-/// Whether a line of a log is about this node.
+/// True if a log line concerns this node.
 fn of(line: &str, node: u64) -> bool {
     line.split_whitespace().any(|word| word == format!("node={node}"))
 }
 
 #[test]
-fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
+fn nodes_with_data_of_another_node_or_cluster_are_refused() {
     let three = Three::new();
     let mut nodes = three.founded();
     nodes.remove(&1).expect("it runs").kill();
@@ -159,7 +159,7 @@ fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
     let ended = three.ended(words);
     ended.is_one_line(exit::CONFIG, &["data-1", "belongs to node 1, not to node 2", "`--node 1`"]);
 
-    // Another cluster, of a node 1 that is at the same address.
+    // Another cluster, with a node 1 at the same address.
     let peers = format!("1=127.0.0.1:{}", three.ports[&1].0.number());
     let words = three.words(1, "other", &peers);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -170,7 +170,7 @@ fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
             log.contains("node 1 can't be talked to") && log.contains("belongs to another cluster")
         })
     });
-    // They come back every second.
+    // The other nodes reconnect every second.
     let again =
         |node: u64| other.log().lines().any(|line| line.contains("is refused again: ") && of(line, node));
     wait_until("both were refused again", || again(2) && again(3));
@@ -185,7 +185,7 @@ fn the_data_of_another_node_or_of_another_cluster_are_kept_out() {
 }
 
 #[test]
-fn nodes_that_were_given_different_lists_say_where_they_differ() {
+fn differing_cluster_lists_are_reported_with_the_difference() {
     let three = Three::new();
     let two = three.start(2);
     let short: Vec<_> = three.list().split(',').take(2).map(str::to_owned).collect();
@@ -196,14 +196,14 @@ fn nodes_that_were_given_different_lists_say_where_they_differ() {
     wait_until("both say it", || one.log().contains(difference) && two.log().contains(difference));
     assert!(!one.serves() && !two.serves());
     drop(one);
-    // With the right list it goes on, as the same node.
+    // With the correct list the node continues with the same identity.
     let (one, last) = (three.start(1), three.start(3));
     let _nodes = [one, two, last].map(Starting::ready);
     assert!(three.token(&[1]) > 0);
 }
 
 #[test]
-fn what_makes_no_sense_on_the_command_line_is_refused_before_anything_is_written() {
+fn inconsistent_cluster_options_are_refused_before_anything_is_written() {
     let place = Place::new();
     let refused = |line: &str, words: &[&str]| {
         let words_of = line.split_whitespace();

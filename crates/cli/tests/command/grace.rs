@@ -1,4 +1,4 @@
-//! `run --grace` at its limit: half the ttl.
+//! `run --grace` at its upper limit, half the ttl.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,12 @@ use lockkeeper::blocking::Locks;
 use crate::support::{CommandExt, Ended, Place, wait_until};
 
 const TTL: Duration = Duration::from_secs(6);
-/// How many commands begin, spread over a sixth of the ttl: less than 1 % of the ttl apart. A wrapper that reads the
-/// deadline every sixth of the ttl is too late for a begin within some 1 % of it, so one of them at least is in there.
+/// The number of commands, whose starts are spread over a sixth of the ttl: less than 1 % of the ttl apart. A
+/// wrapper that checked the deadline only every sixth of the ttl would fail for starts within about 1 % of it, so
+/// at least one start falls into that interval.
 const PHASES: u32 = 18;
 
-/// Runs a command under the lock `name`, which is granted so long after the wrapper's session was opened.
+/// Runs a command under the lock `name`. `after` is the time from the opening of the wrapper's session to the grant.
 fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) -> Ended {
     let holder = locks.mutex(name).with(|lock| lock.ttl(Duration::from_secs(60)).wait(Wait::No));
     let held = holder.acquire().unwrap();
@@ -27,7 +28,7 @@ fn run_begun_after(place: &Place, locks: &Locks, name: &str, after: Duration) ->
 }
 
 #[test]
-fn a_renewed_job_with_the_longest_grace_is_left_alone_whenever_it_begins() {
+fn renewed_job_with_the_longest_grace_is_not_terminated() {
     let (place, _node) = Place::new().served();
     let locks = Locks::connect(&place.url()).unwrap();
     let ended: Vec<Ended> = std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The program as its users meet it: real processes, exit codes, texts, files.
+//! Tests of the program as users run it: real processes, exit codes, texts, files.
 
 mod backups;
 mod bad_input;

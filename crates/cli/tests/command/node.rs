@@ -1,4 +1,4 @@
-//! A real `serve` process on a free port of this machine, stopped by its process id.
+//! A real `serve` process on a free port of this machine; stopped by process id.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -11,16 +11,16 @@ use serde_json::Value;
 
 use crate::support::{Ended, PATIENCE, Place, wait_until};
 
-/// A node while it runs. Killed if the test ends first.
+/// A running node. Killed on drop.
 pub(crate) struct Node {
     child: Child,
-    /// What it printed when it was ready.
+    /// The startup line that it printed.
     pub(crate) said: Value,
     rest: mpsc::Receiver<String>,
     log: PathBuf,
 }
 
-/// A node that does not serve yet. Killed if the test ends first.
+/// A node that does not serve yet. Killed on drop.
 pub(crate) struct Starting {
     child: Option<Child>,
     lines: mpsc::Receiver<String>,
@@ -33,12 +33,12 @@ impl Place {
         self.serve_from("data", listen)
     }
 
-    /// The same with its data in another directory.
+    /// The same with the data in another directory.
     pub(crate) fn serve_from(&self, data: &str, listen: &str) -> Node {
         self.start(&["--data", data, "--listen", listen], "serve.log").ready()
     }
 
-    /// Starts a node with its data here; its log is named after them.
+    /// Starts a node with its data in this place; the log is named after the data directory.
     pub(crate) fn begin(&self, data: &str, options: &[&str]) -> Starting {
         self.start(&[&["--data", data], options].concat(), &format!("{data}.log"))
     }
@@ -59,7 +59,7 @@ impl Place {
         Starting { child: Some(child), lines, log }
     }
 
-    /// A node on a port that stays free for it, and this place with its locks there.
+    /// A node on a port that stays reserved for it, and this place using its locks.
     pub(crate) fn served(self) -> (Self, Node) {
         let node = self.serve(&self.address());
         let url = node.url();
@@ -78,7 +78,7 @@ impl Starting {
         Node { child, said: serde_json::from_str(&line).unwrap(), rest, log: self.log.clone() }
     }
 
-    /// Whether it has said that it serves.
+    /// True if it has printed its startup line.
     pub(crate) fn serves(&self) -> bool {
         !matches!(self.lines.try_recv(), Err(mpsc::TryRecvError::Empty))
     }
@@ -111,7 +111,7 @@ impl Node {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// As a power cut does, but for the disk's own cache.
+    /// Equivalent to a power cut, except that the disk's own cache survives.
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -122,13 +122,13 @@ impl Node {
         std::fs::read_to_string(&self.log).unwrap()
     }
 
-    /// Stops it by a signal: how it ended, with what it printed after its first line.
+    /// Stops it by a signal; returns the exit code, and the output after the startup line.
     pub(crate) fn stopped(self, signal: Signal) -> Ended {
         self.signal(signal);
         self.ended()
     }
 
-    /// Waits until it ends by itself: how, with what it printed after its first line.
+    /// Waits until it ends by itself; returns the exit code, and the output after the startup line.
     pub(crate) fn ended(mut self) -> Ended {
         let mut status = None;
         wait_until("the node has ended", || {

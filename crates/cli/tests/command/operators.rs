@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::support::{CommandExt, Place};
 
 #[test]
-fn who_holds_and_who_waits() {
+fn ls_and_show_list_holders_and_waiters() {
     let place = Place::new();
     assert_eq!(place.ran("ls").out, "");
     assert_eq!(place.ran("ls --json").out, "[]\n");
@@ -38,7 +38,7 @@ fn who_holds_and_who_waits() {
 }
 
 #[test]
-fn what_a_token_is_worth() {
+fn check_token_reports_current_not_current_and_never_issued() {
     let place = Place::new();
     let holder = place.holder("x", &[]);
     let ask = |token: u64| {
@@ -52,7 +52,7 @@ fn what_a_token_is_worth() {
 }
 
 #[test]
-fn a_break_hits_only_the_hold_that_it_names() {
+fn break_applies_only_to_the_hold_with_the_given_token() {
     let place = Place::new();
     let holder = place.holder("x", &[]);
     let ended = place.ran(&format!("break x --token {} --reason test", holder.token - 1));
@@ -64,7 +64,7 @@ fn a_break_hits_only_the_hold_that_it_names() {
 }
 
 #[test]
-fn watch_tells_the_state_then_changes_and_vacancies() {
+fn watch_prints_state_then_changes_and_vacancies() {
     let place = Place::new();
     let first = place.holder("a", &[]);
     let mut watching = place.lockkeeper(["watch", "--json"]).stdout(Stdio::piped()).spawn().unwrap();
@@ -77,7 +77,7 @@ fn watch_tells_the_state_then_changes_and_vacancies() {
     let said = next();
     assert_eq!((&said["event"], &said["name"]), (&json!("changed"), &json!("b")));
     first.signal(Signal::SIGTERM);
-    // Between the end of the hold and that of the record there may be one more look.
+    // Another poll may happen between the end of the hold and the removal of its record.
     let vacant = std::iter::repeat_with(next).find(|said| said["event"] == "vacant").unwrap();
     assert_eq!(vacant["name"], "a");
     let pid = nix::unistd::Pid::from_raw(i32::try_from(watching.id()).unwrap());
@@ -86,7 +86,7 @@ fn watch_tells_the_state_then_changes_and_vacancies() {
 }
 
 #[test]
-fn doctor_says_what_a_service_can_do_and_tries_it() {
+fn doctor_reports_capabilities_and_tests_the_service() {
     let place = Place::new();
     for url in [place.url(), "memory:".to_owned()] {
         let ended = place.ran(&format!("doctor {url} --json"));
@@ -103,7 +103,7 @@ fn doctor_says_what_a_service_can_do_and_tries_it() {
 }
 
 #[test]
-fn bench_has_exactly_the_promised_fields_whatever_it_measures() {
+fn bench_json_has_all_fields_for_every_workload() {
     let place = Place::new();
     for workload in ["uncontended", "handoff", "keepalive", "memory"] {
         let line =
@@ -132,7 +132,7 @@ fn bench_has_exactly_the_promised_fields_whatever_it_measures() {
 }
 
 #[test]
-fn the_processes_of_a_bench_hand_over_to_each_other() {
+fn bench_processes_measure_handoffs() {
     let place = Place::new();
     let ended = place.ran("bench --workload handoff --processes --clients 3 --seconds 1 --json");
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
@@ -141,7 +141,7 @@ fn the_processes_of_a_bench_hand_over_to_each_other() {
 }
 
 #[test]
-fn what_only_our_own_service_can_answer_is_refused_elsewhere() {
+fn service_only_commands_are_refused_for_other_backends() {
     let place = Place::new();
     for line in ["sessions", "set-limit gpu 3"] {
         place.ran(line).is_one_line(exit::USAGE, &["only our own service", "lockkeeper://"]);

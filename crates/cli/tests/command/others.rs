@@ -1,4 +1,4 @@
-//! The commands over the lock services of others: Redis, Redlock, PostgreSQL; real servers, each test its own.
+//! The commands with other lock services: Redis, Redlock, PostgreSQL; each test starts its own servers.
 
 use lockkeeper_cli::exit;
 use lockkeeper_rig::{Postgres, Redis};
@@ -7,14 +7,14 @@ use serde_json::Value;
 
 use crate::support::{CommandExt, Place, wait_until};
 
-/// A Redis that may fence.
+/// A Redis whose settings permit fencing.
 fn fencing_redis() -> (Redis, Place) {
     let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let place = Place::new().over(&format!("{}?fencing=counter", redis.url()));
     (redis, place)
 }
 
-/// A database that was made ready by the command itself.
+/// A database prepared by `postgres init`.
 fn prepared_postgres(kind: &str) -> (Postgres, Place) {
     let server = Postgres::start();
     let place = Place::new().over(&format!("{}?lock={kind}", server.url()));
@@ -23,7 +23,7 @@ fn prepared_postgres(kind: &str) -> (Postgres, Place) {
     (server, place)
 }
 
-/// What every lock service that fences must do under the command.
+/// The behaviour required of every lock service with fencing.
 fn runs_and_excludes(place: &Place) {
     let ran = place.lockkeeper(["run", "jobs/1", "--", "sh", "-c", "echo $LOCKKEEPER_NAME"]).ended();
     assert_eq!((ran.code, ran.out.as_str()), (0, "jobs/1\n"), "{ran:?}");
@@ -36,7 +36,7 @@ fn runs_and_excludes(place: &Place) {
     place.wait_for_waiters("jobs/1", 1);
     assert!(place.ran("ls").out.contains("jobs/1"));
     assert_eq!(place.ran(&format!("check-token jobs/1 {}", holder.token)).code, 0);
-    // The holder stops its job and gives the lock back.
+    // The holder ends its job and releases the lock.
     let broken = place.ran(&format!("break jobs/1 --token {} --reason test", holder.token));
     assert_eq!(broken.code, 0, "{broken:?}");
     assert_eq!(holder.ended().code, i32::from(exit::LOST));
@@ -46,25 +46,25 @@ fn runs_and_excludes(place: &Place) {
 }
 
 #[test]
-fn redis_under_the_command() {
+fn run_works_with_redis() {
     let (_redis, place) = fencing_redis();
     runs_and_excludes(&place);
 }
 
 #[test]
-fn rows_under_the_command() {
+fn run_works_with_postgres_row_locks() {
     let (_server, place) = prepared_postgres("row");
     runs_and_excludes(&place);
 }
 
 #[test]
-fn session_locks_under_the_command() {
+fn run_works_with_postgres_session_locks() {
     let (_server, place) = prepared_postgres("session");
     runs_and_excludes(&place);
 }
 
 #[test]
-fn a_lock_service_without_tokens_gives_the_job_none() {
+fn without_fencing_the_job_gets_no_token() {
     let nodes = [Redis::start(), Redis::start(), Redis::start()];
     let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
     for url in [nodes[0].url(), format!("redlock://{}", hosts.join(","))] {
@@ -78,7 +78,7 @@ fn a_lock_service_without_tokens_gives_the_job_none() {
 }
 
 #[test]
-fn a_lock_that_its_server_forgets_ends_the_job_and_says_so() {
+fn lock_lost_by_its_server_ends_the_job() {
     let (redis, place) = fencing_redis();
     let holder = place.holder("a", &["--ttl", "3s", "--status-file", "status.json"]);
     redis.cli(&["FLUSHALL"]);
@@ -89,7 +89,7 @@ fn a_lock_that_its_server_forgets_ends_the_job_and_says_so() {
 }
 
 #[test]
-fn a_job_ends_before_its_lease_when_the_server_stands_still() {
+fn job_ends_before_its_lease_if_the_server_is_stopped() {
     let (redis, place) = fencing_redis();
     let holder = place.holder("a", &["--ttl", "2s"]);
     redis.stop();
@@ -100,7 +100,7 @@ fn a_job_ends_before_its_lease_when_the_server_stands_still() {
 }
 
 #[test]
-fn a_session_lock_whose_server_dies_ends_its_job() {
+fn death_of_the_server_ends_the_job_of_a_session_lock() {
     let (server, place) = prepared_postgres("session");
     let holder = place.holder("a", &[]);
     server.kill();
@@ -110,7 +110,7 @@ fn a_session_lock_whose_server_dies_ends_its_job() {
 }
 
 #[test]
-fn doctor_warns_of_what_a_server_s_settings_spoil() {
+fn doctor_warns_about_unsafe_server_settings() {
     let lax =
         Redis::with(&["--appendonly", "no", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
     let place = Place::new().over(&lax.url());
@@ -127,7 +127,7 @@ fn doctor_warns_of_what_a_server_s_settings_spoil() {
 }
 
 #[test]
-fn a_password_is_never_shown() {
+fn passwords_are_not_printed() {
     let redis = Redis::with(&["--requirepass", "s3cret"]);
     let place = Place::new().over(&redis.url_as("", "s3cret"));
     let told = place.ran("doctor");
@@ -140,7 +140,7 @@ fn a_password_is_never_shown() {
 }
 
 #[test]
-fn what_only_our_own_service_can_is_one_line_elsewhere() {
+fn unsupported_operations_are_refused_on_one_line() {
     let (_redis, place) = fencing_redis();
     for line in ["sessions", "set-limit a 3"] {
         place.ran(line).is_one_line(exit::USAGE, &["only our own service", "lockkeeper://"]);
@@ -149,7 +149,7 @@ fn what_only_our_own_service_can_is_one_line_elsewhere() {
 }
 
 #[test]
-fn init_prints_its_sql_and_may_be_run_again() {
+fn postgres_init_prints_its_sql_and_is_idempotent() {
     let (server, place) = prepared_postgres("row");
     let printed = place.bare(["postgres", "init", "--print", "--role", "app"]).ended();
     assert_eq!(printed.code, 0, "{printed:?}");
@@ -165,7 +165,7 @@ fn init_prints_its_sql_and_may_be_run_again() {
 }
 
 #[test]
-fn a_stopped_wrapper_frees_its_lease_and_a_stopped_session_keeps_its_lock() {
+fn stopped_wrapper_loses_a_lease_but_keeps_a_session_lock() {
     let (_redis, place) = fencing_redis();
     let stopped = place.holder("a", &["--ttl", "2s"]);
     stopped.signal(Signal::SIGSTOP);

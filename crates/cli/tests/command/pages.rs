@@ -1,4 +1,4 @@
-//! What the README and the pages of the service tell users to type.
+//! The commands shown in the README and in the service's pages work as printed.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ const README: &str = include_str!("../../../../README.md");
 const SERVICE: &str = include_str!("../../../../docs/service.md");
 const OPERATING: &str = include_str!("../../../../docs/operating.md");
 
-/// The shell scripts of a page, from a heading on.
+/// The shell scripts of a page after a heading.
 fn scripts<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
     let begin = page.find(&format!("\n{heading}\n")).unwrap_or_else(|| panic!("no `{heading}`"));
     let rest = &page[begin..];
@@ -23,7 +23,7 @@ fn scripts<'a>(page: &'a str, heading: &str) -> Vec<&'a str> {
     blocks.map(|block| &block[..block.find("```").unwrap()]).collect()
 }
 
-/// The arguments of the lines that are nothing but a call of ours.
+/// The arguments of the lines that consist of a single call of `lockkeeper`.
 fn calls(script: &str) -> Vec<Vec<OsString>> {
     let lines = script.lines().map(|line| line.split(" #").next().unwrap().trim());
     let ours =
@@ -32,7 +32,7 @@ fn calls(script: &str) -> Vec<Vec<OsString>> {
 }
 
 #[test]
-fn the_readmes_service_does_what_it_says() {
+fn readme_service_example_works() {
     let [serve, client, ..] = scripts(README, "## Serve locks to other machines")[..] else {
         panic!("two terminals are told of")
     };
@@ -48,7 +48,7 @@ fn the_readmes_service_does_what_it_says() {
             .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
     );
     assert!(client.contains("lockkeeper://127.0.0.1\n"), "{client}");
-    // The default port may be somebody's.
+    // The default port may be in use.
     let client = client.replace("lockkeeper://127.0.0.1\n", &format!("{}\n", node.url()));
     let ended = Command::new("sh")
         .args(["-ec", &client])
@@ -65,7 +65,7 @@ fn the_readmes_service_does_what_it_says() {
 }
 
 #[test]
-fn every_call_on_the_pages_of_the_service_is_one() {
+fn every_call_on_the_service_pages_parses() {
     let mut count = 0;
     for (page, heading) in [(SERVICE, "## Quick start"), (OPERATING, "## Install")] {
         for words in scripts(page, heading).into_iter().flat_map(calls) {
@@ -78,9 +78,10 @@ fn every_call_on_the_pages_of_the_service_is_one() {
     assert!(count >= 9, "only {count} calls were found: the search itself is broken");
 }
 
-/// Three nodes form a cluster, one joins, takes over, and one goes: every line of the page, in its order, with ports that are free.
+/// Three nodes form a cluster, a fourth joins and becomes the leader, and one is removed: every line of the page
+/// in order, with free ports.
 #[test]
-fn the_pages_cluster_does_what_it_says() {
+fn operating_page_cluster_example_works() {
     let scripts = scripts(OPERATING, "## A cluster");
     let [forms, changes, ..] = scripts[..] else { panic!("two scripts are on the page: {scripts:?}") };
     let mut page = format!("{forms}{changes}");
@@ -134,7 +135,7 @@ fn the_pages_cluster_does_what_it_says() {
 }
 
 #[test]
-fn the_units_and_the_images_call_of_serve_is_one() {
+fn serve_calls_in_systemd_unit_and_containerfile_parse() {
     let unit = include_str!("../../../../packaging/systemd/lockkeeper.service");
     let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=/usr/bin/")).unwrap();
     let words = start.replace(" $LOCKKEEPER_SERVE", "");

@@ -1,4 +1,4 @@
-//! `run` while it has the lock: the command's environment, input, signals, exit code; the status file.
+//! `run` while it holds the lock: the command's environment, input, signals, exit code; the status file.
 
 use lockkeeper_cli::exit;
 use nix::sys::signal::Signal;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::{CommandExt, Place, json_file, wait_until};
 
 #[test]
-fn the_exit_code_is_the_commands() {
+fn exit_code_of_the_command_is_returned() {
     let place = Place::new();
     for code in [0, 1, 42, 255] {
         let ended = place.lockkeeper(["run", "x", "--", "sh", "-c", &format!("exit {code}")]).ended();
@@ -17,7 +17,7 @@ fn the_exit_code_is_the_commands() {
 }
 
 #[test]
-fn the_command_learns_name_token_and_slot() {
+fn name_token_and_slot_are_in_the_environment() {
     let place = Place::new();
     let print = "echo $LOCKKEEPER_NAME ${LOCKKEEPER_TOKEN-none} ${LOCKKEEPER_SLOT-none}";
     let words = |ended: crate::support::Ended| -> Vec<String> {
@@ -30,20 +30,20 @@ fn the_command_learns_name_token_and_slot() {
     assert!(second[1].parse::<u64>().unwrap() > first[1].parse().unwrap(), "tokens rise (P2)");
     let permit = words(place.lockkeeper(["run", "--permit", "3", "gpu", "--", "sh", "-c", print]).ended());
     assert_eq!(permit[2], "0");
-    // What the wrapper itself was given is another hold's.
+    // The variables in the wrapper's own environment belong to another hold.
     let mut nested = place.lockkeeper(["run", "x", "--", "sh", "-c", print]);
     assert_eq!(words(nested.env("LOCKKEEPER_SLOT", "7").env("LOCKKEEPER_NAME", "outer").ended())[2], "none");
 }
 
 #[test]
-fn standard_input_and_output_are_the_commands() {
+fn standard_input_and_output_are_passed_through() {
     let place = Place::new();
     let ended = place.lockkeeper(["run", "x", "--", "cat"]).fed(b"hello\n");
     assert_eq!((ended.code, ended.out.as_str(), ended.err.as_str()), (0, "hello\n", ""));
 }
 
 #[test]
-fn signals_are_passed_to_the_command() {
+fn signals_are_relayed_to_the_command() {
     let place = Place::new();
     let script = "trap 'exit 9' TERM; trap 'touch usr1' USR1; touch ready; while :; do sleep 0.05; done";
     let running = place.lockkeeper(["run", "x", "--", "sh", "-c", script]).started();
@@ -55,7 +55,7 @@ fn signals_are_passed_to_the_command() {
 }
 
 #[test]
-fn a_signal_that_ends_the_command_is_128_and_its_number() {
+fn exit_code_is_128_plus_the_signal_that_ended_the_command() {
     let place = Place::new();
     let holder = place.holder("x", &["--status-file", "s.json"]);
     holder.signal(Signal::SIGTERM);
@@ -66,7 +66,7 @@ fn a_signal_that_ends_the_command_is_128_and_its_number() {
 }
 
 #[test]
-fn the_status_file_tells_the_commands_75_from_ours() {
+fn status_file_distinguishes_the_commands_exit_code_from_ours() {
     let place = Place::new();
     let ended =
         place.lockkeeper(["run", "--status-file", "s.json", "x", "--", "sh", "-c", "exit 75"]).ended();
@@ -97,7 +97,7 @@ fn the_status_file_tells_the_commands_75_from_ours() {
 }
 
 #[test]
-fn a_broken_lock_ends_the_command_with_76() {
+fn broken_lock_ends_the_command_with_exit_code_76() {
     let place = Place::new();
     let holder = place.holder("x", &["--status-file", "s.json"]);
     let ended = place.ran(&format!("break x --token {} --reason test", holder.token));
@@ -111,7 +111,7 @@ fn a_broken_lock_ends_the_command_with_76() {
 }
 
 #[test]
-fn a_command_that_ignores_sigterm_is_killed_after_the_grace() {
+fn command_ignoring_sigterm_is_killed_after_the_grace() {
     let place = Place::new();
     let script = "trap '' TERM; touch ready; while :; do sleep 1; done";
     let words = ["run", "--grace", "200ms", "--status-file", "s.json", "x", "--", "sh", "-c", script];
@@ -124,7 +124,7 @@ fn a_command_that_ignores_sigterm_is_killed_after_the_grace() {
 }
 
 #[test]
-fn max_hold_ends_the_command_also_where_no_lock_has_a_deadline() {
+fn max_hold_ends_the_command_for_locks_with_and_without_deadline() {
     let place = Place::new();
     for url in [place.url(), "memory:".to_owned()] {
         let words =
@@ -135,7 +135,7 @@ fn max_hold_ends_the_command_also_where_no_lock_has_a_deadline() {
 }
 
 #[test]
-fn a_lease_is_renewed_while_the_command_runs() {
+fn lease_is_renewed_while_the_command_runs() {
     let place = Place::new();
     let words = ["run", "--locks", "memory:", "--ttl", "1s", "x", "--", "sleep", "2.5"];
     let ended = place.lockkeeper(words).ended();
@@ -143,13 +143,13 @@ fn a_lease_is_renewed_while_the_command_runs() {
 }
 
 #[test]
-fn the_lock_stays_held_until_the_last_descendant_has_ended() {
+fn lock_is_held_until_the_last_descendant_has_ended() {
     let place = Place::new();
     let script = "(while [ ! -e stop ]; do sleep 0.05; done) > /dev/null 2>&1 & exit 4";
     let told = place.path("told");
     let mut command = place.lockkeeper(["run", "x", "--", "sh", "-c", script]);
     let mut running = command.stderr(std::fs::File::create(&told).unwrap()).spawn().unwrap();
-    // The shell itself ends at once; what it left keeps the lock.
+    // The shell exits at once; its background process keeps the lock.
     wait_until("it says so", || std::fs::read_to_string(&told).unwrap().ends_with('\n'));
     assert_eq!(place.ran("run --try x -- true").code, i32::from(exit::BUSY));
     std::fs::write(place.path("stop"), "").unwrap();
@@ -163,7 +163,7 @@ fn the_lock_stays_held_until_the_last_descendant_has_ended() {
 }
 
 #[test]
-fn a_killed_wrapper_frees_its_lock_and_leaves_no_command() {
+fn killed_wrapper_releases_its_lock_and_leaves_no_command() {
     let place = Place::new();
     let holder = place.holder("x", &["--grace", "200ms"]);
     holder.signal(Signal::SIGKILL);
@@ -172,7 +172,7 @@ fn a_killed_wrapper_frees_its_lock_and_leaves_no_command() {
 }
 
 #[test]
-fn the_default_locks_are_this_users_and_it_says_so() {
+fn default_lock_directory_is_per_user_and_reported() {
     let place = Place::new();
     if std::path::Path::new("/var/lib/lockkeeper").exists() {
         return;

@@ -1,4 +1,4 @@
-//! The commands over our own service, and what a restart leaves of holds and tokens.
+//! The commands with the `lockkeeper://` service, and how holds and tokens survive a restart.
 
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::support::{CommandExt, Place, wait_until};
 
-/// The events of `watch --json`, as they come. The watcher is killed at the end of the test.
+/// The events of `watch --json`. The process is killed on drop.
 struct Watching {
     child: std::process::Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -27,7 +27,7 @@ impl Watching {
         Self { child, lines }
     }
 
-    /// Reads on to the next event of this kind.
+    /// Reads up to the next event of this kind.
     fn until(&mut self, event: &str) -> Value {
         loop {
             let line = self.lines.next().expect("it ended").unwrap();
@@ -47,7 +47,7 @@ impl Drop for Watching {
 }
 
 #[test]
-fn who_holds_who_waits_and_who_is_alive() {
+fn holders_waiters_and_sessions_are_listed() {
     let (place, _node) = Place::new().served();
     assert_eq!(place.ran("ls").out, "");
     assert_eq!(place.ran("sessions --json").out, "[]\n");
@@ -83,7 +83,7 @@ fn who_holds_who_waits_and_who_is_alive() {
 }
 
 #[test]
-fn watch_tells_the_state_then_changes_and_vacancies_and_outlives_a_restart() {
+fn watch_prints_state_changes_and_vacancies_across_a_restart() {
     let (place, node) = Place::new().served();
     let first = place.holder("a", &[]);
     let mut watching = Watching::start(&place);
@@ -101,7 +101,7 @@ fn watch_tells_the_state_then_changes_and_vacancies_and_outlives_a_restart() {
     watching.until("interrupted");
     let node = place.serve(&listening);
     watching.until("synced");
-    // What is gone when it comes back is told too.
+    // Locks that no longer exist after the restart are reported as vacant.
     node.kill();
     std::fs::remove_dir_all(place.path("data")).unwrap();
     let _node = place.serve(&listening);
@@ -113,7 +113,7 @@ fn watch_tells_the_state_then_changes_and_vacancies_and_outlives_a_restart() {
 }
 
 #[test]
-fn a_killed_node_keeps_holds_and_queue_and_goes_on_counting() {
+fn killed_node_keeps_holds_queue_and_token_counter() {
     let (place, node) = Place::new().served();
     let holder = place.holder("x", &[]);
     let script = "echo $LOCKKEEPER_TOKEN";
@@ -133,7 +133,7 @@ fn a_killed_node_keeps_holds_and_queue_and_goes_on_counting() {
 }
 
 #[test]
-fn a_killed_holder_frees_its_lock_when_its_ttl_is_over() {
+fn lock_of_a_killed_holder_is_free_after_its_ttl() {
     let (place, _node) = Place::new().served();
     let holder = place.holder("x", &["--ttl", "1s"]);
     holder.signal(Signal::SIGKILL);
@@ -142,7 +142,7 @@ fn a_killed_holder_frees_its_lock_when_its_ttl_is_over() {
 }
 
 #[test]
-fn after_a_deleted_data_directory_tokens_are_higher() {
+fn tokens_rise_after_the_data_directory_is_deleted() {
     let (place, node) = Place::new().served();
     let token = || {
         let ended = place.lockkeeper(["run", "x", "--", "sh", "-c", "echo $LOCKKEEPER_TOKEN"]).ended();
@@ -158,7 +158,7 @@ fn after_a_deleted_data_directory_tokens_are_higher() {
 }
 
 #[test]
-fn a_stored_number_of_permits_goes_for_everyone() {
+fn stored_permit_limit_applies_to_all_requests() {
     let (place, _node) = Place::new().served();
     assert_eq!(place.ran("set-limit gpu 1 --json").out, "{\"limit\":1,\"name\":\"gpu\"}\n");
     let _first = place.holder("gpu", &["--permit=3"]);
@@ -171,7 +171,7 @@ fn a_stored_number_of_permits_goes_for_everyone() {
 }
 
 #[test]
-fn doctor_says_how_the_node_is_and_what_is_off() {
+fn doctor_reports_node_status_and_warnings() {
     let (place, node) = Place::new().served();
     let ended = place.ran("doctor --json");
     assert_eq!((ended.code, ended.err.as_str()), (0, ""));
@@ -184,7 +184,7 @@ fn doctor_says_how_the_node_is_and_what_is_off() {
         assert!(place.ran("doctor").out.contains(words), "no {words:?}");
     }
     assert_eq!(place.ran("sessions --json").out, "[]\n", "its own session is closed");
-    // A second node of the address that is not there.
+    // A second node in the address list, which does not exist.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let ended = place.ran(&format!("doctor {},{gone}", node.url()));
     assert_eq!(ended.code, 0, "{ended:?}");
@@ -193,7 +193,7 @@ fn doctor_says_how_the_node_is_and_what_is_off() {
 }
 
 #[test]
-fn a_bench_shows_what_the_service_takes() {
+fn bench_measures_the_service() {
     let (place, _node) = Place::new().served();
     for workload in ["uncontended", "handoff", "keepalive"] {
         let ended = place.ran(&format!("bench --workload {workload} --clients 8 --seconds 1 --json"));

@@ -1,4 +1,4 @@
-//! `serve`: how it starts, refuses to start, and stops; and what clients meet where nobody serves.
+//! `serve`: start, refused starts and stop; and the errors that clients get without a service.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
@@ -9,7 +9,8 @@ use serde_json::Value;
 
 use crate::support::{CommandExt, Ended, Place};
 
-/// It refused to start: this code, nothing on standard output, one line for people that has all these words.
+/// Asserts that `serve` refused to start: with this exit code, no standard output, and one message line that
+/// contains all these words.
 #[track_caller]
 fn is_refused(ended: &Ended, code: u8, words: &[&str]) {
     assert_eq!((ended.code, ended.out.as_str()), (i32::from(code), ""), "{ended:?}");
@@ -21,7 +22,7 @@ fn is_refused(ended: &Ended, code: u8, words: &[&str]) {
 }
 
 #[test]
-fn it_says_in_one_line_where_it_listens_and_where_its_data_are() {
+fn startup_line_has_address_and_data_directory() {
     let place = Place::new();
     let node = place.serve("127.0.0.1:0");
     let listening = node.listening();
@@ -33,7 +34,7 @@ fn it_says_in_one_line_where_it_listens_and_where_its_data_are() {
 }
 
 #[test]
-fn without_json_the_line_is_for_people_and_an_interrupt_ends_it_in_order() {
+fn startup_line_is_text_without_json_and_sigint_stops_cleanly() {
     let place = Place::new();
     let mut serving = place.bare(["serve", "--data", "data", "--listen", "127.0.0.1:0"]).started();
     let mut out = BufReader::new(serving.child_mut().stdout.take().unwrap());
@@ -48,7 +49,7 @@ fn without_json_the_line_is_for_people_and_an_interrupt_ends_it_in_order() {
 }
 
 #[test]
-fn a_stop_does_not_wait_for_clients_to_leave() {
+fn stop_does_not_wait_for_clients() {
     let (place, node) = Place::new().served();
     let holder = place.holder("x", &[]);
     let waiter = place.lockkeeper(["run", "x", "--", "true"]).started();
@@ -61,7 +62,7 @@ fn a_stop_does_not_wait_for_clients_to_leave() {
 }
 
 #[test]
-fn one_data_directory_has_one_node() {
+fn data_directory_in_use_is_refused() {
     let place = Place::new();
     let _node = place.serve("127.0.0.1:0");
     let second = place.ran("serve --data data --listen 127.0.0.1:0");
@@ -69,7 +70,7 @@ fn one_data_directory_has_one_node() {
 }
 
 #[test]
-fn a_port_in_use_is_named_and_founds_nothing() {
+fn port_in_use_is_reported_and_no_data_are_created() {
     let place = Place::new();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -79,7 +80,7 @@ fn a_port_in_use_is_named_and_founds_nothing() {
 }
 
 #[test]
-fn other_machines_are_served_only_if_it_is_said() {
+fn listening_beyond_loopback_requires_insecure() {
     let place = Place::new();
     for address in ["0.0.0.0:0", "192.0.2.1:5625", "[::]:0"] {
         let ended = place.ran(&format!("serve --data data --listen {address}"));
@@ -91,7 +92,7 @@ fn other_machines_are_served_only_if_it_is_said() {
 }
 
 #[test]
-fn wrong_options_of_serve() {
+fn invalid_serve_options_are_refused() {
     let place = Place::new();
     place.ran("serve").is_one_line(exit::USAGE, &["--data"]);
     for (options, words) in [
@@ -108,7 +109,7 @@ fn wrong_options_of_serve() {
 }
 
 #[test]
-fn a_data_directory_that_can_not_be() {
+fn unusable_data_directory_is_refused() {
     let place = Place::new();
     std::fs::write(place.path("file"), "").unwrap();
     let ended = place.ran("serve --data file/data --listen 127.0.0.1:0");
@@ -117,7 +118,7 @@ fn a_data_directory_that_can_not_be() {
     is_refused(&ended, exit::PERMISSION, &["/sys/lockkeeper"]);
 }
 
-/// The founding record of a node that ran, with `change` in its header. The checksum fits again.
+/// The bootstrap record of a stopped node, with `change` applied to its header. The checksum is recomputed.
 fn with_header(change: impl Fn(&mut [u8])) -> Place {
     let place = Place::new();
     assert_eq!(place.serve("127.0.0.1:0").stopped(Signal::SIGTERM).code, 0);
@@ -131,7 +132,7 @@ fn with_header(change: impl Fn(&mut [u8])) -> Place {
 }
 
 #[test]
-fn data_of_a_newer_version_are_refused_and_not_touched() {
+fn data_of_a_newer_version_are_refused_unchanged() {
     let place = with_header(|bytes| bytes[12..16].copy_from_slice(&99_u32.to_le_bytes()));
     let before = std::fs::read(place.path("data/founding")).unwrap();
     let ended = place.ran("serve --data data --listen 127.0.0.1:0");
@@ -140,7 +141,7 @@ fn data_of_a_newer_version_are_refused_and_not_touched() {
 }
 
 #[test]
-fn damaged_data_are_refused_with_their_place() {
+fn damaged_data_are_refused_with_byte_offset() {
     let place = with_header(|_| {});
     let path = place.path("data/founding");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -151,7 +152,7 @@ fn damaged_data_are_refused_with_their_place() {
 }
 
 #[test]
-fn the_log_can_be_read_by_programs() {
+fn json_log_lines_parse() {
     let place = Place::new();
     let words =
         ["serve", "--data", "data", "--listen", "127.0.0.1:0", "--log", "json", "--log-level", "debug"];
@@ -169,7 +170,7 @@ fn the_log_can_be_read_by_programs() {
 }
 
 #[test]
-fn where_nobody_serves_every_command_says_so() {
+fn every_command_reports_an_unreachable_service() {
     let place = Place::new();
     let address = place.address();
     let place = place.over(&format!("lockkeeper://{address}"));
@@ -180,13 +181,13 @@ fn where_nobody_serves_every_command_says_so() {
 }
 
 #[test]
-fn a_server_of_another_kind_is_no_lock_service() {
+fn server_with_another_protocol_is_reported_as_unavailable() {
     for answer in [&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..], b"\0\xff\x17garbage\n", b""] {
         let other = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = other.local_addr().unwrap().to_string();
         std::thread::spawn(move || {
             for mut stream in other.incoming().map_while(Result::ok) {
-                // Whoever connects reads this, then the end.
+                // Each client reads this, then end-of-file.
                 let _ = stream.write_all(answer);
             }
         });
@@ -199,10 +200,10 @@ fn a_server_of_another_kind_is_no_lock_service() {
 }
 
 #[test]
-fn a_server_that_never_answers_is_given_up() {
+fn unresponsive_server_is_reported_after_a_timeout() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap().to_string();
     let place = Place::new().over(&format!("lockkeeper://{address}"));
-    // The system accepts for it; nobody reads.
+    // The kernel accepts the connection; the process never reads it.
     place.ran("ls").is_one_line(exit::UNAVAILABLE, &[&address, "no answer within"]);
 }

@@ -1,4 +1,4 @@
-//! A lock directory of its own for each test, and the program with a clean environment.
+//! Test support: a lock directory for each test, and the program with a clean environment.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 use lockkeeper_rig::Port;
 use serde_json::Value;
 
-/// Far longer than anything here takes, also on a busy machine.
+/// Far longer than any step takes, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A directory that is gone after the test.
+/// A temporary directory, removed after the test.
 pub(crate) struct Place {
     directory: tempfile::TempDir,
-    /// Where the locks are, if not in a directory of this place.
+    /// The lock service's URL, if not a directory of this place.
     locks: Option<String>,
-    /// Of nodes that are here, so that one that is started again finds its own free.
+    /// Reserved ports of this place's nodes, so that a restarted node finds its own port free.
     ports: Mutex<Vec<Port>>,
 }
 
@@ -27,12 +27,13 @@ impl Place {
         Self { directory: tempfile::tempdir().unwrap(), locks: None, ports: Mutex::default() }
     }
 
-    /// The same place, with its locks at another lock service.
+    /// The same place with another lock service.
     pub(crate) fn over(self, url: &str) -> Self {
         Self { locks: Some(url.to_owned()), ..self }
     }
 
-    /// Where a node can listen. Nobody else is given it while this place is there, also not while the node is dead.
+    /// A listen address for a node. The port stays reserved while this place exists, even while the node is not
+    /// running.
     pub(crate) fn address(&self) -> String {
         let port = Port::free();
         let address = format!("127.0.0.1:{}", port.number());
@@ -48,14 +49,14 @@ impl Place {
         self.locks.clone().unwrap_or_else(|| format!("file://{}", self.path("locks").display()))
     }
 
-    /// The program, with the locks of this place.
+    /// The program, configured with the locks of this place.
     pub(crate) fn lockkeeper<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut command = self.bare(words);
         command.env("LOCKKEEPER_URL", self.url());
         command
     }
 
-    /// The program, with nothing that says which locks. Its home is in this place.
+    /// The program without any lock configuration. Its home directory is in this place.
     pub(crate) fn bare<S: AsRef<OsStr>>(&self, words: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
         for (name, _) in std::env::vars_os() {
@@ -72,12 +73,13 @@ impl Place {
         command
     }
 
-    /// Runs the program with words that have no spaces in them.
+    /// Runs the program with arguments that contain no spaces.
     pub(crate) fn ran(&self, line: &str) -> Ended {
         self.lockkeeper(line.split_whitespace()).ended()
     }
 
-    /// Starts `run` on `name` with a command that runs until it is ended, and waits until that has begun.
+    /// Starts `run` on `name` with a command that sleeps until it is ended, and waits until the command has
+    /// started.
     pub(crate) fn holder(&self, name: &str, options: &[&str]) -> Running {
         let begun = self.path(&format!("begun-{}", name.replace('/', "-")));
         let script = r#"echo "$LOCKKEEPER_TOKEN" > "$0.new" && mv "$0.new" "$0" && exec sleep 600"#;
@@ -90,7 +92,7 @@ impl Place {
         Running { child: Some(child), token }
     }
 
-    /// What `show --json` says.
+    /// The output of `show --json`.
     pub(crate) fn shown(&self, name: &str) -> Value {
         let shown = self.ran(&format!("show {name} --json"));
         assert_eq!(shown.code, 0, "{shown:?}");
@@ -102,7 +104,7 @@ impl Place {
     }
 }
 
-/// How a run of the program ended.
+/// The result of a run of the program.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
@@ -120,7 +122,8 @@ impl Ended {
         }
     }
 
-    /// It failed with this code and with one line on standard error that has all these words; nothing else.
+    /// Asserts that the program failed with this code and one line on standard error that contains all these
+    /// words, and printed nothing else.
     #[track_caller]
     pub(crate) fn is_one_line(&self, code: u8, words: &[&str]) {
         assert_eq!(self.code, i32::from(code), "{self:?}");
@@ -156,7 +159,7 @@ impl CommandExt for Command {
     }
 }
 
-/// The program while it runs. Killed if the test ends first; a job under it is then ended by its guardian.
+/// A running program. Killed on drop; its guardian then ends its job.
 pub(crate) struct Running {
     child: Option<Child>,
     pub(crate) token: u64,
@@ -172,9 +175,10 @@ impl Running {
         self.child.as_mut().unwrap()
     }
 
-    /// Waits for its end.
+    /// Waits for the program to end.
     pub(crate) fn ended(mut self) -> Ended {
-        // In a thread, since both outputs must be read: a program that hangs fails the test instead of hanging it.
+        // In a thread, since both outputs must be read concurrently: a program that hangs fails the test instead
+        // of blocking it.
         let child = self.child.take().unwrap();
         let pid = nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap());
         let (tell, told) = std::sync::mpsc::channel();
@@ -198,7 +202,7 @@ impl Drop for Running {
     }
 }
 
-/// Looks until it is so.
+/// Polls until the condition is true.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

@@ -1,8 +1,9 @@
-//! `torture` on real lock services: what is lost without a fence, with a check on writes, and with `enter`.
+//! `torture` with real lock services: lost updates without a fence, with a check on writes, and with `enter`.
 //!
-//! What happens to whom is certain, so the figures are too: in one cycle of `pause` or `cut` a holder stalls three
-//! times. (1) It wakes after the next one has read and before that one writes: the hole of a check on writes. (2) It
-//! wakes after the next one has written. (3) It wakes before it looks at its hold, and gives up.
+//! The rounds are deterministic, and so are the figures. In one cycle of `pause` or `cut` a holder stalls three
+//! times. (1) It resumes after the next holder has read and before that one writes: the hole of a check on
+//! writes. (2) It resumes after the next holder has written. (3) It resumes before it checks its hold, and gives
+//! up.
 
 use std::path::PathBuf;
 
@@ -27,7 +28,7 @@ impl Place {
         self.path("ledgers")
     }
 
-    /// The figures, and that the run ended as it should: with nothing left behind.
+    /// The figures. Asserts the exit code and that nothing is left behind.
     #[track_caller]
     fn tortured(&self, options: &str, code: u8) -> Figures {
         let ended = self.torture(options);
@@ -52,13 +53,13 @@ impl Figures {
     }
 }
 
-/// A pause is longer than the lease, nothing looks at tokens: whoever wakes writes over what others wrote, or is
-/// written over.
+/// The pause exceeds the lease, and tokens are not checked: a holder that resumes overwrites the updates of
+/// others, or its own update is overwritten.
 #[track_caller]
 fn loses_without_a_fence(place: &Place) {
     let figures = place.tortured("--fence none --faults pause", exit::NO);
     assert_eq!((figures.injected("pause"), figures.injected("held_through")), (3, 0), "{figures:?}");
-    // One in the hole, and at least one that was there when the other woke.
+    // One in the hole, and at least one that was in the ledger when the other holder resumed.
     assert!(figures.of("lost") >= 2, "{figures:?}");
     assert!(figures.of("overlaps") >= 2, "{figures:?}");
     assert!(figures.of("gave_up") >= 1, "{figures:?}");
@@ -68,7 +69,7 @@ fn loses_without_a_fence(place: &Place) {
     assert!(figures.0["verdict"].as_str().unwrap().starts_with("LOST"), "{figures:?}");
 }
 
-/// A late write is refused; the one in the hole is not.
+/// A late write is refused; the write in the hole is not.
 #[track_caller]
 fn loses_less_with_a_check_on_writes(place: &Place) {
     let figures = place.tortured("--fence write --faults pause", exit::NO);
@@ -78,7 +79,7 @@ fn loses_less_with_a_check_on_writes(place: &Place) {
     assert!(figures.0["verdict"].as_str().unwrap().contains("enter before you read"), "{figures:?}");
 }
 
-/// Both are refused; so are those of the killed.
+/// Both are refused, and so are the writes of killed workers.
 #[track_caller]
 fn never_loses_with_enter(place: &Place) {
     let figures = place.tortured("--fence enter --faults pause,kill", exit::OK);
@@ -90,7 +91,7 @@ fn never_loses_with_enter(place: &Place) {
     assert!(figures.of("acknowledged") > 0, "{figures:?}");
 }
 
-/// A Redis that may fence.
+/// A Redis whose settings permit fencing.
 fn redis() -> (Redis, Place) {
     let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let url = format!("{}?fencing=counter", redis.url());
@@ -98,43 +99,43 @@ fn redis() -> (Redis, Place) {
 }
 
 #[test]
-fn our_service_loses_without_a_fence() {
+fn our_service_loses_updates_without_a_fence() {
     let (place, _node) = Place::new().served();
     loses_without_a_fence(&place);
 }
 
 #[test]
-fn our_service_loses_less_with_a_check_on_writes() {
+fn our_service_loses_one_update_with_a_check_on_writes() {
     let (place, _node) = Place::new().served();
     loses_less_with_a_check_on_writes(&place);
 }
 
 #[test]
-fn our_service_never_loses_with_enter() {
+fn our_service_loses_no_update_with_enter() {
     let (place, _node) = Place::new().served();
     never_loses_with_enter(&place);
 }
 
 #[test]
-fn redis_loses_without_a_fence() {
+fn redis_loses_updates_without_a_fence() {
     let (_redis, place) = redis();
     loses_without_a_fence(&place);
 }
 
 #[test]
-fn redis_loses_less_with_a_check_on_writes() {
+fn redis_loses_one_update_with_a_check_on_writes() {
     let (_redis, place) = redis();
     loses_less_with_a_check_on_writes(&place);
 }
 
 #[test]
-fn redis_never_loses_with_enter() {
+fn redis_loses_no_update_with_enter() {
     let (_redis, place) = redis();
     never_loses_with_enter(&place);
 }
 
 #[test]
-fn a_descriptor_holds_through_a_pause() {
+fn file_locks_are_held_through_a_pause() {
     let place = Place::new();
     let figures = place.tortured("--fence none --faults pause,kill", exit::OK);
     let injected = (figures.injected("pause"), figures.injected("kill"), figures.injected("held_through"));
@@ -143,7 +144,7 @@ fn a_descriptor_holds_through_a_pause() {
     assert_eq!(figures.0["ttl_ms"], Value::Null, "{figures:?}");
 }
 
-/// A database that is ready for locks, and a place with its locks there.
+/// A database prepared for locks, and a place that uses them.
 fn postgres(kind: &str) -> (Postgres, Place) {
     let server = Postgres::start();
     let place = Place::new().over(&format!("{}?lock={kind}", server.url()));
@@ -172,31 +173,31 @@ fn is_cut_off(place: &Place) {
 }
 
 #[test]
-fn a_session_holds_through_a_pause() {
+fn session_locks_are_held_through_a_pause() {
     let (_server, place) = postgres("session");
     holds_through_a_pause(&place);
 }
 
 #[test]
-fn a_session_that_is_cut_off_loses_without_a_fence_and_not_with_enter() {
+fn disconnected_session_lock_loses_updates_without_a_fence_only() {
     let (_server, place) = postgres("session");
     is_cut_off(&place);
 }
 
 #[test]
-fn a_transaction_holds_through_a_pause() {
+fn transaction_locks_are_held_through_a_pause() {
     let (_server, place) = postgres("transaction");
     holds_through_a_pause(&place);
 }
 
 #[test]
-fn a_transaction_that_is_cut_off_loses_without_a_fence_and_not_with_enter() {
+fn disconnected_transaction_lock_loses_updates_without_a_fence_only() {
     let (_server, place) = postgres("transaction");
     is_cut_off(&place);
 }
 
 #[test]
-fn redlock_loses_and_can_not_be_fenced() {
+fn redlock_loses_updates_and_cannot_be_fenced() {
     let nodes = [Redis::start(), Redis::start(), Redis::start()];
     let hosts: Vec<String> = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())).collect();
     let place = Place::new().over(&format!("redlock://{}", hosts.join(",")));
@@ -211,7 +212,7 @@ fn redlock_loses_and_can_not_be_fenced() {
 }
 
 #[test]
-fn a_stopped_lock_server_takes_the_lock_from_its_holder() {
+fn stopped_lock_server_causes_its_holder_to_lose_the_lock() {
     let (redis, place) = redis();
     let pid = redis.pid().unwrap();
     let figures = place.tortured(&format!("--fence none --faults server --server-pid {pid}"), exit::NO);
@@ -221,7 +222,7 @@ fn a_stopped_lock_server_takes_the_lock_from_its_holder() {
 }
 
 #[test]
-fn what_is_not_possible_is_said_before_anything_begins() {
+fn impossible_options_are_refused_before_the_run() {
     let place = Place::new();
     place.torture("--faults cut").is_one_line(exit::USAGE, &["--faults cut", "file:", "--faults pause,kill"]);
     place.torture("--locks memory:").is_one_line(exit::USAGE, &["memory:", "process"]);
@@ -247,7 +248,7 @@ fn what_is_not_possible_is_said_before_anything_begins() {
     }
 }
 
-/// The processes whose parent is `parent`.
+/// The child processes of `parent`.
 fn children(parent: u32) -> Vec<u32> {
     let path = format!("/proc/{parent}/task/{parent}/children");
     let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -255,7 +256,7 @@ fn children(parent: u32) -> Vec<u32> {
 }
 
 #[test]
-fn an_interrupted_run_reports_and_leaves_nothing() {
+fn interrupted_run_reports_and_leaves_nothing() {
     let place = Place::new();
     std::fs::create_dir(place.ledgers()).unwrap();
     let resource = format!("file://{}", place.ledgers().display());
@@ -267,7 +268,7 @@ fn an_interrupted_run_reports_and_leaves_nothing() {
         let text = entries.find(|entry| entry.path().extension().is_none());
         text.and_then(|entry| std::fs::read_to_string(entry.path()).ok()).unwrap_or_default()
     };
-    // More lines than workers: one of them has written twice, so its first one is acknowledged.
+    // More lines than workers: one worker has written twice, so its first update is acknowledged.
     wait_until("the workers write", || ledger().lines().count() > 3);
     let workers = children(conductor);
     assert_eq!(workers.len(), 3);
@@ -283,12 +284,12 @@ fn an_interrupted_run_reports_and_leaves_nothing() {
 }
 
 #[test]
-fn a_conductor_that_is_killed_takes_its_workers_along() {
+fn workers_end_with_a_killed_conductor() {
     let place = Place::new();
     std::fs::create_dir(place.ledgers()).unwrap();
     let resource = format!("file://{}", place.ledgers().display());
     let mut command = place.lockkeeper(["torture", "--resource", &resource, "--duration", "1h"]);
-    // It can't tidy up: what it leaves goes with the place.
+    // A killed conductor can't clean up: its files are in the place, which is removed.
     let mut running = command.env("TMPDIR", place.path("")).started();
     let conductor = running.child_mut().id();
     wait_until("there are workers", || children(conductor).len() == 3);
@@ -300,7 +301,7 @@ fn a_conductor_that_is_killed_takes_its_workers_along() {
 }
 
 #[test]
-fn what_is_kept_is_said_and_text_is_for_people() {
+fn keep_prints_the_locations_and_the_report_is_text() {
     let place = Place::new();
     std::fs::create_dir(place.ledgers()).unwrap();
     let resource = format!("file://{}", place.ledgers().display());
@@ -316,7 +317,7 @@ fn what_is_kept_is_said_and_text_is_for_people() {
 }
 
 #[test]
-fn a_ledger_in_redis_is_fenced_there_and_removed() {
+fn ledger_in_redis_is_fenced_and_removed() {
     let (redis, place) = redis();
     let tortured = |fence: &str, code: u8| {
         let line = format!(
@@ -333,13 +334,13 @@ fn a_ledger_in_redis_is_fenced_there_and_removed() {
     let entered = tortured("enter", exit::OK);
     assert_eq!(entered.of("lost"), 0, "{entered:?}");
     assert!(entered.of("stale_rejected") >= 2, "{entered:?}");
-    // The locks' counters of tokens are the lock service's, and end by themselves.
+    // The token counters belong to the lock service, and expire by themselves.
     let left = redis.cli(&["KEYS", "*"]);
     assert!(left.lines().all(|key| key.ends_with(":lockkeeper:token")), "{left}");
 }
 
 #[test]
-fn a_ledger_in_postgres_is_fenced_there_and_removed() {
+fn ledger_in_postgres_is_fenced_and_removed() {
     let server = Postgres::start();
     let (_redis, place) = redis();
     let line = |fence: &str| {

@@ -1,4 +1,4 @@
-//! `run` while it waits.
+//! `run` while it waits for the lock.
 
 use lockkeeper_cli::exit;
 use nix::sys::signal::Signal;
@@ -6,10 +6,10 @@ use nix::sys::signal::Signal;
 use crate::support::{CommandExt, Place, json_file, wait_until};
 
 #[test]
-fn waiters_run_one_after_the_other_with_rising_tokens() {
+fn waiters_run_in_turn_with_rising_tokens() {
     let place = Place::new();
     let holder = place.holder("x", &[]);
-    // Fails if two are inside at once; notes its token.
+    // Fails if two commands run at once; records its token.
     let script = "mkdir inside && echo $LOCKKEEPER_TOKEN >> tokens && sleep 0.02 && rmdir inside";
     let start = || place.lockkeeper(["run", "x", "--", "sh", "-c", script]).started();
     let waiters: Vec<_> = (1..=8)
@@ -32,7 +32,7 @@ fn waiters_run_one_after_the_other_with_rising_tokens() {
 }
 
 #[test]
-fn a_signal_ends_the_wait_and_leaves_the_queue() {
+fn signal_ends_the_wait_and_removes_the_waiter() {
     let place = Place::new();
     let _holder = place.holder("x", &[]);
     for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129)] {
@@ -49,7 +49,7 @@ fn a_signal_ends_the_wait_and_leaves_the_queue() {
 }
 
 #[test]
-fn a_busy_lock_has_an_exit_code_of_ones_choice() {
+fn busy_exit_code_is_configurable() {
     let place = Place::new();
     let _holder = place.holder("x", &[]);
     assert_eq!(place.ran("run --try x -- true").code, i32::from(exit::BUSY));
@@ -72,7 +72,7 @@ fn readers_share_and_permits_are_counted() {
 }
 
 #[test]
-fn a_lock_that_is_kept_closed_can_not_be_had_again_at_once() {
+fn lock_kept_closed_is_busy() {
     let place = Place::new();
     assert_eq!(place.ran("run --keep-closed 1h nightly -- true").code, 0);
     place.ran("run --try nightly -- true").is_one_line(exit::BUSY, &["`nightly`", "stays closed"]);
@@ -80,7 +80,7 @@ fn a_lock_that_is_kept_closed_can_not_be_had_again_at_once() {
 }
 
 #[test]
-fn without_a_terminal_a_wait_is_told_only_if_asked_and_once() {
+fn without_a_terminal_the_wait_is_printed_once_with_verbose_only() {
     let place = Place::new();
     let holder = place.holder("x", &[]);
     let quiet = place.lockkeeper(["run", "x", "--", "true"]).started();

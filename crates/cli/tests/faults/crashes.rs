@@ -1,5 +1,5 @@
-//! A node that is killed again and again under load loses nothing that it acknowledged (P10), and nobody notices but by
-//! waiting (P7).
+//! A node that is killed repeatedly under load loses nothing that it acknowledged (P10), and clients observe only
+//! a delay (P7).
 
 use crate::kept::Kept;
 use crate::load::Load;
@@ -8,14 +8,14 @@ use crate::server::{Server, answer};
 const KILLS: u64 = 12;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_killed_under_load_keeps_every_hold_and_every_turn() {
+async fn node_killed_under_load_keeps_every_hold_and_waiter() {
     let mut server = Server::started("");
     let (one, two) = (server.client("one").await, server.client("two").await);
     let watcher = server.client("watcher").await;
     let kept = Kept::begin(&one, &two, &watcher).await;
     let load = Load::start(vec![one.clone(), two.clone()], 2, 5);
     for kill in 0..KILLS {
-        // Another point of the load each time.
+        // A different point of the load each time.
         load.goes_on(20 + kill * 7);
         server.kill();
         server.start();

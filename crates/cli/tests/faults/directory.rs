@@ -1,10 +1,10 @@
-//! A data directory that is taken away, and two nodes that want one.
+//! A data directory that is removed or moved, and two nodes that use the same one.
 
 use lockkeeper_cli::exit;
 
 use crate::server::{LONG, Server};
 
-/// The node has ended by itself and said why.
+/// Asserts that the node has ended by itself with this error message.
 #[track_caller]
 pub(crate) fn has_stopped(server: &mut Server, words: &[&str]) {
     let status = server.ended();
@@ -14,9 +14,9 @@ pub(crate) fn has_stopped(server: &mut Server, words: &[&str]) {
     assert!(words.iter().all(|word| line.contains(word)), "no {words:?} in {log}");
 }
 
-/// It would go on in files without a name otherwise, and every grant of it would be gone with it.
+/// Otherwise the node would continue with unlinked files, and all its grants would be lost with them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_data_were_deleted_stops_and_its_successor_has_higher_tokens() {
+async fn node_with_deleted_data_stops_and_its_successor_issues_higher_tokens() {
     let mut server = Server::started("");
     let locks = server.client("one").await;
     let before = locks.mutex("a").ttl(LONG).acquire().await.unwrap();
@@ -29,7 +29,7 @@ async fn a_node_whose_data_were_deleted_stops_and_its_successor_has_higher_token
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_data_were_moved_stops_and_finds_them_when_they_are_back() {
+async fn node_with_moved_data_stops_and_recovers_when_they_are_back() {
     let mut server = Server::started("");
     let locks = server.client("one").await;
     let held = locks.mutex("a").ttl(LONG).acquire().await.unwrap();
@@ -41,9 +41,9 @@ async fn a_node_whose_data_were_moved_stops_and_finds_them_when_they_are_back() 
     held.verify().await.unwrap();
 }
 
-/// Who removes the lock file lets a second node in; the first must leave.
+/// Removing the lock file admits a second node; the first one must stop.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_lock_file_was_removed_makes_way() {
+async fn node_with_a_removed_lock_file_stops() {
     let mut first = Server::started("");
     let mut second = Server::new("");
     second.data.clone_from(&first.data);

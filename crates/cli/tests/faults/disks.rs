@@ -1,4 +1,5 @@
-//! Disks that are full, fail, or are slow: the node stops rather than lie, and nothing that it acknowledged is lost (P10).
+//! Full, failing and slow disks: the node stops instead of acknowledging unsynced data, and nothing that it
+//! acknowledged is lost (P10).
 
 use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt;
@@ -14,7 +15,7 @@ use nix::sys::signal::Signal;
 
 use crate::server::{LONG, Server, answer, until, within};
 
-/// A small disk in memory; unmounted when dropped.
+/// A small tmpfs; unmounted on drop.
 pub(crate) struct SmallDisk(PathBuf);
 
 impl SmallDisk {
@@ -38,7 +39,8 @@ impl Drop for SmallDisk {
     }
 }
 
-/// One acquire after the other, each of another lock, until one isn't answered. All that were acknowledged are held.
+/// Acquires one lock after another, each under another name, until an acquire fails. Keeps all acknowledged
+/// holds.
 struct Holding {
     held: tokio::sync::mpsc::UnboundedReceiver<Guard<Fenced>>,
     task: tokio::task::JoinHandle<()>,
@@ -67,7 +69,7 @@ impl Holding {
         self.acknowledged.len()
     }
 
-    /// Ends it, and compares what the service says with what it had acknowledged.
+    /// Stops acquiring, and compares the service's table with the acknowledged holds.
     async fn all_there(mut self, locks: &Locks<Fenced>) -> usize {
         self.task.abort();
         let _ = self.task.await;
@@ -96,7 +98,7 @@ impl Holding {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_stops_the_node_and_loses_nothing() {
+async fn full_disk_stops_the_node_and_loses_nothing() {
     let mut server = Server::new("--segment-bytes 524288");
     let disk = SmallDisk::mounted(&server.beside("disk"), "2300k");
     server.data = server.beside("disk").join("data");
@@ -118,7 +120,7 @@ async fn a_full_disk_stops_the_node_and_loses_nothing() {
         "start again",
     ]);
 
-    // As long as it is full, a start says so too.
+    // While the disk is full, a start fails with the same reason.
     let full = std::fs::File::create(server.beside("disk").join("rest")).unwrap();
     let mut rest = full;
     while std::io::Write::write_all(&mut rest, &[7; 512]).is_ok() {}
@@ -136,11 +138,11 @@ async fn a_full_disk_stops_the_node_and_loses_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sync_that_fails_ends_the_process_at_once() {
+async fn failed_sync_aborts_the_process() {
     let mut server = Server::new("--segment-bytes 8388608");
     let shim = server.shim();
     server.start();
-    // The next part of the log is made beside: its syncs must not be taken for the log's.
+    // The next log segment is preallocated concurrently: its syncs must not be counted as those of the log.
     until("the next part of the log is made", || {
         let names = std::fs::read_dir(&server.data).unwrap();
         names
@@ -172,7 +174,7 @@ async fn a_sync_that_fails_ends_the_process_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_a_slow_disk_no_session_is_lost() {
+async fn slow_disk_expires_no_session() {
     const DELAY_MS: i64 = 300;
     let mut server = Server::new("--segment-bytes 1048576");
     let shim = server.shim();
@@ -192,7 +194,7 @@ async fn on_a_slow_disk_no_session_is_lost() {
     let before = (sessions().await, shim.get(Number::Syncs));
     assert_eq!(before.0.len(), 3);
     shim.set(Number::DelayMs, DELAY_MS);
-    // Each turn waits for two syncs: longer than the longest ttl in all.
+    // Each acquire and release waits for two syncs: in total longer than the longest ttl.
     for _ in 0..6 {
         let guard = within("it is granted", turn.acquire()).await.unwrap();
         within("it is given back", guard.release()).await.unwrap();

@@ -1,4 +1,4 @@
-//! A hold, and a place in the queue behind it, that outlive everything that is done to the service.
+//! A hold and a waiter behind it that must survive every fault of a test.
 
 use lockkeeper::{AcquireError, Fenced, Guard, LockName, Locks, Wait};
 use tokio::task::JoinHandle;
@@ -15,7 +15,7 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
-    /// One holds it, another waits, and a third looks at it.
+    /// `holder` holds the lock, `waiter` waits for it, and `watcher` inspects it.
     pub(crate) async fn begin(
         holder: &Locks<Fenced>,
         waiter: &Locks<Fenced>,
@@ -29,7 +29,7 @@ impl Kept {
         kept
     }
 
-    /// Both are where they were.
+    /// Asserts that the hold and the waiter are unchanged.
     pub(crate) async fn is_kept(&self, when: &str) {
         let name: LockName = NAME.parse().unwrap();
         let holders = answer("the waiter is in the queue", async || {
@@ -41,7 +41,8 @@ impl Kept {
         assert_eq!(self.held.loss(), None, "{when}");
     }
 
-    /// The hold is worth something to its end, and then it is the waiter's turn, and nobody else's.
+    /// Asserts that the hold is valid to the end, and that the lock then passes to the waiter and to no other
+    /// client.
     pub(crate) async fn end(self) {
         let token = self.held.token();
         within("the service confirms the hold", self.held.verify()).await.unwrap();

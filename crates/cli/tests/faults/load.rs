@@ -1,6 +1,7 @@
-//! Load of the library on a few locks, and what its whole history must show.
+//! Load on a few locks through the library, and checks over its whole history.
 //!
-//! Grants carry rising tokens, so that their order is given: sorted by token, holds of one lock must not overlap in time.
+//! Tokens rise with every grant, so they order the grants: sorted by token, the holds of one lock must not
+//! overlap in time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -11,14 +12,14 @@ use tokio::task::JoinSet;
 
 use crate::server::{LONG, PATIENCE, answer, until, within};
 
-/// One hold, as its client saw it.
+/// One hold, as observed by its client.
 #[derive(Debug)]
 struct Hold {
     lock: usize,
     token: u64,
-    /// When the acquire returned.
+    /// The time at which the acquire returned.
     since: Instant,
-    /// When the release was about to be called.
+    /// The time just before the call of the release.
     until: Instant,
     lost: Option<LossCause>,
 }
@@ -33,7 +34,7 @@ struct Shared {
     /// Futures of acquires that were dropped while they waited.
     dropped: AtomicU64,
     history: Mutex<Vec<Hold>>,
-    /// Anything else that an acquire or a release said.
+    /// All other errors of acquires and releases.
     errors: Mutex<Vec<String>>,
 }
 
@@ -44,14 +45,14 @@ pub(crate) struct Load {
     clients: Vec<Locks<Fenced>>,
 }
 
-/// What a load has done.
+/// The totals of a finished load.
 pub(crate) struct Done {
     pub(crate) granted: u64,
     pub(crate) dropped: u64,
 }
 
 impl Load {
-    /// `tasks` tasks of each client on `locks` locks, the locks of a name of their own.
+    /// Runs `tasks` tasks per client on `locks` locks named `load/<number>`.
     pub(crate) fn start(clients: Vec<Locks<Fenced>>, locks: usize, tasks: usize) -> Self {
         let shared = Arc::new(Shared::default());
         let mut load = Self { shared: shared.clone(), tasks: JoinSet::new(), clients };
@@ -67,7 +68,7 @@ impl Load {
         self.shared.granted.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many more were granted.
+    /// Waits for this many more grants.
     #[track_caller]
     pub(crate) fn goes_on(&self, more: u64) {
         let wanted = self.granted() + more;
@@ -81,12 +82,13 @@ impl Load {
         });
     }
 
-    /// From now on nothing new is begun.
+    /// Starts no new acquires from now on.
     pub(crate) fn stop(&self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Lets every task end its turn, and checks what all of them saw. Nothing of theirs may be left at the service (P7).
+    /// Lets every task finish its current acquire, and checks the history. The service must have no lock and no
+    /// waiter of the load left (P7).
     pub(crate) async fn checked(mut self) -> Done {
         self.stop();
         let Shared { begun, granted, gave_up, dropped, history, errors, .. } = &*self.shared;
@@ -123,7 +125,8 @@ async fn work(client: Locks<Fenced>, shared: Arc<Shared>, locks: usize, task: us
         let lock = round % locks;
         let wanted = client.mutex(format!("load/{lock}")).ttl(LONG);
         shared.begun.fetch_add(1, Ordering::Relaxed);
-        // Now and then one that gives up, or one whose future is dropped: what they leave would block the others.
+        // Some acquires time out, and some futures are dropped: requests left behind by them would block the
+        // others.
         let acquired = match round % 7 {
             0 => wanted.wait(Wait::For(Duration::from_millis(3))).acquire().await,
             1 => match tokio::time::timeout(Duration::from_millis(2), wanted.acquire()).await {
@@ -147,7 +150,7 @@ async fn work(client: Locks<Fenced>, shared: Arc<Shared>, locks: usize, task: us
 
 async fn hold(guard: Guard<Fenced>, shared: &Shared, lock: usize) {
     let since = Instant::now();
-    // Others get a turn while it is held.
+    // Lets other tasks run while the lock is held.
     tokio::task::yield_now().await;
     let (token, lost) = (guard.token().get(), guard.loss());
     shared.history.lock().unwrap().push(Hold { lock, token, since, until: Instant::now(), lost });

@@ -1,7 +1,9 @@
-//! Real processes and real faults: nodes that are killed, stopped, and robbed of their disk, under load of the library.
+//! Fault tests with real processes: nodes are killed, stopped, and deprived of their disk, under load from the
+//! library.
 //!
-//! Each test has nodes, ports and directories of its own, and ends what it started by process id. The tests of disks
-//! need root (a mount) and a C compiler (a shim before `fdatasync`); where one is missing they fail and say so.
+//! Each test has its own nodes, ports and directories, and ends its processes by process id. The tests of disks
+//! need root (for a mount) and a C compiler (for a shim around `fdatasync`); if one is missing they fail with a
+//! message.
 #![cfg(target_os = "linux")]
 
 mod cluster;

@@ -1,4 +1,4 @@
-//! A real `serve` process on a port that it keeps over restarts, and waiting with a deadline.
+//! A real `serve` process on a port that it keeps across restarts, and waiting with a timeout.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -14,30 +14,30 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-/// Far longer than anything here takes, also on a busy machine.
+/// Far longer than any step takes, even on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// For holds that must outlive everything that is done to the service.
+/// The ttl of holds that must survive every fault of a test.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
-/// A node with its place on disk; killed when dropped.
+/// A node with its directory; killed on drop.
 pub(crate) struct Server {
     place: tempfile::TempDir,
-    /// Where its data are.
+    /// The data directory.
     pub(crate) data: PathBuf,
     listen: String,
-    /// Its own while it lives: a node that is started again finds it free.
+    /// Reserved while this value exists, so that a restarted node finds its port free.
     _port: Port,
     options: Vec<String>,
     environment: Vec<(String, String)>,
-    /// Where it runs, if not beside the test.
+    /// The network host on which the node runs, if not the test's own.
     host: Option<(Arc<Network>, usize)>,
     child: Option<Child>,
-    /// What it says, line by line.
+    /// Lines of its standard output.
     said: Option<mpsc::Receiver<String>>,
 }
 
 impl Server {
-    /// One that was not started yet, with options for `serve` that have no spaces in them.
+    /// A node that is not started yet; `options` are arguments of `serve` without spaces in them.
     pub(crate) fn new(options: &str) -> Self {
         let (place, port) = (tempfile::tempdir().unwrap(), Port::free());
         Self {
@@ -53,37 +53,37 @@ impl Server {
         }
     }
 
-    /// One that serves.
+    /// A running node.
     pub(crate) fn started(options: &str) -> Self {
         let mut server = Self::new(options);
         server.start();
         server
     }
 
-    /// The next starts have this environment beside their own, and no other.
+    /// Sets the additional environment of later starts, replacing any earlier one.
     pub(crate) fn environment(&mut self, variables: &[(&str, &Path)]) {
         let pair = |(name, value): &(&str, &Path)| ((*name).to_owned(), value.display().to_string());
         self.environment = variables.iter().map(pair).collect();
     }
 
-    /// A disk that can fail or be slow: the next starts have it.
+    /// A shim that makes syncs fail or delays them, for later starts.
     pub(crate) fn shim(&mut self) -> Shim {
         let shim = Shim::new(self.place.path());
         self.environment(&shim.environment());
         shim
     }
 
-    /// The next starts have this option too.
+    /// Adds an option to later starts.
     pub(crate) fn option(&mut self, option: &str) {
         self.options.extend(option.split_whitespace().map(str::to_owned));
     }
 
-    /// The next starts are at a host of this network.
+    /// Later starts run on a host of this network.
     pub(crate) fn at(&mut self, network: &Arc<Network>, host: usize) {
         self.host = Some((network.clone(), host));
     }
 
-    /// A path beside its data.
+    /// A path next to the data directory.
     pub(crate) fn beside(&self, name: &str) -> PathBuf {
         self.place.path().join(name)
     }
@@ -118,7 +118,7 @@ impl Server {
         .unwrap()
     }
 
-    /// Where it listens, instead of at a port of its own.
+    /// Sets the listen address, instead of one with its own port.
     pub(crate) fn listens(&mut self, address: String) {
         self.listen = address;
     }
@@ -129,7 +129,7 @@ impl Server {
         self.serves();
     }
 
-    /// Starts it.
+    /// Starts it without waiting.
     pub(crate) fn begin(&mut self) {
         assert!(self.child.is_none(), "it runs already");
         let mut child = self.spawn();
@@ -148,7 +148,7 @@ impl Server {
         said["listening"].as_str().unwrap().clone_into(&mut self.listen);
     }
 
-    /// Starts it where it can't go on, and says how it ended.
+    /// Starts it, expects it to end by itself, and returns the exit status.
     pub(crate) fn refused(&mut self) -> ExitStatus {
         self.child = Some(self.spawn());
         self.ended()
@@ -159,7 +159,7 @@ impl Server {
         kill(Pid::from_raw(i32::try_from(id).unwrap()), signal).unwrap();
     }
 
-    /// `kill -9`.
+    /// Sends SIGKILL and waits for the end.
     pub(crate) fn kill(&mut self) {
         self.signal(Signal::SIGKILL);
         let status = self.ended();
@@ -183,7 +183,7 @@ impl Server {
         }
     }
 
-    /// Its log, of all its starts.
+    /// The log of all its starts.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(self.beside("log")).unwrap_or_default()
     }
@@ -206,7 +206,7 @@ impl Drop for Server {
     }
 }
 
-/// Asks until it is so.
+/// Polls until the condition is true.
 #[track_caller]
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
@@ -216,7 +216,7 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Asks until there is an answer.
+/// Polls until there is a value.
 pub(crate) async fn answer<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -228,7 +228,7 @@ pub(crate) async fn answer<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T
     }
 }
 
-/// What must come, within [`PATIENCE`].
+/// Awaits a future that must complete within [`PATIENCE`].
 pub(crate) async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     let Ok(value) = tokio::time::timeout(PATIENCE, future).await else {
         panic!("waited in vain until {what}")

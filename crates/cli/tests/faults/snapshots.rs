@@ -1,4 +1,4 @@
-//! A node that is killed in the middle of snapshots starts from the last whole one and the log behind it.
+//! A node that is killed while it writes snapshots starts from the last complete one and the log after it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,11 +8,11 @@ use lockkeeper::{Fenced, LockName, Locks, Token};
 use crate::load::Load;
 use crate::server::{LONG, Server, answer, until, within};
 
-/// Enough for a snapshot of several pieces.
+/// Enough for a snapshot of several chunks.
 const HELD: usize = 12_000;
 const KILLS: usize = 5;
 
-/// Whether a snapshot is being written at the moment.
+/// True if a snapshot is being written at the moment.
 fn is_writing(data: &Path) -> bool {
     std::fs::read_dir(data).unwrap().any(|entry| {
         let name = entry.unwrap().file_name();
@@ -31,8 +31,8 @@ async fn table(locks: &Locks<Fenced>) -> (BTreeMap<String, Vec<Option<Token>>>, 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_killed_in_the_middle_of_snapshots_starts_from_the_last_whole_one() {
-    // Small parts of the log, so that a cut too much would take what the last snapshot lacks.
+async fn node_killed_during_a_snapshot_starts_from_the_last_complete_one() {
+    // Small log segments, so that truncating the log too far would remove entries that the last snapshot lacks.
     let mut server = Server::started("--snapshot-after 65536 --segment-bytes 8192");
     let holder = server.client("holder").await;
     let tasks: Vec<_> = (0..HELD)
@@ -51,7 +51,7 @@ async fn a_node_killed_in_the_middle_of_snapshots_starts_from_the_last_whole_one
     assert_eq!((before.0.len(), before.1.len()), (HELD, 3));
     let (mut in_the_middle, mut started_from) = (0, 0);
     for kill in 0..KILLS {
-        // A file that an earlier kill left is removed by the start, so that this is a new one.
+        // The start removes a file left by an earlier kill, so this is a new one.
         until("a snapshot is being written", || is_writing(&server.data));
         server.kill();
         in_the_middle += usize::from(is_writing(&server.data));
@@ -64,7 +64,7 @@ async fn a_node_killed_in_the_middle_of_snapshots_starts_from_the_last_whole_one
     }
     assert!(in_the_middle > 0, "no kill hit the middle of a snapshot");
     assert!(started_from > 0, "no start was from a snapshot");
-    // The log is cut: what was written is far more than what is kept.
+    // The log is truncated: far more was written than is kept.
     answer("a snapshot is whole", async || {
         let status = holder.status().await.ok()?;
         (status.snapshot > started_from).then_some(())

@@ -1,4 +1,4 @@
-//! Stalls: of the service (P9), and of a holder (P5, P3).
+//! Stalls of the service (P9), and of a holder (P5, P3).
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -13,12 +13,14 @@ use nix::unistd::Pid;
 use crate::server::{LONG, PATIENCE, Server, answer, within};
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Of sessions that are to feel the stall. Long enough that a busy machine, or its disk, does not lose one before or after it.
+/// The ttl of sessions that must expire during the stall. Long enough that a busy machine or disk does not expire
+/// one before or after it.
 const SHORT: Duration = Duration::from_secs(4);
 const LESS_SHORT: Duration = Duration::from_secs(5);
-/// Longer than either.
+/// Longer than both.
 const STALL: Duration = Duration::from_secs(7);
-/// Tells this test binary, started anew, to be a holder: `URL`, then the file behind a fence.
+/// Makes this test binary, run as a child process, a holder: the service's URL; the next variable is the fenced
+/// file.
 const HOLDER: &str = "LK_FAULTS_HOLDER";
 const HOLDER_FILE: &str = "LK_FAULTS_HOLDER_FILE";
 
@@ -27,7 +29,7 @@ pub(crate) async fn sessions(locks: &Locks<Fenced>) -> Vec<u64> {
     answer("the service answers", async || locks.sessions().await.ok()).await.iter().map(|it| it.id).collect()
 }
 
-/// Holder, waiters in their order.
+/// The holder, and the waiters in their order.
 pub(crate) async fn queue(locks: &Locks<Fenced>, name: &str) -> (Option<String>, Vec<String>) {
     let name: LockName = name.parse().unwrap();
     let info = answer("the service answers", async || locks.inspect(&name).await.ok()).await;
@@ -36,7 +38,7 @@ pub(crate) async fn queue(locks: &Locks<Fenced>, name: &str) -> (Option<String>,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_that_stood_still_for_longer_than_every_ttl_ends_no_session() {
+async fn service_stopped_longer_than_every_ttl_expires_no_session() {
     let server = Server::started("");
     let watcher = server.client("watcher").await;
     let holder = server.client("holder").await;
@@ -51,7 +53,7 @@ async fn a_service_that_stood_still_for_longer_than_every_ttl_ends_no_session() 
         let tell = tell.clone();
         tokio::spawn(async move {
             let granted = client.mutex(name).ttl(SHORT).acquire().await;
-            // With its client, which would end its session otherwise.
+            // Sent with its client: dropping the client would end its session.
             tell.send((label, client, granted)).map_err(|_| "the test is over")
         });
         answer("it is in the queue", async || {
@@ -64,18 +66,18 @@ async fn a_service_that_stood_still_for_longer_than_every_ttl_ends_no_session() 
 
     let stopped = Instant::now();
     server.signal(Signal::SIGSTOP);
-    // While it stands still, the deadlines pass on this side (P5).
+    // During the stall the deadlines pass on the client's side (P5).
     for guard in [&short, &other] {
         within("the loss is told", guard.lost().cancelled()).await;
         assert_eq!(guard.loss(), Some(LossCause::Expired));
     }
-    // The fault itself: it lasts until then.
+    // The stall lasts until here.
     tokio::time::sleep_until((stopped + STALL).into()).await;
     let early = told.try_recv().map(|(who, _, granted)| (who, granted.map(|it| it.token())));
     assert!(early.is_err(), "nobody answers, nobody is granted anything: {early:?}");
     server.signal(Signal::SIGCONT);
 
-    // The lost hold is finished by its client, so that the queue goes on, in its order.
+    // The client finishes its lost hold, so that the lock passes to the waiters in their order.
     let mut last = short.token();
     let mut clients = Vec::new();
     for label in ["first", "second"] {
@@ -103,7 +105,7 @@ async fn a_service_that_stood_still_for_longer_than_every_ttl_ends_no_session() 
     assert!(who == "third" && granted.is_ok());
 }
 
-/// A process that holds a lock and works behind a fence. Continued, killed when dropped.
+/// A process that holds a lock and writes through a fence. Continued by a signal; killed on drop.
 struct Holder {
     child: Child,
     lines: std::sync::mpsc::Receiver<String>,
@@ -129,12 +131,12 @@ impl Holder {
         kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
     }
 
-    /// The number behind this word in what it says next.
+    /// The number after this word in its next message.
     fn says(&self, word: &str) -> u64 {
         loop {
             let line =
                 self.lines.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("it did not say {word:?}"));
-            // The test harness may write before it on the same line.
+            // The test harness may print on the same line before the message.
             if let Some((_, rest)) = line.split_once(&format!("<{word} ")) {
                 return rest.trim_end_matches('>').parse().unwrap();
             }
@@ -154,7 +156,7 @@ fn say(word: &str, number: u64) {
     writeln!(out, "<{word} {number}>").and_then(|()| out.flush()).unwrap();
 }
 
-/// No test by itself: without its order it only shows that it has none.
+/// Not a test of its own: the body of the `Holder` process. Returns at once without the environment variables.
 #[tokio::test]
 async fn the_process_that_holds() {
     let (Ok(url), Some(file)) = (std::env::var(HOLDER), std::env::var_os(HOLDER_FILE)) else { return };
@@ -176,12 +178,12 @@ async fn the_process_that_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_holder_finds_its_hold_lost_and_its_write_refused() {
+async fn stopped_holder_loses_its_hold_and_its_write_is_refused() {
     let server = Server::started("");
     stop_the_holder(&server.url(), &server.beside("resource")).await;
 }
 
-/// At a resource behind a fence, which is this file.
+/// Stops a holder that writes to the fenced resource `file`, and checks its loss and its refused write.
 pub(crate) async fn stop_the_holder(url: &str, file: &Path) {
     let holder = Holder::start(url, file);
     let first = holder.says("holds");
@@ -195,7 +197,8 @@ pub(crate) async fn stop_the_holder(url: &str, file: &Path) {
     fence.enter(section).unwrap();
     assert_eq!(fence.read().unwrap().as_deref(), Some(&b"of the first"[..]));
 
-    // The stopped one wakes between the other's read and write: a check of writes only would let it through.
+    // The stopped holder resumes between the other one's read and write: a check on writes alone would accept its
+    // write.
     holder.signal(Signal::SIGCONT);
     let (valid_until, refused) = (holder.says("lost"), holder.says("refused"));
     assert!(valid_until <= granted_at, "granted at {granted_at}, given up at {valid_until} (P5)");

@@ -1,4 +1,4 @@
-//! Commands whose behaviour a shell can't show well.
+//! Commands whose behaviour is hard to reproduce with a shell.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ fn say(line: &str) {
     writeln!(out, "{line}").and_then(|()| out.flush()).unwrap();
 }
 
-/// Says "listening", then each signal that arrives; SIGTERM is the last.
+/// Prints "listening", then each signal that arrives; exits at SIGTERM.
 fn tell_signals() -> ExitCode {
     let told: SigSet = [
         Signal::SIGTERM,
@@ -47,7 +47,7 @@ fn tell_signals() -> ExitCode {
     }
 }
 
-/// Like a shell that suspends itself: leads a group of its own and stops.
+/// Like a shell that suspends itself: leads its own process group and stops.
 fn stop_in_own_group() -> ExitCode {
     setpgid(Pid::this(), Pid::this()).unwrap();
     raise(Signal::SIGSTOP).unwrap();

@@ -1,4 +1,4 @@
-//! Whatever happens to wrapper or guardian, no descendant lives without the lock.
+//! Under every fault of wrapper or guardian, no descendant outlives the lock.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -10,25 +10,25 @@ use crate::scenario::{Scenario, rounds, state, wait_until};
 use crate::wrapper::{GUARDIAN_DIED, TOO_LATE};
 
 crate::trials![
-    a_killed_wrapper_leaves_nobody_when_the_lock_is_free,
-    a_stopped_then_killed_wrapper_leaves_nobody_when_the_lock_is_free,
-    a_wrapper_killed_at_any_moment_of_its_start_leaves_nobody,
-    a_family_that_keeps_forking_is_ended,
-    a_stopped_wrapper_lets_the_deadline_pass_and_all_are_dead_before_it,
-    a_renewed_lease_keeps_the_job_past_its_first_deadline,
-    a_lost_lock_ends_a_job_that_ignores_sigterm,
-    a_job_that_reacts_to_sigterm_has_time_to_clean_up,
-    a_command_whose_lease_is_almost_over_is_not_started,
-    a_lock_without_deadline_outlasts_a_stopped_wrapper,
-    the_guardian_outlives_every_signal_but_sigkill,
-    sigterm_to_the_guardian_ends_all,
-    a_killed_guardian_is_replaced_by_the_wrapper,
-    daemons_left_behind_are_waited_for_and_not_ended,
-    a_signal_ends_the_daemons_that_a_wrapper_waits_for,
-    a_stopped_wrapper_does_not_hold_up_the_guardian,
+    killed_wrapper_leaves_no_descendant_once_the_lock_is_free,
+    stopped_then_killed_wrapper_leaves_no_descendant_once_the_lock_is_free,
+    wrapper_killed_during_its_start_leaves_no_descendant,
+    descendants_that_keep_forking_are_ended,
+    descendants_of_a_stopped_wrapper_are_dead_before_the_deadline,
+    renewed_lease_keeps_the_job_past_its_first_deadline,
+    lost_lock_ends_a_job_that_ignores_sigterm,
+    job_that_handles_sigterm_has_time_to_clean_up,
+    command_is_not_started_shortly_before_the_deadline,
+    lock_without_deadline_survives_a_stopped_wrapper,
+    guardian_survives_every_signal_but_sigkill,
+    sigterm_to_the_guardian_ends_all_descendants,
+    wrapper_ends_the_descendants_of_a_killed_guardian,
+    daemons_left_behind_are_waited_for_but_not_ended,
+    signal_ends_the_daemons_that_a_wrapper_waits_for,
+    stopped_wrapper_does_not_block_the_guardian,
 ];
 
-/// Makes every second round's family deaf to SIGTERM, so that SIGKILL has to end it.
+/// Makes the processes of every second round ignore SIGTERM, so that only SIGKILL ends them.
 fn first_words(round: usize) -> &'static str {
     if round.is_multiple_of(2) { "" } else { "trap '' TERM" }
 }
@@ -47,21 +47,21 @@ fn kill_wrappers(before: &[Signal]) {
     }
 }
 
-fn a_killed_wrapper_leaves_nobody_when_the_lock_is_free() {
+fn killed_wrapper_leaves_no_descendant_once_the_lock_is_free() {
     kill_wrappers(&[]);
 }
 
-fn a_stopped_then_killed_wrapper_leaves_nobody_when_the_lock_is_free() {
+fn stopped_then_killed_wrapper_leaves_no_descendant_once_the_lock_is_free() {
     kill_wrappers(&[Signal::SIGSTOP]);
 }
 
-fn a_wrapper_killed_at_any_moment_of_its_start_leaves_nobody() {
+fn wrapper_killed_during_its_start_leaves_no_descendant() {
     for round in 0..rounds() {
         let mut scenario = Scenario::new();
         scenario.options.grace_ms = 50;
         scenario.start(&["sh", "-c", "sleep 600 & (setsid sleep 600 &); wait"]);
         wait_until("the lock file exists", || std::path::Path::new(&scenario.options.lock).exists());
-        // Which moment this hits is left to chance; the steps spread it over the whole start.
+        // The sleep spreads the kills over the whole start; the exact moment is random.
         std::thread::sleep(Duration::from_micros(400 * (round as u64 % 50)));
         scenario.signal_wrapper(Signal::SIGKILL);
         scenario.wait();
@@ -70,10 +70,10 @@ fn a_wrapper_killed_at_any_moment_of_its_start_leaves_nobody() {
     }
 }
 
-fn a_family_that_keeps_forking_is_ended() {
+fn descendants_that_keep_forking_are_ended() {
     let mut scenario = Scenario::new();
     scenario.options.grace_ms = 50;
-    // Each link lives for a moment and leaves an orphan behind that does the same.
+    // Each process lives briefly and leaves an orphan that does the same.
     let script = "trap '' TERM; echo x >> members; link() { : & (link2 &) ; }; link2() { link; }; link; while :; do : & wait; done";
     scenario.run(&["sh", "-c", script]);
     wait_until("the chain runs", || !scenario.read("members").is_empty());
@@ -82,8 +82,8 @@ fn a_family_that_keeps_forking_is_ended() {
     assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }
 
-fn a_stopped_wrapper_lets_the_deadline_pass_and_all_are_dead_before_it() {
-    // Each round takes the ttl.
+fn descendants_of_a_stopped_wrapper_are_dead_before_the_deadline() {
+    // Each round takes one ttl.
     for round in 0..rounds().div_ceil(10) {
         let mut scenario = Scenario::new();
         scenario.options.ttl_ms = 2600;
@@ -94,7 +94,8 @@ fn a_stopped_wrapper_lets_the_deadline_pass_and_all_are_dead_before_it() {
         wait_until("nobody is left", || scenario.survivors().is_empty());
         scenario.signal_wrapper(Signal::SIGCONT);
         let gone: u64 = scenario.wait_for_report("gone")["gone ".len()..].parse().unwrap();
-        // Renewals may go on after the wrapper woke up, but only those from before could be heard in time.
+        // Renewals may continue after the wrapper resumed, but only earlier ones could reach the guardian in
+        // time.
         let report = scenario.read("report");
         let heard = report.lines().filter_map(|line| line.strip_prefix("until ")?.parse::<u64>().ok());
         let deadline = heard.filter(|until| until - 2_600_000_000 < gone).max().unwrap();
@@ -104,7 +105,7 @@ fn a_stopped_wrapper_lets_the_deadline_pass_and_all_are_dead_before_it() {
     }
 }
 
-fn a_renewed_lease_keeps_the_job_past_its_first_deadline() {
+fn renewed_lease_keeps_the_job_past_its_first_deadline() {
     let mut scenario = Scenario::new();
     scenario.options.ttl_ms = 2000;
     scenario.options.grace_ms = 200;
@@ -117,7 +118,7 @@ fn a_renewed_lease_keeps_the_job_past_its_first_deadline() {
     assert_eq!(scenario.reported("terminating"), None);
 }
 
-fn a_lost_lock_ends_a_job_that_ignores_sigterm() {
+fn lost_lock_ends_a_job_that_ignores_sigterm() {
     let mut scenario = Scenario::new();
     scenario.options.grace_ms = 100;
     scenario.options.usr2_is_loss = true;
@@ -129,10 +130,10 @@ fn a_lost_lock_ends_a_job_that_ignores_sigterm() {
     assert_eq!(scenario.reported("exited"), Some("exited Signal(9)".into()));
 }
 
-fn a_job_that_reacts_to_sigterm_has_time_to_clean_up() {
+fn job_that_handles_sigterm_has_time_to_clean_up() {
     let mut scenario = Scenario::new();
     scenario.options.usr2_is_loss = true;
-    // The clean-up is itself a process, begun after SIGTERM: it must not be ended.
+    // The clean-up starts a new process after SIGTERM, which must not be ended.
     let script =
         "trap 'sleep 0.2; cp members cleaned; exit 8' TERM; echo up >> members; while :; do sleep 0.05; done";
     scenario.run(&["sh", "-c", script]);
@@ -142,7 +143,7 @@ fn a_job_that_reacts_to_sigterm_has_time_to_clean_up() {
     assert_eq!(scenario.read("cleaned"), "up\n");
 }
 
-fn a_command_whose_lease_is_almost_over_is_not_started() {
+fn command_is_not_started_shortly_before_the_deadline() {
     let mut scenario = Scenario::new();
     scenario.options.ttl_ms = 1000;
     scenario.options.grace_ms = 2000;
@@ -151,7 +152,7 @@ fn a_command_whose_lease_is_almost_over_is_not_started() {
     assert!(!scenario.path("ran").exists());
 }
 
-fn a_lock_without_deadline_outlasts_a_stopped_wrapper() {
+fn lock_without_deadline_survives_a_stopped_wrapper() {
     let mut scenario = Scenario::new();
     scenario.options.grace_ms = 0;
     scenario.run(&["sh", "-c", "until [ -e enough ]; do sleep 0.05; done; echo done > result; exit 2"]);
@@ -165,7 +166,7 @@ fn a_lock_without_deadline_outlasts_a_stopped_wrapper() {
     assert_eq!(scenario.wait().code(), Some(2));
 }
 
-fn the_guardian_outlives_every_signal_but_sigkill() {
+fn guardian_survives_every_signal_but_sigkill() {
     let mut scenario = Scenario::new();
     let own = std::env::current_exe().unwrap();
     scenario.run(&[own.to_str().unwrap(), "role:tell-signals"]);
@@ -176,7 +177,7 @@ fn the_guardian_outlives_every_signal_but_sigkill() {
             kill(guardian, signal).unwrap();
         }
     }
-    // Passed on by the guardian, so it lives.
+    // The guardian relays the signal, so it is alive.
     scenario.signal_wrapper(Signal::SIGUSR1);
     wait_until("the guardian passes a signal on", || scenario.read("out").contains("had SIGUSR1"));
     assert_eq!(scenario.reported("terminating"), None);
@@ -184,7 +185,7 @@ fn the_guardian_outlives_every_signal_but_sigkill() {
     assert_eq!(scenario.wait().code(), Some(9));
 }
 
-fn sigterm_to_the_guardian_ends_all() {
+fn sigterm_to_the_guardian_ends_all_descendants() {
     let mut scenario = Scenario::new();
     scenario.options.grace_ms = 100;
     scenario.run_family("trap '' TERM");
@@ -194,7 +195,7 @@ fn sigterm_to_the_guardian_ends_all() {
     assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }
 
-fn a_killed_guardian_is_replaced_by_the_wrapper() {
+fn wrapper_ends_the_descendants_of_a_killed_guardian() {
     for words in ["", "trap '' TERM"] {
         let mut scenario = Scenario::new();
         scenario.options.grace_ms = 100;
@@ -206,7 +207,7 @@ fn a_killed_guardian_is_replaced_by_the_wrapper() {
     }
 }
 
-fn daemons_left_behind_are_waited_for_and_not_ended() {
+fn daemons_left_behind_are_waited_for_but_not_ended() {
     let mut scenario = Scenario::new();
     scenario.options.grace_ms = 0;
     let script = "(setsid sh -c 'until [ -e enough ]; do sleep 0.05; done; echo done > result' &); exit 3";
@@ -223,7 +224,7 @@ fn daemons_left_behind_are_waited_for_and_not_ended() {
     assert_eq!(scenario.reported("terminating"), None);
 }
 
-fn a_signal_ends_the_daemons_that_a_wrapper_waits_for() {
+fn signal_ends_the_daemons_that_a_wrapper_waits_for() {
     let mut scenario = Scenario::new();
     scenario.options.grace_ms = 50;
     scenario.run(&["sh", "-c", "(setsid sh -c 'trap \"\" TERM INT; while :; do sleep 600; done' &); exit 3"]);
@@ -234,7 +235,7 @@ fn a_signal_ends_the_daemons_that_a_wrapper_waits_for() {
     assert_eq!(scenario.survivors(), Vec::<i32>::new());
 }
 
-fn a_stopped_wrapper_does_not_hold_up_the_guardian() {
+fn stopped_wrapper_does_not_block_the_guardian() {
     let mut scenario = Scenario::new();
     scenario.options.ttl_ms = 1000;
     scenario.options.grace_ms = 400;

@@ -1,10 +1,10 @@
-//! The guardian with real processes: promise P5 for `lockkeeper run`, whatever happens to the wrapper.
+//! Tests of the guardian with real processes: P5 for `lockkeeper run` under every fault of the wrapper.
 //!
-//! This binary plays every part. Started without a role it is the test run; as `role:wrapper` it is a small
-//! `lockkeeper run` over a flock ([`wrapper`]); by `/proc/self/exe` and the hidden argument it becomes the real
-//! guardian; the other roles are commands ([`commands`]) whose behaviour a shell can't show well.
+//! This binary has several roles. Without a role it is the test run; as `role:wrapper` it is a small `lockkeeper
+//! run` over a flock ([`wrapper`]); through `/proc/self/exe` and the hidden argument it becomes the real
+//! guardian; the other roles are commands ([`commands`]) whose behaviour is hard to reproduce with a shell.
 //!
-//! `GUARDIAN_ROUNDS=200` repeats the scenarios that kill wrappers so often (default 25).
+//! `GUARDIAN_ROUNDS` is the number of repetitions of the scenarios that kill wrappers (default 25).
 
 mod commands;
 mod ends;

@@ -1,4 +1,4 @@
-//! What the command notices of wrapper and guardian: nothing.
+//! Wrapper and guardian are transparent to the command.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -12,20 +12,20 @@ use crate::scenario::{Scenario, wait_until};
 use crate::wrapper::{NOT_EXECUTABLE, NOT_FOUND};
 
 crate::trials![
-    exit_codes_and_signals_come_through,
-    a_missing_program_is_told_from_one_that_may_not_run,
-    the_command_gets_no_descriptor_of_ours,
-    the_command_keeps_group_session_and_directory,
-    the_command_has_the_signal_state_that_the_wrapper_was_started_with,
+    exit_codes_and_signals_are_passed_through,
+    missing_and_non_executable_programs_are_distinguished,
+    command_inherits_no_descriptor_of_wrapper_or_guardian,
+    command_keeps_group_session_and_directory,
+    command_has_the_signal_state_of_the_wrappers_start,
     standard_input_and_output_are_the_wrappers_own,
-    the_guardian_holds_no_pipe_open,
+    guardian_holds_no_pipe_open,
     signals_sent_to_the_wrapper_reach_the_command_once,
-    a_signal_that_was_ignored_is_not_passed_on,
-    nohup_stays_in_force,
-    the_binary_refuses_to_be_a_guardian_by_hand,
+    ignored_signal_is_not_relayed,
+    nohup_remains_effective,
+    guardian_argument_typed_by_hand_is_refused,
 ];
 
-fn exit_codes_and_signals_come_through() {
+fn exit_codes_and_signals_are_passed_through() {
     for (script, code) in [
         ("exit 0", 0),
         ("exit 3", 3),
@@ -41,7 +41,7 @@ fn exit_codes_and_signals_come_through() {
     }
 }
 
-fn a_missing_program_is_told_from_one_that_may_not_run() {
+fn missing_and_non_executable_programs_are_distinguished() {
     let mut scenario = Scenario::new();
     let plain = scenario.path("plain");
     fs::write(&plain, "text").unwrap();
@@ -64,8 +64,8 @@ fn a_missing_program_is_told_from_one_that_may_not_run() {
     }
 }
 
-/// What `command` prints, without and with the wrapper. `prepare` runs in the process that becomes the command or
-/// the wrapper.
+/// The output of `command` without and with the wrapper. `prepare` runs in the process that becomes the command
+/// or the wrapper.
 fn without_and_with(command: &[&str], prepare: fn()) -> (String, String) {
     let scenario = Scenario::new();
     let mut plain = Command::new(command[0]);
@@ -74,7 +74,7 @@ fn without_and_with(command: &[&str], prepare: fn()) -> (String, String) {
     [&mut plain, &mut wrapped]
         .map(|command| {
             command.stdout(Stdio::piped());
-            // SAFETY: the functions handed in make system calls only.
+            // SAFETY: the `prepare` functions make system calls only.
             unsafe {
                 command.pre_exec(move || {
                     prepare();
@@ -86,12 +86,12 @@ fn without_and_with(command: &[&str], prepare: fn()) -> (String, String) {
         .into()
 }
 
-fn the_command_gets_no_descriptor_of_ours() {
+fn command_inherits_no_descriptor_of_wrapper_or_guardian() {
     let (without, with) = without_and_with(&["sh", "-c", "ls /proc/self/fd"], || {});
     assert_eq!(with, without);
 }
 
-fn the_command_keeps_group_session_and_directory() {
+fn command_keeps_group_session_and_directory() {
     let show = "cut -d' ' -f5,6 /proc/self/stat; umask; test -z \"$REMOVED\" && test -n \"$GUARDIAN_TEST_FAMILY\" && echo set";
     let scenario = Scenario::new();
     let mut wrapper = scenario.command(&["sh", "-c", show]);
@@ -110,7 +110,7 @@ fn ignore(which: Signal) {
     unsafe { signal(which, SigHandler::SigIgn) }.unwrap();
 }
 
-fn the_command_has_the_signal_state_that_the_wrapper_was_started_with() {
+fn command_has_the_signal_state_of_the_wrappers_start() {
     let preparations: [fn(); 6] = [
         || {},
         || ignore(Signal::SIGHUP),
@@ -151,9 +151,9 @@ fn standard_input_and_output_are_the_wrappers_own() {
     assert_eq!(output.stderr, b"problem\n");
 }
 
-fn the_guardian_holds_no_pipe_open() {
+fn guardian_holds_no_pipe_open() {
     let mut scenario = Scenario::new();
-    // The daemon left behind has no hold on the output; so only wrapper and guardian could keep it open.
+    // The remaining daemon has closed its output, so only wrapper and guardian could keep it open.
     scenario.run(&[
         "sh",
         "-c",
@@ -190,7 +190,7 @@ fn signals_sent_to_the_wrapper_reach_the_command_once() {
     assert_eq!(scenario.read("out"), format!("listening\n{}", told.concat()));
 }
 
-fn a_signal_that_was_ignored_is_not_passed_on() {
+fn ignored_signal_is_not_relayed() {
     let scenario = Scenario::new();
     let own = std::env::current_exe().unwrap();
     let mut wrapper = scenario.command(&[own.to_str().unwrap(), "role:tell-signals"]);
@@ -210,7 +210,7 @@ fn a_signal_that_was_ignored_is_not_passed_on() {
     assert_eq!(scenario.read("out"), "listening\nhad SIGTERM\n");
 }
 
-fn nohup_stays_in_force() {
+fn nohup_remains_effective() {
     let scenario = Scenario::new();
     let own = std::env::current_exe().unwrap();
     let script = format!("kill -HUP $$; kill -HUP $PPID; exec {} role:tell-signals", own.display());
@@ -225,7 +225,7 @@ fn nohup_stays_in_force() {
     assert_eq!(wrapper.wait().unwrap().code(), Some(9));
 }
 
-fn the_binary_refuses_to_be_a_guardian_by_hand() {
+fn guardian_argument_typed_by_hand_is_refused() {
     let output =
         Command::new(env!("CARGO_BIN_EXE_lockkeeper")).args(["__guardian", "true"]).output().unwrap();
     assert_eq!(output.status.code(), Some(64));

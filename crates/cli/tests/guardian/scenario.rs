@@ -1,4 +1,4 @@
-//! Helpers: start a wrapper, wait for conditions, look for survivors.
+//! Test support: start a wrapper, wait for conditions, find survivors.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -13,10 +13,10 @@ use nix::unistd::Pid;
 
 use crate::wrapper::{FAMILY, Options};
 
-/// How long anything may take before a test fails: far more than it needs on a busy machine.
+/// Timeout of a step: far more than a step takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits for a condition, and fails the test with `what` if it does not come.
+/// Waits for a condition, and fails the test with `what` after a timeout.
 pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let give_up = Instant::now() + PATIENCE;
     loop {
@@ -32,12 +32,12 @@ pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     wait_for(what, || condition().then_some(()));
 }
 
-/// How often the killing scenarios are repeated.
+/// The number of repetitions of the scenarios that kill processes.
 pub(crate) fn rounds() -> usize {
     std::env::var("GUARDIAN_ROUNDS").map_or(25, |rounds| rounds.parse().expect("GUARDIAN_ROUNDS is a number"))
 }
 
-/// A directory, a lock in it, and at most one wrapper.
+/// A directory that contains a lock, and at most one wrapper.
 pub(crate) struct Scenario {
     pub(crate) folder: tempfile::TempDir,
     pub(crate) options: Options,
@@ -63,7 +63,7 @@ impl Scenario {
         self.folder.path().join(name)
     }
 
-    /// The wrapper's command line, for those who start it by a shell.
+    /// The wrapper's command line, for tests that start it through a shell.
     pub(crate) fn words(&self, command: &[&str]) -> Vec<OsString> {
         let own = std::env::current_exe().unwrap().into_os_string();
         let mut words = vec![own, "role:wrapper".into()];
@@ -93,7 +93,7 @@ impl Scenario {
         self.wait_for_report("started");
     }
 
-    /// Runs a whole family (see [`FAMILY_SCRIPT`]), and waits until all five members are there.
+    /// Runs a tree of five processes (see [`FAMILY_SCRIPT`]), and waits until all of them have started.
     pub(crate) fn run_family(&mut self, first_words: &str) {
         let script = format!("{first_words}\n{FAMILY_SCRIPT}");
         self.run(&["sh", "-c", &script]);
@@ -108,7 +108,7 @@ impl Scenario {
         Pid::from_raw(self.wrapper.as_ref().expect("the wrapper was started").id().cast_signed())
     }
 
-    /// The guardian, as the parent of the command.
+    /// The guardian, found as the parent of the command.
     pub(crate) fn guardian_pid(&self) -> Pid {
         let line = self.wait_for_report("started");
         let command: i32 = line["started ".len()..].parse().unwrap();
@@ -120,24 +120,24 @@ impl Scenario {
         wait_for("the wrapper ends", || wrapper.try_wait().unwrap())
     }
 
-    /// The text of a file in the folder; none yet is as good as empty.
+    /// The contents of a file in the folder; empty if it does not exist yet.
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.path(name)).unwrap_or_default()
     }
 
-    /// The last line of the wrapper's report that starts with `word`, once there is one.
+    /// The last line of the wrapper's report that starts with `word`; waits until there is one.
     pub(crate) fn wait_for_report(&self, word: &str) -> String {
         wait_for(&format!("the wrapper reports `{word}`"), || self.reported(word))
     }
 
     pub(crate) fn reported(&self, word: &str) -> Option<String> {
         let report = self.read("report");
-        // A last line without its end is still being written.
+        // A last line without a newline is still being written.
         let whole = &report[..report.rfind('\n')? + 1];
         whole.lines().rfind(|line| line.starts_with(word)).map(str::to_owned)
     }
 
-    /// Takes the lock as the next holder does, as soon as it is free.
+    /// Acquires the lock like the next holder, as soon as it is free.
     pub(crate) fn wait_for_lock(&self) -> Flock<File> {
         let mut file = Some(File::options().write(true).open(&self.options.lock).unwrap());
         wait_for("the lock is free", || match Flock::lock(file.take()?, FlockArg::LockExclusiveNonblock) {
@@ -149,8 +149,8 @@ impl Scenario {
         })
     }
 
-    /// Every living process that stems from this scenario's command (the guardian included), by its environment:
-    /// no process id is needed, so none can be missed.
+    /// All live processes that descend from this scenario's wrapper (the guardian included), found by an
+    /// environment variable: this needs no process ids, so no process can be missed.
     pub(crate) fn survivors(&self) -> Vec<i32> {
         let mark = [FAMILY.as_bytes(), b"=", self.folder.path().as_os_str().as_bytes()].concat();
         let has_mark = |pid: &i32| {
@@ -163,7 +163,7 @@ impl Scenario {
 }
 
 impl Drop for Scenario {
-    /// A failed test leaves nothing running: the guardian sees to it.
+    /// Leaves no process running after a failed test: the guardian ends the descendants.
     fn drop(&mut self) {
         if let Some(wrapper) = &mut self.wrapper {
             let _ = wrapper.kill();
@@ -172,8 +172,8 @@ impl Drop for Scenario {
     }
 }
 
-/// A command with a child, a grandchild, and a daemon that forked twice and has its own session; and a stopped one.
-/// Each of the five writes itself down.
+/// A command with a child, a grandchild, a daemon that forked twice and has its own session, and a stopped
+/// process. Each of the five adds a line to `members`.
 const FAMILY_SCRIPT: &str = r#"
 echo command >> members
 sh -c 'echo child >> members; sh -c "echo grandchild >> members; while :; do sleep 600; done" & wait; while :; do sleep 600; done' &
@@ -183,7 +183,7 @@ wait
 while :; do sleep 600; done
 "#;
 
-/// A field of `/proc/<pid>/stat`, counted from the state, which is 0.
+/// A field of `/proc/<pid>/stat`; index 0 is the state.
 pub(crate) fn stat_field(pid: i32, index: usize) -> Option<String> {
     let stat = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
     let (_, fields) = stat.rsplit_once(") ")?;

@@ -1,4 +1,4 @@
-//! Under a real shell on a real (pseudo) terminal: keys, job control, input.
+//! The guardian under a real shell on a pseudo-terminal: keys, job control, input.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -21,13 +21,13 @@ use crate::scenario::{Scenario, state, wait_for, wait_until};
 crate::trials![
     ctrl_c_reaches_the_command_exactly_once,
     ctrl_z_and_fg_stop_and_continue_wrapper_and_command,
-    an_interactive_shell_works_as_the_command,
-    a_command_that_stops_in_its_own_group_stops_the_wrapper,
-    a_closed_terminal_ends_the_job,
+    interactive_shell_works_as_the_command,
+    command_that_stops_in_its_own_group_stops_the_wrapper,
+    closed_terminal_ends_the_job,
     ctrl_c_ends_the_daemons_that_a_wrapper_waits_for,
 ];
 
-/// An interactive bash on a pseudo terminal.
+/// An interactive bash on a pseudo-terminal.
 struct Terminal {
     keys: Option<File>,
     screen: Arc<Mutex<String>>,
@@ -39,7 +39,7 @@ struct Terminal {
 impl Terminal {
     fn open() -> Self {
         let pty = openpty(None, None).unwrap();
-        // Nobody else may hold this end, or closing it here would not hang up.
+        // No other process may inherit this end, or closing it here would not hang up the terminal.
         fcntl(&pty.master, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
         let mut shell = Command::new("bash");
         shell.args(["--norc", "--noprofile", "--noediting", "-i"]).env("PS1", "").env("HISTFILE", "");
@@ -63,7 +63,7 @@ impl Terminal {
         let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             while !closing.load(Ordering::Relaxed) {
-                // Not a blocking read: that would keep the terminal open past its closing.
+                // A blocking read would keep the terminal open after `close`.
                 let mut source = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
                 if poll(&mut source, PollTimeout::from(20u8)).unwrap() == 0 {
                     continue;
@@ -82,7 +82,7 @@ impl Terminal {
         self.keys.as_mut().unwrap().write_all(keys.as_bytes()).unwrap();
     }
 
-    /// The window is closed: the terminal hangs up.
+    /// Closes the terminal, which sends a hang-up.
     fn close(&mut self) {
         self.is_closed.store(true, Ordering::Relaxed);
         if let Some(reader) = self.reader.take() {
@@ -121,7 +121,7 @@ fn own() -> String {
     std::env::current_exe().unwrap().to_str().unwrap().to_owned()
 }
 
-/// Wrapper and command, from the report.
+/// The process ids of wrapper and command.
 fn wrapper_and_command(scenario: &Scenario) -> (Pid, Pid) {
     let guardian = scenario.guardian_pid();
     let parent = |pid: Pid| {
@@ -141,7 +141,7 @@ fn ctrl_c_reaches_the_command_exactly_once() {
     for round in 1..=5 {
         terminal.keys("\x03");
         wait_until("Ctrl-C arrived", || terminal.screen().matches("had SIGINT").count() >= round);
-        // Passed on in the order of arrival: a second SIGINT would come before this.
+        // Signals are relayed in the order of arrival: a second SIGINT would arrive before this one.
         kill(wrapper, Signal::SIGUSR1).unwrap();
         wait_until("SIGUSR1 was passed on", || terminal.screen().matches("had SIGUSR1").count() == round);
     }
@@ -180,26 +180,26 @@ fn ctrl_z_and_fg_stop_and_continue_wrapper_and_command() {
     assert_eq!(scenario.reported("stopped"), None, "the terminal stopped it, not we");
 }
 
-fn an_interactive_shell_works_as_the_command() {
+fn interactive_shell_works_as_the_command() {
     let scenario = Scenario::new();
     let mut terminal = Terminal::open();
     terminal.type_run(&scenario, &["bash", "--norc", "--noprofile", "--noediting", "-i"]);
     let (wrapper, inner) = wrapper_and_command(&scenario);
     terminal.keys("echo inner-$((40+2)) $$-in\n");
     terminal.wait_for(&format!("inner-42 {inner}-in"));
-    // Job control inside.
+    // Job control in the inner shell.
     terminal.keys("sleep 600\n");
     wait_until("the inner job runs in the foreground", || {
-        // By its program: until it has that, it is still a copy of the shell, which ignores Ctrl-Z.
+        // Identified by program name: before exec the job is a copy of the shell, which ignores Ctrl-Z.
         let foreground = crate::scenario::stat_field(inner.as_raw(), 5).unwrap();
         std::fs::read_to_string(format!("/proc/{foreground}/comm")).is_ok_and(|name| name == "sleep\n")
     });
     terminal.keys("\x1a");
     terminal.wait_for("Stopped");
-    // `wait` does not wait for a job that bash still thinks is stopped, and with one of those it refuses to exit.
+    // `wait` does not wait for a job that bash considers stopped, and bash refuses to exit while it has one.
     terminal.keys("kill %1; until [ -z \"$(jobs -s)\" ]; do :; done; echo ended-$((1+1))\n");
     terminal.wait_for("ended-2");
-    // The inner shell suspends itself: the outer one takes over, and gives back.
+    // The inner shell suspends itself: the outer one takes over, and later continues it.
     let stops = terminal.screen().matches("Stopped").count();
     terminal.keys("suspend\n");
     wait_until("the outer shell sees its job stopped", || {
@@ -217,7 +217,7 @@ fn an_interactive_shell_works_as_the_command() {
     terminal.wait_for("code=5");
 }
 
-fn a_command_that_stops_in_its_own_group_stops_the_wrapper() {
+fn command_that_stops_in_its_own_group_stops_the_wrapper() {
     let scenario = Scenario::new();
     let mut terminal = Terminal::open();
     terminal.type_run(&scenario, &[&own(), "role:stop-in-own-group"]);
@@ -231,7 +231,7 @@ fn a_command_that_stops_in_its_own_group_stops_the_wrapper() {
     terminal.keys("echo code=$?\n");
     terminal.wait_for("code=4");
 
-    // Continued by someone else, it takes its wrapper along.
+    // If another process continues the command, the wrapper is continued too.
     let scenario = Scenario::new();
     terminal.type_run(&scenario, &[&own(), "role:stop-in-own-group"]);
     let (wrapper, command) = wrapper_and_command(&scenario);
@@ -240,7 +240,7 @@ fn a_command_that_stops_in_its_own_group_stops_the_wrapper() {
     scenario.wait_for_report("gone");
 }
 
-fn a_closed_terminal_ends_the_job() {
+fn closed_terminal_ends_the_job() {
     let scenario = Scenario::new();
     let mut terminal = Terminal::open();
     terminal.type_run(&scenario, &["sh", "-c", "while :; do sleep 600; done"]);

@@ -1,4 +1,4 @@
-//! A small `lockkeeper run`: takes a flock, runs a command under the guardian, writes down what it hears.
+//! A small `lockkeeper run`: takes a flock, runs a command under the guardian, and writes a report of the events.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -10,19 +10,19 @@ use std::time::Duration;
 use lockkeeper_cli::guardian::{Event, Guarded, Signal, Signals, SpawnError, Spec, boot_now};
 use nix::fcntl::{Flock, FlockArg};
 
-/// What a test asks of the wrapper; written as its arguments.
+/// The wrapper's parameters for a test, passed as arguments.
 #[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) lock: OsString,
     pub(crate) report: OsString,
-    /// Goes into the environment of the command, by which its family is found.
+    /// Value of an environment variable of the command, which identifies its descendants.
     pub(crate) family: OsString,
     pub(crate) grace_ms: u64,
     /// 0: the lock has no deadline.
     pub(crate) ttl_ms: u64,
-    /// Whether the lease is renewed, four times per ttl.
+    /// True if the lease is renewed, four times per ttl.
     pub(crate) renews: bool,
-    /// SIGUSR2 means that the lock is lost, instead of being passed on.
+    /// SIGUSR2 means that the lock is lost, and is not relayed.
     pub(crate) usr2_is_loss: bool,
 }
 
@@ -133,7 +133,7 @@ async fn guarded_run(options: &Options, argv: Vec<OsString>, lock: &Flock<File>)
             },
             _ = renewal.tick(), if options.renews => {
                 let at = boot_now() + ttl;
-                // Written first: no deadline that the guardian knows is later than the last one written.
+                // Written first, so that the guardian never has a deadline later than the last one in the report.
                 say(format!("until {at}"));
                 guarded.set_valid_until(at);
             }

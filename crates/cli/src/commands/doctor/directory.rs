@@ -1,11 +1,11 @@
-//! What the place of a lock directory makes of the promises of `file:`.
+//! How the location of a lock directory affects the guarantees of `file:`.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use lockkeeper::url::Url;
 
-/// What the place of a lock directory makes of the promises.
+/// Findings about the directory's mode, owner and filesystem.
 pub(super) fn said(url: &str) -> Vec<String> {
     let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
     let path = Path::new(&parsed.path);
@@ -34,16 +34,16 @@ pub(super) fn said(url: &str) -> Vec<String> {
     said
 }
 
-/// The type of the filesystem that a path is on, as the kernel calls it.
+/// The type of the filesystem that contains a path, as in `/proc/self/mountinfo`.
 fn filesystem(path: &Path) -> Option<String> {
     let path = path.canonicalize().ok()?;
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
     let mounted = mounts.lines().filter_map(|line| {
         let (place, kind) = line.split_once(" - ")?;
-        // Spaces and the like are written as octal escapes; such mount points are not looked for.
+        // Mount points with spaces and similar characters are written with octal escapes; they are not matched.
         let place = place.split(' ').nth(4)?;
         path.starts_with(place).then(|| (place.len(), kind.split(' ').next().unwrap_or_default().to_owned()))
     });
-    // The last of equals is on top.
+    // Of equal mount points the last one is on top.
     mounted.max_by_key(|(length, _)| *length).map(|(_, kind)| kind)
 }

@@ -1,4 +1,4 @@
-//! `doctor`: what a lock service can do, what it promises, and whether it works right now.
+//! `doctor`: the capabilities and guarantees of a lock service, and a test of whether it works now.
 
 mod directory;
 mod nodes;
@@ -13,9 +13,9 @@ use crate::exit::{Failure, OK};
 use crate::output::{self, human};
 use crate::settings;
 
-/// The lock that is taken and given back to see that it works.
+/// The lock that is acquired and released as a test.
 const PROBE: &str = "lockkeeper-doctor/probe";
-/// Closing the session is a courtesy: it ends by itself.
+/// A session that is not closed in time expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
@@ -39,7 +39,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let began = Instant::now();
     let guard =
         locks.mutex(PROBE).wait(Wait::For(Duration::from_secs(5))).acquire().await.inspect_err(|_| {
-            // They may be why.
+            // The warnings may explain the failure.
             for said in &warnings {
                 output::say(said);
             }
@@ -49,7 +49,7 @@ pub(super) async fn doctor(args: Doctor) -> Result<u8, Failure> {
     let began = Instant::now();
     guard.release().await.map_err(|error| Failure::new(crate::exit::UNAVAILABLE, error.to_string()))?;
     let released = began.elapsed();
-    // Else its session would stay until its ttl is over.
+    // Otherwise the session would stay until its ttl has elapsed.
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
 
     let mut settings: Vec<String> = match can.backend {

@@ -1,4 +1,4 @@
-//! The nodes of our own service, each asked by itself: how it is, and what is off.
+//! The status of each node of the `lockkeeper://` service, queried separately, with warnings.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,16 +10,17 @@ use serde_json::{Value, json};
 use crate::exit::Failure;
 use crate::settings;
 
-/// A leader applies what is decided within a turn or two: more than this behind is slow, not busy.
+/// Unapplied entries above which a node gets a warning. A leader applies committed entries within one or two turns of
+/// its event loop, so a larger backlog is a sign of slowness, not of normal load.
 const BEHIND_MAX: u64 = 10_000;
 
-/// One node of the address that was given.
+/// One node of the given address.
 pub(super) struct Node {
     address: String,
     status: Result<ServiceStatus, Failure>,
 }
 
-/// Asks every node of a `lockkeeper://` address.
+/// Requests the status of every node of a `lockkeeper://` address.
 pub(super) async fn ask(url: &str) -> Vec<Node> {
     let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
     let mut nodes = Vec::with_capacity(parsed.hosts.len());
@@ -40,7 +41,7 @@ fn address(host: &Host) -> String {
     host.port.map_or(name.clone(), |port| format!("{name}:{port}"))
 }
 
-/// How they are, for programs.
+/// The nodes' status as JSON.
 pub(super) fn json(nodes: &[Node]) -> Value {
     let one = |node: &Node| match &node.status {
         Err(failure) => json!({ "address": node.address, "answers": false, "error": failure.message }),
@@ -67,7 +68,7 @@ pub(super) fn json(nodes: &[Node]) -> Value {
     nodes.iter().map(one).collect()
 }
 
-/// How they are, for people.
+/// The nodes' status as text.
 pub(super) fn lines(nodes: &[Node]) -> Vec<String> {
     let one = |node: &Node| {
         let address = &node.address;
@@ -92,7 +93,7 @@ pub(super) fn lines(nodes: &[Node]) -> Vec<String> {
     nodes.iter().map(one).collect()
 }
 
-/// What is off, and what to do about it.
+/// Problems and their remedies.
 pub(super) fn warnings(nodes: &[Node]) -> Vec<String> {
     let mut said = Vec::new();
     let mut clusters = BTreeSet::new();
@@ -149,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_this_machine_is_loopback() {
+    fn loopback_addresses_are_recognised() {
         for address in ["localhost:5625", "127.0.0.1", "[::1]:7", "[::ffff:127.0.0.1]:7"] {
             assert!(is_loopback(address), "{address}");
         }
@@ -159,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_does_not_answer_is_a_warning_of_its_own() {
+    fn unreachable_node_yields_its_own_warning() {
         let nodes = [Node {
             address: "192.0.2.1:5625".into(),
             status: Err(Failure::new(69, "no lock service answers")),

@@ -1,4 +1,4 @@
-//! `fence show` and `fence reset`: the marks of a resource, looked at and set on purpose.
+//! `fence show` and `fence reset`: show and set the marks of a resource.
 
 use lockkeeper::Token;
 use lockkeeper_fence::{Marks, Pair};
@@ -19,7 +19,8 @@ pub(super) async fn show(args: &FenceShow) -> Result<u8, Failure> {
 pub(super) async fn reset(args: &FenceReset) -> Result<u8, Failure> {
     let to = token(args.to)?;
     let store = Store::open(&args.which).await?;
-    // Marks that can't be read may be why they are to be set (in a server; the file fence refuses those).
+    // Unreadable marks may be the reason for the reset (on a server; the file fence refuses a reset of unreadable
+    // marks).
     let before = store.marks().await;
     if !args.yes {
         let now = match &before {

@@ -1,4 +1,4 @@
-//! `fence`: the file fence for shell scripts; and in `marks` those of any fence, for whoever looks after it.
+//! `fence`: the file fence for shell scripts; `marks` shows and sets the marks of any fence, for operators.
 
 mod marks;
 mod store;
@@ -30,7 +30,7 @@ pub(super) fn fence(command: &Fence) -> Result<u8, Failure> {
         Fence::Enter(_) => fence.enter(section),
         Fence::Check(_) => fence.check(section),
         _ => {
-            // Whole before the check: a slow pipe must not keep others out.
+            // Read all input before the check: a slow pipe must not block other users of the fence.
             let mut bytes = Vec::new();
             std::io::stdin().read_to_end(&mut bytes)?;
             fence.write(section, &bytes)

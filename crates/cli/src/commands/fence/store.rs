@@ -1,4 +1,4 @@
-//! Where a fence keeps its marks: a file, or a server by its address.
+//! Where a fence stores its marks: a file, or a server given by its address.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub(super) enum Store {
 
 impl Store {
     /// # Errors
-    /// The target is none, or is out of reach; or the resource's name is missing, or one too many.
+    /// The target is not a fence or is unreachable; or the resource name is missing, or not applicable.
     pub(super) async fn open(which: &FenceTarget) -> Result<Self, Failure> {
         let target = which.target.to_string_lossy();
         if !target.contains("://") {
@@ -64,7 +64,7 @@ impl Store {
     }
 
     /// # Errors
-    /// They can't be read.
+    /// The marks can't be read.
     pub(super) async fn marks(&self) -> Result<Marks, Failure> {
         match self {
             Self::File(fence) => fence.marks().map_err(|error| failed(&error)),
@@ -80,7 +80,7 @@ impl Store {
     }
 
     /// # Errors
-    /// They are as they were, or nobody knows.
+    /// The marks are unchanged, or it is unknown whether they were changed.
     pub(super) async fn reset(&self, to: Token) -> Result<(), Failure> {
         match self {
             Self::File(fence) => fence.reset(to).map_err(|error| failed(&error)),
@@ -96,7 +96,7 @@ impl Store {
     }
 }
 
-/// What a fence's address may look like.
+/// The valid forms of a fence's target.
 const KNOWN: &[&str] = &[
     "a file's path",
     #[cfg(feature = "postgres")]
@@ -105,7 +105,7 @@ const KNOWN: &[&str] = &[
     "redis://host:port/database",
 ];
 
-/// For a connection, and for each answer.
+/// The timeout for a connection, and for each reply.
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(in crate::commands) const LIMIT: std::time::Duration = std::time::Duration::from_secs(5);
 
@@ -117,7 +117,7 @@ fn named(resource: Option<&str>, url: &Url) -> Result<String, Failure> {
 
 #[cfg(feature = "redis")]
 pub(in crate::commands) mod redis {
-    //! The Redis fence, by an address.
+    //! The Redis fence at a URL.
 
     use lockkeeper_fence::redis::{RedisFence, RedisFenceError};
     use redis::AsyncConnectionConfig;
@@ -127,11 +127,11 @@ pub(in crate::commands) mod redis {
     use crate::exit::{Failure, IO, STALE, UNAVAILABLE, USAGE, chain};
     use crate::settings;
 
-    /// A fence over a connection that is shared with it.
+    /// A fence that shares its connection.
     pub(in crate::commands) type Fence = RedisFence<MultiplexedConnection>;
 
     /// # Errors
-    /// It is out of reach, or can't keep marks.
+    /// The server is unreachable, or can't store marks.
     pub(in crate::commands) async fn connect(url: &str) -> Result<(MultiplexedConnection, Fence), Failure> {
         let said = |code, error: &dyn std::error::Error| {
             Failure::new(code, format!("{}: {}", settings::shown(url), chain(error)))
@@ -162,7 +162,7 @@ pub(in crate::commands) mod redis {
 
 #[cfg(feature = "postgres")]
 pub(in crate::commands) mod postgres {
-    //! The Postgres fence, by an address. Without TLS.
+    //! The PostgreSQL fence at a URL. Without TLS.
 
     use lockkeeper_fence::postgres::PostgresError;
     pub(in crate::commands) use lockkeeper_fence::postgres::tokio_postgres as fence;
@@ -173,7 +173,7 @@ pub(in crate::commands) mod postgres {
     use crate::settings;
 
     /// # Errors
-    /// It is out of reach, or lets nobody in.
+    /// The server is unreachable, or refuses the login.
     pub(in crate::commands) async fn connect(url: &str) -> Result<Client, Failure> {
         let said = |code, error: &tokio_postgres::Error| {
             Failure::new(code, format!("{}: {}", settings::shown(url), chain(error)))
@@ -181,12 +181,12 @@ pub(in crate::commands) mod postgres {
         let mut config: Config = url.parse().map_err(|error| said(USAGE, &error))?;
         config.connect_timeout(LIMIT).application_name("lockkeeper");
         let (client, connection) = config.connect(NoTls).await.map_err(|error| said(UNAVAILABLE, &error))?;
-        // It ends with the client; what goes wrong on it, the client's calls are told.
+        // The task ends with the client; errors of the connection are returned by the client's calls.
         tokio::spawn(connection);
         Ok(client)
     }
 
-    /// The answer, if it comes in time.
+    /// The reply, or an error after the timeout.
     pub(super) async fn answered<T>(
         call: impl Future<Output = Result<T, PostgresError>>,
     ) -> Result<T, Failure> {

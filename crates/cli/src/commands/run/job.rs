@@ -1,4 +1,4 @@
-//! The command while it runs: the guardian's and the lock's news, and the wrapper's signals.
+//! Supervises the running command: handles events of the guardian and of the lock, and the wrapper's signals.
 
 use std::time::Duration;
 
@@ -9,21 +9,21 @@ use crate::args::Run;
 use crate::guardian::{Event, Guarded, Outcome, Reason, Signals, SpawnError, Spec, boot_now};
 use crate::output::say;
 
-/// How long the command may run.
+/// Limits on the command's run time.
 pub(super) struct Limits {
-    /// SIGKILL at the latest because of `--max-hold`, a grace after it (`CLOCK_BOOTTIME`, ns).
+    /// The latest time for SIGKILL: `--max-hold` plus the grace (`CLOCK_BOOTTIME`, ns).
     latest: Option<u64>,
     grace: Duration,
 }
 
 impl Limits {
-    /// The lock was granted just now.
+    /// Starts `--max-hold` now: the lock was just granted.
     pub(super) fn from_now(max_hold: Option<Duration>, grace: Duration) -> Self {
         let latest = max_hold.map(|max| boot_now().saturating_add(nanos(max)).saturating_add(nanos(grace)));
         Self { latest, grace }
     }
 
-    /// What the guardian is told: the end of the lease, or that of `--max-hold` and its grace if it is earlier.
+    /// The guardian's deadline: the end of the lease, or of `--max-hold` plus the grace if that is earlier.
     fn deadline(&self, lease: Option<BootInstant>) -> Option<u64> {
         [lease.map(BootInstant::as_nanos), self.latest].into_iter().flatten().min()
     }
@@ -33,10 +33,10 @@ fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// What the guardian needs to know.
+/// The guardian's input for this hold.
 ///
 /// # Errors
-/// [`Lost`] if the lock is lost already.
+/// [`Lost`] if the lock is already lost.
 pub(super) fn spec(
     args: &Run,
     name: &LockName,
@@ -46,7 +46,7 @@ pub(super) fn spec(
     let text = |value: Option<String>| value.map(Into::into);
     Ok(Spec {
         argv: args.argv.clone(),
-        // What is not of this hold is removed: the wrapper may run under another lock.
+        // Variables that don't apply to this hold are removed: the wrapper itself may run under another lock.
         env: vec![
             ("LOCKKEEPER_NAME".into(), Some(name.as_str().into())),
             ("LOCKKEEPER_TOKEN".into(), text(guard.token_hint().map(|token| token.to_string()))),
@@ -58,7 +58,7 @@ pub(super) fn spec(
     })
 }
 
-/// Runs the command to the end of its last descendant.
+/// Runs the command until its last descendant has ended.
 pub(super) async fn supervise(
     spec: Spec,
     name: &LockName,
@@ -72,7 +72,8 @@ pub(super) async fn supervise(
     let mut outcome: Option<Outcome> = None;
     let mut cause: Option<LossCause> = None;
     let lost = guard.lost();
-    // The deadline of the lease that was compared last with the guardian's. None yet: a renewal may have come since the spawn.
+    // The lease deadline last compared with the guardian's. Initially none: a renewal may have arrived since the
+    // spawn.
     let mut lease = None;
     loop {
         tokio::select! {
@@ -106,13 +107,13 @@ pub(super) async fn supervise(
                 let why = guard.loss().unwrap_or(LossCause::Expired);
                 cause = Some(why);
                 say(format_args!("the lock `{name}` was lost: {why}; ending the command"));
-                // Only a break leaves time to stop: otherwise someone else may hold the lock by now.
+                // Only a break leaves time to stop: in the other cases another client may already hold the lock.
                 let grace = if why == LossCause::Broken { nanos(limits.grace) } else { 0 };
                 guarded.end(boot_now().saturating_add(grace));
             }
             received = signals.next() => guarded.relay(received),
-            // Each renewal at once: with the longest grace SIGTERM is due 15 % of the ttl after the next keep-alive is. After
-            // a loss nothing is sent: the guardian ends the command by the last deadline.
+            // Each renewal is sent at once: with the longest grace, SIGTERM is due 15 % of the ttl after the next
+            // keep-alive is. After a loss no renewal is sent: the guardian ends the command by the last deadline.
             Ok(until) = guard.valid_until_changes(lease), if cause.is_none() => {
                 lease = until;
                 if let Some(until) = limits.deadline(until).filter(|until| Some(*until) != told_until) {

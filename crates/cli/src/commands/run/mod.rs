@@ -1,7 +1,7 @@
-//! `run`: a command under a lock.
+//! `run`: runs a command under a lock.
 //!
-//! Takes the lock (`waiting`), hands command and deadline to the guardian (`job`), and gives the lock back once every
-//! descendant is gone. Chooses the exit code and writes the status file.
+//! Acquires the lock (`waiting`), passes the command and the deadline to the guardian (`job`), and releases the
+//! lock once every descendant is gone. Chooses the exit code and writes the status file.
 
 mod job;
 mod progress;
@@ -18,30 +18,31 @@ use crate::exit::{self, Failure};
 use crate::guardian::{self, Signals, SpawnError};
 use crate::{output, settings};
 
-/// Where nothing expires, nothing hurries either; as the library.
+/// The default grace for locks without a lease; the same as the library's.
 const GRACE_WITHOUT_LEASE: Duration = Duration::from_secs(5);
-/// The library ends a lost hold so long after the guardian's SIGKILL at the latest; we release it before.
+/// The hold's grace in the library exceeds the guardian's by this much, so that this process releases a lost hold
+/// before the library ends it.
 const GRACE_OF_THE_HOLD: Duration = Duration::from_secs(5);
-/// Closing the session is a courtesy: it ends with the process.
+/// The session ends with the process in any case.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Why `run` ends, for exit code and status file.
+/// Why `run` ends; determines the exit code and the status file.
 enum End {
     /// The command ran to its end under the lock.
     Ran(guardian::Outcome),
-    /// Not free, and no wait was wanted.
+    /// The lock was not free, and no wait was requested.
     Busy(String),
-    /// Not free in time.
+    /// The lock did not become free in time.
     TimedOut(String),
-    /// Lost while the command ran; the command has ended, if it could be seen how.
+    /// The lock was lost before the command was started, or while it ran; with the command's outcome, if observed.
     Lost(LossCause, Option<guardian::Outcome>),
-    /// A signal came while it waited.
+    /// A signal arrived during the wait.
     Interrupted(guardian::Signal),
-    /// The guardian was killed; everything has ended.
+    /// The guardian was killed; the command and all its descendants have ended.
     GuardianDied,
 }
 
-/// What is known of the hold, for the status file.
+/// The hold's data for the status file.
 #[derive(Default)]
 struct Held {
     token: Option<u64>,
@@ -70,7 +71,7 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
             status.error = Some(failure.message.clone());
         }
         if let Err(failure) = file.write(&status) {
-            // The command's own outcome counts for more, where there is one.
+            // A failed run's own exit code takes precedence over the status file's error.
             return if code == exit::OK { Err(failure) } else { end.map(|_| failure.report()).map(|_| code) };
         }
     }
@@ -114,7 +115,7 @@ async fn try_run(args: &Run, held: &mut Held) -> Result<End, Failure> {
             return Ok(End::TimedOut(text));
         }
         waiting::Waited::Interrupted(signal) => {
-            // Leaves the queue.
+            // Removes the request from the queue.
             let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
             return Ok(End::Interrupted(signal));
         }
@@ -130,7 +131,7 @@ async fn try_run(args: &Run, held: &mut Held) -> Result<End, Failure> {
     ended.map_err(not_started)
 }
 
-/// Says what went wrong with the release, if the command's outcome doesn't say it already.
+/// Prints a release error, unless the command's outcome already implies it.
 async fn give_back(guard: Guard<Unfenced>, name: &LockName, ended: &Result<End, SpawnError>) {
     match (guard.release().await, ended) {
         (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(End::Lost(..)) | Err(_)) => {}
@@ -168,7 +169,7 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
     let lock = lock
         .wait(wait)
         .ttl(args.ttl)
-        // The guardian's to watch over, so that it holds for a stopped wrapper too.
+        // The guardian enforces it instead, so that it also applies while the wrapper is stopped.
         .max_hold(None)
         .grace(grace + GRACE_OF_THE_HOLD)
         .keep_closed(args.keep_closed.unwrap_or_default())
@@ -179,7 +180,8 @@ fn lock(locks: &Locks, name: &LockName, args: &Run, grace: Duration) -> Lock<Unf
 fn grace(args: &Run, leased: bool) -> Result<Duration, Failure> {
     let default = if leased { args.ttl / 6 } else { GRACE_WITHOUT_LEASE };
     let grace = args.grace.unwrap_or(default);
-    // A keep-alive is due every third of the ttl: with more grace, the job would be ended between two of them.
+    // A keep-alive is due every third of the ttl: with a longer grace, the job would be ended between two
+    // keep-alives.
     let most = args.ttl / 2;
     if leased && grace > most {
         let text = format!(

@@ -1,14 +1,14 @@
-//! The one line that is shown while `run` waits on a terminal.
+//! The progress line that is shown on a terminal while `run` waits.
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// A line on stderr, cut to the terminal's width. Cleared when it is dropped.
+/// A line on standard error, cut to the terminal's width. Cleared on drop.
 pub(super) struct Line(ProgressBar);
 
 impl Line {
     pub(super) fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-        // The template is ours and legal; if it weren't, the default one would do.
+        // The template is constant and valid; if it were not, the default style would do.
         if let Ok(style) = ProgressStyle::with_template("{wide_msg}") {
             bar.set_style(style);
         }

@@ -1,4 +1,4 @@
-//! The status file: how it went, for scripts that must tell the command's exit code from ours.
+//! The status file: the outcome, for scripts that must distinguish the command's exit code from this program's.
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -10,23 +10,23 @@ use serde_json::json;
 use crate::exit::{self, Failure};
 use crate::guardian;
 
-/// How a `run` ended.
+/// The outcome of a `run`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) enum Outcome {
-    /// The command ran under the lock; `exit_code` or `signal` says how it ended.
+    /// The command ran under the lock; `exit_code` or `signal` gives its outcome.
     Ran,
-    /// The lock isn't free.
+    /// The lock was not free.
     Busy,
-    /// The lock wasn't free in time.
+    /// The lock did not become free in time.
     TimedOut,
-    /// The lock was lost while the command ran.
+    /// The lock was lost before the command was started, or while it ran.
     Lost,
-    /// The command didn't run, or could not be watched to its end; `error` says why.
+    /// The command did not run, or could not be observed until its end; `error` gives the reason.
     #[default]
     Failed,
 }
 
-/// What the file says.
+/// The contents of the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Status {
     pub(super) outcome: Outcome,
@@ -54,14 +54,14 @@ impl Default for Status {
     }
 }
 
-/// A file that can be written, as far as one can tell before.
+/// A status file that is expected to be writable.
 pub(super) struct StatusFile {
     path: PathBuf,
     directory: PathBuf,
 }
 
 impl StatusFile {
-    /// Looks whether the file can be made, before the command runs and not after.
+    /// Checks that the file can be created, before the command runs instead of after it.
     pub(super) fn prepare(path: &Path) -> Result<Self, Failure> {
         let directory = match path.parent() {
             Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
@@ -77,7 +77,7 @@ impl StatusFile {
         Ok(Self { path: path.to_owned(), directory })
     }
 
-    /// All of it or nothing: readers never see half a file.
+    /// Writes the file atomically: readers never see a partial file.
     pub(super) fn write(self, status: &Status) -> Result<(), Failure> {
         let (code, signal) = match status.child {
             Some(guardian::Outcome::Code(code)) => (Some(code), None),
@@ -103,7 +103,7 @@ impl StatusFile {
         });
         let written = tempfile::Builder::new()
             .prefix(".lockkeeper-status-")
-            // As a shell's redirection would make it, less the umask; not tempfile's own 0600.
+            // The mode that a shell redirection would use (0666 less the umask), instead of tempfile's 0600.
             .permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666))
             .tempfile_in(&self.directory)
             .and_then(|mut file| {

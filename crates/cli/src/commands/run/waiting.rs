@@ -1,4 +1,4 @@
-//! Waiting for the lock: with one line on a terminal, and until a signal comes.
+//! Waits for the lock, with a progress line on a terminal, until a signal arrives.
 
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::exit::Failure;
 use crate::guardian::{Signal, Signals};
 use crate::output;
 
-/// How the wait ended.
+/// The outcome of the wait.
 pub(super) enum Waited {
     Acquired(Guard<Unfenced>),
     Busy(Busy),
@@ -21,11 +21,11 @@ pub(super) enum Waited {
     Interrupted(Signal),
 }
 
-/// Most waits are over before anybody could read about them.
+/// No line for shorter waits: most are over before it could be read.
 const FIRST_LOOK: Duration = Duration::from_millis(200);
 const LOOKS: Duration = Duration::from_secs(1);
 
-/// Nothing was told of the queue yet.
+/// The queue position is not known yet.
 const UNKNOWN: u64 = u64::MAX;
 
 pub(super) async fn acquire(
@@ -49,10 +49,10 @@ pub(super) async fn acquire(
     tokio::pin!(acquiring);
     loop {
         tokio::select! {
-            // A grant that is there counts before a signal: it is given back in order then.
+            // An available grant takes precedence over a signal: the lock is then released in order.
             biased;
             acquired = &mut acquiring => {
-                // Cleared before anything else is written to the terminal.
+                // Clears the line before anything else is written to the terminal.
                 drop(line);
                 return match acquired {
                     Ok(guard) => Ok(Waited::Acquired(guard)),
@@ -70,7 +70,7 @@ pub(super) async fn acquire(
                 let text = tokio::select! {
                     biased;
                     text = describe(locks, name, ahead.load(Ordering::Relaxed)) => text,
-                    // A service that answers slowly must not hold the grant up.
+                    // A slow service must not delay the grant.
                     () = tokio::time::sleep(LOOKS) => continue,
                 };
                 if on_terminal {
@@ -84,13 +84,13 @@ pub(super) async fn acquire(
     }
 }
 
-/// Position, who holds, since when.
+/// Queue position, holder, and time since the grant.
 async fn describe(locks: &Locks, name: &LockName, ahead: u64) -> String {
     let mut text = format!("waiting for `{}`", name.as_str());
     if ahead != UNKNOWN {
         text = format!("{text}, {} in the queue", ordinal(ahead.saturating_add(1)));
     }
-    // What can't be found out is left out: the wait itself goes on.
+    // Unavailable details are left out: the wait itself continues.
     let Ok(lock) = locks.inspect(name).await else { return text };
     match lock.holders.as_slice() {
         [] => text,

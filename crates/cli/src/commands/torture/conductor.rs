@@ -1,12 +1,13 @@
-//! What is done to whom, and when: so that the outcome is certain, not likely.
+//! Injects faults at fixed points of the workers' sections, so that the outcome of each round is deterministic.
 //!
-//! Responsible for the order of events in each round. A is the first worker that comes to the round's point; B is the
-//! first other one that then comes to the point before its write: it holds the lock in A's place and has read what A
-//! has read. While B is waited for, all others go on as they like.
+//! Invariant: the order of events in each round. A is the first worker that reaches the round's point. B is the
+//! first other worker that then reaches the point before its write: B holds the lock in A's place and has read
+//! the same ledger as A. While the conductor waits for B, all other workers continue.
 //!
-//! The *hole* of a check on writes, by its numbers: (1) A reads; (2) A stalls past its lease; (3) B acquires, reads,
-//! and is kept from writing; (4) A wakes and writes: accepted, since nobody has written with B's token; (5) B writes
-//! what it has read and its own: A's update is lost. In a *late* round B writes before A wakes.
+//! The *hole* of a check on writes (docs/torture.md): (1) A reads; (2) A stalls past its lease; (3) B acquires, reads,
+//! and is stopped before its write; (4) A resumes and writes: accepted, since nothing was written with B's token
+//! yet; (5) B writes the state that it read plus its own update: A's update is lost. In a *late* round B writes
+//! before A resumes.
 
 use std::time::{Duration, Instant};
 
@@ -20,20 +21,20 @@ use super::worker::Point;
 use crate::args::Fault;
 use crate::exit::{Failure, UNAVAILABLE, USAGE};
 
-/// On top of pause and leases: far longer than a healthy lock service takes to hand a lock over.
+/// Added to pause and leases: far longer than a healthy lock service needs for a handover.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Sections between two rounds, for each worker: what a lock does on a quiet day.
+/// The number of undisturbed sections per worker between two rounds.
 const QUIET: usize = 4;
 
-/// Something that was done to a holder.
+/// A fault that was injected into a holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Injected {
     pub(super) fault: Fault,
-    /// Whom.
+    /// The worker's serial number.
     pub(super) serial: u32,
-    /// When, on the workers' clock.
+    /// The time of the fault, on the workers' clock.
     pub(super) at: u64,
-    /// Another worker had the lock before this one went on.
+    /// Another worker acquired the lock before this one resumed.
     pub(super) taken_over: bool,
 }
 
@@ -41,13 +42,13 @@ pub(super) struct Injected {
 #[derive(Clone, Copy, Debug)]
 struct Round {
     fault: Fault,
-    /// Where A is when it happens.
+    /// The point of A at which the fault is injected.
     point: Point,
-    /// B has written before A goes on.
+    /// B writes before A resumes.
     late: bool,
 }
 
-/// How long things last.
+/// The durations of a run.
 pub(super) struct Times {
     pub(super) ttl: Duration,
     pub(super) pause: Duration,
@@ -57,13 +58,13 @@ pub(super) struct Times {
 pub(super) struct Conductor {
     pub(super) crew: Crew,
     times: Times,
-    /// A stopped holder's lock ends by itself.
+    /// True if the locks have leases, so that the lock of a stopped holder expires.
     leased: bool,
     server: Option<Pid>,
     pub(super) injected: Vec<Injected>,
 }
 
-/// Every round there is for these faults.
+/// All rounds for these faults.
 fn rounds(faults: &[Fault]) -> Vec<Round> {
     let all = |fault: Fault| {
         let at = |point, late| Round { fault, point, late };
@@ -84,8 +85,8 @@ fn rounds(faults: &[Fault]) -> Vec<Round> {
     seen.into_iter().flat_map(all).collect()
 }
 
-/// The lock server while it is stopped. It goes on whatever goes wrong here, but for a kill of this process (said in
-/// docs/torture.md).
+/// The lock server while it is stopped. Dropping this continues the server, also after an error; only a kill of this
+/// process leaves it stopped (docs/torture.md).
 struct Stopped(Pid);
 
 impl Stopped {
@@ -101,10 +102,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Whether the lock server's process can be stopped by this user.
+/// Checks that this user may stop the lock server's process.
 ///
 /// # Errors
-/// It can't, and why.
+/// The signal is not permitted, with the reason.
 pub(super) fn can_signal(pid: Pid) -> Result<(), Failure> {
     kill(pid, None).map_err(|errno| refused(pid, errno))
 }
@@ -122,7 +123,8 @@ impl Conductor {
         Self { crew, times, leased, server, injected: Vec::new() }
     }
 
-    /// Every round once, and again until the time is over; then lets all finish what they are at.
+    /// Runs every round once, and repeats them until the duration is over; then lets all workers finish their
+    /// sections.
     pub(super) fn conduct(&mut self, faults: &[Fault], workers: u32) -> Result<(), Stop> {
         let end = Instant::now() + self.times.duration;
         for _ in 0..workers {
@@ -141,10 +143,11 @@ impl Conductor {
         self.finish()
     }
 
-    /// A quiet stretch, then the worker that comes to the round's point; it waits there.
+    /// Lets all workers run undisturbed for `QUIET` sections each, then returns the first worker that reaches the
+    /// round's point; it waits there.
     fn first(&mut self, point: Point) -> Result<u32, Stop> {
         let mut quiet = QUIET * self.crew.len();
-        // Patience begins anew with each step of anybody: many sections on a slow resource may take long.
+        // The timeout restarts with each step of a worker: many sections on a slow resource may take long.
         while let Some((worker, at)) = self.crew.next(self.patience())? {
             if at == Point::Done {
                 quiet = quiet.saturating_sub(1);
@@ -174,7 +177,7 @@ impl Conductor {
         let at = now();
         let pause_over = Instant::now() + self.times.pause;
         let patience = match round.fault {
-            // A connection or a descriptor holds the lock: nobody else gets it, and that is what is to be seen.
+            // A connection or a descriptor holds the lock: no other worker gets it, which is the expected result.
             Fault::Pause if !self.leased => pause_over,
             _ => self.patience() + self.times.pause,
         };
@@ -202,7 +205,7 @@ impl Conductor {
         }
     }
 
-    /// Lets the stall begin. The lock server itself goes on when the pause is over.
+    /// Starts the stall. A stopped lock server is continued here, once the pause is over.
     fn begin(&mut self, fault: Fault, a: u32, pause_over: Instant) -> Result<(), Stop> {
         match (fault, self.server) {
             (Fault::Pause, _) => self.crew.stop(a),
@@ -212,7 +215,7 @@ impl Conductor {
             }
             (Fault::Server, Some(pid)) => {
                 let stopped = Stopped::new(pid)?;
-                // Whoever comes to a point meanwhile goes on, and waits for the server there.
+                // Workers that reach a point meanwhile continue, and wait for the server.
                 self.first_at(pause_over, |_, _| false)?;
                 drop(stopped);
                 Ok(())
@@ -221,7 +224,8 @@ impl Conductor {
         }
     }
 
-    /// Lets all go on until one is where it is wanted; that one waits there. `None` if none is before `until`.
+    /// Lets all workers continue until one is at a wanted point; that one waits there. `None` if none is before
+    /// `until`.
     fn first_at(
         &mut self,
         until: Instant,
@@ -236,7 +240,7 @@ impl Conductor {
         Ok(None)
     }
 
-    /// Lets each finish its section and keeps it from another.
+    /// Lets each worker finish its section and keeps it from starting another.
     fn finish(&mut self) -> Result<(), Stop> {
         for _ in 0..self.crew.len() {
             let idle = self.first_at(self.patience(), |_, at| at == Point::Idle)?;
@@ -246,7 +250,7 @@ impl Conductor {
         Ok(())
     }
 
-    /// Until when somebody must have got the lock.
+    /// The time by which some worker must have got the lock.
     fn patience(&self) -> Instant {
         Instant::now() + 3 * self.times.ttl + PATIENCE
     }

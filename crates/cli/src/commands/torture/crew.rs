@@ -1,7 +1,7 @@
-//! The workers as processes: started, heard, let go on, stopped, killed; and replaced when they were.
+//! The worker processes: starts, stops, resumes, kills and replaces them, and receives their messages.
 //!
-//! Responsible for ending exactly the processes that it started, however this program ends, and for never waiting for
-//! ever. What is done to whom, and when, is the conductor's.
+//! Guarantees that exactly the processes it started are ended, however this program ends, and that no wait is
+//! unbounded. The conductor decides which fault is injected into which worker, and when.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -20,14 +20,14 @@ use super::proxy::Proxy;
 use super::worker::{Orders, Point};
 use crate::exit::{Failure, INTERNAL};
 
-/// How long a worker may take to end when it was asked to.
+/// How long workers may take to end after their pipes are closed.
 const PARTING: Duration = Duration::from_secs(5);
 
-/// Why no more is heard.
+/// Why the event loop stops.
 pub(super) enum Stop {
-    /// A signal to end came.
+    /// A termination signal arrived.
     Interrupted,
-    /// It can't go on.
+    /// The run can't continue.
     Failed(Failure),
 }
 
@@ -43,15 +43,15 @@ impl From<std::io::Error> for Stop {
     }
 }
 
-/// What comes in.
+/// An event from a worker or from the signal handler.
 pub(super) enum Event {
-    /// A worker, by its serial number, is at a point and waits.
+    /// The worker with this serial number has reached a point and waits.
     At(u32, Point),
-    /// A worker has failed, with the exit code that it would have used.
+    /// A worker failed, with the exit code that it would have used.
     Failed(u32, Failure),
-    /// A worker's process is gone.
+    /// A worker's process has ended.
     Gone(u32),
-    /// A signal to end came to this program.
+    /// This program received a termination signal.
     Interrupted,
 }
 
@@ -64,7 +64,7 @@ struct Worker {
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // Also if it is stopped.
+        // SIGKILL also ends a stopped process.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -73,7 +73,7 @@ impl Drop for Worker {
 /// All workers, by serial number.
 pub(super) struct Crew {
     orders: Orders,
-    /// What the connections of each go through, if they are to be cut.
+    /// The hosts behind each worker's proxy, if connections are to be cut; else empty.
     hosts: Vec<(String, u16)>,
     directory: PathBuf,
     runtime: Handle,
@@ -84,7 +84,7 @@ pub(super) struct Crew {
 }
 
 impl Crew {
-    /// Nobody yet. `orders` are those of every worker but for what each has of its own.
+    /// A crew without workers. `orders` are common to all workers; `start` sets the fields that differ.
     pub(super) fn new(
         orders: Orders,
         hosts: Vec<(String, u16)>,
@@ -95,12 +95,12 @@ impl Crew {
         Self { orders, hosts, directory, runtime, workers: BTreeMap::new(), next: 0, tell, told }
     }
 
-    /// Where events can be sent to.
+    /// A sender for events.
     pub(super) fn sender(&self) -> mpsc::Sender<Event> {
         self.tell.clone()
     }
 
-    /// The journals of all workers there ever were.
+    /// The journals of all workers ever started.
     pub(super) fn journals(&self) -> impl Iterator<Item = (u32, PathBuf)> {
         (0..self.next).map(|serial| (serial, self.journal(serial)))
     }
@@ -109,10 +109,10 @@ impl Crew {
         self.directory.join(format!("worker-{serial}.log"))
     }
 
-    /// Starts one more.
+    /// Starts one more worker.
     ///
     /// # Errors
-    /// The system refuses a process, a pipe or a port.
+    /// The OS refuses a process, a pipe or a port.
     pub(super) fn start(&mut self) -> Result<(), Failure> {
         let serial = self.next;
         let proxy = if self.hosts.is_empty() {
@@ -130,7 +130,7 @@ impl Crew {
             .args(["torture", "--worker"])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Not the terminal's foreground group: Ctrl-C is for the conductor alone.
+            // Not in the terminal's foreground group: Ctrl-C must reach the conductor only.
             .process_group(0)
             .spawn()?;
         let (go, says) = (child.stdin.take(), child.stdout.take());
@@ -141,7 +141,7 @@ impl Crew {
         go.write_all(format!("{}\n", orders.to_line()).as_bytes())?;
         let tell = self.tell.clone();
         std::thread::spawn(move || {
-            // Nobody listens any more when the conductor has gone.
+            // Send errors mean that the conductor has ended.
             for line in BufReader::new(says).lines().map_while(Result::ok) {
                 let _ = tell.send(event(serial, &line));
             }
@@ -155,7 +155,7 @@ impl Crew {
     /// The next worker that is at a point; `None` if none is before `until`.
     ///
     /// # Errors
-    /// A worker failed, or a signal to end came.
+    /// A worker failed, or a termination signal arrived.
     pub(super) fn next(&mut self, until: Instant) -> Result<Option<(u32, Point)>, Stop> {
         loop {
             let Ok(event) = self.told.recv_timeout(until.saturating_duration_since(Instant::now())) else {
@@ -163,7 +163,7 @@ impl Crew {
             };
             match event {
                 Event::Interrupted => return Err(Stop::Interrupted),
-                // What a worker said before it was killed.
+                // Messages that a worker sent before it was killed.
                 Event::At(serial, _) | Event::Gone(serial) | Event::Failed(serial, _)
                     if !self.workers.contains_key(&serial) => {}
                 Event::At(serial, point) => return Ok(Some((serial, point))),
@@ -176,43 +176,43 @@ impl Crew {
         }
     }
 
-    /// Lets a worker go on from the point where it is.
+    /// Lets a worker continue from its point.
     ///
     /// # Errors
-    /// It is gone.
+    /// The pipe can't be written.
     pub(super) fn go(&mut self, serial: u32) -> Result<(), Stop> {
         let go = self.workers.get_mut(&serial).and_then(|worker| worker.go.as_mut());
         match go.map(|go| go.write_all(b"go\n")) {
             None | Some(Ok(())) => Ok(()),
-            // It has said why, or its end will be heard.
+            // The worker has ended: its failure or its end arrives as an event.
             Some(Err(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
             Some(Err(error)) => Err(error.into()),
         }
     }
 
-    /// Stops a worker's process as a whole, and waits until it is.
+    /// Stops a worker's process (SIGSTOP) and waits until it is stopped.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The OS refuses.
     pub(super) fn stop(&self, serial: u32) -> Result<(), Stop> {
         let Some(pid) = self.pid(serial) else { return Ok(()) };
         kill(pid, Signal::SIGSTOP).map_err(std::io::Error::from)?;
-        // Without reaping it, should it have ended.
+        // WNOWAIT: if the process has ended, it is not reaped here.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         waitid(Id::Pid(pid), flags).map_err(std::io::Error::from)?;
         Ok(())
     }
 
-    /// Lets a stopped process run again.
+    /// Continues a stopped process.
     ///
     /// # Errors
-    /// The system refuses.
+    /// The OS refuses.
     pub(super) fn resume(&self, serial: u32) -> Result<(), Stop> {
         let Some(pid) = self.pid(serial) else { return Ok(()) };
         Ok(kill(pid, Signal::SIGCONT).map_err(std::io::Error::from)?)
     }
 
-    /// Ends a worker's process, and starts another in its place.
+    /// Kills a worker's process, and starts another in its place.
     ///
     /// # Errors
     /// As [`start`](Self::start).
@@ -228,20 +228,20 @@ impl Crew {
         }
     }
 
-    /// Lets its connections through again.
+    /// Lets a worker's connections through again.
     pub(super) fn heal(&self, serial: u32) {
         if let Some(proxy) = self.workers.get(&serial).and_then(|worker| worker.proxy.as_ref()) {
             proxy.heal();
         }
     }
 
-    /// How many there are.
+    /// The number of workers.
     pub(super) fn len(&self) -> usize {
         self.workers.len()
     }
 
-    /// Lets all end that are idle, and waits until they have closed their sessions. Who does not is killed with the
-    /// crew.
+    /// Ends all idle workers by closing their pipes, and waits until they have closed their sessions. Workers
+    /// that do not end in time are killed when the crew is dropped.
     pub(super) fn part(&mut self) {
         for worker in self.workers.values_mut() {
             worker.go = None;
@@ -257,7 +257,7 @@ impl Crew {
         }
     }
 
-    /// Ends all at once.
+    /// Kills all workers at once.
     pub(super) fn dismiss(&mut self) {
         self.workers.clear();
     }

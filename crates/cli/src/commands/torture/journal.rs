@@ -1,7 +1,8 @@
-//! What a worker writes down of its own life, line by line, and how it is read again.
+//! A worker's log of its steps, one line each, and its parser.
 //!
-//! Responsible for one thing that everything else rests on: a step is in the file before the worker goes on, so that
-//! a worker that is killed anywhere has told all that it did. An update counts as acknowledged by this file alone.
+//! Invariant on which all results depend: a step is in the file before the worker continues, so that the journal
+//! of a worker killed at any point contains all its completed steps. Only this file determines whether an update
+//! counts as acknowledged.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,29 +16,29 @@ pub(super) fn now() -> u64 {
     BootInstant::now().as_nanos()
 }
 
-/// Something that a worker did or was told.
+/// A step of a worker, or a reply that it received.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Step {
-    /// Asked for the lock.
+    /// Requests the lock.
     Asked,
-    /// Has it.
+    /// Acquired the lock.
     Granted { token: Option<Token> },
-    /// Raised the marks.
+    /// Raised the marks by `enter`.
     Entered,
     /// Read the ledger.
     Read,
-    /// Saw that its hold is lost, and wrote nothing. Until when it had believed: its deadline, or the moment in which the
-    /// library told it.
+    /// Found its hold lost, and wrote nothing. `believed_until`: the end of the hold by the worker's own clock, the
+    /// earlier of its deadline and the library's loss event.
     GaveUp { believed_until: Option<u64> },
     /// Is about to write this update.
     Writes { update: String },
-    /// The write of this update returned that it was done.
+    /// The write of this update succeeded.
     Acknowledged { update: String },
-    /// The fence refused it.
+    /// The fence refused the operation.
     Stale { offered: u64, highest: u64 },
-    /// The lock or the resource failed; what was being written may be there or not.
+    /// The lock or the resource failed; a write in progress may or may not have taken effect.
     Trouble { why: String },
-    /// Gives the lock back.
+    /// Is about to release the lock.
     Releasing,
 }
 
@@ -89,10 +90,10 @@ impl FromStr for Step {
     }
 }
 
-/// What one worker did, each step with its time.
+/// The steps of one worker, each with its time.
 pub(super) type Steps = Vec<(u64, Step)>;
 
-/// The writing end.
+/// A journal opened for appending.
 pub(super) struct Journal(File);
 
 impl Journal {
@@ -100,17 +101,18 @@ impl Journal {
         File::options().create_new(true).append(true).open(path).map(Self)
     }
 
-    /// One system call. A kill in the middle of it can leave half a line, which a reader leaves out.
+    /// Appends a step with one system call. A kill during the call can leave a partial line, which the reader
+    /// ignores.
     pub(super) fn note(&mut self, step: &Step) -> std::io::Result<()> {
         self.0.write_all(format!("{} {step}\n", now()).as_bytes())
     }
 }
 
-/// The steps of a worker with their times, in order. A last line without an end was cut by a kill: what it would have
-/// said was not yet acted on.
+/// The steps of a worker with their times, in order. A last line without a newline was truncated by a kill and is
+/// ignored: the worker had not yet acted on it.
 ///
 /// # Errors
-/// The file can't be read, or has a line that no worker writes.
+/// The file can't be read, or has an invalid line.
 pub(super) fn read(path: &Path) -> std::io::Result<Steps> {
     let text = std::fs::read_to_string(path)?;
     let Some(end) = text.rfind('\n') else { return Ok(Vec::new()) };
@@ -130,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_step_is_read_as_it_was_written() {
+    fn every_step_round_trips() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("worker");
         let update = || "3.17".to_owned();
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_worker_writes_is_refused_and_quoted() {
+    fn invalid_lines_are_refused_and_quoted() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("worker");
         std::fs::write(&path, "5 asked\n6 gra").unwrap();

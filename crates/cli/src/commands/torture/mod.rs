@@ -1,12 +1,12 @@
-//! `torture`: real processes write under a lock while their holders are stopped, killed and cut off; then it is counted
-//! what was lost.
+//! `torture`: real processes write under a lock while faults stop, kill and disconnect holders; then the lost
+//! updates are counted.
 //!
-//! Reading order: `worker` (what a worker does and where it can be held), `journal` (what it writes down), `resource`
-//! (what it writes to), `crew` (the workers as processes), `conductor` (what is done to whom, and when), `proxy` (how
-//! a network is cut), `verdict` (what it comes to), `report`.
+//! Reading order: `worker` (a worker's loop and the points at which it waits), `journal` (a worker's log of its
+//! steps), `resource` (the ledger that workers write to), `crew` (the worker processes), `conductor` (which fault
+//! is injected into which worker, and when), `proxy` (network cuts), `verdict` (the analysis), `report`.
 //!
-//! Everything here has a name of its own with a random end, and is removed afterwards, unless this process itself is
-//! killed.
+//! Every object that a run creates has a name with a random suffix, and is removed afterwards unless this process
+//! itself is killed.
 
 mod conductor;
 mod crew;
@@ -36,11 +36,11 @@ use resource::Resource;
 use verdict::Verdict;
 use worker::Orders;
 
-/// Closing the session is a courtesy: it ends by itself.
+/// A session that is not closed in time expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
-/// After a second signal: what a shell says of a program that SIGINT ended.
+/// Exit code after a second signal: the one that shells report for a program ended by SIGINT.
 const INTERRUPTED: i32 = 130;
-/// What is made begins with this.
+/// Name prefix of everything that a run creates.
 const PREFIX: &str = "lockkeeper-torture-";
 
 pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
@@ -54,10 +54,10 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     let can = runtime.block_on(capabilities(&url))?;
     let hosts = possible(args, &url, &can)?;
 
-    // Its random end is that of everything else here.
+    // The directory's random suffix is part of every other name of this run.
     let directory = tempfile::Builder::new().prefix(PREFIX).tempdir()?;
     let name = directory.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    // Not the lock's name: lock service and resource may be the same Redis.
+    // Differs from the lock's name: lock service and resource may be the same Redis.
     let ledger = format!("{name}-ledger");
     let resource_url = args.resource.clone().unwrap_or_default();
     let shown = settings::shown(&url);
@@ -86,7 +86,7 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
         return ended;
     }
     let removed = runtime.block_on(resource.remove());
-    // What was found out is worth more than what could not be removed.
+    // The result takes precedence over an error of the removal.
     ended.and_then(|code| removed.map(|()| code))
 }
 
@@ -97,7 +97,8 @@ async fn capabilities(url: &str) -> Result<Capabilities, Failure> {
     Ok(can)
 }
 
-/// The hosts that workers are to be cut off from; nothing that this lock service can't do is begun.
+/// Refuses options that this lock service does not support, before anything is started. Returns the hosts to
+/// which connections can be cut.
 fn possible(args: &Torture, url: &str, can: &Capabilities) -> Result<Vec<(String, u16)>, Failure> {
     let cannot = |what: &str, why: &str| {
         Err(Failure::new(USAGE, format!("{what} is not possible with `{}:` locks: {why}", can.backend)))
@@ -124,7 +125,7 @@ fn possible(args: &Torture, url: &str, can: &Capabilities) -> Result<Vec<(String
     Ok(hosts)
 }
 
-/// Everything between the beginning and the removal of what was made.
+/// Runs the test, from the start of the workers to the report.
 fn conduct(
     args: &Torture,
     (locks, can): (String, &Capabilities),
@@ -142,7 +143,7 @@ fn conduct(
         Err(Stop::Interrupted) => true,
         Err(Stop::Failed(failure)) => return Err(explained(failure, &conductor.crew)),
     };
-    // Nobody may write while it is read.
+    // The workers must not write while the ledger is read.
     conductor.crew.dismiss();
     let took = began.elapsed();
     let journals = journals(&conductor.crew, interrupted)?;
@@ -167,7 +168,8 @@ fn conduct(
     Ok(if report.is_safe() { OK } else { NO })
 }
 
-/// The journals of all workers there ever were. `some`: of those that came to write one, since they were ended early.
+/// The journals of all workers ever started. `some`: a missing journal is no error, since workers may have been
+/// ended before they created theirs.
 fn journals(crew: &Crew, some: bool) -> Result<Vec<(u32, Steps)>, Failure> {
     let mut journals = Vec::new();
     for (serial, path) in crew.journals() {
@@ -186,7 +188,7 @@ fn journals(crew: &Crew, some: bool) -> Result<Vec<(u32, Steps)>, Failure> {
     Ok(journals)
 }
 
-/// Why it can't go on, with what the workers met last: that may be why.
+/// Adds the last error that a worker met: it may be the cause of the failure.
 fn explained(failure: Failure, crew: &Crew) -> Failure {
     let steps = journals(crew, true).unwrap_or_default().into_iter().flat_map(|(_, steps)| steps);
     let troubles = steps.filter_map(|(at, step)| match step {
@@ -201,7 +203,7 @@ fn explained(failure: Failure, crew: &Crew) -> Failure {
     }
 }
 
-/// Tells the crew of a signal to end.
+/// Forwards termination signals to the crew's event queue.
 fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
     use Signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
     let tell = crew.sender();
@@ -215,11 +217,12 @@ fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
                 continue;
             }
             if asked {
-                // Who asks twice does not want to wait for a resource that is silent. The workers end with us.
+                // A second signal ends the program at once, without waiting for an unresponsive resource. The
+                // workers die with this process.
                 std::process::exit(INTERRUPTED);
             }
             asked = true;
-            // A conductor that has gone needs no telling.
+            // The receiver is gone if the conductor has ended.
             let _ = tell.send(Event::Interrupted);
         }
     });

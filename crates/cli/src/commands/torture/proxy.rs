@@ -1,7 +1,7 @@
-//! What lies between one worker and the lock service, so that it can be cut.
+//! A TCP proxy between one worker and the lock service, whose connections can be cut.
 //!
-//! Responsible for one worker's connections only: others keep theirs. A cut closes them at both ends and closes new
-//! ones at once; nobody's packets are touched, so it needs no rights.
+//! Affects one worker only. A cut closes its connections at both ends, and closes new ones at once. No packets
+//! are filtered, so no privileges are needed.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-/// The ports of the lock services that have a default.
+/// The default ports of lock services.
 const PORTS: [(&str, u16); 7] = [
     ("lockkeeper", 5625),
     ("postgres", 5432),
@@ -23,16 +23,16 @@ const PORTS: [(&str, u16); 7] = [
     ("redlocks", 6379),
 ];
 
-/// The way of one worker to all hosts of the lock service. Gone when dropped.
+/// The proxy of one worker to all hosts of the lock service. Stops when dropped.
 pub(super) struct Proxy {
-    /// The lock service's address as this worker is to use it.
+    /// The lock service's address for this worker, through the proxy.
     pub(super) url: String,
     cut: watch::Sender<bool>,
 }
 
 impl Proxy {
     /// # Errors
-    /// No port of this host can be listened at.
+    /// No port of this host can be bound.
     pub(super) fn start(url: &str, hosts: &[(String, u16)], runtime: &Handle) -> io::Result<Self> {
         let (cut, _) = watch::channel(false);
         let mut addresses = Vec::new();
@@ -44,25 +44,25 @@ impl Proxy {
         Ok(Self { url: with_hosts(url, &addresses.join(",")), cut })
     }
 
-    /// Nothing comes through from here on. Those who were connected find out by themselves.
+    /// Closes all connections and refuses new ones. The peers are not notified otherwise.
     pub(super) fn cut(&self) {
         self.cut.send_replace(true);
     }
 
-    /// New connections come through again.
+    /// Lets new connections through again.
     pub(super) fn heal(&self) {
         self.cut.send_replace(false);
     }
 }
 
-/// The hosts that a connection can be cut to; none if the address has none, or no port that is known.
+/// The hosts to which connections can be cut; empty if the URL has no hosts, or no port is known.
 pub(super) fn hosts(url: &str) -> Vec<(String, u16)> {
     let Ok(url) = url.parse::<Url>() else { return Vec::new() };
     let default = PORTS.iter().find(|(scheme, _)| *scheme == url.scheme).map(|&(_, port)| port);
     url.hosts.into_iter().filter_map(|host| Some((host.name, host.port.or(default)?))).collect()
 }
 
-/// The address with other hosts; user, password, path and parameters stay.
+/// The URL with other hosts; user, password, path and parameters are kept.
 fn with_hosts(url: &str, hosts: &str) -> String {
     let Some((scheme, rest)) = url.split_once("//") else { return url.to_owned() };
     let (authority, rest) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
@@ -93,7 +93,7 @@ async fn serve(listener: TcpListener, host: (String, u16), mut cut: watch::Recei
     }
 }
 
-/// What fails here ends this connection, and its ends find out.
+/// Errors end this connection only; both peers see it closed.
 async fn carry(mut here: TcpStream, host: (String, u16)) -> io::Result<()> {
     let mut there = TcpStream::connect(host).await?;
     here.set_nodelay(true)?;
@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_are_found_and_replaced_and_nothing_else() {
+    fn only_the_hosts_of_a_url_are_replaced() {
         for (url, found, becomes) in [
             ("lockkeeper://a", "a 5625", "lockkeeper://X"),
             (
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_ends_what_is_connected_and_what_comes_until_it_is_healed() {
+    fn cut_closes_current_and_new_connections_until_healed() {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let there = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
@@ -155,7 +155,7 @@ mod tests {
             assert!(echoed(&mut before).await);
             proxy.cut();
             while echoed(&mut before).await {}
-            // The system may take a new one before it is closed; nothing comes back on it.
+            // The kernel may accept a new connection before the proxy closes it; no reply arrives on it.
             if let Ok(mut during) = TcpStream::connect(&way).await {
                 assert!(!echoed(&mut during).await);
             }

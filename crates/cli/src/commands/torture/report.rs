@@ -1,4 +1,4 @@
-//! What a run came to, for people and for programs.
+//! The report of a run, as text and as JSON.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use crate::args::{Fault, Fenced};
 use crate::exit::Failure;
 use crate::output::{self, human};
 
-/// Lost updates are counted; so many are named.
+/// Lost updates are all counted; at most this many are listed.
 const NAMED: usize = 20;
 
-/// A run that is over.
+/// A finished run.
 pub(super) struct Report<'a> {
-    /// As they may be shown.
+    /// Addresses for display, without passwords.
     pub(super) locks: String,
     pub(super) resource: String,
     pub(super) fence: Fenced,
     pub(super) workers: u32,
-    /// `None` where nothing has to be kept alive.
+    /// `None` if the locks have no leases.
     pub(super) ttl: Option<Duration>,
     pub(super) pause: Duration,
     pub(super) took: Duration,
@@ -38,19 +38,20 @@ impl Report<'_> {
         self.injected.iter().filter(|injected| !injected.taken_over).count()
     }
 
-    /// Whether the run is a reason to trust: something was written, something was done, and nothing got lost.
+    /// True if the run is evidence of safety: updates were acknowledged, faults were injected, and nothing was
+    /// lost.
     pub(super) fn is_safe(&self) -> bool {
         !self.injected.is_empty() && self.verdict.acknowledged > 0 && self.verdict.is_safe()
     }
 
-    /// The half and the longest hand-over, in milliseconds.
+    /// The median and the longest handover, in milliseconds.
     fn handover(&self) -> (Option<f64>, Option<f64>) {
         let sorted = &self.verdict.handover_ns;
         let ms = |ns: &u64| (*ns as f64 / 1e4).round() / 100.0;
         (sorted.get(sorted.len() / 2).map(ms), sorted.last().map(ms))
     }
 
-    /// One sentence that says what to think of it.
+    /// The verdict, in one sentence.
     fn sentence(&self) -> String {
         let Verdict { acknowledged, lost, token_regressions, .. } = self.verdict;
         let faults = self.injected.len();

@@ -1,7 +1,7 @@
-//! What the journals and the ledger come to: lost updates, refused writes, overlaps, tokens, hand-overs.
+//! The analysis of journals and ledger: lost updates, refused writes, overlaps, token regressions, handovers.
 //!
-//! Responsible for every figure that `torture` prints, as pure functions of what was written down. All times are the
-//! workers' clock, which is one clock: they run on one machine.
+//! Computes every figure that `torture` prints, as pure functions of the journals. All times are on the workers'
+//! clock, which is a single clock: the workers run on one machine.
 
 use std::collections::HashSet;
 
@@ -11,36 +11,38 @@ use super::journal::{Step, Steps};
 /// The figures.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(super) struct Verdict {
-    /// Updates whose write returned that it was done.
+    /// Updates whose write succeeded.
     pub(super) acknowledged: usize,
-    /// Of these, the ones that are not in the ledger.
+    /// Acknowledged updates that are missing from the ledger.
     pub(super) lost: Vec<String>,
-    /// Times that the fence refused a worker.
+    /// The number of operations that the fence refused.
     pub(super) stale_rejected: usize,
     /// Pairs of sections that overlap in time.
     pub(super) overlaps: usize,
-    /// Grants whose token is not above that of every earlier grant; `None` if the locks have no tokens.
+    /// Grants whose token is not above the tokens of all earlier grants; `None` if the locks have no tokens.
     pub(super) token_regressions: Option<usize>,
-    /// From the end of a section, or what was done to its holder, to the grant of one that already waited; sorted.
+    /// Times from the end of a section, or from the fault in its holder, to the grant of a worker that was
+    /// already waiting; sorted.
     pub(super) handover_ns: Vec<u64>,
-    /// Grants.
+    /// The number of grants.
     pub(super) sections: usize,
-    /// Sections that saw that their hold was lost, and wrote nothing.
+    /// Sections in which the worker found its hold lost, and wrote nothing.
     pub(super) gave_up: usize,
-    /// Failures of the lock service or the resource, as workers saw them.
+    /// Failures of the lock service or the resource, as logged by workers.
     pub(super) troubles: usize,
-    /// The last of them.
+    /// The last failure.
     pub(super) last_trouble: Option<String>,
 }
 
-/// From a grant to the moment in which its holder last acted as one.
+/// The time from a grant to the last action of its holder as a holder.
 #[derive(Debug)]
 struct Section {
     serial: u32,
     asked: u64,
     granted: u64,
     token: Option<u64>,
-    /// When it last acted as a holder: its write was answered, or it gave up (or should have, by its deadline).
+    /// The time of the last action as a holder: the reply to its write, or the end of its hold if it gave up (at
+    /// most its deadline).
     end: u64,
     releasing: Option<u64>,
 }
@@ -76,7 +78,7 @@ impl Verdict {
         verdict
     }
 
-    /// Nothing that was acknowledged is missing, and no token fell.
+    /// True if no acknowledged update is missing and every token is above all earlier ones.
     pub(super) fn is_safe(&self) -> bool {
         self.lost.is_empty() && self.token_regressions.unwrap_or(0) == 0
     }
@@ -94,7 +96,7 @@ fn sections(serial: u32, steps: &[(u64, Step)]) -> Vec<Section> {
                 let token = token.map(lockkeeper::Token::get);
                 sections.push(Section { serial, asked, granted: at, token, end: at, releasing: None });
             }
-            // It did nothing after its deadline, whenever it was woken to see that.
+            // The worker took no action after its deadline, even if it resumed later and only then gave up.
             (Step::GaveUp { believed_until }, Some(section)) => {
                 section.end = at.min(believed_until.unwrap_or(u64::MAX)).max(section.end);
             }
@@ -106,7 +108,7 @@ fn sections(serial: u32, steps: &[(u64, Step)]) -> Vec<Section> {
     sections
 }
 
-/// Pairs, in sections sorted by grant.
+/// Counts the overlapping pairs; `sections` must be sorted by grant.
 fn overlaps(sections: &[Section]) -> usize {
     let mut count = 0;
     let mut open: Vec<u64> = Vec::new();
@@ -132,7 +134,7 @@ fn handovers(sections: &[Section], injected: &[Injected]) -> Vec<u64> {
     let taken = sections.windows(2).filter_map(|two| {
         let [former, next] = two else { return None };
         let released = former.releasing.filter(|at| *at <= next.granted);
-        // Whoever was stopped, killed or cut off did not release; the others have waited since then.
+        // A worker that was stopped, killed or cut off did not release; the others have waited since the fault.
         let ended = released.or_else(|| {
             let during = |done: &&Injected| {
                 done.serial == former.serial && (former.granted..=next.granted).contains(&done.at)
@@ -151,7 +153,7 @@ mod tests {
     use super::*;
     use crate::args::Fault;
 
-    /// `5 asked`, `6 granted 17`, … as in a journal.
+    /// Parses `5 asked, 6 granted 17, …` as a journal.
     fn journal(serial: u32, lines: &str) -> (u32, Steps) {
         let steps = lines.split(", ").map(|line| {
             let (at, step) = line.split_once(' ').unwrap();
@@ -165,11 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn an_acknowledged_update_that_is_not_in_the_ledger_is_lost_and_no_other() {
+    fn only_acknowledged_updates_missing_from_the_ledger_are_lost() {
         let journals = [
             journal(0, "1 asked, 2 granted 5, 3 read, 4 writes 0.1, 5 acknowledged 0.1, 6 releasing"),
             journal(1, "1 asked, 7 granted 6, 8 read, 9 writes 1.1, 10 acknowledged 1.1, 11 releasing"),
-            // Killed before the answer: there or not, nobody was told that it is.
+            // Killed before the reply: the update may or may not be in the ledger, since it was not acknowledged.
             journal(2, "1 asked, 12 granted 7, 13 read, 14 writes 2.1"),
         ];
         let lost = |ledger: &str| judged(&journals, ledger, &[]).lost;
@@ -181,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_overlap_from_the_grant_to_the_last_act_as_a_holder() {
+    fn sections_span_from_grant_to_last_action_as_holder() {
         let late =
             journal(1, "1 asked, 50 granted 6, 60 read, 70 writes 1.1, 80 acknowledged 1.1, 90 releasing");
         let overlaps = |former: &str| {
@@ -199,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_that_does_not_rise_is_a_regression() {
+    fn token_that_does_not_rise_is_a_regression() {
         let fell = |tokens: &[&str]| {
             let journals: Vec<_> = (0u32..)
                 .zip(tokens)
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hand_over_counts_for_one_that_was_waiting() {
+    fn handover_is_measured_only_for_a_waiting_worker() {
         let first = "1 asked, 2 granted 5, 3 read, 20 releasing";
         let second = |asked: u64| journal(1, &format!("{asked} asked, 27 granted 6"));
         assert_eq!(judged(&[journal(0, first), second(10)], "", &[]).handover_ns, [7]);

@@ -1,8 +1,9 @@
-//! One worker: a process that takes the lock, reads the ledger, adds a line and writes it back, for ever.
+//! One worker: a process that acquires the lock, reads the ledger, appends a line and writes the ledger back, in
+//! a loop.
 //!
-//! Responsible for doing this as a careful user of the library does: it looks at its hold before it writes, and stops
-//! if that is lost. At each named point it tells the conductor where it is and waits for `go`, so that what happens to
-//! it happens there for certain. Whatever it does is in its journal first.
+//! Follows the recommended use of the library: it checks its hold before it writes, and gives up if the hold is
+//! lost. At each named point it reports its position to the conductor and waits for `go`, so that faults are
+//! injected at exactly these points. Every step is in its journal before it continues.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -20,28 +21,28 @@ use crate::args::Fenced;
 use crate::exit::{Failure, INTERNAL, OK};
 use crate::settings;
 
-/// After a failure of the lock service or the resource, so that a worker does not ask a thousand times a second.
+/// The pause after a failure of the lock service or the resource; limits the retry rate.
 const BREATH: Duration = Duration::from_millis(50);
-/// Closing the session is a courtesy: it ends by itself.
+/// A session that is not closed in time expires by itself.
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
-/// Where a worker can be held.
+/// The points at which a worker waits for the conductor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Point {
-    /// Before it asks for the lock.
+    /// Before it requests the lock.
     Idle,
-    /// It has read, and has not looked whether it still holds.
+    /// After the read, before it checks its hold.
     Read,
-    /// It has seen that it holds, and is about to write.
+    /// After the check, before the write.
     Write,
-    /// It has written or given up, and is about to release.
+    /// After the write or after giving up, before the release.
     Done,
 }
 
 impl Point {
     const ALL: [Self; 4] = [Self::Idle, Self::Read, Self::Write, Self::Done];
 
-    /// As it is said to people and on the pipe.
+    /// The point's name in messages and on the pipe.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -56,20 +57,21 @@ impl Point {
     }
 }
 
-/// What a worker is told first, as one line of JSON. Not by its arguments: an address may have a password in it.
+/// A worker's parameters, sent on its standard input as one line of JSON. Not passed as arguments, since an
+/// address may contain a password.
 #[derive(Clone, Debug)]
 pub(super) struct Orders {
     pub(super) locks: String,
     pub(super) resource: String,
     pub(super) fence: Fenced,
     pub(super) ttl: Duration,
-    /// Of the lock.
+    /// The lock's name.
     pub(super) name: String,
     pub(super) ledger: String,
     pub(super) journal: PathBuf,
-    /// No other worker has it, also not one that took the place of this one.
+    /// Unique among all workers of a run, including replacements.
     pub(super) serial: u32,
-    /// Who started it: without that process it ends.
+    /// The process id of the conductor; the worker ends with that process.
     pub(super) conductor: u32,
 }
 
@@ -104,7 +106,7 @@ impl Orders {
     }
 }
 
-/// The life of a worker. Standard input and output are the conductor's.
+/// The worker's main function. The conductor owns its standard input and output.
 pub(super) async fn work() -> Result<u8, Failure> {
     let line = heard()?.unwrap_or_default();
     let orders = Orders::from_line(&line).ok_or_else(|| {
@@ -115,7 +117,7 @@ pub(super) async fn work() -> Result<u8, Failure> {
         Err(failure) => Err(failure),
     };
     if let Err(failure) = &ended {
-        // The conductor says it, once.
+        // The conductor prints the failure, once.
         let _ = tell(&format!("failed {} {}", failure.code, failure.message.replace('\n', " ")));
     }
     Ok(ended.map_or_else(|failure| failure.code, |()| OK))
@@ -131,11 +133,11 @@ struct Worker {
     updates: u32,
 }
 
-/// Why a section did not come to its end.
+/// Why a section was not completed.
 enum Cut {
-    /// Nothing can be done any more.
+    /// The worker can't continue.
     Failed(Failure),
-    /// The conductor has closed the pipe.
+    /// The conductor closed the pipe.
     Over,
 }
 
@@ -147,7 +149,8 @@ impl From<std::io::Error> for Cut {
 
 impl Worker {
     async fn start(orders: Orders) -> Result<Self, Failure> {
-        // Before the look at the parent, so that one that ends in between is seen by either.
+        // Set before the check of the parent, so that a parent that ends in between is detected by one of the
+        // two.
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(std::io::Error::from)?;
         if nix::unistd::getppid().as_raw() as u32 != orders.conductor {
             return Err(Failure::new(INTERNAL, "the conductor of this worker has ended"));
@@ -189,7 +192,7 @@ impl Worker {
             }
         };
         self.journal.note(&Step::Granted { token: guard.token_hint() })?;
-        // On the runtime's other thread: this one stands still at the points.
+        // Runs on the runtime's other thread: this one blocks at the points.
         let lost_at = Arc::new(OnceLock::new());
         let (lost, stamp) = (guard.lost(), lost_at.clone());
         let watching = tokio::spawn(async move {
@@ -210,12 +213,12 @@ impl Worker {
         }
         reached(Point::Done)?;
         self.journal.note(&Step::Releasing)?;
-        // A hold that was lost is known to be: by the journal, from the times of all.
+        // Errors are ignored: the loss of a hold is evident from the journals' times.
         let _ = guard.release().await;
         Ok(())
     }
 
-    /// Reads, computes, writes. `lost_at` is set when the library says that the hold is lost.
+    /// Reads, computes, writes. `lost_at` is set when the library reports the loss of the hold.
     async fn held(
         &mut self,
         guard: &Guard<Unfenced>,
@@ -224,7 +227,7 @@ impl Worker {
         let section = match (self.fence, guard.token_hint()) {
             (Fenced::None, _) => None,
             (_, Some(token)) => Some(Section::exclusive(token)),
-            // The conductor asks for tokens before it starts anyone.
+            // Unreachable: the conductor checks for tokens before it starts a worker.
             (_, None) => {
                 return Ok(Err(Trouble::Failed("a hold without a token can't be fenced".to_owned())));
             }
@@ -262,7 +265,7 @@ impl Worker {
     }
 }
 
-/// Says where this worker is, and waits until it may go on.
+/// Reports this worker's point, and waits for `go`.
 fn reached(point: Point) -> Result<(), Cut> {
     tell(point.name())?;
     match heard()? {
@@ -287,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_and_points_arrive_as_they_were_given() {
+    fn orders_and_points_round_trip() {
         let orders = Orders {
             locks: "redis://u:p%20w@host/?fencing=counter".to_owned(),
             resource: "file:///tmp".to_owned(),

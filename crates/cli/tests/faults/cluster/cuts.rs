@@ -1,6 +1,7 @@
-//! Ways between nodes that are cut in one direction: what one says is lost, what it hears is not. Clients reach every node.
+//! Links between nodes that are cut in one direction: a node's messages are dropped, but it still receives.
+//! Clients reach every node.
 //!
-//! Each test has a network of its own: it needs root, and `ip`.
+//! Each test has its own network, which requires root and `ip`.
 
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
@@ -15,17 +16,17 @@ use super::nodes::{ALL, Nodes, others, status_at};
 use crate::load::Load;
 use crate::server::{LONG, answer, within};
 
-/// Three nodes, each at a host of its own.
+/// Three nodes, each on its own host.
 struct Scene {
     network: Arc<Network>,
     nodes: Nodes,
 }
 
-/// Set for the process of one test.
+/// Set in the process that runs one test.
 const ALONE: &str = "LK_FAULTS_ALONE";
 
-/// Runs `test`, which is the test of this name, in the middle of a network, and in a process of its own: the library has one thread
-/// for all streams of a process, and that one must be in this network too.
+/// Runs the test with this name inside a network, in its own process: the library uses one thread for all streams
+/// of a process, and that thread must be inside the network too.
 fn scene<F: Future<Output = ()>>(name: &str, test: impl FnOnce(Scene) -> F) {
     if std::env::var_os(ALONE).is_none() {
         let mut own = Command::new(std::env::current_exe().unwrap());
@@ -54,7 +55,7 @@ impl Scene {
         each(from, to, |from, to| self.network.mend(from, to));
     }
 
-    /// Waits until a node knows of no leader, or of another than this one.
+    /// Waits until a node has no leader, or another one than this.
     async fn misses(&self, node: usize, leader: usize) {
         answer("it misses its leader", async || {
             let status = self.nodes.status(node).await?;
@@ -63,7 +64,7 @@ impl Scene {
         .await;
     }
 
-    /// Waits until the leader hears nothing from a node.
+    /// Waits until the leader receives nothing from a node.
     async fn is_missed(&self, node: usize, leader: usize) {
         let locks = self.nodes.client("operator").await;
         answer("the leader misses it", async || {
@@ -74,7 +75,7 @@ impl Scene {
         .await;
     }
 
-    /// The one that led finds out that it doesn't.
+    /// Waits until the former leader has stepped down.
     async fn gives_up(&self, node: usize) {
         answer("it leads no more", async || self.nodes.status(node).await.filter(|status| !status.leads))
             .await;
@@ -85,7 +86,7 @@ fn each(from: &[usize], to: &[usize], does: impl Fn(usize, usize)) {
     from.iter().for_each(|&from| to.iter().for_each(|&to| does(from, to)));
 }
 
-/// Asks all nodes again and again who leads.
+/// Polls all nodes for their leader.
 struct Believers {
     stop: Arc<AtomicBool>,
     task: JoinHandle<BTreeMap<u64, u64>>,
@@ -112,7 +113,7 @@ impl Believers {
         Self { stop, task }
     }
 
-    /// Nobody believed in two leaders of one term; returns how many terms had one.
+    /// Asserts that no term had two leaders; returns the number of terms with a leader.
     async fn agreed(self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         within("the nodes were asked", self.task).await.unwrap().len()
@@ -120,8 +121,8 @@ impl Believers {
 }
 
 #[test]
-fn a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back() {
-    let name = "a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back";
+fn follower_cut_off_in_one_direction_does_not_disturb_the_cluster_and_recovers() {
+    let name = "follower_cut_off_in_one_direction_does_not_disturb_the_cluster_and_recovers";
     scene(name, async |scene| {
         let nodes = &scene.nodes;
         let believers = Believers::of(nodes);
@@ -131,7 +132,7 @@ fn a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back() {
         let leader = nodes.leader(&ALL).await;
         let [follower, other] = others(leader);
 
-        // It hears nothing, and wants another leader: those who hear the leader know better.
+        // The follower receives nothing and starts a pre-vote; nodes that receive from the leader refuse it.
         scene.cut(&[leader], &[follower]);
         scene.misses(follower, leader).await;
         load.goes_on(100);
@@ -140,7 +141,7 @@ fn a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back() {
         nodes.catches_up(follower).await;
         load.goes_on(20);
 
-        // It hears everything, and nobody hears that it does.
+        // The follower receives everything, but its acknowledgements are dropped.
         let leader = nodes.leader(&ALL).await;
         let [follower, _] = others(leader);
         scene.cut(&[follower], &[leader]);
@@ -159,8 +160,8 @@ fn a_follower_that_is_cut_off_in_one_direction_is_not_missed_and_comes_back() {
 }
 
 #[test]
-fn a_leader_that_is_cut_off_in_one_direction_is_replaced_and_comes_back() {
-    let name = "a_leader_that_is_cut_off_in_one_direction_is_replaced_and_comes_back";
+fn leader_cut_off_in_one_direction_is_replaced_and_recovers() {
+    let name = "leader_cut_off_in_one_direction_is_replaced_and_recovers";
     scene(name, async |scene| {
         let nodes = &scene.nodes;
         let believers = Believers::of(nodes);
@@ -170,7 +171,7 @@ fn a_leader_that_is_cut_off_in_one_direction_is_replaced_and_comes_back() {
             load.goes_on(20);
             let leader = nodes.leader(&ALL).await;
             let rest = others(leader);
-            // Either nobody hears it, and it hears that they look for another; or they hear it, and it does not know.
+            // Either the leader's messages are dropped, or those sent to it are.
             let (from, to) = if is_heard { (&rest[..], &[leader][..]) } else { (&[leader][..], &rest[..]) };
             scene.cut(from, to);
             scene.gives_up(leader).await;

@@ -1,4 +1,4 @@
-//! Data that are gone: what is lost is said, and nobody takes it for data that never were (P1, P2, P10).
+//! Deleted data: the loss is detected and reported, and the node is not treated as a new one (P1, P2, P10).
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::directory::has_stopped;
 use crate::load::Load;
 use crate::server::{LONG, Server, answer, until, within};
 
-/// It is refused by the others, and says what to do.
+/// Asserts that the node was refused by the others and has printed the remedy.
 #[track_caller]
 pub(crate) fn is_refused(server: &mut Server, node: usize) {
     let status = server.ended();
@@ -21,7 +21,7 @@ pub(crate) fn is_refused(server: &mut Server, node: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_data_were_deleted_is_refused_with_what_to_do_and_the_others_go_on() {
+async fn node_with_deleted_data_is_refused_with_the_remedy() {
     let mut nodes = Nodes::founded();
     let locks = nodes.client("one").await;
     let held = locks.mutex("a").ttl(LONG).acquire().await.unwrap();
@@ -37,9 +37,9 @@ async fn a_node_whose_data_were_deleted_is_refused_with_what_to_do_and_the_other
     assert!(next.token() > held.token());
 }
 
-/// With the list from which the cluster was founded once: two empty nodes of three are a majority, of nothing.
+/// Started with the original bootstrap list: two empty nodes of three would be a majority of a second cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_empty_nodes_of_three_found_no_second_cluster() {
+async fn two_emptied_nodes_do_not_bootstrap_a_second_cluster() {
     let mut nodes = Nodes::founded();
     let locks = nodes.client("one").await;
     let held = locks.mutex("a").ttl(LONG).acquire().await.unwrap();
@@ -51,7 +51,7 @@ async fn two_empty_nodes_of_three_found_no_second_cluster() {
     }
     others(whole).into_iter().for_each(|wiped| nodes.nodes[wiped].begin());
     others(whole).into_iter().for_each(|wiped| is_refused(&mut nodes.nodes[wiped], wiped));
-    // Of the old cluster there is one node, which is no majority, and says so.
+    // One node of the old cluster is left, which is no majority, and reports that.
     let status =
         answer("it leads no more", async || nodes.status(whole).await.filter(|status| !status.leads)).await;
     assert_eq!(status.cluster, cluster);
@@ -66,9 +66,10 @@ async fn two_empty_nodes_of_three_found_no_second_cluster() {
     assert!(free.acquire().await.is_err(), "one of three grants nothing");
 }
 
-/// P2: taken by a follower while others work, restored twice; each time in a new cluster, whose tokens are above all before.
+/// P2: a backup taken through a follower under load, restored twice; each restore creates a new cluster, whose
+/// tokens are above all earlier ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backup_of_a_cluster_under_load_is_restored_twice_with_higher_tokens() {
+async fn restores_of_a_cluster_backup_issue_higher_tokens() {
     let nodes = Nodes::founded();
     let locks = nodes.client("one").await;
     let load = Load::start(vec![locks.clone()], 2, 5);

@@ -1,5 +1,5 @@
-//! Nodes compare their tables where they take snapshots: so all must take them after the same entries, and one whose table is
-//! another is found.
+//! Nodes compare digests of their tables at snapshots: all nodes must snapshot after the same entries, and a node
+//! with a diverging table is detected.
 
 use std::fs;
 use std::path::Path;
@@ -14,13 +14,13 @@ use super::nodes::{ALL, Nodes, OPTIONS, lockkeeper, others};
 use crate::load::Load;
 use crate::server::{LONG, Server, answer, within};
 
-/// Snapshots after some hundred grants.
+/// A cluster that takes a snapshot after some hundred grants.
 fn founded() -> Nodes {
     Nodes::founded_with(&format!("{OPTIONS} --snapshot-after 65536"), |_, _| {})
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn under_load_all_nodes_take_their_snapshots_after_the_same_entries() {
+async fn all_nodes_take_snapshots_after_the_same_entries() {
     let mut nodes = founded();
     let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
     let mut last = 0;
@@ -34,7 +34,7 @@ async fn under_load_all_nodes_take_their_snapshots_after_the_same_entries() {
         })
         .await;
         if round == 0 {
-            // Whoever leads names them.
+            // The leader chooses the entries after which snapshots are taken.
             let leader = nodes.leader(&ALL).await;
             nodes.nodes[leader].kill();
             load.goes_on(20);
@@ -49,8 +49,8 @@ async fn under_load_all_nodes_take_their_snapshots_after_the_same_entries() {
     }
 }
 
-/// A table that no log made takes the place of the one in a node's snapshot, with all checksums right: as if its memory had
-/// failed before it was written.
+/// Replaces the table in a node's snapshot by one that no log produces, with correct checksums: as if the node's
+/// memory had been corrupted before the snapshot was written.
 fn tamper(data: &Path) {
     let disk = MemoryDisk::new();
     for entry in fs::read_dir(data).unwrap() {
@@ -78,7 +78,7 @@ fn tamper(data: &Path) {
     fs::write(data.join(&name), disk.bytes(&name).unwrap()).unwrap();
 }
 
-/// It has ended, and its last words have all of these.
+/// Asserts that the node has ended, with all these words in its error message.
 #[track_caller]
 fn has_said(server: &mut Server, words: &[&str]) {
     let status = server.ended();
@@ -88,7 +88,7 @@ fn has_said(server: &mut Server, words: &[&str]) {
     assert!(words.iter().all(|word| line.contains(word)), "no {words:?} in {log}");
 }
 
-/// One node has another table from its next start on, and `leader` leads.
+/// Gives one node a diverging table at its next start; afterwards `leader` leads.
 async fn give_another_table(nodes: &mut Nodes, wrong: usize, leader: usize) {
     let load = Load::start(vec![nodes.client("one").await], 2, 5);
     answer("it has a snapshot", async || nodes.status(wrong).await.filter(|status| status.snapshot > 0))
@@ -103,11 +103,11 @@ async fn give_another_table(nodes: &mut Nodes, wrong: usize, leader: usize) {
     }
 }
 
-/// One node of three has another table, while it follows or leads; it is found, and another takes its place.
+/// One node of three has a diverging table as follower or leader; it is detected, stops, and is replaced.
 async fn is_found(leads: bool) {
     let mut nodes = founded();
     let held = nodes.client("holder").await.mutex("held").ttl(LONG).acquire().await.unwrap();
-    // A new node will ask the second one.
+    // A new node joins through the second one.
     let wrong = 2;
     give_another_table(&mut nodes, wrong, if leads { wrong } else { others(wrong)[0] }).await;
 
@@ -130,19 +130,20 @@ async fn is_found(leads: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_follower_with_another_table_is_found_stops_and_is_replaced() {
+async fn follower_with_a_diverging_table_stops_and_is_replaced() {
     is_found(false).await;
 }
 
-/// The other two agree against it.
+/// The tables of the other two agree with each other and differ from the leader's.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_with_another_table_is_found_stops_and_is_replaced() {
+async fn leader_with_a_diverging_table_stops_and_is_replaced() {
     is_found(true).await;
 }
 
-/// Nobody can know which of two is right, so both serve, and it is said; the third that comes back decides.
+/// With two nodes it is undecidable which table is correct, so both serve and report the difference; the third
+/// node decides once it is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_one_node_down_nobody_stops_before_it_is_back() {
+async fn diverging_node_stops_only_once_a_third_node_is_up() {
     let mut nodes = founded();
     let wrong = 2;
     let [leader, third] = others(wrong);

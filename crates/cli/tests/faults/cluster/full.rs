@@ -1,4 +1,4 @@
-//! A disk that is full under one node of three: the others go on, and it comes back when there is room.
+//! A full disk under one node of three: the others continue, and the node recovers once there is free space.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -10,10 +10,10 @@ use crate::disks::SmallDisk;
 use crate::load::Load;
 use crate::server::{LONG, answer, within};
 
-/// The node whose disk is small.
+/// The node with the small disk.
 const SMALL: usize = 0;
 
-/// Leaves no room on the disk of this path.
+/// Fills the filesystem of this path.
 fn fill(path: &Path) {
     let mut rest = File::create(path).unwrap();
     for size in [1 << 16, 512] {
@@ -27,7 +27,7 @@ fn fill(path: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_disk_under_one_node_of_three_stops_that_node_alone() {
+async fn full_disk_stops_only_its_own_node() {
     let mut disk = None;
     let mut nodes = Nodes::founded_with("--segment-bytes 131072", |node, server| {
         if node == SMALL {
@@ -46,7 +46,7 @@ async fn a_full_disk_under_one_node_of_three_stops_that_node_alone() {
         answer("it leads", async || nodes.status(to).await.filter(|status| status.leads)).await;
         load.goes_on(20);
         fill(&rest);
-        // What is left of the log is used up by the load.
+        // The load uses up the remaining preallocated log space.
         has_stopped(
             &mut nodes.nodes[SMALL],
             &[

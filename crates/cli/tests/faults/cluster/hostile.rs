@@ -1,4 +1,5 @@
-//! Peers that are not what they say: strangers, members whose identity was learned, disks that lost what they had confirmed.
+//! Hostile peers: strangers, impostors that know a member's identity, and nodes whose disks lost acknowledged
+//! entries.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -19,7 +20,7 @@ use prost::Message;
 use super::nodes::{ALL, Nodes, others};
 use crate::server::{LONG, Server, answer, until, within};
 
-/// Of the peers' protocol.
+/// The version of the peer protocol.
 const PROTOCOL: u32 = 1;
 
 #[track_caller]
@@ -35,7 +36,7 @@ fn has_lost_entries(server: &mut Server, node: usize) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_whose_directory_is_an_older_copy_says_so_at_every_start_and_the_others_go_on() {
+async fn node_with_an_older_copy_of_its_data_refuses_every_start() {
     let mut nodes = Nodes::founded();
     let locks = nodes.client("one").await;
     let mut held = vec![within("it is granted", locks.mutex("a/0").ttl(LONG).acquire()).await.unwrap()];
@@ -72,7 +73,7 @@ fn copied(from: &Path, to: &Path) {
     }
 }
 
-/// All that a stranger can learn of a cluster.
+/// Everything that a stranger can learn about a cluster.
 struct LearnedIdentity {
     cluster: Vec<u8>,
     members: Vec<Member>,
@@ -83,7 +84,7 @@ impl LearnedIdentity {
         let mut cluster = Vec::new();
         let mut members = Vec::new();
         for (node, peer_address) in (1..).zip(&nodes.peers) {
-            // The header of every file has both.
+            // Both are in the header of every file.
             let header = fs::read(nodes.nodes[node as usize - 1].data.join("founding")).unwrap();
             cluster = header[16..32].to_vec();
             let (incarnation, peer_address) = (header[32..48].to_vec(), peer_address.clone());
@@ -92,7 +93,7 @@ impl LearnedIdentity {
         Self { cluster, members }
     }
 
-    /// What node `from`, the first of which is 0, could say to node `to`.
+    /// The handshake that node `from` could send to node `to`; both count from 0.
     fn hello(&self, from: usize, to: usize, lane: Lane) -> Hello {
         let member = &self.members[from];
         let founding = Founding {
@@ -123,7 +124,7 @@ impl LearnedIdentity {
         }
     }
 
-    /// Whether a text tells an id that makes a stranger a member.
+    /// True if a text contains an id that would let a stranger pose as a member.
     fn is_told(&self, text: &str) -> bool {
         let ids = self.members.iter().map(|member| &member.incarnation).chain([&self.cluster]);
         ids.map(|id| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
@@ -160,7 +161,7 @@ fn refused(address: &str, hello: &Hello) -> (TcpStream, Refusal) {
     }
 }
 
-/// Numbers from a seed (SplitMix64).
+/// Random numbers from a seed (SplitMix64).
 struct HostileMessages(u64);
 
 impl HostileMessages {
@@ -172,7 +173,7 @@ impl HostileMessages {
         mixed ^ (mixed >> 31)
     }
 
-    /// Small, around a power of two, or anything.
+    /// A small number, one near a power of two, one near the maximum, or any number.
     fn number(&mut self) -> u64 {
         match self.next() % 4 {
             0 => self.next() % 40,
@@ -216,7 +217,7 @@ impl HostileMessages {
     }
 }
 
-/// All nodes run, and serve.
+/// Asserts that all nodes run and serve.
 async fn serve_all_the_same(nodes: &Nodes, name: &str) {
     let locks = nodes.client(name).await;
     let _held = within("it is granted", locks.mutex(name).ttl(LONG).acquire()).await.unwrap();
@@ -228,7 +229,7 @@ async fn serve_all_the_same(nodes: &Nodes, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stranger_is_told_no_ids_and_gets_in_by_no_claim() {
+async fn stranger_is_refused_for_every_claim_and_learns_no_ids() {
     let nodes = Nodes::founded();
     let known = LearnedIdentity::of(&nodes);
     let mut rng = HostileMessages(1);
@@ -246,7 +247,7 @@ async fn a_stranger_is_told_no_ids_and_gets_in_by_no_claim() {
                 Hello { node: 0, ..sound.clone() },
                 Hello { node: target as u64 + 1, ..sound.clone() },
             ];
-            // It has learned the cluster's id, and says that it was added much later.
+            // The stranger has learned the cluster's id, and claims that it was added later.
             let stranger = Member { node: 4, incarnation: vec![9; 16], ..Member::default() };
             for at in [1, 1 << 40, u64::MAX] {
                 let nodes = vec![stranger.clone()];
@@ -264,7 +265,7 @@ async fn a_stranger_is_told_no_ids_and_gets_in_by_no_claim() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_has_learned_who_a_member_is_sends_in_vain_whatever_numbers_it_sends() {
+async fn messages_of_an_impostor_have_no_effect() {
     let nodes = Nodes::founded();
     let known = LearnedIdentity::of(&nodes);
     let mut rng = HostileMessages(2);
@@ -278,7 +279,8 @@ async fn one_that_has_learned_who_a_member_is_sends_in_vain_whatever_numbers_it_
             hello.election_timeout_ms = rng.number();
             let (mut socket, refusal) = refused(address, &hello);
             assert_eq!(refusal.code(), RefusalCode::Later);
-            // It sends all the same; where nobody reads it any more, that fails.
+            // It sends its messages in spite of the refusal; the writes fail once the node has closed the
+            // connection.
             let frames = (0..20).map(|_| PeerFrame { messages: vec![rng.message(me, to)] });
             let _ = frames.into_iter().try_for_each(|frame| write(&mut socket, &frame));
 
@@ -290,9 +292,10 @@ async fn one_that_has_learned_who_a_member_is_sends_in_vain_whatever_numbers_it_
     serve_all_the_same(&nodes, "after impostors").await;
 }
 
-/// It says that the member whose identity it has learned listens elsewhere, and says there that the one who comes has no place.
+/// The impostor announces another address for the member whose identity it has learned, and answers there that
+/// the connecting node was removed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_word_of_one_member_alone_makes_no_node_stop() {
+async fn refusal_by_a_single_peer_stops_no_node() {
     let mut nodes = Nodes::founded();
     let known = LearnedIdentity::of(&nodes);
     let (gone, target) = (0, 1);

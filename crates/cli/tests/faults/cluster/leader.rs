@@ -1,5 +1,5 @@
-//! A leader that is killed again and again under load: nobody notices but by waiting (P7), and nothing that was acknowledged
-//! is lost (P10).
+//! A leader that is killed repeatedly under load: clients observe only a delay (P7), and nothing that was
+//! acknowledged is lost (P10).
 
 use super::nodes::{ALL, Nodes, others};
 use crate::kept::Kept;
@@ -9,17 +9,17 @@ use crate::server::Server;
 const KILLS: u64 = 5;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_killed_under_load_costs_no_hold_and_no_place() {
+async fn leader_killed_under_load_loses_no_hold_and_no_waiter() {
     let mut nodes = Nodes::founded();
     let (one, two) = (nodes.client("one").await, nodes.client("two").await);
     let kept = Kept::begin(&one, &two, &nodes.client("watcher").await).await;
     let load = Load::start(vec![one.clone(), two.clone()], 2, 5);
     for kill in 0..KILLS {
-        // Another point of the load each time.
+        // A different point of the load each time.
         load.goes_on(20 + kill * 7);
         let leader = nodes.leader(&ALL).await;
         nodes.nodes[leader].kill();
-        // Two of three are enough.
+        // Two of three nodes are enough.
         load.goes_on(20);
         assert_ne!(nodes.leader(&others(leader)).await, leader);
         kept.is_kept(&format!("after kill {kill}")).await;
@@ -31,9 +31,9 @@ async fn a_leader_killed_under_load_costs_no_hold_and_no_place() {
     assert!(done.granted > 40 * KILLS, "{} granted", done.granted);
 }
 
-/// P10: all of them at once, again and again.
+/// P10: all nodes at once, repeatedly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_killed_as_a_whole_keeps_every_hold_and_every_place() {
+async fn cluster_killed_as_a_whole_keeps_every_hold_and_waiter() {
     let mut nodes = Nodes::founded();
     let (one, two) = (nodes.client("one").await, nodes.client("two").await);
     let kept = Kept::begin(&one, &two, &nodes.client("watcher").await).await;

@@ -1,4 +1,4 @@
-//! Nodes that come and go for good, while others work: by the operator's commands.
+//! Nodes that are added and removed under load, by the operator's commands.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::nodes::{ALL, Nodes, lockkeeper, others};
 use crate::load::Load;
 use crate::server::{LONG, Server, answer, within};
 
-/// It says that it was removed, and ends.
+/// Asserts that the node has ended because it was removed.
 #[track_caller]
 fn is_out(server: &mut Server, node: usize) {
     let status = server.ended();
@@ -19,15 +19,15 @@ fn is_out(server: &mut Server, node: usize) {
     assert!(line.contains(&format!("node {} was removed from the cluster", node + 1)), "{log}");
 }
 
-/// What docs/operating.md says of a node that has lost its data.
+/// The procedure of docs/operating.md for a node that has lost its data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_node_is_replaced_under_load() {
+async fn lost_node_is_replaced_under_load() {
     let mut nodes = Nodes::founded();
     let locks = nodes.client("one").await;
     let held = locks.mutex("held").ttl(LONG).acquire().await.unwrap();
     let load = Load::start(vec![locks.clone(), nodes.client("two").await], 2, 5);
     load.goes_on(20);
-    // A new node asks the second one.
+    // A new node joins through the second one.
     let lost = 0;
     nodes.nodes[lost].kill();
     fs::remove_dir_all(&nodes.nodes[lost].data).unwrap();
@@ -39,7 +39,7 @@ async fn a_lost_node_is_replaced_under_load() {
     lockkeeper(&["cluster", "remove", &id, "--locks", &nodes.url()]);
     nodes.add();
     load.goes_on(20);
-    // Three again: one more may go.
+    // The cluster has three nodes again, so it tolerates the loss of another one.
     let leader = nodes.leader(&[1, 2, 3]).await;
     nodes.nodes[leader].kill();
     load.goes_on(20);
@@ -50,11 +50,11 @@ async fn a_lost_node_is_replaced_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_removed_node_ends_and_never_comes_back() {
+async fn removed_node_ends_and_cannot_rejoin() {
     let mut nodes = Nodes::founded();
     let load = Load::start(vec![nodes.client("one").await], 2, 5);
     load.goes_on(20);
-    // The leader: it hands over before it goes.
+    // The leader, which transfers the leadership before it is removed.
     let removed = nodes.leader(&ALL).await;
     let id = (removed + 1).to_string();
     lockkeeper(&["cluster", "remove", &id, "--locks", &nodes.url()]);
@@ -72,7 +72,7 @@ async fn a_removed_node_ends_and_never_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_transfer_under_load_makes_the_named_node_the_leader() {
+async fn transfer_under_load_makes_the_named_node_leader() {
     let nodes = Nodes::founded();
     let load = Load::start(vec![nodes.client("one").await, nodes.client("two").await], 2, 5);
     for _ in 0..4 {

@@ -1,4 +1,4 @@
-//! Three `serve` processes that are one cluster, on ports that they keep.
+//! Three `serve` processes that form one cluster, on fixed ports.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use lockkeeper_rig::{Network, Port};
 
 use crate::server::{PATIENCE, Server, answer};
 
-/// All of them.
+/// The indices of all nodes.
 pub(crate) const ALL: [usize; 3] = [0, 1, 2];
 
-/// What nodes have unless told otherwise.
+/// The default options of nodes.
 pub(crate) const OPTIONS: &str = "--segment-bytes 1048576";
 
 pub(crate) struct Nodes {
-    /// Node 1 is the first.
+    /// In the order of their ids; index 0 is node 1.
     pub(crate) nodes: Vec<Server>,
     addresses: Vec<String>,
-    /// Where they listen to each other.
+    /// The nodes' addresses for each other.
     pub(crate) peers: Vec<String>,
-    /// Kept, so that nobody else is given them.
+    /// Kept, so that the ports stay reserved.
     ports: Vec<Port>,
 }
 
@@ -31,7 +31,7 @@ impl Nodes {
         Self::founded_with(OPTIONS, |_, _| {})
     }
 
-    /// One with other options, whose nodes are changed before they start; the first is number 0.
+    /// The same with other options; `change` modifies each node before its start, with its index from 0.
     pub(crate) fn founded_with(options: &str, change: impl FnMut(usize, &mut Server)) -> Self {
         let ports: Vec<Port> = (0..6).map(|_| Port::free()).collect();
         let mut addresses: Vec<String> =
@@ -40,7 +40,7 @@ impl Nodes {
         Self::founded_at(addresses, peers, ports, options, change)
     }
 
-    /// One whose nodes are hosts of their own.
+    /// The same with each node on its own host.
     pub(crate) fn founded_on(network: &Arc<Network>) -> Self {
         let [addresses, peers] =
             [5625, 5626].map(|port| ALL.map(|node| format!("{}:{port}", network.address(node))).to_vec());
@@ -64,13 +64,13 @@ impl Nodes {
             server
         };
         let mut nodes: Vec<Server> = addresses.iter().enumerate().map(node).collect();
-        // None of them serves before all have met.
+        // No node serves before all have met.
         nodes.iter_mut().for_each(Server::begin);
         nodes.iter_mut().for_each(Server::serves);
         Self { nodes, addresses, peers, ports }
     }
 
-    /// Another node, by the operator's two commands; it votes afterwards.
+    /// Adds another node by the operator's two commands; it votes afterwards.
     pub(crate) fn add(&mut self) {
         let ports = [Port::free(), Port::free()];
         let [address, peer] = [0, 1].map(|port: usize| format!("127.0.0.1:{}", ports[port].number()));
@@ -87,22 +87,22 @@ impl Nodes {
         self.peers.push(peer);
     }
 
-    /// With the addresses of all.
+    /// The cluster's URL, with the addresses of all nodes.
     pub(crate) fn url(&self) -> String {
         format!("lockkeeper://{}", self.addresses.join(","))
     }
 
-    /// A client that knows all of them.
+    /// A client with the addresses of all nodes.
     pub(crate) async fn client(&self, label: &str) -> Locks<Fenced> {
         Locks::connect_as(&self.url(), label).await.unwrap().fenced().unwrap()
     }
 
-    /// What one node says of itself; `None`: nothing, for now.
+    /// A node's own status; `None` if it does not answer now.
     pub(crate) async fn status(&self, node: usize) -> Option<ServiceStatus> {
         status_at(&self.nodes[node].url(), node).await
     }
 
-    /// Who leads, once these agree on one of them.
+    /// The leader, once these nodes agree on one of them.
     pub(crate) async fn leader(&self, of: &[usize]) -> usize {
         let mut said = Vec::new();
         let deadline = Instant::now() + PATIENCE;
@@ -125,7 +125,7 @@ impl Nodes {
         }
     }
 
-    /// Waits until a node has all that the leader has by now.
+    /// Waits until a node has applied all entries that the leader has applied by now.
     pub(crate) async fn catches_up(&self, node: usize) {
         let leader = self.leader(&ALL).await;
         let applied = answer("the leader answers", async || self.status(leader).await).await.applied;
@@ -138,17 +138,17 @@ impl Nodes {
 
 /// See [`Nodes::status`].
 pub(crate) async fn status_at(url: &str, node: usize) -> Option<ServiceStatus> {
-    // Of a client that knows no other, and hears of none.
+    // A separate client, which has the address of this node only and learns no others.
     let locks = Locks::connect_as(url, "status").await.ok()?;
     locks.status().await.ok().filter(|status| status.node == node as u64 + 1)
 }
 
-/// The founders but this one.
+/// The indices of the other two original nodes.
 pub(crate) fn others(node: usize) -> [usize; 2] {
     [(node + 1) % ALL.len(), (node + 2) % ALL.len()]
 }
 
-/// What the command prints; it must end well.
+/// Runs the command, which must succeed; returns its output.
 pub(crate) fn lockkeeper(args: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_lockkeeper"));
     let output = command.args(args).env_remove("LOCKKEEPER_URL").output().unwrap();

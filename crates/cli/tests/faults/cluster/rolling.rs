@@ -1,4 +1,4 @@
-//! Every node is restarted, one after the other, while a long job runs under a lock and others work: the job never notices.
+//! All nodes are restarted in turn while a long job runs under a lock and others work: the job is not affected.
 
 use std::fs::File;
 use std::io::Read;
@@ -14,10 +14,10 @@ use super::nodes::{ALL, Nodes};
 use crate::load::Load;
 use crate::server::{PATIENCE, answer, until};
 
-/// A command that says when it begins and when it ends, and ends once there is a file.
+/// A shell command that prints a line at its begin and at its end, and ends once a file exists.
 const JOB: &str = r#"echo begun; while [ ! -e "$0" ]; do sleep 0.05; done; echo done"#;
 
-/// `lockkeeper run`; killed when dropped, and its guardian with it.
+/// A `lockkeeper run` process; killed on drop, and its guardian with it.
 struct Job(Child);
 
 impl Job {
@@ -44,7 +44,7 @@ fn read(path: &Path) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_under_a_lock_does_not_notice_that_every_node_is_restarted() {
+async fn rolling_restart_does_not_affect_a_job_under_a_lock() {
     let mut nodes = Nodes::founded();
     let place = tempfile::tempdir().unwrap();
     let stop = place.path().join("stop");

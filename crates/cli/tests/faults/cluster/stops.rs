@@ -1,4 +1,4 @@
-//! Processes that stand still: a holder, a leader, a follower.
+//! Stopped processes: a holder, a leader, a follower.
 
 use std::time::Duration;
 
@@ -10,19 +10,19 @@ use crate::load::Load;
 use crate::server::{answer, within};
 use crate::stalls::{queue, sessions, stop_the_holder};
 
-/// Long enough for a leader that says nothing to be noticed and replaced, on a machine that does other things too.
+/// Long enough to detect and replace a silent leader, even on a busy machine.
 const TTL: Duration = Duration::from_secs(12);
 
-/// P5: it gives up before the next one has the lock. P3: what it writes later is refused.
+/// P5: the holder gives up before the next one has the lock. P3: its late write is refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_holder_of_a_cluster_finds_its_hold_lost_and_its_write_refused() {
+async fn stopped_holder_loses_its_hold_and_its_write_is_refused() {
     let nodes = Nodes::founded();
     stop_the_holder(&nodes.url(), &nodes.nodes[0].beside("resource")).await;
 }
 
-/// P9, and P6: the one that stands still keeps nobody alive, and hurts nobody when it goes on.
+/// P9, and P6: the stopped leader extends no session, and does no harm when it resumes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_leader_is_replaced_and_every_hold_and_place_is_kept() {
+async fn stopped_leader_is_replaced_and_every_hold_and_waiter_is_kept() {
     let nodes = Nodes::founded();
     let watcher = nodes.client("watcher").await;
     let (holder, waiter) = (nodes.client("holder").await, nodes.client("waiter").await);
@@ -62,7 +62,7 @@ async fn a_stopped_leader_is_replaced_and_every_hold_and_place_is_kept() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stopped_follower_is_not_missed_and_catches_up() {
+async fn stopped_follower_does_not_disturb_the_cluster_and_catches_up() {
     let nodes = Nodes::founded();
     let leader = nodes.leader(&ALL).await;
     let load = Load::start(vec![nodes.client("one").await], 2, 5);
@@ -77,9 +77,9 @@ async fn a_stopped_follower_is_not_missed_and_catches_up() {
     load.checked().await;
 }
 
-/// Nothing but a follower's address is typed.
+/// The commands are given only a follower's address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_commands_find_the_leader_behind_a_followers_address() {
+async fn commands_reach_the_leader_through_a_follower() {
     let nodes = Nodes::founded();
     let leader = nodes.leader(&ALL).await;
     let held = nodes.client("holder").await.mutex("a").acquire().await.unwrap();

@@ -1,4 +1,4 @@
-//! `--election-timeout`: how long followers believe in a leader that says nothing, and nodes that differ in it.
+//! `--election-timeout`: how long followers wait for a silent leader, and nodes with different values.
 
 use std::time::{Duration, Instant};
 
@@ -6,12 +6,12 @@ use super::nodes::{ALL, Nodes, OPTIONS, others};
 use crate::load::Load;
 use crate::server::{LONG, answer, until, within};
 
-/// Of a time-out, at the least, is left when a leader dies: its last heartbeat was a sixth of it ago, and a follower's count is
-/// wrong by a twelfth.
+/// The fraction of the timeout that is left at least when a leader dies: its last heartbeat was at most a sixth
+/// of the timeout ago, and a follower's tick count is off by up to a twelfth.
 const LEFT: f64 = 9.0 / 12.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nobody_wants_another_leader_before_the_time_out() {
+async fn no_election_starts_before_the_timeout() {
     for timeout in [Duration::from_millis(300), Duration::from_secs(2)] {
         let options = format!("{OPTIONS} --election-timeout {}ms", timeout.as_millis());
         let mut nodes = Nodes::founded_with(&options, |_, _| {});
@@ -33,9 +33,10 @@ async fn nobody_wants_another_leader_before_the_time_out() {
     }
 }
 
-/// A follower's patience must fit how often leaders speak: it is told, and locks go on.
+/// A follower's timeout must match the leader's heartbeat interval: the difference is reported, and locks keep
+/// working.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_with_different_time_outs_say_so() {
+async fn nodes_with_different_timeouts_report_the_difference() {
     let mut nodes = Nodes::founded();
     let slow = others(nodes.leader(&ALL).await)[0];
     nodes.nodes[slow].kill();

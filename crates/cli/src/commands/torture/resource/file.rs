@@ -54,8 +54,9 @@ impl Ledger {
         match section {
             Some(section) => Ok(self.fence.write(section, ledger.as_bytes())?),
             None => {
-                // Whole, as a careful program does it: a worker that is killed must not leave half a ledger. One name
-                // for each process, since nothing keeps two of them apart here.
+                // Written to a temporary file and renamed, as a careful program does: a killed worker must not
+                // leave a partial ledger. The name contains the process id, since without a fence nothing
+                // excludes two writers.
                 let new = self.beside(&format!(".{}", std::process::id()));
                 let put = write_new(&new, ledger).and_then(|()| fs::rename(&new, &self.path));
                 put.map_err(|error| Trouble::failed(&error))
@@ -68,7 +69,8 @@ impl Ledger {
     }
 
     pub(super) fn remove(&self) -> Result<(), Failure> {
-        // Also what a killed worker was about to rename: everything that begins with the ledger's random name.
+        // Also removes temporary files of killed workers: everything whose name begins with the ledger's random
+        // name.
         let failed = |error: &std::io::Error| {
             Failure::system(
                 IO,
@@ -94,8 +96,8 @@ impl Ledger {
     }
 }
 
-/// Into a file of this process's own: never through a link that somebody else left at its name, in a directory that is
-/// everybody's.
+/// Writes a file of this process. `O_NOFOLLOW`: in a world-writable directory another user may have placed a
+/// symlink at this name.
 fn write_new(path: &Path, ledger: &str) -> std::io::Result<()> {
     let mut options = fs::File::options();
     let mut file =

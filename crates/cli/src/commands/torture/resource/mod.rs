@@ -1,7 +1,7 @@
-//! What the workers write to: a ledger, one line an update, read and written as a whole.
+//! The resource that workers write to: a ledger with one line per update, read and written as a whole.
 //!
-//! Responsible for the three ways of writing that are compared: round the fence, checked, and checked after `enter`.
-//! Each kind of resource is reached as its own users reach it. May not know of locks, nor of what is done to workers.
+//! Implements the three ways of writing that are compared: without the fence, checked by it, and checked after
+//! `enter`. Each kind of resource is accessed as its users would. This module does not depend on locks or faults.
 
 mod file;
 #[cfg(feature = "postgres")]
@@ -15,7 +15,7 @@ use lockkeeper_fence::{Refused, Section};
 use crate::args::Fenced;
 use crate::exit::{Failure, USAGE, chain};
 
-/// What the address of a resource may look like.
+/// The valid forms of a resource's address.
 const KNOWN: &[&str] = &[
     "file:///dir",
     #[cfg(feature = "postgres")]
@@ -24,29 +24,29 @@ const KNOWN: &[&str] = &[
     "redis://host:port/database",
 ];
 
-/// A ledger that is open.
+/// An open ledger.
 pub(super) enum Resource {
     /// A file, guarded by the file fence.
     File(file::Ledger),
-    /// A table of a PostgreSQL database, guarded by the fence there.
+    /// A table of a PostgreSQL database, guarded by the fence in that database.
     #[cfg(feature = "postgres")]
     Postgres(postgres::Ledger),
-    /// A key of a Redis, guarded by its fence.
+    /// A Redis key, guarded by the Redis fence.
     #[cfg(feature = "redis")]
     Redis(redis::Ledger),
 }
 
-/// Why a step at the resource was not done.
+/// Why an operation on the resource failed.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The fence refused it: nothing was done.
+    /// The fence refused the operation: it had no effect.
     Stale {
-        /// The token of who asked.
+        /// The token of the refused operation.
         offered: u64,
-        /// The mark that it did not reach.
+        /// The mark, which is higher.
         highest: u64,
     },
-    /// Anything else; it may have been done.
+    /// Any other error; the operation may have taken effect.
     Failed(String),
 }
 
@@ -57,7 +57,7 @@ impl Trouble {
 }
 
 impl Trouble {
-    /// In words.
+    /// The error message.
     pub(super) fn why(&self) -> String {
         match self {
             Self::Stale { offered, highest } => format!("token {offered} is below {highest}"),
@@ -78,10 +78,10 @@ impl From<Refused> for Trouble {
 }
 
 impl Resource {
-    /// The ledger called `name` at this address, for workers who use its fence so.
+    /// Opens the ledger `name` at this address, for workers that use its fence in this way.
     ///
     /// # Errors
-    /// The address is none of a resource, or it can't be used.
+    /// The address is not a resource, or the resource can't be used.
     #[cfg_attr(
         not(feature = "postgres"),
         allow(unused_variables, reason = "only a database can lack its fence")
@@ -104,10 +104,10 @@ impl Resource {
         }
     }
 
-    /// Makes the empty ledger.
+    /// Creates the empty ledger.
     ///
     /// # Errors
-    /// It can't be made.
+    /// The ledger can't be created.
     pub(super) async fn create(&mut self) -> Result<(), Failure> {
         match self {
             Self::File(file) => file.create(),
@@ -129,7 +129,7 @@ impl Resource {
         }
     }
 
-    /// The whole ledger.
+    /// Returns the whole ledger.
     pub(super) async fn read(&mut self) -> Result<String, Trouble> {
         match self {
             Self::File(file) => file.read(),
@@ -140,7 +140,7 @@ impl Resource {
         }
     }
 
-    /// Replaces the whole ledger: checked by the section's token, or round the fence without one.
+    /// Replaces the whole ledger: checked by the section's token, or without the fence if there is no section.
     pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
         match self {
             Self::File(file) => file.write(section, ledger),
@@ -151,7 +151,7 @@ impl Resource {
         }
     }
 
-    /// Where it is, for people who want to look at it.
+    /// The ledger's location, for display.
     pub(super) fn place(&self) -> String {
         match self {
             Self::File(file) => file.place(),
@@ -165,7 +165,7 @@ impl Resource {
     /// Removes the ledger and its marks.
     ///
     /// # Errors
-    /// Something is left, and where.
+    /// An object could not be removed, with its location.
     pub(super) async fn remove(&mut self) -> Result<(), Failure> {
         match self {
             Self::File(file) => file.remove(),

@@ -1,4 +1,4 @@
-//! A table of one row in a PostgreSQL database, guarded by the fence of `lockkeeper_fence`'s schema there.
+//! A table of one row in a PostgreSQL database, guarded by the fence in the database's `lockkeeper_fence` schema.
 
 use lockkeeper_fence::Section;
 use lockkeeper_fence::postgres::PostgresError;
@@ -17,7 +17,7 @@ pub(in super::super) struct Ledger {
     url: String,
     name: String,
     fenced: bool,
-    /// `None` after a failure: made anew by the next who needs it.
+    /// `None` after a failure: the next operation reconnects.
     client: Option<Client>,
 }
 
@@ -30,7 +30,7 @@ impl Ledger {
         Ok(Self { url: url.to_owned(), name: name.to_owned(), fenced, client: Some(client) })
     }
 
-    /// Its name is ours, so that nothing in it needs to be quoted twice.
+    /// The quoted table name. The name is generated here, so no character in it needs escaping.
     fn table(&self) -> String {
         format!("\"{}\"", self.name)
     }
@@ -89,7 +89,7 @@ impl Ledger {
         let Ok(forgot) = forgot else { return Err(self.failed("remove", silent())) };
         match forgot {
             Ok(_) => Ok(()),
-            // Who uses a fence may not lower its marks: only its owner can.
+            // Users of a fence may not lower its marks: only its owner can delete them.
             Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 output::say(format_args!(
                     "the marks of `{name}` stay in lockkeeper_fence.marks: this role may not remove them"
@@ -113,7 +113,7 @@ impl Ledger {
         Ok(self.client.insert(client))
     }
 
-    /// After a failure that is no refusal the connection is not used again.
+    /// Drops the connection after an error other than a refusal.
     fn told<T, E: Into<Trouble>>(&mut self, result: Result<T, E>) -> Result<T, Trouble> {
         let result = result.map_err(Into::into);
         if let Err(Trouble::Failed(_)) = result {
@@ -142,7 +142,7 @@ impl From<PostgresError> for Trouble {
     }
 }
 
-/// The answer, if it comes in time: a database that says nothing must not hold up who wants to end.
+/// Applies the timeout: an unresponsive database must not delay the end of the program.
 async fn within<T, E: Into<Trouble>>(call: impl Future<Output = Result<T, E>>) -> Result<T, Trouble> {
     match timeout(LIMIT, call).await {
         Ok(answer) => answer.map_err(Into::into),

@@ -1,4 +1,4 @@
-//! A key in a Redis, guarded by the Redis fence.
+//! A Redis key, guarded by the Redis fence.
 
 use lockkeeper_fence::Section;
 use lockkeeper_fence::redis::{Command, RedisFenceError};
@@ -12,7 +12,7 @@ use crate::exit::{Failure, UNAVAILABLE, chain};
 pub(in super::super) struct Ledger {
     url: String,
     key: String,
-    /// `None` after a failure: made anew by the next who needs it.
+    /// `None` after a failure: the next operation reconnects.
     link: Option<(MultiplexedConnection, Fence)>,
 }
 
@@ -60,7 +60,7 @@ impl Ledger {
     }
 
     pub(super) async fn remove(&mut self) -> Result<(), Failure> {
-        // The name is ours and has no braces: these are its marks.
+        // The key of the marks. The name is generated here and has no braces.
         let marks = format!("{{{}}}:lockkeeper:fence", self.key);
         let removed = match self.link().await {
             Ok((mut connection, _)) => {
@@ -85,7 +85,7 @@ impl Ledger {
         Ok(link)
     }
 
-    /// After a failure that is no refusal the connection is not used again.
+    /// Drops the connection after an error other than a refusal.
     fn told<T, E: Into<Trouble>>(&mut self, result: Result<T, E>) -> Result<T, Trouble> {
         let result = result.map_err(Into::into);
         if let Err(Trouble::Failed(_)) = result {
