@@ -52,19 +52,19 @@ fn linger_ends_a_session_after_its_client_gave_up() {
 }
 
 #[test]
-fn a_broken_hold_is_opened_after_its_holder_heard_of_it_or_gave_up() {
+fn revoked_hold_opens_after_its_holder_was_notified_or_gave_up() {
     let world = Model { breaks: true, leaders: 3, ..SMALL };
     holds(world, 1_859_866, &[LATE, CONFIRMED, TOLD, NEVER_TOLD]);
 }
 
 #[test]
-fn three_leaders_one_after_the_other_hurt_nobody() {
+fn three_successive_leaders_break_no_promise() {
     let world = Model { expiry: true, leaders: 3, ..SMALL };
     holds(world, 1_337_280, &[LATE, CONFIRMED, INHERITS, ENDS, MEANWHILE]);
 }
 
 #[test]
-fn without_linger_a_middlebox_hurts_nobody() {
+fn without_linger_a_middlebox_breaks_no_promise() {
     let world = Model { expiry: true, middlebox: true, ..SMALL };
     holds(world, 609_125, &[LATE, CONFIRMED, INHERITS, ENDS, MEANWHILE]);
 }

@@ -58,7 +58,7 @@ fn lines(rule: Rule) -> Vec<String> {
 }
 
 #[test]
-fn without_any_one_rule_a_promise_is_broken_and_the_page_says_how() {
+fn leaving_out_a_rule_breaks_a_promise_as_documented() {
     let page = page();
     let all: Vec<String> = Rule::ALL.into_iter().flat_map(lines).collect();
     let missing: Vec<&String> = all.iter().filter(|line| !page.contains(line.as_str())).collect();
@@ -68,7 +68,7 @@ fn without_any_one_rule_a_promise_is_broken_and_the_page_says_how() {
 
 /// No leader that was deposed can commit what it proposes, so this round alone protects nobody in this model.
 #[test]
-fn without_the_round_of_an_expiry_nothing_is_broken() {
+fn expiry_without_a_quorum_read_breaks_no_promise_in_the_model() {
     let two = Model { without: Some(Rule::ExpiryRound), ..SILENCE };
     let three = Model { leaders: 3, calls: 1, ..two };
     for world in [two, three] {

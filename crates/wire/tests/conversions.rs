@@ -160,13 +160,13 @@ fn request() -> impl Strategy<Value = Request> {
 
 proptest! {
     #[test]
-    fn a_log_entry_is_read_as_it_was_written(commands in prop::collection::vec(command(), 0..8)) {
+    fn log_entry_round_trips(commands in prop::collection::vec(command(), 0..8)) {
         let bytes = encode_batch(commands.iter());
         prop_assert_eq!(decode_batch(&bytes), Ok(commands));
     }
 
     #[test]
-    fn a_request_is_read_as_it_was_written(request in request()) {
+    fn request_round_trips(request in request()) {
         let bytes = v1::ClientItem::from(request.clone()).encode_to_vec();
         let item = v1::ClientItem::decode(&bytes[..]).expect("our own bytes");
         match (Request::try_from(item), check(&request)) {
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_nobody_wrote_are_an_error_at_worst(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = decode_batch(&bytes);
         let _ = store::Record::decode(&bytes[..]);
         if let Ok(frame) = v1::ClientFrame::decode(&bytes[..]) {
@@ -188,7 +188,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_frame_is_an_error_at_worst(
+    fn damaged_frame_never_panics(
         requests in prop::collection::vec(request(), 1..4),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {

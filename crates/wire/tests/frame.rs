@@ -78,7 +78,7 @@ fn short_names(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_frame_takes_a_bounded_amount_of_memory_however_small_its_items() {
+fn decoding_a_frame_of_small_items_uses_bounded_memory() {
     let most = FRAME_BYTES_MAX / 2;
     let refused =
         |count: usize, what: &str, max: usize| Err(format!("has {count} {what}, at most {max} are"));

@@ -122,8 +122,8 @@ impl<D: Disk> Log<D> {
         result
     }
 
-    /// Gives up whole segments, oldest first, whose entries are all at or below `through`; a durable snapshot at or
-    /// above `through` must exist. The files are deleted when the returned [`Removal`] is [run](Removal::run), on any
+    /// Gives up whole segments, oldest first, whose entries are all at or below `through`; a durable snapshot at
+    /// `through` must exist. The files are deleted when the returned [`Removal`] is [run](Removal::run), on any
     /// thread; removals must run in the order in which they were returned.
     pub fn compact(&mut self, through: u64) -> Removal {
         let mut names = Vec::new();

@@ -49,7 +49,7 @@ fn assert_refused(disk: &MemoryDisk, what: &str) {
 }
 
 #[test]
-fn a_log_that_contradicts_itself_is_refused_though_its_checksums_are_right() {
+fn inconsistent_log_with_valid_checksums_is_refused() {
     let encode = |entries: Vec<Entry>| Record { hard_state: None, entries }.encode_to_vec();
     let committed = lockkeeper_wire::store::HardState { term: 1, vote: 0, commit: 3 };
     let cases = [
@@ -71,7 +71,7 @@ fn a_log_that_contradicts_itself_is_refused_though_its_checksums_are_right() {
 
 proptest! {
     #[test]
-    fn a_record_is_found_as_it_was_put(payload in vec(any::<u8>(), 0..3000), seed: u32, number: u64, behind in 0..4_usize) {
+    fn record_round_trips_and_is_refused_with_another_seed_or_number(payload in vec(any::<u8>(), 0..3000), seed: u32, number: u64, behind in 0..4_usize) {
         let mut area = Vec::new();
         record::put(&mut area, seed, number, &payload);
         let size = area.len();
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn a_record_without_some_of_its_sectors_is_torn_and_damage_if_something_follows(
+    fn record_with_missing_sectors_is_torn_or_damaged_if_data_follow(
         payload in vec(any::<u8>(), 0..3000), missing: u8, follower in any::<bool>(),
     ) {
         let mut area = Vec::new();

@@ -52,7 +52,7 @@ fn read(bytes: &[u8]) -> Result<Vec<u8>, BackupError> {
 }
 
 #[test]
-fn a_backup_is_read_as_it_was_written() {
+fn backup_round_trips() {
     let mut reader = reader(&backup()).expect("undamaged");
     assert_eq!(reader.head(), &BackupHead { term: 1, rules: 1, ..backup_head() });
     assert_eq!((reader.cluster(), reader.digest()), ([7; 16], None));
@@ -65,7 +65,7 @@ fn a_backup_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_backup_that_was_changed_cut_or_grew_is_refused_with_its_place() {
+fn backup_with_changed_missing_or_extra_bytes_is_refused_with_the_position() {
     let bytes = backup();
     let refused = |changed: &[u8], what: &str| match read(changed) {
         Err(BackupError::Damaged { file, offset, .. }) if file == FILE && offset <= bytes.len() as u64 => {}
@@ -86,7 +86,7 @@ fn a_backup_that_was_changed_cut_or_grew_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_file_of_another_kind_and_one_of_a_newer_program_say_so() {
+fn other_file_kinds_and_newer_backups_are_refused_with_the_reason() {
     let (disk, _) = small_directory();
     for name in names(&disk) {
         let text = read(&disk.bytes(&name).expect("it is listed")).expect_err("it is no backup").to_string();
@@ -127,7 +127,7 @@ fn a_restored_directory_begins_with_the_table_as_its_first_entry() {
 }
 
 #[test]
-fn nothing_is_restored_where_anything_is() {
+fn restore_into_a_non_empty_directory_is_refused() {
     let (disk, view) = small_directory();
     assert!(matches!(restore(&disk), Err(OpenError::Founded { .. })));
     assert_eq!(open_view(&disk).expect("nothing was changed"), view);
@@ -231,7 +231,7 @@ fn a_repeated_restore_cut_off_at_any_step_is_refused_by_a_start_too() {
 }
 
 #[test]
-fn an_unfinished_restore_can_not_become_a_cluster_in_any_other_way() {
+fn unfinished_restore_is_refused_by_every_operation_except_restore() {
     let disk = MemoryDisk::new();
     disk.fail_from(Operation::CHANGES, 14, EIO);
     restore(&disk).expect_err("it is cut off");

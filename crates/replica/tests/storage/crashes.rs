@@ -22,7 +22,7 @@ const CUTS: [Operation; 6] = [
 ];
 
 #[test]
-fn a_founding_that_is_cut_off_is_whole_or_can_be_done_again() {
+fn interrupted_bootstrap_is_complete_or_can_be_repeated() {
     let mut outcomes = [0, 0];
     for cut in CUTS {
         for after in 0..6 {
@@ -52,7 +52,7 @@ fn a_founding_that_is_cut_off_is_whole_or_can_be_done_again() {
 }
 
 #[test]
-fn a_candidate_that_is_cut_off_is_the_old_one_or_the_new_one_and_gone_once_the_cluster_is_founded() {
+fn interrupted_candidate_write_leaves_the_old_or_the_new_one_until_the_bootstrap() {
     let candidate = |tokens_above| Candidate {
         member: Some(Member { node: 1, incarnation: founding().incarnation, ..Member::default() }),
         tokens_above,
@@ -96,7 +96,7 @@ fn a_candidate_that_is_cut_off_is_the_old_one_or_the_new_one_and_gone_once_the_c
 }
 
 #[test]
-fn every_torn_form_of_the_last_record_is_dropped_and_only_that() {
+fn every_torn_last_record_is_dropped_and_nothing_else() {
     // Nine sectors fit; of the last record every subset of its three may arrive.
     for arrived in 0..8_u64 {
         let disk = MemoryDisk::new();
@@ -298,7 +298,7 @@ fn write_snapshot(node: &Existing<MemoryDisk>, index: u64, term: u64) -> std::io
 }
 
 #[test]
-fn random_lives_with_cuts_lose_nothing_that_was_acknowledged() {
+fn random_crashes_lose_no_acknowledged_write() {
     let mut seen = [0; 4];
     for seed in 0..400 {
         let life = catch_unwind(AssertUnwindSafe(|| live(seed, &mut seen)));
@@ -326,7 +326,7 @@ fn sealed(node: &Existing<MemoryDisk>, index: u64, term: u64) -> storage::Sealed
 
 /// A leader's snapshot has arrived; whether it counts nobody has said yet.
 #[test]
-fn a_snapshot_without_a_name_counts_for_nothing() {
+fn sealed_snapshot_has_no_effect_until_it_is_published() {
     let (disk, view) = small_directory();
     let node = open(&disk).expect("a sound disk");
     let sealed = sealed(&node, 20, 5);
@@ -345,7 +345,7 @@ fn a_snapshot_without_a_name_counts_for_nothing() {
 /// The order of an installation: the other way round, and the power goes between the two, it is a healthy node that must refuse its
 /// own disk.
 #[test]
-fn the_log_gives_way_to_a_snapshot_only_once_that_has_its_name() {
+fn log_reset_before_a_snapshot_is_published_makes_the_start_fail() {
     for is_swapped in [false, true] {
         let (disk, _) = small_directory();
         let mut node = open(&disk).expect("a sound disk");

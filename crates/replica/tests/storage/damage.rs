@@ -17,7 +17,7 @@ fn damaged(disk: &MemoryDisk, view: &View, damage: impl FnOnce(&MemoryDisk)) -> 
 }
 
 #[test]
-fn the_small_directory_is_what_the_tests_of_damage_say() {
+fn small_directory_has_four_files_and_opens_undamaged() {
     let (disk, view) = small_directory();
     let names = names(&disk);
     assert_eq!(names.len(), 4, "founding record, snapshot and two segments: {names:?}");
@@ -92,7 +92,7 @@ fn every_file_that_is_missing_is_refused_by_name() {
 }
 
 #[test]
-fn a_sector_that_is_gone_in_the_midst_of_the_log_is_refused() {
+fn zeroed_sector_within_the_log_is_refused() {
     let (disk, view) = small_directory();
     for name in names(&disk).into_iter().filter(|name| name.starts_with("log-")) {
         let bytes = disk.bytes(&name).expect("it is listed");
@@ -114,7 +114,7 @@ fn a_sector_that_is_gone_in_the_midst_of_the_log_is_refused() {
 }
 
 #[test]
-fn files_that_changed_places_are_refused() {
+fn swapped_files_are_refused() {
     let (disk, view) = small_directory();
     let names = names(&disk);
     for one in &names {
@@ -136,7 +136,7 @@ fn with_header(bytes: &[u8], change: impl FnOnce(&mut [u8])) -> Vec<u8> {
 }
 
 #[test]
-fn a_newer_format_is_told_from_damage_and_names_both_versions() {
+fn newer_format_is_distinguished_from_damage_and_names_both_versions() {
     let (disk, view) = small_directory();
     for name in names(&disk) {
         let bytes = disk.bytes(&name).expect("it is listed");
@@ -169,7 +169,7 @@ fn a_file_of_another_data_directory_is_refused() {
 }
 
 #[test]
-fn a_damaged_snapshot_is_refused_also_where_an_older_one_is_whole() {
+fn damaged_snapshot_is_refused_even_if_an_older_one_is_intact() {
     let (disk, _) = small_directory();
     let newest = "snapshot-00000000000000000003";
     let mut bytes = disk.bytes(newest).expect("the small directory has it");
