@@ -1,4 +1,4 @@
-//! Decoders, from within: arbitrary bytes, and wrong content under a right checksum.
+//! Decoders, tested from inside the module: arbitrary bytes, and wrong content with valid checksums.
 
 use lockkeeper_wire::store::{Entry, Founding, Record};
 use proptest::collection::vec;
@@ -22,7 +22,7 @@ fn founded() -> MemoryDisk {
     disk
 }
 
-/// A directory whose log has these payloads as its records, with right checksums.
+/// A directory whose log has these payloads as its records, with valid checksums.
 fn with_records(payloads: &[Vec<u8>]) -> MemoryDisk {
     let disk = founded();
     let mut file = disk.open(SEGMENT).expect("it was founded");
@@ -42,7 +42,7 @@ fn entry(index: u64) -> Entry {
     Entry { index, term: 1, kind: 1, data: Vec::new().into() }
 }
 
-/// Refused as damage of the log, not taken for anything else.
+/// Asserts that the open fails with damage in the log segment.
 fn assert_refused(disk: &MemoryDisk, what: &str) {
     let error = open(disk, SMALL).map(|_| ()).expect_err(what);
     assert!(matches!(&error, OpenError::Corrupt { file, .. } if file == SEGMENT), "{what}: {error}");
@@ -157,7 +157,7 @@ proptest! {
         let (what, read, end) = read_frame(&file, "x", seed, 0, frame.len() as u64).expect("it was just made");
         prop_assert_eq!((what, &read, end), (Frame::Piece, &payload, frame.len() as u64));
 
-        // The same as founding record, and as the head of a segment.
+        // The same content in a bootstrap record, and in the header of a segment.
         let (bytes, seed) = Header::plain(Kind::Founding, identity, 0).encode();
         put_frame(&mut frame, seed, 512, Frame::Founding, &payload);
         let whole = disk.copy();

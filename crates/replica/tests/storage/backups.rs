@@ -1,4 +1,4 @@
-//! Backups: read as they were written or refused with the place, and restored whole or not at all.
+//! Backups: read as they were written, or rejected with the position; restored completely or not at all.
 
 use std::collections::BTreeMap;
 
@@ -120,7 +120,7 @@ fn a_restored_directory_begins_with_the_table_as_its_first_entry() {
     assert_eq!(bytes.len(), 300 + storage::PIECE_BYTES_MAX + 5);
     assert_eq!((found.hard_state.term, found.hard_state.commit, found.entries.len()), (1, 1, 0));
     assert_eq!(open_view(&disk).expect("a later start"), found);
-    // The log goes on behind it.
+    // New entries follow the restored table.
     let mut log = open(&disk).expect("a later start").log;
     log.append(&record(Some(hard_state(2, 1, 1)), vec![entry(2, 2, 40)])).expect("a sound disk");
     assert_eq!(open_view(&disk).expect("a later start").entries, [entry(2, 2, 40)]);
@@ -137,14 +137,14 @@ fn restore_into_a_non_empty_directory_is_refused() {
     assert_eq!(names(&disk), ["stranger"]);
 }
 
-/// What a start finds after a restore that was cut off.
+/// The result of a start after an interrupted restore.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum AfterRestore {
-    /// Not one file of the restore.
+    /// An empty directory: no file of the restore exists.
     Nothing,
-    /// The start refuses the directory.
+    /// The start rejects the directory.
     Unfinished,
-    /// All of it.
+    /// The complete table.
     Whole,
 }
 
@@ -165,7 +165,7 @@ fn left(disk: &MemoryDisk, what: &str) -> AfterRestore {
     }
 }
 
-/// Cuts a restore off at every step, in each way; `begin` is the directory that it is given.
+/// Interrupts a restore at every step, in each way. `begin` creates the directory that is restored into.
 fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<AfterRestore, usize> {
     let mut found = BTreeMap::new();
     for (kinds, errno) in [(Operation::CHANGES, EIO), (Operation::TAKES_SPACE, ENOSPC)] {
@@ -247,7 +247,7 @@ fn unfinished_restore_is_refused_by_every_operation_except_restore() {
     for refused in [storage::stand(&disk, &candidate), storage::found(&disk, SMALL, &founding()).map(drop)] {
         assert!(matches!(refused, Err(OpenError::Unfinished { .. })), "{refused:?}");
     }
-    // Not even a restore touches files that no restore has made.
+    // A restore also refuses a directory with files of unknown origin.
     disk.set_bytes("stranger", b"keep me".to_vec());
     let before = names(&disk);
     assert!(matches!(restore(&disk), Err(OpenError::Founded { file }) if file == "stranger"));

@@ -1,4 +1,4 @@
-//! Operations that fail: clean errors, and never a second try.
+//! Failing operations: each returns an error, and none is retried.
 
 use std::io::ErrorKind;
 
@@ -38,7 +38,7 @@ fn start_makes_page_cache_content_durable_before_returning_it() {
     let mut log = found(&disk).log;
     disk.fail(Operation::Sync, 0, EIO);
     log.append(&record(None, vec![entry(1, 1, 900)])).expect_err("it fails");
-    // The process ends; the machine doesn't. The record can be read, and no later sync would write it.
+    // The process ends but the machine does not: the record is readable, but no later sync would write it.
     disk.restart();
     let shown = open_view(&disk).expect("the file looks whole");
     assert_eq!(shown.entries, [entry(1, 1, 900)]);
@@ -48,7 +48,8 @@ fn start_makes_page_cache_content_durable_before_returning_it() {
 
 #[test]
 fn full_disk_is_an_error_and_synced_data_stay() {
-    // Writing the record itself; making the next segment: creating it, filling it, its header, its name.
+    // Writing the record itself; then the steps of a switch to the next segment: creating it, writing its header (the
+    // second write, after the zero-fill), renaming it, syncing its name.
     let steps = [
         (Operation::Write, 0),
         (Operation::Create, 0),
@@ -113,7 +114,7 @@ fn failed_snapshot_keeps_the_older_one_and_accepts_no_more_pieces() {
 
 #[test]
 fn lying_sync_loses_the_record_in_a_power_cut() {
-    // Shows that the faults bite: with the same power cut, an honest disk keeps the record.
+    // Checks that the injected fault has an effect: in the same power cut, an honest disk keeps the record.
     let outcome = |is_lying| {
         let disk = MemoryDisk::new();
         let mut log = found(&disk).log;

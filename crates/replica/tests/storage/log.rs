@@ -1,4 +1,5 @@
-//! The log on a sound disk: what is appended, replaced, given up and reset is what the next start finds.
+//! The log on a fault-free disk: after appends, replaced tails, compaction and resets, the next start finds the same
+//! state.
 
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
@@ -132,7 +133,7 @@ fn segments_are_deleted_once_a_snapshot_has_all_their_entries() {
 
 #[test]
 fn received_snapshot_replaces_the_log() {
-    // The log is shorter than the snapshot, longer, and of another history.
+    // The log has nine entries of term 1: it ends before the snapshot, or has another term at the snapshot's index.
     for (index, term) in [(20, 3), (5, 3), (2, 3)] {
         let disk = MemoryDisk::new();
         let Existing { mut log, snapshots, .. } = found(&disk);
@@ -141,7 +142,7 @@ fn received_snapshot_replaces_the_log() {
         let mut writer = snapshots.begin(&head(index, term)).expect("a sound disk");
         writer.piece(b"table").expect("a sound disk");
         writer.finish(&tail(&[b"table".to_vec()])).expect("a sound disk").run(&disk).expect("a sound disk");
-        // A start right here does by itself what the node was about to do.
+        // A start at this point completes the reset that the node was about to do.
         let view = open_view(&disk.copy()).expect("a sound disk");
         assert_eq!((view.hard_state, view.entries.len()), (hard_state(3, 0, index), 0), "at {index}");
         log.reset(index, term).expect("a sound disk");
