@@ -1,13 +1,13 @@
-//! With every rule in place no promise can be broken, however events meet.
+//! With every rule in place, no promise breaks in any order of events.
 //!
-//! Each world says how many states it has: one that shrinks without anybody's noticing proves less than it did.
+//! Each test asserts the number of states: a model that shrinks unnoticed would prove less.
 
 use lockkeeper_model::{Model, explore};
 
-/// The tests run side by side themselves.
+/// The test runner already runs the tests in parallel.
 const THREADS: usize = 1;
 
-/// Two leaders, two streams, one sign of life at a time, and nothing else.
+/// Two leaders, two streams, one renewal at a time, and none of the optional events.
 const SMALL: Model = Model {
     leaders: 2,
     streams: 2,

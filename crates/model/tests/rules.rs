@@ -1,11 +1,11 @@
-//! Each rule is needed: without it a promise is broken, and `docs/SAFETY.md` shows how, word for word.
+//! Each rule is necessary: without it a promise breaks, and `docs/SAFETY.md` shows the path, word for word.
 
 use std::fs;
 use std::path::Path;
 
 use lockkeeper_model::{Model, Rule, explore, path};
 
-/// Where silence ends sessions.
+/// Sessions expire by silence.
 const SILENCE: Model = Model {
     leaders: 2,
     streams: 2,
@@ -17,13 +17,13 @@ const SILENCE: Model = Model {
     middlebox: false,
     without: None,
 };
-/// Where closed streams do.
+/// Sessions also expire by `linger`, and leaders end streams.
 const LINGER: Model = Model { linger: true, drops: true, ..SILENCE };
-/// Where an operator breaks a hold, and sessions stay.
+/// An operator breaks a hold, and sessions do not expire.
 const BREAK: Model = Model { expiry: false, breaks: true, ..SILENCE };
 
-/// In which world a rule is missed, and the promise that is broken there. `None`: in no world of two or of three
-/// leaders; the page says why it stays.
+/// The model in which a promise breaks without this rule, and those promises. `None`: no promise breaks with two or
+/// three leaders; `docs/SAFETY.md` gives the reason to keep the rule.
 fn missed(rule: Rule) -> Option<(Model, &'static [&'static str])> {
     match rule {
         Rule::Round | Rule::LaterRound => Some((SILENCE, &["P5", "P6"])),
@@ -45,7 +45,7 @@ fn page() -> String {
     fs::read_to_string(path).expect("the page of the promises")
 }
 
-/// What the page must say of a rule that is missed.
+/// The lines that `docs/SAFETY.md` must contain for a rule.
 fn lines(rule: Rule) -> Vec<String> {
     let Some((world, promises)) = missed(rule) else { return Vec::new() };
     let report = explore(Model { without: Some(rule), ..world }, promises, 1);
@@ -66,7 +66,8 @@ fn leaving_out_a_rule_breaks_a_promise_as_documented() {
     assert!(missing.is_empty(), "docs/SAFETY.md does not say:\n{missing}");
 }
 
-/// No leader that was deposed can commit what it proposes, so this round alone protects nobody in this model.
+/// A deposed leader can't commit its proposals, so in this model the quorum read of an expiry prevents nothing by
+/// itself.
 #[test]
 fn expiry_without_a_quorum_read_breaks_no_promise_in_the_model() {
     let two = Model { without: Some(Rule::ExpiryRound), ..SILENCE };
@@ -77,7 +78,7 @@ fn expiry_without_a_quorum_read_breaks_no_promise_in_the_model() {
     assert!(page().contains("`expiry-round`"), "docs/SAFETY.md says why it stays");
 }
 
-/// The one exception to P5, as the page names it: something between the two closes the stream, and the client believes.
+/// The one exception to P5, as documented: a middlebox closes the stream, and the client still relies on its lease.
 #[test]
 fn with_linger_a_middlebox_can_break_p5_and_nothing_else() {
     let world = Model { calls: 1, drops: false, middlebox: true, ..LINGER };
