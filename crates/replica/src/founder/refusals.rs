@@ -1,4 +1,4 @@
-//! The refusals of peer connections. Their texts tell an operator what to do.
+//! The refusals of peer connections. Their texts contain the operator's next step.
 //!
 //! Anyone who can connect receives these texts, so they contain no cluster id and no incarnation: with those a stranger
 //! could pass for a member.

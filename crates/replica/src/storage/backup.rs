@@ -30,7 +30,7 @@ pub enum BackupError {
         /// Its format version.
         found: u32,
     },
-    /// The content differs from what was written, or the file never was a backup.
+    /// The content was changed after it was written, or the file never was a backup.
     #[error(
         "`{file}` is no backup, or a damaged one: at byte {offset}: {what}. Nothing of it is used; take another backup, or \
          use an earlier one"
@@ -171,7 +171,7 @@ impl<F: DiskFile> BackupReader<F> {
     /// Returns the next piece; `None` after the last one. Only then is the backup known to be complete.
     ///
     /// # Errors
-    /// [`BackupError::Damaged`] if the content differs from what was written; [`BackupError::Io`].
+    /// [`BackupError::Damaged`] if the piece is damaged or missing; [`BackupError::Io`].
     pub fn next_piece(&mut self) -> Result<Option<Vec<u8>>, BackupError> {
         Ok(self.pieces.next()?)
     }

@@ -63,7 +63,7 @@ pub enum OpenError {
     /// The bootstrap record or candidate to be written is invalid.
     #[error("this founding record can't be written: {what}")]
     Unfounded {
-        /// What is invalid.
+        /// The reason.
         what: &'static str,
     },
     /// An I/O operation failed.

@@ -1,8 +1,8 @@
 //! The on-disk state of a node: its identity, the log, and snapshots of the table.
 //!
-//! Responsible for promise P10 as far as one disk can keep it: after a crash, synced data are unchanged; a write that
-//! was in progress is present completely or not at all; all other content is rejected with its position and never read
-//! as data. Contains no consensus and no lock logic. Reading order: [`open`] and [`found`] here, `log.rs` (the order of
+//! Responsible for one disk's part of promise P10: after a crash, synced data are unchanged; a write that was in
+//! progress is present completely or not at all; all other content is rejected with its position and never read as
+//! data. Contains no consensus and no lock logic. Reading order: [`open`] and [`found`] here, `log.rs` (the order of
 //! writes), `record.rs` (torn or damaged), `replay.rs` (reading back), `snapshot.rs`.
 //!
 //! | file | what |
@@ -235,7 +235,7 @@ impl Names {
 /// disk.
 ///
 /// # Errors
-/// [`OpenError`] by kind; its text tells the user what to do. Snapshot pieces are checked only when they are read.
+/// [`OpenError`] by kind; its text contains the next step for the user. Snapshot pieces are checked only when they are read.
 pub fn open<D: Disk>(disk: &D, options: Options) -> Result<Opened<D>, OpenError> {
     let names = Names::finished(disk)?;
     open_listed(disk, options, &names)

@@ -1,7 +1,7 @@
 //! Reads the log back at a start.
 //!
-//! Responsible for one decision: which bytes belong to the log. A torn last record is dropped; any other difference
-//! from what was written makes the start fail. Reads only.
+//! Responsible for one decision: which bytes belong to the log. A torn last record is dropped; all other damage
+//! makes the start fail. Reads only.
 
 use bytes::Bytes;
 use lockkeeper_wire::store::{Entry, HardState, Record};

@@ -54,8 +54,8 @@ pub fn restore<D: Disk>(
     let existing = reopen(disk, options)?;
     let unmark = || {
         disk.remove(RESTORE_MARKER)?;
-        // After a failed sync it is unknown what is durable, so the marker is created again if the disk still accepts
-        // writes.
+        // After a failed sync it is unknown whether the removal is durable. A new marker makes the restore unfinished
+        // again, if the disk still accepts writes.
         disk.sync_names().inspect_err(|_| drop(disk.create(RESTORE_MARKER)))
     };
     unmark().map_err(OpenError::io("remove", RESTORE_MARKER))?;

@@ -280,7 +280,7 @@ impl<D: Disk> SnapshotReader<D> {
     /// Returns the next piece; `None` after the last one. Only then is the snapshot known to be complete.
     ///
     /// # Errors
-    /// [`OpenError::Corrupt`] if the content differs from what was written; [`OpenError::Io`].
+    /// [`OpenError::Corrupt`] if the piece is damaged or missing; [`OpenError::Io`].
     pub fn next_piece(&mut self) -> Result<Option<Vec<u8>>, OpenError> {
         self.pieces.next()
     }
