@@ -45,7 +45,7 @@ pub enum OpenError {
         /// The cluster and incarnation in the bootstrap record.
         expected: String,
     },
-    /// A bootstrap of a cluster in a directory that already holds one.
+    /// A bootstrap in a directory that already holds a cluster, or a restore in one that holds any other file.
     #[error("the data directory holds a cluster already: `{file}` exists. Give an empty directory")]
     Founded {
         /// The existing file that blocks the operation.

@@ -16,7 +16,7 @@
 //!
 //! A backup (`backup.rs`) is a single file outside the data directory.
 //!
-//! Every file begins with a one-sector header: format version, cluster and incarnation, checksum.
+//! Every file except the restore's marker begins with a one-sector header: format version, cluster and incarnation, checksum.
 
 mod backup;
 mod candidate;
@@ -235,7 +235,8 @@ impl Names {
 /// disk.
 ///
 /// # Errors
-/// [`OpenError`] by kind; its text contains the next step for the user. Snapshot pieces are checked only when they are read.
+/// [`OpenError`] by kind; its text contains the next step for the user. Snapshot pieces are checked only when they are
+/// read.
 pub fn open<D: Disk>(disk: &D, options: Options) -> Result<Opened<D>, OpenError> {
     let names = Names::finished(disk)?;
     open_listed(disk, options, &names)

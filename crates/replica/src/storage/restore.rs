@@ -62,7 +62,7 @@ pub fn restore<D: Disk>(
     Ok(existing)
 }
 
-/// Writes the marker durably and removes every other file.
+/// Writes the marker durably, and removes the files of an earlier, unfinished restore.
 fn mark(disk: &impl Disk) -> Result<(), OpenError> {
     let names = disk.list().map_err(OpenError::io("list", "."))?;
     let is_marked = names.iter().any(|name| name == RESTORE_MARKER);
