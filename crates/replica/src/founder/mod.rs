@@ -13,9 +13,9 @@
 //!    candidates, so all nodes write the same record; a late node writes it when it receives it from another.
 //!
 //! It is not enough that every node reported an empty directory, because a report can be outdated. Node 1 receives the
-//! report of 3; node 3 forms a cluster with 1 and 2, and serves; the disk of 2 is wiped; node 1 receives its first report
-//! from 2, and forms a second cluster with it and with the old report of 3. Nodes 1 and 2 are a majority without the
-//! locks that 3 has granted. A node makes only one promise, which excludes this.
+//! report of 3; node 3 forms a cluster with 1 and 2, and serves; the disk of 2 is wiped; node 1 receives its first
+//! report from 2, and forms a second cluster with it and with the old report of 3. Nodes 1 and 2 are a majority without
+//! the locks that 3 has granted. A node makes only one promise, which excludes this.
 
 mod admit;
 mod refusals;

@@ -16,7 +16,8 @@
 //!
 //! A backup (`backup.rs`) is a single file outside the data directory.
 //!
-//! Every file except the restore's marker begins with a one-sector header: format version, cluster and incarnation, checksum.
+//! Every file except the restore's marker begins with a one-sector header: format version, cluster and incarnation,
+//! checksum.
 
 mod backup;
 mod candidate;
