@@ -42,7 +42,7 @@ pub enum Action {
     BeginCheck(u8),
     /// A majority confirms the leader after that.
     ConfirmCheck(u8),
-    /// All input that had arrived at the begin of the check is read as well: the leader decides.
+    /// All input that had arrived when the check began is read as well: the leader decides.
     Decide(u8),
     /// The session's end is committed and applied.
     CommitEnd(u8),

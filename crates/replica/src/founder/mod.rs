@@ -4,7 +4,7 @@
 //! empty data directory (P10). Pure: the caller sends and receives the messages, and makes state durable before it is
 //! sent.
 //!
-//! Bootstrap has three steps; each is durable before the node announces the next:
+//! Bootstrap has three steps; each is durable before the node announces it:
 //!
 //! 1. *Candidate*: the node draws a random incarnation for its data directory and announces it.
 //! 2. *Promise*: it has received a candidate from every other node of its list, and promises to form a cluster with
@@ -53,7 +53,7 @@ pub struct Founder {
 pub enum Step {
     /// Connect to these nodes repeatedly. Empty: wait to be added to a cluster.
     Wait {
-        /// The nodes whose candidate, or whose promise, has not been received.
+        /// The nodes from which a candidate, or after this node's own promise a promise, was not received.
         missing: Vec<u64>,
     },
     /// Replace the stored candidate by this one, durably; then pass it to [`Founder::promised`].
