@@ -1,4 +1,4 @@
-//! Compiles the schema with protox, in pure Rust: nobody has to install protoc.
+//! Compiles the schema with protox, in pure Rust, so protoc need not be installed.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let files = protox::compile(SCHEMAS, ["proto"])?;
     let out = PathBuf::from(std::env::var("OUT_DIR")?);
-    // For reflection: what the public interface is, told by the service itself. What a disk holds is nobody else's.
+    // For gRPC reflection. It covers the public interface only, not the formats on disk and between nodes.
     let mut public = files.clone();
     public.file.retain(|file| file.package() == "lockkeeper.v1");
     std::fs::write(out.join("lockkeeper.v1.descriptors.bin"), public.encode_to_vec())?;
@@ -24,10 +24,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     tonic_prost_build::configure()
         .build_client(grpc)
         .build_transport(false)
-        // An entry is handed on and shared, never copied.
+        // As `Bytes`, an entry's data are shared instead of copied.
         .bytes(".lockkeeper.store.v1.Entry.data")
         .build_server(grpc)
-        // Counts its items before it decodes them.
+        // This type counts its items before it decodes them.
         .extern_path(".lockkeeper.v1.ClientFrame", "crate::frame::ClientFrame")
         .compile_fds(files)?;
     Ok(())

@@ -1,59 +1,60 @@
-//! What can happen, in words.
+//! The events of the model, and their descriptions.
 
 use std::fmt;
 
-/// One thing that happens. Leaders count from 0 (shown as A, B, C), streams from 1.
+/// One event. Leaders count from 0 (shown as A, B, C), streams from 1. A renewal is a keep-alive or an attach, called a
+/// sign of life in `docs/SAFETY.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// A quarter of a ttl passes. Leaders may stand still (a bit each).
+    /// A quarter of a ttl passes. The leaders in the bit mask are stalled meanwhile.
     Tick { stalled: u8 },
-    /// The client stamps and sends a sign of life, and it arrives.
+    /// The client stamps and sends a renewal, and it arrives.
     Send { stream: u8 },
-    /// The client sends one that does not arrive before its stream has ended.
+    /// The client sends a renewal that does not arrive before its stream has ended.
     SendLate { stream: u8 },
-    /// The client sees its stream end, or ends it.
+    /// The client detects the end of its stream, or closes it.
     Hang,
     /// The client connects to a leader.
     Connect(u8),
-    /// The client hears that the service ended its stream, with a word.
+    /// The client receives the message with which the service ended its stream.
     ToldEnd,
-    /// A delayed sign of life comes to its leader.
+    /// A delayed renewal arrives at its leader.
     Arrive { call: u8, leader: u8, stream: u8 },
-    /// A delayed sign of life is lost, with its connection.
+    /// A delayed renewal is lost, together with its connection.
     Lose { call: u8, stream: u8 },
-    /// The end of a stream comes to its leader.
+    /// The end of a stream arrives at its leader.
     EndArrives { stream: u8, leader: u8 },
-    /// Something between the two closes a stream, and only the leader's side hears it.
+    /// A middlebox closes a stream towards the leader only; the client does not notice.
     Middlebox(u8),
-    /// A leader reads a sign of life.
+    /// A leader reads a renewal.
     Read { call: u8, leader: u8, stream: u8 },
     /// A leader reads that a stream was closed.
     ReadEnd { stream: u8, leader: u8 },
-    /// A leader ends the stream itself: it was silent for too long.
+    /// A leader ends a stream itself, because it was silent for too long.
     DropStream { stream: u8, leader: u8 },
-    /// A leader begins a round.
+    /// A leader begins a quorum read (a ReadIndex round).
     Ask(u8),
-    /// A majority confirms that it leads.
+    /// A majority confirms the leader in its quorum read.
     Confirm(u8),
-    /// It hears that, and acknowledges what waited.
+    /// The leader processes the confirmation, and acknowledges the renewals of the quorum read.
     Acknowledge(u8),
-    /// A leader begins the second step: the session is at its deadline, or its stream was closed.
+    /// A leader begins the second step of an expiry: the session has reached its deadline, or its stream was closed.
     BeginCheck(u8),
-    /// A majority confirms the leader since.
+    /// A majority confirms the leader after that.
     ConfirmCheck(u8),
-    /// All that had arrived is read as well: it decides.
+    /// All input that had arrived when the check began is read as well: the leader decides.
     Decide(u8),
     /// The session's end is committed and applied.
     CommitEnd(u8),
-    /// The next leader is elected; with the session's end in its log, or not.
+    /// The next leader is elected, with or without the session's end in its log.
     Elect { leader: u8, inherits: bool },
-    /// The latest leader's first own entry is applied.
+    /// The first entry of the newest leader's own term is applied.
     FirstEntry(u8),
-    /// A deposed leader hears of it.
+    /// A deposed leader learns that it is deposed.
     StepDown(u8),
     /// An operator breaks the hold.
     Break(u8),
-    /// The leader opens the revoked hold.
+    /// The leader opens the lock of the revoked hold.
     OpenRevoked(u8),
 }
 

@@ -1,4 +1,4 @@
-//! The client: when it stamps, what it believes, and when it gives up by itself.
+//! The client: when it stamps a renewal, its lease deadline, and when it gives up by itself.
 
 use crate::action::Action;
 use crate::model::Model;
@@ -6,8 +6,8 @@ use crate::rule::Rule;
 use crate::state::{Call, DRIFT, End, LINGER, Place, Role, State, TTL};
 
 impl Model {
-    /// How long a time lasts that the client measures, if its clock is as slow as it may be. With the margin it is what
-    /// the service means by it.
+    /// The true duration of `ticks` measured by the client, whose clock is as slow as the assumed drift allows. The
+    /// margin compensates the drift exactly.
     fn measured(&self, ticks: u8) -> u8 {
         if self.has(Rule::Margin) { ticks } else { ticks + DRIFT }
     }
@@ -57,7 +57,7 @@ impl Model {
         }
     }
 
-    /// Whatever was asked on it counts no more, and `linger` may have begun.
+    /// Renewals that are pending on this stream no longer extend the lease deadline, and `linger` may have begun.
     pub(crate) fn hang(&self, state: &mut State) {
         let stream = std::mem::take(&mut state.client.stream);
         state.stream_mut(stream).end = End::Network;
@@ -77,7 +77,7 @@ impl Model {
         stream.end = End::Open;
     }
 
-    /// A sign of life is acknowledged. What an earlier stream still brings is not listened to.
+    /// The client receives an acknowledgement. It ignores those for earlier streams.
     pub(crate) fn heard(state: &mut State, call: Call, names_revoked: bool) {
         state.late_ack |= call.late;
         if call.stream == state.client.stream {

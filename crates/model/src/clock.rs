@@ -1,4 +1,4 @@
-//! Time. A leader may stand still for as long as it likes.
+//! Time. A leader may be stalled for any number of ticks.
 
 use crate::action::Action;
 use crate::model::Model;
@@ -9,7 +9,7 @@ impl Model {
     pub(crate) fn offer_time(&self, state: &State, actions: &mut Vec<Action>) {
         let runs = |number: &u8| state.leader(*number).role == Role::Ready;
         let running = (0..self.leaders).filter(runs).fold(0, |bits, number| bits | 1 << number);
-        // Every subset of those that run may stand still.
+        // Any subset of the running leaders may be stalled.
         let mut stalled: u8 = running;
         loop {
             actions.push(Action::Tick { stalled });

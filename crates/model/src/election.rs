@@ -1,4 +1,4 @@
-//! Elections: a new leader, its first own entry, and those before it that have not heard.
+//! Elections: a new leader, the first entry of its own term, and deposed leaders that have not learned of it.
 
 use crate::action::Action;
 use crate::model::Model;
@@ -34,7 +34,7 @@ impl Model {
         }
     }
 
-    /// With it everything before it in the leader's log is committed, and everything that is not there is lost.
+    /// The first entry commits every earlier entry in the leader's log; entries of other logs are lost.
     pub(crate) fn first_entry(&self, state: &mut State) {
         let leader = state.elected;
         state.first_pending = false;

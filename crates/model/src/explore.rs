@@ -1,4 +1,4 @@
-//! A run over all states, and its report.
+//! Explores all states and reports the result.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,19 +8,19 @@ use crate::action::Action;
 use crate::model::Model;
 use crate::state::State;
 
-/// What a run has found.
+/// The result of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
-    /// Different states that were reached.
+    /// The number of distinct states reached.
     pub states: usize,
-    /// The promises that were broken, each with what happened until then: nothing of it can be left out.
+    /// The broken promises, each with a path of events from which no event can be removed.
     pub broken: BTreeMap<&'static str, Vec<Action>>,
-    /// Which of the things that must be put to the test were reached.
+    /// The reachability properties of the model that were reached.
     pub reached: BTreeSet<&'static str>,
 }
 
-/// Looks at every state that can be reached; stops once all of `until` are broken. The states are the same however many
-/// threads look; the paths only with one.
+/// Visits every reachable state; stops once all of `until` are broken. The number of states does not depend on the
+/// number of threads; the paths are reproducible with one thread only.
 #[must_use]
 pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Report {
     let until = HasDiscoveries::AllOf(until.iter().copied().collect());
@@ -42,7 +42,7 @@ pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Report {
     report
 }
 
-/// Leaves out whatever is not needed for the promise to be broken.
+/// Removes every event that is not necessary to break the promise.
 fn shorten(model: Model, holds: fn(&Model, &State) -> bool, mut path: Vec<Action>) -> Vec<Action> {
     let mut index = 0;
     while index < path.len() {
@@ -60,7 +60,8 @@ fn shorten(model: Model, holds: fn(&Model, &State) -> bool, mut path: Vec<Action
     path
 }
 
-/// After how many of these the promise is broken, if each of them can happen.
+/// The number of events after which the promise is broken; `None` if it is not, or if an event is impossible at its
+/// place.
 fn until_broken(model: Model, holds: fn(&Model, &State) -> bool, path: &[Action]) -> Option<usize> {
     let mut state = State::first();
     for (index, &action) in path.iter().enumerate() {
@@ -74,7 +75,7 @@ fn until_broken(model: Model, holds: fn(&Model, &State) -> bool, path: &[Action]
     None
 }
 
-/// A path for people: what happens, in order; the same thing several times in a row is said once.
+/// Describes a path for people: the events in order, with equal successive events combined.
 #[must_use]
 pub fn path(actions: &[Action]) -> String {
     let mut words: Vec<(String, u32)> = Vec::new();

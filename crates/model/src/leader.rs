@@ -1,4 +1,4 @@
-//! A leader: its lease of the session, its rounds, the two steps of an end, and a break.
+//! A leader: its lease of the session, its quorum reads, the two steps of an expiry, and a break.
 
 use crate::action::Action;
 use crate::model::Model;
@@ -6,7 +6,7 @@ use crate::rule::Rule;
 use crate::state::{Call, Check, Closing, End, LINGER, Leader, Place, Role, Round, State, TTL};
 
 impl Model {
-    /// What a sign of life is given that is read now.
+    /// The time until the deadline after a renewal is read now, in ticks.
     pub(crate) fn full(&self) -> u8 {
         if self.has(Rule::ClockAfterInput) { TTL } else { TTL - 1 }
     }
@@ -73,7 +73,7 @@ impl Model {
         }
     }
 
-    /// Whether anything is unread that had arrived when the check began.
+    /// Returns true if input that had arrived when the check began is still unread.
     fn has_old(state: &State, leader: u8) -> bool {
         let old =
             |stream: &crate::state::Stream| stream.to == leader && stream.end == End::Socket && stream.old;
@@ -110,7 +110,7 @@ impl Model {
         }
     }
 
-    /// After this nothing of the stream counts or is acknowledged.
+    /// From here on no renewal of the stream extends the lease or is acknowledged.
     pub(crate) fn read_end(&self, state: &mut State, number: u8, stream: u8) {
         state.end_stream(stream);
         let newer = state.calls_at(number, Place::Socket).any(|call| call.stream > stream);
@@ -121,14 +121,14 @@ impl Model {
             if linger {
                 leader.closing = Closing::Pending;
                 if !newer {
-                    // It is owed no more than `linger`: the one exception to P5 and P9.
+                    // The session is guaranteed only `linger` from here on: the one exception to P5 and P9.
                     leader.alive = 0;
                 }
             }
         }
     }
 
-    /// The client has its ttl to come back.
+    /// The client has its full ttl to reconnect.
     pub(crate) fn drop_stream(&self, state: &mut State, number: u8, stream: u8) {
         state.end_stream(stream);
         let (linger, full, ours) = (self.linger, self.full(), self.has(Rule::ClientsCloseOnly));
@@ -220,7 +220,7 @@ impl Model {
         Self::done(state, number);
     }
 
-    /// The leader has applied the session's end: it has nothing to do with it any more.
+    /// The leader has applied the session's end, and takes no further part.
     pub(crate) fn done(state: &mut State, number: u8) {
         Self::leave(state, number, Role::Done);
     }

@@ -1,13 +1,14 @@
-//! The lease rules as an exhaustive model: one session, two or three leaders, and every order in which messages,
-//! clocks, stalls, elections, closed streams and a break can meet. It checks P5, P6, P9, and P4 for breaks.
+//! The lease rules as an exhaustive model: one session, two or three leaders, and every order of messages, clock ticks,
+//! stalls, elections, closed streams and a break. It checks P5, P6, P9, and P4 for breaks.
 //!
-//! Responsible for saying whether the rules of the deadline book (DESIGN section 5) suffice, and which of them are
-//! needed: each is a switch in [`Rule`], and the model without it must fail. It is a model, not the code: it has the
-//! rules in quarters of a ttl and leaves out everything else. What holds the code to the rules is the simulator
-//! (`crates/sim`) and the tests of `crates/replica`; `docs/SAFETY.md` puts the three beside each other.
+//! Responsible for showing that the rules for session deadlines suffice, and which of them are necessary: each is a
+//! switch in [`Rule`], and a promise must break in the model without it (except [`Rule::ExpiryRound`], see
+//! `docs/SAFETY.md`). This is a model, not the production code: it applies the rules in quarters of a ttl and omits
+//! everything else. The simulator (`crates/sim`) and the tests of `crates/replica` check the code against the rules;
+//! `docs/SAFETY.md` compares the three.
 //!
-//! Reading order: `rule` (what can be left out), `state` (what the world is made of), `action` (what can happen),
-//! then `client`, `network`, `leader`, `election` and `clock` (when it can, and what comes of it), `model` (the
+//! Reading order: `rule` (the rules that can be left out), `state` (the model's state), `action` (the events), then
+//! `client`, `network`, `leader`, `election` and `clock` (when each event is possible, and its effect), `model` (the
 //! promises), `explore` (a run and its report).
 
 mod action;

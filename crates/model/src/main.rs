@@ -1,4 +1,4 @@
-//! `lockkeeper-model`: explores one world, with all rules or without one, and prints how a promise is broken.
+//! `lockkeeper-model`: explores one model, with all rules or without one, and prints how a promise is broken.
 
 #![expect(clippy::print_stdout, reason = "a command-line tool: what it finds goes to stdout")]
 
@@ -47,7 +47,7 @@ struct Args {
     threads: usize,
 }
 
-/// The parser before it lets nothing else through.
+/// The value parser accepts only names from `Rule::ALL`, so the default is never used.
 fn rule(name: String) -> Rule {
     Rule::ALL.into_iter().find(|rule| rule.name() == name).unwrap_or(Rule::Round)
 }

@@ -1,4 +1,4 @@
-//! The promises, and one step.
+//! The promises, and the transition function.
 
 use stateright::Property;
 
@@ -6,27 +6,27 @@ use crate::action::Action;
 use crate::rule::Rule;
 use crate::state::{Check, Closing, End, Leader, Place, Role, Round, State};
 
-/// What can be broken in this world; P4 for breaks only.
+/// The promises that the model checks; P4 for breaks only.
 pub const PROMISES: [&str; 4] = ["P4", "P5", "P6", "P9"];
 
-/// A world of a certain size.
+/// The parameters of one model: its size and its events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Model {
-    /// Leaders, each after the one before: 1 to 3.
+    /// Number of successive leaders: 1 to 3.
     pub leaders: u8,
-    /// Streams that the client opens, one after the other: 1 to 3.
+    /// Number of streams that the client opens in succession: 1 to 3.
     pub streams: u8,
-    /// Signs of life that are under way at once: 1 or 2.
+    /// Number of renewals in flight at once: 1 or 2.
     pub calls: u8,
-    /// Whether sessions end: by silence, and by `linger`.
+    /// Whether sessions expire: by silence, and by `linger`.
     pub expiry: bool,
     /// Whether the session has `linger`.
     pub linger: bool,
-    /// Whether a hold of the session is broken.
+    /// Whether an operator breaks the session's hold.
     pub breaks: bool,
     /// Whether leaders end streams themselves.
     pub drops: bool,
-    /// Whether something between the two closes streams, and only the leader's side hears it.
+    /// Whether a middlebox closes streams towards the leader, without the client's notice.
     pub middlebox: bool,
     /// The rule that is left out.
     pub without: Option<Rule>,
@@ -52,7 +52,7 @@ impl stateright::Model for Model {
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         if state.is_over() {
-            // Nobody is left who could tell the client anything: only a later leader may make a difference.
+            // No leader is left that could send anything to the client: only an election can change the state.
             return self.offer_election(state, actions);
         }
         self.offer_client(state, actions);
@@ -98,14 +98,14 @@ impl stateright::Model for Model {
 
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
-            // Whoever holds the lock next begins at the end of the session, or of the revoked hold.
+            // A new grant of the lock is possible as soon as the session has ended, or the revoked hold was opened.
             Property::always("P5", |_, it: &State| !it.ended || it.client.belief == 0),
             Property::always("P4", |_, it: &State| {
                 !it.opened || it.ended || it.client.told || it.client.belief == 0
             }),
             Property::always("P6", |_, it: &State| !it.late_ack),
             Property::always("P9", |_, it: &State| !it.hasty_end),
-            // What must have been put to the test.
+            // Situations that an exploration must reach to be meaningful.
             Property::sometimes("a deposed leader asks for a sign that came too late", |_, it: &State| {
                 it.calls.iter().any(|call| call.late && call.place == Place::Round)
             }),

@@ -1,4 +1,4 @@
-//! What is between a client and a leader: delays, losses, closed connections, and what has arrived unread.
+//! The network between the client and the leaders: delays, losses, closed connections, and unread input.
 
 use crate::action::Action;
 use crate::model::Model;
@@ -16,7 +16,7 @@ impl Model {
         for number in 1..=state.client.streams {
             let stream = state.stream(number);
             let on_the_way = |call: &Call| call.stream == number && call.place == Place::Network;
-            // In order: the end of a stream comes behind everything that comes at all.
+            // Streams are ordered: the end of a stream arrives after every message that arrives at all.
             if stream.end == End::Network && !state.calls.iter().any(on_the_way) {
                 actions.push(Action::EndArrives { stream: number, leader: stream.to });
             }

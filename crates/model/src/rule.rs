@@ -1,46 +1,48 @@
 //! The rules that can be left out, one at a time.
 
-/// One rule of the deadline book, of the rounds, or of the client's belief.
+/// One rule of the session deadlines, the quorum reads, or the client's lease deadline. A renewal is a keep-alive or an
+/// attach.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rule {
-    /// A sign of life is acknowledged only after a majority has confirmed the leader. Without: at once (P6).
+    /// The leader acknowledges a renewal only after a quorum read. Without: at once (P6).
     Round,
-    /// The round begins later than the sign of life was read. Without: it joins the round that is under way.
+    /// The quorum read begins after the renewal was read. Without: the renewal joins the quorum read in progress.
     LaterRound,
-    /// A new leader does nothing before its first own entry is applied. Without: it begins when it is elected.
+    /// A new leader is inactive until the first entry of its own term is applied. Without: it is active from its
+    /// election.
     FirstEntry,
-    /// A new leader gives every session its full ttl. Without: none (P9).
+    /// A new leader gives every session its full ttl. Without: no time at all (P9).
     FullTtl,
     /// Nothing is acknowledged once the session's end is proposed.
     NothingAfterEnd,
-    /// A session ends only after a majority has confirmed its leader since its deadline.
+    /// A session expires only after a quorum read that began after its deadline.
     ExpiryRound,
-    /// A session ends only after all input that had arrived by then was read (P9).
+    /// A session expires only after all input that had arrived by then was read (P9).
     ExpiryDrain,
-    /// Time in which the leader did not run counts for nobody (P9).
+    /// Time during which the leader was stalled does not count towards any deadline (P9).
     StallsDontCount,
     /// `linger` begins only if the client's side closed the stream. Without: also if the service did.
     ClientsCloseOnly,
-    /// `linger` cuts nothing below the deadline that a new leader gave.
+    /// `linger` does not shorten a deadline below the one that a new leader gave.
     Floor,
-    /// The client cuts its own belief to `linger` when its stream ends.
+    /// The client cuts its own lease deadline to `linger` when its stream ends.
     ClientCuts,
-    /// The latest attach counts, and what older streams bring is dropped.
+    /// The latest attach counts, and input from older streams is dropped.
     NewestAttach,
     /// Every acknowledgement after a break names the revoked hold (P4).
     NamesRevoked,
-    /// A revoked hold is opened a ttl after the break, or after the zero point of a later leader.
+    /// A revoked hold is opened one ttl after the break, or after a later leader became active.
     RevokedWaits,
-    /// The client stamps a sign of life before it is sent. Without: when its acknowledgement comes.
+    /// The client stamps a renewal before it sends it. Without: when it receives the acknowledgement.
     StampBeforeSend,
-    /// The client believes for less than the ttl, by as much as rates of clocks may differ.
+    /// The client's lease deadline is shorter than the ttl, by the assumed drift between clocks.
     Margin,
-    /// A leader's clock is read after its input was taken. Without: up to a tick before.
+    /// A leader reads its clock after it has taken its input. Without: up to a tick before.
     ClockAfterInput,
 }
 
 impl Rule {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 17] = [
         Self::Round,
         Self::LaterRound,
@@ -61,7 +63,7 @@ impl Rule {
         Self::ClockAfterInput,
     ];
 
-    /// Its name on the command line and in `docs/SAFETY.md`.
+    /// The rule's name on the command line and in `docs/SAFETY.md`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

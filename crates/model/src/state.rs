@@ -1,69 +1,73 @@
-//! What the world is made of. All times are countdowns in quarters of a ttl, so that one state stands for every moment
-//! that looks the same.
+//! The state of the model. All times are countdowns in quarters of a ttl (ticks), so that equal situations at different
+//! times are one state.
 //!
-//! Three things are left out since the worst of them is always taken. The client's clock goes as slowly as the margin
-//! allows: believing for longer is never safer. A sign of life that is delayed on its way is worth less than one that is
-//! sent when that one arrives, and the leader sees no difference; so only those are delayed that outlive their stream.
-//! An acknowledgement that is delayed tells the client of a belief that it could have had before; so it comes at once,
-//! or never.
+//! Three variations are omitted, because the model always takes the worst case:
+//!
+//! - The client's clock is as slow as the margin allows: a longer lease deadline is never safer.
+//! - A renewal that is delayed in the network extends the lease less than one that is sent at its arrival, and the
+//!   leader can't distinguish them. So only renewals that outlive their stream are delayed.
+//! - A delayed acknowledgement gives the client a lease deadline that it could have had before. So an acknowledgement
+//!   arrives at once, or never.
 
 /// The session's ttl, in ticks.
 pub(crate) const TTL: u8 = 4;
-/// The session's `linger`.
+/// The session's `linger`, in ticks.
 pub(crate) const LINGER: u8 = 2;
-/// By how much rates of clocks may differ within a ttl.
+/// The drift between two clocks within a ttl, in ticks.
 pub(crate) const DRIFT: u8 = 1;
-/// Room for leaders, for streams (numbered from 1, as their attaches are), and for signs of life under way.
+/// Maximum number of leaders, of streams (numbered from 1, as their attaches are), and of renewals in flight.
 pub(crate) const LEADERS: usize = 3;
 pub(crate) const STREAMS: usize = 3;
 pub(crate) const CALLS: usize = 2;
 
-/// Everything.
+/// The complete state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
     pub(crate) client: Client,
     pub(crate) calls: [Call; CALLS],
     pub(crate) streams: [Stream; STREAMS],
     pub(crate) leaders: [Leader; LEADERS],
-    /// The latest leader that a majority elected: the first is 0, and each has a higher term than those before.
+    /// The newest leader that a majority elected. The first is 0, and each has a higher term than those before.
     pub(crate) elected: u8,
-    /// Its first own entry is not applied yet.
+    /// The first entry of that leader's own term is not applied yet.
     pub(crate) first_pending: bool,
-    /// The session's end is in its log, from an earlier leader, and will be committed with its own first entry.
+    /// The session's end is in that leader's log, from an earlier leader, and will be committed with the first entry of
+    /// that leader's own term.
     pub(crate) inherited: bool,
-    /// The session's end is in some log, and nothing has decided yet whether it stays.
+    /// The session's end is in some log, and it is not decided yet whether it will be committed.
     pub(crate) floating: bool,
-    /// The session's end is applied: the next may hold its locks.
+    /// The session's end is applied: its locks can be granted to others.
     pub(crate) ended: bool,
-    /// The hold is under a break that is applied; it has been opened.
+    /// `broken`: the break is applied, and the hold is revoked. `opened`: the lock of the revoked hold was opened.
     pub(crate) broken: bool,
     pub(crate) opened: bool,
-    /// P6: a sign of life was acknowledged that came to a leader when another was elected already.
+    /// P6 is broken: a renewal was acknowledged that had arrived at a leader after a later one was elected.
     pub(crate) late_ack: bool,
-    /// P9: the end of a session was proposed that had given a sign of life, or had not had its full ttl.
+    /// P9 is broken: the end of a session was proposed although it had sent a renewal in time, or had not had its full
+    /// ttl.
     pub(crate) hasty_end: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Client {
-    /// For how long it still believes in its session.
+    /// Ticks until the client's lease deadline.
     pub(crate) belief: u8,
-    /// It has heard that its hold is revoked.
+    /// The client has received an acknowledgement that names the revoked hold.
     pub(crate) told: bool,
-    /// Its present stream; 0: none. And how many it has had.
+    /// `stream`: the current stream, 0 for none. `streams`: the number of streams so far.
     pub(crate) stream: u8,
     pub(crate) streams: u8,
 }
 
-/// A sign of life: the first on a stream is its attach.
+/// A renewal: a keep-alive or an attach. The first on a stream is its attach.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub(crate) struct Call {
-    /// 0: there is no such call.
+    /// The stream that carries it; 0 for an unused slot.
     pub(crate) stream: u8,
-    /// For how long the client would believe if it were acknowledged now.
+    /// Ticks until the client's lease deadline, if the renewal were acknowledged now.
     pub(crate) worth: u8,
     pub(crate) place: Place,
-    /// It came when a later leader was elected already.
+    /// It arrived after a later leader was elected.
     pub(crate) late: bool,
     /// It had arrived when the leader's check began.
     pub(crate) old: bool,
@@ -71,33 +75,33 @@ pub(crate) struct Call {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub(crate) enum Place {
-    /// Delayed on its way to the leader. Its client has given it up.
+    /// Delayed on its way to the leader. Its client no longer waits for it.
     #[default]
     Network,
     /// Arrived, and not read yet.
     Socket,
-    /// Read; waits for a round that begins later.
+    /// Read; waits for a quorum read that begins later.
     Waiting,
-    /// In the leader's round.
+    /// Part of the leader's quorum read in progress.
     Round,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Stream {
-    /// To which leader.
+    /// The leader that it leads to.
     pub(crate) to: u8,
     pub(crate) end: End,
     /// Its close had arrived when the leader's check began.
     pub(crate) old: bool,
 }
 
-/// How far the word that a stream is closed has come, from the client's side to the leader.
+/// The position of a stream's close on its way from the client to the leader.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) enum End {
     Open,
     Network,
     Socket,
-    /// Read, or ended by the leader's side; or there never was such a stream.
+    /// Read, or ended by the leader's side; or the stream never existed.
     #[default]
     Over,
 }
@@ -105,11 +109,12 @@ pub(crate) enum End {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Leader {
     pub(crate) role: Role,
-    /// Its lease of the session, in its lease clock.
+    /// Ticks until the session's deadline on this leader's lease clock.
     pub(crate) deadline: u8,
-    /// The rest of the ttl from its zero point: the floor of `linger`, and what P9 promises.
+    /// The rest of the ttl since this leader became active: the lower bound for `linger`, and the time that P9
+    /// guarantees.
     pub(crate) zero: u8,
-    /// The highest attach read, and whether its stream is open.
+    /// `attach`: the highest attach that was read. `attached`: its stream is open.
     pub(crate) attach: u8,
     pub(crate) attached: bool,
     pub(crate) round: Round,
@@ -117,10 +122,10 @@ pub(crate) struct Leader {
     pub(crate) closing: Closing,
     /// The session's end is proposed.
     pub(crate) ending: bool,
-    /// It has applied the break; when it opens the hold.
+    /// `revoked`: the break is applied. `revoked_until`: ticks until the leader opens the lock.
     pub(crate) revoked: bool,
     pub(crate) revoked_until: u8,
-    /// The rest of a ttl, in time in which it ran, since the last sign of life arrived, read or not.
+    /// The rest of a ttl since the last renewal arrived, read or not; counts only time during which the leader ran.
     pub(crate) alive: u8,
 }
 
@@ -128,9 +133,9 @@ pub(crate) struct Leader {
 pub(crate) enum Role {
     #[default]
     Follower,
-    /// Elected, and its first own entry is not applied.
+    /// Elected; the first entry of its own term is not applied yet.
     Coming,
-    /// It leads; or it was deposed and does not know it.
+    /// Active as the leader; or deposed without having learned of it.
     Ready,
     /// It has applied the session's end.
     Done,
@@ -141,21 +146,21 @@ pub(crate) enum Round {
     #[default]
     None,
     Asked,
-    /// A majority has answered, and the leader has not heard it yet.
+    /// A majority has confirmed, and the leader has not processed the confirmation yet.
     Confirmed,
 }
 
-/// The second step of an expiry, and of `linger`.
+/// The second step of an expiry, or of `linger`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Check {
-    /// The session was at its deadline.
+    /// The session was at its deadline when the check began.
     pub(crate) candidate: bool,
     pub(crate) confirmed: bool,
-    /// The rest of a ttl since the last sign of life before the check began.
+    /// The rest of a ttl since the last renewal before the check began.
     pub(crate) alive: u8,
 }
 
-/// How far a close that was read has come.
+/// The progress of a close that was read.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) enum Closing {
     #[default]
@@ -165,7 +170,8 @@ pub(crate) enum Closing {
 }
 
 impl State {
-    /// The first leader has just opened the session, and its client's stream is attached; nothing is believed yet.
+    /// The first leader has just opened the session and attached its client's stream; the client has no lease deadline
+    /// yet.
     pub(crate) fn first() -> Self {
         let mut leaders: [Leader; LEADERS] = Default::default();
         leaders[0] =
@@ -205,13 +211,13 @@ impl State {
         &mut self.leaders[usize::from(leader)]
     }
 
-    /// The session is gone, and every leader knows.
+    /// Returns true if the session has ended and every active leader has applied that.
     pub(crate) fn is_over(&self) -> bool {
         let acts = |leader: &Leader| matches!(leader.role, Role::Coming | Role::Ready);
         self.ended && !self.leaders.iter().any(acts)
     }
 
-    /// The calls on streams to a leader, in this place.
+    /// The renewals on streams to this leader, in this place.
     pub(crate) fn calls_at(&self, leader: u8, place: Place) -> impl Iterator<Item = &Call> {
         let there = move |call: &&Call| {
             call.stream > 0 && call.place == place && self.stream(call.stream).to == leader
@@ -219,7 +225,7 @@ impl State {
         self.calls.iter().filter(there)
     }
 
-    /// Takes out every call for which this holds.
+    /// Removes every renewal for which `what` returns true.
     pub(crate) fn forget(&mut self, what: impl Fn(&Call) -> bool) {
         for call in &mut self.calls {
             if call.stream > 0 && what(call) {
@@ -228,15 +234,16 @@ impl State {
         }
     }
 
-    /// The leader's side of a stream is gone, with all that was not answered on it.
+    /// Ends the leader's side of a stream, and drops its unanswered renewals.
     pub(crate) fn end_stream(&mut self, stream: u8) {
         self.stream_mut(stream).end = End::Over;
         self.forget(|call| call.stream == stream);
     }
 
-    /// Forgets what can make no difference any more, so that what is the same looks the same.
+    /// Normalizes the state: clears fields that can't matter any more, so that equivalent states are equal.
     pub(crate) fn settle(&mut self, leaders: u8) {
-        // A deposed leader can do no more than acknowledge; what it proposes may stay only until the next first entry.
+        // A deposed leader can only acknowledge. Its proposals can survive only until the newest leader's first entry
+        // is applied.
         if !self.first_pending || self.elected + 1 == leaders {
             let elected = usize::from(self.elected);
             for leader in self.leaders[..elected].iter_mut().filter(|leader| leader.role == Role::Ready) {
@@ -248,7 +255,7 @@ impl State {
                 leader.check = None;
             }
         }
-        // Nobody would gain by these acknowledgements.
+        // Acknowledgements that would not extend the client's lease.
         self.forget(|call| call.worth == 0 && matches!(call.place, Place::Waiting | Place::Round));
         for call in self.calls.iter_mut().filter(|call| call.place != Place::Socket) {
             call.old = false;

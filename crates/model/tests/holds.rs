@@ -1,13 +1,13 @@
-//! With every rule in place no promise can be broken, however events meet.
+//! With every rule in place, no promise breaks in any order of events.
 //!
-//! Each world says how many states it has: one that shrinks without anybody's noticing proves less than it did.
+//! Each test asserts the number of states: a model that shrinks unnoticed would prove less.
 
 use lockkeeper_model::{Model, explore};
 
-/// The tests run side by side themselves.
+/// The test runner already runs the tests in parallel.
 const THREADS: usize = 1;
 
-/// Two leaders, two streams, one sign of life at a time, and nothing else.
+/// Two leaders, two streams, one renewal at a time, and none of the optional events.
 const SMALL: Model = Model {
     leaders: 2,
     streams: 2,
@@ -52,19 +52,19 @@ fn linger_ends_a_session_after_its_client_gave_up() {
 }
 
 #[test]
-fn a_broken_hold_is_opened_after_its_holder_heard_of_it_or_gave_up() {
+fn revoked_hold_opens_after_its_holder_was_notified_or_gave_up() {
     let world = Model { breaks: true, leaders: 3, ..SMALL };
     holds(world, 1_859_866, &[LATE, CONFIRMED, TOLD, NEVER_TOLD]);
 }
 
 #[test]
-fn three_leaders_one_after_the_other_hurt_nobody() {
+fn three_successive_leaders_break_no_promise() {
     let world = Model { expiry: true, leaders: 3, ..SMALL };
     holds(world, 1_337_280, &[LATE, CONFIRMED, INHERITS, ENDS, MEANWHILE]);
 }
 
 #[test]
-fn without_linger_a_middlebox_hurts_nobody() {
+fn without_linger_a_middlebox_breaks_no_promise() {
     let world = Model { expiry: true, middlebox: true, ..SMALL };
     holds(world, 609_125, &[LATE, CONFIRMED, INHERITS, ENDS, MEANWHILE]);
 }

@@ -1,11 +1,12 @@
-//! Each rule is needed: without it a promise is broken, and `docs/SAFETY.md` shows how, word for word.
+//! Each rule except `expiry-round` is necessary: without it a promise breaks, and `docs/SAFETY.md` shows the path, word
+//! for word.
 
 use std::fs;
 use std::path::Path;
 
 use lockkeeper_model::{Model, Rule, explore, path};
 
-/// Where silence ends sessions.
+/// Sessions expire by silence.
 const SILENCE: Model = Model {
     leaders: 2,
     streams: 2,
@@ -17,13 +18,13 @@ const SILENCE: Model = Model {
     middlebox: false,
     without: None,
 };
-/// Where closed streams do.
+/// Sessions also expire by `linger`, and leaders end streams.
 const LINGER: Model = Model { linger: true, drops: true, ..SILENCE };
-/// Where an operator breaks a hold, and sessions stay.
+/// An operator breaks a hold, and sessions do not expire.
 const BREAK: Model = Model { expiry: false, breaks: true, ..SILENCE };
 
-/// In which world a rule is missed, and the promise that is broken there. `None`: in no world of two or of three
-/// leaders; the page says why it stays.
+/// The model in which a promise breaks without this rule, and those promises. `None`: no promise breaks with two or
+/// three leaders; `docs/SAFETY.md` gives the reason to keep the rule.
 fn missed(rule: Rule) -> Option<(Model, &'static [&'static str])> {
     match rule {
         Rule::Round | Rule::LaterRound => Some((SILENCE, &["P5", "P6"])),
@@ -45,7 +46,7 @@ fn page() -> String {
     fs::read_to_string(path).expect("the page of the promises")
 }
 
-/// What the page must say of a rule that is missed.
+/// The lines that `docs/SAFETY.md` must contain for a rule.
 fn lines(rule: Rule) -> Vec<String> {
     let Some((world, promises)) = missed(rule) else { return Vec::new() };
     let report = explore(Model { without: Some(rule), ..world }, promises, 1);
@@ -58,7 +59,7 @@ fn lines(rule: Rule) -> Vec<String> {
 }
 
 #[test]
-fn without_any_one_rule_a_promise_is_broken_and_the_page_says_how() {
+fn leaving_out_a_rule_breaks_a_promise_as_documented() {
     let page = page();
     let all: Vec<String> = Rule::ALL.into_iter().flat_map(lines).collect();
     let missing: Vec<&String> = all.iter().filter(|line| !page.contains(line.as_str())).collect();
@@ -66,9 +67,10 @@ fn without_any_one_rule_a_promise_is_broken_and_the_page_says_how() {
     assert!(missing.is_empty(), "docs/SAFETY.md does not say:\n{missing}");
 }
 
-/// No leader that was deposed can commit what it proposes, so this round alone protects nobody in this model.
+/// A deposed leader can't commit its proposals, so in this model the quorum read of an expiry prevents nothing by
+/// itself.
 #[test]
-fn without_the_round_of_an_expiry_nothing_is_broken() {
+fn expiry_without_a_quorum_read_breaks_no_promise_in_the_model() {
     let two = Model { without: Some(Rule::ExpiryRound), ..SILENCE };
     let three = Model { leaders: 3, calls: 1, ..two };
     for world in [two, three] {
@@ -77,7 +79,7 @@ fn without_the_round_of_an_expiry_nothing_is_broken() {
     assert!(page().contains("`expiry-round`"), "docs/SAFETY.md says why it stays");
 }
 
-/// The one exception to P5, as the page names it: something between the two closes the stream, and the client believes.
+/// The one exception to P5, as documented: a middlebox closes the stream, and the client still relies on its lease.
 #[test]
 fn with_linger_a_middlebox_can_break_p5_and_nothing_else() {
     let world = Model { calls: 1, drops: false, middlebox: true, ..LINGER };

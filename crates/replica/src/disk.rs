@@ -1,74 +1,76 @@
-//! What the storage needs of a disk: one flat directory. Handed in, so that the simulator can tear, lose and fail it.
+//! The disk interface of the storage layer: one flat directory. It is injected, so that the simulator can tear, lose
+//! and fail writes.
 
 pub mod memory;
 
 use std::{fmt, io};
 
-/// A data directory. A clone works on the same one, perhaps on another thread.
+/// A data directory. Clones share it and may be used on other threads.
 pub trait Disk: Clone + Send + fmt::Debug + 'static {
-    /// An open file of it.
+    /// An open file of this directory.
     type File: DiskFile;
 
-    /// The names of all files, in no particular order.
+    /// Returns the names of all files, in no particular order.
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The system's I/O error.
     fn list(&self) -> io::Result<Vec<String>>;
 
-    /// Makes a file that did not exist. Its name is durable after [`Disk::sync_names`].
+    /// Creates a file. Its name is durable after [`Disk::sync_names`].
     ///
     /// # Errors
-    /// If it exists, or whatever the system says.
+    /// If the file exists, or the system's I/O error.
     fn create(&self, name: &str) -> io::Result<Self::File>;
 
-    /// Opens a file that exists, for reading and writing.
+    /// Opens an existing file for reading and writing.
     ///
     /// # Errors
-    /// If it does not exist, or whatever the system says.
+    /// If the file does not exist, or the system's I/O error.
     fn open(&self, name: &str) -> io::Result<Self::File>;
 
-    /// Gives a file another name, in place of whatever had it. Durable after [`Disk::sync_names`].
+    /// Renames a file; an existing file named `to` is replaced. Durable after [`Disk::sync_names`].
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The system's I/O error.
     fn rename(&self, from: &str, to: &str) -> io::Result<()>;
 
-    /// Takes a file away. Durable after [`Disk::sync_names`].
+    /// Deletes a file. Durable after [`Disk::sync_names`].
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The system's I/O error.
     fn remove(&self, name: &str) -> io::Result<()>;
 
-    /// Makes names durable: everything created, renamed or removed so far.
+    /// Makes all earlier creates, renames and removes durable (a sync of the directory).
     ///
     /// # Errors
-    /// Whatever the system says. What is on the disk is unknown then: never retry, stop (fsync tells an error once).
+    /// The system's I/O error. The state of the disk is unknown then: never retry, stop, because fsync reports an error
+    /// only once.
     fn sync_names(&self) -> io::Result<()>;
 }
 
 /// An open file.
 pub trait DiskFile: Send + fmt::Debug + 'static {
-    /// Its length in bytes.
+    /// Returns the file's length in bytes.
     ///
     /// # Errors
-    /// Whatever the system says.
+    /// The system's I/O error.
     fn size(&self) -> io::Result<u64>;
 
-    /// Fills `bytes` from `offset` on.
+    /// Fills `bytes` with the content at `offset`.
     ///
     /// # Errors
-    /// If the file ends before, or whatever the system says.
+    /// If the file ends before `bytes` is full, or the system's I/O error.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
 
-    /// Writes all of `bytes` at `offset`; the file grows if it must. Durable after [`DiskFile::sync`].
+    /// Writes all of `bytes` at `offset`, extending the file if necessary. Durable after [`DiskFile::sync`].
     ///
     /// # Errors
-    /// Whatever the system says; part of it may be written.
+    /// The system's I/O error; a part may have been written.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes contents and size durable (`fdatasync`).
+    /// Makes content and size durable (`fdatasync`).
     ///
     /// # Errors
-    /// Whatever the system says. What is on the disk is unknown then: never retry, stop.
+    /// The system's I/O error. The state of the disk is unknown then: never retry, stop.
     fn sync(&mut self) -> io::Result<()>;
 }

@@ -1,9 +1,9 @@
-//! What becomes of a table when a backup of it is restored.
+//! The changes to a table when a backup of it is restored.
 //!
-//! Responsible for: nothing of the old cluster's life goes on. Its sessions ended with it, as by silence: a lock-delay that
-//! a client asked for stays, since its work may still be under way. Waiters leave first, or the end of one session would
-//! grant a lock to another that is about to end. And no token that the old cluster issued, before the backup or after it,
-//! is issued again (P2).
+//! Responsible for: no session, hold or waiter of the old cluster stays alive. Its sessions expire, so a lock-delay
+//! that a client requested stays in force: the client's work may still be running. Waiters are removed first; otherwise
+//! the expiry of one session would grant a lock to a session that is about to expire. No token that the old cluster
+//! issued, before or after the backup, is issued again (P2).
 
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, LockName, Reply, Seq, Table, WalkState};
@@ -12,30 +12,31 @@ use lockkeeper_wire::store::Founding;
 use crate::disk::Disk;
 use crate::storage::{self, Existing, OpenError, Options};
 
-/// Items written at one stretch.
+/// The number of items per snapshot piece.
 const ITEMS_PER_PIECE: usize = 4096;
 
-/// What was dropped from a table, and what stays.
+/// A summary of the changes: the entries that were dropped, and those that stay.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Dropped {
-    /// Sessions that were ended: their ids with their labels.
+    /// The ended sessions: their ids and labels.
     pub sessions: Vec<(u64, String)>,
-    /// How many holds were ended with them.
+    /// The number of holds that ended with them.
     pub holds: usize,
-    /// How many waiters were sent away.
+    /// The number of waiters that were removed.
     pub waiters: usize,
-    /// What stays closed, and for how long from the first leader's start, in milliseconds.
+    /// The closed holds that stay: their names, and the remaining time in milliseconds, counted from the first leader's
+    /// start.
     pub closed: Vec<(Vec<LockName>, u64)>,
-    /// How many stored numbers of permits stay.
+    /// The number of stored permit limits that stay.
     pub limits: usize,
 }
 
-/// Ends everything that ended with the old cluster; tokens go on above `tokens_above`.
+/// Ends all sessions, holds and waiters of the old cluster; new tokens are above `tokens_above`.
 ///
 /// # Errors
-/// The table's own words, if tokens can't start there.
+/// The table's refusal, if its token counter can't be raised to `tokens_above`.
 pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, String> {
-    // Effects and answers are for clients, and nobody is left to be told.
+    // Effects and replies are addressed to the old cluster's clients, and are dropped.
     let mut unheard = Vec::new();
     let _ = table.apply_whole(Command::Resume, &mut unheard);
     let before = table.snapshot();
@@ -77,7 +78,7 @@ pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, Str
 }
 
 /// Writes `table` into an empty directory, or over an unfinished restore, as the first entry of the cluster that
-/// `founding` founds.
+/// `founding` describes.
 ///
 /// # Errors
 /// As [`storage::restore`].
@@ -87,7 +88,7 @@ pub fn write<D: Disk>(
     founding: &Founding,
     table: &mut Table,
 ) -> Result<Existing<D>, OpenError> {
-    // One that a caller began is of no use to it any more.
+    // A snapshot iterator that the caller has begun would make `begin_walk` fail.
     table.abandon_walk();
     let began = table.begin_walk();
     let digest = std::cell::Cell::new(0);
@@ -116,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    /// A table with commands that have to be done.
+    /// A table and shorthands for commands that must succeed.
     struct Old(Table);
 
     impl Old {
@@ -152,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn sessions_holds_and_waiters_go_and_closures_and_limits_stay() {
+    fn restore_drops_sessions_holds_and_waiters_and_keeps_closed_holds_and_limits() {
         let mut old = Old(Table::new(0));
         let (careful, waiting, plain) = (old.session(1, 60_000), old.session(2, 90_000), old.session(3, 0));
         let name = |name: &str| LockName::parse(name).expect("a name");
@@ -169,7 +170,7 @@ mod tests {
         let label = |number: u64| (number, format!("client {number}"));
         assert_eq!(dropped.sessions, [label(1), label(2), label(3)]);
         assert_eq!((dropped.holds, dropped.waiters, dropped.limits), (3, 1, 1));
-        // Not by the waiter's delay: it never held.
+        // The waiter's lock-delay has no effect, because it never held the lock.
         let mut closed = dropped.closed;
         closed.sort();
         assert_eq!(closed, [(vec![name("a")], 60_000), (vec![name("daily")], 5_000)]);
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_never_go_back_and_an_impossible_one_is_refused() {
+    fn restore_never_lowers_the_token_counter_and_refuses_an_impossible_one() {
         let mut old = Old(Table::new(0));
         let session = old.session(1, 0);
         for seq in 1..=20 {

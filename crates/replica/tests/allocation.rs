@@ -1,4 +1,5 @@
-//! No length that a file tells is believed before it is checked: damaged files make a start refuse, not allocate.
+//! Lengths read from a file are checked before any allocation: damaged files make a start fail without large
+//! allocations.
 
 #[path = "storage/support.rs"]
 #[allow(dead_code, reason = "the other tests of the storage use the rest")]
@@ -9,21 +10,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::support::{names, open_view, small_directory};
 
-/// The system's allocator, with a note of the largest request.
+/// The system's allocator; records the largest request.
 struct Watched;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator with the same arguments.
+// SAFETY: forwards every call to the system's allocator with the same arguments.
 unsafe impl GlobalAlloc for Watched {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promised.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -31,11 +32,11 @@ unsafe impl GlobalAlloc for Watched {
 #[global_allocator]
 static ALLOCATOR: Watched = Watched;
 
-/// What reading the small directory needs at most at once, with room to spare: a few segments of 4 KiB.
+/// Upper bound of a single allocation while the small directory is read: a few segments of 4 KiB, plus a margin.
 const BYTES_MAX: usize = 64 << 10;
 
 #[test]
-fn no_number_in_a_file_makes_a_start_allocate_much() {
+fn corrupt_lengths_cause_no_large_allocation() {
     let (disk, _) = small_directory();
     for name in names(&disk) {
         let bytes = disk.bytes(&name).expect("it is listed");
@@ -43,13 +44,13 @@ fn no_number_in_a_file_makes_a_start_allocate_much() {
             for number in [u64::MAX, 1 << 40, 0x7FFF_FFFF, 0x000F_FFFF] {
                 let mut changed = bytes.clone();
                 changed[at..at + 8].copy_from_slice(&number.to_le_bytes());
-                // A header's checksum is no protection against whoever wrote it.
+                // A valid header checksum: it does not protect against a file that was written with a wrong length.
                 let checksum = crc32fast::hash(&changed[..508]);
                 changed[508..512].copy_from_slice(&checksum.to_le_bytes());
                 let damaged = disk.copy();
                 damaged.set_bytes(&name, changed);
                 LARGEST.store(0, Ordering::Relaxed);
-                // Refused or not: what counts is what it took.
+                // Both outcomes are allowed; only the size of the allocations is checked.
                 let is_refused = open_view(&damaged).is_err();
                 let largest = LARGEST.load(Ordering::Relaxed);
                 assert!(

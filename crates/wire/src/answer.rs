@@ -1,13 +1,13 @@
-//! What a client hears on its stream.
+//! The service's answers on a client's stream.
 
 use lockkeeper_core::{End, Grant, PermitGrant, Rejection, Reply, Seq, SessionId};
 
 use crate::fields::{self, Malformed, malformed};
 use crate::v1::{self, server_item::What};
 
-/// The item that answers a session's command.
+/// Returns the item that answers a session's command.
 ///
-/// `label` finds the label of the session that is in the way.
+/// `label` returns the label of the session that holds the lock.
 #[must_use]
 pub fn reply_item(
     session: SessionId,
@@ -27,7 +27,7 @@ pub fn reply_item(
         Reply::Revoked { token } => What::Revoked(v1::Revoked { token: token.get() }),
         Reply::Refused(rejection) => What::Refused(refused(&rejection)),
         Reply::Done => What::Done(v1::Done {}),
-        // Opened, NotCurrent and StillClosed answer commands that have no seq; only a gone session is left.
+        // Only `SessionGone` occurs here: Opened, NotCurrent and StillClosed answer commands without a seq.
         Reply::SessionGone | Reply::Opened { .. } | Reply::NotCurrent { .. } | Reply::StillClosed => {
             What::SessionGone(v1::SessionGone {})
         }
@@ -35,7 +35,7 @@ pub fn reply_item(
     v1::ServerItem { session: session.0, seq: seq.0, what: Some(what) }
 }
 
-/// The body that tells of a grant.
+/// The body of an answer that grants a request.
 #[must_use]
 pub fn granted(grant: &Grant) -> What {
     What::Granted(v1::Granted {
@@ -48,7 +48,7 @@ pub fn granted(grant: &Grant) -> What {
     })
 }
 
-/// How a request ended.
+/// The body of an answer that names how a request ended.
 #[must_use]
 pub fn finished(end: End) -> v1::Finished {
     let end = match end {
@@ -62,7 +62,7 @@ pub fn finished(end: End) -> v1::Finished {
     v1::Finished { end: end.into() }
 }
 
-/// A refusal: whose move is next, and the table's own words.
+/// A refusal: the code names the next step, the text is the table's.
 #[must_use]
 pub fn refused(rejection: &Rejection) -> v1::Refused {
     v1::Refused { code: refused_code(rejection).into(), text: rejection.to_string(), secret_prefix: 0 }
@@ -95,10 +95,10 @@ fn refused_code(rejection: &Rejection) -> v1::RefusedCode {
     }
 }
 
-/// What a grant brought.
+/// Decodes a grant.
 ///
 /// # Errors
-/// [`Malformed`] if the token is none.
+/// [`Malformed`] if the token is out of range.
 pub fn read_grant(granted: &v1::Granted) -> Result<Grant, Malformed> {
     Ok(Grant {
         token: fields::token(granted.token)?,
@@ -110,10 +110,10 @@ pub fn read_grant(granted: &v1::Granted) -> Result<Grant, Malformed> {
     })
 }
 
-/// How a request ended.
+/// Decodes how a request ended.
 ///
 /// # Errors
-/// [`Malformed`] if this version does not know that end.
+/// [`Malformed`] if this version does not support that value.
 pub fn read_end(finished: v1::Finished) -> Result<End, Malformed> {
     match v1::End::try_from(finished.end) {
         Ok(v1::End::Left) => Ok(End::Left),

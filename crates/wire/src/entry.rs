@@ -1,4 +1,4 @@
-//! What the log keeps of a command.
+//! Commands as stored in the log.
 
 use lockkeeper_core::{Break, Command, OpenSession, Seq, SessionId};
 use prost::Message;
@@ -8,16 +8,16 @@ use crate::request;
 use crate::store::{self, command::What};
 use crate::v1;
 
-/// The bytes of a log entry that applies these commands in this order.
+/// Encodes a log entry that applies these commands in this order.
 #[must_use]
 pub fn encode_batch<'a>(commands: impl Iterator<Item = &'a Command>) -> Vec<u8> {
     store::Batch { commands: commands.map(store::Command::from).collect() }.encode_to_vec()
 }
 
-/// The commands of a log entry.
+/// Decodes the commands of a log entry.
 ///
 /// # Errors
-/// [`Malformed`] if the bytes are none: a newer version wrote them.
+/// [`Malformed`] if the bytes are not valid; a newer version may have written them.
 pub fn decode_batch(bytes: &[u8]) -> Result<Vec<Command>, Malformed> {
     let batch = store::Batch::decode(bytes).map_err(|error| Malformed(error.to_string()))?;
     batch.commands.into_iter().map(Command::try_from).collect()

@@ -1,10 +1,10 @@
-//! Single fields: numbers, names and modes that may be out of bounds.
+//! Conversion of single fields: numbers, names and modes that may be out of range.
 
 use lockkeeper_core::{LockName, Mode, ModeKind, Token, limits};
 
 use crate::v1;
 
-/// Bytes that say nothing we know. The sender's software is at fault, or is newer than ours.
+/// Bytes or values that are not valid in this version. The sender's software is faulty, or newer.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("malformed message: {0}")]
 pub struct Malformed(pub(crate) String);
@@ -34,7 +34,7 @@ pub(crate) fn mode(mode: i32, permits: Option<u32>) -> Result<Mode, Malformed> {
     }
 }
 
-/// The mode's number on the wire.
+/// The mode's value in the schema.
 #[must_use]
 pub fn mode_number(kind: ModeKind) -> v1::Mode {
     match kind {

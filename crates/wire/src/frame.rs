@@ -1,5 +1,5 @@
-//! A client's frame. Items and names of a few bytes become structs of many times their size, so they are counted before
-//! any of them is decoded.
+//! The frame that a client sends. Items and names of a few bytes become structs of many times their size, so they are
+//! counted before any of them is decoded.
 
 use bytes::{Buf, BufMut};
 use prost::encoding::{self, DecodeContext, WireType, message};
@@ -8,20 +8,21 @@ use prost::{DecodeError, Message};
 use crate::limits::{FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 use crate::v1::ClientItem;
 
-/// What a client sends, as `session.proto` documents it: the generated type, except that [`Message::decode`] counts first.
+/// The client's frame of `session.proto`. It replaces the generated type, so that [`Message::decode`] counts the items
+/// first.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ClientFrame {
-    /// In the order in which they are to be handled.
+    /// Handled in this order.
     pub items: Vec<ClientItem>,
 }
 
-/// `ClientFrame.items`.
+/// Field number of `ClientFrame.items`.
 const ITEMS: u32 = 1;
-/// `ClientItem.acquire`.
+/// Field number of `ClientItem.acquire`.
 const ACQUIRE: u32 = 5;
-/// `Acquire.names`.
+/// Field number of `Acquire.names`.
 const NAMES: u32 = 3;
-/// A field takes a tag and a length at least.
+/// The smallest encoded field, in bytes: a tag and a length.
 const FIELD_BYTES_MIN: usize = 2;
 
 impl Message for ClientFrame {
@@ -83,8 +84,8 @@ fn check_counts(frame: &[u8]) -> Result<(), DecodeError> {
     Ok(())
 }
 
-/// Calls `each` with every message or text of field `tag`. Stops where the bytes are malformed: so does the decoder,
-/// which then reports it.
+/// Calls `each` with the content of every length-delimited field `tag`. Stops at malformed bytes, which the decoder
+/// then reports.
 fn for_each_field(mut bytes: &[u8], tag: u32, mut each: impl FnMut(&[u8])) {
     while let Ok((found, wire_type)) = encoding::decode_key(&mut bytes) {
         if (found, wire_type) == (tag, WireType::LengthDelimited) {

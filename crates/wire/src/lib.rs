@@ -1,10 +1,11 @@
 //! The protobuf schema of Lockkeeper, the code generated from it, and every conversion between it and the lock rules.
 //!
-//! Responsible for: what bytes mean. Nothing else in the project knows the wire; nothing here knows time, sockets or
-//! files. Every bound of a field is checked by the conversion; how many items and names a frame has, before it is decoded.
+//! Responsible for: the meaning of bytes. No other crate defines wire formats; this crate contains no time, sockets or
+//! files. The conversions check the range of every field; the number of items and names in a frame is checked before it
+//! is decoded.
 //!
-//! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (what a client asks), [`answer`] (what it
-//! hears), [`entry`] (what the log keeps).
+//! Reading order: the schema in `proto/lockkeeper/v1/`, then [`request`] (a client's requests), [`answer`] (the
+//! service's answers), [`entry`] (commands in the log).
 
 pub mod answer;
 pub mod entry;
@@ -16,7 +17,7 @@ pub mod request;
 pub use fields::{Malformed, mode_number};
 pub use limits::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 
-/// Generated: nested as the packages are, since the generated code refers to itself that way.
+/// Generated code, in the same modules as the protobuf packages, because its types refer to each other by these paths.
 #[allow(
     missing_docs,
     unreachable_pub,
@@ -41,21 +42,21 @@ mod lockkeeper {
     }
 }
 
-/// What the nodes of a cluster say to each other, as `proto/lockkeeper/peer/v1/` documents it.
+/// The protocol between the nodes of a cluster, documented in `proto/lockkeeper/peer/v1/`.
 #[doc(inline)]
 pub use lockkeeper::peer::v1 as peer;
-/// What a node keeps on its disk, as `proto/lockkeeper/store/v1/` documents it.
+/// The on-disk state of a node, documented in `proto/lockkeeper/store/v1/`.
 #[doc(inline)]
 pub use lockkeeper::store::v1 as store;
-/// The public interface, as `proto/lockkeeper/v1/` documents it.
+/// The public interface, documented in `proto/lockkeeper/v1/`.
 #[doc(inline)]
 pub use lockkeeper::v1;
 
 /// The public interface as a `FileDescriptorSet`, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/lockkeeper.v1.descriptors.bin"));
 
-/// The port clients use unless told otherwise ("LOCK" on a phone).
+/// The default port for clients ("LOCK" on a phone).
 pub const DEFAULT_PORT: u16 = 5625;
 
-/// The port nodes use among themselves unless told otherwise.
+/// The default port for connections between nodes.
 pub const DEFAULT_PEER_PORT: u16 = 5626;

@@ -1,4 +1,4 @@
-//! What a client asks on its stream.
+//! The requests of a client on its stream.
 
 use lockkeeper_core::validate::{self, AcquireContent, SessionContent};
 use lockkeeper_core::{Acquire, Command, IfBusy, Mode, OpenSession, Rejection, Seq, SessionId};
@@ -7,35 +7,35 @@ use crate::answer;
 use crate::fields::{self, Malformed};
 use crate::v1::{self, client_item::What, server_item};
 
-/// The secret of a session: whoever shows it may attach.
+/// The secret of a session: it authorizes an attach.
 pub type Secret = [u8; 16];
 
-/// One item of a client's frame, checked.
+/// One validated item of a client's frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request {
-    /// Open a session and attach it to this stream.
+    /// Opens a session and attaches it to this stream.
     Open(Open),
-    /// Attach a session to this stream.
+    /// Attaches a session to this stream.
     Attach {
-        /// Which.
+        /// The session's id.
         session: SessionId,
-        /// Its secret.
+        /// The session's secret.
         secret: Secret,
         /// The number of this attach.
         attach: u64,
     },
-    /// A sign of life.
+    /// A keep-alive.
     KeepAlive {
-        /// Whose.
+        /// The session that it keeps alive.
         session: SessionId,
-        /// To be given back.
+        /// Returned in the answer.
         id: u64,
     },
-    /// A command of a session: acquire, finish, set_value, downgrade or close, and nothing else.
+    /// A command of a session: acquire, finish, set_value, downgrade or close, and no other.
     Command {
-        /// Whose.
+        /// The session that sends it.
         session: SessionId,
-        /// Its number; 0 for a close, which has none.
+        /// The command's number in its session; 0 for a close, which has none.
         seq: Seq,
         /// The command itself.
         command: Command,
@@ -45,22 +45,22 @@ pub enum Request {
 /// See [`Request::Open`]. Durations are in milliseconds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Open {
-    /// Its secret.
+    /// The session's secret.
     pub secret: Secret,
-    /// How long the session lives without a keep-alive.
+    /// The session's lifetime without a keep-alive.
     pub ttl_ms: u64,
-    /// How long its holds stay closed if it expires.
+    /// How long its holds stay closed if the session expires.
     pub lock_delay_ms: u64,
-    /// The time left once its client closed the stream; 0 is off.
+    /// The session's lifetime after its client closed the stream; 0 is off.
     pub linger_ms: u64,
-    /// For people.
+    /// A description for people.
     pub label: String,
     /// The number of this attach.
     pub attach: u64,
 }
 
 impl Open {
-    /// The command that the table sees: it learns the secret's hash only.
+    /// The command for the table, which contains only the secret's hash.
     #[must_use]
     pub fn command(&self, secret_hash: [u8; 32]) -> Command {
         Command::OpenSession(OpenSession {
@@ -73,33 +73,34 @@ impl Open {
     }
 }
 
-/// What tells the `open`s of one stream apart without repeating a secret.
+/// The first 8 bytes of a secret, little-endian: distinguishes the `open`s of one stream without repeating the secret.
 #[must_use]
 pub fn secret_prefix(secret: &Secret) -> u64 {
     u64::from_le_bytes(std::array::from_fn(|index| secret[index]))
 }
 
-/// Why an item is no [`Request`].
+/// Why an item is not a valid [`Request`].
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum ItemError {
-    /// Its content is not allowed. It names the command, so this answers it, and its stream goes on.
+    /// The content is not allowed. The item names its command, so a refusal can answer it, and its stream continues.
     ///
-    /// The table does not see it, and its seq is not taken (R6): a repeat has the same content and the same answer.
+    /// The table does not receive the command, and its seq is not used up (R6): a repeated command has the same content
+    /// and gets the same answer.
     #[error("{}", refused.text)]
     Refused {
-        /// Whose command; 0 for an `open`.
+        /// The command's session; 0 for an `open`.
         session: u64,
-        /// Which.
+        /// The command's number.
         seq: u64,
-        /// The answer.
+        /// The refusal to send.
         refused: v1::Refused,
     },
-    /// It names no command: nothing can be answered.
+    /// The item names no command, so no answer is possible.
     #[error(transparent)]
     Malformed(#[from] Malformed),
 }
 
-/// The requests among the items of a frame, and the answers to commands whose content is not allowed.
+/// Converts the items of a frame into requests, and into refusals for commands whose content is not allowed.
 ///
 /// # Errors
 /// [`Malformed`] for an item that can't be answered.
@@ -129,7 +130,7 @@ impl TryFrom<v1::ClientItem> for Request {
         let session = SessionId(item.session);
         let command = |seq, checked: Result<Command, Disallowed>| match checked {
             Ok(command) => Ok(Self::Command { session, seq: Seq(seq), command }),
-            // A refusal without them would be taken for one of an `open`, or of a sign of life.
+            // Without session and seq, the client would take the refusal for that of an `open` or a keep-alive.
             Err(Disallowed(refused)) if session.0 == 0 || seq == 0 => {
                 Err(ItemError::Malformed(Malformed(refused.text)))
             }
@@ -155,7 +156,7 @@ impl TryFrom<v1::ClientItem> for Request {
     }
 }
 
-/// Content that is not allowed, as it is answered.
+/// The refusal of content that is not allowed.
 struct Disallowed(v1::Refused);
 
 impl From<Rejection> for Disallowed {
@@ -194,7 +195,7 @@ fn open(it: v1::OpenSession) -> Result<Open, ItemError> {
 }
 
 fn checked_acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Disallowed> {
-    // Before the names are parsed: a request may have as many as fit a frame.
+    // Checked before the names are parsed: a request can contain as many names as fit a frame.
     let content = AcquireContent {
         names: it.names.len(),
         mode: fields::mode(it.mode, it.permits)?,
@@ -212,7 +213,8 @@ fn checked_set_value(session: SessionId, it: v1::SetValue) -> Result<Command, Di
     Ok(set_value(session, it))
 }
 
-/// The log's too: what it has was checked before, by the limits of its time, and the table checks again.
+/// Also decodes acquires from the log, so it checks no limits: their content was checked before they were proposed, by
+/// the limits of that version, and the table checks it again.
 pub(crate) fn acquire(session: SessionId, it: v1::Acquire) -> Result<Command, Malformed> {
     Ok(Command::Acquire(Acquire {
         session,
@@ -251,7 +253,7 @@ pub(crate) fn downgrade(session: SessionId, it: &v1::Downgrade) -> Command {
     }
 }
 
-/// An acquire as it travels and as the log keeps it.
+/// Encodes an acquire, for the wire and for the log.
 #[must_use]
 pub fn acquire_message(it: &Acquire) -> v1::Acquire {
     let (wait, at_most_ms) = match it.if_busy {
@@ -304,7 +306,7 @@ impl From<Request> for v1::ClientItem {
     }
 }
 
-/// `None` for commands that are no client's: nothing makes a [`Request::Command`] of them.
+/// Returns `None` for commands that no client sends; [`Request::Command`] never contains one.
 fn command_item(command: Command) -> Option<What> {
     match command {
         Command::Acquire(it) => Some(What::Acquire(acquire_message(&it))),

@@ -1,4 +1,4 @@
-//! What is written is read again as it was, and bytes that nobody wrote are an error, never a panic.
+//! Encoded values decode unchanged, and arbitrary bytes are an error, never a panic.
 
 use lockkeeper_core::validate::{AcquireContent, SessionContent};
 use lockkeeper_core::{
@@ -19,7 +19,7 @@ fn token() -> impl Strategy<Value = Token> {
     (1..1u64 << 53).prop_map(|token| Token::new(token).expect("in range"))
 }
 
-/// What is allowed, and now and then what is not.
+/// Mostly allowed values; one in ten is arbitrary.
 fn mostly<T: Arbitrary + Clone>(allowed: impl Strategy<Value = T>) -> impl Strategy<Value = T> {
     prop_oneof![9 => allowed, 1 => any::<T>()]
 }
@@ -58,7 +58,7 @@ fn acquire() -> impl Strategy<Value = Acquire> {
     )
 }
 
-/// What a session may send.
+/// Commands that a session may send.
 fn own_command() -> impl Strategy<Value = Command> {
     let of = (any::<u64>().prop_map(SessionId), any::<u64>().prop_map(Seq), any::<u64>().prop_map(Seq));
     let done = any::<u64>().prop_map(Seq);
@@ -160,13 +160,13 @@ fn request() -> impl Strategy<Value = Request> {
 
 proptest! {
     #[test]
-    fn a_log_entry_is_read_as_it_was_written(commands in prop::collection::vec(command(), 0..8)) {
+    fn log_entry_round_trips(commands in prop::collection::vec(command(), 0..8)) {
         let bytes = encode_batch(commands.iter());
         prop_assert_eq!(decode_batch(&bytes), Ok(commands));
     }
 
     #[test]
-    fn a_request_is_read_as_it_was_written(request in request()) {
+    fn request_round_trips(request in request()) {
         let bytes = v1::ClientItem::from(request.clone()).encode_to_vec();
         let item = v1::ClientItem::decode(&bytes[..]).expect("our own bytes");
         match (Request::try_from(item), check(&request)) {
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn bytes_that_nobody_wrote_are_an_error_at_worst(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = decode_batch(&bytes);
         let _ = store::Record::decode(&bytes[..]);
         if let Ok(frame) = v1::ClientFrame::decode(&bytes[..]) {
@@ -188,7 +188,7 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_frame_is_an_error_at_worst(
+    fn damaged_frame_never_panics(
         requests in prop::collection::vec(request(), 1..4),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
     ) {
@@ -204,7 +204,7 @@ proptest! {
     }
 }
 
-/// Whether its content is allowed.
+/// Checks the limits of the request's content.
 fn check(request: &Request) -> Result<(), Rejection> {
     match request {
         Request::Open(open) => {
@@ -216,7 +216,7 @@ fn check(request: &Request) -> Result<(), Rejection> {
     }
 }
 
-/// The item of a session, with this body.
+/// Decodes an item of session 1 with this body.
 fn item(what: What) -> Result<Request, ItemError> {
     Request::try_from(v1::ClientItem { session: 1, what: Some(what) })
 }
@@ -290,7 +290,7 @@ fn a_session_over_a_limit_is_refused_by_the_prefix_of_its_secret() {
     assert_eq!(refused.text, "`label` has 257 bytes, at most 256 are allowed");
 }
 
-/// A refusal without session and seq would be taken for another's.
+/// A refusal without session and seq would be taken for the answer to another request.
 #[test]
 fn an_item_that_names_no_command_is_malformed() {
     let attach = What::Attach(v1::AttachSession { secret: vec![1; 3], attach: 1 });

@@ -1,5 +1,5 @@
-//! A client's frame is bounded in memory, not only in bytes: items and names of a few bytes become structs of many times
-//! their size. The allocator of this process counts, so this file has one test.
+//! The memory of a decoded frame is bounded, not only its encoded size: items and names of a few bytes become structs
+//! of many times their size. The allocator counts for the whole process, so this file has only one test.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,18 +14,18 @@ struct PeakCounter;
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call is passed on to the system's allocator as it came.
+// SAFETY: forwards every call to the system's allocator with the same arguments.
 unsafe impl GlobalAlloc for PeakCounter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Ordering::SeqCst) + layout.size();
         PEAK.fetch_max(live, Ordering::SeqCst);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
         LIVE.fetch_sub(layout.size(), Ordering::SeqCst);
-        // SAFETY: as above.
+        // SAFETY: the caller upholds the contract of `dealloc`.
         unsafe { System.dealloc(ptr, layout) }
     }
 }
@@ -33,10 +33,10 @@ unsafe impl GlobalAlloc for PeakCounter {
 #[global_allocator]
 static ALLOCATOR: PeakCounter = PeakCounter;
 
-/// Beyond the frame's own bytes.
+/// The allowed peak, in bytes, above the frame's own bytes.
 const DECODED_BYTES_MAX: usize = 8 << 20;
 
-/// Reads a frame as the service does. Returns how many requests it has, or the error; and the peak of memory meanwhile.
+/// Decodes a frame as the service does. Returns the number of requests or the error, and the peak of memory in bytes.
 fn read(frame: Bytes) -> (Result<usize, String>, usize) {
     let before = LIVE.load(Ordering::SeqCst);
     PEAK.store(before, Ordering::SeqCst);
@@ -57,12 +57,12 @@ fn frame(items: Vec<v1::ClientItem>) -> Vec<u8> {
     v1::ClientFrame { items }.encode_to_vec()
 }
 
-/// The field `items` without a byte in it, again and again.
+/// The field `items` with empty content, `count` times.
 fn empty_items(count: usize) -> Vec<u8> {
     [0x0a, 0].repeat(count)
 }
 
-/// An acquire of names without a byte in them.
+/// An acquire of `count` empty names.
 fn empty_names(count: usize) -> Vec<u8> {
     frame(vec![acquire(vec![String::new(); count])])
 }
@@ -78,7 +78,7 @@ fn short_names(count: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_frame_takes_a_bounded_amount_of_memory_however_small_its_items() {
+fn decoding_a_frame_of_small_items_uses_bounded_memory() {
     let most = FRAME_BYTES_MAX / 2;
     let refused =
         |count: usize, what: &str, max: usize| Err(format!("has {count} {what}, at most {max} are"));
@@ -89,7 +89,7 @@ fn a_frame_takes_a_bounded_amount_of_memory_however_small_its_items() {
         (keep_alives(FRAME_ITEMS_MAX), Ok(FRAME_ITEMS_MAX)),
         (empty_names(most - 16), refused(most - 16, "names", FRAME_NAMES_MAX)),
         (empty_names(FRAME_NAMES_MAX + 1), refused(FRAME_NAMES_MAX + 1, "names", FRAME_NAMES_MAX)),
-        // One command with too many names is refused by itself.
+        // A single command with too many names is refused, and the rest of the frame is accepted.
         (empty_names(FRAME_NAMES_MAX), Ok(0)),
         (short_names(FRAME_NAMES_MAX), Ok(FRAME_NAMES_MAX / 64)),
         (short_names(FRAME_NAMES_MAX + 64), refused(FRAME_NAMES_MAX + 64, "names", FRAME_NAMES_MAX)),

@@ -1,9 +1,9 @@
-//! A disk in memory that loses, tears and fails, for the simulator and for tests.
+//! An in-memory disk that loses, tears and fails writes, for the simulator and for tests.
 //!
-//! Responsible for being at least as bad as a real one that keeps its promises: what was not synced may be lost sector
-//! by sector when the power goes, unsynced names one by one; a failed sync tells so once, and drops what it did not
-//! write although it can still be read. And worse on demand: a sync may lie, bytes may be changed. Every choice is the
-//! caller's: the same choices give the same disk.
+//! Responsible for being at least as bad as a real disk that keeps its guarantees. A power cut may lose unsynced data
+//! sector by sector, and unsynced names one by one. A failed sync returns its error once, and later syncs skip the
+//! sectors that it did not write, although they stay readable. Worse faults are available on demand: a sync may lie,
+//! bytes may be changed. The caller makes every random choice, so the same choices produce the same disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Disk, DiskFile};
 
-/// What a power cut writes whole or not at all, in bytes.
+/// The unit of atomic writes in a power cut, in bytes.
 const SECTOR: usize = 512;
 
-/// What can be made to fail.
+/// An operation that can be made to fail.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[allow(missing_docs, reason = "the methods of the two traits")]
 pub enum Operation {
@@ -30,14 +30,14 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Those that change the disk.
+    /// The operations that change the disk.
     pub const CHANGES: &'static [Self] =
         &[Self::Create, Self::Rename, Self::Remove, Self::SyncNames, Self::Write, Self::Sync];
-    /// Those that a full disk refuses.
+    /// The operations that fail on a full disk.
     pub const TAKES_SPACE: &'static [Self] = &[Self::Create, Self::Write];
 }
 
-/// A disk in memory. Clones are the same disk.
+/// An in-memory disk. Clones share its content.
 #[derive(Clone, Default, Debug)]
 pub struct MemoryDisk {
     state: Arc<Mutex<State>>,
@@ -47,12 +47,12 @@ pub struct MemoryDisk {
 struct State {
     files: BTreeMap<u64, Contents>,
     next_file: u64,
-    /// As programs see them.
+    /// The names as running programs see them.
     names: BTreeMap<String, u64>,
-    /// As they would be after a power cut, if no unsynced change arrived.
+    /// The names after a power cut that loses every unsynced change.
     durable_names: BTreeMap<String, u64>,
     changes: Vec<NameChange>,
-    /// Which run of the node this is: files that an earlier one had open are dead.
+    /// Number of the current run of the node; files that an earlier run opened are invalid.
     run: u64,
     faults: Vec<Fault>,
     outage: Option<Outage>,
@@ -70,45 +70,45 @@ enum NameChange {
 #[derive(Debug)]
 struct Fault {
     on: Operation,
-    /// How many more succeed before it.
+    /// The number of calls that still succeed before the fault.
     after: u64,
     errno: i32,
 }
 
-/// Operations that fail from some step on.
+/// Operations that fail permanently after a number of calls.
 #[derive(Debug)]
 struct Outage {
     on: &'static [Operation],
-    /// How many more operations of these kinds succeed.
+    /// The number of calls to these operations that still succeed.
     after: u64,
     errno: i32,
 }
 
 #[derive(Clone, Default, Debug)]
 struct Contents {
-    /// As programs see it.
+    /// The content as running programs see it.
     now: Vec<u8>,
     durable: Vec<u8>,
-    /// Sectors that differ, perhaps, and will be written by the next sync.
+    /// Sectors that may differ from `durable`; the next successful sync writes them.
     dirty: BTreeSet<usize>,
-    /// Sectors that a failed sync gave up: no later one writes them.
+    /// Sectors that a failed sync dropped: no later sync writes them, unless they are written again.
     given_up: BTreeSet<usize>,
-    /// By how many it is open.
+    /// The number of open handles.
     open: u64,
 }
 
 impl MemoryDisk {
-    /// An empty one.
+    /// Creates an empty disk.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Cuts the power: what was not synced arrives in part, as `choose` says (given n, it answers with a number below
-    /// n). Open files are dead from then on.
+    /// Cuts the power. `choose` decides which unsynced changes reach the disk; called with n, it returns a number below
+    /// n. Files that are open become invalid.
     pub fn crash(&self, mut choose: impl FnMut(u64) -> u64) {
         let mut state = self.lock();
         state.run += 1;
-        // All or nothing are the likeliest in life, and the least likely if each sector is a toss of its own.
+        // In practice all or nothing is most likely, but independent choices per sector would make both least likely.
         let mood = choose(4);
         let arrives = |choose: &mut dyn FnMut(u64) -> u64| match mood {
             0 => false,
@@ -132,51 +132,51 @@ impl MemoryDisk {
         state.forget_unnamed();
     }
 
-    /// Ends the process, not the machine: all that was written can still be read, synced or not. Open files are dead
-    /// from then on.
+    /// Restarts the process but not the machine: everything written stays readable, synced or not. Files that are open
+    /// become invalid.
     pub fn restart(&self) {
         let mut state = self.lock();
         state.run += 1;
         state.files.values_mut().for_each(|contents| contents.open = 0);
     }
 
-    /// Makes an operation fail with `errno`, once, after `after` more of its kind have succeeded. A write that fails has
-    /// written its first half, in whole sectors.
+    /// Makes one call of `on` fail with `errno`, after `after` more calls of it have succeeded. A failing write writes
+    /// its first half, rounded down to whole sectors.
     pub fn fail(&self, on: Operation, after: u64, errno: i32) {
         self.lock().faults.push(Fault { on, after, errno });
     }
 
-    /// Makes every operation of these kinds fail with `errno` until [`MemoryDisk::heal`], after `after` of them, counted
-    /// together, have succeeded. With all kinds this is a process that is killed at step `after`; with those that take
-    /// space it is a disk that becomes full.
+    /// Makes every call of these operations fail with `errno` until [`MemoryDisk::heal`], after `after` calls, counted
+    /// together, have succeeded. With all changing operations this is a process that is killed at step `after`; with
+    /// those that take space it is a disk that becomes full.
     pub fn fail_from(&self, on: &'static [Operation], after: u64, errno: i32) {
         self.lock().outage = Some(Outage { on, after, errno });
     }
 
-    /// Clears all faults.
+    /// Removes all injected faults.
     pub fn heal(&self) {
         let mut state = self.lock();
         state.faults.clear();
         state.outage = None;
     }
 
-    /// From now on syncs do nothing, and say that they did.
+    /// Makes later syncs return success without any effect, or turns this off.
     pub fn lie(&self, is_lying: bool) {
         self.lock().is_lying = is_lying;
     }
 
-    /// How often an operation was called.
+    /// Returns how often an operation was called.
     pub fn count(&self, of: Operation) -> u64 {
         self.lock().counts.get(&of).copied().unwrap_or(0)
     }
 
-    /// What can be read from a file.
+    /// Returns the readable content of a file.
     pub fn bytes(&self, name: &str) -> Option<Vec<u8>> {
         let state = self.lock();
         state.names.get(name).map(|file| state.files[file].now.clone())
     }
 
-    /// Puts `bytes` in the place of a file, durably; it need not exist.
+    /// Replaces the content of a file durably, or creates the file.
     pub fn set_bytes(&self, name: &str, bytes: Vec<u8>) {
         let mut state = self.lock();
         let file = state.next_file;
@@ -186,14 +186,14 @@ impl MemoryDisk {
         state.durable_names.insert(name.to_owned(), file);
     }
 
-    /// Takes a file away, durably.
+    /// Deletes a file, durably.
     pub fn take_away(&self, name: &str) {
         let mut state = self.lock();
         state.names.remove(name);
         state.durable_names.remove(name);
     }
 
-    /// A disk of its own that holds the same as this one, all of it durable.
+    /// Copies the readable content of this disk to a new one, where all of it is durable.
     #[must_use]
     pub fn copy(&self) -> Self {
         let copy = Self::new();
@@ -204,7 +204,7 @@ impl MemoryDisk {
         copy
     }
 
-    /// A disk of its own that is as this one is, with what is not durable yet. Files that are open here are not there.
+    /// Copies this disk including its unsynced state. Files that are open here are not open in the copy.
     #[must_use]
     pub fn fork(&self) -> Self {
         let state = self.lock();
@@ -228,7 +228,7 @@ impl MemoryDisk {
 }
 
 impl State {
-    /// Counts an operation, and fails it if that was asked for.
+    /// Counts an operation, and returns its injected error if there is one.
     fn enter(&mut self, operation: Operation) -> io::Result<()> {
         *self.counts.entry(operation).or_default() += 1;
         if let Some(outage) = self.outage.as_mut().filter(|outage| outage.on.contains(&operation)) {
@@ -261,13 +261,13 @@ impl State {
         self.names.get(name).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    /// Hands out a file that exists.
+    /// Opens a file that exists.
     fn opened(&mut self, disk: &MemoryDisk, file: u64) -> MemoryFile {
         self.files.entry(file).or_default().open += 1;
         MemoryFile { disk: disk.clone(), file, run: self.run }
     }
 
-    /// Drops the contents that nobody can come by any more.
+    /// Drops contents that have neither a name nor an open handle.
     fn forget_unnamed(&mut self) {
         let named: BTreeSet<u64> = self.names.values().chain(self.durable_names.values()).copied().collect();
         self.files.retain(|file, contents| contents.open > 0 || named.contains(file));

@@ -1,4 +1,4 @@
-//! Whom a member of a cluster lets in. Asked by both sides of every connection, before any message of the consensus.
+//! Admission of peers by a member of a cluster. Both sides check every connection before any consensus message.
 
 use std::collections::BTreeMap;
 
@@ -9,23 +9,23 @@ use super::refusals::{gone, malformed, not_a_member, not_added, refusal, removed
 use super::{ID_BYTES, PROTOCOL};
 use crate::members::{Members, NODES_MAX};
 
-/// A member of a cluster, as it says hello and lets others in.
+/// The identity of a cluster member: the source of its hello, and the basis of its admission checks.
 #[derive(Clone, Copy, Debug)]
 pub struct Identity<'a> {
-    /// Its record.
+    /// The bootstrap record.
     pub founding: &'a Founding,
-    /// Who takes part, as far as it knows.
+    /// The members of the cluster, up to the last entry that this node has applied.
     pub members: &'a Members,
-    /// The rules that its table has now, and the newest that it knows.
+    /// The rules version that the table uses now; `rules_max` is the newest that this software supports.
     pub rules: u32,
     /// See `rules`.
     pub rules_max: u32,
-    /// Where it serves clients.
+    /// The address at which it serves clients.
     pub client_address: &'a str,
 }
 
 impl Identity<'_> {
-    /// What it says at the begin of a connection to node `to`, 0 for whoever is there.
+    /// The hello for a connection to node `to`; 0 means any node at that address.
     #[must_use]
     pub fn hello(&self, to: u64, lane: Lane) -> Hello {
         Hello {
@@ -45,11 +45,10 @@ impl Identity<'_> {
         }
     }
 
-    /// Whether the one who says this may be talked to. Asked by both sides of every connection, before any message of the
-    /// consensus.
+    /// Checks the hello of a peer. Both sides check every connection before any consensus message.
     ///
     /// # Errors
-    /// Why not, and what to do.
+    /// The reason for the refusal, and what to do.
     pub fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
         let node = hello.node;
         let own = Member {
@@ -75,7 +74,8 @@ impl Identity<'_> {
         }
         match (self.members.nodes.get(&node), &hello.candidate) {
             (Some(known), _) if known.incarnation != hello.incarnation => Err(gone(node)),
-            // It has not heard yet that its cluster is founded, or that it was added.
+            // Also without a cluster id: that node has not learned yet that its cluster was bootstrapped, or that it
+            // was added.
             (Some(_), _) => Ok(()),
             (None, Some(candidate)) if !is_member => Err(not_added(candidate)),
             (None, _) if self.is_behind(hello) => Ok(()),
@@ -83,9 +83,9 @@ impl Identity<'_> {
         }
     }
 
-    /// Whether the other was added later than this node's last change of members: to keep it out could cost the cluster its
-    /// majority. It shows the incarnation of every node that this one knows, present or removed; only members are told those,
-    /// so that is as much as a member shows that this node knows.
+    /// Returns true if the peer was added after the last membership change that this node has applied; refusing it
+    /// could cost the cluster its majority. The peer's hello must contain the incarnation of every node that this node
+    /// knows, present or removed. Only members receive those, and a member can't prove more to this node.
     fn is_behind(&self, hello: &Hello) -> bool {
         let Some(theirs) = &hello.members else { return false };
         let shown: BTreeMap<u64, &[u8]> = theirs.nodes.iter().map(|it| (it.node, &*it.incarnation)).collect();
@@ -101,7 +101,7 @@ impl Identity<'_> {
     }
 }
 
-/// What holds for every hello: that it is one, and meant for this node.
+/// The checks of every hello: it is well-formed, and addressed to this node.
 pub(super) fn check(hello: &Hello, own: &Member) -> Result<(), Refusal> {
     let (node, me) = (hello.node, own.node);
     if hello.protocol != PROTOCOL {

@@ -1,19 +1,21 @@
-//! How nodes without data become a cluster, and whom a node lets in.
+//! Cluster bootstrap: how nodes without data form one cluster, and which connections a node accepts.
 //!
-//! Responsible for: a static list of nodes never becomes two clusters (P1, P2), and data that are gone are never taken for
-//! data that were never there (P10). Pure: what is said and heard, and what must be durable first, is the caller's.
+//! Responsible for: a static list of nodes never becomes two clusters (P1, P2), and lost data are never taken for an
+//! empty data directory (P10). Pure: the caller sends and receives the messages, and makes state durable before it is
+//! sent.
 //!
-//! Founding has three steps, each durable before the next is said:
+//! Bootstrap has three steps; each is durable before the node announces it:
 //!
-//! 1. *Candidate*: a node draws the incarnation of its data directory, and says it.
-//! 2. *Promise*: it has heard every other node of its list say "empty", and promises to found a cluster with exactly these
-//!    incarnations, and never with others.
-//! 3. *Founded*: every node of the list has promised the same. The record is a function of the candidates, so all write
-//!    the same one; a node that comes late writes it when it hears of it.
+//! 1. *Candidate*: the node draws a random incarnation for its data directory and announces it.
+//! 2. *Promise*: it has received a candidate from every other node of its list, and promises to form a cluster with
+//!    exactly these incarnations, and never with others.
+//! 3. *Founded*: every node of the list has made the same promise. The bootstrap record is a function of the
+//!    candidates, so all nodes write the same record; a late node writes it when it receives it from another.
 //!
-//! That every node was heard "empty" is not enough, since it is old news: 1 hears 3; 3 founds with 1 and 2, and serves; the
-//! disk of 2 is wiped; 1 hears 2 for the first time, founds another cluster with it and with what 3 had said once, and the
-//! two of them are a majority that knows nothing of the locks that 3 has granted. A promise can't be made twice.
+//! It is not enough that every node reported an empty directory, because a report can be outdated. Node 1 receives the
+//! report of 3; node 3 forms a cluster with 1 and 2, and serves; the disk of 2 is wiped; node 1 receives its first
+//! report from 2, and forms a second cluster with it and with the old report of 3. Nodes 1 and 2 are a majority without
+//! the locks that 3 has granted. A node makes only one promise, which excludes this.
 
 mod admit;
 mod refusals;
@@ -32,52 +34,52 @@ use admit::check;
 use refusals::{gone, gone_while_founding, malformed, not_added, refusal, too_old};
 pub use refusals::{not_reached, removed};
 
-/// The version of what peers say to each other.
+/// The version of the protocol between peers.
 pub const PROTOCOL: u32 = 1;
 
-/// The length of ids of clusters and data directories, in bytes.
+/// The length of cluster ids and incarnations, in bytes.
 const ID_BYTES: usize = 16;
 
-/// Decides what a node without a founding record does.
+/// The bootstrap state machine of a node without a bootstrap record.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Founder {
     own: Candidate,
-    /// What the other nodes of the list have said, the latest of each.
+    /// The latest candidate received from each other node of the list.
     heard: BTreeMap<u64, Candidate>,
 }
 
-/// What a node without a founding record is to do.
+/// The next action of a node without a bootstrap record.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Step {
-    /// Ask these nodes, again and again. Empty: wait to be added to a cluster.
+    /// Connect to these nodes repeatedly. Empty: wait to be added to a cluster.
     Wait {
-        /// Those that were not heard, or have not promised.
+        /// The nodes from which a candidate, or after this node's own promise a promise, was not received.
         missing: Vec<u64>,
     },
-    /// Store this in place of the present candidate, durably; then give it to [`Founder::promised`].
+    /// Replace the stored candidate by this one, durably; then pass it to [`Founder::promised`].
     Promise(Candidate),
-    /// Write this founding record, durably: then the node is a member.
+    /// Write this bootstrap record, durably: then the node is a member.
     Found(Founding),
-    /// The one who was heard is told this; nothing else changes.
+    /// Send this refusal to the peer; the state is unchanged.
     Refuse(Refusal),
-    /// With these data the node becomes no member of the cluster that it was to found or to join.
+    /// Stop: with these data, the node can't become a member of the cluster that it was to form or to join.
     Stop(Refusal),
 }
 
 impl Founder {
-    /// `own` is durable.
+    /// Starts with `own`, which must be durable.
     #[must_use]
     pub fn new(own: Candidate) -> Self {
         Self { own, heard: BTreeMap::new() }
     }
 
-    /// What this node says of itself.
+    /// This node's own candidate state.
     #[must_use]
     pub fn own(&self) -> &Candidate {
         &self.own
     }
 
-    /// What it says at the begin of a connection to node `to`, 0 for whoever is there.
+    /// The hello for a connection to node `to`; 0 means any node at that address.
     #[must_use]
     pub fn hello(&self, to: u64, lane: Lane) -> Hello {
         let member = member(&self.own);
@@ -95,12 +97,12 @@ impl Founder {
         }
     }
 
-    /// The promise is durable.
+    /// Call this once the promise is durable.
     pub fn promised(&mut self, own: Candidate) {
         self.own = own;
     }
 
-    /// What to do as things are.
+    /// Returns the next action in the current state.
     #[must_use]
     pub fn step(&self) -> Step {
         let me = member(&self.own).node;
@@ -125,7 +127,7 @@ impl Founder {
         Step::Found(founding(all(), &self.own))
     }
 
-    /// Another node has said who it is, on a connection that either has opened.
+    /// Handles the hello of another node, on a connection that either side opened.
     pub fn heard(&mut self, hello: &Hello) -> Step {
         let own = member(&self.own);
         if let Err(refusal) = check(hello, own) {
@@ -166,7 +168,7 @@ impl Founder {
             return Step::Refuse(refusal(RefusalCode::Stranger, text));
         }
         for (ours, theirs) in self.own.nodes.iter().zip(&candidate.nodes) {
-            // An incarnation stands there once it is promised.
+            // The list of a candidate contains incarnations only after its promise.
             if theirs.node == own.node
                 && !theirs.incarnation.is_empty()
                 && theirs.incarnation != own.incarnation
@@ -183,7 +185,7 @@ impl Founder {
             } else if !theirs.incarnation.is_empty()
                 && self.heard.get(&theirs.node).is_some_and(|it| member(it).incarnation != theirs.incarnation)
             {
-                // One of the two is old news; only that node itself knows.
+                // One of the two incarnations is outdated. Drop ours and wait for a hello from that node itself.
                 self.heard.remove(&theirs.node);
             }
         }
@@ -201,14 +203,14 @@ impl Founder {
             return Step::Stop(removed(own.node));
         }
         let Some(known) = members.nodes.get(&own.node) else {
-            // One that waits to be added says so to whoever asks: that is how it is added.
+            // A node that waits to be added sends its candidate to every peer that asks: `cluster add` depends on that.
             return match self.own.nodes.is_empty() {
                 true => self.step(),
                 false => Step::Refuse(not_added(&self.own)),
             };
         };
         let founder = founding.members.iter().find(|founder| founder.node == own.node);
-        // A founder has promised: without that, these data are a copy from before.
+        // A bootstrap node has made a promise. If it is missing, these data are a copy from before the promise.
         let has_forgotten = founder.is_some() && cluster(&promise(&self.own)) != founding.cluster;
         if known.incarnation != own.incarnation || has_forgotten {
             return Step::Stop(gone(own.node));
@@ -234,13 +236,13 @@ fn has_promised(candidate: &Candidate) -> bool {
     !candidate.nodes.is_empty() && candidate.nodes.iter().all(|listed| !listed.incarnation.is_empty())
 }
 
-/// With whom a candidate has promised to found a cluster; empty if it has not.
+/// The incarnations with which a candidate has promised to form a cluster; empty without a promise.
 fn promise(candidate: &Candidate) -> BTreeMap<u64, Vec<u8>> {
     let nodes = candidate.nodes.iter().filter(|_| has_promised(candidate));
     nodes.map(|listed| (listed.node, listed.incarnation.clone())).collect()
 }
 
-/// The id of the cluster that these incarnations found.
+/// Derives the cluster id from the incarnations of the nodes that form the cluster.
 fn cluster(of: &BTreeMap<u64, Vec<u8>>) -> Vec<u8> {
     let mut hasher = Sha256::new();
     for (node, incarnation) in of {
@@ -250,7 +252,8 @@ fn cluster(of: &BTreeMap<u64, Vec<u8>>) -> Vec<u8> {
     hasher.finalize()[..ID_BYTES].to_vec()
 }
 
-/// The record that these candidates found, for one of them: the same for all but for who it is.
+/// The bootstrap record of these candidates, for the node `own`. All nodes write the same record, except for the node's
+/// own id and incarnation.
 fn founding<'a>(of: impl Iterator<Item = &'a Candidate>, own: &Candidate) -> Founding {
     let of: BTreeMap<u64, &Candidate> = of.map(|candidate| (member(candidate).node, candidate)).collect();
     Founding {
@@ -259,12 +262,12 @@ fn founding<'a>(of: impl Iterator<Item = &'a Candidate>, own: &Candidate) -> Fou
         incarnation: member(own).incarnation.clone(),
         members: of.values().map(|candidate| member(candidate).clone()).collect(),
         tokens_above: of.values().map(|candidate| candidate.tokens_above).max().unwrap_or_default(),
-        // What every founder knows (DESIGN section 5: mixed versions).
+        // The highest version that all bootstrap nodes support: their software versions may differ.
         rules: of.values().map(|candidate| candidate.rules).min().unwrap_or_default(),
     }
 }
 
-/// The first difference of two lists, in words.
+/// Describes the first difference between the node lists of two candidates.
 fn difference(ours: &Candidate, theirs: &Candidate) -> Option<String> {
     let list = |candidate: &Candidate| -> BTreeMap<u64, String> {
         candidate.nodes.iter().map(|listed| (listed.node, listed.peer_address.clone())).collect()

@@ -1,7 +1,7 @@
-//! Why a node is not talked to, in words that say what to do.
+//! The refusals of peer connections. Their texts contain the operator's next step.
 //!
-//! Anyone who can connect gets these texts, so they hold no id of a cluster and no incarnation: with those a stranger could pass for a
-//! member.
+//! Anyone who can connect receives these texts, so they contain no cluster id and no incarnation: with those a stranger
+//! could pass for a member.
 
 use lockkeeper_wire::peer::{Hello, Refusal, RefusalCode};
 use lockkeeper_wire::store::{Candidate, Member};
@@ -12,7 +12,7 @@ pub(super) fn refusal(code: RefusalCode, text: impl Into<String>) -> Refusal {
     Refusal { code: code.into(), text: text.into(), node: 0 }
 }
 
-/// Of a node that has no place in the cluster any more: it stops, and nobody else does who hears it.
+/// A refusal about a node that has lost its place in the cluster: `node` stops, and other nodes that receive it do not.
 fn no_place(node: u64, code: RefusalCode, text: String) -> Refusal {
     Refusal { node, ..refusal(code, text) }
 }
@@ -40,7 +40,7 @@ pub(super) fn gone_while_founding(node: u64) -> Refusal {
     no_place(node, RefusalCode::Wiped, text)
 }
 
-/// What a node hears that was removed.
+/// The refusal for a node that was removed.
 #[must_use]
 pub fn removed(node: u64) -> Refusal {
     let text = format!(
@@ -70,7 +70,7 @@ pub(super) fn not_a_member(node: u64) -> Refusal {
     refusal(RefusalCode::Later, text)
 }
 
-/// What a node hears that connects before the receiver has reached it at the address that it knows.
+/// The refusal for a node that connects before the receiver has reached it at the address that the receiver has for it.
 #[must_use]
 pub fn not_reached(node: u64) -> Refusal {
     let text = format!("node {node} is let in once it was reached at its own address: that is tried at once");

@@ -1,4 +1,5 @@
-//! Every order in which nodes hear each other, with crashes and a wiped disk between; and every refusal, word by word.
+//! Explores every order in which hellos arrive, with crashes and a wiped disk in between; and checks the text of every
+//! refusal.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -26,13 +27,13 @@ fn address(node: u64) -> String {
     format!("peer-{node}:1")
 }
 
-/// A node, as its disk is and as it runs.
+/// The durable and the in-memory state of a node.
 #[derive(Clone, PartialEq, Debug)]
 enum Node {
-    /// What it heard since its start is in the founder; the rest is durable.
+    /// The candidates received since the start are in memory only; the rest is durable.
     Forming(Founder),
     Founded(Founding),
-    /// It was told that it has no place here.
+    /// It was refused for good.
     Stopped,
 }
 
@@ -90,12 +91,12 @@ fn hash(what: &impl std::fmt::Debug) -> u64 {
     hasher.finish()
 }
 
-/// Three nodes, and all that was ever said: any of it may arrive at any time, again and again.
+/// Three nodes, and all hellos ever sent: any of them may arrive at any time, repeatedly.
 #[derive(Clone, Debug)]
 struct World {
     nodes: [Node; 3],
     said: Vec<(u64, Hello)>,
-    /// Every record that was ever written, but for whose it is.
+    /// All distinct bootstrap records ever written, without the node's own id and incarnation.
     founded: Vec<Founding>,
     wiped: bool,
 }
@@ -108,7 +109,7 @@ impl World {
         world
     }
 
-    /// What the nodes say now was said from here on.
+    /// Adds the current hellos and bootstrap records to the history.
     fn note(&mut self) {
         for node in &self.nodes {
             let hello = node.hello().map(|hello| (hash(&hello), hello));
@@ -128,7 +129,7 @@ impl World {
         hash(&(&self.nodes, said, self.wiped))
     }
 
-    /// Everything that can happen next. A crash before a write is one before what led to it was heard.
+    /// All successor states. A crash before a write equals a crash before the hello that caused the write.
     fn next(&self, wipes: bool) -> Vec<Self> {
         let mut next = Vec::new();
         let mut add = |change: &dyn Fn(&mut Self)| {
@@ -152,7 +153,7 @@ impl World {
         next
     }
 
-    /// Every node hears every other, as it is now.
+    /// Delivers the current hello of every node to every other node.
     fn exchange(&mut self) {
         for index in 0..3 {
             for other in 0..3 {
@@ -164,7 +165,7 @@ impl World {
     }
 }
 
-/// Looks at every state that can be reached, once.
+/// Visits every reachable state once; returns the number of states.
 fn explore(wipes: bool, mut look: impl FnMut(&World)) -> usize {
     let mut seen = BTreeSet::new();
     let mut queue = VecDeque::from([World::new()]);
@@ -178,7 +179,7 @@ fn explore(wipes: bool, mut look: impl FnMut(&World)) -> usize {
 }
 
 #[test]
-fn in_every_order_and_with_every_crash_three_nodes_found_one_cluster() {
+fn three_nodes_form_one_cluster_in_every_message_order_and_with_crashes() {
     let mut ends = 0;
     let states = explore(false, |world| {
         assert!(world.founded.len() <= 1, "{world:#?}");
@@ -197,7 +198,7 @@ fn in_every_order_and_with_every_crash_three_nodes_found_one_cluster() {
 }
 
 #[test]
-fn a_disk_that_is_wiped_at_any_time_never_makes_two_clusters() {
+fn a_disk_wiped_at_any_time_never_leads_to_two_clusters() {
     let (mut of_both, mut stopped) = (BTreeSet::new(), 0);
     explore(true, |world| {
         assert!(world.founded.len() <= 1, "{world:#?}");
@@ -223,7 +224,7 @@ fn founded() -> Founding {
     Founding { cluster: vec![0xC1; ID_BYTES], ..founding.clone() }
 }
 
-/// What node 2 says, as a member of that cluster.
+/// The hello of node 2 as a member of that cluster.
 fn member_hello(founding: &Founding) -> Hello {
     let two = Founding { node: 2, incarnation: vec![32; ID_BYTES], ..founding.clone() };
     identity(&two, &Members::founded(&two)).hello(1, Lane::Messages)
@@ -237,7 +238,7 @@ fn refused(founding: &Founding, members: &Members, hello: &Hello) -> String {
 }
 
 #[test]
-fn whom_a_member_lets_in_and_what_it_tells_the_others() {
+fn member_admits_known_peers_and_refuses_others_with_instructions() {
     let founding = founded();
     let mut members = Members::founded(&founding);
     let hello = member_hello(&founding);
@@ -312,7 +313,7 @@ fn whom_a_member_lets_in_and_what_it_tells_the_others() {
 }
 
 #[test]
-fn a_node_that_was_added_meanwhile_is_let_in_by_one_that_has_not_heard_of_it() {
+fn node_added_later_is_admitted_by_a_member_with_an_older_member_list() {
     let founding = founded();
     let members = Members { at: 40, ..Members::founded(&founding) };
     let four = Member { node: 4, incarnation: vec![64; ID_BYTES], ..Member::default() };
@@ -329,7 +330,7 @@ fn a_node_that_was_added_meanwhile_is_let_in_by_one_that_has_not_heard_of_it() {
         refused(&founding, &members, &hello) == "welcome"
     };
     assert!(admitted(&theirs));
-    // What a stranger that has learned the cluster's id can't know: the data directories of all that this node knows.
+    // A stranger that has learned the cluster's id does not know the incarnations of all members.
     for node in [1, 2, 3] {
         let mut guessed = theirs.clone();
         guessed.nodes.get_mut(&node).expect("it is there").incarnation[0] ^= 1;
@@ -349,9 +350,9 @@ fn a_node_that_was_added_meanwhile_is_let_in_by_one_that_has_not_heard_of_it() {
     assert!(!admitted(&theirs), "its own list is without it");
 }
 
-/// Anyone gets them.
+/// Anyone who can connect receives refusals.
 #[test]
-fn no_refusal_tells_the_id_of_a_cluster_or_of_a_data_directory() {
+fn refusals_contain_no_cluster_id_and_no_incarnation() {
     let founding = founded();
     let members = Members::founded(&founding);
     let stranger = |node: u64, change: &dyn Fn(&mut Hello)| {
@@ -382,7 +383,7 @@ fn no_refusal_tells_the_id_of_a_cluster_or_of_a_data_directory() {
 }
 
 #[test]
-fn what_a_candidate_tells_those_with_whom_it_founds_no_cluster() {
+fn candidate_refuses_nodes_of_other_lists_with_the_difference() {
     let heard = |change: &dyn Fn(&mut Candidate)| {
         let mut other = candidate(2, 0);
         change(&mut other);
@@ -417,7 +418,7 @@ fn what_a_candidate_tells_those_with_whom_it_founds_no_cluster() {
 }
 
 #[test]
-fn data_that_are_gone_while_a_cluster_is_founded_are_told() {
+fn node_wiped_during_bootstrap_is_refused_and_stops() {
     let gone = "node 2's data are gone, while its cluster was being founded. If no node serves yet, empty the data \
                 directories of all of them and start again; else `lockkeeper cluster remove 2`, then add it under a new id";
     let mut one = Founder::new(candidate(1, 0));
@@ -438,7 +439,7 @@ fn member_hello_of_one(founding: &Founding) -> Hello {
 }
 
 #[test]
-fn one_that_joins_waits_until_the_cluster_lists_it_and_takes_its_record() {
+fn joining_node_waits_until_it_is_listed_and_copies_the_bootstrap_record() {
     let joiner = Candidate { nodes: Vec::new(), rules: 6, ..candidate(4, 0) };
     let mut founder = Founder::new(joiner.clone());
     assert_eq!(founder.step(), Step::Wait { missing: Vec::new() });
@@ -458,19 +459,19 @@ fn one_that_joins_waits_until_the_cluster_lists_it_and_takes_its_record() {
          the other nodes"
     );
 
-    // Another data directory than the one that was added.
+    // A different data directory from the one that was added.
     members.nodes.insert(4, Member { node: 4, incarnation: vec![65; ID_BYTES], ..Member::default() });
     assert!(text(founder.heard(&hello(&members))).starts_with("STOP node 4's data are gone: "));
     members.nodes.remove(&4);
     members.removed.insert(4, vec![64; ID_BYTES]);
     assert!(text(founder.heard(&hello(&members))).starts_with("STOP node 4 was removed from the cluster"));
-    // A founder that knows nothing of its promise runs on an old copy of its data.
+    // A bootstrap node without a promise runs on an old copy of its data.
     let step = Founder::new(candidate(2, 0)).heard(&member_hello_of_one(&founding));
     assert!(text(step).starts_with("STOP node 2's data are gone: "));
 }
 
 #[test]
-fn a_greeting_that_contradicts_itself_is_refused() {
+fn inconsistent_hello_is_refused() {
     let mut founder = Founder::new(candidate(1, 0));
     let sound = Founder::new(candidate(2, 0)).hello(1, Lane::Greeting);
     let changes: [fn(&mut Hello); 4] = [

@@ -1,4 +1,5 @@
-//! Which changes are refused, and that what is not refused does to the members what the consensus engine makes of it.
+//! Membership changes: which are refused, and that accepted ones have the same effect on `Members` and on the consensus
+//! engine.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +31,7 @@ fn all(members: &Members) -> BTreeSet<u64> {
     members.nodes.keys().copied().collect()
 }
 
-/// The members, and the engine that applies the same changes.
+/// The members, and an engine that applies the same changes.
 struct Cluster {
     members: Members,
     engine: Engine,
@@ -75,7 +76,7 @@ fn refusal(members: &Members, change: &Change) -> String {
 }
 
 #[test]
-fn a_new_node_follows_first_and_votes_once_it_is_promoted() {
+fn new_node_is_a_learner_until_it_is_promoted() {
     let added = after(&[1, 2, 3], &[Change::Add(member(4))]);
     assert!(added.is_learner(4) && !added.votes(4));
     let promoted = after(&[1, 2, 3], &[Change::Add(member(4)), Change::Promote(4)]);
@@ -85,7 +86,7 @@ fn a_new_node_follows_first_and_votes_once_it_is_promoted() {
 }
 
 #[test]
-fn a_removed_voter_counts_until_the_end_of_its_removal_and_its_id_never_comes_back() {
+fn removed_voter_votes_until_the_removal_ends_and_its_id_is_never_reused() {
     let leaving = after(&[1, 2, 3], &[Change::Remove(3)]);
     assert!(leaving.is_leaving(3) && leaving.votes(3) && !leaving.is_leaving(2));
     assert_eq!(leaving.configuration.voters_outgoing, [1, 2, 3]);
@@ -101,7 +102,7 @@ fn a_removed_voter_counts_until_the_end_of_its_removal_and_its_id_never_comes_ba
 }
 
 #[test]
-fn a_learner_is_removed_whatever_the_voters_do() {
+fn learner_can_be_removed_while_most_voters_are_inactive() {
     let mut cluster = Cluster::of(&[1, 2, 3]);
     cluster.apply(&Change::Add(member(4)));
     assert_eq!(cluster.members.check(&Change::Remove(4), &BTreeSet::from([1])), Ok(()));
@@ -111,7 +112,7 @@ fn a_learner_is_removed_whatever_the_voters_do() {
 }
 
 #[test]
-fn while_a_removal_goes_on_nothing_else_is_changed() {
+fn other_changes_are_refused_during_a_removal() {
     let leaving = after(&[1, 2, 3], &[Change::Remove(3)]);
     for change in [Change::Add(member(4)), Change::Remove(2), Change::Promote(2), Change::Remove(3)] {
         let text = refusal(&leaving, &change);
@@ -121,14 +122,14 @@ fn while_a_removal_goes_on_nothing_else_is_changed() {
 }
 
 #[test]
-fn the_last_voter_stays_whoever_else_learns() {
+fn the_only_voter_can_not_be_removed() {
     let members = after(&[1], &[Change::Add(member(2))]);
     let text = refusal(&members, &Change::Remove(1));
     assert!(text.contains("only voter"), "{text}");
 }
 
 #[test]
-fn a_node_stays_if_the_rest_could_not_go_on_without_it() {
+fn removal_is_refused_if_the_remaining_active_voters_are_no_majority() {
     let members = of(&[1, 2, 3]);
     let text = members.check(&Change::Remove(2), &BTreeSet::from([1, 2])).unwrap_err().to_string();
     assert!(text.contains("1 of 2 voters") && text.contains("2 are needed"), "{text}");
@@ -138,7 +139,7 @@ fn a_node_stays_if_the_rest_could_not_go_on_without_it() {
 }
 
 #[test]
-fn what_a_new_node_says_of_itself_is_checked() {
+fn identity_of_a_new_node_is_validated() {
     let members = of(&[1, 2]);
     let add = |change: fn(&mut Member)| {
         let mut new = member(4);
@@ -160,7 +161,7 @@ fn what_a_new_node_says_of_itself_is_checked() {
 }
 
 #[test]
-fn who_asks_again_is_told_that_it_is_done() {
+fn repeated_change_is_recognized_as_made() {
     let members = after(&[1, 2, 3], &[Change::Add(member(4)), Change::Remove(3)]);
     let again = |change| members.has_made(&change);
     assert!(again(Change::Add(member(4))) && again(Change::Remove(3)) && again(Change::Promote(2)));
@@ -170,7 +171,7 @@ fn who_asks_again_is_told_that_it_is_done() {
 }
 
 #[test]
-fn members_survive_being_written_down() {
+fn members_are_unchanged_after_encoding_and_decoding() {
     let members = after(&[1, 2, 3], &[Change::Add(member(4)), Change::Remove(2)]);
     assert_eq!(Members::from(store::Members::from(&members)), members);
 }
@@ -186,9 +187,10 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
 }
 
 proptest! {
-    /// What is not refused, the engine takes; there is always a voter, and everyone listed has a part.
+    /// The engine accepts every change that was not refused; at least one voter remains, and every listed node has a
+    /// role.
     #[test]
-    fn the_engine_takes_every_change_that_is_not_refused(changes in changes()) {
+    fn engine_accepts_every_change_that_is_not_refused(changes in changes()) {
         let mut cluster = Cluster::of(&[1, 2, 3]);
         for change in &changes {
             let members = &cluster.members;

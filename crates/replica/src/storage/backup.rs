@@ -1,8 +1,8 @@
-//! A backup: one file with a whole table, to be kept anywhere.
+//! A backup: one file with a whole table, which can be stored anywhere.
 //!
-//! Responsible for its format: header, head, the pieces of a snapshot, its tail, each frame with a checksum that depends on
-//! its place and on the header. So a file that was cut, damaged, or put together from two is refused with its place, and a
-//! program that is older than the file says so. What the pieces hold is not known here.
+//! Responsible for the file format: header, head, the pieces of a snapshot, its tail. Each frame has a checksum that
+//! also covers its offset and is seeded by the header, so a file that was cut, damaged, or assembled from two files is
+//! rejected with the position. A file of a newer format is a separate error. This module does not interpret the pieces.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use super::pieces::Pieces;
 use super::snapshot::{SnapshotReader, Snapshots};
 use crate::disk::{Disk, DiskFile};
 
-/// Why a file is not read as a backup.
+/// Why a file was rejected as a backup.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackupError {
@@ -27,10 +27,10 @@ pub enum BackupError {
     NewerFormat {
         /// The file.
         file: String,
-        /// Its format.
+        /// Its format version.
         found: u32,
     },
-    /// It is not what was written, or never was a backup.
+    /// The content was changed after it was written, or the file never was a backup.
     #[error(
         "`{file}` is no backup, or a damaged one: at byte {offset}: {what}. Nothing of it is used; take another backup, or \
          use an earlier one"
@@ -38,19 +38,19 @@ pub enum BackupError {
     Damaged {
         /// The file.
         file: String,
-        /// Where in it, in bytes.
+        /// The position in the file, in bytes.
         offset: u64,
-        /// What was found there, and what should have been.
+        /// The actual and the expected content.
         what: String,
     },
-    /// The system refused a step.
+    /// An I/O operation failed.
     #[error("cannot {doing} `{file}`")]
     Io {
-        /// The step, as a verb.
+        /// The operation, as a verb.
         doing: &'static str,
-        /// On what.
+        /// The file that it was applied to.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -61,7 +61,7 @@ impl From<OpenError> for BackupError {
             OpenError::NewerFormat { file, found } => Self::NewerFormat { file, found },
             OpenError::Corrupt { file, offset, what } => Self::Damaged { file, offset, what },
             OpenError::Io { doing, file, source } => Self::Io { doing, file, source },
-            // About data directories; reading one file meets none of these.
+            // These concern data directories; reading a single file never returns them.
             other @ (OpenError::AnotherCluster { .. }
             | OpenError::Founded { .. }
             | OpenError::Unfinished { .. }
@@ -72,11 +72,11 @@ impl From<OpenError> for BackupError {
     }
 }
 
-/// A stored snapshot as the bytes of a backup, part by part.
+/// A stored snapshot as the bytes of a backup, returned in parts.
 #[derive(Debug)]
 pub struct BackupParts<D: Disk> {
     snapshot: SnapshotReader<D>,
-    /// Header and head, until they are taken.
+    /// Header and head, until they are returned.
     begin: Option<Vec<u8>>,
     seed: u32,
     at: u64,
@@ -84,7 +84,7 @@ pub struct BackupParts<D: Disk> {
 }
 
 impl<D: Disk> Snapshots<D> {
-    /// The stored snapshot at `head.index` as a backup. Its term and rules are written into `head` here.
+    /// Opens the stored snapshot at `head.index` as a backup. The snapshot's term and rules replace those in `head`.
     ///
     /// # Errors
     /// As [`Snapshots::open`].
@@ -100,11 +100,11 @@ impl<D: Disk> Snapshots<D> {
 }
 
 impl<D: Disk> BackupParts<D> {
-    /// The next bytes of the file, a little more than [`PIECE_BYTES_MAX`](super::PIECE_BYTES_MAX) at most; `None` at its
-    /// end.
+    /// Returns the next bytes of the file, slightly more than [`PIECE_BYTES_MAX`](super::PIECE_BYTES_MAX) at most;
+    /// `None` at its end.
     ///
     /// # Errors
-    /// As [`SnapshotReader::next_piece`]. What was handed out before is no backup then.
+    /// As [`SnapshotReader::next_piece`]. The parts returned before are not a valid backup then.
     pub fn next_part(&mut self) -> Result<Option<Vec<u8>>, OpenError> {
         if let Some(begin) = self.begin.take() {
             return Ok(Some(begin));
@@ -125,7 +125,7 @@ impl<D: Disk> BackupParts<D> {
     }
 }
 
-/// A backup that is being read, piece by piece; each is checked before it is handed out.
+/// A backup that is being read. Each piece is verified before it is returned.
 #[derive(Debug)]
 pub struct BackupReader<F> {
     identity: Identity,
@@ -134,7 +134,7 @@ pub struct BackupReader<F> {
 }
 
 impl<F: DiskFile> BackupReader<F> {
-    /// Begins to read `file`, which errors call `name`.
+    /// Opens `file`; errors use `name` for it.
     ///
     /// # Errors
     /// [`BackupError`] by kind.
@@ -153,26 +153,25 @@ impl<F: DiskFile> BackupReader<F> {
         Ok(Self { identity: header.identity, head, pieces })
     }
 
-    /// What it says of itself.
+    /// The backup's head.
     pub fn head(&self) -> &BackupHead {
         &self.head
     }
 
-    /// The id of the cluster that it was taken from.
+    /// The id of the cluster that was backed up.
     pub fn cluster(&self) -> [u8; 16] {
         self.identity.cluster
     }
 
-    /// The table's digest, 16 bytes, little-endian; once [`BackupReader::next_piece`] has said that there is no further
-    /// piece.
+    /// The table's digest, 16 bytes, little-endian; available after [`BackupReader::next_piece`] has returned `None`.
     pub fn digest(&self) -> Option<&[u8]> {
         self.pieces.tail().map(|tail| tail.digest.as_slice())
     }
 
-    /// The next piece; `None` after the last one. Only then is it sure that nothing is missing.
+    /// Returns the next piece; `None` after the last one. Only then is the backup known to be complete.
     ///
     /// # Errors
-    /// [`BackupError::Damaged`] if it isn't what was written; [`BackupError::Io`].
+    /// [`BackupError::Damaged`] if the piece is damaged or missing; [`BackupError::Io`].
     pub fn next_piece(&mut self) -> Result<Option<Vec<u8>>, BackupError> {
         Ok(self.pieces.next()?)
     }

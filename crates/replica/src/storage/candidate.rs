@@ -1,6 +1,7 @@
-//! What a node without a cluster says of itself, kept so that it says the same after a restart.
+//! The candidate state of a node that belongs to no cluster: identity, list of nodes, and promise.
 //!
-//! Responsible for: whatever a node has said while a cluster was being founded, it remembers (see [`crate::founder`]).
+//! Responsible for: a restarted node announces the same state that it announced before, as the bootstrap protocol
+//! requires (see [`crate::founder`]).
 
 use lockkeeper_wire::store::Candidate;
 use prost::Message;
@@ -12,13 +13,13 @@ use crate::disk::Disk;
 
 pub(super) const NAME: &str = "candidate";
 
-/// Of no cluster.
+/// The header's identity for a candidate: no cluster id yet.
 fn identity(candidate: &Candidate) -> Option<Identity> {
     let incarnation = candidate.member.as_ref()?.incarnation.as_slice().try_into().ok()?;
     Some(Identity { cluster: [0; 16], incarnation })
 }
 
-/// Writes it, durably, in place of the one before.
+/// Replaces the stored candidate, durably.
 pub(super) fn write(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenError> {
     let identity = identity(candidate)
         .ok_or(OpenError::Unfounded { what: "the id of a candidate's data directory has 16 bytes" })?;
@@ -28,7 +29,7 @@ pub(super) fn write(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenE
     single::write(disk, NAME, (Kind::Candidate, Frame::Candidate), identity, &candidate.encode_to_vec())
 }
 
-/// Reads it.
+/// Reads the stored candidate.
 pub(super) fn read(disk: &impl Disk) -> Result<Candidate, OpenError> {
     let (owner, what, payload) = single::read(disk, NAME, Kind::Candidate)?;
     match (what, Candidate::decode(payload.as_slice())) {

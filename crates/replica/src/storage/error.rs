@@ -1,10 +1,10 @@
-//! Why a data directory can't be used, and what to do about it.
+//! Errors of a data directory, with instructions for the user.
 
 use std::io;
 
 use super::format::FORMAT_VERSION;
 
-/// What to do with a node whose data are not to be trusted.
+/// Advice for a node whose data can't be trusted.
 const NEXT: &str = "Nothing was changed. A node of a cluster: remove it (`lockkeeper cluster remove`), then add it anew \
                     with an empty directory; a node that is alone: restore a backup";
 
@@ -20,17 +20,17 @@ pub enum OpenError {
     NewerFormat {
         /// The file.
         file: String,
-        /// Its format.
+        /// Its format version.
         found: u32,
     },
-    /// Bytes that were synced are not what was written, or are gone. Never read as data (P10).
+    /// Synced bytes were changed or are missing. They are never read as data (P10).
     #[error("`{file}` is damaged at byte {offset}: {what}. {NEXT}")]
     Corrupt {
         /// The file.
         file: String,
-        /// Where in it, in bytes.
+        /// The position in the file, in bytes.
         offset: u64,
-        /// What was found there, and what should have been.
+        /// The actual and the expected content.
         what: String,
     },
     /// A file of another cluster, or of another data directory of this one.
@@ -40,18 +40,18 @@ pub enum OpenError {
     AnotherCluster {
         /// The file.
         file: String,
-        /// To what it belongs.
+        /// The cluster and incarnation in the file's header.
         found: String,
-        /// What the founding record says.
+        /// The cluster and incarnation in the bootstrap record.
         expected: String,
     },
-    /// A cluster was to be founded where one was founded before.
+    /// A bootstrap in a directory that already holds a cluster, or a restore in one that holds any other file.
     #[error("the data directory holds a cluster already: `{file}` exists. Give an empty directory")]
     Founded {
-        /// What shows it.
+        /// The existing file that blocks the operation.
         file: String,
     },
-    /// A restore was cut off before its last step, so part of the table may be missing (P2).
+    /// A restore was interrupted before its last step, so part of the table may be missing (P2).
     #[error(
         "`{file}` is there: a `lockkeeper restore` into this data directory was not finished, and part of its table is \
          missing. Nothing was changed: run it again with the same directory, or empty the directory"
@@ -60,26 +60,26 @@ pub enum OpenError {
         /// The restore's marker.
         file: String,
     },
-    /// The founding record that was to be written makes no sense.
+    /// The bootstrap record or candidate to be written is invalid.
     #[error("this founding record can't be written: {what}")]
     Unfounded {
-        /// What is wrong with it.
+        /// The reason.
         what: &'static str,
     },
-    /// The system refused a step.
+    /// An I/O operation failed.
     #[error("cannot {doing} `{file}`{}", advice(source))]
     Io {
-        /// The step, as a verb.
+        /// The operation, as a verb.
         doing: &'static str,
-        /// On what.
+        /// The file that it was applied to.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl OpenError {
-    /// For `map_err`: what was being done, and on what.
+    /// For `map_err`: adds the operation and the file.
     pub(super) fn io(doing: &'static str, file: &str) -> impl FnOnce(io::Error) -> Self + use<> {
         let file = file.to_owned();
         move |source| Self::Io { doing, file, source }
@@ -90,7 +90,7 @@ impl OpenError {
     }
 }
 
-/// What to do about the faults that users meet; the cause itself is the error's source.
+/// Advice for the faults that users meet; the cause itself is the error's source.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {

@@ -1,8 +1,8 @@
-//! What all files of a data directory have in common: the header, and the checked frames of those that are written once.
+//! The parts shared by all files of a data directory: the header, and the checksummed frames of write-once files.
 //!
-//! Responsible for: telling a file of ours from anything else, its format's version, and to which data directory it
-//! belongs. The header's magic, kind, version and checksum keep their places in every later version, so that an older
-//! program can say "newer" rather than "damaged".
+//! Responsible for: recognizing a Lockkeeper file, its format version, and its data directory. The header's magic,
+//! kind, version and checksum keep their offsets in every later version, so an older program can report "newer" instead
+//! of "damaged".
 
 use crc32fast::Hasher;
 use lockkeeper_wire::store::HardState;
@@ -10,22 +10,22 @@ use lockkeeper_wire::store::HardState;
 use super::error::OpenError;
 use crate::disk::DiskFile;
 
-/// The version of everything that [`crate::storage`] writes. One number: files of two versions never stand side by side.
+/// The version of all files that [`crate::storage`] writes. It is one number: files of two versions are never mixed.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// What a disk writes whole or not at all, in bytes; records start on its multiples.
+/// The unit of atomic disk writes, in bytes; records start at its multiples.
 pub const SECTOR_BYTES: usize = 512;
 
-/// The longest payload of a frame, so of a piece of a snapshot, in bytes: what is synced at once must not be huge.
+/// The longest payload of a frame, and so of a snapshot piece, in bytes. It bounds the size of one sync.
 pub const PIECE_BYTES_MAX: usize = 1 << 20;
 
 pub(super) const SECTOR: u64 = SECTOR_BYTES as u64;
 
 const MAGIC: [u8; 8] = *b"LOCKKEEP";
-/// Where the header's checksum stands, over all bytes before it.
+/// The offset of the header's checksum, which covers all bytes before it.
 const CHECKSUM_AT: usize = SECTOR_BYTES - 4;
 
-/// To which data directory a file belongs.
+/// The data directory that a file belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Identity {
     pub(super) cluster: [u8; 16],
@@ -40,7 +40,7 @@ impl std::fmt::Display for Identity {
     }
 }
 
-/// What a file is.
+/// The kind of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Kind {
     Founding = 1,
@@ -50,7 +50,7 @@ pub(super) enum Kind {
     Candidate = 5,
 }
 
-/// Where a log stands.
+/// A position in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Position {
     pub(super) index: u64,
@@ -62,21 +62,21 @@ pub(super) struct Position {
 pub(super) struct Header {
     pub(super) kind: Kind,
     pub(super) identity: Identity,
-    /// Of a segment: its place in the log, from 1. Of a snapshot: its index.
+    /// Segment: its position in the log, from 1. Snapshot: its index.
     pub(super) number: u64,
-    /// Of a segment: its size in bytes, header and seal included.
+    /// Segment: its size in bytes, header and seal included.
     pub(super) size: u64,
-    /// Of a segment: the number of its first record.
+    /// Segment: the number of its first record.
     pub(super) first_record: u64,
-    /// Of a segment: the last entry when it was begun, and the hard state. So earlier segments can go.
+    /// Segment: the last entry at its start, and the hard state (next field), so that earlier segments can be deleted.
     pub(super) last: Position,
     pub(super) hard_state: HardState,
-    /// Of a segment: the log was emptied when it was begun, since a snapshot took its place.
+    /// Segment: the log was emptied at its start, because a snapshot replaced it.
     pub(super) reset: bool,
 }
 
 impl Header {
-    /// Of a file that needs no more than a name.
+    /// The header of a file without segment fields.
     pub(super) fn plain(kind: Kind, identity: Identity, number: u64) -> Self {
         Self {
             kind,
@@ -90,7 +90,8 @@ impl Header {
         }
     }
 
-    /// Its bytes, and their checksum, which seeds all further ones of the file: content of another file is none here.
+    /// Returns the header's bytes and their checksum. The checksum seeds all others of the file, so frames and records
+    /// of another file are never valid in this one.
     pub(super) fn encode(&self) -> ([u8; SECTOR_BYTES], u32) {
         let mut bytes = [0; SECTOR_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -117,7 +118,7 @@ impl Header {
         (bytes, checksum)
     }
 
-    /// Reads the header of `file`, which must be of `kind`.
+    /// Decodes a header; `file` is the name for errors, and the header must be of `kind`.
     pub(super) fn decode(
         bytes: &[u8; SECTOR_BYTES],
         file: &str,
@@ -159,7 +160,7 @@ impl Header {
         Ok((header, checksum))
     }
 
-    /// Reads the header of `file`, which must be of `kind`.
+    /// Reads the header of a file, which must be of `kind`. Accepts any number and any identity.
     pub(super) fn read_any(from: &impl DiskFile, file: &str, kind: Kind) -> Result<(Self, u32), OpenError> {
         let size = from.size().map_err(OpenError::io("measure", file))?;
         if size < SECTOR {
@@ -174,7 +175,7 @@ impl Header {
         Self::decode(&bytes, file, kind)
     }
 
-    /// Reads the header of `file`, which must be of `kind`, have this `number`, and belong where it lies.
+    /// Reads the header of a file, which must be of `kind`, with this `number` and, if given, this `identity`.
     pub(super) fn read(
         from: &impl DiskFile,
         file: &str,
@@ -201,7 +202,7 @@ impl Header {
     }
 }
 
-/// What a frame holds.
+/// The content of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Frame {
     Founding = 1,
@@ -219,10 +220,10 @@ impl Frame {
     }
 }
 
-/// Length, what it holds, checksum.
+/// Payload length, content kind, checksum; 4 bytes each.
 const FRAME_HEAD_BYTES: usize = 12;
 
-/// The checksum depends on the place, so that frames can't be exchanged.
+/// The checksum covers the offset, so frames can't be exchanged within a file.
 fn frame_checksum(seed: u32, offset: u64, head: &[u8], payload: &[u8]) -> u32 {
     let mut hasher = Hasher::new_with_initial(seed);
     hasher.update(&offset.to_le_bytes());
@@ -231,7 +232,7 @@ fn frame_checksum(seed: u32, offset: u64, head: &[u8], payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Replaces `bytes` by a frame that will stand at `offset`.
+/// Replaces the content of `bytes` by a frame for offset `offset`.
 ///
 /// # Panics
 /// If the payload is longer than [`PIECE_BYTES_MAX`]; callers check.
@@ -245,7 +246,8 @@ pub(super) fn put_frame(bytes: &mut Vec<u8>, seed: u32, offset: u64, what: Frame
     bytes.extend_from_slice(payload);
 }
 
-/// Reads the frame of `file` at `offset`, and says where it ends. `size` is the file's.
+/// Reads the frame at `offset`; returns its kind, its payload and the offset of its end. `size` is the file's, in
+/// bytes.
 pub(super) fn read_frame(
     from: &impl DiskFile,
     file: &str,
@@ -287,7 +289,7 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// # Panics
-/// If `bytes` ends before; callers know their lengths.
+/// If `bytes` is too short; callers know their lengths.
 fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     bytes[at..at + N].try_into().expect("a slice of N bytes")
 }

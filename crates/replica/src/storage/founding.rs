@@ -1,4 +1,4 @@
-//! The founding record: to which cluster a data directory belongs, and who the node is in it. Written once.
+//! The bootstrap record: the cluster that a data directory belongs to, and the node's identity in it. Written once.
 
 use lockkeeper_wire::store::Founding;
 use prost::Message;
@@ -10,7 +10,7 @@ use crate::disk::Disk;
 
 pub(super) const NAME: &str = "founding";
 
-/// To which data directory the files belong that are written after `founding`.
+/// The identity in the headers of all files of this cluster and data directory.
 pub(super) fn identity(founding: &Founding) -> Option<Identity> {
     Some(Identity {
         cluster: founding.cluster.as_slice().try_into().ok()?,
@@ -18,7 +18,7 @@ pub(super) fn identity(founding: &Founding) -> Option<Identity> {
     })
 }
 
-/// What is wrong with a founding record that is to be written.
+/// Checks a bootstrap record before it is written; returns its identity.
 pub(super) fn check(founding: &Founding) -> Result<Identity, OpenError> {
     let identity = identity(founding)
         .ok_or(OpenError::Unfounded { what: "the ids of cluster and data directory have 16 bytes each" })?;
@@ -31,12 +31,12 @@ pub(super) fn check(founding: &Founding) -> Result<Identity, OpenError> {
     Ok(identity)
 }
 
-/// Writes it, durably.
+/// Writes the record, durably.
 pub(super) fn write(disk: &impl Disk, founding: &Founding, identity: Identity) -> Result<(), OpenError> {
     single::write(disk, NAME, (Kind::Founding, Frame::Founding), identity, &founding.encode_to_vec())
 }
 
-/// Reads it.
+/// Reads the record.
 pub(super) fn read(disk: &impl Disk) -> Result<(Founding, Identity), OpenError> {
     let (owner, what, payload) = single::read(disk, NAME, Kind::Founding)?;
     match (what, Founding::decode(payload.as_slice())) {

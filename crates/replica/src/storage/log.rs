@@ -1,11 +1,13 @@
-//! The log while it is written: append, going on to the next segment, giving up old ones.
+//! Log writes: append, switching to the next segment, giving up old segments.
 //!
-//! Responsible for the order of writes and syncs. An append is one write and one sync. The next segment is complete,
-//! renamed and synced by name before the last one is sealed, and that is synced before anything is appended to it: so of
-//! all records only the last one of the last segment can be torn, and a seal without a next segment means a loss.
+//! Responsible for the order of writes and syncs. An append is one write and one sync. When a segment is full, the next
+//! one is completed, renamed, and its name synced before the full one is sealed; the seal is synced before the next
+//! segment takes an append. So only the last record of the last segment can be torn, and a seal without a next segment
+//! means data loss.
 //!
-//! A failed write or sync is final ([`Log::append`]): what the disk holds is unknown then, and a second sync would say
-//! "done" for pages that the system has dropped. The process must end; the next start reads what is really there.
+//! A failed write or sync is final ([`Log::append`]): the state of the disk is unknown then, and a second sync would
+//! succeed for pages that the kernel has dropped. The process must end; the next start reads the actual state of the
+//! disk.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,10 +21,10 @@ use super::record::{self, RECORD_BYTES_MAX};
 use super::segment::{self, SECTORS_MIN, Spare, SpareMaker};
 use crate::disk::{Disk, DiskFile};
 
-/// Buffers that a rare large record has blown up are given back.
+/// Buffers above this capacity, in bytes, are freed after a rare large record.
 const BUFFER_BYTES_KEPT: usize = 4 << 20;
 
-/// The log of one node. Only one exists for a data directory.
+/// The log of one node. At most one exists per data directory.
 #[derive(Debug)]
 pub struct Log<D: Disk> {
     pub(super) disk: D,
@@ -41,27 +43,27 @@ pub struct Log<D: Disk> {
     pub(super) failed: bool,
 }
 
-/// A segment that is not written any more.
+/// A segment that takes no further writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closed {
     pub(super) number: u64,
-    /// The highest index of an entry in it; 0 for none.
+    /// The highest entry index in this segment; 0 if it has no entries.
     pub(super) highest: u64,
 }
 
-/// The segment that is appended to.
+/// The segment that takes appends.
 #[derive(Debug)]
 pub(super) struct Current<F> {
     pub(super) file: F,
     pub(super) number: u64,
     pub(super) seed: u32,
     pub(super) size: u64,
-    /// Where the next record will stand.
+    /// Offset of the next record, in bytes.
     pub(super) at: u64,
     pub(super) highest: u64,
 }
 
-/// Reused from record to record.
+/// Reused for every record.
 #[derive(Default, Debug)]
 pub(super) struct Buffers {
     encoded: Vec<u8>,
@@ -69,12 +71,12 @@ pub(super) struct Buffers {
 }
 
 impl<D: Disk> Log<D> {
-    /// Writes one record and syncs it: once this returns, it survives a power cut. A record with neither entries nor a
-    /// hard state is nothing to write.
+    /// Writes one record and syncs it: once this returns, the record survives a power cut. A record with neither
+    /// entries nor a hard state writes nothing.
     ///
     /// # Errors
-    /// `InvalidInput` for a record that is no continuation of the log or longer than [`RECORD_BYTES_MAX`]: nothing was
-    /// done. Anything else is final: whether the record will be there after a restart is unknown, every later call
+    /// `InvalidInput` for a record that does not continue the log or is longer than [`RECORD_BYTES_MAX`]: nothing was
+    /// written. Any other error is final: it is unknown whether the record will exist after a restart, every later call
     /// fails too, and the process must end.
     pub fn append(&mut self, record: &Record) -> io::Result<()> {
         self.check_alive()?;
@@ -102,8 +104,8 @@ impl<D: Disk> Log<D> {
         Ok(())
     }
 
-    /// Forgets all entries: a snapshot that was received, and is durable, takes their place; the next entry follows
-    /// `index`. (A snapshot of the node's own table changes nothing here: [`Log::compact`] follows it.)
+    /// Drops all entries, because a received, durable snapshot replaces them; the next entry follows `index`. (For a
+    /// snapshot of the node's own table call [`Log::compact`] instead.)
     ///
     /// # Errors
     /// As [`Log::append`]: final.
@@ -120,9 +122,9 @@ impl<D: Disk> Log<D> {
         result
     }
 
-    /// Gives up whole segments from the oldest on, as long as all their entries are at or below `through`, where a
-    /// durable snapshot must stand. Files go when the answer is [run](Removal::run), on any thread, one such answer
-    /// after the other.
+    /// Gives up whole segments, oldest first, whose entries are all at or below `through`; a durable snapshot at
+    /// `through` must exist. The files are deleted when the returned [`Removal`] is [run](Removal::run), on any
+    /// thread; removals must run in the order in which they were returned.
     pub fn compact(&mut self, through: u64) -> Removal {
         let mut names = Vec::new();
         while self.closed.front().is_some_and(|segment| segment.highest <= through) {
@@ -131,18 +133,19 @@ impl<D: Disk> Log<D> {
         Removal::new(names)
     }
 
-    /// Makes segments ahead of their use.
+    /// Returns a maker that preallocates segments.
     pub fn spare_maker(&self) -> SpareMaker<D> {
         self.maker.clone()
     }
 
-    /// Whether a spare segment would be taken.
+    /// Returns true if [`Log::give_spare`] would keep a spare segment.
     pub fn wants_spare(&self) -> bool {
         self.spare.is_none()
     }
 
-    /// Takes a spare segment, to go on with when the current one is full; without one the log makes it itself, which
-    /// takes as long as writing a whole segment. One that isn't [wanted](Log::wants_spare) is put back in the answer.
+    /// Stores a preallocated segment for use when the current one is full; without one the log creates it on demand,
+    /// which takes as long as writing a whole segment. If none is [wanted](Log::wants_spare), the returned removal
+    /// deletes it.
     #[must_use = "a spare that was not taken takes up room on the disk until the next start"]
     pub fn give_spare(&mut self, spare: Spare<D::File>) -> Removal {
         let unused = if self.spare.is_none() {
@@ -154,12 +157,12 @@ impl<D: Disk> Log<D> {
         Removal::new(unused.into_iter().collect())
     }
 
-    /// The index of the last entry; of the snapshot, if none follows it.
+    /// The index of the last entry, or of the snapshot if no entry follows it.
     pub fn last_index(&self) -> u64 {
         self.last.index
     }
 
-    /// How many segments there are, the current one included.
+    /// The number of segments, including the current one.
     pub fn segments(&self) -> usize {
         self.closed.len() + 1
     }
@@ -173,7 +176,7 @@ impl<D: Disk> Log<D> {
         Ok(())
     }
 
-    /// Where the log will stand after `record`, if it continues the log.
+    /// Returns the end of the log after `record`; an error if `record` does not continue the log.
     fn check(&self, record: &Record) -> io::Result<Position> {
         let last = match follows(&record.entries, self.last.index) {
             Ok(last) => last.unwrap_or(self.last),
@@ -208,8 +211,8 @@ impl<D: Disk> Log<D> {
         Ok(())
     }
 
-    /// Goes on to the next segment, with room for a record of `needed` bytes: a record never spans two. One that is
-    /// longer than a usual segment gets a segment of its own size.
+    /// Switches to the next segment, with room for a record of `needed` bytes: a record never spans two segments. A
+    /// record that is longer than a normal segment gets a segment of its own size.
     fn roll(&mut self, needed: u64, reset: bool) -> io::Result<()> {
         let size = self.segment_bytes.max(needed + (SECTORS_MIN - 1) * SECTOR);
         let spare = match self.spare.take() {
@@ -240,7 +243,7 @@ impl<D: Disk> Log<D> {
     }
 }
 
-/// Makes a fresh segment part of the log, durably.
+/// Adds a fresh segment to the log, durably.
 pub(super) fn begin<D: Disk>(
     disk: &D,
     spare: Spare<D::File>,
@@ -255,14 +258,14 @@ pub(super) fn begin<D: Disk>(
     Ok(Current { file, number: header.number, seed, size, at: SECTOR, highest: 0 })
 }
 
-/// Says in a full segment that a next one exists, after record `last`.
+/// Seals a full segment: marks that a next segment exists, which starts after record `last`.
 pub(super) fn seal<F: DiskFile>(full: &mut Current<F>, last: u64) -> io::Result<()> {
     full.file.write_at(full.size - SECTOR, &record::seal(full.seed, last))?;
     full.file.sync()
 }
 
-/// What a hard state must be at least, when a snapshot stands at `at`: what it holds was committed. A term that is
-/// raised here was never voted in, or it would have been in the hard state.
+/// Raises a hard state to the minimum that a snapshot at `at` implies: its entries were committed. This node never
+/// voted in a term that is raised here, or the hard state would contain that term.
 pub(super) fn raised(mut hard_state: HardState, at: Position) -> HardState {
     if hard_state.term < at.term {
         hard_state.term = at.term;
@@ -272,7 +275,8 @@ pub(super) fn raised(mut hard_state: HardState, at: Position) -> HardState {
     hard_state
 }
 
-/// Whether `entries` may follow, or replace a tail of, a log that ends at `last`; and where it ends then.
+/// Checks that `entries` can follow a log that ends at `last`, or replace its tail; returns the new end of the log,
+/// `None` if `entries` is empty.
 pub(super) fn follows(entries: &[Entry], last: u64) -> Result<Option<Position>, String> {
     let Some(first) = entries.first() else {
         return Ok(None);

@@ -1,22 +1,23 @@
-//! What a node keeps on its disk: who it is, the log, and snapshots of the table.
+//! The on-disk state of a node: its identity, the log, and snapshots of the table.
 //!
-//! Responsible for promise P10 as far as it is about one disk: what was synced is there after a crash, exactly; a write
-//! that was under way is there whole or not at all; and anything else that is found is refused with its place, never
-//! read as data. Knows nothing of consensus or locks. Reading order: [`open`] and [`found`] here, `log.rs` (the order of
+//! Responsible for one disk's part of promise P10: after a crash, synced data are unchanged; a write that was in
+//! progress is present completely or not at all; all other content is rejected with its position and never read as
+//! data. Contains no consensus and no lock logic. Reading order: [`open`] and [`found`] here, `log.rs` (the order of
 //! writes), `record.rs` (torn or damaged), `replay.rs` (reading back), `snapshot.rs`.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `candidate` | what a node says of itself until its cluster is founded |
-//! | `founding` | the founding record, written once, before the first vote |
+//! | `candidate` | the state that this node announces until its cluster is bootstrapped |
+//! | `founding` | the bootstrap record: cluster and node identity, written once, before the first vote |
 //! | `log-N` | part N of the log, of fixed size; consecutive numbers from the oldest that is needed |
 //! | `snapshot-I` | the table after entry I |
-//! | `….new` | unfinished; removed at every start |
-//! | `restore-unfinished` | a restore was cut off; every start refuses the directory |
+//! | `….new` | an unfinished file; removed at every start |
+//! | `restore-unfinished` | marker of an interrupted restore; every start rejects the directory |
 //!
-//! A backup (`backup.rs`) is one file of its own, elsewhere.
+//! A backup (`backup.rs`) is a single file outside the data directory.
 //!
-//! Every file begins with a header of one sector: format version, cluster and incarnation, checksum.
+//! Every file except the restore's marker begins with a one-sector header: format version, cluster and incarnation,
+//! checksum.
 
 mod backup;
 mod candidate;
@@ -54,15 +55,16 @@ use segment::{SECTORS_MIN, TEMPORARY};
 
 use crate::disk::{Disk, DiskFile};
 
-/// How a data directory is used.
+/// Settings of a data directory.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// The size of a segment of the log, in bytes, rounded up to whole sectors. Segments that exist keep theirs.
+    /// The size of a new log segment, in bytes, rounded up to whole sectors. Existing segments keep their size.
     pub segment_bytes: u64,
 }
 
 impl Default for Options {
-    /// 64 MiB: some seconds of the heaviest load, so that a compaction gives back space soon, and making one is rare.
+    /// 64 MiB: a few seconds of the heaviest load. Compaction then frees space soon, and new segments are rarely
+    /// needed.
     fn default() -> Self {
         Self { segment_bytes: 64 << 20 }
     }
@@ -74,38 +76,38 @@ impl Options {
     }
 }
 
-/// What a data directory holds.
+/// The result of opening a data directory.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one, at the start")]
 pub enum Opened<D: Disk> {
-    /// No cluster was founded here: see [`stand`] and [`found`].
+    /// No cluster was bootstrapped here: see [`stand`] and [`found`].
     Empty,
-    /// The same, and this node has said this of itself, or may have.
+    /// No cluster was bootstrapped here, but this candidate state is stored and may have been sent to other nodes.
     Candidate(Candidate),
     /// A node of a cluster.
     Existing(Existing<D>),
 }
 
-/// The data of a node, as a start finds them.
+/// The data of a node, as read at its start.
 #[derive(Debug)]
 pub struct Existing<D: Disk> {
-    /// Its founding record.
+    /// The bootstrap record.
     pub founding: Founding,
-    /// The newest snapshot, to be read from its start.
+    /// The newest snapshot; the reader is at its first piece.
     pub snapshot: Option<SnapshotReader<D>>,
-    /// Its commit is at least the snapshot's index.
+    /// The stored hard state; its commit is at least the snapshot's index.
     pub hard_state: HardState,
-    /// The entries behind the snapshot, the first at its index + 1.
+    /// The entries after the snapshot; the first has the snapshot's index + 1.
     pub entries: Vec<Entry>,
-    /// To go on with.
+    /// The log, ready for appends.
     pub log: Log<D>,
-    /// To read and write snapshots with.
+    /// Reads and writes snapshots.
     pub snapshots: Snapshots<D>,
-    /// Older snapshots. To be run once the newest was read whole.
+    /// Deletes the older snapshots; run it only after the newest snapshot was read completely.
     pub leftovers: Removal,
 }
 
-/// Files that are not needed any more. Nothing happens until it is run.
+/// Files that are no longer needed. They are deleted by [`Removal::run`], not before.
 #[derive(Default, Debug)]
 #[must_use = "files that aren't removed fill the disk"]
 pub struct Removal {
@@ -117,16 +119,17 @@ impl Removal {
         Self { names }
     }
 
-    /// Their names, in the order in which they go.
+    /// The names of the files, in the order of deletion.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// Removes them, on any thread. One after the other, each durably: after a crash, what is left of the log has no gap.
+    /// Deletes the files, on any thread. They are deleted one at a time, each durably, so a crash never leaves a gap in
+    /// the remaining log.
     ///
     /// # Errors
-    /// Whatever the disk says. No data are harmed by it. What is left of `self` must be run again before any later removal,
-    /// or that one would leave a gap.
+    /// The disk's I/O error; no data are harmed. The remaining files in `self` must be deleted before any later removal
+    /// runs, because that one would leave a gap in the log.
     pub fn run(&mut self, disk: &impl Disk) -> io::Result<()> {
         while let Some(name) = self.names.first() {
             match disk.remove(name) {
@@ -138,28 +141,28 @@ impl Removal {
         Ok(())
     }
 
-    /// Puts a later removal behind this one.
+    /// Appends a later removal to this one.
     pub fn then(&mut self, later: Self) {
         self.names.extend(later.names);
     }
 }
 
-/// The names that mean something to us.
+/// The file names of the data directory, by kind.
 #[derive(Default)]
 struct Names {
     is_restoring: bool,
     is_founded: bool,
     is_candidate: bool,
-    /// Numbers of segments, rising.
+    /// Segment numbers, ascending.
     segments: Vec<u64>,
-    /// Indexes of snapshots, rising.
+    /// Snapshot indexes, ascending.
     snapshots: Vec<u64>,
     temporary: Vec<String>,
 }
 
 impl Names {
     /// # Errors
-    /// [`OpenError::Unfinished`] in a directory that only a restore may change.
+    /// [`OpenError::Unfinished`] in the directory of an interrupted restore: only another restore may change it.
     fn finished(disk: &impl Disk) -> Result<Self, OpenError> {
         let names = Self::list(disk)?;
         if names.is_restoring {
@@ -168,7 +171,7 @@ impl Names {
         Ok(names)
     }
 
-    /// Whether a file of this name can be one of ours.
+    /// Returns true if the storage layer writes files of this name.
     fn is_data(name: &str) -> bool {
         name == founding::NAME
             || name == candidate::NAME
@@ -199,8 +202,8 @@ impl Names {
         Ok(names)
     }
 
-    /// Without a founding record there must be no data; a first segment that was never used is what a crash leaves
-    /// while a cluster is founded.
+    /// A directory without a bootstrap record must hold no data. The one exception is an unused first segment, which a
+    /// crash during the bootstrap leaves.
     fn check_unfounded(&self, disk: &impl Disk) -> Result<(), OpenError> {
         let strange = match (self.segments.as_slice(), self.snapshots.first()) {
             ([], None) => None,
@@ -226,13 +229,15 @@ impl Names {
     }
 }
 
-/// Opens a data directory. Whoever calls this owns it: nobody else may use the directory until the process ends.
+/// Opens a data directory. The caller must own it exclusively until the process ends.
 ///
-/// Reads first, and changes nothing unless all of it is in order. Then the last segment of the log is copied to a fresh,
-/// synced file, before anything that it says is used: after a failed sync the page cache may show what the disk lacks.
+/// Everything is read and checked before the directory is changed. Then the last segment of the log is copied to a new,
+/// synced file, before any of its content is used: after a failed sync the page cache can show data that are not on the
+/// disk.
 ///
 /// # Errors
-/// [`OpenError`] by kind; its text says what to do. Pieces of the snapshot are checked only when they are read.
+/// [`OpenError`] by kind; its text contains the next step for the user. Snapshot pieces are checked only when they are
+/// read.
 pub fn open<D: Disk>(disk: &D, options: Options) -> Result<Opened<D>, OpenError> {
     let names = Names::finished(disk)?;
     open_listed(disk, options, &names)
@@ -270,7 +275,7 @@ fn open_listed<D: Disk>(disk: &D, options: Options, names: &Names) -> Result<Ope
         ));
     }
 
-    // All is in order: from here on the directory is changed.
+    // Everything is valid; from here on the directory is changed.
     names.remove_temporary(disk)?;
     if names.is_candidate {
         disk.remove(candidate::NAME).map_err(OpenError::io("remove", candidate::NAME))?;
@@ -286,10 +291,10 @@ fn open_listed<D: Disk>(disk: &D, options: Options, names: &Names) -> Result<Ope
     Ok(Opened::Existing(Existing { founding, snapshot, hard_state, entries, log, snapshots, leftovers }))
 }
 
-/// The entries of the log behind the newest snapshot, `at`; `None` if the log must give way to it.
+/// Returns the log entries after the newest snapshot, `at`; `None` if the snapshot replaces the whole log.
 ///
-/// That is so when the node stopped after a snapshot that it had received was complete, and before [`Log::reset`]: the
-/// log ends before it, or was of another history.
+/// `None` means that the node stopped after it had completed a received snapshot and before [`Log::reset`]: the log
+/// ends before the snapshot, or has another term at its index.
 fn behind(replay: &mut Replay, at: Position, first_segment: &str) -> Result<Option<Vec<Entry>>, OpenError> {
     if replay.base > at.index {
         return Err(OpenError::corrupt(
@@ -309,7 +314,7 @@ fn behind(replay: &mut Replay, at: Position, first_segment: &str) -> Result<Opti
     Ok(Some(replay.entries.split_off(behind)))
 }
 
-/// Puts a fresh copy in the place of the last segment, and goes on with it.
+/// Replaces the last segment by a fresh synced copy, and returns the log positioned at its end.
 fn go_on<D: Disk>(
     disk: &D,
     options: Options,
@@ -324,7 +329,7 @@ fn go_on<D: Disk>(
     copy.file.write_at(0, &replay.last.bytes)?;
     copy.file.sync()?;
     disk.rename(&copy.name, &segment::name(header.number))?;
-    // Also makes durable what was removed, and every name that an earlier run had not synced.
+    // This sync also makes the removals above durable, and every name that an earlier process did not sync.
     disk.sync_names()?;
     if let Some((number, seed, size)) = replay.seal_again {
         let file = disk.open(&segment::name(number))?;
@@ -356,11 +361,11 @@ fn go_on<D: Disk>(
     })
 }
 
-/// Keeps what this node says of itself, durably, in a directory in which [`open`] found no cluster. What it says must be kept
-/// before it is said.
+/// Stores this node's candidate state durably, in a directory in which [`open`] found no cluster. Call this before the
+/// state is sent to another node.
 ///
 /// # Errors
-/// As of [`found`].
+/// As [`found`].
 pub fn stand(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenError> {
     let names = Names::finished(disk)?;
     if names.is_founded {
@@ -371,11 +376,11 @@ pub fn stand(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenError> {
     candidate::write(disk, candidate)
 }
 
-/// Writes the founding record of a cluster into a directory in which [`open`] found none, durably, and opens it.
+/// Writes the bootstrap record of a cluster durably into a directory in which [`open`] found none, and opens it.
 ///
 /// # Errors
-/// [`OpenError::Founded`] if there is one; [`OpenError::Unfounded`] if `founding` makes no sense; [`OpenError::Io`]:
-/// whether the cluster was founded is unknown then, the next start finds out.
+/// [`OpenError::Founded`] if there already is a record; [`OpenError::Unfounded`] if `founding` is invalid;
+/// [`OpenError::Io`]: whether the record was written is unknown then, and the next start detects it.
 pub fn found<D: Disk>(disk: &D, options: Options, founding: &Founding) -> Result<Existing<D>, OpenError> {
     let identity = founding::check(founding)?;
     let names = Names::finished(disk)?;
@@ -389,7 +394,7 @@ pub fn found<D: Disk>(disk: &D, options: Options, founding: &Founding) -> Result
     reopen(disk, options)
 }
 
-/// The log is there before the founding record says that there is one: so a log that is missing later was lost.
+/// Creates the log before the bootstrap record exists: if a record is present and the log is missing, the log was lost.
 fn begin_log<D: Disk>(disk: &D, options: Options, identity: format::Identity) -> Result<(), OpenError> {
     let begin = || {
         let spare = SpareMaker::new(disk.clone(), 0).make_sized(options.segment_bytes())?;
@@ -400,7 +405,7 @@ fn begin_log<D: Disk>(disk: &D, options: Options, identity: format::Identity) ->
     begin().map(drop).map_err(OpenError::io("make", &segment::name(1)))
 }
 
-/// Opens what was written just now.
+/// Opens the files that were just written.
 fn reopen<D: Disk>(disk: &D, options: Options) -> Result<Existing<D>, OpenError> {
     match open_listed(disk, options, &Names::list(disk)?)? {
         Opened::Existing(existing) => Ok(existing),

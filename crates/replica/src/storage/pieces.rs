@@ -1,4 +1,4 @@
-//! The pieces of a table and their tail, as they stand in a snapshot and in a backup.
+//! The pieces of a table and their tail, as stored in a snapshot and in a backup.
 
 use lockkeeper_wire::store::SnapshotTail;
 use prost::Message;
@@ -7,7 +7,7 @@ use super::error::OpenError;
 use super::format::{Frame, read_frame};
 use crate::disk::DiskFile;
 
-/// What stands behind the head, read piece by piece; each is checked before it is handed out.
+/// Reads the frames after the head. Each piece is verified before it is returned.
 #[derive(Debug)]
 pub(super) struct Pieces<F> {
     file: F,
@@ -21,22 +21,22 @@ pub(super) struct Pieces<F> {
 }
 
 impl<F: DiskFile> Pieces<F> {
-    /// Begins at `at`, of a file with `size` bytes whose errors call it `name`.
+    /// Starts at offset `at` of a file with `size` bytes; errors use `name` for the file.
     pub(super) fn new(file: F, name: String, seed: u32, size: u64, at: u64) -> Self {
         Self { file, name, seed, size, at, pieces: 0, bytes: 0, tail: None }
     }
 
-    /// Of the whole file, in bytes.
+    /// The size of the whole file, in bytes.
     pub(super) fn size(&self) -> u64 {
         self.size
     }
 
-    /// Once [`Pieces::next`] has said that there is no further piece.
+    /// The tail, after [`Pieces::next`] has returned `None`.
     pub(super) fn tail(&self) -> Option<&SnapshotTail> {
         self.tail.as_ref()
     }
 
-    /// `None` after the last one, when the tail was found to match and to end the file.
+    /// Returns the next piece; `None` after the last one, once the tail's counts match and the tail ends the file.
     pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, OpenError> {
         if self.tail.is_some() {
             return Ok(None);

@@ -1,16 +1,17 @@
-//! Records as sectors: how one write of the log is laid out, and what a look at a segment's bytes finds.
+//! Record layout in sectors: encoding of one log write, and decoding of a segment's bytes.
 //!
-//! Responsible for: telling a record that was cut off by a crash (torn) from one that was damaged. A sector is written
-//! whole or not at all, and a record is written onto zeros, so a sector of it that did not arrive is still all zero; one
-//! that arrived never is, since it begins with a tag of two non-zero bytes. At most one record is unsynced at a time, so
-//! only the last of all can be torn, and nothing but zeros follows it.
+//! Responsible for: distinguishing a record that a crash cut off (torn) from a damaged one. A sector is written
+//! atomically, and a record is written over zeros. So a sector of it that did not reach the disk is all zero; one that
+//! did is not, because it begins with a tag of two non-zero bytes. At most one record is unsynced at a time, so only
+//! the last record of the log can be torn, and only zeros follow it.
 //!
 //! ```text
 //! first sector   tag 2 · checksum of the record 4 · checksum of this head 4 · length 4 · number 8 · payload 490
 //! further ones   tag 2 · payload 510
 //! ```
-//! The record's checksum covers all its sectors, padding included, from the length on, and the tags. The head has its
-//! own: in a torn record the length must be trusted to say which sectors are missing.
+//! The record's checksum covers all its sectors, padding included, from the length on, plus the first tag. The head has
+//! a checksum of its own: the length of a torn record must be trustworthy, because it determines which sectors are
+//! missing.
 
 use std::ops::Range;
 
@@ -18,7 +19,7 @@ use crc32fast::Hasher;
 
 use super::format::{SECTOR_BYTES, u32_at, u64_at};
 
-/// The longest record, in bytes: an entry is at most 8 MiB, and a follower may be handed a few at once.
+/// The longest record, in bytes: an entry is at most 8 MiB, and a follower may receive a few at once.
 pub const RECORD_BYTES_MAX: usize = 32 << 20;
 
 const FIRST: [u8; 2] = *b"R1";
@@ -30,12 +31,12 @@ const HEAD: usize = 22;
 const FIRST_ROOM: usize = SECTOR_BYTES - HEAD;
 const NEXT_ROOM: usize = SECTOR_BYTES - TAG;
 
-/// How many bytes a record with a payload of `length` bytes takes, a multiple of the sector.
+/// The size on disk of a record with a payload of `length` bytes, in bytes; a multiple of the sector size.
 pub(super) fn size(length: usize) -> usize {
     (1 + length.saturating_sub(FIRST_ROOM).div_ceil(NEXT_ROOM)) * SECTOR_BYTES
 }
 
-/// Replaces `sectors` by record `number`.
+/// Replaces the content of `sectors` by record `number`.
 pub(super) fn put(sectors: &mut Vec<u8>, seed: u32, number: u64, payload: &[u8]) {
     debug_assert!(payload.len() <= RECORD_BYTES_MAX, "callers check");
     sectors.clear();
@@ -71,16 +72,16 @@ fn head_checksum(seed: u32, sectors: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// What stands at some place of a segment.
+/// The result of decoding at one offset of a segment.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Found {
-    /// A whole record, and how many bytes it takes.
+    /// A complete record: its payload, and its size on disk in bytes.
     Record(Vec<u8>, usize),
-    /// Nothing was written here or behind.
+    /// Nothing was written at this offset or after it.
     End,
-    /// The last write of all, of which a part did not arrive. It was never acknowledged.
+    /// The last write of the log, of which a part did not reach the disk. It was never acknowledged.
     Torn,
-    /// Damage, at this distance from the place.
+    /// Damage: the distance from the offset in bytes, and a description.
     Bad(usize, String),
 }
 
@@ -88,7 +89,7 @@ fn bad(at: usize, what: impl Into<String>) -> Found {
     Found::Bad(at, what.into())
 }
 
-/// Looks at `area`, the rest of a segment from the place on where record `number` should begin.
+/// Decodes `area`: the rest of a segment, from the offset at which record `number` should begin.
 pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     let Some(head) = area.first_chunk::<SECTOR_BYTES>() else {
         return Found::End;
@@ -96,7 +97,8 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     if is_zero(head) {
         return match first_written(&area[SECTOR_BYTES..]) {
             None => Found::End,
-            // Its first sector is missing, so its length is unknown; but whatever was written here is of it.
+            // The first sector is missing, so the length is unknown; all sectors written here must belong to this
+            // record.
             Some(_) => torn_unless_another(area, area.len()),
         };
     }
@@ -132,8 +134,9 @@ pub(super) fn look(area: &[u8], seed: u32, number: u64) -> Found {
     bad(0, format!("the checksum of record {number} is {checked:08x}, its bytes say {stored:08x}"))
 }
 
-/// A record of which a sector is missing is torn, if its other sectors look like it, and nothing stands behind it: else
-/// a later write was begun, so this one had been synced.
+/// A record with missing sectors is torn if its other sectors have the tag of a record's further sector and nothing is
+/// written after it. Otherwise a later write had begun, so this record had been synced, and the missing sector is
+/// damage.
 fn torn_unless_another(area: &[u8], size: usize) -> Found {
     let (own, behind) = area.split_at(size);
     let strange = own
@@ -158,7 +161,8 @@ fn payload(sectors: &[u8], length: usize) -> Vec<u8> {
     payload
 }
 
-/// The sector at the end of a segment that says: the log goes on in the next one, with the record after `last`.
+/// The last sector of a full segment. It marks that the log continues in the next segment, with the record after
+/// `last`.
 pub(super) fn seal(seed: u32, last: u64) -> [u8; SECTOR_BYTES] {
     let mut sector = [0; SECTOR_BYTES];
     sector[..TAG].copy_from_slice(&SEAL);
@@ -168,9 +172,9 @@ pub(super) fn seal(seed: u32, last: u64) -> [u8; SECTOR_BYTES] {
     sector
 }
 
-/// Whether any byte was written, and where.
+/// Returns the offset of the first non-zero byte, if any.
 pub(super) fn first_written(bytes: &[u8]) -> Option<usize> {
-    // By sectors first: comparing slices is much faster than bytes one by one.
+    // By sectors first: comparing slices is much faster than comparing single bytes.
     let sector = bytes.chunks(SECTOR_BYTES).position(|sector| !is_zero(sector))? * SECTOR_BYTES;
     bytes[sector..].iter().position(|byte| *byte != 0).map(|byte| sector + byte)
 }

@@ -1,7 +1,7 @@
-//! Reading the log back.
+//! Reads the log back at a start.
 //!
-//! Responsible for: the one decision that a start must get right, which bytes are the log. A torn last record is
-//! dropped; everything else that isn't exactly what was written refuses the start. Reads only.
+//! Responsible for one decision: which bytes belong to the log. A torn last record is dropped; all other damage
+//! makes the start fail. Reads only.
 
 use bytes::Bytes;
 use lockkeeper_wire::store::{Entry, HardState, Record};
@@ -14,42 +14,43 @@ use super::record::{self, Found};
 use super::segment::{self, SECTORS_MIN};
 use crate::disk::{Disk, DiskFile};
 
-/// The log as it was found.
+/// The log as read.
 pub(super) struct Replay {
-    /// The entry before the first one; its term, if it is known.
+    /// The index of the entry before the first one, and its term if known.
     pub(super) base: u64,
     pub(super) base_term: Option<u64>,
     pub(super) entries: Vec<Entry>,
     pub(super) hard_state: HardState,
     pub(super) next_record: u64,
-    /// All segments but the last.
+    /// All segments except the last.
     pub(super) closed: Vec<Closed>,
     pub(super) last: LastSegment,
-    /// The last but one was full, and not yet sealed when the node stopped, or its seal may not have reached the disk.
+    /// Number, seed and size of the last segment but one, if the last has no records: the node may have stopped before
+    /// the seal was written, or the seal may not have reached the disk. It is sealed again.
     pub(super) seal_again: Option<(u64, u32, u64)>,
 }
 
-/// The segment that is to be appended to.
+/// The segment that takes appends.
 pub(super) struct LastSegment {
     pub(super) header: Header,
     pub(super) seed: u32,
-    /// Header and records, without what follows.
+    /// Header and records, without the unused rest.
     pub(super) bytes: Vec<u8>,
     pub(super) highest: u64,
 }
 
-/// One segment, read.
+/// One segment as read.
 struct Segment {
     header: Header,
     seed: u32,
     bytes: Vec<u8>,
-    /// Where its records end.
+    /// Offset of the end of its records, in bytes.
     end: usize,
     highest: u64,
     sealed: bool,
 }
 
-/// Reads the segments with these numbers, in rising order.
+/// Reads the segments with these numbers, in ascending order.
 pub(super) fn read(disk: &impl Disk, identity: Identity, numbers: &[u64]) -> Result<Replay, OpenError> {
     let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else {
         return Err(missing(1, "and so is every other part of the log, though a cluster was founded here"));
@@ -85,7 +86,7 @@ fn missing(number: u64, what: &str) -> OpenError {
     OpenError::corrupt(&segment::name(number), 0, format!("the file is missing, {what}"))
 }
 
-/// Whether the only segment of a directory without founding record was never used: its founding was interrupted.
+/// Returns true if the only segment of a directory without a bootstrap record is unused: its bootstrap was interrupted.
 pub(super) fn is_unused(disk: &impl Disk, number: u64) -> Result<bool, OpenError> {
     let name = segment::name(number);
     let file = disk.open(&name).map_err(OpenError::io("open", &name))?;
@@ -115,7 +116,7 @@ fn load(
     Ok((header, seed, bytes))
 }
 
-/// What has been read so far.
+/// The log as read so far.
 struct Reader {
     base: u64,
     base_term: Option<u64>,
@@ -142,7 +143,7 @@ impl Reader {
         self.entries.last().map_or_else(base, |entry| Position { index: entry.index, term: entry.term })
     }
 
-    /// Holds the header of a further segment against what was read before it.
+    /// Checks the header of a further segment against the state after the segments before it.
     fn go_on(&mut self, header: &Header, name: &str) -> Result<(), OpenError> {
         if header.first_record != self.next_record {
             return Err(OpenError::corrupt(
@@ -227,7 +228,7 @@ impl Reader {
                 &format!("though `{name}` says that the log goes on there"),
             ));
         }
-        // Only the last one is needed again.
+        // Only the bytes of the last segment are needed later.
         if is_last {
             bytes.truncate(at);
         } else {
@@ -237,10 +238,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes a record into the log; the highest index of its entries.
+    /// Applies a record to the log; returns the highest index of its entries, 0 if it has none.
     fn record(&mut self, payload: Vec<u8>, name: &str, offset: u64) -> Result<u64, OpenError> {
         let corrupt = |what: String| OpenError::corrupt(name, offset, what);
-        // As `Bytes` the entries share it, and aren't copied.
+        // As `Bytes`, the entries share the buffer instead of copying it.
         let record = Record::decode(Bytes::from(payload))
             .map_err(|error| corrupt(format!("record {} can't be decoded: {error}", self.next_record)))?;
         let last = follows(&record.entries, self.last().index).map_err(corrupt)?;
@@ -267,7 +268,7 @@ impl Reader {
         let before = self.segments.len().saturating_sub(1);
         for (index, segment) in self.segments.iter().enumerate() {
             if index == before && is_fresh {
-                // A seal that is visible may still not be on the disk, if its sync failed.
+                // A visible seal may still be missing on the disk, if its sync failed.
                 seal_again = Some((segment.header.number, segment.seed, segment.header.size));
             } else if !segment.sealed {
                 return Err(OpenError::corrupt(
@@ -297,12 +298,12 @@ impl Reader {
 }
 
 impl Replay {
-    /// Where the log ends.
+    /// The index of the last entry of the log.
     pub(super) fn end(&self) -> u64 {
         self.entries.last().map_or(self.base, |entry| entry.index)
     }
 
-    /// The term of entry `index`, if it is known.
+    /// The term of entry `index`, if known.
     pub(super) fn term(&self, index: u64) -> Option<u64> {
         if index == self.base {
             return self.base_term;

@@ -1,8 +1,8 @@
-//! A table from elsewhere as the first entry of a new cluster.
+//! Restores a table into an empty data directory, as the first entry of a new cluster.
 //!
-//! Responsible for: a restore that was cut off at any step is never taken for an empty directory, whose table would begin
-//! without the locks and below the tokens of the restored one (P2). The marker is durable before the first other file, and
-//! removed after everything else is; every way into the directory but a further restore refuses it.
+//! Responsible for: an interrupted restore is never taken for an empty directory. That directory's table would start
+//! without the locks of the restored one, and with lower tokens (P2). The marker is durable before any other file is
+//! created, and is removed after all of them are; every operation except another restore rejects a marked directory.
 
 use lockkeeper_wire::store::{Founding, SnapshotHead, SnapshotTail};
 
@@ -11,19 +11,20 @@ use super::format::PIECE_BYTES_MAX;
 use super::{Existing, Names, Options, Removal, Snapshots, begin_log, founding, reopen};
 use crate::disk::{Disk, DiskFile};
 
-/// The marker of an unfinished restore. Its name counts, its content is for people.
+/// The marker of an unfinished restore. Only its name matters; its content is for people.
 pub const RESTORE_MARKER: &str = "restore-unfinished";
 
 const MARKER_TEXT: &[u8] =
     b"`lockkeeper restore` writes into this directory, or was interrupted: run it again.\n";
 
-/// Fills an empty directory with a table: entry 1 of the cluster that `founding` founds. `pieces` are those of its walk,
-/// `digest` is what the walk ended with. An unfinished restore is begun again: its files are removed.
+/// Fills an empty directory with a table: entry 1 of the cluster that `founding` describes. `pieces` come from the
+/// table's snapshot iterator, and `digest` returns its final digest. After an unfinished restore, all of its files are
+/// removed and the restore starts over.
 ///
 /// # Errors
-/// [`OpenError::Founded`] if there is any file that an unfinished restore did not leave; [`OpenError::Unfounded`] if
-/// `founding` makes no sense; [`OpenError::Io`]: [`super::open`] refuses the directory then, unless no file was made, or
-/// only the last step, the marker's removal, failed.
+/// [`OpenError::Founded`] if any file exists that is not from an unfinished restore; [`OpenError::Unfounded`] if
+/// `founding` is invalid; [`OpenError::Io`]: afterwards [`super::open`] rejects the directory, unless no file was
+/// created or only the last step, the marker's removal, failed.
 pub fn restore<D: Disk>(
     disk: &D,
     options: Options,
@@ -47,20 +48,21 @@ pub fn restore<D: Disk>(
         }
         writer.finish(&SnapshotTail { pieces: count, bytes, digest: digest() })
     };
-    // There is none before it that could be removed.
+    // There is no older snapshot to remove.
     let Removal { .. } = write().map_err(OpenError::io("write the table into", "snapshot"))?;
     founding::write(disk, founding, identity)?;
     let existing = reopen(disk, options)?;
     let unmark = || {
         disk.remove(RESTORE_MARKER)?;
-        // A failed sync leaves unknown what is durable: the restore counts as unfinished again, as far as the disk still writes.
+        // After a failed sync it is unknown whether the removal is durable. A new marker makes the restore unfinished
+        // again, if the disk still accepts writes.
         disk.sync_names().inspect_err(|_| drop(disk.create(RESTORE_MARKER)))
     };
     unmark().map_err(OpenError::io("remove", RESTORE_MARKER))?;
     Ok(existing)
 }
 
-/// Leaves nothing but the marker in the directory, durably.
+/// Writes the marker durably, and removes the files of an earlier, unfinished restore.
 fn mark(disk: &impl Disk) -> Result<(), OpenError> {
     let names = disk.list().map_err(OpenError::io("list", "."))?;
     let is_marked = names.iter().any(|name| name == RESTORE_MARKER);
@@ -72,7 +74,7 @@ fn mark(disk: &impl Disk) -> Result<(), OpenError> {
         let mut file = if is_marked { disk.open(RESTORE_MARKER)? } else { disk.create(RESTORE_MARKER)? };
         file.write_at(0, MARKER_TEXT)?;
         file.sync()?;
-        // The name of a marker that an earlier process made need not be durable either.
+        // The name of a marker from an earlier process may not be durable yet either.
         disk.sync_names()
     };
     write().map_err(OpenError::io("write", RESTORE_MARKER))?;

@@ -1,7 +1,8 @@
-//! Segments of the log as files: their names, and how a fresh one comes to be.
+//! Log segments as files: their names, and the creation of a new one.
 //!
-//! A segment has its full size from the start, all zeros, synced: so an append changes neither size nor allocation, and
-//! costs one bare `fdatasync`. It is made under a temporary name, so that a crash leaves no half-made one in the log.
+//! A segment has its full size from the start, zero-filled and synced. So an append changes neither size nor
+//! allocation, and costs a single `fdatasync`. It is created under a temporary name, so a crash leaves no incomplete
+//! segment in the log.
 
 use std::io;
 use std::sync::Arc;
@@ -10,28 +11,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::format::SECTOR;
 use crate::disk::{Disk, DiskFile};
 
-/// What is written at once while a segment is zero-filled, in bytes.
+/// The size of one write while a segment is zero-filled, in bytes.
 const FILL_BYTES: u64 = 1 << 20;
-/// After how many bytes the filling is synced, so that the log's own syncs never wait behind a huge one.
+/// Zero-filling syncs after this many bytes, so that the log's own syncs never wait for a large one.
 const FILL_SYNC_BYTES: u64 = 8 << 20;
 
-/// How names of unfinished files end. They are removed at every start.
+/// The suffix of unfinished files. They are removed at every start.
 pub(super) const TEMPORARY: &str = ".new";
 
-/// Header, one record, seal.
+/// The smallest segment, in sectors: header, one record, seal.
 pub(super) const SECTORS_MIN: u64 = 3;
 
 pub(super) fn name(number: u64) -> String {
     format!("log-{number:020}")
 }
 
-/// The number in a name made of `prefix` and 20 digits.
+/// Parses the number in a name that consists of `prefix` and 20 digits.
 pub(super) fn numbered(name: &str, prefix: &str) -> Option<u64> {
     let digits = name.strip_prefix(prefix)?;
     (digits.len() == 20 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
-/// A fresh segment, not yet part of the log.
+/// A new segment that is not part of the log yet.
 #[derive(Debug)]
 pub struct Spare<F> {
     pub(super) file: F,
@@ -39,7 +40,7 @@ pub struct Spare<F> {
     pub(super) size: u64,
 }
 
-/// Makes segments ahead of their use, on any thread: filling one takes far longer than an append.
+/// Preallocates segments, on any thread: zero-filling one takes far longer than an append.
 #[derive(Clone, Debug)]
 pub struct SpareMaker<D> {
     disk: D,
@@ -52,10 +53,11 @@ impl<D: Disk> SpareMaker<D> {
         Self { disk, size, made: Arc::default() }
     }
 
-    /// Makes a segment of the usual size, for [`super::Log::give_spare`].
+    /// Creates a segment of the normal size, for [`super::Log::give_spare`].
     ///
     /// # Errors
-    /// Whatever the disk says; the unfinished file is removed. The log is not harmed, it makes its next segment itself.
+    /// The disk's I/O error; the unfinished file is removed. The log is not affected: it creates its next segment on
+    /// demand.
     pub fn make(&self) -> io::Result<Spare<D::File>> {
         self.make_sized(self.size)
     }
@@ -67,7 +69,7 @@ impl<D: Disk> SpareMaker<D> {
             Ok(()) => Ok(Spare { file, name, size }),
             Err(error) => {
                 drop(file);
-                // On a full disk this gives the space back. If it fails too, the next start does it.
+                // On a full disk this frees the space. If it fails too, the next start removes the file.
                 let _ = self.disk.remove(&name);
                 Err(error)
             }

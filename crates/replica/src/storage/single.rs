@@ -1,11 +1,11 @@
-//! A file that holds one message: who the node is, or wants to be.
+//! A file with a single message: the bootstrap record or the candidate.
 
 use super::error::OpenError;
 use super::format::{Frame, Header, Identity, Kind, SECTOR, put_frame, read_frame};
 use super::segment::TEMPORARY;
 use crate::disk::{Disk, DiskFile};
 
-/// Writes it, durably, in place of the one before.
+/// Replaces the file, durably.
 pub(super) fn write(
     disk: &impl Disk,
     name: &str,
@@ -29,7 +29,7 @@ pub(super) fn write(
     write().map_err(OpenError::io("write", name))
 }
 
-/// Reads it: to whom the file belongs, what stands in it, and nothing behind that.
+/// Reads the file: the identity in its header, the kind of the message, and the message. Nothing may follow it.
 pub(super) fn read(
     disk: &impl Disk,
     name: &str,

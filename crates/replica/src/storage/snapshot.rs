@@ -1,15 +1,16 @@
-//! Snapshots of the table: each a file of its own, written in pieces, complete as soon as it has its name.
+//! Snapshots of the table: one file each, written in pieces. The rename to its final name completes it.
 //!
-//! Responsible for: a snapshot is whole or it isn't there. It is written under a temporary name, synced piece by piece
-//! so that the log's syncs never wait behind a huge one, and gets its name when all of it is on the disk. So a file with
-//! the name of a snapshot that can't be read is damage, and refuses; the one before it is never taken instead, since the
-//! log between the two may be gone.
+//! Responsible for: a snapshot is complete or does not exist. It is written under a temporary name, synced in steps so
+//! that the log's syncs never wait for a large one, and renamed when all of it is on the disk. An unreadable file with
+//! a snapshot's name is therefore damage, and the start fails; it never falls back to the previous snapshot, because
+//! the log between the two may be gone.
 //!
-//! One that a leader sent is [sealed](SnapshotWriter::seal) first: whether it may count is for the consensus to say, and
-//! only then is it [published](Sealed::publish), **before** the log gives way to it. The other way round a crash between
-//! the two leaves a log that begins behind a snapshot that isn't there: a healthy node that refuses its own disk.
+//! A snapshot from a leader is [sealed](SnapshotWriter::seal) first. The consensus engine decides whether it takes
+//! effect, and only then is it [published](Sealed::publish), **before** the log is reset. In the opposite order, a
+//! crash between the two steps leaves a log that begins after a missing snapshot: a healthy node that rejects its own
+//! disk.
 //!
-//! What the pieces hold is not known here.
+//! This module does not interpret the content of the pieces.
 
 use std::io;
 use std::sync::Arc;
@@ -55,7 +56,7 @@ impl<D: Disk> Snapshots<D> {
     /// Begins to write the snapshot at `head.index`.
     ///
     /// # Errors
-    /// Whatever the disk says. Nothing else is harmed by it.
+    /// The disk's I/O error. No other data are harmed.
     pub fn begin(&self, head: &SnapshotHead) -> io::Result<SnapshotWriter<D>> {
         let temporary = format!("incoming-{}{TEMPORARY}", self.begun.fetch_add(1, Ordering::Relaxed));
         let (header, seed) = Header::plain(Kind::Snapshot, self.identity, head.index).encode();
@@ -78,10 +79,11 @@ impl<D: Disk> Snapshots<D> {
         Ok(writer)
     }
 
-    /// Opens the snapshot at `index`, to read it from the start.
+    /// Opens the snapshot at `index`, at its first piece.
     ///
     /// # Errors
-    /// [`OpenError::Io`] if there is none, or the disk says so; [`OpenError::Corrupt`] and the like if it is damaged.
+    /// [`OpenError::Io`] if it does not exist or the disk fails; [`OpenError::Corrupt`] and related errors if it is
+    /// damaged.
     pub fn open(&self, index: u64) -> Result<SnapshotReader<D>, OpenError> {
         let file_name = name(index);
         let file = self.disk.open(&file_name).map_err(OpenError::io("open", &file_name))?;
@@ -102,7 +104,7 @@ impl<D: Disk> Snapshots<D> {
     }
 }
 
-/// All snapshots but the newest, to be removed.
+/// Returns the removal of all snapshots except the newest.
 fn older(disk: &impl Disk) -> io::Result<Removal> {
     let mut indexes: Vec<u64> = disk.list()?.iter().filter_map(|name| index(name)).collect();
     indexes.sort_unstable();
@@ -110,8 +112,8 @@ fn older(disk: &impl Disk) -> io::Result<Removal> {
     Ok(Removal::new(indexes.into_iter().map(name).collect()))
 }
 
-/// A snapshot that is being written. Dropped before [`SnapshotWriter::finish`], it leaves a temporary file that the next
-/// start removes; [`SnapshotWriter::abandon`] removes it at once.
+/// A snapshot that is being written. If dropped before [`SnapshotWriter::finish`], it leaves a temporary file that the
+/// next start deletes; [`SnapshotWriter::abandon`] deletes the file at once.
 #[derive(Debug)]
 pub struct SnapshotWriter<D: Disk> {
     disk: D,
@@ -128,11 +130,11 @@ pub struct SnapshotWriter<D: Disk> {
 }
 
 impl<D: Disk> SnapshotWriter<D> {
-    /// Writes the next piece, of at most [`PIECE_BYTES_MAX`] bytes. Synced as soon as that many bytes aren't.
+    /// Writes the next piece, of at most [`PIECE_BYTES_MAX`] bytes. Syncs when at least that many bytes are unsynced.
     ///
     /// # Errors
-    /// `InvalidInput` for a piece that is too long; whatever the disk says. After the latter the snapshot can't be
-    /// finished; nothing else is harmed.
+    /// `InvalidInput` for a piece that is too long, or the disk's I/O error. After an I/O error the snapshot can't be
+    /// finished; no other data are harmed.
     pub fn piece(&mut self, piece: &[u8]) -> io::Result<()> {
         if piece.len() > PIECE_BYTES_MAX {
             return Err(invalid(format!(
@@ -146,24 +148,24 @@ impl<D: Disk> SnapshotWriter<D> {
         Ok(())
     }
 
-    /// Ends the snapshot and makes it durable: once this returns, it is the one that a start will find, if no newer one
-    /// exists. The answer removes those before it; the log may be [compacted](super::Log::compact) up to it.
+    /// Completes the snapshot and makes it durable: once this returns, a start opens it unless a newer one exists. The
+    /// returned removal deletes the older snapshots; the log may be [compacted](super::Log::compact) up to this one.
     ///
     /// # Errors
-    /// `InvalidInput` if `tail` counts other pieces or bytes than were written; whatever the disk says. After the latter
-    /// it is unknown whether a start will find it: the process must end, as after a failed write of the log.
+    /// `InvalidInput` if the counts in `tail` differ from the pieces or bytes written, or the disk's I/O error. After
+    /// an I/O error it is unknown whether a start opens it: the process must end, as after a failed write of the log.
     pub fn finish(self, tail: &SnapshotTail) -> io::Result<Removal> {
         self.seal(tail)?.publish()
     }
 
-    /// Ends the snapshot and makes all of it durable, but for its name: a start does not find it.
+    /// Completes the snapshot and makes all of it durable except its final name: a start does not open it.
     ///
     /// # Errors
-    /// `InvalidInput` if `tail` counts other pieces or bytes than were written; whatever the disk says. What was written is
-    /// removed then, and nothing else is harmed.
+    /// `InvalidInput` if the counts in `tail` differ from the pieces or bytes written, or the disk's I/O error. The
+    /// file is deleted then, and no other data are harmed.
     pub fn seal(mut self, tail: &SnapshotTail) -> io::Result<Sealed<D>> {
         if let Err(error) = self.end(tail) {
-            // The next start removes what is left, if this can't.
+            // If this fails, the next start deletes the file.
             drop(self.abandon());
             return Err(error);
         }
@@ -182,10 +184,10 @@ impl<D: Disk> SnapshotWriter<D> {
         self.file.sync()
     }
 
-    /// Gives the snapshot up and removes what was written of it.
+    /// Abandons the snapshot and deletes its file.
     ///
     /// # Errors
-    /// Whatever the disk says; the next start removes it then.
+    /// The disk's I/O error; the next start deletes the file then.
     pub fn abandon(self) -> io::Result<()> {
         let Self { disk, file, temporary, .. } = self;
         drop(file);
@@ -211,8 +213,8 @@ impl<D: Disk> SnapshotWriter<D> {
     }
 }
 
-/// A snapshot that is whole on the disk and has no name yet: nothing of it counts. Dropped, it leaves a temporary file
-/// that the next start removes; [`Sealed::give_up`] removes it earlier.
+/// A complete, durable snapshot that still has its temporary name and has no effect. If dropped, it leaves a temporary
+/// file that the next start deletes; [`Sealed::give_up`] deletes it earlier.
 #[derive(Debug)]
 #[must_use = "it takes up room, and counts for nothing"]
 pub struct Sealed<D> {
@@ -223,35 +225,36 @@ pub struct Sealed<D> {
 }
 
 impl<D: Disk> Sealed<D> {
-    /// The last entry in it.
+    /// The index of the last entry in the snapshot.
     pub fn index(&self) -> u64 {
         self.index
     }
 
-    /// What its pieces hold, in bytes.
+    /// The size of the pieces' content, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Gives it its name, durably: once this returns, it is the one that a start will find, if no newer one exists. The
-    /// answer removes those before it. One that was received: [`Log::reset`](super::Log::reset) must follow.
+    /// Renames it to its final name, durably: once this returns, a start opens it unless a newer one exists. The
+    /// returned removal deletes the older snapshots. After a received snapshot, [`Log::reset`](super::Log::reset) must
+    /// follow.
     ///
     /// # Errors
-    /// Whatever the disk says. It is unknown then whether a start will find it: the process must end, as after a failed
-    /// write of the log.
+    /// The disk's I/O error. It is unknown then whether a start opens it: the process must end, as after a failed write
+    /// of the log.
     pub fn publish(self) -> io::Result<Removal> {
         self.disk.rename(&self.temporary, &name(self.index))?;
         self.disk.sync_names()?;
         older(&self.disk)
     }
 
-    /// Gives it up: the answer removes it.
+    /// Abandons the snapshot; the returned removal deletes its file.
     pub fn give_up(self) -> Removal {
         Removal::new(vec![self.temporary])
     }
 }
 
-/// A snapshot that is being read, piece by piece; each is checked before it is handed out.
+/// A snapshot that is being read. Each piece is verified before it is returned.
 #[derive(Debug)]
 pub struct SnapshotReader<D: Disk> {
     head: SnapshotHead,
@@ -259,25 +262,25 @@ pub struct SnapshotReader<D: Disk> {
 }
 
 impl<D: Disk> SnapshotReader<D> {
-    /// Where in the log it stands.
+    /// The snapshot's head, with its position in the log.
     pub fn head(&self) -> &SnapshotHead {
         &self.head
     }
 
-    /// How long its file is, in bytes: about what its pieces hold.
+    /// The length of the file, in bytes: about the size of the pieces' content.
     pub fn file_bytes(&self) -> u64 {
         self.pieces.size()
     }
 
-    /// Its tail, once [`SnapshotReader::next_piece`] has said that there is no further piece.
+    /// The tail, after [`SnapshotReader::next_piece`] has returned `None`.
     pub fn tail(&self) -> Option<&SnapshotTail> {
         self.pieces.tail()
     }
 
-    /// The next piece; `None` after the last one. Only then is it sure that nothing of the snapshot is missing.
+    /// Returns the next piece; `None` after the last one. Only then is the snapshot known to be complete.
     ///
     /// # Errors
-    /// [`OpenError::Corrupt`] if it isn't what was written; [`OpenError::Io`].
+    /// [`OpenError::Corrupt`] if the piece is damaged or missing; [`OpenError::Io`].
     pub fn next_piece(&mut self) -> Result<Option<Vec<u8>>, OpenError> {
         self.pieces.next()
     }

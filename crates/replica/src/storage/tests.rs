@@ -1,4 +1,4 @@
-//! Decoders, from within: arbitrary bytes, and wrong content under a right checksum.
+//! Decoders, tested from inside the module: arbitrary bytes, and wrong content with valid checksums.
 
 use lockkeeper_wire::store::{Entry, Founding, Record};
 use proptest::collection::vec;
@@ -22,7 +22,7 @@ fn founded() -> MemoryDisk {
     disk
 }
 
-/// A directory whose log has these payloads as its records, with right checksums.
+/// A directory whose log has these payloads as its records, with valid checksums.
 fn with_records(payloads: &[Vec<u8>]) -> MemoryDisk {
     let disk = founded();
     let mut file = disk.open(SEGMENT).expect("it was founded");
@@ -42,14 +42,14 @@ fn entry(index: u64) -> Entry {
     Entry { index, term: 1, kind: 1, data: Vec::new().into() }
 }
 
-/// Refused as damage of the log, not taken for anything else.
+/// Asserts that the open fails with damage in the log segment.
 fn assert_refused(disk: &MemoryDisk, what: &str) {
     let error = open(disk, SMALL).map(|_| ()).expect_err(what);
     assert!(matches!(&error, OpenError::Corrupt { file, .. } if file == SEGMENT), "{what}: {error}");
 }
 
 #[test]
-fn a_log_that_contradicts_itself_is_refused_though_its_checksums_are_right() {
+fn inconsistent_log_with_valid_checksums_is_refused() {
     let encode = |entries: Vec<Entry>| Record { hard_state: None, entries }.encode_to_vec();
     let committed = lockkeeper_wire::store::HardState { term: 1, vote: 0, commit: 3 };
     let cases = [
@@ -71,7 +71,7 @@ fn a_log_that_contradicts_itself_is_refused_though_its_checksums_are_right() {
 
 proptest! {
     #[test]
-    fn a_record_is_found_as_it_was_put(payload in vec(any::<u8>(), 0..3000), seed: u32, number: u64, behind in 0..4_usize) {
+    fn record_round_trips_and_is_refused_with_another_seed_or_number(payload in vec(any::<u8>(), 0..3000), seed: u32, number: u64, behind in 0..4_usize) {
         let mut area = Vec::new();
         record::put(&mut area, seed, number, &payload);
         let size = area.len();
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn a_record_without_some_of_its_sectors_is_torn_and_damage_if_something_follows(
+    fn record_with_missing_sectors_is_torn_or_damaged_if_data_follow(
         payload in vec(any::<u8>(), 0..3000), missing: u8, follower in any::<bool>(),
     ) {
         let mut area = Vec::new();
@@ -157,7 +157,7 @@ proptest! {
         let (what, read, end) = read_frame(&file, "x", seed, 0, frame.len() as u64).expect("it was just made");
         prop_assert_eq!((what, &read, end), (Frame::Piece, &payload, frame.len() as u64));
 
-        // The same as founding record, and as the head of a segment.
+        // The same content in a bootstrap record, and in the header of a segment.
         let (bytes, seed) = Header::plain(Kind::Founding, identity, 0).encode();
         put_frame(&mut frame, seed, 512, Frame::Founding, &payload);
         let whole = disk.copy();

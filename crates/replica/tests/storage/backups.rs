@@ -1,4 +1,4 @@
-//! Backups: read as they were written or refused with the place, and restored whole or not at all.
+//! Backups: read as they were written, or rejected with the position; restored completely or not at all.
 
 use std::collections::BTreeMap;
 
@@ -52,7 +52,7 @@ fn read(bytes: &[u8]) -> Result<Vec<u8>, BackupError> {
 }
 
 #[test]
-fn a_backup_is_read_as_it_was_written() {
+fn backup_round_trips() {
     let mut reader = reader(&backup()).expect("undamaged");
     assert_eq!(reader.head(), &BackupHead { term: 1, rules: 1, ..backup_head() });
     assert_eq!((reader.cluster(), reader.digest()), ([7; 16], None));
@@ -65,7 +65,7 @@ fn a_backup_is_read_as_it_was_written() {
 }
 
 #[test]
-fn a_backup_that_was_changed_cut_or_grew_is_refused_with_its_place() {
+fn backup_with_changed_missing_or_extra_bytes_is_refused_with_the_position() {
     let bytes = backup();
     let refused = |changed: &[u8], what: &str| match read(changed) {
         Err(BackupError::Damaged { file, offset, .. }) if file == FILE && offset <= bytes.len() as u64 => {}
@@ -86,7 +86,7 @@ fn a_backup_that_was_changed_cut_or_grew_is_refused_with_its_place() {
 }
 
 #[test]
-fn a_file_of_another_kind_and_one_of_a_newer_program_say_so() {
+fn other_file_kinds_and_newer_backups_are_refused_with_the_reason() {
     let (disk, _) = small_directory();
     for name in names(&disk) {
         let text = read(&disk.bytes(&name).expect("it is listed")).expect_err("it is no backup").to_string();
@@ -120,14 +120,14 @@ fn a_restored_directory_begins_with_the_table_as_its_first_entry() {
     assert_eq!(bytes.len(), 300 + storage::PIECE_BYTES_MAX + 5);
     assert_eq!((found.hard_state.term, found.hard_state.commit, found.entries.len()), (1, 1, 0));
     assert_eq!(open_view(&disk).expect("a later start"), found);
-    // The log goes on behind it.
+    // New entries follow the restored table.
     let mut log = open(&disk).expect("a later start").log;
     log.append(&record(Some(hard_state(2, 1, 1)), vec![entry(2, 2, 40)])).expect("a sound disk");
     assert_eq!(open_view(&disk).expect("a later start").entries, [entry(2, 2, 40)]);
 }
 
 #[test]
-fn nothing_is_restored_where_anything_is() {
+fn restore_into_a_non_empty_directory_is_refused() {
     let (disk, view) = small_directory();
     assert!(matches!(restore(&disk), Err(OpenError::Founded { .. })));
     assert_eq!(open_view(&disk).expect("nothing was changed"), view);
@@ -137,14 +137,14 @@ fn nothing_is_restored_where_anything_is() {
     assert_eq!(names(&disk), ["stranger"]);
 }
 
-/// What a start finds after a restore that was cut off.
+/// The result of a start after an interrupted restore.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum AfterRestore {
-    /// Not one file of the restore.
+    /// An empty directory: no file of the restore exists.
     Nothing,
-    /// The start refuses the directory.
+    /// The start rejects the directory.
     Unfinished,
-    /// All of it.
+    /// The complete table.
     Whole,
 }
 
@@ -165,7 +165,7 @@ fn left(disk: &MemoryDisk, what: &str) -> AfterRestore {
     }
 }
 
-/// Cuts a restore off at every step, in each way; `begin` is the directory that it is given.
+/// Interrupts a restore at every step, in each way. `begin` creates the directory that is restored into.
 fn cut_at_every_step(begin: impl Fn() -> MemoryDisk) -> BTreeMap<AfterRestore, usize> {
     let mut found = BTreeMap::new();
     for (kinds, errno) in [(Operation::CHANGES, EIO), (Operation::TAKES_SPACE, ENOSPC)] {
@@ -231,7 +231,7 @@ fn a_repeated_restore_cut_off_at_any_step_is_refused_by_a_start_too() {
 }
 
 #[test]
-fn an_unfinished_restore_can_not_become_a_cluster_in_any_other_way() {
+fn unfinished_restore_is_refused_by_every_operation_except_restore() {
     let disk = MemoryDisk::new();
     disk.fail_from(Operation::CHANGES, 14, EIO);
     restore(&disk).expect_err("it is cut off");
@@ -247,7 +247,7 @@ fn an_unfinished_restore_can_not_become_a_cluster_in_any_other_way() {
     for refused in [storage::stand(&disk, &candidate), storage::found(&disk, SMALL, &founding()).map(drop)] {
         assert!(matches!(refused, Err(OpenError::Unfinished { .. })), "{refused:?}");
     }
-    // Not even a restore touches files that no restore has made.
+    // A restore also refuses a directory with files of unknown origin.
     disk.set_bytes("stranger", b"keep me".to_vec());
     let before = names(&disk);
     assert!(matches!(restore(&disk), Err(OpenError::Founded { file }) if file == "stranger"));

@@ -1,4 +1,5 @@
-//! Power cuts at every step: a start finds what was acknowledged last, or that and the one write under way, whole.
+//! Power cuts at every step: a start finds the last acknowledged state, or that state plus the complete write in
+//! progress.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -11,7 +12,7 @@ use crate::support::*;
 
 const EIO: i32 = 5;
 
-/// Where a run can be cut off.
+/// The operations at which a run can be interrupted.
 const CUTS: [Operation; 6] = [
     Operation::Write,
     Operation::Sync,
@@ -22,7 +23,7 @@ const CUTS: [Operation; 6] = [
 ];
 
 #[test]
-fn a_founding_that_is_cut_off_is_whole_or_can_be_done_again() {
+fn interrupted_bootstrap_is_complete_or_can_be_repeated() {
     let mut outcomes = [0, 0];
     for cut in CUTS {
         for after in 0..6 {
@@ -52,7 +53,7 @@ fn a_founding_that_is_cut_off_is_whole_or_can_be_done_again() {
 }
 
 #[test]
-fn a_candidate_that_is_cut_off_is_the_old_one_or_the_new_one_and_gone_once_the_cluster_is_founded() {
+fn interrupted_candidate_write_leaves_the_old_or_the_new_one_until_the_bootstrap() {
     let candidate = |tokens_above| Candidate {
         member: Some(Member { node: 1, incarnation: founding().incarnation, ..Member::default() }),
         tokens_above,
@@ -96,8 +97,9 @@ fn a_candidate_that_is_cut_off_is_the_old_one_or_the_new_one_and_gone_once_the_c
 }
 
 #[test]
-fn every_torn_form_of_the_last_record_is_dropped_and_only_that() {
-    // Nine sectors fit; of the last record every subset of its three may arrive.
+fn every_torn_last_record_is_dropped_and_nothing_else() {
+    // Both records fit the first segment, which has six sectors for records. The last record has three; every subset of
+    // them may reach the disk.
     for arrived in 0..8_u64 {
         let disk = MemoryDisk::new();
         let mut log = found(&disk).log;
@@ -107,11 +109,11 @@ fn every_torn_form_of_the_last_record_is_dropped_and_only_that() {
         log.append(&record(Some(hard_state(2, 2, 2)), vec![entry(2, 2, 1200)])).expect_err("it is cut off");
         let whole = open_view(&disk.copy()).expect("all of it can be read");
         assert_eq!(whole.entries.len(), 2);
-        // The mood "sector by sector", then each of the three.
+        // The first answer selects independent choices per sector; the others are for the three sectors.
         let mut answers = vec![2].into_iter().chain((0..3).map(|bit| arrived >> bit & 1));
         let mut tosses = 0;
         disk.crash(|n| {
-            // Files that did not grow are asked for a size too: of one.
+            // `choose` is also called for the size of every file that did not grow, with n = 1.
             if n == 1 {
                 return 0;
             }
@@ -124,11 +126,11 @@ fn every_torn_form_of_the_last_record_is_dropped_and_only_that() {
     }
 }
 
-/// What the disk should hold, and the node's own view of it.
+/// The expected content of the disk.
 struct Model {
-    /// As it was acknowledged last.
+    /// The last acknowledged view.
     view: View,
-    /// As it was written, before a snapshot raised it.
+    /// The hard state as last appended, and raised only by received snapshots.
     hard_state: HardState,
 }
 
@@ -151,7 +153,7 @@ impl Model {
     }
 }
 
-/// One life of a disk: some steps, a cut, a start that may be cut too, and on.
+/// A random run: some steps, an interruption, a start that may be interrupted too, and so on.
 fn live(seed: u64, seen: &mut [u64; 4]) {
     let mut rng = Rng(seed);
     let disk = MemoryDisk::new();
@@ -160,7 +162,7 @@ fn live(seed: u64, seen: &mut [u64; 4]) {
     for _ in 0..12 {
         let (cut, after) = (CUTS[rng.below(6) as usize], rng.below(20));
         disk.fail(cut, after, EIO);
-        // What a start may find after the cut.
+        // The views that a start may find after the interruption.
         let mut possible = vec![model.view.clone()];
         for _ in 0..rng.below(12) + 1 {
             if step(&disk, &mut node, &mut model, &mut rng, &mut possible).is_err() {
@@ -169,7 +171,7 @@ fn live(seed: u64, seen: &mut [u64; 4]) {
             }
             possible = vec![model.view.clone()];
         }
-        // The process dies, or the machine; then come starts that may be cut off too.
+        // A process restart or a power cut, followed by starts that may be interrupted too.
         let found = loop {
             if rng.below(3) == 0 {
                 disk.restart();
@@ -192,7 +194,7 @@ fn live(seed: u64, seen: &mut [u64; 4]) {
         };
         assert!(possible.contains(&found), "found {found:?}, possible were {possible:?}");
         seen[3] += u64::from(found != possible[0]);
-        // What was shown once stays, whatever happens now.
+        // A view that a start has returned must survive the next power cut.
         disk.crash(|n| rng.below(n));
         node = open(&disk).expect("no crash is damage");
         assert_eq!(
@@ -206,7 +208,7 @@ fn live(seed: u64, seen: &mut [u64; 4]) {
     }
 }
 
-/// One thing that a node does with its disk. If it fails, `possible` holds what may be found.
+/// One random disk operation of a node. If it fails, `possible` holds every view that a start may find.
 fn step(
     disk: &MemoryDisk,
     node: &mut Existing<MemoryDisk>,
@@ -219,7 +221,7 @@ fn step(
     match rng.below(10) {
         0..=5 => {
             let term = last_term.max(model.hard_state.term).max(1) + rng.below(2);
-            // Mostly on; at times a tail is replaced, but nothing that is committed.
+            // Mostly appends; sometimes replaces a tail, but never a committed entry.
             let floor = model.view.hard_state.commit.max(start);
             let first = if rng.below(4) == 0 { floor + 1 + rng.below(last - floor + 1) } else { last + 1 };
             let lengths = [0, 10, 470, 1200, 3000, 9000];
@@ -251,7 +253,7 @@ fn step(
             Ok(())
         }
         7 | 8 => {
-            // A snapshot of the own table, at what is committed.
+            // A snapshot of the node's own table, at the commit index.
             let index = model.view.hard_state.commit;
             let Some(term) =
                 model.view.entries.iter().find(|entry| entry.index == index).map(|entry| entry.term)
@@ -270,7 +272,7 @@ fn step(
             node.log.compact(index).run(disk)
         }
         _ => {
-            // A snapshot from a leader of a later term: the log gives way to it.
+            // A snapshot from a leader of a later term replaces the log.
             let (index, term) =
                 (model.view.hard_state.commit + 1 + rng.below(5), last_term.max(model.hard_state.term) + 1);
             let mut after = model.view.clone();
@@ -298,7 +300,7 @@ fn write_snapshot(node: &Existing<MemoryDisk>, index: u64, term: u64) -> std::io
 }
 
 #[test]
-fn random_lives_with_cuts_lose_nothing_that_was_acknowledged() {
+fn random_crashes_lose_no_acknowledged_write() {
     let mut seen = [0; 4];
     for seed in 0..400 {
         let life = catch_unwind(AssertUnwindSafe(|| live(seed, &mut seen)));
@@ -324,9 +326,9 @@ fn sealed(node: &Existing<MemoryDisk>, index: u64, term: u64) -> storage::Sealed
     writer.seal(&tail(&pieces(index, term))).expect("a sound disk")
 }
 
-/// A leader's snapshot has arrived; whether it counts nobody has said yet.
+/// A leader's snapshot is complete, but the consensus engine has not decided yet whether it takes effect.
 #[test]
-fn a_snapshot_without_a_name_counts_for_nothing() {
+fn sealed_snapshot_has_no_effect_until_it_is_published() {
     let (disk, view) = small_directory();
     let node = open(&disk).expect("a sound disk");
     let sealed = sealed(&node, 20, 5);
@@ -342,10 +344,10 @@ fn a_snapshot_without_a_name_counts_for_nothing() {
     assert_eq!(names(&disk), before);
 }
 
-/// The order of an installation: the other way round, and the power goes between the two, it is a healthy node that must refuse its
-/// own disk.
+/// The order of an installation matters: if the log were reset first and a power cut followed, a healthy node would
+/// reject its own disk.
 #[test]
-fn the_log_gives_way_to_a_snapshot_only_once_that_has_its_name() {
+fn log_reset_before_a_snapshot_is_published_makes_the_start_fail() {
     for is_swapped in [false, true] {
         let (disk, _) = small_directory();
         let mut node = open(&disk).expect("a sound disk");

@@ -1,11 +1,12 @@
-//! Damage of every byte and every length: refused, with its place, never read as data.
+//! Damage at every byte and every length is rejected with its position and never read as data.
 
 use lockkeeper_replica::disk::memory::MemoryDisk;
 use lockkeeper_replica::storage::{FORMAT_VERSION, OpenError};
 
 use crate::support::{View, names, open_view, small_directory};
 
-/// Damages a copy of the small directory; what an open says, or the view if it is the wrong one.
+/// Damages a copy of the small directory and opens it. Returns the error, or the view if the open succeeded with the
+/// right data; panics if it returned wrong data.
 fn damaged(disk: &MemoryDisk, view: &View, damage: impl FnOnce(&MemoryDisk)) -> Result<OpenError, Box<View>> {
     let copy = disk.copy();
     damage(&copy);
@@ -17,7 +18,7 @@ fn damaged(disk: &MemoryDisk, view: &View, damage: impl FnOnce(&MemoryDisk)) -> 
 }
 
 #[test]
-fn the_small_directory_is_what_the_tests_of_damage_say() {
+fn small_directory_has_four_files_and_opens_undamaged() {
     let (disk, view) = small_directory();
     let names = names(&disk);
     assert_eq!(names.len(), 4, "founding record, snapshot and two segments: {names:?}");
@@ -64,7 +65,7 @@ fn every_file_that_was_cut_or_grew_is_refused() {
     }
 }
 
-/// `expect` for a damage that must be noticed.
+/// `expect` for damage that must be detected.
 trait Noticed {
     fn expect_err_unnoticed(self, what: &str) -> OpenError;
 }
@@ -82,7 +83,7 @@ fn every_file_that_is_missing_is_refused_by_name() {
         let error = damaged(&disk, &view, |disk| disk.take_away(&name)).expect_err_unnoticed(&name);
         let text = error.to_string();
         assert!(text.contains("missing"), "{name}: {text}");
-        // Which snapshot is missing can't be known; the first part of the log tells that something is.
+        // It can't be known which snapshot is missing; the first part of the log shows that one is.
         assert!(
             name.starts_with("snapshot") || text.contains(&name) || name.ends_with('2'),
             "{name}: {text}"
@@ -92,7 +93,7 @@ fn every_file_that_is_missing_is_refused_by_name() {
 }
 
 #[test]
-fn a_sector_that_is_gone_in_the_midst_of_the_log_is_refused() {
+fn zeroed_sector_within_the_log_is_refused() {
     let (disk, view) = small_directory();
     for name in names(&disk).into_iter().filter(|name| name.starts_with("log-")) {
         let bytes = disk.bytes(&name).expect("it is listed");
@@ -100,7 +101,8 @@ fn a_sector_that_is_gone_in_the_midst_of_the_log_is_refused() {
             .step_by(512)
             .filter(|at| bytes[*at..*at + 512].iter().any(|byte| *byte != 0))
             .collect();
-        // The last record of all has three sectors; without one of them it looks torn, and nothing can tell.
+        // The last record of the log has three sectors; a record without one of them is indistinguishable from a torn
+        // one.
         let is_last = name.ends_with('3');
         let kept = if is_last { written.len() - 3 } else { written.len() };
         for at in &written[..kept] {
@@ -114,7 +116,7 @@ fn a_sector_that_is_gone_in_the_midst_of_the_log_is_refused() {
 }
 
 #[test]
-fn files_that_changed_places_are_refused() {
+fn swapped_files_are_refused() {
     let (disk, view) = small_directory();
     let names = names(&disk);
     for one in &names {
@@ -126,7 +128,7 @@ fn files_that_changed_places_are_refused() {
     }
 }
 
-/// Changes the header and makes its checksum right again.
+/// Changes the header and recomputes its checksum.
 fn with_header(bytes: &[u8], change: impl FnOnce(&mut [u8])) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     change(&mut bytes[..508]);
@@ -136,7 +138,7 @@ fn with_header(bytes: &[u8], change: impl FnOnce(&mut [u8])) -> Vec<u8> {
 }
 
 #[test]
-fn a_newer_format_is_told_from_damage_and_names_both_versions() {
+fn newer_format_is_distinguished_from_damage_and_names_both_versions() {
     let (disk, view) = small_directory();
     for name in names(&disk) {
         let bytes = disk.bytes(&name).expect("it is listed");
@@ -169,7 +171,7 @@ fn a_file_of_another_data_directory_is_refused() {
 }
 
 #[test]
-fn a_damaged_snapshot_is_refused_also_where_an_older_one_is_whole() {
+fn damaged_snapshot_is_refused_even_if_an_older_one_is_intact() {
     let (disk, _) = small_directory();
     let newest = "snapshot-00000000000000000003";
     let mut bytes = disk.bytes(newest).expect("the small directory has it");

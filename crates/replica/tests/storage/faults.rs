@@ -1,4 +1,4 @@
-//! Operations that fail: clean errors, and never a second try.
+//! Failing operations: each returns an error, and none is retried.
 
 use std::io::ErrorKind;
 
@@ -11,7 +11,7 @@ const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
 
 #[test]
-fn a_failed_write_or_sync_is_the_end_of_the_log() {
+fn log_refuses_every_call_after_a_failed_write_or_sync() {
     for operation in [Operation::Write, Operation::Sync] {
         let disk = MemoryDisk::new();
         let mut log = found(&disk).log;
@@ -33,12 +33,12 @@ fn a_failed_write_or_sync_is_the_end_of_the_log() {
 }
 
 #[test]
-fn what_only_the_page_cache_has_is_durable_before_a_start_shows_it() {
+fn start_makes_page_cache_content_durable_before_returning_it() {
     let disk = MemoryDisk::new();
     let mut log = found(&disk).log;
     disk.fail(Operation::Sync, 0, EIO);
     log.append(&record(None, vec![entry(1, 1, 900)])).expect_err("it fails");
-    // The process ends; the machine doesn't. The record can be read, and no later sync would write it.
+    // The process ends but the machine does not: the record is readable, but no later sync would write it.
     disk.restart();
     let shown = open_view(&disk).expect("the file looks whole");
     assert_eq!(shown.entries, [entry(1, 1, 900)]);
@@ -47,8 +47,9 @@ fn what_only_the_page_cache_has_is_durable_before_a_start_shows_it() {
 }
 
 #[test]
-fn a_full_disk_is_a_clean_error_and_what_was_synced_stays() {
-    // Writing the record itself; making the next segment: creating it, filling it, its header, its name.
+fn full_disk_is_an_error_and_synced_data_stay() {
+    // Writing the record itself; then the steps of a switch to the next segment: creating it, writing its header (the
+    // second write, after the zero-fill), renaming it, syncing its name.
     let steps = [
         (Operation::Write, 0),
         (Operation::Create, 0),
@@ -72,7 +73,7 @@ fn a_full_disk_is_a_clean_error_and_what_was_synced_stays() {
 }
 
 #[test]
-fn a_start_on_a_full_disk_says_what_it_needs_and_changes_nothing() {
+fn start_on_a_full_disk_fails_with_advice_and_changes_nothing() {
     let (disk, view) = small_directory();
     disk.fail(Operation::Write, 0, ENOSPC);
     let error = storage::open(&disk, SMALL).expect_err("the disk is full");
@@ -82,7 +83,7 @@ fn a_start_on_a_full_disk_says_what_it_needs_and_changes_nothing() {
 }
 
 #[test]
-fn a_spare_that_cannot_be_made_leaves_the_log_as_it_was() {
+fn failed_segment_preallocation_leaves_the_log_unchanged() {
     let disk = MemoryDisk::new();
     let mut log = found(&disk).log;
     let before = names(&disk);
@@ -94,7 +95,7 @@ fn a_spare_that_cannot_be_made_leaves_the_log_as_it_was() {
 }
 
 #[test]
-fn a_snapshot_that_failed_leaves_the_older_one_and_takes_no_further_piece() {
+fn failed_snapshot_keeps_the_older_one_and_accepts_no_more_pieces() {
     for operation in [Operation::Write, Operation::Sync] {
         let (disk, view) = small_directory();
         let Existing { snapshots, mut log, .. } = open(&disk).expect("a sound disk");
@@ -112,8 +113,8 @@ fn a_snapshot_that_failed_leaves_the_older_one_and_takes_no_further_piece() {
 }
 
 #[test]
-fn a_disk_whose_syncs_lie_is_found_out_or_forgets() {
-    // Shows that the faults bite: with the same power cut, an honest disk keeps the record.
+fn lying_sync_loses_the_record_in_a_power_cut() {
+    // Checks that the injected fault has an effect: in the same power cut, an honest disk keeps the record.
     let outcome = |is_lying| {
         let disk = MemoryDisk::new();
         let mut log = found(&disk).log;

@@ -1,4 +1,5 @@
-//! The log on a sound disk: what is appended, replaced, given up and reset is what the next start finds.
+//! The log on a fault-free disk: after appends, replaced tails, compaction and resets, the next start finds the same
+//! state.
 
 use lockkeeper_replica::disk::Disk;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
@@ -11,7 +12,7 @@ fn indexes(disk: &MemoryDisk) -> Vec<(u64, u64)> {
 }
 
 #[test]
-fn an_empty_directory_is_said_to_be_empty_until_it_is_founded_and_can_be_founded_once() {
+fn empty_directory_can_be_bootstrapped_once() {
     let disk = MemoryDisk::new();
     assert!(matches!(storage::open(&disk, SMALL), Ok(Opened::Empty)));
     let existing = found(&disk);
@@ -21,7 +22,7 @@ fn an_empty_directory_is_said_to_be_empty_until_it_is_founded_and_can_be_founded
 }
 
 #[test]
-fn a_founding_record_that_makes_no_sense_is_not_written() {
+fn invalid_bootstrap_record_is_not_written() {
     let disk = MemoryDisk::new();
     let short_id = lockkeeper_wire::store::Founding { cluster: vec![7; 15], ..founding() };
     let nobody = lockkeeper_wire::store::Founding { node: 0, ..founding() };
@@ -90,7 +91,7 @@ fn a_record_longer_than_a_segment_gets_one_of_its_own_size() {
 }
 
 #[test]
-fn a_spare_segment_is_used_and_one_too_many_is_put_back() {
+fn spare_segment_is_used_and_a_second_one_is_given_back() {
     let disk = MemoryDisk::new();
     let mut log = found(&disk).log;
     let maker = log.spare_maker();
@@ -111,7 +112,7 @@ fn a_spare_segment_is_used_and_one_too_many_is_put_back() {
 }
 
 #[test]
-fn segments_are_given_up_when_all_their_entries_are_in_a_snapshot() {
+fn segments_are_deleted_once_a_snapshot_has_all_their_entries() {
     let (disk, _) = small_directory();
     let Existing { mut log, snapshots, .. } = open(&disk).expect("a sound disk");
     assert_eq!(log.segments(), 2);
@@ -131,8 +132,8 @@ fn segments_are_given_up_when_all_their_entries_are_in_a_snapshot() {
 }
 
 #[test]
-fn a_received_snapshot_takes_the_place_of_the_log() {
-    // The log is shorter than the snapshot, longer, and of another history.
+fn received_snapshot_replaces_the_log() {
+    // The log has nine entries of term 1: it ends before the snapshot, or has another term at the snapshot's index.
     for (index, term) in [(20, 3), (5, 3), (2, 3)] {
         let disk = MemoryDisk::new();
         let Existing { mut log, snapshots, .. } = found(&disk);
@@ -141,7 +142,7 @@ fn a_received_snapshot_takes_the_place_of_the_log() {
         let mut writer = snapshots.begin(&head(index, term)).expect("a sound disk");
         writer.piece(b"table").expect("a sound disk");
         writer.finish(&tail(&[b"table".to_vec()])).expect("a sound disk").run(&disk).expect("a sound disk");
-        // A start right here does by itself what the node was about to do.
+        // A start at this point completes the reset that the node was about to do.
         let view = open_view(&disk.copy()).expect("a sound disk");
         assert_eq!((view.hard_state, view.entries.len()), (hard_state(3, 0, index), 0), "at {index}");
         log.reset(index, term).expect("a sound disk");
@@ -154,7 +155,7 @@ fn a_received_snapshot_takes_the_place_of_the_log() {
 }
 
 #[test]
-fn a_snapshot_that_does_not_count_right_or_has_a_huge_piece_is_not_finished() {
+fn snapshot_with_wrong_counts_or_an_oversized_piece_is_not_finished() {
     let (disk, view) = small_directory();
     let snapshots = open(&disk).expect("a sound disk").snapshots;
     let mut writer = snapshots.begin(&head(7, 2)).expect("a sound disk");
@@ -170,7 +171,7 @@ fn a_snapshot_that_does_not_count_right_or_has_a_huge_piece_is_not_finished() {
 }
 
 #[test]
-fn files_of_others_are_left_alone() {
+fn unknown_files_are_ignored_and_kept() {
     let (disk, view) = small_directory();
     drop(disk.create("notes.txt").expect("a sound disk"));
     drop(disk.create("log-7").expect("a sound disk"));

@@ -1,4 +1,4 @@
-//! What a node keeps on disk, on a disk that loses, tears, fails and is damaged: promise P10.
+//! The on-disk state of a node, on a disk that loses, tears and damages data and returns errors: promise P10.
 
 mod backups;
 mod crashes;

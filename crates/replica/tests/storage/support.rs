@@ -1,13 +1,13 @@
-//! Small data directories, and what can be seen of one.
+//! Small data directories, and the state that a node reads from one.
 
 use lockkeeper_replica::disk::memory::MemoryDisk;
 use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, Options};
 use lockkeeper_wire::store::{Entry, Founding, HardState, Member, Record, SnapshotHead, SnapshotTail};
 
-/// So that a handful of records fills a segment, and some need one of their own size.
+/// Small segments: a few records fill one, and some records need a segment of their own size.
 pub(crate) const SMALL: Options = Options { segment_bytes: 4096 };
 
-/// All that a node can see of its disk.
+/// Everything that a node reads from its disk at a start.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct View {
     pub(crate) snapshot: Option<(SnapshotHead, Vec<u8>)>,
@@ -36,7 +36,7 @@ pub(crate) fn hard_state(term: u64, vote: u64, commit: u64) -> HardState {
     HardState { term, vote, commit }
 }
 
-/// An entry whose content tells its index and term, so that no other can pass for it.
+/// An entry whose content depends on its index and term, so that no other entry equals it.
 pub(crate) fn entry(index: u64, term: u64, length: usize) -> Entry {
     let data = (0..length).map(|at| (index.wrapping_mul(31) + term * 7 + at as u64) as u8).collect();
     Entry { index, term, kind: 1, data }
@@ -57,7 +57,7 @@ pub(crate) fn open(disk: &MemoryDisk) -> Result<Existing<MemoryDisk>, OpenError>
     }
 }
 
-/// Reads all that there is, the snapshot's pieces included.
+/// Reads everything, including the snapshot's pieces.
 pub(crate) fn view(existing: &mut Existing<MemoryDisk>) -> Result<View, OpenError> {
     assert_eq!(existing.founding, founding(), "the founding record is the one that was written");
     let snapshot = match &mut existing.snapshot {
@@ -90,12 +90,13 @@ pub(crate) fn tail(pieces: &[Vec<u8>]) -> SnapshotTail {
     }
 }
 
-/// Two pieces that tell where the snapshot stands.
+/// Two pieces whose content depends on the snapshot's index and term.
 pub(crate) fn pieces(index: u64, term: u64) -> Vec<Vec<u8>> {
     vec![vec![index as u8; 300], vec![term as u8; 200]]
 }
 
-/// Founding record, snapshot at 3, two segments; records of one and of several sectors. The log needs the snapshot.
+/// A bootstrap record, a snapshot at entry 3, and two segments with records of one and of several sectors. The log does
+/// not begin with entry 1, so it needs the snapshot.
 pub(crate) fn small_directory() -> (MemoryDisk, View) {
     let disk = MemoryDisk::new();
     let Existing { mut log, snapshots, .. } = found(&disk);
@@ -105,7 +106,7 @@ pub(crate) fn small_directory() -> (MemoryDisk, View) {
     append(Some(hard_state(1, 1, 3)), vec![entry(3, 1, 700)]);
     append(None, vec![entry(4, 1, 1200), entry(5, 1, 40)]);
     append(Some(hard_state(2, 2, 4)), vec![]);
-    // Replaces 5, and fills into the third segment.
+    // Replaces entry 5, and continues into the third segment.
     append(None, vec![entry(5, 2, 700), entry(6, 2, 20)]);
     append(Some(hard_state(2, 2, 6)), vec![entry(7, 2, 1100)]);
     let mut writer = snapshots.begin(&head(3, 1)).expect("a sound disk");
@@ -127,11 +128,11 @@ pub(crate) fn names(disk: &MemoryDisk) -> Vec<String> {
     disk.list().expect("a sound disk")
 }
 
-/// Numbers from a seed (SplitMix64).
+/// A seeded random number generator (SplitMix64).
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    /// Below `n`.
+    /// Returns a number below `n`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
