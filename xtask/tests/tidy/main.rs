@@ -7,7 +7,7 @@
 
 mod page;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -177,6 +177,94 @@ fn no_source_file_is_too_long() {
             .then(|| format!("{}: {lines} {what} {RS_LINES_MAX}: split it by concept", file.display()))
     };
     report(&texts("rs").into_iter().filter_map(too_long).collect::<Vec<_>>());
+}
+
+/// Type names that may be defined any number of times, since each is known by its module.
+const CONVENTIONAL_TYPES: [&str; 3] = ["Args", "Error", "Settings"];
+/// The connection handling of these is being replaced; their types are counted once that is done.
+const TYPES_NOT_COUNTED: [&str; 6] = [
+    "crates/client/src/backends/leased/",
+    "crates/client/src/backends/postgres/",
+    "crates/client/src/backends/redis/",
+    "crates/client/src/backends/redlock/",
+    "crates/client/src/mailbox.rs",
+    "crates/client/src/worker.rs",
+];
+/// A name with more definitions means a different thing in each file that a reader opens.
+const DEFINITIONS_MAX: usize = 2;
+
+/// The name of the type that a line defines. Associated types, which are indented, are not definitions.
+fn defined_type(line: &str) -> Option<&str> {
+    let line = match line.strip_prefix("pub") {
+        Some(rest) if rest.starts_with('(') => rest.split_once(')')?.1,
+        Some(rest) => rest,
+        None => line,
+    };
+    let line = line.strip_prefix(' ').unwrap_or(line);
+    let kinds = ["struct ", "enum ", "union ", "trait ", "type "];
+    let name = kinds.iter().find_map(|kind| line.strip_prefix(kind))?;
+    Some(name.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or(name))
+}
+
+#[test]
+fn type_definitions_are_found_in_a_line() {
+    for line in [
+        "struct A;",
+        "pub struct A<T> {",
+        "pub(crate) enum A {",
+        "pub(in crate::b) trait A: B {",
+        "type A = B;",
+    ] {
+        assert_eq!(defined_type(line), Some("A"), "{line}");
+    }
+    for line in ["    type A = B;", "impl A {", "// struct A", "pub fn a() {", "structure"] {
+        assert_eq!(defined_type(line), None, "{line}");
+    }
+}
+
+#[test]
+fn no_type_name_is_defined_more_than_twice() {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (path, text) in texts("rs") {
+        let path = path.to_string_lossy();
+        let is_test = path.contains("/tests/") || path.contains("/benches/") || path.ends_with("tests.rs");
+        if is_test || TYPES_NOT_COUNTED.iter().any(|folder| path.starts_with(folder)) {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let name = defined_type(line).filter(|name| !CONVENTIONAL_TYPES.contains(name));
+            let place = format!("{path}:{}", number + 1);
+            if let Some(name) = name {
+                places.entry(name.to_owned()).or_default().push(place);
+            }
+        }
+    }
+    let repeated = places.iter().filter(|(_, places)| places.len() > DEFINITIONS_MAX);
+    let problems: Vec<String> = repeated
+        .map(|(name, places)| {
+            format!(
+                "`{name}` is defined {} times, at most {DEFINITIONS_MAX} are allowed: {}",
+                places.len(),
+                places.join(", ")
+            )
+        })
+        .collect();
+    report(&problems);
+}
+
+#[test]
+fn no_source_refers_to_a_page_that_is_not_in_the_repository() {
+    let pages = [["DESIGN", " section"].concat(), ["peers", "' flaw"].concat()];
+    let problems: Vec<String> = texts("")
+        .iter()
+        .flat_map(|(path, text)| {
+            bad_lines(path, text, |line| {
+                let page = pages.iter().find(|page| line.contains(page.as_str()))?;
+                Some(format!("refers to `{page} …`, which readers don't have: give the reason itself"))
+            })
+        })
+        .collect();
+    report(&problems);
 }
 
 #[test]
