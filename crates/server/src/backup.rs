@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_go_on_above_the_clock_and_above_what_may_have_been_issued_since_the_backup() {
+    fn restored_tokens_start_above_the_clock_and_above_all_that_may_have_been_issued_since_the_backup() {
         // The usual case: the counter is far below the microseconds since 2026.
         assert_eq!(tokens_above(&taken_at(DAY, 7), None, at(DAY + 1)).unwrap(), 86_401_000_000);
         // A table that was started with higher tokens: a second later it may have issued a million more.
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_restore_of_one_backup_is_above_all_that_the_first_can_have_issued() {
+    fn tokens_of_a_second_restore_are_above_all_that_the_first_can_have_issued() {
         for last_token in [7, 1 << 50] {
             let backup = taken_at(DAY, last_token);
             let first = tokens_above(&backup, None, at(DAY + 10)).unwrap();
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_behind_the_backup_is_refused_unless_somebody_knows_the_highest_token() {
+    fn clock_behind_the_backup_is_refused_without_tokens_above() {
         let backup = taken_at(DAY, 500);
         let text = tokens_above(&backup, None, at(DAY - 3)).unwrap_err().to_string();
         assert!(text.contains("3s behind") && text.contains("--tokens-above"), "{text}");
@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_would_end_the_table_are_refused() {
+    fn restore_with_tokens_above_the_maximum_is_refused() {
         let text = tokens_above(&taken_at(DAY, 7), Some(u64::MAX), at(DAY)).unwrap_err().to_string();
         assert!(text.contains(&u64::MAX.to_string()), "{text}");
         assert!(tokens_above(&taken_at(DAY, u64::MAX), None, at(DAY)).is_err());

@@ -129,7 +129,7 @@ impl<D: Disk> Chores<D> {
     fn step(&mut self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> Done<D> {
         let result = match (step, writer.take()) {
             (SnapshotStep::Begin(head), before) => {
-                // `before` is a snapshot that the replica gave up. Remains that can't be removed now are removed at the
+                // `before` is a snapshot that the replica gave up. A file that can't be removed now is removed at the
                 // next start.
                 drop(before.map(|before| before.writer.abandon()));
                 self.snapshots
@@ -139,7 +139,7 @@ impl<D: Disk> Chores<D> {
             (SnapshotStep::Piece(piece), Some(mut open)) => match open.write(&piece) {
                 Ok(()) => Ok(Some(open)),
                 Err(error) => {
-                    // Remains are removed at the next start.
+                    // A file that can't be removed now is removed at the next start.
                     drop(open.writer.abandon());
                     Err(error)
                 }

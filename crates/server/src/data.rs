@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn first_tokens_are_above_the_microseconds_since_2026_and_above_what_was_asked_for() {
+    fn first_tokens_are_above_the_microseconds_since_2026_and_above_tokens_above() {
         let day = TOKENS_EPOCH_SECONDS + 86_400;
         assert_eq!(first_tokens(None, at(day)).unwrap(), 86_400_000_000);
         assert_eq!(first_tokens(Some(7), at(day)).unwrap(), 86_400_000_000);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_before_2026_needs_a_token_from_whoever_knows_one() {
+    fn clock_before_2026_needs_tokens_above() {
         for clock in [at(0), at(TOKENS_EPOCH_SECONDS - 1)] {
             let text = first_tokens(None, clock).unwrap_err().to_string();
             assert!(text.contains("--tokens-above") && text.contains("2026"), "{text}");
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_can_not_be_trusted_are_refused_with_what_was_said_of_them() {
+    fn condemned_data_are_refused_with_the_stored_reason() {
         let (disk, told) = (MemoryDisk::new(), Options::new("here"));
         let addresses = Addresses { client: "client:1", peer: "" };
         assert!(open(&disk, &told, addresses).is_ok(), "it founds a cluster");
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_token_that_would_end_the_table_is_refused() {
+    fn first_token_above_the_maximum_is_refused() {
         let text = first_tokens(Some(u64::MAX), at(TOKENS_EPOCH_SECONDS)).unwrap_err().to_string();
         assert!(text.contains(&u64::MAX.to_string()), "{text}");
     }

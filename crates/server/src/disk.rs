@@ -243,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_new_directory_on_the_way_is_synced_in_its_parent_before_the_next_is_made() {
+    fn each_missing_ancestor_is_synced_in_its_parent_before_the_next_is_created() {
         let place = tempfile::tempdir().expect("a directory");
         let at = |name: &str| place.path().join(name);
         let mut synced = Vec::new();
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_below_a_name_that_is_not_durable() {
+    fn no_directory_is_created_below_an_unsynced_one() {
         let place = tempfile::tempdir().expect("a directory");
         let failed = make(&place.path().join("a/b"), |_| Err(io::Error::other("no disk")));
         assert!(failed.is_err());

@@ -274,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_table_is_told_with_both_values_and_what_to_do() {
+    fn wrong_table_error_has_both_digests_and_advice() {
         let difference = Difference { index: 812, own: 0xAB << 64, node: 1, theirs: 0xCD };
         let text = ServeError::WrongTable { node: 2, difference }.to_string();
         let own = "000000000000000000000000000000ab0000000000000000";

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_who_leads_is_told_once() {
+    fn each_leadership_change_is_logged_once() {
         let mut node = Fixture::new();
         assert_eq!(node.at(0, None, 1), [""; 0]);
         assert_eq!(node.at(1, Some(1), 1), ["node 2 follows node 1, term 1"]);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spell_without_a_leader_is_told_once_with_whom_it_reaches_and_so_is_its_end() {
+    fn period_without_leader_is_logged_once_with_connected_voters_and_so_is_its_end() {
         let mut node = Fixture::new();
         node.at(0, Some(2), 5);
         assert_eq!(node.at(10, None, 5), ["node 2 leads no more, term 5"]);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::ServeError;
 
-/// Default limit of client connections, lowered to the limit on open files: each takes about 32 KiB with a session.
+/// Default limit of client connections; the limit on open files may lower it. Each takes about 32 KiB with a session.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
 /// Default log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a start
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tls_only_this_machine_is_served_unless_insecure_says_otherwise() {
+    fn non_loopback_address_needs_insecure() {
         for loopback in ["127.0.0.1:5625", "127.8.9.10:1", "[::1]:5625", "[::ffff:127.0.0.1]:5625"] {
             assert_eq!(refused(loopback, false, None), "", "{loopback}");
         }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_needs_an_address_that_clients_can_use() {
+    fn wildcard_address_needs_advertise() {
         for wildcard in ["0.0.0.0:5625", "[::]:5625"] {
             let text = refused(wildcard, true, None);
             assert!(text.contains(wildcard) && text.contains("--advertise"), "{text}");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_is_named() {
+    fn invalid_address_error_names_the_address() {
         for bad in ["5625", "127.0.0.1", "127.0.0.1:x", "::1:"] {
             let text = refused(bad, false, None);
             assert!(text.contains(&format!("`{bad}`")) && text.contains("HOST:PORT"), "{text}");

@@ -105,7 +105,7 @@ mod tests {
     const B: StreamId = StreamId(4);
 
     #[test]
-    fn a_quiet_connection_passes_once_its_socket_was_seen_empty() {
+    fn idle_connection_passes_once_its_socket_was_found_empty() {
         let mut gate = Gate::default();
         assert!(!gate.wants_proof(), "nobody asks");
         assert!(gate.want(7));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_before_the_barrier_began_proves_nothing() {
+    fn checks_before_the_barrier_began_do_not_count() {
         let mut gate = Gate::default();
         gate.opened(A);
         gate.seen_empty();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reader_must_have_looked_and_every_new_stream_must_have_a_reader() {
+    fn barrier_waits_for_every_reader_and_for_new_streams_without_one() {
         let mut gate = Gate::default();
         gate.opened(A);
         gate.want(1);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_connection_still_waits_for_what_it_had_brought() {
+    fn closed_connection_passes_after_its_last_input_was_handed_on() {
         let mut gate = Gate::default();
         gate.opened(A);
         gate.want(1);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_went_is_not_waited_for() {
+    fn barrier_does_not_wait_for_closed_readers() {
         let mut gate = Gate::default();
         gate.opened(A);
         gate.opened(B);

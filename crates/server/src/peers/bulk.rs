@@ -149,7 +149,7 @@ impl<D: Disk + Sync> Bulk<D> {
         let (tail, restorer) = match pieces(socket, &mut writer) {
             Ok(all) => all,
             Err(error) => {
-                // Remains that can't be removed now are removed at the next start.
+                // A file that can't be removed now is removed at the next start.
                 drop(writer.abandon());
                 return Err(error);
             }

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_said_once_for_each_node_and_text_until_the_node_is_let_in() {
+    fn refusal_is_logged_once_for_each_node_and_text_until_the_node_is_accepted() {
         let mut said = Said::default();
         assert!(said.is_news(2, "its data are gone"));
         assert!(!said.is_news(2, "its data are gone"));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_can_not_make_it_remember_more_and_more() {
+    fn number_of_remembered_refusals_is_bounded() {
         let mut said = Said::default();
         for node in 0..10_000 {
             assert!(said.is_news(node, "who is that"));

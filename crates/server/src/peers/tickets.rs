@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_known_once_it_was_reached_and_has_connected_itself() {
+    fn node_is_known_once_it_presents_the_ticket_sent_to_its_address() {
         let (mut one, mut two) = (Tickets::default(), Tickets::default());
         let first = hello(&mut one, 1, 2);
         assert!(!two.knows(&first), "it has not reached node 1 yet");
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_tickets_neither_fill_the_memory_nor_count() {
+    fn forged_tickets_are_bounded_and_prove_nothing() {
         let (mut one, mut two) = (Tickets::default(), Tickets::default());
         two.take(&hello(&mut one, 1, 2));
         for number in 0..PRESENTED_MAX as u8 - 1 {
