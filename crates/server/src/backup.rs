@@ -63,7 +63,7 @@ pub struct Restored {
     pub cluster: String,
     /// The first token is above this one.
     pub tokens_above: u64,
-    /// What was dropped of the backup's table, and what was kept.
+    /// The parts of the backup's table that were dropped, and those that were kept.
     pub dropped: Dropped,
 }
 
@@ -83,7 +83,7 @@ pub enum RestoreError {
     Table {
         /// The backup.
         file: PathBuf,
-        /// What is wrong with the file.
+        /// The fault of the file.
         why: String,
     },
     /// The directory is not empty.

@@ -1,4 +1,4 @@
-//! Errors that keep a node from starting or make it stop. Each text says what to do.
+//! Errors that keep a node from starting or make it stop. Each text has advice.
 
 use std::io;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ pub enum ServeError {
     Address {
         /// As it was given.
         address: String,
-        /// What is wrong with the address.
+        /// The fault of the address.
         why: String,
     },
     /// The address can be reached from other machines.
@@ -46,7 +46,7 @@ pub enum ServeError {
     /// The options about nodes are missing or contradict each other.
     #[error("{why}")]
     Nodes {
-        /// What is wrong, and what to do.
+        /// The fault, with advice.
         why: String,
     },
     /// The cluster has other nodes, and neither the data nor the options have this node's peer address.
@@ -127,7 +127,7 @@ pub enum ServeError {
     Open {
         /// The data directory.
         directory: PathBuf,
-        /// Which file, and what to do.
+        /// The file concerned, with advice.
         source: OpenError,
     },
     /// The newest snapshot does not decode to a table, though its checksums are right.
@@ -140,7 +140,7 @@ pub enum ServeError {
         directory: PathBuf,
         /// Its position in the log.
         index: u64,
-        /// What is wrong with the snapshot.
+        /// The fault of the snapshot.
         why: String,
     },
     /// The wall clock can't be the source of a new table's first tokens.

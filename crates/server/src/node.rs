@@ -301,13 +301,13 @@ impl<D: Disk> Node<D> {
     }
 }
 
-/// Whether it says that the disk is full: nothing is broken then, and no core dump is called for.
+/// Whether the error means a full disk: not a defect, so the process stops without a core dump.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// What the disk holds is unknown: whatever this process would answer from now on could be a lie. Never retried, since a
-/// second sync says "done" for pages that the system has dropped (P10).
+/// Aborts the process after a failed write: the state of the disk is unknown, so any further answer could be wrong. A
+/// failed sync is never retried, since a second sync reports success for pages that the kernel has dropped (P10).
 pub(crate) fn fail_stop(directory: &str, what: &str, error: &io::Error) -> ! {
     tracing::error!(
         directory,

@@ -28,7 +28,7 @@ impl Greeter for Asking {
 /// The node that waits at `address`, if it claims to be node `node`. Only the node itself can provide its incarnation.
 ///
 /// # Errors
-/// A text with what to do.
+/// A text with advice.
 pub(crate) async fn who_waits(
     directory: &Arc<Directory>,
     node: u64,

@@ -89,7 +89,7 @@ impl Forming {
         self.founder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Executes the founder's steps until it waits or is done.
+    /// Executes the steps of the `Founder` until it waits or is done.
     fn follow(&self, ask: impl FnOnce(&mut Founder) -> Step) -> Result<(), Refusal> {
         let mut founder = self.founder();
         let mut step = ask(&mut founder);

@@ -37,7 +37,7 @@ pub(crate) trait Greeter: Send + Sync + 'static {
     /// The reason for a refusal, as a text for the other node.
     fn admit(&self, hello: &Hello) -> Result<(), Refusal>;
 
-    /// Whether this node accepts the sender of `hello` on an incoming connection. Any stranger can have opened that.
+    /// Whether this node accepts the sender of `hello` on an incoming connection, which any host can have opened.
     ///
     /// # Errors
     /// The reason for a refusal, as a text for the other node.

@@ -94,7 +94,7 @@ pub(crate) struct Link {
 pub(crate) struct Handover {
     arrived: Mutex<Vec<Link>>,
     last: AtomicU64,
-    /// TCP_USER_TIMEOUT: a link ends if the peer's system does not acknowledge data for this long.
+    /// `TCP_USER_TIMEOUT`: a link ends if the peer's system does not acknowledge data for this long.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the system has no such setting"))]
     unacknowledged: Duration,
 }
@@ -106,8 +106,7 @@ impl Handover {
     }
 
     /// A number for a connection, greater than that of every older one. Must be drawn when the connection is accepted,
-    /// or before it is opened: of two connections of a peer the younger one wins, in whichever order their handshakes
-    /// end.
+    /// or before it is opened: of two connections of a peer the younger one wins, in either order of their handshakes.
     pub(crate) fn number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
