@@ -31,8 +31,8 @@ pub struct DynamoDb {
 }
 
 impl DynamoDb {
-    /// Starts a server with the empty table [`TABLE`]. `foreign` is the folder with the packages that `cargo xtask
-    /// test` installs from registries.
+    /// Starts a server with the empty table [`TABLE`]. `foreign` is the folder with the packages that
+    /// `cargo xtask test` installs from registries.
     ///
     /// # Panics
     /// `python3` or moto is missing, or it doesn't start.

@@ -28,9 +28,9 @@ pub struct Network {
 
 impl Network {
     /// Makes a network with this many hosts. The calling thread moves into the router's namespace, and with it every
-    /// thread and process that it starts later: they reach all hosts, whatever is cut between those, and nothing else,
-    /// not even other tests on 127.0.0.1. So this must come first in a test, before a runtime is made; and the test
-    /// needs a process of its own if state that all tests of a process share is to be in the namespace.
+    /// thread and process that it starts later: they reach all hosts, regardless of cuts between those, and nothing
+    /// else, not even other tests on 127.0.0.1. So this must come first in a test, before a runtime is made; and the
+    /// test needs a process of its own if state that all tests of a process share is to be in the namespace.
     ///
     /// # Panics
     /// This process is not root, or `ip` is missing.

@@ -23,7 +23,7 @@ pub const PSQL: Program = Program { name: "psql", package: "postgresql-client" }
 const IPCRM: Program = Program { name: "ipcrm", package: "util-linux" };
 const COPY: Program = Program { name: "cp", package: "coreutils" };
 
-/// A PostgreSQL server on its own port, with the superuser `postgres`, who needs no password; ended when dropped.
+/// A PostgreSQL server on its own port, whose superuser `postgres` needs no password; ended when dropped.
 ///
 /// It syncs nothing to disk, which is fast. Its data survive [`Postgres::kill`] nevertheless, as the kernel keeps the
 /// writes of a dead process.

@@ -20,8 +20,8 @@ pub const CLI: Program = Program { name: "redis-cli", package: "redis-tools" };
 
 /// A Redis server on its own port; ended when dropped.
 ///
-/// Without further settings it stores nothing on disk: its data are lost by [`Redis::kill`]. With `--appendonly yes
-/// --appendfsync always` all acknowledged writes survive.
+/// Without further settings it stores nothing on disk: its data are lost by [`Redis::kill`]. With
+/// `--appendonly yes --appendfsync always` all acknowledged writes survive.
 pub struct Redis {
     // Ended before its folder is removed and its port released.
     slot: Slot,

@@ -5,7 +5,7 @@
 //!
 //! | thread | does |
 //! | --- | --- |
-//! | the caller's of [`run()`] | all client connections (`front`); opens, accepts and handshakes peer connections |
+//! | the caller of [`run()`] | all client connections (`front`); opening, accepting and handshakes of peer connections |
 //! | `lockkeeper-replica` | the replica's turns, including log writes and I/O on peer sockets (`node`, `peers`) |
 //! | `lockkeeper-disk` | snapshots, spare segments, removals (`chores`) |
 //!

@@ -1,4 +1,5 @@
-//! The replica's thread. Each turn takes all input, runs the replica, writes the log and hands over the outputs.
+//! The replica's thread. Each turn of its loop takes all input, runs the replica, writes the log and hands over the
+//! outputs.
 //!
 //! Responsible for: no output leaves before the write that it depends on is durable, and a failed write ends the
 //! process (P10); the clock is read after the input (P5). The thread writes the log and does the I/O on peer sockets
@@ -89,7 +90,7 @@ impl<D: Disk> Node<D> {
             }
             self.peers.read(&mut from_peers);
             // Read after the input: a keep-alive counts from its arrival or later, and an event that a peer's message
-            // starts (a leader's zero point) is not dated before that message (P5).
+            // causes (a new leader's zero point, from which its deadlines count) is not dated before that message (P5).
             self.replica.begin(clock::now());
             let begun = Instant::now();
             from_peers.drain(..).for_each(|event| self.replica.handle(event));

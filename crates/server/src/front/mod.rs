@@ -1,8 +1,9 @@
 //! The gRPC interface: connections, streams and unary calls, on one thread.
 //!
-//! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain barrier
-//! (P9). Contains no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `gate.rs` and
-//! `connection.rs` (the drain barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
+//! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain barrier,
+//! which lets the replica expire a session only after all input that had arrived was handed on (P9). Contains no lock
+//! rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `gate.rs` and `connection.rs` (the drain
+//! barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
 
 mod accept;
 mod api;

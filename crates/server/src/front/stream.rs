@@ -180,7 +180,7 @@ impl Stream {
             }
         })
         .await;
-        // An end that this side caused may look like one by the client.
+        // An end that this side caused may be indistinguishable from one by the client.
         let by_client = matches!(ended, Ended::ByClient) && !self.connection.kill.is_cancelled();
         if let Ended::Protocol(text) = ended {
             observe::stream_refused("protocol");
