@@ -203,8 +203,8 @@ fn read(file: &Path) -> Result<(Contents, Table), RestoreError> {
     Ok((contents, table))
 }
 
-/// Checked before the directory is owned, which would create a file in a directory of another user. If it has an
-/// unfinished restore, the storage decides instead: it knows that restore's files.
+/// Checked before the directory is owned, which would create a file in an unrelated directory. If it has an unfinished
+/// restore, the storage decides instead: it knows that restore's files.
 fn check_empty(data: &Path) -> Result<(), RestoreError> {
     let read = || -> io::Result<Vec<String>> {
         let names = fs::read_dir(data)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));

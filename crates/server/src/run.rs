@@ -213,7 +213,7 @@ impl Peering {
     }
 }
 
-/// Returns `wanted`, or fewer connections if the limit on open files does not allow as many.
+/// Raises the limit on open files. Returns `wanted`, or fewer connections if the limit does not allow as many.
 fn raise_file_limit(wanted: usize) -> usize {
     let raise = || -> nix::Result<u64> {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;

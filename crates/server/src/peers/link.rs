@@ -17,7 +17,7 @@ use prost::Message;
 pub(super) const OUT_BYTES_MAX: usize = 40 << 20;
 /// Messages with more bytes of entries than this are split into several frames.
 const FRAME_BYTES: usize = 4 << 20;
-/// The longest frame that is read: one that is nearly full, and an entry of the greatest size.
+/// The longest frame that is accepted: one that is nearly full, plus an entry of the greatest size.
 const FRAME_BYTES_MAX: usize = 16 << 20;
 /// The smallest read buffer.
 const READ_BYTES: usize = 64 << 10;
