@@ -99,7 +99,8 @@ impl Inbox {
         Poll::Pending
     }
 
-    /// Closes the inbox: the process ends, and no event that is pushed from now on is handled.
+    /// Closes the inbox, since the process ends: the next [`Inbox::take`] returns `false`, and neither pending nor later
+    /// events are handled.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.ring();
