@@ -1,4 +1,4 @@
-//! A stand-in for Azure Blob Storage, of npm.
+//! An emulator of Azure Blob Storage, from npm: Azurite.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use crate::process::{Process, Slot};
 use crate::program::{Line, ask};
 use crate::s3::{NODE, installed};
 
-/// The container that is there.
+/// The container that exists from the start.
 pub const CONTAINER: &str = "lockkeeper";
 
-/// The account that every emulator has.
+/// The account of every emulator.
 pub const ACCOUNT: &str = "devstoreaccount1";
-/// Its key: no secret, it stands in the manual.
+/// Its key: no secret, it is in the public manual.
 pub const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
@@ -35,16 +35,17 @@ require('http').request({ host: '127.0.0.1', port, path, method: 'PUT', headers 
 }).on('error', (error) => { console.error(error.message); process.exitCode = 1; }).end();
 ";
 
-/// An Azurite with an empty container, on plain HTTP; what it keeps is gone when it ends. Ended when dropped.
+/// An Azurite with an empty container, on plain HTTP; its data are lost when it ends. Ended when dropped.
 pub struct Azurite {
-    // Ended before its folder is removed and its port given back.
+    // Ended before its folder is removed and its port released.
     slot: Slot,
     port: Port,
     folder: Folder,
 }
 
 impl Azurite {
-    /// One that answers. `foreign` is the folder where `cargo xtask test` puts what it installs of package registries.
+    /// Starts an emulator; returns once it answers. `foreign` is the folder with the packages that `cargo xtask test`
+    /// installs from registries.
     ///
     /// # Panics
     /// `node` or Azurite is missing, or it doesn't start.
@@ -57,7 +58,7 @@ impl Azurite {
         let line = Line::new(NODE.name)
             .path(&program)
             .args(["--blobHost", "127.0.0.1", "--blobPort", &port, "--inMemoryPersistence"])
-            // It speaks to nobody else, and takes the newest protocol of its clients.
+            // No telemetry, and no refusal of newer protocol versions.
             .args(["--silent", "--disableTelemetry", "--skipApiVersionCheck"]);
         azurite.slot.fill(|| {
             let mut process = Process::start(&line, Signal::SIGKILL, &azurite.folder.log());
@@ -72,7 +73,7 @@ impl Azurite {
         azurite
     }
 
-    /// Where it listens on 127.0.0.1.
+    /// The port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()

@@ -3,7 +3,7 @@
 use crate::redis::Redis;
 use crate::wait::wait;
 
-/// The slots that a cluster shares out among its nodes.
+/// The hash slots that a cluster distributes among its nodes.
 const SLOTS: usize = 16_384;
 
 /// A Redis cluster of primaries without replicas; ended when dropped.
@@ -12,19 +12,20 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// A cluster of so many primaries, each with an equal part of the slots, once all agree that it is whole.
+    /// A cluster of this many primaries, each with an equal share of the slots; returns once all nodes agree that it is
+    /// complete.
     ///
     /// # Panics
-    /// Redis is missing or doesn't start; or there are fewer than three nodes, which agree on nothing.
+    /// Redis is missing or doesn't start; or there are fewer than three nodes, too few to agree on anything.
     #[must_use]
     pub fn start(nodes: usize) -> Self {
         Self::with(nodes, &[])
     }
 
-    /// With further settings of each, as for [`Redis::with`].
+    /// Like [`RedisCluster::start`], with further settings for each node, as for [`Redis::with`].
     ///
     /// # Panics
-    /// As [`RedisCluster::start`].
+    /// Those of [`RedisCluster::start`].
     #[must_use]
     pub fn with(nodes: usize, settings: &[&str]) -> Self {
         assert!(nodes >= 3, "a cluster needs 3 primaries to agree on anything: {nodes} are too few");
@@ -34,7 +35,7 @@ impl RedisCluster {
         for (place, node) in cluster.nodes.iter().enumerate() {
             let (first, after) = (place * SLOTS / nodes, (place + 1) * SLOTS / nodes);
             node.cli(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(after - 1).to_string()]);
-            // Else they would have to find out who of them is right.
+            // Distinct epochs: otherwise the nodes would have to resolve a conflict first.
             node.cli(&["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
         }
         for node in &cluster.nodes[1..] {
@@ -44,7 +45,7 @@ impl RedisCluster {
         cluster
     }
 
-    /// Its nodes; each may be killed, stopped and started again by itself.
+    /// Its nodes; each may be killed, stopped and started again on its own.
     #[must_use]
     pub fn nodes(&self) -> &[Redis] {
         &self.nodes
@@ -57,10 +58,10 @@ impl RedisCluster {
         addresses.collect::<Vec<_>>().join(",")
     }
 
-    /// The node that has `key`.
+    /// The node that stores `key`.
     ///
     /// # Panics
-    /// The first node that runs doesn't know.
+    /// The first running node does not answer, or knows no node for the slot.
     #[must_use]
     pub fn node_of(&self, key: &str) -> &Redis {
         let asked = self.nodes.iter().find(|node| node.pid().is_some()).expect("a node runs");
@@ -78,7 +79,7 @@ impl RedisCluster {
         self.nodes.iter().find(port).expect("each node is ours")
     }
 
-    /// Moves the slot of `key`, with all its keys, to node `to`; clients that still ask the old one are told so.
+    /// Moves the slot of `key`, with all its keys, to node `to`; the old node redirects clients.
     ///
     /// # Panics
     /// A node refuses.
@@ -100,10 +101,11 @@ impl RedisCluster {
         }
     }
 
-    /// Waits until every node says that all slots are served and knows all others: after one was started again.
+    /// Waits until every node reports that all slots are served and that it knows all others, e.g. after one was
+    /// started again.
     ///
     /// # Panics
-    /// That does not happen.
+    /// That does not happen in time.
     pub fn wait_until_whole(&self) {
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         for node in &self.nodes {

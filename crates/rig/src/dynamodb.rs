@@ -1,6 +1,6 @@
-//! A stand-in for Amazon DynamoDB, of PyPI: moto.
+//! An emulator of Amazon DynamoDB, from PyPI: moto.
 //!
-//! Responsible for starting it, with one empty table. What it keeps is gone when it ends.
+//! Responsible for starting it, with one empty table. Its data are lost when it ends.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -15,31 +15,31 @@ use crate::process::{Process, Slot};
 use crate::program::Line;
 use crate::s3::{MOTO, PYTHON, installed};
 
-/// The table that is there; its partition key is the text `id`.
+/// The table that exists from the start; its partition key is the text `id`.
 pub const TABLE: &str = "lockkeeper";
 
-/// What a request needs beside its body: moto reads the region from it, and checks no signature.
+/// The header that a request needs: moto takes the region from it, and checks no signature.
 pub const AUTHORIZATION: &str = "AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/dynamodb/aws4_request, SignedHeaders=host, Signature=0";
 
-/// A server that speaks DynamoDB's API on plain HTTP, one request at a time: moto checks a condition and writes in two
-/// steps, where DynamoDB promises one. Ended when dropped.
+/// A server with DynamoDB's API on plain HTTP. It serves one request at a time: moto checks a condition and writes in
+/// two steps, while DynamoDB guarantees one atomic step. Ended when dropped.
 pub struct DynamoDb {
-    // Ended before its folder is removed and its port given back.
+    // Ended before its folder is removed and its port released.
     slot: Slot,
     port: Port,
     folder: Folder,
 }
 
 impl DynamoDb {
-    /// One with the empty table [`TABLE`]. `foreign` is the folder where `cargo xtask test` puts what it installs of
-    /// package registries.
+    /// Starts a server with the empty table [`TABLE`]. `foreign` is the folder with the packages that
+    /// `cargo xtask test` installs from registries.
     ///
     /// # Panics
     /// `python3` or moto is missing, or it doesn't start.
     #[must_use]
     pub fn start(foreign: &Path) -> Self {
         let library = installed(foreign, "pypi", "moto");
-        // DynamoDB of moto needs it, S3 of moto doesn't.
+        // Needed by moto's DynamoDB, not by its S3.
         let _ = installed(foreign, "pypi", "py_partiql_parser");
         PYTHON.path();
         let server = Self { port: Port::free(), folder: Folder::new("dynamodb"), slot: Slot::empty() };
@@ -56,7 +56,7 @@ impl DynamoDb {
         server
     }
 
-    /// Where it listens on 127.0.0.1.
+    /// The port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
@@ -68,7 +68,7 @@ impl DynamoDb {
         format!("http://127.0.0.1:{}", self.port())
     }
 
-    /// SIGSTOP: it answers nobody, connections stay.
+    /// SIGSTOP: the server does not answer, its connections stay open.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -100,7 +100,7 @@ fn make_table(port: u16) -> Result<(), String> {
         Ok(String::from_utf8_lossy(&answer).into_owned())
     };
     let answer = ask().map_err(|error| error.to_string())?;
-    // Asked twice, when its first answer was lost.
+    // The table exists if an earlier answer was lost.
     if answer.starts_with("HTTP/1.1 200") || answer.contains("ResourceInUseException") {
         Ok(())
     } else {

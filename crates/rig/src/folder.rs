@@ -1,7 +1,7 @@
-//! Where a server keeps its data, its log and its settings.
+//! A folder for a server's data, log and settings.
 //!
-//! Responsible for no test leaving anything for long: a folder goes with its test, and that of a test which was killed
-//! goes when the next one makes its own.
+//! Responsible for cleaning up: a folder is removed with its test, and that of a killed test when the next test makes
+//! one.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -10,23 +10,23 @@ use std::{env, process};
 
 use nix::unistd::{User, geteuid};
 
-/// The user that servers run as which refuse to be root.
+/// The user that runs servers which refuse to run as root.
 pub(crate) const UNPRIVILEGED: &str = "postgres";
 
-/// What the names of all folders begin with; then the server's name, and the pid of the test.
+/// The prefix of the names of all folders; it is followed by the server's name and the pid of the test.
 const PREFIX: &str = "lockkeeper-rig-";
 
 /// A folder that is removed when this is dropped.
 pub(crate) struct Folder(tempfile::TempDir);
 
 impl Folder {
-    /// `name` is for people who look at what a test leaves while it runs.
+    /// `name` helps people to identify the folders of running tests.
     pub(crate) fn new(name: &str) -> Self {
         remove_left();
         let prefix = format!("{PREFIX}{name}-{}-", process::id());
         let folder = tempfile::Builder::new().prefix(&prefix).tempdir();
         let folder = folder.expect("a folder can be made among the temporary files");
-        // Servers that are not root must be able to pass.
+        // Unprivileged servers must be able to traverse the folder.
         fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("our folder is ours");
         Self(folder)
     }
@@ -39,13 +39,13 @@ impl Folder {
         self.path().join("data")
     }
 
-    /// What the server has said, over all its starts.
+    /// The server's output of all its starts.
     pub(crate) fn log(&self) -> PathBuf {
         self.path().join("log")
     }
 }
 
-/// Removes what tests have left that live no more.
+/// Removes the folders of tests whose process is dead.
 fn remove_left() {
     let folders = fs::read_dir(env::temp_dir()).into_iter().flatten().filter_map(Result::ok);
     for folder in folders {
@@ -53,13 +53,13 @@ fn remove_left() {
         let words = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').nth(1));
         let Some(pid) = words.and_then(|pid| pid.parse::<u32>().ok()) else { continue };
         if !Path::new(&format!("/proc/{pid}")).exists() {
-            // Another test may be at it too, or it may be another user's.
+            // Fails if another test removes it at the same time, or if it belongs to another user.
             let _ = fs::remove_dir_all(folder.path());
         }
     }
 }
 
-/// Makes an empty folder that a server owns which refuses to be root.
+/// Makes an empty folder, owned by the user of servers that refuse to run as root.
 pub(crate) fn make_for_unprivileged(folder: &Path) {
     fs::create_dir_all(folder)
         .and_then(|()| fs::set_permissions(folder, Permissions::from_mode(0o700)))
@@ -67,7 +67,7 @@ pub(crate) fn make_for_unprivileged(folder: &Path) {
     give_away(folder);
 }
 
-/// Gives `path` to [`UNPRIVILEGED`] where we are root; else everything runs as we do.
+/// Changes the owner of `path` to [`UNPRIVILEGED`] if this process is root; otherwise all servers run as its own user.
 pub(crate) fn give_away(path: &Path) {
     if !geteuid().is_root() {
         return;

@@ -1,14 +1,13 @@
-//! Real servers of others for tests, each test its own: started on loopback, killed, stopped, started again.
+//! Real third-party servers for tests, each owned by one test: started on loopback, killed, stopped, started again.
 //!
-//! Responsible for how each program is started and ended, and for leaving nothing behind: a server is a child of the
-//! test, dies with it however the test ends, and keeps its data, its log and its port to itself. May not know anything of
-//! Lockkeeper.
+//! Responsible for the start and the end of each program, and for leaving nothing behind: a server is a child of the
+//! test, dies with it however the test ends, and has its own data, log and port. Must not depend on Lockkeeper.
 //!
-//! Whatever goes wrong here is a panic that says what to do: a test without its server must not look passed. A program
-//! that is missing is named with its Debian package.
+//! All failures are panics with advice: a test without its server must not look passed. The panic for a missing program
+//! names its Debian package.
 //!
-//! Reading order: `program.rs` (what is started), `process.rs` (how it lives and dies), `port.rs`, `folder.rs`, then one
-//! module for each server.
+//! Reading order: `program.rs` (command lines), `process.rs` (the lifecycle of a server), `port.rs`, `folder.rs`, then
+//! one module for each server.
 
 pub mod azurite;
 mod cluster;

@@ -1,6 +1,6 @@
-//! A network of a test's own: hosts with an address each, and ways between them that can be cut in one direction.
+//! A network for one test: hosts with an address each, and links between them that can be cut in one direction.
 //!
-//! Responsible for leaving nothing behind: the hosts are network namespaces without a name, which are gone with the last process
+//! Responsible for leaving nothing behind: the hosts are unnamed network namespaces, which vanish with the last process
 //! in them and the last [`Network`]. Needs root, and `ip`.
 
 use std::fs::{self, File};
@@ -12,25 +12,25 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::program::{Program, ask};
 
-/// Makes interfaces, routes and rules.
+/// Configures interfaces, routes and rules.
 pub const IP: Program = Program { name: "ip", package: "iproute2" };
 
-/// The first three parts of all addresses.
+/// The first three bytes of all addresses.
 const NET: [u8; 3] = [10, 77, 0];
-/// The last part of the address in the middle.
+/// The last byte of the router's address.
 const MIDDLE: u8 = 254;
 
-/// Hosts around one in the middle, which passes on what they send to each other.
+/// Hosts around a router, which forwards the packets between them.
 pub struct Network {
     middle: File,
     hosts: Vec<File>,
 }
 
 impl Network {
-    /// With so many hosts. The one in the middle is where the calling thread is from now on, and every thread and process that it
-    /// starts after this: it reaches all hosts, whatever is cut between them, and nothing else, not even other tests on 127.0.0.1.
-    /// So this comes first in a test, before a runtime is made; and in a process of its own, if something that all tests of a process
-    /// share is to be in it.
+    /// Makes a network with this many hosts. The calling thread moves into the router's namespace, and with it every
+    /// thread and process that it starts later: they reach all hosts, regardless of cuts between those, and nothing
+    /// else, not even other tests on 127.0.0.1. So this must come first in a test, before a runtime is made; and the
+    /// test needs a process of its own if state that all tests of a process share is to be in the namespace.
     ///
     /// # Panics
     /// This process is not root, or `ip` is missing.
@@ -57,25 +57,26 @@ impl Network {
         network
     }
 
-    /// Where a host is; they count from 0.
+    /// The address of a host; hosts count from 0.
     #[must_use]
     pub fn address(&self, host: usize) -> Ipv4Addr {
         let number = u8::try_from(host + 1).ok().filter(|_| host < self.hosts.len());
         address(number.expect("there is such a host"))
     }
 
-    /// Does something at a host: processes that it starts, and sockets that it opens, are there.
+    /// Runs `does` in a host's namespace: processes that it starts, and sockets that it opens, are there.
     pub fn at<T: Send>(&self, host: usize, does: impl FnOnce() -> T + Send) -> T {
         within(&self.hosts[host], does)
     }
 
-    /// What one host sends to another is lost from now on, without a word to either; what comes the other way is not.
+    /// Drops all packets from one host to another from now on, without an error to either; the other direction stays
+    /// open.
     pub fn cut(&self, from: usize, to: usize) {
         let (from, to) = (self.address(from), self.address(to));
         within(&self.middle, || ip(&format!("rule add from {from} to {to} blackhole")));
     }
 
-    /// The way is open again.
+    /// Ends a [`Network::cut`].
     pub fn mend(&self, from: usize, to: usize) {
         let (from, to) = (self.address(from), self.address(to));
         within(&self.middle, || ip(&format!("rule delete from {from} to {to} blackhole")));
@@ -87,7 +88,7 @@ fn address(last: u8) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, last)
 }
 
-/// A new one, for the calling thread.
+/// Moves the calling thread into a new namespace.
 fn namespace() -> File {
     unshare(CloneFlags::CLONE_NEWNET).unwrap_or_else(|error| {
         panic!("this test needs root, to make network namespaces: {error}");
@@ -95,7 +96,7 @@ fn namespace() -> File {
     File::open("/proc/thread-self/ns/net").expect("a thread can look at its own namespace")
 }
 
-/// In a thread of its own, which is the thing that can change its namespace.
+/// Runs `does` in a namespace, on a new thread, since a namespace is a property of a thread.
 fn within<T: Send>(namespace: &File, does: impl FnOnce() -> T + Send) -> T {
     let enter = || {
         setns(namespace, CloneFlags::CLONE_NEWNET).expect("root can enter a namespace");

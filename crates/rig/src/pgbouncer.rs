@@ -1,4 +1,4 @@
-//! A pool of connections before PostgreSQL.
+//! A connection pooler for PostgreSQL.
 
 use std::fs;
 use std::path::Path;
@@ -14,17 +14,17 @@ use crate::program::{Line, Program};
 /// The pooler.
 pub const SERVER: Program = Program { name: "pgbouncer", package: "pgbouncer" };
 
-/// A `PgBouncer` before a [`Postgres`], with `pool_mode=transaction`: between two transactions of a client the next client
-/// may have its connection. Ended when dropped.
+/// A `PgBouncer` for a [`Postgres`], with `pool_mode=transaction`: between two transactions of a client, another client
+/// may use its connection. Ended when dropped.
 pub struct PgBouncer {
-    // Ended before its folder is removed and its port given back.
+    // Ended before its folder is removed and its port released.
     slot: Slot,
     port: Port,
     folder: Folder,
 }
 
 impl PgBouncer {
-    /// One that answers.
+    /// Starts a pooler; returns once it answers.
     ///
     /// # Panics
     /// `pgbouncer` is missing or doesn't start.
@@ -33,10 +33,10 @@ impl PgBouncer {
         Self::with(postgres, &[])
     }
 
-    /// One with further settings: `&["default_pool_size=1"]`, with which all clients share one connection.
+    /// Starts a pooler with further settings: with `&["default_pool_size=1"]` all clients share one connection.
     ///
     /// # Panics
-    /// As [`PgBouncer::start`].
+    /// Those of [`PgBouncer::start`].
     #[must_use]
     pub fn with(postgres: &Postgres, settings: &[&str]) -> Self {
         let bouncer = Self { port: Port::free(), folder: Folder::new("pgbouncer"), slot: Slot::empty() };
@@ -45,19 +45,19 @@ impl PgBouncer {
         bouncer
     }
 
-    /// Where it listens on 127.0.0.1; the same over all its starts.
+    /// The port on 127.0.0.1; the same over all starts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// `postgres://postgres@127.0.0.1:PORT/postgres`. Whoever connects is the superuser.
+    /// `postgres://postgres@127.0.0.1:PORT/postgres`. All clients are the superuser.
     #[must_use]
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port())
     }
 
-    /// What `psql` prints through it, as [`Postgres::psql`].
+    /// The output of `psql` through the pooler, as for [`Postgres::psql`].
     ///
     /// # Panics
     /// A statement fails, or there is no answer.
@@ -71,7 +71,7 @@ impl PgBouncer {
         self.slot.kill();
     }
 
-    /// Starts it after [`PgBouncer::kill`], on the same port.
+    /// Starts the pooler after [`PgBouncer::kill`], on the same port.
     pub fn start_again(&self) {
         SERVER.path();
         let line = line(self.folder.path());
@@ -82,7 +82,7 @@ impl PgBouncer {
         });
     }
 
-    /// SIGSTOP: nothing passes, connections stay.
+    /// SIGSTOP: no data are forwarded, connections stay open.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -93,12 +93,12 @@ impl PgBouncer {
     }
 }
 
-/// What a `PgBouncer` in `folder` reads when it starts.
+/// Writes the settings of a `PgBouncer` in `folder`.
 ///
 /// # Panics
 /// The file can't be written.
 pub fn write_settings(folder: &Path, port: u16, postgres: u16, settings: &[&str]) {
-    // `auth_type=any` asks nobody who he is, and needs the user to be named here.
+    // `auth_type=any` authenticates no client, and needs the user to be named here.
     let text = format!(
         "[databases]\npostgres = host=127.0.0.1 port={postgres} user=postgres\n\
          [pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
@@ -111,7 +111,7 @@ pub fn write_settings(folder: &Path, port: u16, postgres: u16, settings: &[&str]
 
 const SETTINGS: &str = "pgbouncer.ini";
 
-/// A `PgBouncer` in the foreground, with the settings that [`write_settings`] has put into `folder`.
+/// The command line of a `PgBouncer` in the foreground, with the settings of [`write_settings`] in `folder`.
 #[must_use]
 pub fn line(folder: &Path) -> Line {
     Line::new(SERVER.name).unprivileged().path(&folder.join(SETTINGS))

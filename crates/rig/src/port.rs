@@ -1,16 +1,17 @@
-//! A port of one's own on 127.0.0.1.
+//! A reserved port on 127.0.0.1.
 //!
-//! Responsible for a server finding its port free, also when it is killed and started again. May not listen itself.
+//! Responsible for a server finding its port free, also when it is killed and started again. Does not listen itself.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
-/// A port that nobody else is given for as long as this lives.
+/// A port that is reserved for as long as this lives.
 ///
-/// It is bound, but not listened on. The system then hands it to nobody, neither to who asks for any free port nor to
-/// connections that go out; a server that names it can have it nevertheless, as both sides set `SO_REUSEADDR` and only
-/// one of them listens. While the server is dead, whoever connects is refused, as by a machine without it.
+/// The socket is bound, but does not listen. The kernel then gives the port neither to a socket that binds to any free
+/// port nor to an outgoing connection; a server that names it can bind it nevertheless, as both sides set
+/// `SO_REUSEADDR` and only one of them listens. While the server is dead, connections are refused, as by a machine
+/// without the server.
 #[derive(Debug)]
 pub struct Port {
     number: u16,
@@ -18,10 +19,10 @@ pub struct Port {
 }
 
 impl Port {
-    /// Any free one.
+    /// Reserves any free port.
     ///
     /// # Panics
-    /// If the system has none.
+    /// There is no free port.
     #[must_use]
     pub fn free() -> Self {
         let bound = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket can be made");
@@ -33,7 +34,7 @@ impl Port {
         Self { number, _bound: bound }
     }
 
-    /// Its number.
+    /// The port number.
     #[must_use]
     pub fn number(&self) -> u16 {
         self.number

@@ -18,17 +18,17 @@ use crate::tls::Certificates;
 /// The server.
 pub const SERVER: Program = Program { name: "postgres", package: "postgresql" };
 const INITDB: Program = Program { name: "initdb", package: "postgresql" };
-/// Its command.
+/// The command line client.
 pub const PSQL: Program = Program { name: "psql", package: "postgresql-client" };
 const IPCRM: Program = Program { name: "ipcrm", package: "util-linux" };
 const COPY: Program = Program { name: "cp", package: "coreutils" };
 
-/// A PostgreSQL server on a port of its own, with the superuser `postgres`, who needs no password; ended when dropped.
+/// A PostgreSQL server on its own port, whose superuser `postgres` needs no password; ended when dropped.
 ///
-/// It syncs nothing to disk, which is fast; its data outlive [`Postgres::kill`] all the same, as the system keeps what a
-/// dead process has written.
+/// It syncs nothing to disk, which is fast. Its data survive [`Postgres::kill`] nevertheless, as the kernel keeps the
+/// writes of a dead process.
 pub struct Postgres {
-    // Ended before its folder is removed and its port given back.
+    // Ended before its folder is removed and its port released.
     slot: Slot,
     port: Port,
     folder: Folder,
@@ -38,23 +38,23 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// One that answers.
+    /// Starts a server; returns once it answers.
     ///
     /// # Panics
-    /// PostgreSQL is missing or doesn't start; this holds for all that start one.
+    /// PostgreSQL is missing or doesn't start; this applies to all functions that start a server.
     #[must_use]
     pub fn start() -> Self {
         Self::with(&[])
     }
 
-    /// One with further arguments of the server: `&["-c", "max_connections=20"]`. With `-c fsync=on` it syncs as a real
-    /// one does.
+    /// Starts a server with further arguments: `&["-c", "max_connections=20"]`. With `-c fsync=on` it syncs as in
+    /// production.
     #[must_use]
     pub fn with(args: &[&str]) -> Self {
         Self::unstarted(args).started()
     }
 
-    /// One that speaks TLS only, with a certificate for `localhost` and `127.0.0.1` by [`Postgres::ca`].
+    /// Starts a server that accepts TLS only, with a certificate by [`Postgres::ca`] for `localhost` and `127.0.0.1`.
     #[must_use]
     pub fn with_tls() -> Self {
         let mut postgres = Self::unstarted(&[]);
@@ -62,7 +62,7 @@ impl Postgres {
         postgres.started()
     }
 
-    /// One that asks for passwords (SCRAM): of the superuser this one, of other roles their own.
+    /// Starts a server that requires passwords (SCRAM): `password` for the superuser, their own for other roles.
     #[must_use]
     pub fn with_password(password: &str) -> Self {
         let mut postgres = Self::unstarted(&[]);
@@ -95,7 +95,7 @@ impl Postgres {
         }
     }
 
-    /// Where it listens on 127.0.0.1; the same over all its starts.
+    /// The port on 127.0.0.1; the same over all starts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
@@ -110,31 +110,31 @@ impl Postgres {
         }
     }
 
-    /// The same for another user, `worker` or, where passwords are asked for, `worker:secret`.
+    /// The same URL for another user: `worker` or, where passwords are required, `worker:secret`.
     #[must_use]
     pub fn url_as(&self, user: &str) -> String {
         format!("postgres://{user}@127.0.0.1:{}/postgres", self.port())
     }
 
-    /// The file of the authority that its certificate is from.
+    /// The file of the authority that issued the server's certificate.
     ///
     /// # Panics
-    /// It speaks no TLS.
+    /// The server has no TLS.
     #[must_use]
     pub fn ca(&self) -> &Path {
         &self.tls.as_ref().expect("only `with_tls` has certificates").ca
     }
 
-    /// The file of an authority that its certificate is *not* from.
+    /// The file of an authority that did *not* issue the server's certificate.
     ///
     /// # Panics
-    /// It speaks no TLS.
+    /// The server has no TLS.
     #[must_use]
     pub fn stranger_ca(&self) -> &Path {
         &self.tls.as_ref().expect("only `with_tls` has certificates").stranger
     }
 
-    /// What the superuser's `psql` prints for one or several statements: rows by line, columns with `|` between.
+    /// The output of the superuser's `psql` for one or several statements: rows by line, columns separated by `|`.
     ///
     /// # Panics
     /// A statement fails, or the server does not answer.
@@ -143,7 +143,7 @@ impl Postgres {
         self.try_psql(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    /// The same.
+    /// Like [`Postgres::psql`].
     ///
     /// # Errors
     /// A statement fails, or there is no answer within 30 s.
@@ -151,10 +151,10 @@ impl Postgres {
         self.ask(&self.url(), sql)
     }
 
-    /// The same as another user, who is named as for [`Postgres::url_as`].
+    /// Like [`Postgres::try_psql`], as another user, given as for [`Postgres::url_as`].
     ///
     /// # Errors
-    /// As [`Postgres::try_psql`].
+    /// Those of [`Postgres::try_psql`].
     pub fn try_psql_as(&self, user: &str, sql: &str) -> Result<String, String> {
         self.ask(&self.url_as(user), sql)
     }
@@ -166,12 +166,12 @@ impl Postgres {
         }
     }
 
-    /// `kill -9` of all its processes at once; when this returns nobody listens and all connections are closed.
+    /// `kill -9` of all its processes at once; when this returns the port and all connections are closed.
     pub fn kill(&self) {
         self.slot.kill();
     }
 
-    /// Starts it after [`Postgres::kill`]: on the same port, with its data.
+    /// Starts the server after [`Postgres::kill`]: on the same port, with its data.
     pub fn start_again(&self) {
         SERVER.path();
         let mut line = line(self.port(), &self.folder.data());
@@ -190,20 +190,21 @@ impl Postgres {
         }
         let line = line.args(&self.args);
         self.slot.fill(|| {
-            // By SIGQUIT it ends at once, its backends with it, and takes its shared memory along.
+            // SIGQUIT ends the server and its backends at once, and releases its shared memory.
             let mut process = Process::start(&line, Signal::SIGQUIT, &self.folder.log());
             process.wait_until_ready(SERVER.name, || self.try_psql("select 1").map(|_| ()));
             process
         });
     }
 
-    /// Ends it as one does (fast shutdown: connections are closed), and starts it again.
+    /// Ends the server gracefully (fast shutdown: connections are closed), and starts it again.
     pub fn restart(&self) {
         self.slot.end(Signal::SIGINT);
         self.start_again();
     }
 
-    /// SIGSTOP of all its processes: it answers nobody, connections stay. When this returns all stand still.
+    /// SIGSTOP of all its processes: the server does not answer, its connections stay open. When this returns all are
+    /// stopped.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -213,7 +214,7 @@ impl Postgres {
         self.slot.cont();
     }
 
-    /// Kills it and deletes its data. If it ran, it runs again, and is as new.
+    /// Kills the server and deletes its data. If it ran, it is started again, without data.
     pub fn wipe(&self) {
         let ran = self.pid().is_some();
         if ran {
@@ -241,7 +242,7 @@ impl Drop for Postgres {
     }
 }
 
-/// What `psql` prints for `sql` at `url`: rows by line, columns with `|` between.
+/// The output of `psql` for `sql` at `url`: rows by line, columns separated by `|`.
 ///
 /// # Errors
 /// A statement fails, or there is no answer within 30 s.
@@ -260,7 +261,7 @@ pub fn psql(url: &str, sql: &str) -> Result<String, String> {
     })
 }
 
-/// A PostgreSQL in the foreground: on 127.0.0.1, with its data in `folder`.
+/// The command line of a PostgreSQL in the foreground: on 127.0.0.1, with its data in `folder`.
 #[must_use]
 pub fn line(port: u16, folder: &Path) -> Line {
     Line::new(found(SERVER))
@@ -271,16 +272,16 @@ pub fn line(port: u16, folder: &Path) -> Line {
         .args(["-c", "unix_socket_directories="])
 }
 
-/// Where it is, or what it is called.
+/// The program's path, or its name if it is missing.
 fn found(program: Program) -> PathBuf {
     find(program.name).unwrap_or_else(|| program.name.into())
 }
 
-/// Makes `folder` the data of a fresh PostgreSQL, with the superuser `postgres`; whoever connects is believed.
+/// Initialises `folder` as the data of a new PostgreSQL, with the superuser `postgres`; connections need no password.
 ///
 /// # Errors
-/// PostgreSQL is missing, or refuses: with its words. Where we are root its user is `postgres`, whom all folders above
-/// must let pass.
+/// PostgreSQL is missing, or initdb fails: with its output. If this process is root, the server's user is `postgres`,
+/// who must be able to traverse all folders above.
 pub fn initialise(folder: &Path) -> Result<(), String> {
     make_for_unprivileged(folder);
     let line = Line::new(found(INITDB))
@@ -288,7 +289,7 @@ pub fn initialise(folder: &Path) -> Result<(), String> {
         .args(["-D"])
         .path(folder)
         .args(["--auth=trust", "--username=postgres", "--encoding=UTF8", "--locale=C", "--no-sync"])
-        // Small files for its log, which makes its data half the size.
+        // Small log segments, which halve the size of the data.
         .args(["--wal-segsize=1"]);
     let output = line.detached().output().map_err(|error| format!("initdb does not start: {error}"))?;
     if output.status.success() {
@@ -302,7 +303,7 @@ pub fn initialise(folder: &Path) -> Result<(), String> {
     ))
 }
 
-/// Gives the superuser of the data in `folder` a password, before the server is there to be asked for it.
+/// Sets the superuser's password in the data in `folder`, before the server is started.
 fn set_password(folder: &Path, password: &str) -> Result<(), String> {
     let line =
         Line::new(SERVER.path()).unprivileged().args(["--single", "-D"]).path(folder).args(["postgres"]);
@@ -318,7 +319,7 @@ fn set_password(folder: &Path, password: &str) -> Result<(), String> {
     if output.status.success() && !said.contains("ERROR") { Ok(()) } else { Err(said.into_owned()) }
 }
 
-/// Copies what [`initialise`] makes from the one that was made first.
+/// Copies a template of initialised data, which the first caller makes.
 fn prepare(data: &Path) {
     INITDB.path();
     let Some(target) = target() else {
@@ -334,7 +335,7 @@ fn prepare(data: &Path) {
     let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error);
     let lock = lock.expect("a file can be locked");
     if !template.exists() {
-        // Made where its user can pass, which the target folder need not be.
+        // Made in a folder that the server's user can traverse, which the target folder need not be.
         let folder = Folder::new("initdb");
         initialise(&folder.data()).unwrap_or_else(|why| panic!("{why}"));
         let unfinished = made.join("unfinished");
@@ -346,7 +347,7 @@ fn prepare(data: &Path) {
     copy(&template, data);
 }
 
-/// Copies a folder with its owners.
+/// Copies a folder, owners included.
 fn copy(from: &Path, to: &Path) {
     let mut command = Command::new(COPY.path());
     command.args(["--archive", "--reflink=auto", "--no-target-directory"]).arg(from).arg(to);
@@ -354,17 +355,17 @@ fn copy(from: &Path, to: &Path) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Cargo's target folder, by the mark that it puts there, if this program lies in one.
+/// Cargo's target folder, identified by its tag file, if this program is in one.
 fn target() -> Option<PathBuf> {
     let program = env::current_exe().ok()?;
     program.ancestors().find(|folder| folder.join("CACHEDIR.TAG").is_file()).map(Path::to_owned)
 }
 
-/// Removes the piece of shared memory that a killed PostgreSQL has left. There is a limit of some thousand pieces on a
-/// machine; only the next start over the same data would remove this one.
+/// Removes the shared memory segment of a killed PostgreSQL. A machine has a limit of some thousand segments; only the
+/// next start with the same data would remove this one.
 fn forget_shared_memory(data: &Path) {
     let Ok(pid_file) = fs::read_to_string(data.join("postmaster.pid")) else { return };
     let Some((_, id)) = pid_file.lines().nth(6).and_then(|line| line.trim().rsplit_once(' ')) else { return };
-    // It may be gone, and this may be part of a panic.
+    // Fails if the segment is gone; must not panic, as it may run during a panic.
     let _ = Command::new(IPCRM.name).args(["--shmem-id", id]).output();
 }

@@ -1,7 +1,7 @@
 //! One running server: all its processes, from its start to its end.
 //!
-//! Responsible for a server never outliving the test, and for stops and kills that have happened when the call returns.
-//! May not know which server it is.
+//! Responsible for a server never outliving the test, and for stops and kills that are complete when the call returns.
+//! Independent of the kind of server.
 
 use std::fs::{self, File};
 use std::io;
@@ -26,7 +26,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it; what it prints is added to `log`. If we end, it gets `orphaned`.
+    /// Starts the server; its output is appended to `log`. If this process ends, the server gets the signal `orphaned`.
     pub(crate) fn start(line: &Line, orphaned: Signal, log: &Path) -> Self {
         SETPRIV.path();
         let file = File::options().create(true).append(true).open(log);
@@ -39,10 +39,10 @@ impl Process {
         Self { child, log: log.to_owned() }
     }
 
-    /// Waits until `ready` says so.
+    /// Polls `ready` until it returns `Ok`.
     ///
     /// # Panics
-    /// It has ended, or isn't ready in time; with the end of its log.
+    /// The server has ended, or isn't ready in time; the text has the end of its log.
     pub(crate) fn wait_until_ready(&mut self, name: &str, mut ready: impl FnMut() -> Result<(), String>) {
         let mut ended = None;
         let waited = wait(|| {
@@ -56,12 +56,13 @@ impl Process {
         waited.unwrap_or_else(|why| panic!("{name} is not ready: {why}; {log}"));
     }
 
-    /// Stops all its processes. When this returns, none of them does anything any more.
+    /// Stops all its processes. When this returns, none of them runs.
     fn stop(&self) {
         wait(|| self.try_stop()).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// Looks twice: what was not seen the first time was begun before its parent stood still, and is seen now.
+    /// Succeeds if two listings of the processes agree and all were stopped at the first: a process that the first
+    /// listing missed was forked before its parent stopped, and the second listing has it.
     fn try_stop(&self) -> Result<(), String> {
         let all = self.all();
         let running: Vec<Pid> = all.iter().filter(|pid| !stands_still(**pid)).copied().collect();
@@ -74,18 +75,18 @@ impl Process {
         Err(format!("processes {running:?} do not stop"))
     }
 
-    /// Lets all of them go on.
+    /// Continues all its processes.
     fn cont(&self) {
         for pid in self.all().into_iter().rev() {
             let _ = kill(pid, Signal::SIGCONT);
         }
     }
 
-    /// `kill -9` of all its processes at one moment: they are stopped first, so that none sees another's death. When this
+    /// `kill -9` of all its processes at once: they are stopped first, so that none observes another's death. When this
     /// returns they are gone, and so are their connections.
     ///
     /// # Errors
-    /// One of them could not be ended.
+    /// A process could not be killed.
     fn kill(&mut self) -> Result<(), String> {
         let _ = wait(|| self.try_stop());
         let all = self.all();
@@ -96,14 +97,14 @@ impl Process {
         gone(&all)
     }
 
-    /// Asks it to end by `signal`, and waits until all its processes are gone.
+    /// Sends `signal`, and waits until all its processes are gone.
     ///
     /// # Errors
-    /// It does not end.
+    /// The server does not end.
     fn end(&mut self, signal: Signal) -> Result<(), String> {
         let all = self.all();
         self.cont();
-        // It may have ended by itself: then there is nobody left to tell.
+        // Fails if the server has ended by itself.
         let _ = kill(self.pid(), signal);
         wait(|| match self.child.try_wait() {
             Ok(Some(_)) => Ok(()),
@@ -116,7 +117,7 @@ impl Process {
         Pid::from_raw(i32::try_from(self.child.id()).expect("the system's pids are i32"))
     }
 
-    /// The first process, then all below it.
+    /// The first process, then all its descendants.
     fn all(&self) -> Vec<Pid> {
         let parents: Vec<(Pid, Pid)> = fs::read_dir("/proc")
             .into_iter()
@@ -134,7 +135,7 @@ impl Process {
     }
 }
 
-/// Where a server's process is while it runs.
+/// The slot for a server's process; empty while the server does not run.
 pub(crate) struct Slot(Mutex<Option<Process>>);
 
 impl Slot {
@@ -147,7 +148,7 @@ impl Slot {
     }
 
     /// # Panics
-    /// One runs already.
+    /// A process runs already.
     pub(crate) fn fill(&self, start: impl FnOnce() -> Process) {
         let mut running = self.get();
         assert!(running.is_none(), "it runs already: kill it first");
@@ -176,14 +177,14 @@ impl Slot {
         process.end(signal).unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// For a drop: ends it if it runs, by force if it does not want to.
+    /// For a drop: ends the process if it runs, by force if the signal does not end it.
     pub(crate) fn clear(&self, signal: Signal) {
         if let Some(mut process) = self.get().take() {
             let _ = process.end(signal);
         }
     }
 
-    /// A test that has failed leaves what it had.
+    /// Ignores poisoning: the servers of a failed test must be ended too.
     fn get(&self) -> MutexGuard<'_, Option<Process>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -191,15 +192,15 @@ impl Slot {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // A panic here would hide what the test has found.
+        // A panic here would hide the test's own failure.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
             let _ = self.kill();
         }
     }
 }
 
-/// Spawns on a thread that lives as long as this process: the signal of a parent's death comes when the *thread* ends
-/// that has started the child, and a test may start its servers on one that ends early.
+/// Spawns on a thread that lives as long as this process: the parent-death signal is sent when the *thread* ends that
+/// started the child, and a test may start its servers on a thread that ends early.
 fn spawn(command: Command) -> io::Result<Child> {
     type Order = (Command, SyncSender<io::Result<Child>>);
     static STARTER: OnceLock<Sender<Order>> = OnceLock::new();
@@ -207,7 +208,7 @@ fn spawn(command: Command) -> io::Result<Child> {
         let (starter, orders) = channel::<Order>();
         thread::spawn(move || {
             for (mut command, answer) in orders {
-                // Whoever has asked waits for the answer.
+                // Never fails: the caller waits for the answer.
                 let _ = answer.send(command.spawn());
             }
         });
@@ -218,7 +219,7 @@ fn spawn(command: Command) -> io::Result<Child> {
     started.recv().expect("the starter answers")
 }
 
-/// Waits until none of `pids` lives.
+/// Waits until all of `pids` are dead.
 fn gone(pids: &[Pid]) -> Result<(), String> {
     wait(|| match pids.iter().find(|pid| stat(pid.as_raw()).is_some_and(|(state, _)| !is_dead(state))) {
         None => Ok(()),
@@ -236,24 +237,24 @@ fn stands_still(pid: Pid) -> bool {
     states.all(|state| state == 'T' || is_dead(state))
 }
 
-/// Dead, if perhaps not waited for yet.
+/// Dead, and possibly not reaped yet.
 fn is_dead(state: char) -> bool {
     matches!(state, 'Z' | 'X')
 }
 
-/// The state and the parent of process `pid`; `None` if there is none.
+/// The state and the parent of process `pid`; `None` if it does not exist.
 fn stat(pid: i32) -> Option<(char, i32)> {
     parse_stat(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
 
-/// The state comes after the program's name, which may hold anything; then the parent.
+/// The state follows the program's name, which may contain anything; then comes the parent.
 fn parse_stat(text: &str) -> Option<(char, i32)> {
     let (_, rest) = text.rsplit_once(") ")?;
     let mut words = rest.split(' ');
     Some((words.next()?.chars().next()?, words.next()?.parse().ok()?))
 }
 
-/// The last lines of a log, for the text of a panic.
+/// The last lines of a log, for a panic's text.
 fn end_of(log: &Path) -> String {
     const LINES: usize = 20;
     let text = fs::read(log).unwrap_or_default();

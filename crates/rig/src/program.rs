@@ -1,6 +1,6 @@
-//! Programs of others: where they are, who they may run as, and what to install if one is missing.
+//! Third-party programs: their paths, the users they may run as, and the packages to install if they are missing.
 //!
-//! Responsible for command lines as plain values. May not run anything.
+//! Responsible for command lines as plain values. Starts no server.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,22 +13,22 @@ use nix::unistd::geteuid;
 
 use crate::folder::UNPRIVILEGED;
 
-/// A program and the Debian package that brings it.
+/// A program and the Debian package that contains it.
 #[derive(Clone, Copy)]
 pub struct Program {
-    /// What it is called.
+    /// The name of the executable.
     pub name: &'static str,
-    /// What to install.
+    /// The package's name.
     pub package: &'static str,
 }
 
-/// Starts other programs as another user, and ends them with us.
+/// Starts other programs as another user, and ends them with this process.
 pub(crate) const SETPRIV: Program = Program { name: "setpriv", package: "util-linux" };
-/// Ends a question to a server that does not answer.
+/// Ends a client of a server that does not answer.
 pub(crate) const TIMEOUT: Program = Program { name: "timeout", package: "coreutils" };
 
 impl Program {
-    /// Where it is.
+    /// The path of the program.
     ///
     /// # Panics
     /// It is missing; the text names the package and the commands that install everything.
@@ -43,8 +43,8 @@ impl Program {
     }
 }
 
-/// Where the program `name` is: by Debian's folder of the newest PostgreSQL, by PATH, or in one of the two folders of
-/// system programs that ordinary users often lack in it. An absolute path is itself.
+/// The path of the program `name`: in Debian's folder of the newest PostgreSQL, in PATH, or in one of the two folders
+/// of system programs that PATH often lacks for ordinary users. An absolute path is returned as it is, if it exists.
 #[must_use]
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
@@ -56,7 +56,7 @@ pub fn find(name: &str) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Debian keeps the servers of several versions beside each other, none of them in PATH.
+/// Debian installs the servers of several versions beside each other, none of them in PATH.
 fn newest_postgres() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.filter_map(Result::ok);
     let programs = versions.filter_map(|entry| {
@@ -67,61 +67,61 @@ fn newest_postgres() -> Option<PathBuf> {
     programs.max().map(|(_, folder)| folder)
 }
 
-/// How a server is started: in the foreground, with its settings.
+/// The command line of a server that runs in the foreground, with its settings.
 pub struct Line {
     command: Command,
     unprivileged: bool,
 }
 
 impl Line {
-    /// A program by its name or its path, so far without arguments.
+    /// A program by its name or path, without arguments.
     #[must_use]
     pub fn new(program: impl AsRef<OsStr>) -> Self {
         Self { command: Command::new(program), unprivileged: false }
     }
 
-    /// Further arguments.
+    /// Appends arguments.
     #[must_use]
     pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
         self.command.args(args);
         self
     }
 
-    /// A path as an argument.
+    /// Appends a path as an argument.
     #[must_use]
     pub fn path(self, path: &Path) -> Self {
         self.args([path])
     }
 
-    /// A further variable of its environment.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.command.env(name, value);
         self
     }
 
-    /// It refuses to be root; where we are root it runs as the user `postgres`.
+    /// Marks a server that refuses to run as root: if this process is root, it runs as the user `postgres`.
     #[must_use]
     pub fn unprivileged(mut self) -> Self {
         self.unprivileged = true;
         self
     }
 
-    /// The command for a server that outlives us. Its pid is the server's.
+    /// The command for a server that outlives this process. Its pid is the server's.
     #[must_use]
     pub fn detached(&self) -> Command {
         self.through(&[])
     }
 
-    /// The command for a server that gets `signal` when we end, however we end.
+    /// The command for a server that gets `signal` when this process ends, in any way.
     ///
-    /// The system's "we" is the *thread* that starts it: see [`crate::process`].
+    /// The kernel sends the signal at the end of the *thread* that starts the server: see [`crate::process`].
     pub(crate) fn tied(&self, signal: Signal) -> Command {
         self.through(&["--pdeathsig", signal.as_str()])
     }
 
-    /// With these options of setpriv, which becomes the program that it starts. A change of user clears the signal of the
-    /// parent's death, so one setpriv does both: it sets the signal last.
+    /// The command, run by setpriv with these options; setpriv replaces itself with the program. A change of user
+    /// clears the parent-death signal, so one setpriv does both: it sets the signal last.
     fn through(&self, options: &[&str]) -> Command {
         let mut options = options.to_vec();
         let user = [format!("--reuid={UNPRIVILEGED}"), format!("--regid={UNPRIVILEGED}")];
@@ -141,9 +141,9 @@ impl Line {
     }
 }
 
-/// Runs `program` to its end and gives what it has printed, without the line's end; `Err` with what it complained of.
+/// Runs `program` to its end and returns its output without the final newline, or its error output.
 ///
-/// A question to a stopped server would wait for ever: after 30 s it is an error.
+/// A client of a stopped server would wait forever: after 30 s that is an error.
 pub(crate) fn ask(program: Program, change: impl FnOnce(&mut Command)) -> Result<String, String> {
     let mut command = Command::new(TIMEOUT.path());
     command.args(["--kill-after=1", "30"]).arg(program.path());
@@ -178,7 +178,7 @@ mod tests {
     #[should_panic(
         expected = "`no-such-server` is missing, and this test needs it: `apt-get install some-package`. `cargo xtask test`"
     )]
-    fn a_missing_program_is_named_with_its_package_and_what_installs_it() {
+    fn missing_program_is_named_with_its_package_and_install_command() {
         let _ = Program { name: "no-such-server", package: "some-package" }.path();
     }
 }

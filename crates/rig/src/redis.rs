@@ -13,20 +13,20 @@ use crate::shim::{Clock, Shim};
 use crate::tls::Certificates;
 use crate::wait::wait;
 
-/// The server; it is the sentinel too.
+/// The server; also the sentinel.
 pub const SERVER: Program = Program { name: "redis-server", package: "redis-server" };
-/// Its command.
+/// The command line client.
 pub const CLI: Program = Program { name: "redis-cli", package: "redis-tools" };
 
-/// A Redis server on a port of its own; ended when dropped.
+/// A Redis server on its own port; ended when dropped.
 ///
-/// Without further settings it stores nothing on disk: what was in it is gone after [`Redis::kill`]. With
-/// `--appendonly yes --appendfsync always` it has everything again that it had acknowledged.
+/// Without further settings it stores nothing on disk: its data are lost by [`Redis::kill`]. With
+/// `--appendonly yes --appendfsync always` all acknowledged writes survive.
 pub struct Redis {
-    // Ended before its folder is removed and its port given back.
+    // Ended before its folder is removed and its port released.
     slot: Slot,
     port: Port,
-    /// For the other nodes of a cluster.
+    /// The port for the other nodes of a cluster.
     bus: Option<Port>,
     folder: Folder,
     settings: Vec<String>,
@@ -35,16 +35,16 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// One that answers.
+    /// Starts a server; returns once it answers.
     ///
     /// # Panics
-    /// `redis-server` is missing or doesn't start; this holds for all that start one.
+    /// `redis-server` is missing or doesn't start; this applies to all functions that start a server.
     #[must_use]
     pub fn start() -> Self {
         Self::with(&[])
     }
 
-    /// One with further settings, as the words of a command line: `&["--appendonly", "yes"]`, or
+    /// Starts a server with further settings, as the words of a command line: `&["--appendonly", "yes"]`, or
     /// `&["--user", "alice", "on", ">secret", "~jobs/*", "+@all"]`. With `--requirepass` also [`Redis::cli`] uses that
     /// password.
     #[must_use]
@@ -52,13 +52,13 @@ impl Redis {
         Self::unstarted(settings).started()
     }
 
-    /// One whose wall clock can be set: [`Redis::clock`].
+    /// Starts a server whose wall clock can be set: [`Redis::clock`].
     #[must_use]
     pub fn with_clock() -> Self {
         Self::with_clock_and(&[])
     }
 
-    /// The same with further settings, as for [`Redis::with`].
+    /// Like [`Redis::with_clock`], with further settings as for [`Redis::with`].
     #[must_use]
     pub fn with_clock_and(settings: &[&str]) -> Self {
         let mut redis = Self::unstarted(settings);
@@ -66,13 +66,13 @@ impl Redis {
         redis.started()
     }
 
-    /// One that speaks TLS only, with a certificate for `localhost` and `127.0.0.1` by [`Redis::ca`].
+    /// Starts a server that accepts TLS only, with a certificate by [`Redis::ca`] for `localhost` and `127.0.0.1`.
     #[must_use]
     pub fn with_tls() -> Self {
         Self::with_tls_and(&[])
     }
 
-    /// The same with further settings, as for [`Redis::with`].
+    /// Like [`Redis::with_tls`], with further settings as for [`Redis::with`].
     #[must_use]
     pub fn with_tls_and(settings: &[&str]) -> Self {
         let mut redis = Self::unstarted(settings);
@@ -80,7 +80,7 @@ impl Redis {
         redis.started()
     }
 
-    /// A node of a cluster, so far alone.
+    /// Starts a cluster node that is not part of a cluster yet.
     pub(crate) fn node(settings: &[&str]) -> Self {
         let mut redis = Self::unstarted(settings);
         redis.bus = Some(Port::free());
@@ -104,10 +104,10 @@ impl Redis {
         self
     }
 
-    /// A replica of this one, with the same settings besides, and the true time; in step when this returns.
+    /// Starts a replica of this server with the same settings and the true time; returns once it is in sync.
     ///
     /// # Panics
-    /// This one speaks TLS; or as [`Redis::start`].
+    /// This server uses TLS; or those of [`Redis::start`].
     #[must_use]
     pub fn replica(&self) -> Self {
         assert!(self.tls.is_none(), "a replica by TLS is not provided for");
@@ -126,7 +126,7 @@ impl Redis {
         replica
     }
 
-    /// Where it listens on 127.0.0.1; the same over all its starts.
+    /// The port on 127.0.0.1; the same over all starts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
@@ -138,7 +138,7 @@ impl Redis {
         format!("{}://127.0.0.1:{}", self.scheme(), self.port())
     }
 
-    /// The same with `user:password@` or, with an empty user, `:password@`.
+    /// The same URL with `user:password@` or, with an empty user, `:password@`.
     #[must_use]
     pub fn url_as(&self, user: &str, password: &str) -> String {
         format!("{}://{user}:{password}@127.0.0.1:{}", self.scheme(), self.port())
@@ -148,34 +148,34 @@ impl Redis {
         if self.tls.is_some() { "rediss" } else { "redis" }
     }
 
-    /// The file of the authority that its certificate is from.
+    /// The file of the authority that issued the server's certificate.
     ///
     /// # Panics
-    /// It speaks no TLS.
+    /// The server has no TLS.
     #[must_use]
     pub fn ca(&self) -> &Path {
         &self.tls.as_ref().expect("only `with_tls` has certificates").ca
     }
 
-    /// The file of an authority that its certificate is *not* from.
+    /// The file of an authority that did *not* issue the server's certificate.
     ///
     /// # Panics
-    /// It speaks no TLS.
+    /// The server has no TLS.
     #[must_use]
     pub fn stranger_ca(&self) -> &Path {
         &self.tls.as_ref().expect("only `with_tls` has certificates").stranger
     }
 
-    /// Its wall clock. It keeps what was set over all starts.
+    /// The server's wall clock. Its offset is kept over all starts.
     ///
     /// # Panics
-    /// It was not started by [`Redis::with_clock`].
+    /// The server was not started by [`Redis::with_clock`].
     #[must_use]
     pub fn clock(&self) -> Clock<'_> {
         Clock(self.shim.as_ref().expect("only `with_clock` has a clock to set"))
     }
 
-    /// What `redis-cli` prints for a command: `&["GET", "orders/42"]`, without the line's end.
+    /// The output of `redis-cli` for a command, without the final newline: `&["GET", "orders/42"]`.
     ///
     /// # Panics
     /// The server answers with an error or not at all.
@@ -184,7 +184,7 @@ impl Redis {
         self.try_cli(command).unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// The same.
+    /// Like [`Redis::cli`].
     ///
     /// # Errors
     /// The server answers with an error, or not within 30 s, or does not run.
@@ -201,12 +201,12 @@ impl Redis {
         })
     }
 
-    /// `kill -9`; when this returns nobody listens.
+    /// `kill -9`; when this returns the port is closed.
     pub fn kill(&self) {
         self.slot.kill();
     }
 
-    /// Starts it after [`Redis::kill`]: on the same port, with the data that are on disk.
+    /// Starts the server after [`Redis::kill`]: on the same port, with the data that are on disk.
     pub fn start_again(&self) {
         SERVER.path();
         let data = self.folder.data();
@@ -231,13 +231,13 @@ impl Redis {
         });
     }
 
-    /// Ends it as one does (SIGTERM) and starts it again.
+    /// Ends the server gracefully (SIGTERM) and starts it again.
     pub fn restart(&self) {
         self.slot.end(Signal::SIGTERM);
         self.start_again();
     }
 
-    /// SIGSTOP: it answers nobody, connections stay. When this returns it stands still.
+    /// SIGSTOP: the server does not answer, its connections stay open. When this returns it is stopped.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -247,7 +247,7 @@ impl Redis {
         self.slot.cont();
     }
 
-    /// Kills it and deletes its data. If it ran, it runs again, and has forgotten everything.
+    /// Kills the server and deletes its data. If it ran, it is started again, without data.
     pub fn wipe(&self) {
         let ran = self.pid().is_some();
         if ran {
@@ -265,18 +265,18 @@ impl Redis {
         self.slot.pid()
     }
 
-    /// Where the other nodes of its cluster reach it.
+    /// The port for the other nodes of its cluster.
     pub(crate) fn bus(&self) -> String {
         self.bus.as_ref().expect("it is a node").number().to_string()
     }
 
-    /// The last word on `name` in our settings.
+    /// The last value of `name` in the settings.
     fn setting(&self, name: &str) -> Option<&str> {
         let place = self.settings.iter().rposition(|setting| setting == name)?;
         self.settings.get(place + 1).map(String::as_str)
     }
 
-    /// Also who is not let in is answered.
+    /// A refused login is an answer too.
     fn answers(&self) -> Result<(), String> {
         match self.try_cli(&["PING"]) {
             Ok(answer) if answer == "PONG" => Ok(()),
@@ -286,16 +286,17 @@ impl Redis {
     }
 }
 
-/// A Redis in the foreground: on 127.0.0.1, with its data in `folder`, stored nowhere unless `settings` say so.
+/// The command line of a Redis in the foreground: on 127.0.0.1, with `folder` for its data. It stores nothing on disk
+/// unless `settings` enable that.
 #[must_use]
 pub fn line(port: u16, folder: &Path, settings: &[impl AsRef<str>]) -> Line {
     Line::new(SERVER.name)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
         .path(folder)
         .args(["--save", "", "--appendonly", "no"])
-        // A replica is served at once instead of after 5 s in which others might ask too.
+        // Serves a replica at once, instead of waiting 5 s for further replicas.
         .args(["--repl-diskless-sync-delay", "0"])
-        // A title would overwrite the command line, which says whose process it is.
+        // A process title would overwrite the command line, which identifies the owner of the process.
         .args(["--set-proc-title", "no"])
         .args(settings.iter().map(AsRef::as_ref))
 }

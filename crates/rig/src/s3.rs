@@ -1,6 +1,6 @@
-//! Stand-ins for Amazon S3, of PyPI and npm.
+//! Emulators of Amazon S3, from PyPI and npm.
 //!
-//! Responsible for starting them, each with an empty bucket. What they keep is gone when they end.
+//! Responsible for starting them, each with an empty bucket. Their data are lost when they end.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -19,11 +19,11 @@ pub const PYTHON: Program = Program { name: "python3", package: "python3" };
 /// Runs s3rver and Azurite.
 pub const NODE: Program = Program { name: "node", package: "nodejs" };
 
-/// The bucket that is there.
+/// The bucket that exists from the start.
 pub const BUCKET: &str = "lockkeeper";
 
-/// moto compares the ETag and puts the object in two steps, and serves each connection on a thread. S3 promises that of
-/// two puts with one condition one is refused: so one request at a time.
+/// moto compares the ETag and stores the object in two steps, and serves each connection on a thread. S3 guarantees
+/// that of two puts with the same condition one is refused: so this serves one request at a time.
 pub(crate) const MOTO: &str = "\
 import sys, threading
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
@@ -35,17 +35,17 @@ def one_at_a_time(environ, start_response):
 run_simple('127.0.0.1', int(sys.argv[1]), one_at_a_time, threaded=True, request_handler=MotoRequestHandler)
 ";
 
-/// A server that speaks S3, on plain HTTP, to whoever asks. Ended when dropped.
+/// A server with S3's API, on plain HTTP, for any client. Ended when dropped.
 pub struct S3 {
-    // Ended before its folder is removed and its port given back.
+    // Ended before its folder is removed and its port released.
     slot: Slot,
     port: Port,
     folder: Folder,
 }
 
 impl S3 {
-    /// One that keeps what S3 promises of conditional puts: moto. `foreign` is the folder where `cargo xtask test` puts
-    /// what it installs of package registries.
+    /// Starts a server with S3's guarantees for conditional puts: moto. `foreign` is the folder with the packages that
+    /// `cargo xtask test` installs from registries.
     ///
     /// # Panics
     /// `python3` or moto is missing, or it doesn't start.
@@ -63,7 +63,7 @@ impl S3 {
         Self::run("moto", line)
     }
 
-    /// One that ignores the conditions of puts: s3rver.
+    /// Starts a server that ignores the conditions of puts: s3rver.
     ///
     /// # Panics
     /// `node` or s3rver is missing, or it doesn't start.
@@ -91,20 +91,20 @@ impl S3 {
         s3
     }
 
-    /// Where it listens on 127.0.0.1.
+    /// The port on 127.0.0.1.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port.number()
     }
 
-    /// `http://127.0.0.1:PORT`, with buckets as the first segment of the path. Any credentials will do for moto; s3rver
-    /// knows `S3RVER` with the secret `S3RVER`.
+    /// `http://127.0.0.1:PORT`, with the bucket as the first segment of the path. moto accepts any credentials; s3rver
+    /// accepts `S3RVER` with the secret `S3RVER`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port())
     }
 
-    /// SIGSTOP: it answers nobody, connections stay.
+    /// SIGSTOP: the server does not answer, its connections stay open.
     pub fn stop(&self) {
         self.slot.stop();
     }
@@ -126,7 +126,7 @@ pub(crate) fn installed(foreign: &Path, registry: &str, library: &str) -> std::p
     folder
 }
 
-/// Asks for a bucket without a signature, which neither stand-in wants for that.
+/// Creates the bucket, by a request without a signature, which neither emulator requires for that.
 fn make_bucket(port: u16) -> Result<(), String> {
     let ask = || -> std::io::Result<String> {
         let mut server = TcpStream::connect(("127.0.0.1", port))?;

@@ -1,4 +1,4 @@
-//! A Redis with a replica, and three sentinels that watch over both.
+//! A Redis primary with a replica, and three sentinels that monitor both.
 
 use std::fs;
 
@@ -11,31 +11,32 @@ use crate::program::{Line, ask};
 use crate::redis::{CLI, Redis, SERVER};
 use crate::wait::wait;
 
-/// What the sentinels call the primary.
+/// The sentinels' name for the primary.
 const NAME: &str = "main";
 const SENTINELS: usize = 3;
-/// A primary that is silent for so long is down. Less than this is met by accident on a busy machine.
+/// The time without an answer after which a primary counts as down. A shorter time is exceeded by accident on a busy
+/// machine.
 const DOWN_AFTER_MS: u32 = 2_000;
-/// Twice this must pass between two attempts to make another server the primary.
+/// Two attempts at a failover are at least twice this apart.
 const FAILOVER_TIMEOUT_MS: u32 = 3_000;
 
-/// Two Redis servers and three sentinels, which make one the primary when the other is silent for two seconds.
+/// Two Redis servers and three sentinels, which promote one server when the other does not answer for two seconds.
 pub struct Sentinel {
-    // In this order they are ended: no sentinel sees a server's end.
+    // Dropped in this order, so that no sentinel observes the end of a server.
     sentinels: Vec<One>,
     servers: [Redis; 2],
 }
 
 /// One sentinel.
 struct One {
-    // Ended before its folder is removed and its port given back.
+    // Ended before its folder is removed and its port released.
     slot: Slot,
     port: Port,
     folder: Folder,
 }
 
 impl Sentinel {
-    /// All of them, once each sentinel knows both servers and the other sentinels.
+    /// Starts all of them; returns once each sentinel knows both servers and the other sentinels.
     ///
     /// # Panics
     /// Redis is missing or doesn't start.
@@ -44,10 +45,10 @@ impl Sentinel {
         Self::with(&[])
     }
 
-    /// With further settings of both servers, as for [`Redis::with`].
+    /// Like [`Sentinel::start`], with further settings for both servers, as for [`Redis::with`].
     ///
     /// # Panics
-    /// As [`Sentinel::start`].
+    /// Those of [`Sentinel::start`].
     #[must_use]
     pub fn with(settings: &[&str]) -> Self {
         let primary = Redis::with(settings);
@@ -61,21 +62,21 @@ impl Sentinel {
         all
     }
 
-    /// What they call the primary.
+    /// The sentinels' name for the primary.
     #[must_use]
     pub fn name(&self) -> &'static str {
         NAME
     }
 
-    /// Where the sentinels are: `127.0.0.1:P,127.0.0.1:Q,127.0.0.1:R`.
+    /// The addresses of the sentinels: `127.0.0.1:P,127.0.0.1:Q,127.0.0.1:R`.
     #[must_use]
     pub fn addresses(&self) -> String {
         let addresses = self.sentinels.iter().map(|one| format!("127.0.0.1:{}", one.port.number()));
         addresses.collect::<Vec<_>>().join(",")
     }
 
-    /// The one that the first sentinel that answers holds for the primary. A primary that was just killed is still that
-    /// one for some seconds.
+    /// The primary according to the first sentinel that answers. A primary that was just killed is still returned for
+    /// some seconds.
     ///
     /// # Panics
     /// No sentinel answers.
@@ -86,7 +87,7 @@ impl Sentinel {
         server.expect("a sentinel names one of our two servers")
     }
 
-    /// The other one.
+    /// The server that is not the primary.
     ///
     /// # Panics
     /// No sentinel answers.
@@ -97,10 +98,10 @@ impl Sentinel {
         server.expect("there are two servers")
     }
 
-    /// Waits until all sentinels say that the primary is another one than `former`, and it takes writes.
+    /// Waits until all sentinels report another primary than `former`, and it accepts writes.
     ///
     /// # Panics
-    /// That does not happen.
+    /// That does not happen in time.
     pub fn wait_for_another_than(&self, former: &Redis) {
         let changed = wait(|| {
             for one in &self.sentinels {
@@ -126,7 +127,7 @@ impl One {
     fn start(primary: u16) -> Self {
         SERVER.path();
         let one = Self { port: Port::free(), slot: Slot::empty(), folder: Folder::new("sentinel") };
-        // It writes what it learns into its settings.
+        // A sentinel stores its state in its settings file.
         let settings = one.folder.path().join("sentinel.conf");
         let text = format!(
             "port {}\nbind 127.0.0.1\ndir {}\n\
@@ -152,7 +153,7 @@ impl One {
         })
     }
 
-    /// The answer is the address, then the port.
+    /// The answer has the address, then the port.
     fn primary_port(&self) -> Result<u16, String> {
         let told = self.ask(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME])?;
         let port = told.lines().nth(1).and_then(|port| port.parse().ok());
@@ -166,7 +167,7 @@ impl One {
         if (number("num-slaves"), number("num-other-sentinels")) != (Some("1"), Some("2")) {
             return Err(told);
         }
-        // A replica without its link can't become the primary.
+        // A replica without a link to the primary can't be promoted.
         let replicas = self.ask(&["SENTINEL", "REPLICAS", NAME])?;
         let lines: Vec<&str> = replicas.lines().collect();
         let is_linked = lines.windows(2).any(|pair| pair == ["master-link-status", "ok"]);

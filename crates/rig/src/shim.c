@@ -1,7 +1,7 @@
 /* Faults for one process (LD_PRELOAD): a disk whose syncs fail or are slow, and a wall clock that is wrong.
  *
  * The file named by LK_RIG_SHIM is shared memory: the numbers of shim.rs, 64 bits each. The test changes them while the
- * process runs. Only the wall clock is bent: what measures durations goes on as it is. */
+ * process runs. Only the wall clock is changed; monotonic clocks are not. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 struct control {
-    int64_t delay_ms;  /* each sync takes so much longer */
+    int64_t delay_ms;  /* extra duration of each sync */
     int64_t fail_in;   /* n: the n-th sync from now on fails, and all after it; 0: none does */
-    int64_t error;     /* with this errno */
-    int64_t syncs;     /* counted: all that were asked for */
-    int64_t failed;    /* counted: those that failed */
-    int64_t ahead_sec; /* the wall clock is so far ahead of the true one */
+    int64_t error;     /* errno of failing syncs */
+    int64_t syncs;     /* counter of all calls of sync */
+    int64_t failed;    /* counter of failed syncs */
+    int64_t ahead_sec; /* lead of the wall clock over the true time */
 };
 
 static volatile struct control *control;
@@ -36,7 +36,7 @@ __attribute__((constructor)) static void begin(void)
     control = shared;
 }
 
-/* 0 if the sync may go on. */
+/* Returns 0 if the sync may proceed. */
 static int fault(void)
 {
     __sync_fetch_and_add(&control->syncs, 1);
@@ -69,7 +69,7 @@ int fsync(int fd)
     return fault() ? -1 : real(fd);
 }
 
-/* Other libraries may ask for the time before begin() has run. */
+/* Other libraries may read the clock before begin() has run. */
 static int64_t ahead(void)
 {
     return control ? control->ahead_sec : 0;

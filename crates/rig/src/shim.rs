@@ -1,6 +1,6 @@
 //! Faults of the machine for one process: a disk that fails or is slow, a wall clock that jumps.
 //!
-//! Responsible for `shim.c`: compiling it, and its numbers. A process has it by [`Shim::environment`].
+//! Responsible for `shim.c`: compiling it, and its numbers. [`Shim::environment`] loads it into a process.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -12,26 +12,26 @@ use crate::program::Program;
 const COMPILER: Program = Program { name: "cc", package: "gcc libc6-dev" };
 const SOURCE: &str = include_str!("shim.c");
 
-/// The numbers of `shim.c`, by their place.
+/// The numbers of `shim.c`, by index.
 #[derive(Clone, Copy)]
 pub enum Number {
-    /// Each sync takes so many milliseconds longer.
+    /// The extra duration of each sync, in milliseconds.
     DelayMs = 0,
-    /// `n`: the n-th sync from now on fails, and all after it; 0: none does.
+    /// `n`: the n-th sync from now on fails, and all after it; 0: none fails.
     FailIn = 1,
-    /// With this errno.
+    /// The errno of failing syncs.
     Error = 2,
-    /// Counted: all syncs that were asked for.
+    /// A counter of all calls of sync.
     Syncs = 3,
-    /// Counted: those that failed.
+    /// A counter of failed syncs.
     Failed = 4,
-    /// The wall clock is so many seconds ahead of the true one.
+    /// The lead of the wall clock over the true time, in seconds.
     AheadSec = 5,
 }
 
 const NUMBERS: u64 = 6;
 
-/// The shim before the calls of one process.
+/// The shim that wraps the system calls of one process.
 pub struct Shim {
     library: PathBuf,
     path: PathBuf,
@@ -39,7 +39,7 @@ pub struct Shim {
 }
 
 impl Shim {
-    /// Compiles it into `folder`; all numbers are 0, which changes nothing.
+    /// Compiles the shim into `folder`; all numbers are 0, which changes nothing.
     ///
     /// # Panics
     /// There is no C compiler.
@@ -62,13 +62,13 @@ impl Shim {
         Self { library, path, control }
     }
 
-    /// What the process must have in its environment. Its children have it too.
+    /// The environment variables that load the shim into a process and its children.
     #[must_use]
     pub fn environment(&self) -> [(&'static str, &Path); 2] {
         [("LD_PRELOAD", &self.library), ("LK_RIG_SHIM", &self.path)]
     }
 
-    /// One of its numbers, as it is now.
+    /// The present value of a number.
     #[must_use]
     pub fn get(&self, number: Number) -> i64 {
         let mut bytes = [0; 8];
@@ -76,7 +76,7 @@ impl Shim {
         i64::from_ne_bytes(bytes)
     }
 
-    /// Changes one of its numbers, at once.
+    /// Changes a number, with immediate effect.
     pub fn set(&self, number: Number, value: i64) {
         self.control
             .write_all_at(&value.to_ne_bytes(), number as u64 * 8)
@@ -89,12 +89,12 @@ impl Shim {
 pub struct Clock<'shim>(pub(crate) &'shim Shim);
 
 impl Clock<'_> {
-    /// Sets it forward, or back for a negative number of seconds. What is asked of the process from now on has it.
+    /// Sets the clock forward, or back for a negative number of seconds, with immediate effect.
     pub fn step(self, seconds: i64) {
         self.0.set(Number::AheadSec, self.ahead() + seconds);
     }
 
-    /// How many seconds it is ahead of the true one.
+    /// The clock's lead over the true time, in seconds.
     #[must_use]
     pub fn ahead(self) -> i64 {
         self.0.get(Number::AheadSec)

@@ -1,4 +1,4 @@
-//! Certificates for servers that speak TLS.
+//! Certificates for servers with TLS.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -8,9 +8,9 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 
 use crate::folder::give_away;
 
-/// The files of one authority and of one certificate for `localhost` and `127.0.0.1` by it.
+/// The files of a certificate authority, and of a certificate by it for `localhost` and `127.0.0.1`.
 pub(crate) struct Certificates {
-    /// Whom a client must believe.
+    /// The authority that clients must trust.
     pub(crate) ca: PathBuf,
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
@@ -37,17 +37,17 @@ impl Certificates {
         write(&files.stranger, &authority().pem());
         write(&files.certificate, &certificate.pem());
         write(&files.key, &key.serialize_pem());
-        // PostgreSQL wants its key to itself.
+        // PostgreSQL requires that no other user can read its key.
         fs::set_permissions(&files.key, Permissions::from_mode(0o600)).expect("our folder is ours");
         give_away(&files.key);
         files
     }
 }
 
-/// One with a key of its own; all have the same name.
+/// An authority with a new key; all have the same name.
 fn authority() -> CertifiedIssuer<'static, KeyPair> {
     let mut params = CertificateParams::default();
-    // Another one than the server's: what is issued by its own name is taken for signed by itself.
+    // Must differ from the server's name: a certificate with the same issuer and subject counts as self-signed.
     params.distinguished_name.push(DnType::CommonName, "lockkeeper-rig authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let key = KeyPair::generate().expect("the system has randomness");

@@ -3,12 +3,12 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Far longer than anything here takes, also on a busy machine.
+/// Far longer than any wait in a test takes, also on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Asks until the answer is `Ok`; after [`PATIENCE`] the last reason why not.
+/// Polls `ask` until it returns `Ok`; after [`PATIENCE`] returns the last error.
 pub(crate) fn wait(mut ask: impl FnMut() -> Result<(), String>) -> Result<(), String> {
     let until = Instant::now() + PATIENCE;
     loop {

@@ -1,7 +1,7 @@
-//! What an append to the log costs beside its physical floor: one write of 128 bytes into a preallocated file, synced.
+//! The cost of a log append, compared with its lower bound: one write of 128 bytes into a preallocated file, synced.
 //!
-//! `cargo bench -p lockkeeper-server --bench log`. All in one process, in turns, so that the disk's mood hits all alike;
-//! the ratio of the medians is the figure (the bar: at most 1.5 for 64 commands).
+//! `cargo bench -p lockkeeper-server --bench log`. The variants alternate in one process, so that changes of the disk's
+//! speed affect all alike; the result is the ratio of the medians (target: at most 1.5 for 64 commands).
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -21,7 +21,7 @@ fn timed(work: impl FnOnce()) -> Duration {
     began.elapsed()
 }
 
-/// The value below which this part of all is.
+/// The quantile `part` of `times`, 0 to 1.
 fn quantile(times: &mut [Duration], part: f64) -> Duration {
     times.sort_unstable();
     times[(times.len() as f64 * part) as usize]
@@ -36,7 +36,7 @@ fn bare_file(path: &std::path::Path) -> File {
 
 #[expect(clippy::print_stdout, reason = "a bench prints its figures")]
 fn main() {
-    // On the disk that the build is on: a directory in memory would make fdatasync free.
+    // On the build's disk: in a memory filesystem fdatasync would cost nothing.
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
     let bare = bare_file(&dir.path().join("bare"));
     let disk = DataDirectory::own(dir.path().join("data")).expect("nobody has it");

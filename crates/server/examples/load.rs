@@ -42,7 +42,7 @@ fn main() -> Result<(), Failed> {
     Ok(())
 }
 
-/// The median of an append of 512 bytes to a preallocated file.
+/// The median time of a synced write of 512 bytes to a preallocated file.
 fn lone_sync(directory: &str) -> Result<Duration, Failed> {
     let path = std::path::Path::new(directory).join("load-sync");
     let file = OpenOptions::new().create(true).truncate(true).write(true).open(&path)?;

@@ -1,6 +1,6 @@
-//! What a full table costs a node: so many held locks, then 64 clients in closed loops over them while snapshots are
-//! taken, then a restart. Prints the longest step of a snapshot on the replica's thread, the longest gap between two
-//! turns that applied something, how long a snapshot took, and how long the restart.
+//! The cost of a full table for a node: HOLDS held locks, then 64 clients in closed loops beside them while snapshots
+//! are taken, then a restart. Prints the longest step of a snapshot on the replica's thread, the longest gap between
+//! two turns with requests, and the durations of the snapshots and the restart.
 //!
 //! `cargo run --release -p lockkeeper-server --example million -- DIRECTORY HOLDS SECONDS`
 
@@ -22,7 +22,7 @@ use tonic::transport::{Channel, Endpoint};
 type Failed = Box<dyn Error + Send + Sync>;
 /// Clients in closed loops.
 const CLIENTS: usize = 64;
-/// Holds that are asked for at a time.
+/// Most pending requests while the holds are acquired.
 const WINDOW: u64 = 4096;
 
 fn main() -> Result<(), Failed> {
@@ -81,7 +81,7 @@ impl Node {
     }
 }
 
-/// A stream of sessions with a ttl of an hour, so that nothing has to be kept alive.
+/// A stream of sessions with a ttl of an hour, so that no keep-alives are needed.
 struct Stream {
     sender: mpsc::UnboundedSender<v1::ClientFrame>,
     inbound: tonic::Streaming<v1::ServerFrame>,
@@ -105,7 +105,7 @@ impl Stream {
         Ok(self.inbound.message().await?.ok_or("the stream ended")?.items)
     }
 
-    /// One session that holds so many locks.
+    /// Opens one session and acquires `holds` locks.
     async fn hold(&mut self, holds: u64) -> Result<(), Failed> {
         self.send(vec![open(1)])?;
         let (mut asked, mut granted, mut session) = (0, 0, 0);
@@ -127,7 +127,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Pairs of acquire and release that [`CLIENTS`] sessions get done in this time.
+    /// The number of acquire-release pairs that [`CLIENTS`] sessions complete in this time.
     async fn loops(&mut self, duration: Duration) -> Result<u64, Failed> {
         self.send((0..CLIENTS).map(|number| open(10 + number as u64)).collect())?;
         let mut known: BTreeMap<u64, u64> = BTreeMap::new();
@@ -193,7 +193,7 @@ struct Maxima {
 }
 
 impl Seen {
-    /// Prints what was seen since the last report.
+    /// Prints the values since the last report.
     fn report(&self, when: &str) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         println!("{when}: longest gap between two turns {:.2} ms", seen.gap.as_secs_f64() * 1e3);

@@ -1,7 +1,7 @@
-//! Backups as files: looked at, and restored into the data directory of a new cluster.
+//! Backups as files: inspection, and restore into the data directory of a new cluster.
 //!
-//! Responsible for: a file is read to its end and found whole before anything is written; a directory that holds anything
-//! is left alone; and tokens go on above all that the old cluster issued, also after the backup was taken (P2, T1).
+//! Responsible for: a file is read to its end and verified before anything is written; a directory that is not empty is
+//! left alone; tokens continue above all that the old cluster issued, also after the backup was taken (P2, T1).
 
 use std::fs;
 use std::io;
@@ -17,17 +17,17 @@ use crate::data::{first_tokens, id, random};
 use crate::disk::{DataDirectory, DataFile, DirectoryError};
 use crate::error::ServeError;
 
-/// Entries of an empty directory: the lock file that owning it makes, and what a new filesystem has.
+/// Entries that an empty directory may have: the lock file of its owner, and the directory of a new filesystem.
 const NOTHING: [&str; 2] = ["lock", "lost+found"];
 
-/// What a backup holds.
+/// A summary of a backup.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Contents {
     /// The id of the cluster that it was taken from, as text.
     pub cluster: String,
     /// The node that it was taken from.
     pub node: u64,
-    /// The last entry of that cluster's log whose effect it holds.
+    /// The last entry of that cluster's log that the backup includes.
     pub index: u64,
     /// The last token that was issued.
     pub last_token: u64,
@@ -39,42 +39,42 @@ pub struct Contents {
     pub requests: usize,
 }
 
-/// What to restore, and where to.
+/// The source and the target of a restore.
 #[derive(Clone, Debug)]
 pub struct Restore {
     /// The backup.
     pub file: PathBuf,
-    /// An empty directory, none yet, or one with an unfinished restore.
+    /// A directory that is empty, missing, or has an unfinished restore.
     pub data: PathBuf,
     /// The id of the new cluster's only node.
     pub node: u64,
-    /// The first token is above this one too.
+    /// An additional lower bound: the first token is above this one too.
     pub tokens_above: Option<u64>,
-    /// What time it is.
+    /// The present time.
     pub now: SystemTime,
 }
 
-/// What a restore made.
+/// The result of a restore.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Restored {
-    /// What the backup held.
+    /// The summary of the backup.
     pub contents: Contents,
     /// The id of the new cluster, as text.
     pub cluster: String,
     /// The first token is above this one.
     pub tokens_above: u64,
-    /// What of it is gone, and what stays.
+    /// The parts of the backup's table that were dropped, and those that were kept.
     pub dropped: Dropped,
 }
 
-/// Why nothing was restored.
+/// The reason why a restore failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RestoreError {
     /// The file can't be read as a backup.
     #[error("{}", with_cause(_0))]
     File(#[from] BackupError),
-    /// Its checksums are right, and yet it is no table.
+    /// The file does not decode to a table, though its checksums are right.
     #[error(
         "`{}` can't be restored, though its checksums are right: {why}. This is a bug of ours, or of the program that \
          wrote it: keep the file, and use the version that wrote it",
@@ -83,10 +83,10 @@ pub enum RestoreError {
     Table {
         /// The backup.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the file.
         why: String,
     },
-    /// Something is there.
+    /// The directory is not empty.
     #[error(
         "`{}` is not empty: `{found}` is there. A backup is restored into an empty directory only: give another, or \
          empty this one if nothing in it is needed",
@@ -95,7 +95,7 @@ pub enum RestoreError {
     NotEmpty {
         /// The directory.
         data: PathBuf,
-        /// Something that is there.
+        /// One of its entries.
         found: String,
     },
     /// The wall clock is behind the backup.
@@ -104,7 +104,7 @@ pub enum RestoreError {
          again. Set the clock, or say `--tokens-above N` with the highest token that was ever issued"
     )]
     ClockBehind {
-        /// By how much.
+        /// The difference between the two clocks.
         behind: Duration,
     },
     /// The directory can't be written.
@@ -118,12 +118,12 @@ pub enum RestoreError {
         /// What failed.
         source: OpenError,
     },
-    /// The directory can't be owned, or no first token can be told.
+    /// The directory can't be owned, or there is no valid first token.
     #[error(transparent)]
     Node(#[from] ServeError),
 }
 
-/// Reads a backup to its end, as a restore would, and says what it holds.
+/// Reads a backup to its end, as a restore would, and summarizes it.
 ///
 /// # Errors
 /// [`RestoreError::File`], [`RestoreError::Table`].
@@ -134,7 +134,8 @@ pub fn inspect(file: &Path) -> Result<Contents, RestoreError> {
 /// Makes a cluster of one node from a backup.
 ///
 /// # Errors
-/// [`RestoreError`]. Nothing was written then, or a start refuses the directory until a further restore is finished.
+/// [`RestoreError`]. Then nothing was written, or nodes refuse to start with the directory until another restore
+/// finishes.
 pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     let (contents, mut table) = read(&what.file)?;
     let above = tokens_above(&contents, what.tokens_above, what.now)?;
@@ -153,13 +154,14 @@ pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
 
 fn founding(node: u64, tokens_above: u64, rules: u32) -> Result<Founding, ServeError> {
     let incarnation = id()?;
-    // Where it listens is said when it is started.
+    // Its addresses are given when the node is started.
     let member = Member { node, incarnation: incarnation.clone(), ..Member::default() };
     Ok(Founding { cluster: id()?, node, incarnation, members: vec![member], tokens_above, rules })
 }
 
-/// Above every token that the old cluster can have issued: up to the backup the counter says so, and since then it issued
-/// fewer than one a microsecond. The next restore of the same file comes later, and so is above this one by the same rule.
+/// A number above every token that the old cluster can have issued: the backup's counter bounds those until the backup
+/// was taken, and since then fewer than one a microsecond were issued. A second restore of the same file is later, so
+/// by the same rule its tokens are above those of the first.
 fn tokens_above(contents: &Contents, asked: Option<u64>, now: SystemTime) -> Result<u64, RestoreError> {
     let max = limits::RAISE_TOKENS_MAX;
     let above = match (now.duration_since(contents.taken), asked) {
@@ -201,8 +203,8 @@ fn read(file: &Path) -> Result<(Contents, Table), RestoreError> {
     Ok((contents, table))
 }
 
-/// Checked before the directory is owned, which would leave a file in a stranger's. After an unfinished restore the
-/// storage decides, which knows that restore's files.
+/// Checked before the directory is owned, which would create a file in an unrelated directory. If it has an unfinished
+/// restore, the storage decides instead: it knows that restore's files.
 fn check_empty(data: &Path) -> Result<(), RestoreError> {
     let read = || -> io::Result<Vec<String>> {
         let names = fs::read_dir(data)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -230,7 +232,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// With the system's own words, where there are any.
+/// The error, with its cause where it has one.
 fn with_cause(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error} ({cause})"),
@@ -262,17 +264,17 @@ mod tests {
     }
 
     #[test]
-    fn tokens_go_on_above_the_clock_and_above_what_may_have_been_issued_since_the_backup() {
-        // As usual: the counter is far below the microseconds since 2026.
+    fn restored_tokens_start_above_the_clock_and_above_all_that_may_have_been_issued_since_the_backup() {
+        // The usual case: the counter is far below the microseconds since 2026.
         assert_eq!(tokens_above(&taken_at(DAY, 7), None, at(DAY + 1)).unwrap(), 86_401_000_000);
-        // A table that was told to begin higher: a second later it may have issued a million more.
+        // A table that was started with higher tokens: a second later it may have issued a million more.
         let high = 1 << 50;
         assert_eq!(tokens_above(&taken_at(DAY, high), None, at(DAY + 1)).unwrap(), high + 1_000_000);
         assert_eq!(tokens_above(&taken_at(DAY, 7), Some(high), at(DAY + 1)).unwrap(), high);
     }
 
     #[test]
-    fn a_second_restore_of_one_backup_is_above_all_that_the_first_can_have_issued() {
+    fn tokens_of_a_second_restore_are_above_all_that_the_first_can_have_issued() {
         for last_token in [7, 1 << 50] {
             let backup = taken_at(DAY, last_token);
             let first = tokens_above(&backup, None, at(DAY + 10)).unwrap();
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_behind_the_backup_is_refused_unless_somebody_knows_the_highest_token() {
+    fn clock_behind_the_backup_is_refused_without_tokens_above() {
         let backup = taken_at(DAY, 500);
         let text = tokens_above(&backup, None, at(DAY - 3)).unwrap_err().to_string();
         assert!(text.contains("3s behind") && text.contains("--tokens-above"), "{text}");
@@ -291,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_that_would_end_the_table_are_refused() {
+    fn restore_with_tokens_above_the_maximum_is_refused() {
         let text = tokens_above(&taken_at(DAY, 7), Some(u64::MAX), at(DAY)).unwrap_err().to_string();
         assert!(text.contains(&u64::MAX.to_string()), "{text}");
         assert!(tokens_above(&taken_at(DAY, u64::MAX), None, at(DAY)).is_err());

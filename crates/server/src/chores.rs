@@ -1,5 +1,5 @@
-//! The thread for slow work on the disk: steps of a snapshot, spare segments, removals. So a turn of the replica never
-//! waits for any of it.
+//! The disk worker's thread: snapshot steps, spare segments, removals. A turn of the replica never waits for any of
+//! them.
 
 use std::io;
 use std::sync::Arc;
@@ -16,57 +16,57 @@ use crate::node::{fail_stop, is_full};
 use crate::observe;
 use crate::peers::Arrived;
 
-/// How often it is looked whether the data directory is still there: what is acknowledged after it was deleted is lost.
+/// The interval of checks that the data directory still exists: writes acknowledged after its deletion are lost.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Something to do, in the order in which it is given.
+/// A task for the disk worker; tasks are done in the order in which they were sent.
 pub(crate) enum Chore {
-    /// One step of the snapshot; the next comes after its answer.
+    /// One step of the snapshot; the next one is sent after this one's result.
     Step(SnapshotStep),
-    /// A segment of the log, ahead of its use.
+    /// Make a log segment ahead of its use.
     MakeSpare,
-    /// Files that are not needed any more.
+    /// Remove files that are no longer needed.
     Remove(Removal),
 }
 
-/// What came of it. A removal has no answer.
+/// The result of a task. A removal has none.
 pub(crate) enum Done<D: Disk> {
     /// The step was carried out.
     Step,
-    /// The snapshot was given up.
+    /// The snapshot was abandoned.
     StepFailed,
-    /// Here it is.
+    /// A spare segment.
     Spare(Spare<D::File>),
-    /// It could not be made; the log makes its next segment itself.
+    /// The spare could not be made; the log makes its next segment itself.
     NoSpare,
-    /// The disk is full at a point from which there is no way on.
+    /// The disk is full at a point where the node can't continue.
     Full(io::Error),
     /// A leader's snapshot has arrived.
     Received(Box<Received>, Box<Arrived<D>>),
-    /// The data directory is not there any more; the thread has ended.
+    /// The data directory no longer exists; the thread has ended.
     Gone,
 }
 
-/// What the thread works with.
+/// The state of the disk worker's thread.
 pub(crate) struct Chores<D: Disk> {
     pub(crate) disk: D,
-    /// Whether what this node owns is still what its path leads to.
+    /// Whether the data directory's path still leads to the directory that this process owns.
     pub(crate) is_in_place: Box<dyn Fn() -> bool + Send>,
     pub(crate) snapshots: Snapshots<D>,
     pub(crate) spares: SpareMaker<D>,
     pub(crate) todo: Receiver<Chore>,
     pub(crate) done: Sender<Done<D>>,
     pub(crate) inbox: Arc<Inbox>,
-    /// Files that are not needed any more and are still there.
+    /// Files that are no longer needed and could not be removed yet.
     pub(crate) unremoved: Removal,
-    /// Where the data are, for messages.
+    /// The data directory, for messages.
     pub(crate) directory: String,
 }
 
 /// A snapshot that is being written.
 struct Open<D: Disk> {
     writer: SnapshotWriter<D>,
-    /// As the file has them: large ones of the replica are cut.
+    /// The number of pieces in the file: large pieces of the replica are split.
     pieces: u64,
     begun: Instant,
 }
@@ -86,7 +86,7 @@ impl<D: Disk> Open<D> {
 }
 
 impl<D: Disk> Chores<D> {
-    /// Runs until nobody gives chores any more, or the data directory is gone.
+    /// Runs until all senders of tasks are dropped, or the data directory no longer exists.
     pub(crate) fn run(mut self) {
         let mut writer = None;
         let mut look = Instant::now() + LOOK_EVERY;
@@ -129,7 +129,8 @@ impl<D: Disk> Chores<D> {
     fn step(&mut self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> Done<D> {
         let result = match (step, writer.take()) {
             (SnapshotStep::Begin(head), before) => {
-                // One that was given up by the replica; the next start removes what is left, if this can't.
+                // `before` is a snapshot that the replica gave up. A file that can't be removed now is removed at the
+                // next start.
                 drop(before.map(|before| before.writer.abandon()));
                 self.snapshots
                     .begin(&head)
@@ -138,7 +139,7 @@ impl<D: Disk> Chores<D> {
             (SnapshotStep::Piece(piece), Some(mut open)) => match open.write(&piece) {
                 Ok(()) => Ok(Some(open)),
                 Err(error) => {
-                    // As above.
+                    // A file that can't be removed now is removed at the next start.
                     drop(open.writer.abandon());
                     Err(error)
                 }
@@ -172,7 +173,8 @@ impl<D: Disk> Chores<D> {
         }
     }
 
-    /// In their order: what could not be removed is tried again first, since a gap in the log would look like a loss.
+    /// Keeps the order: files whose removal failed are tried again first, since a gap in the log would look like data
+    /// loss.
     fn remove(&mut self, removal: Removal) {
         self.unremoved.then(removal);
         if let Err(error) = self.unremoved.run(&self.disk) {

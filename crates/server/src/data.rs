@@ -1,5 +1,7 @@
-//! A node's data directory at its start: found a cluster of one in an empty one, or stand as a candidate for one of
-//! several; go on with what another one holds.
+//! A node's data directory at a start. In an empty one, the node bootstraps a single-node cluster, or becomes a
+//! candidate for a cluster of several nodes; otherwise it recovers from the content.
+//!
+//! A *candidate* here is a node that has an identity and no founding record yet, not a candidate of an election.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,17 +18,17 @@ use prost::Message;
 use crate::error::ServeError;
 use crate::options::Options;
 
-/// 2026-01-01T00:00:00Z in seconds of Unix time: from here on the tokens of new tables are counted (T1).
+/// 2026-01-01T00:00:00Z in seconds of Unix time; the tokens of new tables count from here (T1).
 const TOKENS_EPOCH_SECONDS: u64 = 1_767_225_600;
-/// The node of a cluster of one, unless told otherwise.
+/// The default id of the node of a single-node cluster.
 const NODE: u64 = 1;
 
-/// Why no node may start with these data any more: a file with the reason in words.
+/// The reason why no node may start with these data any more, stored as a file with a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Unusable {
-    /// The node had another table than its cluster.
+    /// The node's table differed from that of its cluster.
     WrongTable,
-    /// Entries that the node had acknowledged are gone.
+    /// Log entries that the node had acknowledged are missing.
     EntriesLost,
 }
 
@@ -49,10 +51,10 @@ impl Unusable {
     }
 }
 
-/// The reason takes some lines.
+/// The most bytes that are read of the text.
 const REASON_BYTES_MAX: u64 = 4096;
 
-/// What a node starts from.
+/// The state that a node starts from.
 pub(crate) struct Data<D: Disk> {
     pub(crate) founding: Founding,
     pub(crate) recovered: Recovered,
@@ -61,7 +63,7 @@ pub(crate) struct Data<D: Disk> {
 }
 
 impl<D: Disk> Data<D> {
-    /// Who takes part, as far as the data say: also by what the log may not have committed yet.
+    /// The members according to the data, including changes in the log that may not be committed yet.
     pub(crate) fn nodes(&self) -> BTreeMap<u64, Member> {
         let Recovered { members, entries, .. } = &self.recovered;
         let mut nodes = members.nodes.clone();
@@ -70,7 +72,7 @@ impl<D: Disk> Data<D> {
             entries.iter().filter(|entry| entry.kind() == EntryKind::Members && entry.index > members.at);
         for entry in changes {
             let change = ConfChange::decode(&*entry.data).and_then(|it| MembersChange::decode(&*it.context));
-            // What can't be read is told by the replica, which applies it.
+            // A change that can't be decoded is reported by the replica, when it applies the entry.
             match change.ok().and_then(|change| change.what) {
                 Some(Change::Add(member)) => drop(nodes.insert(member.node, member)),
                 Some(Change::Remove(node)) => leaving = Some(node),
@@ -82,30 +84,30 @@ impl<D: Disk> Data<D> {
     }
 }
 
-/// What a data directory holds.
+/// The content of a data directory.
 #[expect(clippy::large_enum_variant, reason = "there is one, at the start")]
 pub(crate) enum Found<D: Disk> {
-    /// Those of a node of a cluster.
+    /// The data of a member of a cluster.
     Data(Data<D>),
-    /// Nothing but who the node is that is to become part of one.
+    /// The identity only: the node is about to become part of a cluster.
     Candidate(Candidate),
 }
 
-/// Where a node can be reached, as it says to others.
+/// The addresses that this node gives to others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Addresses<'a> {
-    /// By clients.
+    /// For clients.
     pub(crate) client: &'a str,
-    /// By its peers; empty for a node without.
+    /// For peers; empty for a node without peers.
     pub(crate) peer: &'a str,
 }
 
-/// Opens the data. Where there are none, a node that was told of no others founds a cluster of itself alone; one that was
-/// told of some becomes a candidate.
+/// Opens the data. In an empty directory, a node that was given no other nodes bootstraps a single-node cluster; one
+/// that was given some becomes a candidate.
 ///
 /// # Errors
-/// The directory can't be read or written, is damaged or of a newer version, or is of another node; no first token can be
-/// told.
+/// The directory can't be read or written, is damaged or of a newer version, or is of another node; there is no valid
+/// first token.
 pub(crate) fn open<D: Disk>(
     disk: &D,
     told: &Options,
@@ -133,7 +135,7 @@ pub(crate) fn open<D: Disk>(
                 return Err(ServeError::NotAlone { directory: told.data.clone(), node: member.node });
             }
             if kept.nodes.iter().any(|listed| !listed.incarnation.is_empty()) {
-                // Others may have founded the cluster on what it has said.
+                // Other nodes may have bootstrapped the cluster relying on this node's promise.
                 return Ok(Found::Candidate(kept));
             }
             let candidate = candidate(told, addresses, member.incarnation, SystemTime::now())?;
@@ -146,13 +148,13 @@ pub(crate) fn open<D: Disk>(
 /// Writes the founding record, and opens the data.
 ///
 /// # Errors
-/// As of [`open`].
+/// Those of [`open`].
 pub(crate) fn found<D: Disk>(disk: &D, told: &Options, founding: &Founding) -> Result<Data<D>, ServeError> {
     let existing = storage::found(disk, storage_options(told), founding).map_err(failed(told))?;
     recover(disk, &told.data, existing)
 }
 
-/// Keeps a candidate, durably.
+/// Stores a candidate durably.
 ///
 /// # Errors
 /// The directory can't be written.
@@ -160,10 +162,10 @@ pub(crate) fn stand<D: Disk>(disk: &D, told: &Options, candidate: &Candidate) ->
     storage::stand(disk, candidate).map_err(failed(told))
 }
 
-/// From now on no start accepts these data: what they hold may be in a snapshot already.
+/// Marks the data so that no later start accepts them: the fault may be in a snapshot already.
 ///
 /// # Errors
-/// Whatever the disk says.
+/// The disk's error.
 pub(crate) fn condemn(disk: &impl Disk, verdict: Unusable, why: &str) -> io::Result<()> {
     let mut file = disk.create(verdict.file())?;
     file.write_at(0, why.as_bytes())?;
@@ -246,8 +248,8 @@ fn member(told: &Options, addresses: Addresses<'_>, incarnation: Vec<u8>) -> Mem
     }
 }
 
-/// The greater of what was asked for and the microseconds since 2026: above every token of a table that was here
-/// before and granted fewer than a million a second. The only use of a wall clock (T1).
+/// The greater of `asked` and the microseconds since 2026, which are above every token of an earlier table here that
+/// granted fewer than a million a second. The only use of a wall clock (T1).
 pub(crate) fn first_tokens(asked: Option<u64>, now: SystemTime) -> Result<u64, ServeError> {
     let max = limits::RAISE_TOKENS_MAX;
     if let Some(above) = asked.filter(|above| *above > max) {
@@ -286,7 +288,7 @@ fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result
         Some(snapshot) => read_table(snapshot, directory, seed)?,
         None => Table::with_rules(seed, rules(&founding)?),
     };
-    // Only now that the newest was read whole.
+    // Only after the newest snapshot was read to its end.
     if let Err(error) = leftovers.run(disk) {
         tracing::warn!(%error, "old snapshots in `{}` could not be removed: {error}", directory.display());
     }
@@ -295,7 +297,7 @@ fn recover<D: Disk>(disk: &D, directory: &Path, existing: Existing<D>) -> Result
     Ok(Data { founding, recovered, log, snapshots })
 }
 
-/// The rules that the founders of a cluster all knew.
+/// The version of the table's rules that all bootstrap nodes knew.
 fn rules(founding: &Founding) -> Result<u32, ServeError> {
     let (rules, known) = (founding.rules.max(1), limits::RULES_VERSION);
     if rules > known { Err(ServeError::NewerRules { rules, known }) } else { Ok(rules) }
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn first_tokens_are_above_the_microseconds_since_2026_and_above_what_was_asked_for() {
+    fn first_tokens_are_above_the_microseconds_since_2026_and_above_tokens_above() {
         let day = TOKENS_EPOCH_SECONDS + 86_400;
         assert_eq!(first_tokens(None, at(day)).unwrap(), 86_400_000_000);
         assert_eq!(first_tokens(Some(7), at(day)).unwrap(), 86_400_000_000);
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_before_2026_needs_a_token_from_whoever_knows_one() {
+    fn clock_before_2026_needs_tokens_above() {
         for clock in [at(0), at(TOKENS_EPOCH_SECONDS - 1)] {
             let text = first_tokens(None, clock).unwrap_err().to_string();
             assert!(text.contains("--tokens-above") && text.contains("2026"), "{text}");
@@ -351,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_can_not_be_trusted_are_refused_with_what_was_said_of_them() {
+    fn condemned_data_are_refused_with_the_stored_reason() {
         let (disk, told) = (MemoryDisk::new(), Options::new("here"));
         let addresses = Addresses { client: "client:1", peer: "" };
         assert!(open(&disk, &told, addresses).is_ok(), "it founds a cluster");
@@ -372,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_first_token_that_would_end_the_table_is_refused() {
+    fn first_token_above_the_maximum_is_refused() {
         let text = first_tokens(Some(u64::MAX), at(TOKENS_EPOCH_SECONDS)).unwrap_err().to_string();
         assert!(text.contains(&u64::MAX.to_string()), "{text}");
     }

@@ -1,7 +1,7 @@
 //! The real disk: a directory with one owner.
 //!
-//! Responsible for: nobody else has the data directory while this process lives, nobody else may read it, and "durable"
-//! means what the storage thinks it means. Knows nothing of what the files hold.
+//! Responsible for: no other process owns the data directory while this one lives, no other user may read it, and
+//! "durable" has the meaning that the storage relies on. Does not interpret the content of files.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -13,9 +13,9 @@ use lockkeeper_replica::disk::{Disk, DiskFile};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 
-/// The file whose flock is the ownership. It stays when the process ends; the flock doesn't.
+/// The file whose flock is the ownership. The file stays when the process ends; the flock doesn't.
 const LOCK: &str = "lock";
-/// The data say who waits for what, and with which values: for the node's user only.
+/// For the node's user only: the data name clients, the locks that they wait for, and values.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -23,7 +23,7 @@ const FILE_MODE: u32 = 0o600;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DirectoryError {
-    /// Another process has it, or this one has it twice.
+    /// Another process owns the directory, or this process opens it twice.
     #[error(
         "the data directory `{}` is in use by another process{}; a node needs a directory of its own: end that \
          process, or give another directory",
@@ -32,7 +32,7 @@ pub enum DirectoryError {
     InUse {
         /// The data directory.
         path: PathBuf,
-        /// Its owner, as far as it is known.
+        /// Its owner, if known.
         pid: Option<u32>,
     },
     /// The system refused a step.
@@ -40,14 +40,14 @@ pub enum DirectoryError {
     Io {
         /// The step, as a verb.
         doing: &'static str,
-        /// On what.
+        /// The file or directory concerned.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// What to do about the faults that users meet; the cause itself is the error's source.
+/// Advice on common faults; the cause itself is the error's source.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::PermissionDenied => {
@@ -71,17 +71,17 @@ pub struct DataDirectory {
 #[derive(Debug)]
 struct Inner {
     path: PathBuf,
-    /// The directory itself, to make names durable.
+    /// The open directory, to sync its entries.
     directory: File,
-    /// Held for as long as the directory is.
+    /// The flock, held until the last clone is dropped.
     owner: Flock<File>,
 }
 
 impl DataDirectory {
-    /// Takes ownership of the directory at `path`. It is made, readable for its user only, if it does not exist.
+    /// Takes ownership of the directory at `path`. A missing directory is created, readable for its user only.
     ///
     /// # Errors
-    /// [`DirectoryError::InUse`], at once, if it has an owner; else what the system says.
+    /// [`DirectoryError::InUse`], without waiting, if it has an owner; else the system's error.
     pub fn own(path: impl Into<PathBuf>) -> Result<Self, DirectoryError> {
         let path = path.into();
         if !path.is_dir() {
@@ -101,7 +101,7 @@ impl DataDirectory {
             }
             Err((_, errno)) => return Err(io_error("lock", &lock)(errno.into())),
         };
-        // For whoever finds it in use. It decides nothing.
+        // The pid only names the owner in error messages.
         owner
             .set_len(0)
             .and_then(|()| writeln!(owner, "{}", std::process::id()))
@@ -109,14 +109,15 @@ impl DataDirectory {
         Ok(Self { inner: Arc::new(Inner { path, directory, owner }) })
     }
 
-    /// Where it is.
+    /// The path of the directory.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.inner.path
     }
 
-    /// Whether its path still leads to the lock file that this process holds: not if the directory was deleted, moved or
-    /// replaced, after which another process could own what is there now. A path that can't be looked at says nothing.
+    /// Whether the directory's path still leads to the lock file that this process holds. It does not if the directory
+    /// was deleted, moved or replaced; then another process could own what the path leads to. A path that can't be
+    /// checked counts as in place.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         match (fs::metadata(self.file(LOCK)), self.inner.owner.metadata()) {
@@ -138,14 +139,14 @@ fn io_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Direc
     move |source| DirectoryError::Io { doing, path, source }
 }
 
-/// Makes a directory and those above it that are missing, durably: a new name is synced in its parent before anything is made below
-/// it. `sync` makes the names in a directory durable.
+/// Creates a directory and its missing ancestors, durably: a new entry is synced in its parent before anything is
+/// created below it. `sync` makes the entries of a directory durable.
 fn make(path: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let missing: Vec<&Path> =
         path.ancestors().take_while(|it| !it.as_os_str().is_empty() && !it.is_dir()).collect();
     for directory in missing.into_iter().rev() {
         match DirBuilder::new().mode(DIRECTORY_MODE).create(directory) {
-            // Made by another process meanwhile: its name may not be durable either.
+            // Created by another process meanwhile: its entry may not be durable either.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {}
             made => made?,
         }
@@ -178,7 +179,7 @@ impl Disk for DataDirectory {
         let mut names = Vec::new();
         for entry in fs::read_dir(&self.inner.path)? {
             let entry = entry?;
-            // A name that isn't UTF-8 is none of ours; neither is a directory.
+            // Skips names that aren't UTF-8, and directories: the storage creates neither.
             match entry.file_name().into_string() {
                 Ok(name) if name != LOCK && entry.file_type()?.is_file() => names.push(name),
                 _ => {}
@@ -213,7 +214,7 @@ impl Disk for DataDirectory {
 pub struct DataFile(File);
 
 impl DataFile {
-    /// A file that lies anywhere, to be read.
+    /// Opens a file outside of the data directory for reading.
     pub(crate) fn elsewhere(path: &Path) -> io::Result<Self> {
         File::open(path).map(Self)
     }
@@ -242,7 +243,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_new_directory_on_the_way_is_synced_in_its_parent_before_the_next_is_made() {
+    fn each_missing_ancestor_is_synced_in_its_parent_before_the_next_is_created() {
         let place = tempfile::tempdir().expect("a directory");
         let at = |name: &str| place.path().join(name);
         let mut synced = Vec::new();
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_below_a_name_that_is_not_durable() {
+    fn no_directory_is_created_below_an_unsynced_one() {
         let place = tempfile::tempdir().expect("a directory");
         let failed = make(&place.path().join("a/b"), |_| Err(io::Error::other("no disk")));
         assert!(failed.is_err());

@@ -1,4 +1,4 @@
-//! Why a node can't serve, or stopped serving. Each text says what to do.
+//! Errors that keep a node from starting or make it stop. Each text has advice.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,18 +10,18 @@ use lockkeeper_wire::peer::Refusal;
 
 use crate::disk::DirectoryError;
 
-/// Why a node can't serve, or stopped serving.
+/// The reason why a node can't serve, or stopped serving.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The address to listen on is none.
+    /// The given address is no address to listen on.
     #[error(
         "`{address}` is no address to listen on ({why}); give HOST:PORT, as in `127.0.0.1:5625` or `[::1]:5625`"
     )]
     Address {
         /// As it was given.
         address: String,
-        /// What is wrong with it.
+        /// The fault of the address.
         why: String,
     },
     /// The address can be reached from other machines.
@@ -34,7 +34,7 @@ pub enum ServeError {
         /// As it was given.
         address: String,
     },
-    /// The address stands for all of a machine's addresses: clients can't be told to use it.
+    /// The address is a wildcard, which clients can't connect to.
     #[error(
         "`{address}` stands for every address of this machine, clients can't be told to connect to it; say \
          `--advertise HOST:PORT` with the one that they can reach"
@@ -43,13 +43,13 @@ pub enum ServeError {
         /// As it was given.
         address: String,
     },
-    /// Which node it is, and of which cluster, was not said, or twice.
+    /// The options about nodes are missing or contradict each other.
     #[error("{why}")]
     Nodes {
-        /// What is wrong, and what to do.
+        /// The fault, with advice.
         why: String,
     },
-    /// The node has others, and nobody knows where they reach it.
+    /// The cluster has other nodes, and neither the data nor the options have this node's peer address.
     #[error(
         "the data directory `{directory}` is of node {node} of a cluster with other nodes ({}), and neither the data nor \
          the command line say where those reach this one: add `--peer-listen HOST:PORT`, with the address that it had when \
@@ -59,7 +59,7 @@ pub enum ServeError {
     Unreachable {
         /// The data directory.
         directory: PathBuf,
-        /// Whose it is.
+        /// The node that the data belong to.
         node: u64,
         /// The other nodes.
         others: Vec<u64>,
@@ -72,12 +72,12 @@ pub enum ServeError {
     AnotherNode {
         /// The data directory.
         directory: PathBuf,
-        /// Whose it is.
+        /// The node that the data belong to.
         found: u64,
         /// As it was given.
         told: u64,
     },
-    /// The data directory is of a node that was about to found or join a cluster with others.
+    /// The data directory is of a node that was about to bootstrap or join a cluster with others.
     #[error(
         "the data directory `{directory}` is of node {node}, which was about to become part of a cluster with other nodes: \
          start it with the same `--cluster` or `--join` as before; or, for another cluster, with an empty directory"
@@ -85,24 +85,24 @@ pub enum ServeError {
     NotAlone {
         /// The data directory.
         directory: PathBuf,
-        /// Whose it is.
+        /// The node that the data belong to.
         node: u64,
     },
-    /// The cluster wants no part of this node.
+    /// The cluster refuses this node.
     #[error("{}", _0.text)]
     Refused(Refusal),
-    /// The founders know newer rules of the table.
+    /// The cluster was bootstrapped with newer rules of the table than this program has.
     #[error(
         "this cluster uses version {rules} of the table's rules, this program knows versions up to {known}: start the \
          release that the other nodes run"
     )]
     NewerRules {
-        /// The cluster's.
+        /// The cluster's version.
         rules: u32,
-        /// The newest that is known here.
+        /// The newest version that this program knows.
         known: u32,
     },
-    /// Somebody else listens there.
+    /// Another process listens there.
     #[error(
         "`{address}` is in use by another process (`ss -ltnp` names it); stop that one, or give another `--listen` (for \
          peers: `--peer-listen`)"
@@ -111,26 +111,26 @@ pub enum ServeError {
         /// The address.
         address: SocketAddr,
     },
-    /// The system refuses to listen there.
+    /// The system refused to listen there.
     #[error("cannot listen on `{address}`: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The data directory can't be owned.
     #[error("{}", with_cause(_0))]
     Directory(#[source] DirectoryError),
-    /// What the data directory holds can't be used.
+    /// The content of the data directory can't be used.
     #[error("the data directory `{directory}` can't be used: {}", with_cause(source))]
     Open {
         /// The data directory.
         directory: PathBuf,
-        /// Which file, and what to do.
+        /// The file concerned, with advice.
         source: OpenError,
     },
-    /// The newest snapshot is no table, though its checksums are right.
+    /// The newest snapshot does not decode to a table, though its checksums are right.
     #[error(
         "snapshot {index} in the data directory `{directory}` can't be used: {why}. Nothing was changed; this is a bug \
          of ours, or of the program that wrote it: keep the directory, and start the version that wrote it"
@@ -140,7 +140,7 @@ pub enum ServeError {
         directory: PathBuf,
         /// Its position in the log.
         index: u64,
-        /// What is wrong with it.
+        /// The fault of the snapshot.
         why: String,
     },
     /// The wall clock can't be the source of a new table's first tokens.
@@ -150,12 +150,12 @@ pub enum ServeError {
          there are none)"
     )]
     ClockBehind,
-    /// A token that is none.
+    /// The given lower bound is above the greatest token.
     #[error("tokens can't start above {above}: the greatest token is {max}; give a lower `--tokens-above`")]
     TokensAbove {
         /// As it was given.
         above: u64,
-        /// The greatest that makes sense.
+        /// The greatest value that is allowed.
         max: u64,
     },
     /// The disk is full.
@@ -166,10 +166,10 @@ pub enum ServeError {
     DiskFull {
         /// The data directory.
         directory: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The data directory is not what it was any more.
+    /// The data directory was deleted, moved or replaced.
     #[error(
         "the data directory `{directory}` was deleted, moved or replaced while this node ran: nothing that it \
          acknowledged from now on would be found again, so it stops. Put the directory back and start again. If it is lost: \
@@ -180,10 +180,10 @@ pub enum ServeError {
         /// The data directory.
         directory: String,
     },
-    /// The replica must not go on.
+    /// The replica reported an error that it can't recover from.
     #[error("this node must stop: {0}")]
     Stopped(#[from] Fatal),
-    /// Of the same log this node has made another table than the other nodes.
+    /// From the same log, this node has built a table that differs from that of the other nodes.
     #[error(
         "node {node} stops: after entry {} of the log its table has the digest {:032x}, and {:032x} is right (node {} says \
          so, as a majority of the voters does). What this node knows of locks can't be trusted: don't start it with these \
@@ -194,10 +194,11 @@ pub enum ServeError {
     WrongTable {
         /// This node.
         node: u64,
-        /// What differs.
+        /// Both digests, and where they were compared.
         difference: Difference,
     },
-    /// The disk, or whoever exchanged the directory, has undone what this node had confirmed (P10).
+    /// Log entries that this node had acknowledged are missing: the disk lost them, or the directory was replaced by an
+    /// older copy (P10).
     #[error(
         "node {node} stops: the log in the data directory `{directory}` ends at entry {}, and by node {} this node has, or must \
          have, entry {}. Entries that it had acknowledged are gone: the disk has lost what it confirmed, or the directory is \
@@ -210,18 +211,18 @@ pub enum ServeError {
         node: u64,
         /// The data directory.
         directory: String,
-        /// Which entries, and who shows it.
+        /// The missing entries, and the peer that showed it.
         lost: LostEntries,
     },
-    /// A node with these data was stopped for [`ServeError::EntriesLost`].
+    /// An earlier run with these data stopped for [`ServeError::EntriesLost`].
     #[error("the data in `{directory}` are damaged, and must not be used again: {why}")]
     LostBefore {
         /// The data directory.
         directory: PathBuf,
-        /// The message of that time.
+        /// The message of that run.
         why: String,
     },
-    /// A node with these data was stopped for [`ServeError::WrongTable`].
+    /// An earlier run with these data stopped for [`ServeError::WrongTable`].
     #[error(
         "the data in `{directory}` must not be used again: {why} (Only where you know that this node was right and the \
          others were wrong: remove the file `wrong-table` there.)"
@@ -229,7 +230,7 @@ pub enum ServeError {
     Condemned {
         /// The data directory.
         directory: PathBuf,
-        /// What was said then.
+        /// The message of that run.
         why: String,
     },
     /// The system refused a thread, a signal handler or the like.
@@ -237,10 +238,10 @@ pub enum ServeError {
     System {
         /// The step, as a verb.
         doing: &'static str,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A thread of ours has panicked.
+    /// A thread of this process panicked.
     #[error("the thread `{thread}` has panicked: this is a bug of ours; the panic's text stands above")]
     Panicked {
         /// Its name.
@@ -249,7 +250,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// For `map_err`: what was being done.
+    /// For `map_err`; `doing` is the failed step, as a verb.
     pub(crate) fn system(doing: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::System { doing, source }
     }
@@ -260,7 +261,7 @@ fn listed(nodes: &[u64]) -> String {
     nodes.iter().map(|node| format!("node {node}")).collect::<Vec<_>>().join(", ")
 }
 
-/// With the system's own words, where there are any.
+/// The error, with its cause where it has one.
 fn with_cause(error: &dyn std::error::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error} ({cause})"),
@@ -273,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_table_is_told_with_both_values_and_what_to_do() {
+    fn wrong_table_error_has_both_digests_and_advice() {
         let difference = Difference { index: 812, own: 0xAB << 64, node: 1, theirs: 0xCD };
         let text = ServeError::WrongTable { node: 2, difference }.to_string();
         let own = "000000000000000000000000000000ab0000000000000000";

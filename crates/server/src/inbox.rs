@@ -1,7 +1,7 @@
-//! What has happened, on its way to the thread of the replica, and what it answers, on its way back.
+//! The queues between the front and the replica's thread: events in, outputs out.
 //!
-//! Responsible for: whoever takes gets everything that waits, by one lock; a sleeper is woken once. No channel, task or
-//! allocation for a single request.
+//! Responsible for: one lock acquisition takes all pending items; a sleeping reader is woken once. No channel, task or
+//! allocation per request.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -14,10 +14,10 @@ use lockkeeper_wire::request::Request;
 
 use crate::peers::Bell;
 
-/// Above this many requests that wait, streams are not read further: some turns' worth.
+/// Streams are not read further while more requests than this are pending: the work of several turns.
 const REQUESTS_MAX: usize = 1 << 16;
 
-/// What an event takes of the room: its requests, and a long one counts as several (one for each 64 bytes).
+/// The share of `REQUESTS_MAX` that an event takes: its requests, each plus one for every 64 bytes of its content.
 pub(crate) fn weight(event: &Event) -> usize {
     match event {
         Event::Frame(_, requests) => requests.iter().map(request_weight).sum::<usize>().max(1),
@@ -38,35 +38,35 @@ fn request_weight(request: &Request) -> usize {
     1 + bytes / 64
 }
 
-/// To the replica.
+/// Events for the replica.
 #[derive(Default)]
 pub(crate) struct Inbox {
     waiting: Mutex<Waiting>,
-    /// Who takes.
+    /// The reader, and how to wake it.
     replica: OnceLock<Sleeper>,
 }
 
 /// How the replica's thread is woken.
 enum Sleeper {
-    /// It has no peers, and parks.
+    /// A node without peers parks.
     Parks(Thread),
-    /// It waits for its peers too.
+    /// A node with peers polls their sockets too.
     Polls(Arc<Bell>),
 }
 
 #[derive(Default)]
 struct Waiting {
     events: Vec<Event>,
-    /// Requests that were pushed and that the replica has not handled yet.
+    /// The weight of the events that were pushed and that the replica has not handled yet.
     requests: usize,
-    /// Readers that stopped because of too many of them, by their turn.
+    /// Readers that wait for room, by their turn.
     paused: BTreeMap<u64, Waker>,
     last_turn: u64,
     is_closed: bool,
 }
 
 impl Inbox {
-    /// Puts an event behind all others. The replica hears of it at the next [`Inbox::ring`].
+    /// Appends an event. The replica is not woken before the next [`Inbox::ring`].
     pub(crate) fn push(&self, event: Event) {
         let mut waiting = self.lock();
         waiting.requests += weight(&event);
@@ -82,8 +82,9 @@ impl Inbox {
         }
     }
 
-    /// Whether there is room for more; if not, the task is woken as soon as there is. `turn` is the reader's own: who
-    /// finds no room keeps its turn until it does, so that one who always has more to say can't keep others out.
+    /// Ready if there is room for more requests; otherwise the task is woken as soon as there is. `turn` belongs to the
+    /// reader: a reader that finds no room keeps its turn until it does, so that one that always has more requests
+    /// can't starve others.
     pub(crate) fn poll_room(&self, turn: &mut Option<u64>, cx: &mut Context<'_>) -> Poll<()> {
         let mut waiting = self.lock();
         if waiting.requests < REQUESTS_MAX {
@@ -98,26 +99,27 @@ impl Inbox {
         Poll::Pending
     }
 
-    /// No event that is pushed from now on counts: the process ends.
+    /// Closes the inbox, since the process ends: the next [`Inbox::take`] returns `false`, and neither pending nor later
+    /// events are handled.
     pub(crate) fn close(&self) {
         self.lock().is_closed = true;
         self.ring();
     }
 
-    /// The present thread is the replica's.
+    /// Registers the present thread as the replica's.
     pub(crate) fn is_mine(&self) {
-        // One that polls has its bell already.
+        // Already set for a thread that polls.
         let _ = self.replica.set(Sleeper::Parks(std::thread::current()));
     }
 
-    /// The replica's thread waits at this bell.
+    /// Registers the bell that wakes the replica's thread.
     pub(crate) fn rings(&self, bell: Arc<Bell>) {
-        // Nobody is the replica's thread before its node runs.
+        // Never fails: the replica's thread registers itself later, when it runs.
         let _ = self.replica.set(Sleeper::Polls(bell));
     }
 
-    /// Everything that waits, into `events`, which must be empty. `handled` of the earlier requests were handled
-    /// meanwhile. `false`: the process ends.
+    /// Moves all pending events into `events`, which must be empty. `handled` is the weight of the events handled since
+    /// the last call. Returns `false` if the process ends.
     pub(crate) fn take(&self, events: &mut Vec<Event>, handled: usize) -> bool {
         let mut waiting = self.lock();
         waiting.requests -= handled;
@@ -138,7 +140,7 @@ impl Inbox {
     }
 }
 
-/// From the replica to the front, whose one task takes.
+/// Outputs of the replica, for the one task of the front that takes them.
 #[derive(Default)]
 pub(crate) struct Outbox(Mutex<Done>);
 
@@ -149,20 +151,20 @@ struct Done {
     waker: Option<Waker>,
 }
 
-/// How the replica is.
+/// The state of the replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum State {
-    /// It doesn't lead, or doesn't know yet all that was committed.
+    /// There is no leader, or this node leads and has not applied all that was committed.
     #[default]
     Waiting,
-    /// It answers.
+    /// It leads and answers.
     Ready,
-    /// It hears a leader, who answers.
+    /// It follows a leader, which answers.
     Following {
-        /// Who leads.
+        /// The leader's id.
         leader: u64,
     },
-    /// It was told to stop: what it led is handed over, if anybody took it, and its streams were told.
+    /// It was shut down: leadership is transferred, if another node took it, and its streams were notified.
     Left,
     /// Its thread has ended.
     Ended,
@@ -188,7 +190,7 @@ impl Outbox {
         }
     }
 
-    /// Everything that waits, into `outputs`, which must be empty. The task is woken when there is more.
+    /// Moves all pending outputs into `outputs`, which must be empty. The task is woken when there are more.
     pub(crate) fn take(&self, outputs: &mut Vec<Output>, cx: &mut Context<'_>) -> State {
         let mut done = self.lock();
         std::mem::swap(&mut done.outputs, outputs);

@@ -1,14 +1,15 @@
-//! What the log says of leadership: who leads, from which term on, and that nobody does.
+//! Log lines about leadership changes: the leader, its term, and periods without a leader.
 //!
-//! Responsible for: each change is one line, not one a turn; a spell without a leader is told once, and its end with it.
-//! Knows no clock and writes nothing itself.
+//! Responsible for: one line per change, not one per turn; a period without a leader is logged once, and its end once.
+//! Reads no clock and writes no log itself.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use lockkeeper_wire::store::Configuration;
 
-/// So many election time-outs without a leader are told: an election after a death takes two or three.
+/// A period without a leader is logged after this many election time-outs: an election after a leader's death takes two
+/// or three.
 const PATIENCE: u32 = 4;
 
 /// A line for the log.
@@ -31,25 +32,25 @@ impl Line {
     }
 }
 
-/// Who leads, as this node knows, over time.
+/// The leader that this node knows, over time.
 #[derive(Debug)]
 pub(crate) struct Leadership {
     node: u64,
     patience: Duration,
-    /// The last leader that was told of, and its term.
+    /// The last leader that was logged, and its term.
     told: Option<(u64, u64)>,
-    /// Since when there is none; whether that was told.
+    /// The start of the present period without a leader, and whether it was logged.
     without: Option<(Instant, bool)>,
 }
 
 impl Leadership {
-    /// Of this node, with its time-out of elections.
+    /// `node` is this node; `election_timeout` scales the delay before a missing leader is logged.
     pub(crate) fn new(node: u64, election_timeout: Duration) -> Self {
         Self { node, patience: election_timeout * PATIENCE, told: None, without: None }
     }
 
-    /// What is to be logged now that `leader` leads in `term`, this node or one that it hears; `None`: it knows of none.
-    /// `reached` says who takes part, as far as that is asked for.
+    /// Returns the lines to log given that `leader` leads in `term`: this node, or a node that it follows; `None` if it
+    /// knows no leader. `reached` is called only if the lines need the voters' connections.
     pub(crate) fn look(
         &mut self,
         now: Instant,
@@ -91,7 +92,7 @@ impl Leadership {
     }
 }
 
-/// Which of the other voters this node has connections with, for whoever wonders why there is no majority.
+/// The other voters that this node is and is not connected to, to explain a missing majority.
 #[derive(Debug)]
 pub(crate) struct Reached {
     connected: Vec<u64>,
@@ -99,7 +100,7 @@ pub(crate) struct Reached {
 }
 
 impl Reached {
-    /// Of the voters besides `node`: `connected` can be talked to, both ways.
+    /// Of the voters other than `node`; `connected` are the nodes with connections both ways.
     pub(crate) fn new(node: u64, voters: &Configuration, connected: &BTreeSet<u64>) -> Self {
         let voters: BTreeSet<u64> = voters.voters.iter().chain(&voters.voters_outgoing).copied().collect();
         let others = voters.into_iter().filter(|voter| *voter != node);
@@ -128,7 +129,7 @@ mod tests {
 
     const TIMEOUT: Duration = crate::ELECTION_TIMEOUT;
 
-    /// Node 2 of three, which reaches node 3 only.
+    /// Node 2 of three, connected to node 3 only.
     struct Fixture {
         leadership: Leadership,
         start: Instant,
@@ -139,7 +140,7 @@ mod tests {
             Self { leadership: Leadership::new(2, TIMEOUT), start: Instant::now() }
         }
 
-        /// What is logged so many time-outs of elections after the start, with a mark before warnings.
+        /// The lines logged `timeouts` election time-outs after the start; warnings begin with "! ".
         fn at(&mut self, timeouts: u32, leader: Option<u64>, term: u64) -> Vec<String> {
             let now = self.start + TIMEOUT * timeouts;
             let voters = Configuration { voters: vec![1, 2, 3], ..Configuration::default() };
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn each_change_of_who_leads_is_told_once() {
+    fn each_leadership_change_is_logged_once() {
         let mut node = Fixture::new();
         assert_eq!(node.at(0, None, 1), [""; 0]);
         assert_eq!(node.at(1, Some(1), 1), ["node 2 follows node 1, term 1"]);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_spell_without_a_leader_is_told_once_with_whom_it_reaches_and_so_is_its_end() {
+    fn period_without_leader_is_logged_once_with_connected_voters_and_so_is_its_end() {
         let mut node = Fixture::new();
         node.at(0, Some(2), 5);
         assert_eq!(node.at(10, None, 5), ["node 2 leads no more, term 5"]);
@@ -180,7 +181,7 @@ mod tests {
         let seconds = (TIMEOUT * 21).as_secs_f64();
         let again = format!("node 2 leads, term 10: there is a leader again after {seconds:.1} s without");
         assert_eq!(node.at(31, Some(2), 10), [again]);
-        // The next one begins anew.
+        // A second period without a leader is logged again.
         node.at(40, None, 10);
         assert!(node.at(40 + PATIENCE, None, 10)[0].starts_with("! no leader known"));
         let back = node.at(41 + PATIENCE, Some(1), 10);

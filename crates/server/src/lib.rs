@@ -1,11 +1,12 @@
 //! The lock service as a process: a replica with its disk, its threads and its gRPC interface.
 //!
-//! Responsible for time, threads, sockets and files around the pure replica, which decides everything. Three threads:
+//! Responsible for time, threads, sockets and files around the replica, which is pure and makes all decisions. Three
+//! threads:
 //!
 //! | thread | does |
 //! | --- | --- |
-//! | the caller's of [`run()`] | all connections of clients (`front`), and how those of peers come about |
-//! | `lockkeeper-replica` | the replica's turns, and log and peers' sockets inline (`node`, `peers`) |
+//! | the caller of [`run()`] | all client connections (`front`); opening, accepting and handshakes of peer connections |
+//! | `lockkeeper-replica` | the replica's turns, including log writes and I/O on peer sockets (`node`, `peers`) |
 //! | `lockkeeper-disk` | snapshots, spare segments, removals (`chores`) |
 //!
 //! Reading order: [`run()`], `node`, `inbox` (between the threads), `peers`, `front`.

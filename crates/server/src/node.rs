@@ -1,9 +1,9 @@
-//! The thread of the replica: takes all that has arrived, lets the replica go on, writes the log, hands over what comes
-//! out.
+//! The replica's thread. Each turn of its loop takes all input, runs the replica, writes the log and hands over the
+//! outputs.
 //!
-//! Responsible for: nothing leaves before the write it depends on is durable, and a write that fails ends the process
-//! (P10); the clock is read after the input (P5). The log is written on this very thread, and peers' sockets are read and written
-//! here: a hop to another would cost more than it hides.
+//! Responsible for: no output leaves before the write that it depends on is durable, and a failed write ends the
+//! process (P10); the clock is read after the input (P5). The thread writes the log and does the I/O on peer sockets
+//! itself: a hop to another thread would cost more than it hides.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -27,14 +27,14 @@ use crate::leadership::{Leadership, Line, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
 
-/// Most requests handled in one turn: it must end for keep-alives to be seen.
+/// Most requests handled in one turn, which bounds the delay of keep-alives.
 const TURN_REQUESTS_MAX: usize = 1 << 14;
-/// Most writes of the log in one turn: between them no peer is heard, and no tick is made.
+/// Most log writes in one turn: between them no peer message is read and no tick is made.
 const TURN_WRITES_MAX: usize = 2;
-/// After a spare segment could not be made, another is tried this much later.
+/// The pause before another attempt after a spare segment could not be made.
 const SPARE_PAUSE: Duration = Duration::from_secs(10);
 
-/// What the thread works with.
+/// The state of the replica's thread.
 pub(crate) struct Node<D: Disk> {
     pub(crate) replica: Replica,
     pub(crate) log: Log<D>,
@@ -43,18 +43,18 @@ pub(crate) struct Node<D: Disk> {
     pub(crate) node: u64,
     pub(crate) leadership: Leadership,
     pub(crate) peers: Peers,
-    /// To the task that sends snapshots.
+    /// Offers for the task that sends snapshots.
     pub(crate) offers: UnboundedSender<Box<SnapshotOffer>>,
     /// Received snapshots, by their index.
     pub(crate) incoming: BTreeMap<u64, Arrived<D>>,
-    /// To the thread for slow work on the disk, and from it.
+    /// Work for the disk thread, and its results.
     pub(crate) chores: Sender<Chore>,
     pub(crate) done: Receiver<Done<D>>,
-    /// Where the data are, for messages.
+    /// The data directory, for messages.
     pub(crate) directory: String,
 }
 
-/// Whether a spare segment is on its way.
+/// Whether a spare log segment is being made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Spare {
     Wanted,
@@ -66,7 +66,7 @@ impl<D: Disk> Node<D> {
     /// Runs until the inbox is closed.
     ///
     /// # Errors
-    /// If the replica must stop, or the disk is full. Any other failure of the disk aborts the process.
+    /// If the replica must stop, or the disk is full. Any other disk failure aborts the process.
     pub(crate) fn run(mut self) -> Result<(), ServeError> {
         self.inbox.is_mine();
         let result = self.turns();
@@ -89,8 +89,8 @@ impl<D: Disk> Node<D> {
                 backlog.extend(arrived.drain(..));
             }
             self.peers.read(&mut from_peers);
-            // Read after all of this has arrived: a sign of life counts from its arrival or later, and what a peer's message begins
-            // (a leader's zero point) does not lie before it (P5).
+            // Read after the input: a keep-alive counts from its arrival or later, and an event that a peer's message
+            // causes (a new leader's zero point, from which its deadlines count) is not dated before that message (P5).
             self.replica.begin(clock::now());
             let begun = Instant::now();
             from_peers.drain(..).for_each(|event| self.replica.handle(event));
@@ -110,13 +110,13 @@ impl<D: Disk> Node<D> {
             handled += requests;
             for _ in 0..TURN_WRITES_MAX {
                 let Some(write) = self.replica.advance()? else { break };
-                // Depends on nothing unwritten: answers need not wait for the sync of what came after them.
+                // These outputs depend on durable writes only, so they leave before the sync of the next write.
                 self.hand_over(&mut outputs)?;
                 let installed = write.installs().map(|index| self.install(index)).transpose()?;
                 self.append(write.record())?;
                 self.replica.persisted(clock::now(), write.synced())?;
                 if let Some(settled) = installed {
-                    // Fails only if the one that has sent it has lost its patience.
+                    // Fails only if the receiving thread has timed out.
                     let _ = settled.send(());
                 }
             }
@@ -149,10 +149,11 @@ impl<D: Disk> Node<D> {
         }
     }
 
-    /// A received snapshot takes the place of the log, in this order: its file gets its name, the log begins behind it.
+    /// A received snapshot replaces the log. The snapshot file gets its final name first; then the log restarts after
+    /// its index.
     fn install(&mut self, index: u64) -> Result<Sender<()>, ServeError> {
         let Some(Arrived { head, sealed, settled }) = self.incoming.remove(&index) else {
-            // To go on would be to reset the log to a snapshot that isn't there.
+            // Continuing would reset the log to a snapshot that does not exist.
             let what = format!("there is no received snapshot of entry {index}: a bug");
             return Err(ServeError::system("install a snapshot")(io::Error::other(what)));
         };
@@ -191,14 +192,14 @@ impl<D: Disk> Node<D> {
                 Output::SendSnapshot(offer) => {
                     let to = offer.to;
                     if self.offers.send(offer).is_err() {
-                        // A node that talks to nobody; or the process ends.
+                        // The task has ended: this node has no peers, or the process ends.
                         self.inbox.push(Event::SnapshotSent { to, arrived: false });
                     }
                 }
                 Output::SnapshotUnused(index) => {
                     if let Some(Arrived { sealed, settled, .. }) = self.incoming.remove(&index) {
                         self.chore(Chore::Remove(sealed.give_up()));
-                        // As above.
+                        // Fails only if the receiving thread has timed out.
                         let _ = settled.send(());
                     }
                 }
@@ -224,7 +225,7 @@ impl<D: Disk> Node<D> {
                 output => outputs.push(output),
             }
         }
-        // Before clients are answered: the others' disks work meanwhile.
+        // Sent before clients are answered, so that the peers' disks work meanwhile.
         self.peers.flush();
         let state = match self.replica.follows() {
             _ if self.replica.has_left() => State::Left,
@@ -259,7 +260,7 @@ impl<D: Disk> Node<D> {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
                 }
                 Done::Received(_, arrived) if self.incoming.contains_key(&arrived.head.index) => {
-                    // The one that is there is about to be installed, or to be given up.
+                    // The earlier snapshot of this index is about to be installed or discarded.
                     self.chore(Chore::Remove(arrived.sealed.give_up()));
                 }
                 Done::Received(received, incoming) => {
@@ -293,7 +294,7 @@ impl<D: Disk> Node<D> {
         let wake = self.replica.next_wake();
         let now = clock::now();
         if wake > now && self.replica.held_until().is_some() {
-            // Clients can change nothing now, so they need not pay for waking this thread.
+            // Until then no client event can cause a proposal, so clients need not pay for waking this thread.
             self.peers.wait_for_peers(wake - now);
         } else if wake > now {
             self.peers.wait(Some(wake - now));
@@ -301,13 +302,13 @@ impl<D: Disk> Node<D> {
     }
 }
 
-/// Whether it says that the disk is full: nothing is broken then, and no core dump is called for.
+/// Whether the error means a full disk: not a defect, so the process stops without a core dump.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// What the disk holds is unknown: whatever this process would answer from now on could be a lie. Never retried, since a
-/// second sync says "done" for pages that the system has dropped (P10).
+/// Aborts the process after a failed write: the state of the disk is unknown, so any further answer could be wrong. A
+/// failed sync is never retried, since a second sync reports success for pages that the kernel has dropped (P10).
 pub(crate) fn fail_stop(directory: &str, what: &str, error: &io::Error) -> ! {
     tracing::error!(
         directory,

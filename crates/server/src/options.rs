@@ -1,4 +1,4 @@
-//! What a node is started with, and which addresses it may listen on.
+//! A node's start options, and the check of its listening addresses.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
@@ -7,50 +7,52 @@ use std::time::Duration;
 
 use crate::error::ServeError;
 
-/// Most connections at a time unless told otherwise, if the limit on open files allows it: each takes some 32 KiB with a session.
+/// Default limit of client connections; the limit on open files may lower it. Each takes about 32 KiB with a session.
 pub const CONNECTIONS_MAX: usize = 16_384;
 
-/// The log grows by this much, in bytes, before a snapshot lets it be cut, unless told otherwise: a start replays it in
-/// about a second.
+/// Default log growth between snapshots, in bytes. A snapshot lets the log be truncated; replaying this much at a start
+/// takes about a second.
 pub const SNAPSHOT_AFTER: u64 = 64 << 20;
 
-/// A follower that has not heard its leader for so long, or up to twice that, wants another one, unless told otherwise.
+/// Default election time-out: a follower without a leader's message for this long, or up to twice that, starts an
+/// election.
 pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(240);
 
-/// What a node is started with.
+/// Start options of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Where its data are; made if it does not exist.
+    /// The data directory; created if it does not exist.
     pub data: PathBuf,
-    /// Where it serves clients: `HOST:PORT`, an IPv6 address in brackets. Port 0 takes any free one.
+    /// The address that serves clients: `HOST:PORT`, an IPv6 address in brackets. Port 0 takes any free port.
     pub listen: String,
-    /// What clients are told to use, `HOST:PORT`; by default `listen`.
+    /// The address that clients are given, `HOST:PORT`; by default `listen`.
     pub advertise: Option<String>,
-    /// Allows an address other than loopback, though there is neither TLS nor authentication yet (DESIGN section 9).
+    /// Allows an address other than loopback, though there is neither TLS nor authentication yet.
     pub insecure: bool,
-    /// Which node of its cluster it is; by default what its data say, or 1.
+    /// The id of this node; by default the id in its data, or 1.
     pub node: Option<u64>,
-    /// Where the nodes of a new cluster listen to each other, by id, this one among them. For a data directory without a
-    /// cluster: what one holds counts more.
+    /// Peer addresses of the nodes of a new cluster, by id, this node included. Used only if the data directory has no
+    /// cluster yet: the members in the data take precedence.
     pub cluster: BTreeMap<u64, String>,
-    /// Where a node of the cluster listens to its peers to which this one is to be added; instead of `cluster`.
+    /// The peer address of a member of the cluster that this node is to be added to; instead of `cluster`.
     pub join: Option<String>,
-    /// Where it listens to other nodes; by default what `cluster` or its data say of it.
+    /// The address that listens to peers; by default this node's address in `cluster` or in its data.
     pub peer_listen: Option<String>,
-    /// The first tokens of a new table are above this one; by default the microseconds since 2026 (T1).
+    /// The first tokens of a new table are above this one; by default above the microseconds since 2026 (T1).
     pub tokens_above: Option<u64>,
-    /// See [`ELECTION_TIMEOUT`]; the same for all nodes of a cluster. Many times what a message takes between two of them.
+    /// See [`ELECTION_TIMEOUT`]; the same for all nodes of a cluster. Must be many times the message delay between two
+    /// nodes.
     pub election_timeout: Duration,
-    /// Most connections at a time.
+    /// The limit of client connections.
     pub connections_max: usize,
-    /// A snapshot is taken after so many bytes of log. Only tests need another value than [`SNAPSHOT_AFTER`].
+    /// Log growth in bytes after which a snapshot is taken. Only tests set another value than [`SNAPSHOT_AFTER`].
     pub snapshot_after: u64,
-    /// New segments of the log have this many bytes. Only tests need another value than the storage's own.
+    /// The size of new log segments, in bytes. Only tests set another value than the storage's default.
     pub segment_bytes: u64,
 }
 
 impl Options {
-    /// A node that keeps its data in `data` and serves this machine only.
+    /// Options of a node that keeps its data in `data` and listens on loopback only.
     #[must_use]
     pub fn new(data: impl Into<PathBuf>) -> Self {
         Self {
@@ -79,7 +81,7 @@ impl Options {
         Ok(address)
     }
 
-    /// Where to listen to peers, as far as the options say, and as it was typed.
+    /// The address to listen on for peers if the options give one, resolved and as typed.
     pub(crate) fn peer_address(&self) -> Result<Option<(SocketAddr, String)>, ServeError> {
         let nodes = |why: String| ServeError::Nodes { why };
         if self.node == Some(0) {
@@ -117,7 +119,7 @@ impl Options {
         typed.map(|typed| Ok((self.allowed(&typed)?, typed))).transpose()
     }
 
-    /// Each node of the list must have an address of its own that the others can connect to.
+    /// Each node of the list must have its own address that the others can connect to.
     fn check_list(&self) -> Result<(), ServeError> {
         let mut taken = BTreeMap::new();
         for (node, address) in &self.cluster {
@@ -140,7 +142,7 @@ impl Options {
         Ok(())
     }
 
-    /// The address that is meant, if it may be listened on.
+    /// Resolves an address, and checks that listening on it is allowed.
     pub(crate) fn allowed(&self, typed: &str) -> Result<SocketAddr, ServeError> {
         let bad = |why: String| ServeError::Address { address: typed.to_owned(), why };
         let mut found = typed.to_socket_addrs().map_err(|error| bad(error.to_string()))?;
@@ -152,14 +154,14 @@ impl Options {
     }
 }
 
-/// Of an address to connect to.
+/// Splits an address to connect to.
 fn host_and_port(typed: &str) -> Option<(&str, u16)> {
     let (host, port) = typed.rsplit_once(':')?;
     let port = port.parse().ok().filter(|port| *port > 0)?;
     (!host.is_empty()).then_some((host, port))
 }
 
-/// Whether it stands for all addresses of a machine.
+/// Whether `host` is a wildcard address.
 fn is_wildcard(host: &str) -> bool {
     let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     ip.is_ok_and(|ip| ip.to_canonical().is_unspecified())
@@ -185,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tls_only_this_machine_is_served_unless_insecure_says_otherwise() {
+    fn non_loopback_address_needs_insecure() {
         for loopback in ["127.0.0.1:5625", "127.8.9.10:1", "[::1]:5625", "[::ffff:127.0.0.1]:5625"] {
             assert_eq!(refused(loopback, false, None), "", "{loopback}");
         }
@@ -197,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wildcard_needs_an_address_that_clients_can_use() {
+    fn wildcard_address_needs_advertise() {
         for wildcard in ["0.0.0.0:5625", "[::]:5625"] {
             let text = refused(wildcard, true, None);
             assert!(text.contains(wildcard) && text.contains("--advertise"), "{text}");
@@ -205,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_is_none_is_named() {
+    fn invalid_address_error_names_the_address() {
         for bad in ["5625", "127.0.0.1", "127.0.0.1:x", "::1:"] {
             let text = refused(bad, false, None);
             assert!(text.contains(&format!("`{bad}`")) && text.contains("HOST:PORT"), "{text}");

@@ -1,4 +1,4 @@
-//! A node's life: start, serve, stop.
+//! The lifecycle of a node: start, serve, stop.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -36,14 +36,14 @@ use crate::node::Node;
 use crate::options::Options;
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 
-/// Connections that may wait to be accepted.
+/// The backlog of the listening socket, in connections.
 const BACKLOG: u32 = 4096;
-/// Clients have this long to read what is left for them when the node stops.
+/// At shutdown, clients have this long to read their last messages.
 const FLUSH: Duration = Duration::from_secs(5);
-/// A leader that stops waits so long for another one to lead; the replica itself gives up after some election time-outs, even of the
-/// greatest that may be set.
+/// At shutdown, a leader waits this long for another node to lead. The replica itself gives up earlier, after some
+/// election time-outs, even at the greatest election time-out that may be set.
 const HANDOVER: Duration = Duration::from_secs(35);
-/// Files that are no connection: the log, standard streams, the runtime's own.
+/// File descriptors that are not client connections: the log, standard streams, the runtime's own.
 const FILES_RESERVED: u64 = 64;
 
 /// A node that serves.
@@ -54,26 +54,26 @@ pub struct Running {
 }
 
 impl Running {
-    /// Where it listens.
+    /// The address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops it, as SIGTERM does: streams are told, buffers are sent, then [`run`] returns.
+    /// Stops the node, as SIGTERM does: streams are notified, buffers are sent, then [`run`] returns.
     pub fn stop(&self) {
         self.stop.cancel();
     }
 }
 
-/// Serves until SIGTERM, SIGINT or [`Running::stop`]; blocks this thread, which must not be one of an async runtime.
-/// A second signal ends it without waiting for clients.
+/// Serves until SIGTERM, SIGINT or [`Running::stop`]; blocks this thread, which must not be one of an async runtime. A
+/// second signal ends it without waiting for clients.
 ///
-/// `ready` is called once the node serves: it leads, or hears a leader.
+/// `ready` is called once the node serves: it leads, or follows a leader.
 ///
 /// # Errors
-/// [`ServeError`]: why it can't start, or had to stop. A failed write of the log aborts the process instead: what the
-/// disk holds is unknown then, and nothing may be answered any more (P10).
+/// [`ServeError`]: the node can't start, or had to stop. A failed write of the log aborts the process instead: the
+/// state of the disk is unknown then, and no further answer may be sent (P10).
 pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
     let address = options.address()?;
     let peer_address = options.peer_address()?;
@@ -84,7 +84,7 @@ pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeErr
         .map_err(ServeError::system("start the runtime"))?;
     let entered = runtime.enter();
     let mut signals = Signals::new()?;
-    // Before anything is written: a port that is in use must not found a cluster.
+    // Before anything is written: a node whose port is in use must not bootstrap a cluster.
     let (listener, address) = listen(address)?;
     let peers = peer_address.map(|(address, typed)| Peering::new(address, typed)).transpose()?;
     let disk = DataDirectory::own(&options.data).map_err(ServeError::Directory)?;
@@ -139,7 +139,7 @@ fn advertised(options: &Options, address: SocketAddr) -> String {
     }
 }
 
-/// What ends this process.
+/// The signals that end this process.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -164,7 +164,7 @@ impl Signals {
 fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> {
     let listen = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-        // A node that was just stopped leaves connections behind; this is no reason not to start again.
+        // Connections of a node that was just stopped may linger; they must not prevent a restart.
         socket.set_reuseaddr(true)?;
         socket.bind(address)?;
         let listener = socket.listen(BACKLOG)?;
@@ -177,10 +177,11 @@ fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ServeError> 
     })
 }
 
-/// Where other nodes reach this one.
+/// The listener for other nodes.
 struct Peering {
     listener: TcpListener,
-    /// As others are told; empty: `listener` is for every address of this machine, and nothing else was said.
+    /// The address that other nodes are given if neither `--cluster` nor the data have one; empty if `listener` is
+    /// bound to a wildcard address.
     told: String,
 }
 
@@ -195,14 +196,14 @@ impl Peering {
         Ok(Self { listener, told })
     }
 
-    /// Where the data say that it is; `None` for a node that is alone, and was never told to talk to others.
+    /// Listens at this node's peer address in the data. `None` for a node that is alone and has no peer address.
     fn of_data<D: Disk>(options: &Options, data: &Data<D>) -> Result<Option<Self>, ServeError> {
         let (mut nodes, node) = (data.nodes(), data.founding.node);
         let told = nodes.remove(&node).map(|member| member.peer_address).unwrap_or_default();
         match told.is_empty() {
             false => Self::new(options.allowed(&told)?, told).map(Some),
             true if nodes.is_empty() => Ok(None),
-            // It was founded alone, and would wait for them without a word.
+            // Bootstrapped alone: without a peer address it would wait for the other nodes without an error.
             true => Err(ServeError::Unreachable {
                 directory: options.data.clone(),
                 node,
@@ -212,7 +213,7 @@ impl Peering {
     }
 }
 
-/// As many connections as were asked for, or as the system allows.
+/// Raises the limit on open files. Returns `wanted`, or fewer connections if the limit does not allow as many.
 fn raise_file_limit(wanted: usize) -> usize {
     let raise = || -> nix::Result<u64> {
         let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
@@ -239,7 +240,7 @@ fn raise_file_limit(wanted: usize) -> usize {
     }
 }
 
-/// What the tasks that talk to peers work with.
+/// State of the tasks that talk to peers.
 struct Talk {
     listener: TcpListener,
     directory: Arc<Directory>,
@@ -248,13 +249,13 @@ struct Talk {
     to_send: UnboundedReceiver<Box<SnapshotOffer>>,
 }
 
-/// The threads of a node, and how to reach them.
+/// The running threads of a node, and handles to them.
 struct Started {
     inbox: Arc<Inbox>,
     outbox: Arc<Outbox>,
     about: About,
     snapshots: Snapshots<DataDirectory>,
-    /// For the tasks that talk to peers.
+    /// State of the tasks that talk to peers; `None` for a node without peers.
     talk: Option<Talk>,
     replica: JoinHandle<Result<(), ServeError>>,
     chores: JoinHandle<()>,
@@ -275,7 +276,7 @@ impl Started {
         let talk = peering.map(|peering| {
             let own = members.nodes.get(&data.founding.node).map(|member| member.peer_address.clone());
             let listed = options.cluster.get(&data.founding.node).cloned();
-            // What was said on purpose, before what the data say, before where it happens to listen.
+            // Precedence: `--cluster`, then the address in the data, then the listening address.
             let peer = listed.or(own.filter(|own| !own.is_empty())).unwrap_or(peering.told);
             let addresses = Addresses { client: advertised, peer: &peer };
             let timeout = options.election_timeout;
@@ -342,7 +343,7 @@ impl Started {
         Ok(Self { inbox, outbox, about, snapshots, talk, replica, chores })
     }
 
-    /// Ends the threads; says why the replica's had ended, if it had.
+    /// Stops and joins the threads. Returns the error of the replica's thread, if it had ended with one.
     fn end(self) -> Result<(), ServeError> {
         self.inbox.close();
         let result =
@@ -353,10 +354,10 @@ impl Started {
 }
 
 fn about(founding: &Founding, members: &Members, advertised: &str) -> About {
-    // Of whom it knows now: those who were added since it was founded may stand in a snapshot alone.
+    // The present members: nodes that were added after the bootstrap may be in a snapshot only.
     let members = members.nodes.values().map(|member| (member.node, member.client_address.clone()));
     let mut clients: BTreeMap<u64, String> = members.collect();
-    // What it was founded with may have changed since.
+    // This node's address may have changed since the bootstrap.
     clients.insert(founding.node, advertised.to_owned());
     About { cluster: hex(&founding.cluster), incarnation: hex(&founding.incarnation), clients }
 }
@@ -390,7 +391,7 @@ async fn serve(
     ready: impl FnOnce(Running),
 ) -> Result<(), ServeError> {
     let front = Front::new(node.inbox.clone(), node.about.clone());
-    // Set once, here.
+    // Never fails: set only here.
     let _ = front.snapshots.set(node.snapshots.clone());
     let (health, health_service) = tonic_health::server::health_reporter();
     let acceptor = Acceptor::new(listener, front.clone(), health_service, connections_max)
@@ -400,7 +401,7 @@ async fn serve(
     tokio::spawn(acceptor.run());
     let (refused, mut refusal) = tokio::sync::mpsc::unbounded_channel();
     if let Some(Talk { listener, directory, handover, bulk, to_send }) = node.talk.take() {
-        // Set once, here.
+        // Never fails: set only here.
         let _ = front.directory.set(directory.clone());
         talk(listener, directory, handover, node.inbox.clone(), bulk, to_send, refused.clone());
     }
@@ -443,11 +444,11 @@ async fn serve(
     node.end().and(result)
 }
 
-/// Tells all streams, and waits until every connection has ended, or the time is over.
+/// Notifies all streams, and waits until every connection has ended or the time is over.
 async fn flush(front: &Front, state: &mut watch::Receiver<State>) {
     front.push(Event::ShutDown);
-    // Leadership goes first, and streams end with word of who has it: connections that went before it would all come to
-    // nodes that still name this one.
+    // Leadership is transferred first, and streams end with the new leader's id: clients whose connections ended
+    // earlier would reach nodes that still name this one as leader.
     let has_left = state.wait_for(|state| matches!(state, State::Left | State::Ended));
     if tokio::time::timeout(HANDOVER, has_left).await.is_err() {
         tracing::warn!("the leadership was not handed over in time");

@@ -1,4 +1,4 @@
-//! The real disk: one owner, nobody else's eyes, and the same behaviour as the disk that the simulator uses.
+//! The real disk: one owner, no access for other users, and the same behaviour as the disk of the simulator.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -22,7 +22,7 @@ fn sorted_names(disk: &impl Disk) -> Vec<String> {
     names
 }
 
-/// What the storage relies on, whatever the disk is made of.
+/// The behaviour of any disk that the storage relies on.
 fn assert_behaves(disk: &impl Disk) {
     let mut file = disk.create("a").expect("a fresh name");
     assert_eq!(disk.create("a").expect_err("it exists").kind(), ErrorKind::AlreadyExists);
@@ -46,7 +46,7 @@ fn assert_behaves(disk: &impl Disk) {
 }
 
 #[test]
-fn the_real_disk_and_the_one_in_memory_behave_alike() {
+fn real_disk_and_memory_disk_behave_alike() {
     assert_behaves(&MemoryDisk::new());
     let dir = tempfile::tempdir().expect("a directory can be made");
     let disk = DataDirectory::own(dir.path().join("data")).expect("nobody has it");
@@ -54,7 +54,7 @@ fn the_real_disk_and_the_one_in_memory_behave_alike() {
 }
 
 #[test]
-fn what_a_node_wrote_is_what_the_next_start_finds() {
+fn restart_recovers_log_hard_state_and_snapshot() {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let path = dir.path().join("new/data");
     let disk = DataDirectory::own(&path).expect("nobody has it");
@@ -101,7 +101,7 @@ fn what_a_node_wrote_is_what_the_next_start_finds() {
 }
 
 #[test]
-fn a_directory_has_one_owner_and_says_who_it_is() {
+fn data_directory_has_one_owner_and_the_error_names_its_pid() {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let owner = DataDirectory::own(dir.path()).expect("nobody has it");
     let clone = owner.clone();
@@ -115,7 +115,7 @@ fn a_directory_has_one_owner_and_says_who_it_is() {
 }
 
 #[test]
-fn a_path_that_is_no_directory_is_a_clear_error() {
+fn path_through_a_file_is_refused_as_no_directory() {
     let dir = tempfile::tempdir().expect("a directory can be made");
     let file = dir.path().join("file");
     fs::write(&file, "x").expect("a file can be made");

@@ -1,4 +1,4 @@
-//! SIGTERM stops a node. Alone in its process, since the signal goes to all of it.
+//! SIGTERM stops a node. The only test of its process, since the signal affects the whole process.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, raise};
 const DEADLINE: Duration = Duration::from_secs(20);
 
 #[test]
-fn sigterm_stops_a_node_in_good_order() {
+fn sigterm_shuts_a_node_down_gracefully() {
     let data = tempfile::tempdir().unwrap();
     let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };
     let (ready, is_ready) = mpsc::channel();

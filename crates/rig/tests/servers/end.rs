@@ -1,4 +1,4 @@
-//! Servers that don't come up, and the servers of a test that is killed: this program runs itself as such a test.
+//! Servers that fail to start, and the servers of a test that is killed: this program runs itself as such a test.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -10,7 +10,7 @@ use lockkeeper_rig::{PgBouncer, Postgres, Redis};
 
 use crate::{listens, lives, until};
 
-/// What starting a server panics with.
+/// The panic text of a server's start.
 fn panics<T>(start: impl FnOnce() -> T + UnwindSafe) -> String {
     let Err(panic) = catch_unwind(start) else { panic!("it has started") };
     *panic.downcast::<String>().unwrap()
@@ -60,7 +60,8 @@ fn the_servers_of_a_killed_test_end_with_it() {
     assert_eq!(left(), 0, "the next server removes what it finds");
 }
 
-/// Starts servers, one of them on a thread that ends at once, which ends no server; tells their pids and ports; waits.
+/// Starts servers, one of them on a thread that ends at once, which must not end the server; prints their pids and
+/// ports; waits.
 fn be_killed() {
     let redis = thread::spawn(Redis::start).join().unwrap();
     let postgres = Postgres::start();
@@ -69,7 +70,7 @@ fn be_killed() {
     let (redis_pid, postgres_pid) = (redis.pid().unwrap(), postgres.pid().unwrap());
     let ports = format!("{} {} {}", redis.port(), postgres.port(), bouncer.port());
     let mut out = std::io::stdout();
-    // Its first line is begun by the test runner.
+    // The test runner has begun a line already.
     writeln!(out, "\nservers {redis_pid} {postgres_pid} {ports}").unwrap();
     loop {
         thread::park();

@@ -1,4 +1,4 @@
-//! Servers that belong together.
+//! Groups of servers.
 
 use lockkeeper_rig::{PgBouncer, Postgres, RedisCluster, Sentinel};
 
@@ -24,12 +24,12 @@ fn clients_of_a_pgbouncer_share_one_connection_by_transaction() {
 }
 
 #[test]
-fn sentinels_make_the_replica_the_primary_when_the_primary_is_dead() {
+fn sentinels_promote_the_replica_of_a_dead_primary() {
     let sentinel = Sentinel::with(DURABLE);
     let former = sentinel.primary();
     assert_ne!(former.port(), sentinel.replica().port());
     former.cli(&["SET", "k", "7"]);
-    // WAIT would wait for the writes of its own connection only.
+    // WAIT covers the writes of its own connection only.
     until("it is copied", || sentinel.replica().try_cli(&["GET", "k"]) == Ok("7".into()));
     former.kill();
     sentinel.wait_for_another_than(former);
@@ -52,9 +52,9 @@ fn sentinels_make_the_replica_the_primary_when_the_primary_is_dead() {
 }
 
 #[test]
-fn a_cluster_sends_clients_to_the_node_that_has_the_key_also_after_it_has_moved() {
+fn cluster_redirects_clients_to_the_node_of_a_key_also_after_a_move() {
     let cluster = RedisCluster::with(3, DURABLE);
-    // Their slots lie in the first, the second and the third part.
+    // Their slots are in the first, the second and the third share.
     let keys = ["b", "c", "a"];
     for (key, node) in keys.iter().zip(cluster.nodes()) {
         assert_eq!(cluster.node_of(key).port(), node.port(), "{key}");

@@ -1,4 +1,4 @@
-//! The network of a test's own.
+//! Networks of network namespaces.
 
 use std::net::UdpSocket;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use lockkeeper_rig::Network;
 
 const PORT: u16 = 5000;
 
-/// Two hosts that send each other numbers.
+/// Two hosts that exchange numbers.
 struct Two {
     network: Network,
     sockets: [UdpSocket; 2],
@@ -28,7 +28,7 @@ impl Two {
         self.sockets[from].send_to(&[number], (self.network.address(1 - from), PORT)).unwrap();
     }
 
-    /// The next number that arrives, if it is from the other one.
+    /// The next number that arrives; it must be from the other host.
     fn next(&self, at: usize) -> u8 {
         let mut number = [0];
         let (_, from) = self.sockets[at].recv_from(&mut number).unwrap();
@@ -38,7 +38,7 @@ impl Two {
 }
 
 #[test]
-fn a_way_is_cut_in_one_direction_and_mended() {
+fn link_is_cut_in_one_direction_and_mended() {
     let two = Two::new();
     two.send(0, 1);
     two.send(1, 2);
@@ -54,7 +54,7 @@ fn a_way_is_cut_in_one_direction_and_mended() {
 }
 
 #[test]
-fn two_networks_do_not_meet() {
+fn networks_are_isolated_from_each_other() {
     let first = Two::new();
     let second = std::thread::spawn(Two::new).join().unwrap();
     first.send(0, 1);

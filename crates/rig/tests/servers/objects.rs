@@ -1,4 +1,4 @@
-//! The stand-ins for the stores of clouds.
+//! The emulators of object stores.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,11 +14,11 @@ fn foreign() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign")
 }
 
-/// moto lets strangers make objects and not replace them, and believes any signature.
+/// moto lets unsigned requests create objects but not replace them, and accepts any signature.
 const SIGNED: &str = "Authorization: AWS4-HMAC-SHA256 Credential=a/20260101/us-east-1/s3/aws4_request, \
                       SignedHeaders=host, Signature=none\r\n";
 
-/// The status that `port` answers to a put of the object `k` with a further header.
+/// The status of a put of the object `k` with a further header.
 fn put(port: u16, header: &str, body: &str) -> String {
     let mut server = TcpStream::connect(("127.0.0.1", port)).unwrap();
     let head = format!("PUT /{BUCKET}/k HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{header}\r\n");
@@ -29,7 +29,7 @@ fn put(port: u16, header: &str, body: &str) -> String {
 }
 
 #[test]
-fn one_s3_honours_the_conditions_of_puts_and_the_other_ignores_them() {
+fn moto_honours_conditions_of_puts_and_s3rver_ignores_them() {
     let (honours, ignores) = (S3::start(&foreign()), S3::without_conditions(&foreign()));
     for (header, body, answer) in [
         ("If-None-Match: *", "one", "200"),
@@ -48,7 +48,7 @@ fn one_s3_honours_the_conditions_of_puts_and_the_other_ignores_them() {
 }
 
 #[test]
-fn a_stopped_s3_answers_when_it_may_go_on() {
+fn stopped_s3_answers_after_cont() {
     let s3 = S3::start(&foreign());
     s3.stop();
     thread::scope(|scope| {
@@ -61,7 +61,7 @@ fn a_stopped_s3_answers_when_it_may_go_on() {
 }
 
 #[test]
-fn an_azurite_answers_and_ends_with_its_value() {
+fn azurite_answers_and_ends_when_dropped() {
     let azurite = Azurite::start(&foreign());
     let port = azurite.port();
     assert_eq!(azurite.url(), format!("http://127.0.0.1:{port}/devstoreaccount1"));

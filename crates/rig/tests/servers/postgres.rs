@@ -28,7 +28,7 @@ fn postgres_has_its_data_after_a_kill_and_none_after_a_wipe() {
 }
 
 #[test]
-fn a_killed_or_stopped_postgres_takes_its_backends_along() {
+fn kill_and_stop_of_postgres_include_its_backends() {
     let postgres = Postgres::start();
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| postgres.try_psql("select pg_sleep(60)"));
@@ -48,7 +48,7 @@ fn a_killed_or_stopped_postgres_takes_its_backends_along() {
 }
 
 #[test]
-fn a_dropped_postgres_is_gone_with_its_folder_its_backends_and_its_shared_memory() {
+fn dropped_postgres_leaves_no_folder_process_or_shared_memory() {
     let pieces = || std::fs::read_to_string("/proc/sysvipc/shm").unwrap();
     for killed in [false, true] {
         let postgres = Postgres::start();
@@ -67,7 +67,7 @@ fn a_dropped_postgres_is_gone_with_its_folder_its_backends_and_its_shared_memory
 }
 
 #[test]
-fn a_postgres_with_tls_is_believed_by_its_authority_only_and_takes_nothing_else() {
+fn postgres_with_tls_is_trusted_by_its_authority_only_and_refuses_plain_connections() {
     let postgres = Postgres::with_tls();
     assert_eq!(postgres.psql("select ssl from pg_stat_ssl where pid = pg_backend_pid()"), "t");
     let ask = |query: &str| {
@@ -83,7 +83,7 @@ fn a_postgres_with_tls_is_believed_by_its_authority_only_and_takes_nothing_else(
 }
 
 #[test]
-fn a_postgres_with_a_password_asks_for_it_also_after_a_wipe() {
+fn postgres_requires_its_password_also_after_a_wipe() {
     let postgres = Postgres::with_password("s3cr'et");
     for _ in 0..2 {
         assert_eq!(postgres.psql("create role worker login password 'own'; select 7"), "7");

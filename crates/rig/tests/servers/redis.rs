@@ -9,7 +9,7 @@ use lockkeeper_rig::Redis;
 use crate::{DURABLE, listens, lives, until};
 
 #[test]
-fn a_durable_redis_has_its_data_after_a_kill_and_another_has_not() {
+fn durable_redis_keeps_its_data_after_a_kill_and_a_default_one_does_not() {
     for (settings, after) in [(DURABLE, "7"), (&[], "")] {
         let redis = Redis::with(settings);
         redis.cli(&["SET", "k", "7"]);
@@ -38,10 +38,10 @@ fn a_dropped_redis_is_gone_with_its_folder() {
 }
 
 #[test]
-fn a_stopped_redis_answers_when_it_may_go_on() {
+fn stopped_redis_answers_after_cont() {
     let redis = Redis::start();
     redis.stop();
-    // The system still takes the connection, the server doesn't answer.
+    // The kernel still accepts the connection, but the server doesn't answer.
     assert!(listens(redis.port()));
     thread::scope(|scope| {
         let answer = scope.spawn(|| redis.cli(&["PING"]));
@@ -56,7 +56,7 @@ fn a_stopped_redis_answers_when_it_may_go_on() {
     redis.stop();
 }
 
-/// Whether the system holds bytes for the server at `port` that it hasn't read.
+/// Whether the kernel holds bytes for the server at `port` that it hasn't read.
 fn redis_cli_waits(port: u16) -> bool {
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
     let local = format!("0100007F:{port:04X}");
@@ -66,7 +66,7 @@ fn redis_cli_waits(port: u16) -> bool {
 }
 
 #[test]
-fn a_password_is_asked_for_and_known_to_the_cli() {
+fn redis_requires_its_password_and_cli_presents_it() {
     let redis = Redis::with(&["--requirepass", "s3cret", "--user", "alice", "on", ">pw", "~jobs/*", "+get"]);
     assert_eq!(redis.cli(&["PING"]), "PONG");
     assert_eq!(redis.url_as("alice", "pw"), format!("redis://alice:pw@127.0.0.1:{}", redis.port()));
@@ -78,7 +78,7 @@ fn a_password_is_asked_for_and_known_to_the_cli() {
 }
 
 #[test]
-fn a_replica_has_what_was_written_before_and_after_it_came() {
+fn replica_has_writes_from_before_and_after_its_start() {
     let redis = Redis::start();
     redis.cli(&["SET", "before", "1"]);
     let replica = redis.replica();
@@ -89,7 +89,7 @@ fn a_replica_has_what_was_written_before_and_after_it_came() {
 }
 
 #[test]
-fn a_redis_with_tls_is_believed_by_its_authority_only() {
+fn redis_with_tls_is_trusted_by_its_authority_only() {
     let redis = Redis::with_tls_and(DURABLE);
     assert_eq!(redis.cli(&["SET", "k", "7"]), "OK");
     redis.kill();
@@ -109,7 +109,7 @@ fn a_redis_with_tls_is_believed_by_its_authority_only() {
 }
 
 #[test]
-fn a_step_of_the_clock_moves_the_time_of_one_redis_and_ends_what_has_a_ttl() {
+fn clock_step_affects_one_redis_only_and_expires_its_keys() {
     let (redis, other) = (Redis::with_clock_and(DURABLE), Redis::start());
     let seconds = |redis: &Redis| -> i64 { redis.cli(&["TIME"]).lines().next().unwrap().parse().unwrap() };
     let ahead = || {

@@ -22,22 +22,22 @@ use super::api::Api;
 use super::connection::{Connection, Socket, Starting};
 use super::forward;
 
-/// A stream may be this far ahead of its reader, in bytes.
+/// The flow-control window of a stream, in bytes.
 const STREAM_WINDOW: u32 = 1 << 20;
-/// All streams of a connection may. Half of it is also what h2 lets small frames cost that wait to be read: after a
-/// stall of this process there may be thousands.
+/// The flow-control window of a connection, in bytes. Half of it also limits h2's accounted cost of small unread
+/// frames: after a stall of this process there may be thousands.
 const CONNECTION_WINDOW: u32 = 4 << 20;
-/// What one stream may have waiting to be sent, beside its own buffer.
+/// The limit of a stream's unsent bytes, beside its own buffer.
 const SEND_BYTES_MAX: usize = 256 << 10;
-/// Streams and calls at a time on one connection.
+/// Most concurrent streams and calls of one connection.
 const STREAMS_MAX: u32 = 256;
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// A connection on which nothing came for so long is asked whether it is alive, and has so long to say so.
+/// The idle time after which a connection is pinged, and the time limit for the answer.
 const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_TIMEOUT: Duration = Duration::from_secs(10);
-/// Who connects has this long to open a stream or to call.
+/// The time that a new connection has for its first stream or call.
 const FIRST_CALL: Duration = Duration::from_secs(30);
-/// After the system refused to accept.
+/// The pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Accepts connections.
@@ -87,8 +87,9 @@ impl Acceptor {
         }
     }
 
-    /// Accepts what is in the queue now, past the runtime, which believes what it was last told about the listener.
-    /// Whether the queue is empty: with no descriptor left, whoever waits there has not been heard.
+    /// Accepts all connections in the kernel's queue by direct system calls: the runtime may not have polled the
+    /// listener's readiness yet. Returns whether the queue is empty; without a free descriptor, clients in it have not
+    /// been read.
     pub(super) fn accept_waiting(&self) -> bool {
         let mut failed = 0;
         while failed < FAILURES_MAX {
@@ -103,7 +104,7 @@ impl Acceptor {
                     tracing::warn!(%error, "a connection could not be accepted: {error}");
                     return false;
                 }
-                // Of one connection only, which is gone: the next one may be well.
+                // The error concerns this connection only.
                 Err(_) => failed += 1,
             }
         }
@@ -128,17 +129,17 @@ impl Acceptor {
     }
 }
 
-/// So many connections that failed while they were accepted are passed over at a time.
+/// Most failed accepts of connections that are skipped in one call.
 const FAILURES_MAX: u32 = 1024;
 
-/// Errors that say nothing of the connection, and leave it in the queue.
+/// Errors that are independent of the connection, and leave it in the queue.
 fn out_of_descriptors(error: &io::Error) -> bool {
     use nix::errno::Errno;
     let of_the_process = [Errno::EMFILE, Errno::ENFILE, Errno::ENOBUFS, Errno::ENOMEM];
     error.raw_os_error().is_some_and(|code| of_the_process.contains(&Errno::from_raw(code)))
 }
 
-/// Serves one connection until it is over.
+/// Serves one connection until it ends.
 async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
     let io = TokioIo::new(Socket::new(socket, connection.clone()));
     let calls = Calls { connection: connection.clone(), routes };
@@ -184,7 +185,7 @@ async fn serve(socket: TcpStream, connection: Arc<Connection>, routes: Routes) {
     connection.over();
 }
 
-/// Takes the calls of one connection.
+/// The HTTP/2 service of one connection.
 struct Calls {
     connection: Arc<Connection>,
     routes: Routes,
@@ -196,7 +197,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
     type Future = Pin<Box<dyn Future<Output = Result<http::Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: http::Request<Incoming>) -> Self::Future {
-        // At once, on the connection's own task: no barrier may pass between this and the stream's reader.
+        // Called on the connection's own task, so that no barrier passes before the stream has its reader.
         let starting = self.connection.starting();
         let (front, routes) = (self.connection.front().clone(), self.routes.clone());
         if forward::has_one_answer(request.uri().path()) {
@@ -205,7 +206,7 @@ impl hyper::service::Service<http::Request<Incoming>> for Calls {
             return Box::pin(async move {
                 let slot = answers.acquire_owned().await;
                 let response = forward::route(front, routes, request).await;
-                // Free again once the answer is sent, or dropped with the connection.
+                // Released once the answer is sent, or dropped with the connection.
                 let hold = move |frame| {
                     let _slot = &slot;
                     frame

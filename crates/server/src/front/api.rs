@@ -1,4 +1,4 @@
-//! The gRPC service itself: checks what is asked, and hands it on.
+//! The gRPC service itself: validates requests and passes them on.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn name(field: &str, text: &str) -> Result<LockName, Status> {
     LockName::parse(text).map_err(|error| Status::invalid_argument(format!("`{field}`: {error}")))
 }
 
-/// Empty is none.
+/// An empty text is `None`.
 fn optional_name(field: &str, text: &str) -> Result<Option<LockName>, Status> {
     if text.is_empty() { Ok(None) } else { name(field, text).map(Some) }
 }
@@ -189,8 +189,8 @@ impl Lockkeeper for Api {
         let change = match asked.what {
             Some(change_members_request::What::Remove(node)) => Change::Remove(node),
             Some(change_members_request::What::Add(new)) => {
-                // The leader itself looks who is there: of two machines that say that they are this node, the one at the
-                // address counts.
+                // The leader itself checks which node is there: of two machines that both claim to be this node, the
+                // one at the address counts.
                 self.0.ask(&metadata, Question::Members).await?;
                 Change::Add(self.0.candidate(new).await?)
             }

@@ -1,4 +1,4 @@
-//! Questions to the replica: waits for the answer within the caller's deadline, and says clearly why there is none.
+//! Questions to the replica: waits for the answer within the caller's deadline; errors state why there is none.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,20 +12,20 @@ use tonic::{Code, Status};
 
 use super::{Ask, Front};
 
-/// Without a deadline of the caller's own: while no node leads there is no answer.
+/// The time limit of a call, also for callers with a later deadline: while no node leads there is no answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// Where the leader serves clients, in the metadata of a refusal by a node that does not lead, or shuts down; empty if it
-/// knows of none that does.
+/// The metadata key for the leader's client address, in a refusal by a node that does not lead, or shuts down. The
+/// value is empty if the node knows no leader.
 pub const LEADER_METADATA: &str = "lockkeeper-leader";
 
-/// Somebody waits for an answer. When this goes, nobody does.
+/// A pending question. Dropping it cancels the question.
 pub(super) struct Waits {
     front: Arc<Front>,
     ask: AskId,
 }
 
 impl Waits {
-    /// The client has read all that a watch had for it.
+    /// To be called when the client has read all pending changes of a watch.
     pub(super) fn read_on(&self) {
         self.front.push(Event::WatchRead(self.ask));
     }
@@ -78,7 +78,7 @@ impl Front {
         Ok(())
     }
 
-    /// Ends what only ends when its caller goes.
+    /// Ends all watches: they would otherwise last until their callers end them.
     pub(crate) fn end_watches(&self) {
         for ask in self.registry().asks.values() {
             if let Ask::Watch(watcher) = ask {
@@ -88,7 +88,7 @@ impl Front {
     }
 }
 
-/// Why there is no answer.
+/// The error for a question without a regular answer.
 pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status {
     match answer {
         Answer::Refused(refused) => {
@@ -111,7 +111,7 @@ pub(super) fn refusal(answer: Answer, clients: &BTreeMap<u64, String>) -> Status
     }
 }
 
-/// Nobody is known to lead.
+/// The error if no leader is known.
 pub(super) fn no_leader() -> Status {
     not_leader(
         "this node does not lead, and knows of none that does; try again, or ask another".to_owned(),
@@ -126,7 +126,7 @@ fn not_leader(text: String, leader: &str) -> Status {
     status
 }
 
-/// Marked as by a node that does not lead: whoever has passed the call on asks the next leader.
+/// Has the metadata of a node that does not lead, so that a node that forwarded the call asks the next leader.
 pub(super) fn shuts_down() -> Status {
     not_leader("this node shuts down; ask another".to_owned(), "")
 }
@@ -135,7 +135,7 @@ pub(super) fn unexpected() -> Status {
     Status::internal("the replica answered another question: this is a bug of the service")
 }
 
-/// The caller's deadline: at most 8 digits and a unit, as gRPC has it.
+/// The caller's deadline, in gRPC's format: at most 8 digits and a unit.
 pub(super) fn deadline(metadata: &MetadataMap) -> Result<Option<Duration>, Status> {
     let Some(value) = metadata.get("grpc-timeout") else { return Ok(None) };
     let parse = || {

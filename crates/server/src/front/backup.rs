@@ -1,7 +1,7 @@
-//! `Backup`: a stored snapshot on its way to whoever keeps it.
+//! `Backup`: sends a stored snapshot to the caller.
 //!
-//! Responsible for: what is sent has everything that was answered before it was asked for, and reading it from the disk
-//! holds nobody up. Nothing of it stands in memory but a few parts: a slow reader slows the reading.
+//! Responsible for: a backup includes every change that was answered before the call, and reading it from the disk
+//! blocks no other work. Only a few parts are in memory: a slow receiver slows the reading.
 
 use std::io;
 use std::pin::Pin;
@@ -21,10 +21,10 @@ use super::Front;
 use super::ask::{refusal, unexpected};
 use crate::disk::DataDirectory;
 
-/// Parts that wait to be sent, of about a MiB each.
+/// Most parts that wait to be sent, of about 1 MiB each.
 const PARTS_WAITING_MAX: usize = 4;
-/// A snapshot may be gone before it is opened: a newer one took its place. Once is rare, since much must be logged
-/// between two.
+/// A stored snapshot may be removed before it is opened, when a newer one replaces it. Even one such loss is rare,
+/// since much must be logged between two snapshots.
 const ATTEMPTS: usize = 3;
 
 /// The parts of a backup, as they are sent.
@@ -39,8 +39,8 @@ impl tonic::codegen::tokio_stream::Stream for Parts {
 }
 
 impl Front {
-    /// Begins a backup. Whether this node leads is answered at once, so that a caller can go to the one that does;
-    /// storing the snapshot may take long, and is waited for behind that.
+    /// Begins a backup. A node that does not lead refuses at once, so that the caller can go to the leader; storing the
+    /// snapshot may take long, and continues after this returns.
     pub(super) async fn backup(self: &Arc<Self>, metadata: &MetadataMap) -> Result<Parts, Status> {
         let Answer::Status(status) = self.ask(metadata, Question::Status).await? else {
             return Err(unexpected());
@@ -52,22 +52,22 @@ impl Front {
         let front = self.clone();
         tokio::spawn(async move {
             match front.store(status.node).await {
-                // Ends by itself, also if nobody reads any more.
+                // Ends by itself, also if the caller no longer reads.
                 Ok(backup) => drop(tokio::task::spawn_blocking(move || send(backup, &sender))),
-                // Whoever asked may be gone.
+                // Fails if the caller is gone.
                 Err(status) => drop(sender.send(Err(status)).await),
             }
         });
         Ok(Parts(parts))
     }
 
-    /// Has a snapshot stored, and opens it.
+    /// Has the replica store a snapshot, and opens it.
     async fn store(self: &Arc<Self>, node: u64) -> Result<BackupParts<DataDirectory>, Status> {
         let snapshots =
             self.snapshots.get().ok_or_else(|| Status::unavailable("this node has no data yet"))?;
         let mut failed = None;
         for _ in 0..ATTEMPTS {
-            // Before the table is looked at: a restore counts from here how many tokens may have been issued since.
+            // Read before the snapshot is taken: a restore counts from here how many tokens may have been issued since.
             let taken = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
             let answer = self.ask(&MetadataMap::new(), Question::Backup).await?;
             let Answer::BackupStored { index, last_token } = answer else { return Err(unexpected()) };
@@ -93,7 +93,7 @@ impl Front {
     }
 }
 
-/// Reads the backup as fast as it is taken.
+/// Reads the backup at the receiver's speed.
 fn send(mut backup: BackupParts<DataDirectory>, parts: &Sender<Result<BackupResponse, Status>>) {
     loop {
         let part = match backup.next_part() {

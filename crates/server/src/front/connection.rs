@@ -1,4 +1,4 @@
-//! One client's connection: what the barrier and the end of its streams need to know of it.
+//! One client's connection: its part of the drain barrier, and the state that decides how its streams end.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -18,32 +18,32 @@ use super::Front;
 use super::gate::Gate;
 use super::stream::Stream;
 
-/// Most calls of a connection whose answers, up to some 400 KiB each, may be unsent: further ones wait before they are
-/// asked. So a client that does not read holds some MiB, however many calls it makes.
+/// Most calls of a connection whose answers, up to about 400 KiB each, may be unsent: further calls wait before their
+/// questions go to the replica. So a client that does not read costs some MiB, for any number of calls.
 const ANSWERS_MAX: usize = 16;
-/// Most bytes that may wait for all watches of a connection.
+/// Most unsent bytes of all watches of a connection.
 pub(super) const WATCHED_BYTES_MAX: usize = 16 << 20;
 
-/// A connection, from its accept until nothing of it is left.
+/// A connection, from its accept until its last stream has ended.
 pub(super) struct Connection {
     pub(super) id: u64,
     front: Arc<Front>,
     state: Mutex<State>,
-    /// Calls whose answers may be unsent at a time.
+    /// Limits the calls with unsent answers.
     pub(super) answers: Arc<Semaphore>,
     /// Unsent bytes of all its watches.
     watched_bytes: AtomicUsize,
-    /// This side gives it up.
+    /// Cancelled to close the connection from this side.
     pub(super) kill: CancellationToken,
 }
 
 #[derive(Default)]
 struct State {
     gate: Gate,
-    /// Whoever reads the socket.
+    /// The task that reads the socket.
     reader: Option<Waker>,
     streams: BTreeMap<StreamId, Arc<Stream>>,
-    /// FIN or RST was read: streams can't tell that from other ends, and only that starts `linger`.
+    /// FIN or RST was read. Streams can't distinguish that from other ends, and only that starts `linger`.
     closed_by_peer: bool,
     had_streams: bool,
 }
@@ -60,7 +60,7 @@ impl Connection {
         }
     }
 
-    /// Counts bytes that wait for a watch of this connection; returns whether they fit.
+    /// Counts unsent bytes of a watch; returns whether they are within the limit.
     pub(super) fn watch_waits(&self, bytes: usize) -> bool {
         self.watched_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes <= WATCHED_BYTES_MAX
     }
@@ -73,7 +73,7 @@ impl Connection {
         &self.front
     }
 
-    /// A barrier begins, or goes on too long: has the socket read, and the readers look.
+    /// A barrier begins, or takes too long: has the socket and all streams read.
     pub(super) fn nudge(&self, barrier: u64) {
         let mut state = self.lock();
         state.gate.want(barrier);
@@ -87,7 +87,7 @@ impl Connection {
         self.lock().gate.has_passed(barrier)
     }
 
-    /// A call was accepted. Until the guard goes, no barrier passes.
+    /// Registers an accepted call. No barrier passes before the guard is dropped.
     pub(super) fn starting(self: &Arc<Self>) -> Starting {
         let mut state = self.lock();
         state.gate.starting();
@@ -105,7 +105,7 @@ impl Connection {
         state.streams.insert(stream.id, stream.clone());
     }
 
-    /// The reader of a stream has handed on all that there was.
+    /// To be called when the reader of a stream has handed on all its input.
     pub(super) fn idle(&self, stream: StreamId) {
         self.lock().gate.idle(stream);
         self.front.barrier_moved();
@@ -122,11 +122,11 @@ impl Connection {
         self.lock().closed_by_peer
     }
 
-    /// The task that served it has ended.
+    /// To be called when the task that served the connection has ended.
     pub(super) fn over(&self) {
         let mut state = self.lock();
         state.gate.over();
-        // They may have paused, and then nothing else wakes them.
+        // Paused readers would not be woken otherwise.
         state.streams.values().for_each(|stream| stream.wake_reader());
         self.settle(state);
     }
@@ -152,7 +152,7 @@ impl Connection {
         self.front.barrier_moved();
     }
 
-    /// A read would have blocked; `proven`: the socket itself said so.
+    /// A read would have blocked. `proven`: the result of a system call, not of the runtime's readiness flag.
     fn would_block(&self, cx: &Context<'_>, proven: bool) {
         let mut state = self.lock();
         match &mut state.reader {
@@ -172,7 +172,7 @@ impl Connection {
     }
 }
 
-/// A call that was accepted and whose reader isn't known yet.
+/// A call that was accepted and has no registered reader yet.
 pub(super) struct Starting(Arc<Connection>);
 
 impl Starting {
@@ -189,7 +189,7 @@ impl Drop for Starting {
     }
 }
 
-/// The socket under HTTP/2: notes what the streams above can't see.
+/// The socket under HTTP/2; records events that the streams above can't see.
 pub(super) struct Socket {
     socket: TcpStream,
     connection: Arc<Connection>,
@@ -200,7 +200,8 @@ impl Socket {
         Self { socket, connection }
     }
 
-    /// Reads past the runtime, which believes what it was last told about the socket. `None`: there is nothing.
+    /// Reads by a direct system call, regardless of the runtime's readiness flag. Returns `None` if the read would
+    /// block.
     fn read_now(&self, buf: &mut ReadBuf<'_>) -> Option<io::Result<()>> {
         loop {
             match (&*SockRef::from(&self.socket)).read(buf.initialize_unfilled()) {

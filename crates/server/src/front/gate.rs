@@ -1,9 +1,10 @@
-//! When everything that had arrived at a connection has been handed on: its part of the drain barrier (P9).
+//! One connection's part of the drain barrier (P9): whether all input that had arrived when a barrier began was handed
+//! on.
 //!
-//! Pure. "Arrived" is what can be read from the socket at the moment at which a barrier begins. It has been handed on
-//! once the socket was seen empty after that moment, every stream that the bytes before opened has its reader, and each
-//! reader has found nothing more after that. A flag that says "not readable" proves nothing: only a read that would
-//! block does. Example, barrier 7:
+//! Pure. "Arrived" means readable from the socket when the barrier begins. That input was handed on once the socket was
+//! found empty after that moment, every stream that the bytes before opened has its reader, and each reader has found
+//! nothing more after that. A readiness flag of "not readable" proves nothing: only a read that would block does.
+//! Example, barrier 7:
 //!
 //! ```text
 //! want(7)                  begun; the connection's task is woken
@@ -17,40 +18,40 @@ use std::collections::BTreeMap;
 
 use lockkeeper_replica::StreamId;
 
-/// Where one connection stands. Barriers are numbered upwards from 1.
+/// The barrier state of one connection. Barriers are numbered upwards from 1.
 #[derive(Default, Debug)]
 pub(super) struct Gate {
-    /// The latest barrier that asked.
+    /// The latest barrier that began.
     wanted: u64,
-    /// The latest barrier after whose begin the socket was seen empty.
+    /// The latest barrier after whose beginning the socket was found empty.
     empty: u64,
     /// Nothing will be read from the socket any more.
     is_over: bool,
-    /// Streams that were accepted and whose reader isn't known yet.
+    /// The number of streams that were accepted and have no registered reader yet.
     starting: usize,
     /// The latest barrier that each reader has passed.
     readers: BTreeMap<StreamId, u64>,
 }
 
 impl Gate {
-    /// A barrier begins. `true`: this is news.
+    /// A barrier begins. Returns `true` if it is new.
     pub(super) fn want(&mut self, barrier: u64) -> bool {
         let is_new = barrier > self.wanted;
         self.wanted = self.wanted.max(barrier);
         is_new
     }
 
-    /// Whether the next read must really ask the socket.
+    /// Whether the next read must be a system call, regardless of the runtime's readiness flag.
     pub(super) fn wants_proof(&self) -> bool {
         self.wanted > self.empty && !self.is_over
     }
 
-    /// A read that really asked the socket would have blocked.
+    /// To be called when a read of the socket itself would have blocked.
     pub(super) fn seen_empty(&mut self) {
         self.empty = self.wanted;
     }
 
-    /// The socket is at its end, failed, or given up.
+    /// To be called when the socket is at its end, has failed or was given up.
     pub(super) fn over(&mut self) {
         self.is_over = true;
     }
@@ -71,7 +72,7 @@ impl Gate {
         self.readers.remove(&stream);
     }
 
-    /// A reader has handed on all that there was.
+    /// To be called when a reader has handed on all its input.
     pub(super) fn idle(&mut self, stream: StreamId) {
         let level = self.level();
         if let Some(passed) = self.readers.get_mut(&stream) {
@@ -79,14 +80,14 @@ impl Gate {
         }
     }
 
-    /// Whether everything that had arrived when the barrier began was handed on.
+    /// Whether all input that had arrived when the barrier began was handed on.
     pub(super) fn has_passed(&self, barrier: u64) -> bool {
         self.level() >= barrier
             && self.starting == 0
             && self.readers.values().all(|passed| *passed >= barrier)
     }
 
-    /// Whether no stream is left, nor will be.
+    /// Whether the connection has no stream left, and will get none.
     pub(super) fn is_empty(&self) -> bool {
         self.is_over && self.starting == 0 && self.readers.is_empty()
     }
@@ -104,7 +105,7 @@ mod tests {
     const B: StreamId = StreamId(4);
 
     #[test]
-    fn a_quiet_connection_passes_once_its_socket_was_seen_empty() {
+    fn idle_connection_passes_once_its_socket_was_found_empty() {
         let mut gate = Gate::default();
         assert!(!gate.wants_proof(), "nobody asks");
         assert!(gate.want(7));
@@ -116,14 +117,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_before_the_barrier_began_proves_nothing() {
+    fn checks_before_the_barrier_began_do_not_count() {
         let mut gate = Gate::default();
         gate.opened(A);
         gate.seen_empty();
         gate.idle(A);
         gate.want(1);
         assert!(!gate.has_passed(1));
-        // The reader looked between begin and proof: a frame may have come with the bytes read since.
+        // The reader was polled before the socket was found empty: bytes read since may contain a frame.
         gate.idle(A);
         gate.seen_empty();
         assert!(!gate.has_passed(1));
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reader_must_have_looked_and_every_new_stream_must_have_a_reader() {
+    fn barrier_waits_for_every_reader_and_for_new_streams_without_one() {
         let mut gate = Gate::default();
         gate.opened(A);
         gate.want(1);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_connection_still_waits_for_what_it_had_brought() {
+    fn closed_connection_passes_after_its_last_input_was_handed_on() {
         let mut gate = Gate::default();
         gate.opened(A);
         gate.want(1);
@@ -161,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_went_is_not_waited_for() {
+    fn barrier_does_not_wait_for_closed_readers() {
         let mut gate = Gate::default();
         gate.opened(A);
         gate.opened(B);

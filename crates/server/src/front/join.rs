@@ -1,4 +1,4 @@
-//! A node that is to be added is asked who it is, by the leader itself.
+//! Identifies a node that is to be added; done by the leader itself.
 
 use lockkeeper_wire::store::Member;
 use lockkeeper_wire::v1;
@@ -8,10 +8,10 @@ use super::Front;
 use crate::peers::who_waits;
 
 impl Front {
-    /// The node that waits at this address.
+    /// The node that waits at this address to be added.
     ///
     /// # Errors
-    /// In words: nobody answers there, another node does, or it belongs to a cluster.
+    /// A text: the node does not answer, is another one, or belongs to a cluster.
     pub(super) async fn candidate(&self, new: v1::NewNode) -> Result<Member, Status> {
         let v1::NewNode { node, peer_address } = new;
         let is_address = peer_address

@@ -1,8 +1,9 @@
 //! The gRPC interface: connections, streams and unary calls, on one thread.
 //!
-//! Responsible for: bringing what clients say to the replica in order, and what it answers back; the drain barrier
-//! (P9). Knows no lock rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (the way back), `gate.rs` and
-//! `connection.rs` (the barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
+//! Responsible for: clients' requests reach the replica in order, and its answers reach the clients; the drain barrier,
+//! which lets the replica expire a session only after all input that had arrived was handed on (P9). Contains no lock
+//! rule. Reading order: `stream.rs` (a client's stream), `pump.rs` (answers), `gate.rs` and `connection.rs` (the drain
+//! barrier), `accept.rs`, `forward/mod.rs` (calls at a follower), `api.rs`.
 
 mod accept;
 mod api;
@@ -40,39 +41,39 @@ pub(crate) use accept::Acceptor;
 pub use ask::LEADER_METADATA;
 pub(crate) use pump::pump;
 
-/// What the process knows and the replica does not.
+/// Facts about this process that the replica does not have.
 #[derive(Clone, Debug)]
 pub(crate) struct About {
     /// The ids of cluster and data directory, as text.
     pub(crate) cluster: String,
     pub(crate) incarnation: String,
-    /// Where each node serves clients, as far as is known when this one starts.
+    /// The client address of each node, if known when this one starts.
     pub(crate) clients: BTreeMap<u64, String>,
 }
 
-/// What the tasks of the front share. All of them run on one thread; the locks are for the compiler.
+/// State that the tasks of the front share. All of them run on one thread; the locks only satisfy the compiler.
 pub(crate) struct Front {
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) about: About,
-    /// What backups are read from, once there are data.
+    /// The source of backups, once there are data.
     pub(crate) snapshots: OnceLock<Snapshots<DataDirectory>>,
-    /// Whom this node knows and what it says of itself, if it talks to other nodes.
+    /// The members that this node knows, and its own hello; unset for a node without peers.
     pub(crate) directory: OnceLock<Arc<Directory>>,
-    /// No new stream or call is taken.
+    /// Cancelled when no new stream or call is accepted.
     pub(crate) stopping: CancellationToken,
     registry: Mutex<Registry>,
-    /// Numbers streams, calls and connections.
+    /// The source of ids of streams, calls and connections.
     last_id: AtomicU64,
-    /// Something was pushed that the replica has not been woken for.
+    /// An event was pushed, and the replica was not woken since.
     is_pushed: AtomicBool,
-    /// The barrier that is open; 0: none.
+    /// The number of the open drain barrier; 0: none.
     barrier: AtomicU64,
     pump: Mutex<Option<Waker>>,
-    /// How the replica is.
+    /// The state of the replica.
     state: shown::Sender<State>,
-    /// Where each node serves clients.
+    /// The client address of each node.
     clients: Mutex<BTreeMap<u64, String>>,
-    /// To the leader, while this node follows it.
+    /// Connections to the leader, while this node is a follower.
     links: forward::Links,
 }
 
@@ -83,11 +84,11 @@ struct Registry {
     asks: BTreeMap<AskId, Ask>,
 }
 
-/// Who waits for answers.
+/// The receiver of a call's answers.
 enum Ask {
     /// A call with one answer.
     Once(oneshot::Sender<Answer>),
-    /// One with many.
+    /// A call with many answers.
     Watch(Arc<Watcher>),
 }
 
@@ -110,18 +111,18 @@ impl Front {
         })
     }
 
-    /// How the replica is, and every change of that.
+    /// The state of the replica, with notifications of changes.
     pub(crate) fn state(&self) -> shown::Receiver<State> {
         self.state.subscribe()
     }
 
-    /// Where each node serves clients. For a moment: never held across an await.
+    /// The client address of each node. Must not be held across an await.
     fn clients(&self) -> MutexGuard<'_, BTreeMap<u64, String>> {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the replica an event. It is woken when all tasks that are ready now have run: so what several streams
-    /// bring in one round is one batch.
+    /// Appends an event to the inbox. The replica is woken when all tasks that are ready now have run, so the requests
+    /// of several streams form one batch.
     pub(crate) fn push(&self, event: Event) {
         self.inbox.push(event);
         if !self.is_pushed.swap(true, Ordering::Relaxed) {
@@ -129,7 +130,7 @@ impl Front {
         }
     }
 
-    /// How many connections there are.
+    /// The number of connections.
     pub(crate) fn connections(&self) -> usize {
         self.registry().connections.len()
     }
@@ -172,7 +173,7 @@ impl Front {
         observe::streams(registry.streams.len());
     }
 
-    /// Something has happened that may let the open barrier pass.
+    /// To be called when a connection may have passed the open barrier.
     fn barrier_moved(&self) {
         if self.barrier.load(Ordering::Relaxed) > 0 {
             self.wake_pump();

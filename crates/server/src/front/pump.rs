@@ -1,5 +1,5 @@
-//! The way back: takes what the replica puts out, and gives it to whom it is for. Also wakes the replica once for all
-//! that was pushed in a round, and sees the drain barrier through (P9).
+//! The task that delivers the replica's outputs to streams and calls. It also wakes the replica once for all events
+//! that were pushed in one pass over the ready tasks, and completes the drain barrier (P9).
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use super::accept::Acceptor;
 use super::{Ask, Front};
 use crate::inbox::{Outbox, State};
 
-/// A connection that does not let a barrier pass is given up after so many of these looks. Counted, not timed: a stall
-/// of this process is one look, however long it was.
+/// A connection that does not pass a barrier is closed after this many checks. Counted, not timed: a stall of this
+/// process is one check, however long it was.
 const LOOKS_MAX: u32 = 5;
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -25,7 +25,7 @@ struct Pump {
     outbox: Arc<Outbox>,
     outputs: Vec<Output>,
     looks: u32,
-    /// Whether the queue of connections has been seen empty since the barrier began.
+    /// Whether the accept queue was found empty since the barrier began.
     has_accepted: bool,
     clock: Interval,
 }
@@ -77,7 +77,7 @@ impl Pump {
                     (Some(Ask::Watch(watcher)), answer) => watcher.end(answer, &self.front.clients()),
                     (Some(Ask::Once(_)), answer) => {
                         if let Some(Ask::Once(sender)) = registry.asks.remove(&ask) {
-                            // Whoever asked may be gone.
+                            // Fails if the caller is gone.
                             let _ = sender.send(answer);
                         }
                     }
@@ -88,7 +88,7 @@ impl Pump {
                     let nodes = members.nodes.into_values();
                     *self.front.clients() = nodes.map(|node| (node.node, node.client_address)).collect();
                 }
-                // The replica's own thread does these.
+                // Handled by the replica's own thread.
                 Output::Peer(..)
                 | Output::Snapshot(_)
                 | Output::Compact(_)
@@ -105,8 +105,8 @@ impl Pump {
         }
     }
 
-    /// Everything that can be read now is to be read: in the queue of connections that aren't accepted yet, and in every
-    /// socket.
+    /// Begins a barrier: all readable input is to be read, in every socket and in the connections that wait in the
+    /// accept queue.
     fn begin_barrier(&mut self, number: u64) {
         self.front.barrier.store(number, Ordering::Relaxed);
         self.has_accepted = self.acceptor.accept_waiting();

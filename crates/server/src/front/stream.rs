@@ -1,7 +1,7 @@
-//! A client's stream: its reader, its buffer, and how it ends.
+//! A client's stream: its reader, its buffer, and its end.
 //!
-//! Responsible for: everything that is buffered goes out as one frame; a client that does not read loses its stream and
-//! nobody else's; and `linger` starts only for streams that the client itself has closed.
+//! Responsible for: buffered answers leave together, at most 4,096 a frame; a client that does not read loses its own
+//! stream and affects no other; and `linger` starts only for streams that the client itself has closed.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -20,17 +20,18 @@ use tonic::{Status, Streaming};
 use super::connection::Connection;
 use crate::observe;
 
-/// Above this many unsent answers, some 8 MiB, a client must go on reading.
+/// Above this many unsent answers, about 8 MiB, a client must continue to read.
 const ITEMS_MAX: usize = 1 << 16;
-/// Most unsent answers at all, some 128 MiB: as many as a session may have requests.
+/// The limit of unsent answers, about 128 MiB: as many as a session may have requests.
 const ITEMS_HARD_MAX: usize = 1 << 20;
-/// A client above [`ITEMS_MAX`] that was not seen to read in so many looks is cut off. Counted, not timed: a stall of this
-/// process is one look, however long it was (P9).
+/// A client above [`ITEMS_MAX`] that takes no frame during this many checks loses its stream. Counted, not timed: a
+/// stall of this process is one check, however long it was (P9).
 const LOOKS_MAX: u32 = 10;
 const LOOK: Duration = Duration::from_millis(500);
-/// Most answers in one frame. An answer has at most some 600 bytes, so a frame stays below what clients accept.
+/// Most answers in one frame. An answer has at most about 600 bytes, so a frame stays below the size that clients
+/// accept.
 const FRAME_ITEMS_MAX: usize = 4096;
-/// Who opens a stream has this long to say something on it.
+/// The time that a client has for the first frame of a stream.
 const FIRST_FRAME: Duration = Duration::from_secs(30);
 
 /// An open stream.
@@ -43,24 +44,24 @@ pub(super) struct Stream {
 #[derive(Default)]
 struct State {
     items: VecDeque<v1::ServerItem>,
-    /// How many frames the client has taken.
+    /// The number of frames that the client has taken.
     taken: u64,
-    /// Whether a task looks after a client that has very many unsent answers.
+    /// Whether a task checks that the client reads its very many unsent answers.
     is_watched: bool,
-    /// What is said last, then nothing more is read or sent.
+    /// The last item to send; after it nothing more is read or sent.
     end: Option<v1::StreamEnd>,
     is_over: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,
 }
 
-/// How reading a stream ended.
+/// The reason why reading a stream ended.
 enum Ended {
     /// The client closed it.
     ByClient,
-    /// This side did, or nobody knows who.
+    /// This side closed it, or the reason is unknown.
     Otherwise,
-    /// The client broke the protocol.
+    /// The client violated the protocol.
     Protocol(String),
 }
 
@@ -71,7 +72,8 @@ impl Stream {
         stream
     }
 
-    /// Buffers answers for the client. Their number alone is held against no client: a crowd of them may come at once.
+    /// Buffers answers for the client. Their number alone is no offence: a client with many requests may get many
+    /// answers at once.
     pub(super) fn deliver(self: &Arc<Self>, items: Vec<v1::ServerItem>) {
         let mut state = self.lock();
         if state.is_over {
@@ -89,7 +91,7 @@ impl Stream {
         wake(&mut state.writer);
     }
 
-    /// Ends the stream of a client that takes none of very many answers.
+    /// Ends the stream if the client takes none of its very many answers.
     async fn see_that_it_reads(self: Arc<Self>) {
         let mut clock = interval(LOOK);
         clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -119,7 +121,7 @@ impl Stream {
         self.end(stream_end(StreamEndReason::TooSlow, text));
     }
 
-    /// Says this last; nothing more is read.
+    /// Sends `end` as the last item; nothing more is read.
     pub(super) fn end(&self, end: v1::StreamEnd) {
         let mut state = self.lock();
         if !state.is_over {
@@ -136,14 +138,14 @@ impl Stream {
         }
     }
 
-    /// Reads the client's frames until there are no more.
+    /// Reads the client's frames until the stream ends.
     pub(super) async fn read(self: Arc<Self>, mut inbound: Streaming<v1::ClientFrame>) {
         let front = self.connection.front().clone();
         let mut turn = None;
         let mut silence = Some(Box::pin(tokio::time::sleep(FIRST_FRAME)));
         let ended = poll_fn(|cx| {
             loop {
-                // What is unread of a connection that was given up is dropped with it.
+                // The unread input of a connection that was given up is dropped.
                 if self.is_over(cx) || self.connection.kill.is_cancelled() {
                     return Poll::Ready(Ended::Otherwise);
                 }
@@ -178,7 +180,7 @@ impl Stream {
             }
         })
         .await;
-        // What this side cuts off may look like a client's end from here.
+        // An end that this side caused may be indistinguishable from one by the client.
         let by_client = matches!(ended, Ended::ByClient) && !self.connection.kill.is_cancelled();
         if let Ended::Protocol(text) = ended {
             observe::stream_refused("protocol");
@@ -188,11 +190,11 @@ impl Stream {
         front.push(Event::StreamClosed { stream: self.id, by_client });
         front.forget_stream(self.id);
         self.connection.closed(self.id);
-        // The client reads what is left; but if it is gone, nobody waits for more.
+        // The client reads the remaining answers; if it is gone, the writer must not wait for more.
         self.finish();
     }
 
-    /// Why no more can be read.
+    /// The reason of a failed read.
     fn failed(&self, status: &Status) -> Ended {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(status);
         while let Some(error) = cause {
@@ -232,7 +234,7 @@ impl Stream {
     }
 }
 
-/// Why this side ends a stream.
+/// The last item of a stream that this side ends.
 pub(super) fn stream_end(reason: StreamEndReason, text: String) -> v1::StreamEnd {
     v1::StreamEnd { reason: reason.into(), text, ..v1::StreamEnd::default() }
 }
@@ -243,7 +245,7 @@ fn wake(waker: &mut Option<Waker>) {
     }
 }
 
-/// What the client is sent.
+/// The frames that are sent to the client.
 pub(super) struct Outgoing(pub(super) Arc<Stream>);
 
 impl tonic::codegen::tokio_stream::Stream for Outgoing {

@@ -1,5 +1,5 @@
-//! The front with real sockets and no replica behind it: how streams end, and that no barrier passes before what had
-//! arrived was handed on (P9). Clients speak HTTP/2 by hand, so that each byte is theirs.
+//! The front with real sockets and without a replica: how streams end, and that no barrier passes before the input that
+//! had arrived was handed on (P9). Clients drive HTTP/2 directly, to control each byte.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use tokio::task::{AbortHandle, LocalSet};
 use super::{About, Acceptor, Front, pump};
 use crate::inbox::{Inbox, Outbox, State};
 
-/// Far longer than anything here takes.
+/// Far longer than any test here takes.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 struct Rig {
@@ -49,7 +49,7 @@ impl Rig {
         self.outbox.put(&mut vec![Output::Drain(number)], State::Waiting);
     }
 
-    /// Waits until this many events have come in all.
+    /// Waits until `count` events have arrived in total; returns all of them.
     async fn events(&mut self, count: usize) -> &[Event] {
         let arrive = poll_fn(|cx| {
             let mut events = Vec::new();
@@ -113,7 +113,7 @@ async fn local<T>(test: impl Future<Output = T>) -> T {
     LocalSet::new().run_until(test).await
 }
 
-/// Opens a stream, lets the client end it, and tells whether that counted as its doing.
+/// Opens a stream and calls `end` on its client; returns whether the end counted as the client's.
 async fn ended_by(end: impl FnOnce(&mut Client)) -> bool {
     local(async {
         let mut rig = Rig::start().await;
@@ -130,26 +130,26 @@ async fn ended_by(end: impl FnOnce(&mut Client)) -> bool {
 }
 
 #[tokio::test]
-async fn a_stream_whose_sending_side_its_client_ends_was_closed_by_it() {
+async fn end_stream_by_the_client_counts_as_closed_by_client() {
     assert!(ended_by(|client| client.stream.send_data(Bytes::new(), true).unwrap()).await);
 }
 
 #[tokio::test]
-async fn a_stream_that_its_client_resets_was_closed_by_it() {
+async fn stream_reset_by_the_client_counts_as_closed_by_client() {
     assert!(ended_by(|client| client.stream.send_reset(Reason::CANCEL)).await);
     assert!(ended_by(|client| client.stream.send_reset(Reason::INTERNAL_ERROR)).await);
 }
 
 #[tokio::test]
-async fn a_connection_at_whose_end_fin_was_read_was_closed_by_its_client() {
+async fn connection_fin_counts_as_closed_by_client() {
     assert!(ended_by(|client| client.socket.shutdown(std::net::Shutdown::Write).unwrap()).await);
 }
 
 #[tokio::test]
-async fn a_connection_at_whose_end_rst_was_read_was_closed_by_its_client() {
+async fn connection_rst_counts_as_closed_by_client() {
     let reset = |client: &mut Client| {
         SockRef::from(&client.socket).set_linger(Some(Duration::ZERO)).unwrap();
-        // The last two descriptors of the socket: closing them with no linger sends RST.
+        // These are the last two descriptors of the socket: closing them without linger sends RST.
         client.connection.abort();
         client.socket = std::net::TcpStream::from(unconnected());
     };
@@ -161,7 +161,7 @@ fn unconnected() -> socket2::Socket {
 }
 
 #[tokio::test]
-async fn a_connection_that_this_side_gives_up_was_not_closed_by_its_client() {
+async fn connection_closed_by_this_side_does_not_count_as_closed_by_client() {
     local(async {
         let mut rig = Rig::start().await;
         let mut client = Client::connect(rig.address).await;
@@ -177,7 +177,7 @@ async fn a_connection_that_this_side_gives_up_was_not_closed_by_its_client() {
 }
 
 #[tokio::test]
-async fn a_barrier_passes_at_once_where_nobody_is_connected() {
+async fn barrier_passes_at_once_without_connections() {
     let mut rig = Rig::start().await;
     rig.drain(1);
     assert!(matches!(rig.events(1).await[..], [Event::Drained(1)]));
@@ -185,8 +185,7 @@ async fn a_barrier_passes_at_once_where_nobody_is_connected() {
     assert!(matches!(rig.events(2).await[1], Event::Drained(2)));
 }
 
-/// A client on a thread of its own, for while this one is blocked: connects if it must, says something, and returns once
-/// that has left.
+/// A client on a thread of its own, which sends while the test's thread is blocked. It connects at its first request.
 struct Elsewhere {
     orders: std::sync::mpsc::Sender<u64>,
     sent: std::sync::mpsc::Receiver<()>,
@@ -220,7 +219,8 @@ impl Elsewhere {
     }
 }
 
-/// The bytes of a client's connection, as HTTP/2 has them: first preface, settings and the call, then frames.
+/// The bytes that a client writes to its connection: first the HTTP/2 preface, settings and the call's headers, then
+/// frames.
 struct Frames {
     is_first: bool,
 }
@@ -239,7 +239,7 @@ impl Frames {
             let mut block = vec![0x83, 0x86];
             literal(&mut block, &[0x04], "/lockkeeper.v1.Lockkeeper/Session");
             literal(&mut block, &[0x01], "node");
-            // 31 doesn't fit the prefix of four bits.
+            // The index 31 exceeds the prefix of four bits.
             literal(&mut block, &[0x0f, 31 - 15], "application/grpc");
             put(&mut bytes, 1, 4, 1, &block);
         }
@@ -266,10 +266,10 @@ fn literal(block: &mut Vec<u8>, name: &[u8], value: &str) {
     block.extend_from_slice(value.as_bytes());
 }
 
-/// A stall of the whole process, as SIGSTOP makes it: this thread, which is the runtime's too, does nothing while a
-/// client's sign of life comes to rest in a socket. The runtime has not been told of it when the barrier begins.
+/// Models a stall of the whole process, as by SIGSTOP: this thread, which is also the runtime's, is blocked while a
+/// client's keep-alive arrives in a socket. The runtime has not polled the socket's readiness when the barrier begins.
 #[tokio::test]
-async fn after_a_stall_no_barrier_passes_before_the_keep_alives_in_the_sockets() {
+async fn barrier_after_a_stall_waits_for_keep_alives_in_the_sockets() {
     let mut rig = Rig::start().await;
     let known = Elsewhere::start(rig.address);
     known.says(1);
@@ -277,7 +277,7 @@ async fn after_a_stall_no_barrier_passes_before_the_keep_alives_in_the_sockets()
     rig.drain(1);
     assert!(matches!(rig.events(3).await[2], Event::Drained(1)));
 
-    // Blocked from here …
+    // The runtime is blocked from here …
     known.says(2);
     rig.drain(2);
     // … to here.
@@ -287,7 +287,7 @@ async fn after_a_stall_no_barrier_passes_before_the_keep_alives_in_the_sockets()
 }
 
 #[tokio::test]
-async fn after_a_stall_no_barrier_passes_before_what_whole_connections_in_the_accept_queue_have_said() {
+async fn barrier_after_a_stall_waits_for_requests_of_connections_in_the_accept_queue() {
     let mut rig = Rig::start().await;
     rig.drain(1);
     assert!(matches!(rig.events(1).await[..], [Event::Drained(1)]));
@@ -305,9 +305,10 @@ async fn after_a_stall_no_barrier_passes_before_what_whole_connections_in_the_ac
     }
 }
 
-/// The replica takes nothing, so the front stops reading: what this side has paused holds no barrier up for long.
+/// The replica takes no events, so the front stops reading: a connection that this side has paused must not delay a
+/// barrier for long.
 #[tokio::test]
-async fn a_connection_that_is_paused_by_this_side_is_given_up_for_a_barrier() {
+async fn connection_paused_by_this_side_is_closed_so_that_a_barrier_passes() {
     local(async {
         let mut rig = Rig::start().await;
         let mut client = Client::connect(rig.address).await;
@@ -327,9 +328,10 @@ async fn a_connection_that_is_paused_by_this_side_is_given_up_for_a_barrier() {
     .await;
 }
 
-/// A client that asks much and reads nothing makes the node hold few answers (docs/SAFETY.md, "Bounded work").
+/// A client that sends many calls and reads no answer makes the node buffer few answers (docs/SAFETY.md, "Bounded
+/// work").
 #[tokio::test]
-async fn calls_of_a_client_that_does_not_read_its_answers_wait_before_they_are_asked() {
+async fn calls_of_a_client_that_does_not_read_wait_before_they_reach_the_replica() {
     local(async {
         let mut rig = Rig::start().await;
         rig.outbox.put(&mut Vec::new(), State::Ready);
@@ -363,14 +365,14 @@ async fn calls_of_a_client_that_does_not_read_its_answers_wait_before_they_are_a
         let answer = Answer::Described(v1::DescribeResponse { lock: Some(lock) });
         let mut outputs = asked.into_iter().map(|ask| Output::Answer(ask, answer.clone())).collect();
         rig.outbox.put(&mut outputs, State::Ready);
-        // Their heads are here, and nothing of their bodies.
+        // The response headers have arrived, and no byte of the bodies.
         let mut heads = Vec::new();
         for answer in answers.drain(..16) {
             heads.push(answer.await.unwrap());
         }
         rig.outbox.put(&mut vec![Output::Drain(2)], State::Ready);
         assert!(matches!(rig.events(18).await[17], Event::Drained(2)), "none of them was read");
-        // Calls that are given up make room.
+        // Cancelled calls make room.
         drop(heads);
         assert!(matches!(rig.events(19).await[18], Event::Asked(..)));
     })

@@ -1,4 +1,4 @@
-//! A watch: changes on their way to one who watches.
+//! A watch: changes of locks, on their way to one client.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -25,7 +25,7 @@ struct State {
     bytes: usize,
     end: Option<Status>,
     is_over: bool,
-    /// The state that a watch begins with comes in parts; this one was sent, and the next asked for.
+    /// The initial state of a watch comes in parts; the last part was sent, and the next one was requested.
     has_asked: bool,
     waker: Option<Waker>,
 }
@@ -56,7 +56,7 @@ impl Watcher {
         state.wake();
     }
 
-    /// The replica gives no more changes.
+    /// Ends the watch: the replica sends no more changes.
     pub(super) fn end(&self, answer: Answer, clients: &BTreeMap<u64, String>) {
         self.stop(refusal(answer, clients));
     }
@@ -94,10 +94,10 @@ impl State {
     }
 }
 
-/// What who watches is sent.
+/// The changes that are sent to the client.
 pub(super) struct Watching {
     pub(super) watcher: Arc<Watcher>,
-    /// Tells the replica what was read, and when the watch ends.
+    /// Requests further parts from the replica, and ends the watch when dropped.
     pub(super) waits: Waits,
 }
 

@@ -1,4 +1,4 @@
-//! Looking who waits at an address to be added to the cluster.
+//! Identifies a node that waits at an address to be added to the cluster.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use lockkeeper_wire::store::Member;
 use super::directory::Directory;
 use super::greet::{self, Greeter, NoLink};
 
-/// Lets everyone say who it is: nothing but the greeting follows.
+/// Accepts any node: nothing follows the handshake.
 struct Asking(Arc<Directory>);
 
 impl Greeter for Asking {
@@ -25,16 +25,17 @@ impl Greeter for Asking {
     }
 }
 
-/// Who waits at `address`, if it is node `node`, as it says itself: its incarnation can come from nowhere else.
+/// The node that waits at `address`, if it claims to be node `node`. Only the node itself can provide its incarnation.
 ///
 /// # Errors
-/// In words, with what to do.
+/// A text with advice.
 pub(crate) async fn who_waits(
     directory: &Arc<Directory>,
     node: u64,
     address: &str,
 ) -> Result<Member, String> {
-    // Before anybody is asked: one that doesn't answer would be started in vain.
+    // Checked before connecting: the error for a node that does not answer asks the operator to start it, which would
+    // be in vain for a removed id.
     if let Some(removed) = directory.refuses(node) {
         return Err(removed.to_string());
     }
@@ -49,7 +50,7 @@ pub(crate) async fn who_waits(
         }
     };
     let candidate = hello.candidate.and_then(|candidate| candidate.member);
-    // One that was added already says so; who asks again has not heard the answer.
+    // A node that was added already is no candidate: the caller repeats a call whose answer was lost.
     let member = candidate.unwrap_or_else(|| Member {
         node: hello.node,
         incarnation: hello.incarnation.clone(),

@@ -1,8 +1,9 @@
-//! Snapshots between nodes, each by a connection of its own, on a thread of its own at either end.
+//! Snapshots between nodes, each on a connection of its own, with a thread of its own at either end.
 //!
-//! Responsible for: heartbeats never queue behind a snapshot, and neither the replica's thread nor the front's waits for
-//! one. For each that is to be sent there is exactly one report: until then the engine sends that follower nothing else.
-//! What is received is written under a temporary name, checked whole, and made a table before the replica hears of it.
+//! Responsible for: heartbeats never queue behind a snapshot, and neither the replica's thread nor the front's waits
+//! for one. Each snapshot that is to be sent has exactly one report: until then the consensus sends that follower
+//! nothing else. A received snapshot is written under a temporary name, verified to its end and decoded into a table
+//! before it is handed to the replica.
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -27,49 +28,49 @@ use super::greet;
 use crate::chores::Done;
 use crate::inbox::Inbox;
 
-/// How long either side waits for the other.
+/// Time limits of either side.
 #[derive(Clone, Copy)]
 pub(crate) struct Patience {
-    /// Nothing has gone on for so long: the other side, or what is between, is gone.
+    /// The time without progress after which the other side, or the network, counts as gone.
     stalled: Duration,
-    /// The receiver makes its last checks, and its replica lets the table take its place: seconds, where there are millions of
-    /// locks.
+    /// The time for the receiver's last checks and for its replica to install the table: seconds, where there are
+    /// millions of locks.
     settles: Duration,
-    /// After a failure the next attempt is not made at once.
+    /// The pause between a failure and the next attempt.
     pause: Duration,
 }
 
-/// Only tests need another.
+/// The values in production; only tests use others.
 pub(crate) const PATIENCE: Patience = Patience {
     stalled: Duration::from_secs(10),
     settles: Duration::from_secs(60),
     pause: Duration::from_millis(500),
 };
 
-/// A piece, and what it is wrapped in; the members of a cluster take less.
+/// The longest message: a piece and its envelope; the members of a cluster take less.
 const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + 1024;
 
-/// The file of a snapshot that has arrived, until the replica says what becomes of it.
+/// The file of a received snapshot, until the replica installs or discards it.
 pub(crate) struct Arrived<D: Disk> {
     pub(crate) head: SnapshotHead,
     pub(crate) sealed: Sealed<D>,
-    /// Hears when the replica has taken it, or wants no part of it.
+    /// Signalled when the replica has installed or discarded it.
     pub(crate) settled: Sender<()>,
 }
 
-/// What sending and receiving work with.
+/// State of sending and receiving.
 pub(crate) struct Bulk<D: Disk> {
     pub(crate) directory: Arc<Directory>,
     pub(crate) snapshots: Snapshots<D>,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) done: Sender<Done<D>>,
-    /// One at a time: each takes the disk's and a processor's time.
+    /// Only one is received at a time: each takes disk and processor time.
     pub(crate) is_receiving: AtomicBool,
     pub(crate) patience: Patience,
 }
 
 impl<D: Disk + Sync> Bulk<D> {
-    /// Sends what the replica wants sent, for as long as it is polled.
+    /// Sends the snapshots that the replica offers, for as long as it is polled.
     pub(super) async fn run(self: Arc<Self>, mut offers: tokio_mpsc::UnboundedReceiver<Box<SnapshotOffer>>) {
         while let Some(offer) = offers.recv().await {
             tokio::spawn(self.clone().send(offer));
@@ -110,13 +111,13 @@ impl<D: Disk + Sync> Bulk<D> {
         let (sender, sent) = oneshot::channel();
         let snapshots = self.snapshots.clone();
         std::thread::Builder::new().name("lockkeeper-send".to_owned()).spawn(move || {
-            // Nobody waits only while the process ends.
+            // Fails only while the process ends.
             let _ = sender.send(transmit(socket, &snapshots, *offer, patience));
         })?;
         sent.await.unwrap_or_else(|_| Err(io::Error::other("the thread that sent it has ended")))
     }
 
-    /// Takes what node `from` sends by this connection.
+    /// Receives a snapshot from node `from` on this connection.
     pub(super) fn receive(self: &Arc<Self>, from: u64, socket: TcpStream) {
         let bulk = self.clone();
         let begun = std::thread::Builder::new().name("lockkeeper-receive".to_owned()).spawn(move || {
@@ -148,13 +149,13 @@ impl<D: Disk + Sync> Bulk<D> {
         let (tail, restorer) = match pieces(socket, &mut writer) {
             Ok(all) => all,
             Err(error) => {
-                // The next start removes what is left, if this can't.
+                // A file that can't be removed now is removed at the next start.
                 drop(writer.abandon());
                 return Err(error);
             }
         };
         let bytes = tail.bytes;
-        // Before it is sealed: what is no table is removed at once.
+        // Decoded before it is sealed: an invalid snapshot is removed at once.
         let table = match restorer.finish() {
             Ok(table) => table,
             Err(error) => {
@@ -176,7 +177,7 @@ impl<D: Disk + Sync> Bulk<D> {
     }
 }
 
-/// All that follows an offer.
+/// Receives all parts after the offer.
 fn pieces<D: Disk>(
     socket: &mut TcpStream,
     writer: &mut SnapshotWriter<D>,
@@ -202,7 +203,7 @@ fn pieces<D: Disk>(
     }
 }
 
-/// Reads the stored snapshot, checks it, and sends it; returns how many bytes went.
+/// Reads the stored snapshot, verifies it, and sends it; returns the number of bytes.
 fn transmit<D: Disk>(
     mut socket: TcpStream,
     snapshots: &Snapshots<D>,
@@ -230,7 +231,7 @@ fn blocking(socket: TcpStream, patience: Patience) -> io::Result<TcpStream> {
     socket.set_nonblocking(false)?;
     socket.set_read_timeout(Some(patience.stalled))?;
     socket.set_write_timeout(Some(patience.stalled))?;
-    // A receiver whose disk is slow lets the sender wait for longer than one that only passes messages on.
+    // Longer than the limit of links for messages: a receiver with a slow disk keeps the sender waiting.
     #[cfg(target_os = "linux")]
     SockRef::from(&socket).set_tcp_user_timeout(Some(patience.stalled))?;
     Ok(socket)

@@ -1,4 +1,4 @@
-//! Connections that this node opens: one to every other node, opened again whenever it is lost.
+//! Connections that this node opens: one to every other node, reopened when it is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,19 +13,19 @@ use super::greet::{self, NoLink};
 use super::{Handover, Link, Way};
 use crate::inbox::Inbox;
 
-/// Between two attempts: at first, and at most.
+/// The first and the longest pause between two attempts.
 pub(super) const PAUSE_MIN: Duration = Duration::from_millis(20);
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// What a task that dials works with.
+/// State of a task that dials.
 #[derive(Clone)]
 pub(super) struct Dialler {
     pub(super) directory: Arc<Directory>,
     pub(super) handover: Arc<Handover>,
     pub(super) inbox: Arc<Inbox>,
-    /// Gets why the cluster wants no part of this node any more.
+    /// Receives the refusal if the cluster no longer accepts this node.
     pub(super) stop: mpsc::UnboundedSender<Refusal>,
-    /// Members that say so.
+    /// Members that have refused this node as no longer a member.
     witnesses: Arc<Mutex<BTreeSet<u64>>>,
 }
 
@@ -39,7 +39,7 @@ impl Dialler {
         Self { directory, handover, inbox, stop, witnesses: Arc::default() }
     }
 
-    /// Notes whether a member says that this node has no place in the cluster; whether enough of them do.
+    /// Records whether a member refuses this node as no longer a member; returns whether enough members do.
     fn is_settled(&self, node: u64, says_so: bool) -> bool {
         let mut witnesses = self.witnesses.lock().unwrap_or_else(PoisonError::into_inner);
         if says_so && self.directory.is_member(node) {
@@ -99,7 +99,7 @@ impl Dialler {
                         ),
                         Err(error) => tracing::warn!(%error, "a connection can't be handed over: {error}"),
                     }
-                    // Nothing is ever sent: it ends with the link.
+                    // Nothing is ever sent: the channel closes when the link is dropped.
                     let _ = over.await;
                     tracing::info!(node, address, "the connection to node {node} at {address} is lost");
                 }
@@ -131,13 +131,13 @@ impl Dialler {
     }
 }
 
-/// Whether it says that node `me` has no place in the cluster any more. One that was wiped says so of itself to whoever
-/// reaches it; that is nobody else's end.
+/// Whether the refusal means that node `me` is no longer a member. A node that was wiped answers so about itself to
+/// every node that connects to it, which concerns no other node.
 pub(super) fn is_final(refusal: &Refusal, me: u64) -> bool {
     matches!(refusal.code(), RefusalCode::Wiped | RefusalCode::Removed) && refusal.node == me
 }
 
-/// Ends with whoever holds it.
+/// A task that is aborted when the handle is dropped.
 struct Task(JoinHandle<()>);
 
 impl Drop for Task {

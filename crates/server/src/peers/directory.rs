@@ -1,4 +1,4 @@
-//! What a member of a cluster says of itself, and whom it knows.
+//! A member's hello to other nodes, and the members that it knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,33 +17,34 @@ use super::greet::Greeter;
 use super::tickets::Tickets;
 use crate::data::Addresses;
 
-/// A member's view of the cluster. Told by the replica's thread, read by the front's.
+/// A member's view of the cluster. Updated by the replica's thread, read by the front's.
 #[derive(Debug)]
 pub(crate) struct Directory {
     founding: Founding,
     client_address: String,
-    /// Where it listens to peers, as others should know it.
+    /// The address that other nodes should use for this one.
     peer_address: String,
     election_timeout: Duration,
     known: watch::Sender<Known>,
     tickets: Mutex<Tickets>,
-    /// Changes when a member has connected that presents no ticket, or brings a new one: others are to be reached at once.
+    /// Changes when a member has connected without a ticket of this node, or with a new ticket of its own: other nodes
+    /// are dialled at once.
     calls: watch::Sender<u64>,
 }
 
-/// Who takes part.
+/// The members, from several sources.
 #[derive(Clone, Default, Debug)]
 struct Known {
-    /// As this node has applied.
+    /// As of the last entry that this node applied.
     members: Members,
-    /// The rules of its table.
+    /// The version of the table's rules.
     rules: u32,
-    /// By others, who have applied more. To be reached too: this node's vote can be what they wait for.
+    /// As received from a node that has applied more. Dialled too: this node's vote can be what these members need.
     news: Members,
-    /// Addresses of others by their own hellos: they may have moved, or have been restored from a backup. Tried after the address in
-    /// the log, since a forged hello can name any.
+    /// Peer addresses by the nodes' own hellos: a node may have moved, or have been restored from a backup. Tried after
+    /// the address in the log, since a forged hello can contain any.
     said: BTreeMap<u64, String>,
-    /// Election time-outs that differ from this node's, in milliseconds, as others said last.
+    /// Election time-outs that differ from this node's, in milliseconds, by the nodes' last hellos.
     other_timeouts: BTreeMap<u64, u64>,
 }
 
@@ -68,12 +69,12 @@ impl Directory {
         })
     }
 
-    /// This node.
+    /// This node's id.
     pub(crate) fn node(&self) -> u64 {
         self.founding.node
     }
 
-    /// The replica has applied a change of the members, or of the table's rules.
+    /// To be called when the replica has applied a change of the members, or of the table's rules.
     pub(crate) fn applied(&self, members: &Members, rules: u32) {
         self.known.send_modify(|known| {
             known.members = members.clone();
@@ -81,19 +82,20 @@ impl Directory {
         });
     }
 
-    /// Whether it took part once, as far as this node has applied.
+    /// Whether the node was a member and was removed, as of the last applied entry.
     pub(super) fn has_removed(&self, node: u64) -> bool {
         self.known.borrow().members.removed.contains_key(&node)
     }
 
-    /// Why no node can be added under this id, if it was used before.
+    /// The error for adding a node under an id that was used before.
     pub(super) fn refuses(&self, node: u64) -> Option<Rejected> {
         let new = Change::Add(Member { node, ..Member::default() });
         let checked = self.known.borrow().members.check(&new, &BTreeSet::new());
         checked.err().filter(|why| matches!(why, Rejected::Removed { .. }))
     }
 
-    /// Fills in what this node knows of itself: one that was founded alone, or was restored, has never told the cluster.
+    /// Fills in this node's own addresses where the cluster has none: a node that was bootstrapped alone, or restored,
+    /// has never published them.
     pub(crate) fn introduce(&self, nodes: &mut [ClusterNode]) {
         for own in nodes.iter_mut().filter(|it| it.node == self.founding.node) {
             if own.peer_address.is_empty() {
@@ -105,7 +107,7 @@ impl Directory {
         }
     }
 
-    /// Where the other nodes are, by id, in the order in which it is to be tried.
+    /// Addresses of the other nodes, by id, in the order in which they are to be tried.
     pub(super) fn addresses(&self) -> BTreeMap<u64, Vec<String>> {
         let known = self.known.borrow();
         let news = (known.news.at > known.members.at).then_some(&known.news.nodes);
@@ -124,19 +126,19 @@ impl Directory {
         addresses
     }
 
-    /// How many members must say that this one has no place in the cluster before it believes that: two. One, where there is only one
-    /// other: none could contradict it, and without it there is no majority.
+    /// The number of members that must report that this node is no longer a member before it accepts that: two. One, in
+    /// a cluster with only one other: no third could contradict it, and without it there is no majority.
     pub(super) fn witnesses_needed(&self) -> usize {
         let others = self.known.borrow().members.nodes.len().saturating_sub(1);
         others.clamp(1, 2)
     }
 
-    /// Whether it takes part, as far as this node has applied.
+    /// Whether the node is a member, as of the last applied entry.
     pub(super) fn is_member(&self, node: u64) -> bool {
         self.known.borrow().members.nodes.contains_key(&node)
     }
 
-    /// For waiting until others are to be reached at once.
+    /// Changes when other nodes are to be dialled at once.
     pub(super) fn calls(&self) -> watch::Receiver<u64> {
         self.calls.subscribe()
     }
@@ -145,7 +147,7 @@ impl Directory {
         self.tickets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For waiting until the addresses change.
+    /// Changes when the addresses may have changed.
     pub(super) fn changes(&self) -> watch::Receiver<impl Sized + use<>> {
         self.known.subscribe()
     }
@@ -206,7 +208,7 @@ impl Greeter for Directory {
 }
 
 impl Directory {
-    /// Warns of another election time-out, once for each node and value.
+    /// Logs an election time-out that differs from this node's, once for each node and value.
     fn compare_timeouts(&self, hello: &Hello) {
         let (node, me) = (hello.node, self.founding.node);
         let (theirs, own) = (hello.election_timeout_ms, self.election_timeout.as_millis() as u64);
@@ -217,7 +219,7 @@ impl Directory {
             } else {
                 is_news = known.other_timeouts.insert(node, theirs) != Some(theirs);
             }
-            // Nobody waits for that.
+            // Receivers need no notification of this.
             false
         });
         if is_news {

@@ -1,6 +1,6 @@
-//! A node without data finds its cluster: with the others of its list, or by being added to one that exists.
+//! A node without data bootstraps a cluster with the other nodes of its list, or is added to one that exists.
 //!
-//! Responsible for: what the founder decides is durable before anything that follows from it is said.
+//! Responsible for: every decision of the `Founder` is durable before any message that depends on it is sent.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,34 +17,34 @@ use super::greet::{self, Greeter, NoLink};
 use super::listen::listen;
 use crate::error::ServeError;
 
-/// Who is still missing is said this often.
+/// The interval of log messages about missing nodes.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
-/// How it ended.
+/// The outcome of [`form`].
 #[derive(Clone, Debug)]
 enum Outcome {
     Found(Founding),
     Stop(Refusal),
 }
 
-/// Keeps a candidate, durably.
+/// Stores a candidate durably.
 type Keep = Box<dyn Fn(&Candidate) -> Result<(), ServeError> + Send + Sync>;
 
-/// A node that belongs to no cluster yet, to others.
+/// A node without a cluster, as handshakes of other nodes see it.
 struct Forming {
     founder: Mutex<Founder>,
     keep: Keep,
     outcome: watch::Sender<Option<Outcome>>,
     failed: Mutex<Option<ServeError>>,
-    /// There is something new to say to others.
+    /// Notified when this node's hello has changed.
     moved: Notify,
 }
 
-/// Forms or joins a cluster: the record that makes this node a member, to be written. `join` is where a node of the cluster
-/// is. `keep` makes a candidate durable.
+/// Bootstraps or joins a cluster. Returns the founding record, which makes this node a member once it is written.
+/// `join` is the address of a member. `keep` makes a candidate durable.
 ///
 /// # Errors
-/// If the node has no place in the cluster, or a candidate can't be kept.
+/// The cluster refuses this node, or a candidate can't be stored.
 pub(crate) async fn form(
     own: Candidate,
     join: Option<String>,
@@ -89,7 +89,7 @@ impl Forming {
         self.founder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does what the founder says, until it waits or is done.
+    /// Executes the steps of the `Founder` until it waits or is done.
     fn follow(&self, ask: impl FnOnce(&mut Founder) -> Step) -> Result<(), Refusal> {
         let mut founder = self.founder();
         let mut step = ask(&mut founder);
@@ -99,7 +99,7 @@ impl Forming {
                 Step::Refuse(refusal) => return Err(refusal),
                 Step::Promise(own) => {
                     if let Err(error) = (self.keep)(&own) {
-                        // What was said must be known after a restart: nothing more is said.
+                        // A promise must survive a restart before it is sent, so nothing more is sent.
                         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                         let text = "this node's disk failed".to_owned();
                         let refusal = Refusal { text, ..Refusal::default() };
@@ -122,7 +122,7 @@ impl Forming {
         }
     }
 
-    /// Asks one node who it is, again and again.
+    /// Repeats handshakes with one node, so that each learns the other's state.
     async fn ask(self: Arc<Self>, node: u64, address: String) {
         let me = self.founder().own().member.as_ref().map_or(0, |member| member.node);
         let mut pause = PAUSE_MIN;
@@ -152,7 +152,7 @@ impl Forming {
         }
     }
 
-    /// Says who is missing.
+    /// Logs the missing nodes.
     async fn say(self: Arc<Self>) {
         loop {
             tokio::time::sleep(SAY_EVERY).await;
@@ -189,7 +189,7 @@ impl Greeter for Forming {
         self.follow(|founder| founder.heard(hello))
     }
 
-    /// Only who is at an address that the operator gave can make this node stop: that one is asked again soon.
+    /// Only a node at an address that the operator gave can make this one stop; that node is asked again soon.
     fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal> {
         self.follow(|founder| match founder.heard(hello) {
             Step::Stop(refusal) => Step::Refuse(refusal),

@@ -1,6 +1,7 @@
-//! The first message of a connection, from both sides: who is there, before anything counts. For the tasks of the front.
+//! The handshake of a connection between nodes: the first message of both sides, before anything else counts. Runs in
+//! tasks of the front.
 //!
-//! Responsible for: nobody waits for ever for a stranger, and a stranger makes nobody allocate.
+//! Responsible for: no handshake waits forever, and an unidentified node causes no large allocation.
 
 use std::io;
 use std::time::Duration;
@@ -12,45 +13,45 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// A greeting holds some addresses for each node.
+/// The longest handshake message, in bytes; it has some addresses for each node.
 const GREETING_BYTES_MAX: usize = 1 << 20;
-/// A connection, or an answer, has so long to come.
+/// The time limit of a handshake, connecting included.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// How a node is to others, before they talk.
+/// One node's side of a handshake.
 pub(crate) trait Greeter: Send + Sync + 'static {
-    /// What it answers to node `to`, 0 for whoever is there.
+    /// The answer to node `to`, 0 for any node.
     fn hello(&self, to: u64, lane: Lane) -> Hello;
 
-    /// What it says at the begin of a connection that it opens to the address of node `to`, 0 for whoever is there.
+    /// The first message of a connection that this node opens to the address of node `to`, 0 for any node.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    /// The system's random number generator failed.
     fn first_hello(&self, to: u64, lane: Lane) -> io::Result<Hello> {
         Ok(self.hello(to, lane))
     }
 
-    /// Whether it talks to the one who answers this at an address that this node has connected to.
+    /// Whether this node accepts the node that answers with `hello` at an address that this node has connected to.
     ///
     /// # Errors
-    /// Why not, in words for the other one.
+    /// The reason for a refusal, as a text for the other node.
     fn admit(&self, hello: &Hello) -> Result<(), Refusal>;
 
-    /// Whether it talks to the sender of this hello on an incoming connection. Any stranger can have opened that.
+    /// Whether this node accepts the sender of `hello` on an incoming connection, which any host can have opened.
     ///
     /// # Errors
-    /// Why not, in words for the other one.
+    /// The reason for a refusal, as a text for the other node.
     fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal>;
 }
 
-/// Why there is no connection with a peer.
+/// The reason why there is no connection with a peer.
 #[derive(Debug)]
 pub(crate) enum NoLink {
-    /// It is not there, or does not answer.
+    /// The node is not reachable, or does not answer.
     Unreachable(io::Error),
-    /// It won't talk to this node.
+    /// The other node refuses this one.
     Refused(Refusal),
-    /// This node won't talk to it.
+    /// This node refuses the other one.
     Unwanted(Refusal),
 }
 
@@ -64,19 +65,20 @@ impl std::fmt::Display for NoLink {
     }
 }
 
-/// Why whoever has connected is not let in.
+/// The reason why an incoming connection is not accepted.
 #[derive(Debug)]
 pub(crate) enum NoGuest {
-    /// It did not say who it is.
+    /// The other side did not identify itself.
     Silent(io::Error),
-    /// It says that it is this node, and this node won't talk to it.
+    /// This node refuses the node that the other side claims to be.
     Refused(u64, Refusal),
 }
 
-/// Connects to `address`, and greets: whoever is there and lets this node in, with the connection, if `own` lets it in.
+/// Connects to `address` and performs the handshake. Returns the connection and the other node's hello if both sides
+/// accept each other.
 ///
 /// # Errors
-/// Why there is no connection.
+/// The reason why there is no connection.
 pub(crate) async fn open(
     address: &str,
     to: u64,
@@ -100,10 +102,10 @@ pub(crate) async fn open(
     }
 }
 
-/// As [`open`], at the first of these addresses where the node lets this one in. The first of them that refuses says why.
+/// Like [`open`], at the first of `addresses` where both sides accept each other.
 ///
 /// # Errors
-/// Why there is no connection.
+/// The first refusal, else the last I/O error.
 pub(crate) async fn open_any(
     addresses: &[String],
     to: u64,
@@ -121,10 +123,10 @@ pub(crate) async fn open_any(
     Err(why)
 }
 
-/// The other side of [`open`]. `lanes` are those that can be served now.
+/// The accepting side of [`open`]. `lanes` are those that can be served now.
 ///
 /// # Errors
-/// Why there is no connection.
+/// The reason why there is no connection.
 pub(super) async fn answer(
     mut socket: TcpStream,
     own: &dyn Greeter,

@@ -1,7 +1,7 @@
-//! One connection to a peer as bytes: frames in, frames out. Knows what a well-formed frame is, nothing of what it means.
+//! One connection to a peer as bytes: frames in, frames out. Validates frames, and does not interpret them.
 //!
-//! Responsible for: what one side put is what the other reads, whole frames in their order; and every frame that is dropped
-//! is known to be, since the consensus must send again what a peer never got.
+//! Responsible for: the receiver reads the frames that the sender queued, complete and in order; and every dropped
+//! frame is reported, since the consensus must send its messages again.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -11,28 +11,30 @@ use lockkeeper_wire::peer::{PeerFrame, PeerKind, PeerMessage};
 use mio::net::TcpStream;
 use prost::Message;
 
-/// More bytes than this may not wait for a peer when another frame is put: it does not keep up, and is told less. Above all that the
-/// consensus has under way to one follower at a time (32 MiB), or a node that lags would never be sent what it lacks.
+/// No further frame is queued for a peer while more bytes than this are pending: it does not keep up, and all of them
+/// are dropped. Above all that the consensus has in flight to one follower at a time (32 MiB), or a node that lags
+/// would never be sent the entries that it lacks.
 pub(super) const OUT_BYTES_MAX: usize = 40 << 20;
-/// A frame that has so many bytes of entries is followed by another.
+/// Messages with more bytes of entries than this are split into several frames.
 const FRAME_BYTES: usize = 4 << 20;
-/// The longest frame that is read: one that is nearly full, and an entry of the greatest size.
+/// The longest frame that is accepted: one that is nearly full, plus an entry of the greatest size.
 const FRAME_BYTES_MAX: usize = 16 << 20;
-/// What one look reads at least, if there is so much.
+/// The smallest read buffer.
 const READ_BYTES: usize = 64 << 10;
-/// A connection on which nothing was written for so long says that it lives.
+/// A connection without writes for this long sends an empty frame as a sign of life.
 const QUIET: Duration = Duration::from_secs(1);
-/// A round's number, or the mark of a vote that a leader has asked for.
+/// The longest context of a message: the number of a quorum read (ReadIndex round), or the mark of a vote that a leader
+/// has asked for.
 const CONTEXT_BYTES_MAX: usize = 32;
 const LENGTH_BYTES: usize = 4;
 
-/// Bytes for one peer that wait to be written.
+/// Pending bytes for one peer.
 pub(super) struct Outgoing {
     socket: TcpStream,
     waiting: Vec<u8>,
-    /// How many of them are written.
+    /// The number of bytes in `waiting` that are written.
     written: usize,
-    /// Where in `waiting` frames end, rising.
+    /// The ends of frames in `waiting`, ascending.
     ends: VecDeque<usize>,
     last_write: Instant,
 }
@@ -47,7 +49,8 @@ impl Outgoing {
         &mut self.socket
     }
 
-    /// Puts messages behind those that wait. `false`: too much waits already, and all of it was dropped, these too.
+    /// Queues messages. Returns `false` if too many bytes are pending: then all of them are dropped, these messages
+    /// too.
     pub(super) fn put(&mut self, mut messages: Vec<PeerMessage>) -> bool {
         while !messages.is_empty() {
             if self.waiting.len() - self.written > OUT_BYTES_MAX {
@@ -75,7 +78,7 @@ impl Outgoing {
         self.ends.push_back(self.waiting.len());
     }
 
-    /// All that waits but the frame that is written in part, or would be next.
+    /// Drops all pending frames except one that may be partly written.
     fn drop_waiting(&mut self) {
         let is_begun = self.written > 0 && self.ends.front().is_some_and(|end| *end > self.written);
         self.ends.truncate(usize::from(is_begun));
@@ -124,25 +127,25 @@ impl Outgoing {
     }
 }
 
-/// Bytes from one peer that are no whole frame yet.
+/// Bytes from one peer that are no complete frame yet.
 pub(super) struct Incoming {
     socket: TcpStream,
-    /// `..filled` was read.
+    /// The part up to `filled` was read.
     buffer: Vec<u8>,
     filled: usize,
-    /// Who writes, and who is meant.
+    /// The nodes that every message must name as its sender and its receiver.
     from: u64,
     to: u64,
 }
 
-/// How a look at a socket ended.
+/// How reading a socket ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Looked {
     /// Everything that had arrived was read.
     Empty,
     /// There may be more.
     More,
-    /// The other side has closed it, after all that was read.
+    /// The other side has closed the connection, and everything was read before.
     Closed,
 }
 
@@ -155,11 +158,11 @@ impl Incoming {
         &mut self.socket
     }
 
-    /// Reads what has arrived, and puts the messages of whole frames into `out`; takes what it read from `room`, and stops
-    /// when there is none. `is_ending`: the other side is known to have closed it.
+    /// Reads the available bytes, and appends the messages of complete frames to `out`; reduces `room` by the bytes
+    /// read, and stops when it is zero. `is_ending`: the other side is known to have closed the connection.
     ///
     /// # Errors
-    /// The connection is broken, or what arrives on it makes no sense. What was put before that counts.
+    /// The connection is broken, or a frame is invalid. Messages that were appended before remain valid.
     pub(super) fn read(
         &mut self,
         room: &mut usize,
@@ -177,8 +180,8 @@ impl Incoming {
                     *room = room.saturating_sub(count);
                     self.filled += count;
                     self.parse(out)?;
-                    // Fewer than there was room for: nothing is left, and what comes later is told anew. But the end of the
-                    // connection is told once, perhaps together with these.
+                    // A short read empties the socket, and bytes that arrive later cause a new event. But the end of
+                    // the connection causes one event only, perhaps the same one as these bytes.
                     if count < free && !is_ending {
                         return Ok(Looked::Empty);
                     }
@@ -227,9 +230,9 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }
 
-/// What the consensus relies on, of a message that came in on the link of `from`.
+/// Checks a message that was received on the link of node `from` for what the consensus relies on.
 ///
-/// A term of 0 would mean "not from the network" to it, and skip every check of terms.
+/// The consensus would take a message of term 0 for a local one, and skip every check of terms.
 fn check(message: &PeerMessage, from: u64, to: u64) -> Result<(), String> {
     if (message.from, message.to) != (from, to) {
         return Err(format!(

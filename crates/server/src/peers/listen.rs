@@ -11,23 +11,23 @@ use tokio::sync::Semaphore;
 
 use super::greet::{self, Greeter, NoGuest};
 
-/// So many strangers may be about to say who they are.
+/// Most handshakes of unidentified nodes at a time.
 const GREETINGS_MAX: usize = 64;
-/// The system gave no connection, for want of files or memory: it is asked again this much later.
+/// The pause after a failed accept, for want of file descriptors or memory.
 const PAUSE: Duration = Duration::from_millis(100);
-/// So many refusals are remembered: strangers may say any number of things.
+/// Most refusals that are remembered: unidentified nodes can cause any number of texts.
 const SAID_MAX: usize = 256;
 
-/// Refusals that were logged: a node that is refused comes back every second.
+/// Refusals that were logged: a refused node tries again every second.
 #[derive(Default)]
 struct Said {
-    /// By node, and a hash of the text: that can be as long as a stranger likes.
+    /// By node and a hash of the text, whose length the other side can choose.
     texts: BTreeSet<(u64, u64)>,
     hasher: RandomState,
 }
 
 impl Said {
-    /// Whether that was not said yet of this node.
+    /// Whether this text was not logged yet for this node.
     fn is_news(&mut self, node: u64, text: &str) -> bool {
         if self.texts.len() >= SAID_MAX {
             self.texts.clear();
@@ -35,14 +35,14 @@ impl Said {
         self.texts.insert((node, self.hasher.hash_one(text)))
     }
 
-    /// It was let in: what it hears from now on is news again.
+    /// The node was accepted: later refusals of it are logged again.
     fn forget(&mut self, node: u64) {
         self.texts.retain(|(of, _)| *of != node);
     }
 }
 
-/// Answers whoever connects, for as long as it is polled. `number` is asked when a connection was accepted; it comes back with
-/// the connection once both sides have let each other in.
+/// Answers incoming connections, for as long as it is polled. `number` is called when a connection was accepted; its
+/// value is given to `take` with the connection once both sides have accepted each other.
 pub(super) async fn listen<N: Copy + Send + 'static>(
     listener: &TcpListener,
     own: Arc<dyn Greeter>,
@@ -53,7 +53,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
     let said = Arc::new(Mutex::new(Said::default()));
     let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
     loop {
-        // Never closed.
+        // The semaphore is never closed.
         let Ok(permit) = greetings.clone().acquire_owned().await else { return };
         let (socket, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -94,11 +94,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_is_said_once_for_each_node_and_text_until_the_node_is_let_in() {
+    fn refusal_is_logged_once_for_each_node_and_text_until_the_node_is_accepted() {
         let mut said = Said::default();
         assert!(said.is_news(2, "its data are gone"));
         assert!(!said.is_news(2, "its data are gone"));
-        // Two machines that both say that they are node 2 take turns.
+        // Two machines that both claim to be node 2 take turns.
         assert!(said.is_news(2, "another cluster"));
         assert!(!said.is_news(2, "its data are gone"));
         assert!(said.is_news(3, "its data are gone"));
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_can_not_make_it_remember_more_and_more() {
+    fn number_of_remembered_refusals_is_bounded() {
         let mut said = Said::default();
         for node in 0..10_000 {
             assert!(said.is_news(node, "who is that"));

@@ -1,22 +1,23 @@
-//! The other nodes of the cluster: who they are, connections to them, messages from and to them.
+//! The other nodes of the cluster: their addresses, connections to them, messages from and to them.
 //!
-//! Responsible for: messages of one link in their order, whole or not at all; and every loss told to the replica. Knows
-//! nothing of what messages mean. Two connections for a pair of nodes, one for each way, each opened by its sender: there
-//! is no tie to break, and no order between the ways to keep.
+//! Responsible for: messages of one link arrive in order, each complete or not at all; and every loss is reported to
+//! the replica. Does not interpret messages. Two nodes have two connections, one for each direction, each opened by its
+//! sender: so there is no tie to break between simultaneous connections, and no order to keep between the directions.
 //!
 //! | file | runs on | does |
 //! | --- | --- | --- |
 //! | `poll.rs` | the replica's thread | waits for sockets and inbox |
 //! | `link.rs` | the replica's thread | frames of one connection |
-//! | `greet.rs` | the front's thread | the first message of a connection, both ways |
-//! | `listen.rs`, `dial.rs` | the front's thread | connections come about, and are handed over |
+//! | `greet.rs` | the front's thread | the handshake of a connection, both sides |
+//! | `listen.rs`, `dial.rs` | the front's thread | accept and open connections, and hand them over |
 //! | `bulk.rs` | threads of its own | snapshots |
-//! | `ask.rs` | the front's thread | who waits to be added |
-//! | `form.rs` | the front's thread | a node without data finds its cluster |
-//! | `directory.rs` | both | whom a member knows, and what it says of itself |
-//! | `tickets.rs` | the front's thread | whether who connects is where a member is |
+//! | `ask.rs` | the front's thread | identifies a node that is to be added |
+//! | `form.rs` | the front's thread | a node without data bootstraps or joins its cluster |
+//! | `directory.rs` | both | the members that this node knows, and its own hello |
+//! | `tickets.rs` | the front's thread | proof that an incoming connection comes from a member's address |
 //!
-//! The replica's own thread reads and writes the sockets: a hop to another would cost more than a message's way.
+//! The replica's own thread reads and writes the sockets: a hop to another thread would cost more than sending a
+//! message.
 
 mod ask;
 mod bulk;
@@ -60,10 +61,11 @@ use poll::Poller;
 
 /// Most bytes that one [`Peers::read`] takes from the sockets: all entries of a turn become one record of the log.
 const READ_BYTES_MAX: usize = 8 << 20;
-/// So many election time-outs without an acknowledgement, and a new connection is worth more than the system's next attempt.
+/// The time limit for TCP acknowledgements, in election time-outs: after that a new connection is faster than the
+/// kernel's next retransmission.
 const UNACKNOWLEDGED: u32 = 4;
 
-/// Which way messages go.
+/// The direction of messages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Way {
     /// From the peer.
@@ -72,7 +74,7 @@ pub(crate) enum Way {
     Out,
 }
 
-/// A connection whose both sides have said who they are, and have let each other in.
+/// A connection after its handshake: each side knows and accepts the other.
 #[derive(Debug)]
 pub(crate) struct Link {
     /// See [`Handover::number`].
@@ -80,19 +82,19 @@ pub(crate) struct Link {
     pub(crate) node: u64,
     pub(crate) way: Way,
     pub(crate) socket: net::TcpStream,
-    /// As the peer said.
+    /// From the peer's hello.
     pub(crate) rules_max: u32,
     pub(crate) client_address: String,
-    /// Dropped with the link, so that whoever opened it knows.
+    /// Dropped with the link, which notifies the task that opened it.
     pub(crate) alive: Option<oneshot::Sender<()>>,
 }
 
-/// Where the front leaves new links for the replica's thread.
+/// New links from the front, for the replica's thread.
 #[derive(Debug)]
 pub(crate) struct Handover {
     arrived: Mutex<Vec<Link>>,
     last: AtomicU64,
-    /// What the other system does not acknowledge for so long ends a link.
+    /// `TCP_USER_TIMEOUT`: a link ends if the peer's system does not acknowledge data for this long.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the system has no such setting"))]
     unacknowledged: Duration,
 }
@@ -103,13 +105,13 @@ impl Handover {
         Self { arrived: Mutex::default(), last: AtomicU64::new(0), unacknowledged }
     }
 
-    /// A number for a connection, greater than that of every older one. To be drawn when it is accepted or begun: of two
-    /// connections of a peer, the younger counts, in whichever order their greetings end.
+    /// A number for a connection, greater than that of every older one. Must be drawn when the connection is accepted,
+    /// or before it is opened: of two connections of a peer the younger one wins, in either order of their handshakes.
     pub(crate) fn number(&self) -> u64 {
         self.last.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// The replica takes it at its next turn.
+    /// The replica takes the link at its next turn.
     pub(crate) fn give(&self, link: Link, inbox: &Inbox) {
         #[cfg(target_os = "linux")]
         if let Err(error) = SockRef::from(&link.socket).set_tcp_user_timeout(Some(self.unacknowledged)) {
@@ -124,8 +126,8 @@ impl Handover {
     }
 }
 
-/// Lets other nodes in, and keeps connections to them, in tasks of the front. Why the cluster wants no part of this node any
-/// more is said to `stop`.
+/// Accepts connections of other nodes, and keeps connections to them, in tasks of the front. If the cluster no longer
+/// accepts this node, the refusal is sent to `stop`.
 pub(crate) fn talk<D: Disk + Sync>(
     listener: TcpListener,
     directory: Arc<Directory>,
@@ -148,7 +150,7 @@ pub(crate) fn talk<D: Disk + Sync>(
                 handover.give(link, &inbox);
             }
             Ok(socket) if hello.lane() == Lane::Snapshot => bulk.receive(hello.node, socket),
-            // It wanted to know who is there.
+            // A handshake only: the connection was opened to identify this node.
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "a peer's connection can't be handed over: {error}"),
         };
@@ -157,23 +159,23 @@ pub(crate) fn talk<D: Disk + Sync>(
     });
 }
 
-/// The links of this node, and what its thread sleeps on.
+/// The links of this node, and the wait of its replica's thread.
 pub(crate) struct Peers {
     inbox: Arc<Inbox>,
-    /// `None`: this node talks to nobody.
+    /// `None`: this node has no peers.
     links: Option<Links>,
 }
 
 impl Peers {
-    /// Of a node that talks to nobody.
+    /// For a node without peers.
     pub(crate) fn none(inbox: Arc<Inbox>) -> Self {
         Self { inbox, links: None }
     }
 
-    /// Of a member. From here on whoever rings the inbox wakes [`Peers::wait`], and nothing else.
+    /// For a member. From here on [`Inbox::ring`] wakes [`Peers::wait`], and nothing else.
     ///
     /// # Errors
-    /// Whatever the system says: it gives no file to wait with.
+    /// The system's error if it can't create the poller.
     pub(crate) fn new(
         directory: Arc<Directory>,
         inbox: Arc<Inbox>,
@@ -193,30 +195,30 @@ impl Peers {
         Ok(Self { inbox, links: Some(links) })
     }
 
-    /// Everything that has arrived from peers, behind what `out` holds: new links, messages, and links that are lost. At
-    /// most 8 MiB a call; [`Peers::wait`] does not sleep while there is more.
+    /// Appends everything that has arrived from peers to `out`: new links, messages, and lost links. At most 8 MiB a
+    /// call; [`Peers::wait`] does not sleep while there is more.
     pub(crate) fn read(&mut self, out: &mut Vec<Event>) {
         if let Some(links) = &mut self.links {
             links.read(out);
         }
     }
 
-    /// Puts messages behind those that wait for `node`: as one frame, unless they are huge. They leave with the next
-    /// [`Peers::flush`]. What can't be sent is told by [`Event::PeerMissed`].
+    /// Queues messages for `node`, as one frame unless they are huge. They are sent by the next [`Peers::flush`].
+    /// Messages that can't be sent are reported by [`Event::PeerMissed`].
     pub(crate) fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
         if let Some(links) = &mut self.links {
             links.send(node, messages);
         }
     }
 
-    /// Gives the system as much of what waits as it takes.
+    /// Writes queued messages to the sockets, without blocking.
     pub(crate) fn flush(&mut self) {
         if let Some(links) = &mut self.links {
             links.flush();
         }
     }
 
-    /// The replica has applied a change of the members, or of the table's rules.
+    /// To be called when the replica has applied a change of the members, or of the table's rules.
     pub(crate) fn applied(&mut self, members: &Members, rules: u32) {
         if let Some(links) = &mut self.links {
             links.directory.applied(members, rules);
@@ -227,13 +229,14 @@ impl Peers {
         }
     }
 
-    /// The nodes with which there are connections both ways.
+    /// The nodes with connections in both directions.
     pub(crate) fn connected(&self) -> BTreeSet<u64> {
         let Some(links) = &self.links else { return BTreeSet::new() };
         links.incoming.keys().filter(|node| links.outgoing.contains_key(node)).copied().collect()
     }
 
-    /// Sleeps until something arrives, in the inbox or from a peer, or `at_most` so long; not at all if something has.
+    /// Sleeps until something arrives, in the inbox or from a peer, at most for `at_most`; returns at once if something
+    /// has arrived.
     pub(crate) fn wait(&mut self, at_most: Option<Duration>) {
         let inbox = &self.inbox;
         match (&mut self.links, at_most) {
@@ -244,7 +247,8 @@ impl Peers {
         }
     }
 
-    /// Sleeps until something arrives from a peer, or `at_most` so long: whoever rings the inbox meanwhile is heard afterwards.
+    /// Sleeps until something arrives from a peer, at most for `at_most`. Rings of the inbox do not wake it; they are
+    /// noticed afterwards.
     pub(crate) fn wait_for_peers(&mut self, at_most: Duration) {
         if let Some(links) = &mut self.links {
             links.wait_for_peers(at_most);
@@ -258,18 +262,18 @@ struct Links {
     handover: Arc<Handover>,
     incoming: BTreeMap<u64, In>,
     outgoing: BTreeMap<u64, Out>,
-    /// Peers whose connection broke, not told yet.
+    /// Peers whose connection broke, not reported yet.
     lost: Vec<u64>,
-    /// Peers that something was dropped for, not told yet.
+    /// Peers for which messages were dropped, not reported yet.
     missed: BTreeSet<u64>,
-    /// The last look at the sockets was not followed by a read yet.
+    /// The sockets were polled and not read since.
     has_looked: bool,
 }
 
 struct In {
     number: u64,
     bytes: Incoming,
-    /// Something has arrived that was not read yet.
+    /// There may be unread bytes.
     is_ready: bool,
     /// The other side has closed it.
     is_ending: bool,
@@ -298,7 +302,7 @@ impl Links {
         }
     }
 
-    /// Whether something was found that was not told yet.
+    /// Whether there are unread bytes or unreported losses.
     fn has_news(&self) -> bool {
         !self.lost.is_empty() || !self.missed.is_empty() || self.incoming.values().any(|link| link.is_ready)
     }
@@ -338,7 +342,7 @@ impl Links {
         out.extend(std::mem::take(&mut self.missed).into_iter().map(Event::PeerMissed));
     }
 
-    /// Notes what the last look at the sockets has found.
+    /// Records the events of the last poll.
     fn note_found(&mut self) {
         let mut broken = Vec::new();
         for (number, event) in self.poller.found() {
@@ -347,7 +351,8 @@ impl Links {
                 link.is_ready = true;
                 link.is_ending |= event.is_read_closed() || event.is_error();
             } else if event.is_read_closed() || event.is_write_closed() || event.is_error() {
-                // Nothing is ever said on it but the greeting: it is over.
+                // The peer sends nothing on this connection after the handshake, so these events mean that it has
+                // ended.
                 broken.extend(
                     self.outgoing.iter().find(|(_, link)| link.number == number).map(|(node, _)| *node),
                 );
@@ -364,7 +369,7 @@ impl Links {
             Way::In => self.incoming.get(&node).map(|link| link.number),
             Way::Out => self.outgoing.get(&node).map(|link| link.number),
         };
-        // It may have been let in just before it was removed.
+        // The node may have been removed after its handshake.
         if present.is_some_and(|present| present > number) || self.directory.has_removed(node) {
             return;
         }
@@ -385,13 +390,13 @@ impl Links {
                 self.outgoing.insert(node, Out { number, bytes: Outgoing::new(socket), _alive: alive });
             }
         }
-        // What was lost before comes before.
+        // Earlier losses are reported before the new link.
         out.extend(self.lost.drain(..).map(Event::PeerDown));
         out.push(Event::PeerUp { node, rules_max, client_address });
     }
 
     fn send(&mut self, node: u64, messages: Vec<PeerMessage>) {
-        // Of the other kinds the consensus expects that they get lost.
+        // The consensus tolerates the loss of all other kinds of messages.
         let has_entries = messages.iter().any(|message| message.kind() == PeerKind::Append);
         match self.outgoing.get_mut(&node) {
             Some(link) => {

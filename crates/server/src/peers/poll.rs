@@ -1,4 +1,4 @@
-//! What the replica's thread waits for when it has peers: their sockets, its inbox, its next turn.
+//! The wait of a replica's thread with peers: for their sockets, its inbox and its next turn.
 //!
 //! Responsible for: no wake-up is lost, and ringing a thread that isn't asleep costs no system call.
 
@@ -11,19 +11,19 @@ use mio::event::Event;
 use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
-/// The bell's; links are numbered from 1.
+/// The bell's token; links are numbered from 1.
 const BELL: Token = Token(0);
-/// More sockets than there are peers are never ready at once; a second look would find the rest.
+/// Most events of one poll, above the number of peers' sockets; another poll would return the rest.
 const EVENTS: usize = 64;
 
-/// The thread is at work, and looks at everything before it sleeps.
+/// The thread is running, and checks all its inputs before it sleeps.
 const AWAKE: u8 = 0;
-/// It waits, or is about to.
+/// The thread waits, or is about to.
 const ASLEEP: u8 = 1;
-/// Somebody has something for it.
+/// An input has arrived.
 const RUNG: u8 = 2;
 
-/// Wakes the replica's thread out of its wait.
+/// Wakes the replica's thread.
 #[derive(Debug)]
 pub(crate) struct Bell {
     state: AtomicU8,
@@ -31,16 +31,16 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// It looks at its inbox before it sleeps again, or wakes up for it.
+    /// The thread checks its inbox before it sleeps again, or wakes up to do so.
     pub(crate) fn ring(&self) {
         if self.state.swap(RUNG, Ordering::AcqRel) == ASLEEP {
-            // Fails only if the system has no memory for eight bytes. The next tick finds what waits then.
+            // Fails only if the kernel has no memory for eight bytes. The next tick finds the input then.
             let _ = self.waker.wake();
         }
     }
 }
 
-/// The sockets, and the bell.
+/// The peers' sockets and the bell.
 pub(super) struct Poller {
     poll: Poll,
     events: Events,
@@ -59,18 +59,18 @@ impl Poller {
         self.bell.clone()
     }
 
-    /// From here on, what happens to the socket is told under this number, once per change.
+    /// From here on the socket's events are reported with this number, once per change (edge-triggered).
     pub(super) fn add(&self, socket: &mut TcpStream, number: usize) -> io::Result<()> {
         self.poll.registry().register(socket, Token(number), Interest::READABLE | Interest::WRITABLE)
     }
 
     pub(super) fn remove(&self, socket: &mut TcpStream) {
-        // Fails only for one that was never added.
+        // Fails only for a socket that was never added.
         let _ = self.poll.registry().deregister(socket);
     }
 
-    /// Sleeps until something happens, or so long; not at all if `is_idle`, asked last, says that there is work. Whether it
-    /// has looked at the sockets.
+    /// Sleeps until an event, or for `at_most`. Does not sleep if the bell was rung meanwhile, or if `is_idle`, called
+    /// last, returns false. Returns whether the sockets were polled.
     pub(super) fn sleep(&mut self, at_most: Option<Duration>, is_idle: impl FnOnce() -> bool) -> bool {
         let awake = self.bell.state.compare_exchange(AWAKE, ASLEEP, Ordering::AcqRel, Ordering::Acquire);
         let may_sleep = awake.is_ok() && is_idle();
@@ -81,7 +81,7 @@ impl Poller {
         may_sleep
     }
 
-    /// Looks at the sockets, and waits for them so long.
+    /// Polls the sockets, and waits for events for `at_most`.
     pub(super) fn look(&mut self, at_most: Option<Duration>) {
         if let Err(error) = self.poll.poll(&mut self.events, at_most) {
             self.events.clear();
@@ -91,7 +91,7 @@ impl Poller {
         }
     }
 
-    /// What the last look has found, by number.
+    /// The events of the last poll, by number.
     pub(super) fn found(&self) -> impl Iterator<Item = (usize, &Event)> {
         self.events.iter().filter(|event| event.token() != BELL).map(|event| (event.token().0, event))
     }

@@ -1,4 +1,4 @@
-//! Links over real sockets: what arrives, what is told of a loss, and what is cut off.
+//! Links over real sockets: delivery of messages, reports of losses, and links that are closed for invalid input.
 
 use std::io::{Read, Write};
 use std::net::{self, Ipv4Addr, TcpListener};
@@ -12,7 +12,7 @@ use prost::Message;
 use super::*;
 use crate::data::Addresses;
 
-/// Far longer than anything here takes, also on a busy machine.
+/// Far longer than any test here takes, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Fixture {
@@ -22,7 +22,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// Node 1.
+    /// The links of node 1.
     fn new() -> Self {
         let (inbox, handover) =
             (Arc::new(Inbox::default()), Arc::new(Handover::new(crate::ELECTION_TIMEOUT)));
@@ -33,7 +33,7 @@ impl Fixture {
         Self { peers, handover, inbox }
     }
 
-    /// A link with node 2: what node 2 has of it.
+    /// Adds a link with node 2; returns node 2's end of it.
     fn link(&self, way: Way) -> net::TcpStream {
         self.numbered(way, self.handover.number())
     }
@@ -51,7 +51,7 @@ impl Fixture {
         theirs
     }
 
-    /// The next events, as a replica's thread gets them.
+    /// The next events, as the replica's thread receives them.
     fn events(&mut self) -> Vec<Event> {
         let deadline = Instant::now() + PATIENCE;
         let mut events = Vec::new();
@@ -90,7 +90,7 @@ fn frame(messages: Vec<PeerMessage>) -> Vec<u8> {
 }
 
 #[test]
-fn frames_arrive_whole_and_in_order_however_they_are_cut() {
+fn frames_arrive_complete_and_in_order_for_any_segmentation() {
     let mut node = Fixture::new();
     let mut theirs = node.link(Way::In);
     node.is_up();
@@ -115,7 +115,7 @@ fn frames_arrive_whole_and_in_order_however_they_are_cut() {
 }
 
 #[test]
-fn what_is_said_last_arrives_before_the_end_is_told() {
+fn last_message_arrives_before_the_link_is_reported_down() {
     let mut node = Fixture::new();
     let mut theirs = node.link(Way::In);
     node.is_up();
@@ -132,7 +132,7 @@ fn what_is_said_last_arrives_before_the_end_is_told() {
 }
 
 #[test]
-fn what_makes_no_sense_ends_the_link_and_what_came_before_counts() {
+fn invalid_frame_ends_the_link_and_earlier_messages_remain_valid() {
     let wrong: [fn(&mut PeerMessage); 6] = [
         |message| message.term = 0,
         |message| message.from = 3,
@@ -165,14 +165,14 @@ fn what_makes_no_sense_ends_the_link_and_what_came_before_counts() {
             "{events:?}"
         );
         let mut rest = Vec::new();
-        // It may be told by a reset, since it has not read everything.
+        // Reading may fail with a reset, since the node closes the link with unread input.
         let _ = theirs.read_to_end(&mut rest);
         assert!(rest.is_empty());
     }
 }
 
 #[test]
-fn of_two_links_the_younger_counts_whichever_comes_first() {
+fn younger_of_two_links_wins_in_either_order() {
     let mut node = Fixture::new();
     let mut younger = node.numbered(Way::In, 8);
     let older = node.numbered(Way::In, 7);
@@ -187,7 +187,7 @@ fn of_two_links_the_younger_counts_whichever_comes_first() {
 }
 
 #[test]
-fn who_does_not_read_is_reported_lost_and_goes_on_with_whole_frames() {
+fn peer_that_does_not_read_is_reported_missed_and_continues_with_complete_frames() {
     let mut node = Fixture::new();
     let mut theirs = node.link(Way::Out);
     node.is_up();
@@ -228,7 +228,7 @@ fn who_does_not_read_is_reported_lost_and_goes_on_with_whole_frames() {
 }
 
 #[test]
-fn entries_for_a_node_that_is_not_linked_are_lost_and_told() {
+fn entries_for_an_unlinked_node_are_reported_missed() {
     let mut node = Fixture::new();
     let heartbeat = PeerMessage { kind: PeerKind::Heartbeat.into(), ..message(1, 1) };
     node.peers.send(2, vec![heartbeat]);
@@ -240,7 +240,7 @@ fn entries_for_a_node_that_is_not_linked_are_lost_and_told() {
 }
 
 #[test]
-fn whoever_rings_wakes_it_also_just_before_it_sleeps() {
+fn ring_wakes_the_wait_also_just_before_it_sleeps() {
     let mut node = Fixture::new();
     for before in [true, false] {
         let inbox = node.inbox.clone();
@@ -252,14 +252,14 @@ fn whoever_rings_wakes_it_also_just_before_it_sleeps() {
                 inbox.ring();
             }
         });
-        // Without the ring it would sleep for ever.
+        // Without the ring it would sleep forever.
         node.peers.wait(None);
         ringer.join().expect("it has rung");
     }
 }
 
 #[test]
-fn all_that_is_under_way_to_a_laggard_at_a_time_has_room() {
+fn queue_has_room_for_all_entries_in_flight_to_a_lagging_follower() {
     let mut node = Fixture::new();
     let mut theirs = node.link(Way::Out);
     node.is_up();

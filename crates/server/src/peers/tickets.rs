@@ -1,8 +1,9 @@
 //! Proof that an incoming connection comes from the address of the member that it names.
 //!
-//! Responsible for: an id and an incarnation do not suffice to send messages of the consensus, or snapshots. This node sends every
-//! other one a ticket, in the first message of a connection that it opens to that node's address, and nowhere else; a connection from
-//! that node must present it. A stranger that reads the wire, or has the address of a member that is down, can still forge one.
+//! Responsible for: an id and an incarnation do not suffice to send messages of the consensus, or snapshots. This node
+//! sends every other node a ticket, in the first message of a connection that it opens to that node's address, and
+//! nowhere else; a connection from that node must present it. An attacker that reads the network, or has taken the
+//! address of a member that is down, can still impersonate it.
 
 use std::collections::BTreeMap;
 
@@ -24,10 +25,10 @@ pub(super) struct Tickets {
 }
 
 impl Tickets {
-    /// Fills in what goes to the address of node `to`.
+    /// Fills in the ticket and the presented tickets of a hello that is sent to the address of node `to`.
     ///
     /// # Errors
-    /// The system gives no random numbers.
+    /// The system's random number generator failed.
     pub(super) fn fill(&mut self, to: u64, hello: &mut Hello) -> Result<(), ServeError> {
         let ticket = match self.given.get(&to) {
             Some(ticket) => ticket.clone(),
@@ -42,7 +43,7 @@ impl Tickets {
         Ok(())
     }
 
-    /// Takes the ticket of a member that has connected; whether it was not known.
+    /// Stores the ticket of a member that has connected; returns whether it is new.
     pub(super) fn take(&mut self, hello: &Hello) -> bool {
         if hello.ticket.len() != TICKET_BYTES {
             return false;
@@ -56,7 +57,7 @@ impl Tickets {
         true
     }
 
-    /// Whether a member that has connected was given what it presents.
+    /// Whether a member that has connected presents the ticket that it was sent.
     pub(super) fn knows(&self, hello: &Hello) -> bool {
         self.given.get(&hello.node).is_some_and(|given| hello.presented.contains(given))
     }
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_known_once_it_was_reached_and_has_connected_itself() {
+    fn node_is_known_once_it_presents_the_ticket_sent_to_its_address() {
         let (mut one, mut two) = (Tickets::default(), Tickets::default());
         let first = hello(&mut one, 1, 2);
         assert!(!two.knows(&first), "it has not reached node 1 yet");
@@ -87,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn forged_tickets_neither_fill_the_memory_nor_count() {
+    fn forged_tickets_are_bounded_and_prove_nothing() {
         let (mut one, mut two) = (Tickets::default(), Tickets::default());
         two.take(&hello(&mut one, 1, 2));
         for number in 0..PRESENTED_MAX as u8 - 1 {

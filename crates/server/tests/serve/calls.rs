@@ -12,7 +12,7 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use crate::harness::{Client, DEADLINE, SECRET, Server, directory};
 
 #[tokio::test]
-async fn tools_see_who_holds_and_end_a_hold() {
+async fn unary_calls_show_holds_and_break_them() {
     let data = directory();
     let server = Server::start(data.path());
     let mut client = Client::connect(&server).await;
@@ -63,7 +63,7 @@ async fn tools_see_who_holds_and_end_a_hold() {
 }
 
 #[tokio::test]
-async fn a_question_that_makes_no_sense_is_refused_with_the_value_and_the_limit() {
+async fn invalid_argument_is_refused_with_the_value_and_the_limit() {
     let data = directory();
     let server = Server::start(data.path());
     let mut calls = server.calls().await;
@@ -97,7 +97,7 @@ async fn a_question_that_makes_no_sense_is_refused_with_the_value_and_the_limit(
 }
 
 #[tokio::test]
-async fn a_watch_tells_the_state_then_every_change_and_the_nodes_stop() {
+async fn watch_sends_the_state_then_every_change_then_the_shutdown() {
     let data = directory();
     let server = Server::start(data.path());
     let mut client = Client::connect(&server).await;
@@ -127,7 +127,7 @@ async fn a_watch_tells_the_state_then_every_change_and_the_nodes_stop() {
 }
 
 #[tokio::test]
-async fn health_and_the_interface_itself_can_be_asked_for() {
+async fn health_and_reflection_services_answer() {
     let data = directory();
     let server = Server::start(data.path());
     let mut health = HealthClient::new(server.channel().await);

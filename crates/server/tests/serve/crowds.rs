@@ -1,24 +1,24 @@
-//! A client with a crowd of requests: it is answered within its own limits, and never thrown out for their number.
+//! A client with very many requests: it is answered within its own limits, and is not disconnected for their number.
 
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 use tonic::transport::Channel;
 
 use crate::harness::{Client, DEADLINE, SECRET, Server, acquire, directory};
 
-/// How many requests wait.
+/// The number of waiters.
 const CROWD: u64 = 100_000;
-/// How many of them are over when their client comes back.
+/// The number of waiters that end while their client is disconnected.
 const WAITS: u64 = 20_000;
-/// Ends that are sent before the last of them is confirmed.
+/// The number of ends in a part: the next part is sent once the last end of this one is confirmed.
 const PART: usize = 1024;
-/// Items in a frame of these tests.
+/// The number of items in a frame of these tests.
 const FRAME: usize = 10_000;
 
 fn item(session: u64, what: client_item::What) -> v1::ClientItem {
     v1::ClientItem { session, what: Some(what) }
 }
 
-/// A crowd of waits for `a`.
+/// Sends `count` requests that wait for `a`.
 fn send_waits(client: &Client, session: u64, count: u64, at_most_ms: Option<u64>) {
     let waits: Vec<v1::ClientItem> = (1..=count)
         .map(|seq| {
@@ -29,7 +29,7 @@ fn send_waits(client: &Client, session: u64, count: u64, at_most_ms: Option<u64>
     waits.chunks(FRAME).for_each(|frame| client.send_all(frame.to_vec()));
 }
 
-/// Reads the answers to all of them; some may be over already.
+/// Reads the answers to all requests; some may have ended already.
 async fn read_queued(client: &mut Client, count: u64) {
     let mut queued = 0;
     while queued < count {
@@ -59,7 +59,7 @@ async fn waiters(calls: &mut v1::lockkeeper_client::LockkeeperClient<Channel>) -
 }
 
 #[tokio::test]
-async fn a_crowd_of_waiters_asks_again_on_another_stream() {
+async fn all_waiters_of_a_large_session_can_be_retried_after_an_attach() {
     let data = directory();
     let server = Server::start(data.path());
     let mut holder = Client::connect(&server).await;
@@ -79,9 +79,10 @@ async fn a_crowd_of_waiters_asks_again_on_another_stream() {
     server.stop().await.unwrap();
 }
 
-/// Each end that was not asked for stays until it is confirmed, and all of them are due when the client comes back.
+/// An end that the client did not request is kept until it is confirmed, and all of them are due when the client
+/// attaches again.
 #[tokio::test]
-async fn ends_that_came_while_a_client_was_away_follow_its_attach_in_parts() {
+async fn ends_during_a_disconnect_are_sent_in_parts_after_the_attach() {
     let data = directory();
     let server = Server::start(data.path());
     let mut holder = Client::connect(&server).await;
@@ -89,7 +90,7 @@ async fn ends_that_came_while_a_client_was_away_follow_its_attach_in_parts() {
     holder.hold(other, 1, "a").await;
     let mut client = Client::connect(&server).await;
     let session = client.open(SECRET, "crowd").await;
-    // Long enough for all to queue, since ends that are not confirmed keep new requests out (M1).
+    // Long enough for all requests to queue, since unconfirmed ends keep new requests out (M1).
     send_waits(&client, session, WAITS, Some(5_000));
     read_queued(&mut client, WAITS).await;
     drop(client);

@@ -1,4 +1,4 @@
-//! A node and clients for it. Whatever is waited for has a deadline.
+//! A node and clients for it. Every wait has a deadline.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -15,7 +15,7 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Streaming;
 use tonic::transport::{Channel, Endpoint};
 
-/// Far longer than anything here takes.
+/// Far longer than any test here takes.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) const SECRET: [u8; 16] = [7; 16];
 
@@ -44,7 +44,7 @@ impl Server {
         self.ended().await
     }
 
-    /// Not blocking: clients on this thread have to hear that their connections end.
+    /// Does not block: clients on this thread must process the end of their connections.
     pub(crate) async fn ended(self) -> Result<(), ServeError> {
         let ended = tokio::task::spawn_blocking(|| self.thread.join().unwrap());
         tokio::time::timeout(DEADLINE, ended).await.expect("the node was to end").unwrap()

@@ -1,4 +1,4 @@
-//! How a node starts, why it doesn't, and how it stops.
+//! Start, failure to start, and shutdown of a node.
 
 use std::net::TcpListener;
 
@@ -8,7 +8,7 @@ use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 use crate::harness::{Client, SECRET, Server, directory};
 
 #[tokio::test]
-async fn a_node_that_stops_tells_its_streams_to_go_elsewhere() {
+async fn shutdown_ends_all_streams_with_its_reason() {
     let data = directory();
     let server = Server::start(data.path());
     let mut idle = Client::connect(&server).await;
@@ -25,7 +25,7 @@ async fn a_node_that_stops_tells_its_streams_to_go_elsewhere() {
 }
 
 #[tokio::test]
-async fn what_was_acknowledged_is_there_after_a_stop_in_the_middle_of_work() {
+async fn acknowledged_grants_survive_a_shutdown_under_load() {
     let data = directory();
     let server = Server::start(data.path());
     let mut client = Client::connect(&server).await;
@@ -53,7 +53,7 @@ async fn what_was_acknowledged_is_there_after_a_stop_in_the_middle_of_work() {
 }
 
 #[test]
-fn an_address_that_others_reach_is_refused_before_anything_is_written() {
+fn non_loopback_address_is_refused_before_anything_is_written() {
     let parent = directory();
     let data = parent.path().join("data");
     let options = Options { listen: "0.0.0.0:0".to_owned(), ..Options::new(&data) };
@@ -63,7 +63,7 @@ fn an_address_that_others_reach_is_refused_before_anything_is_written() {
 }
 
 #[test]
-fn a_port_that_is_in_use_is_named_and_founds_nothing() {
+fn port_in_use_is_named_and_bootstraps_no_cluster() {
     let parent = directory();
     let data = parent.path().join("data");
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -75,7 +75,7 @@ fn a_port_that_is_in_use_is_named_and_founds_nothing() {
     assert!(!data.exists());
 }
 
-/// Why a node doesn't serve; asked on a thread without a runtime.
+/// The reason why a node doesn't serve; runs on a thread without a runtime.
 async fn not_served(options: Options) -> ServeError {
     let run = || run(options, |_| panic!("it must not serve")).unwrap_err();
     tokio::task::spawn_blocking(|| std::thread::spawn(run).join().unwrap()).await.unwrap()
@@ -93,7 +93,7 @@ async fn two_nodes_do_not_share_a_directory() {
 }
 
 #[test]
-fn a_directory_of_something_else_is_not_taken_for_one_of_a_node() {
+fn directory_with_foreign_content_is_refused() {
     let data = directory();
     std::fs::write(data.path().join("founding"), b"something else").unwrap();
     let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };

@@ -1,4 +1,4 @@
-//! A whole node in this process, on a free loopback port, asked by the raw generated client.
+//! A whole node in this process, on a free loopback port, called by the raw generated client.
 
 mod calls;
 mod crowds;

@@ -1,4 +1,4 @@
-//! Clients that break the protocol, or don't do their part: they lose their stream, and nobody else anything.
+//! Clients that violate the protocol or do not read: they lose their own stream, and affect no other.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use h2::{RecvStream, SendStream};
@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use crate::harness::{Client, DEADLINE, SECRET, Server, acquire, directory};
 
-/// A stream whose bytes are ours.
+/// A stream whose bytes the test chooses.
 struct Raw {
     outbound: SendStream<Bytes>,
     inbound: RecvStream,
@@ -38,7 +38,7 @@ impl Raw {
         self.outbound.send_data(bytes.freeze(), false).unwrap();
     }
 
-    /// The last item of the stream, all others are skipped.
+    /// The last item of the stream; skips all others.
     async fn last(&mut self) -> What {
         let mut last = None;
         loop {
@@ -73,7 +73,7 @@ fn assert_ended(what: &What, reason: StreamEndReason, text: &str) {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_frame_end_their_stream_only() {
+async fn invalid_frame_ends_its_own_stream_only() {
     let data = directory();
     let server = Server::start(data.path());
     let mut honest = Client::connect(&server).await;
@@ -86,7 +86,7 @@ async fn bytes_that_are_no_frame_end_their_stream_only() {
 }
 
 #[tokio::test]
-async fn an_item_that_names_no_command_ends_its_stream_with_the_reason() {
+async fn item_without_a_valid_command_ends_its_stream_with_the_reason() {
     let data = directory();
     let server = Server::start(data.path());
     let bad = [
@@ -104,7 +104,7 @@ async fn an_item_that_names_no_command_ends_its_stream_with_the_reason() {
     server.stop().await.unwrap();
 }
 
-/// The stream carries all sessions of a process: one bad command must not cost the others anything.
+/// The stream carries all sessions of a process: one bad command must not affect the others.
 #[tokio::test]
 async fn a_command_over_a_limit_is_refused_and_the_rest_of_its_frame_is_carried_out() {
     let data = directory();
@@ -132,7 +132,7 @@ async fn a_command_over_a_limit_is_refused_and_the_rest_of_its_frame_is_carried_
         assert_eq!((item.session, item.seq), (session, seq));
         assert!(matches!(item.what, Some(What::Granted(_))), "{item:?}");
     }
-    // A repeat is refused again, though no answer was kept: what was refused never takes effect later (R6, F4).
+    // A repeat is refused again, though no answer was kept: a refused command never takes effect later (R6, F4).
     client.send_all(vec![acquire_by(one, bad[0].0.clone())]);
     assert!(matches!(client.what().await, What::Refused(_)));
     client.finish(one, 6, 1);
@@ -153,7 +153,7 @@ async fn a_frame_over_the_limit_ends_its_stream_before_it_is_read() {
     server.stop().await.unwrap();
 }
 
-/// 2^21 items of two bytes would be some 300 MB once they are decoded.
+/// 2^21 items of two bytes would take about 300 MB once they are decoded.
 #[tokio::test]
 async fn a_frame_of_too_many_items_ends_its_stream_with_the_count_and_the_limit() {
     let data = directory();
@@ -165,7 +165,7 @@ async fn a_frame_of_too_many_items_ends_its_stream_with_the_count_and_the_limit(
 }
 
 #[tokio::test]
-async fn a_client_that_never_reads_loses_its_stream_and_nobody_else_waits() {
+async fn client_that_never_reads_loses_its_stream_and_delays_no_other() {
     let data = directory();
     let server = Server::start(data.path());
     let mut honest = Client::connect(&server).await;
@@ -174,7 +174,7 @@ async fn a_client_that_never_reads_loses_its_stream_and_nobody_else_waits() {
     let mut deaf = Raw::connect(&server).await;
     let keep_alive =
         |id| v1::ClientItem { session: 999, what: Some(client_item::What::KeepAlive(v1::KeepAlive { id })) };
-    // Each is answered that there is no such session.
+    // Each is answered with the error that there is no such session.
     for _ in 0..30 {
         let items = (0..10_000).map(keep_alive).collect();
         deaf.send(&v1::ClientFrame { items }.encode_to_vec());

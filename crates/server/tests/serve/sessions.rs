@@ -1,4 +1,4 @@
-//! What a client with a session sees.
+//! Sessions as a client sees them.
 
 use lockkeeper_wire::v1::{self, client_item, server_item::What};
 
@@ -39,7 +39,7 @@ async fn a_keep_alive_is_acknowledged_with_its_own_number() {
 }
 
 #[tokio::test]
-async fn a_restart_keeps_holds_and_tokens_and_needs_the_secret() {
+async fn holds_and_tokens_survive_a_restart_and_an_attach_needs_the_secret() {
     let data = directory();
     let server = Server::start(data.path());
     let mut client = Client::connect(&server).await;
@@ -85,7 +85,7 @@ async fn after_its_data_were_wiped_a_node_grants_higher_tokens() {
 }
 
 #[tokio::test]
-async fn a_silent_session_ends_and_its_lock_goes_to_the_next() {
+async fn session_without_keep_alives_expires_and_its_lock_is_granted_to_the_next_waiter() {
     let data = directory();
     let server = Server::start(data.path());
     let (mut silent, mut next) = (Client::connect(&server).await, Client::connect(&server).await);
@@ -98,7 +98,7 @@ async fn a_silent_session_ends_and_its_lock_goes_to_the_next() {
     let waiting = next.open([2; 16], "").await;
     next.acquire(waiting, 1, "a", true);
     assert!(matches!(next.what().await, What::Queued(_)));
-    // The stream of the silent one is open, and its connection is alive: only its keep-alives are missing.
+    // The silent client's stream and connection are open: only its keep-alives are missing.
     assert!(next.granted().await > token);
     assert!(matches!(silent.what().await, What::SessionGone(_)));
     server.stop().await.unwrap();

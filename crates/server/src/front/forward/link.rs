@@ -1,4 +1,4 @@
-//! A connection to the leader's client address, and what comes back over it.
+//! A connection to the leader's client address, and the answers that it returns.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,19 +16,19 @@ use tokio::sync::Mutex;
 use tonic::Status;
 use tonic::body::Body;
 
-/// A leader that does not accept within this time is most likely none any more.
+/// A leader that does not accept within this time has most likely lost the leadership.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// A connection on which nothing came for so long is asked whether it is alive, and has so long to say so.
+/// The idle time after which a connection is pinged, and the time limit for the answer.
 const PING_AFTER: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The one connection for all calls with one answer. Streams have their own: a node takes some hundred streams over a
-/// connection, and those last.
+/// The shared connection of all calls with one answer. Streams have their own: a node accepts some hundred streams on a
+/// connection, and streams last long.
 #[derive(Default)]
 pub(in crate::front) struct Links(Mutex<Option<(String, Link)>>);
 
 impl Links {
-    /// The connection that is open, or a new one. Whoever comes meanwhile waits for that one too.
+    /// The open connection, or a new one. Concurrent callers wait for the same one.
     pub(super) async fn to(&self, address: &str) -> io::Result<Link> {
         let mut open = self.0.lock().await;
         if let Some((whose, link)) = &*open
@@ -44,16 +44,16 @@ impl Links {
     }
 }
 
-/// A connection to a node, as its client. It ends when its last handle has gone and its last answer is whole.
+/// A client connection to a node. It closes when its last handle was dropped and its last answer is complete.
 #[derive(Clone)]
 pub(super) struct Link(SendRequest<Full<Bytes>>);
 
-/// Why there is no answer.
+/// The reason why there is no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Failed {
-    /// The call has not left this node.
+    /// The call was not sent.
     Unsent,
-    /// It may have been heard.
+    /// The call may have been executed.
     Unanswered,
 }
 
@@ -88,12 +88,12 @@ impl Link {
     }
 }
 
-/// The leader's answer for its caller.
+/// The leader's answer for the caller.
 pub(super) fn passed(answer: Response<Incoming>) -> Response<Body> {
     answer.map(|body| Body::new(Passed { body, is_cut: false }))
 }
 
-/// A body that ends with a status also where its sender dies in the middle of it.
+/// A body that ends with a status even if the leader dies in the middle of it.
 struct Passed {
     body: Incoming,
     is_cut: bool,
@@ -120,7 +120,7 @@ impl hyper::body::Body for Passed {
                 let status = Status::unavailable(
                     "the leader has gone in the middle of its answer; whether the call had an effect is unknown; try again",
                 );
-                // Its text has no character that a header could not have.
+                // Never fails: the text has only characters that a header may have.
                 let _ = status.add_header(&mut trailers);
                 Some(Ok(Frame::trailers(trailers)))
             }

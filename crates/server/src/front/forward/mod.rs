@@ -1,9 +1,10 @@
-//! Calls that only the leader can answer, at a node that follows it: they are passed on, so that one address is enough
-//! for a tool, whichever node it is.
+//! Calls that only the leader can answer, at a follower: they are forwarded, so that a tool needs one address only, of
+//! any node.
 //!
-//! Responsible for: every unary call and `Watch`, as bytes. A follower's own table would not do: it says "current" of a
-//! token that was released a moment ago (P3 rests on that answer). May not pass on what was passed on already (during an
-//! election two nodes may each think that the other leads), nor repeat what must be done once (O1).
+//! Responsible for: every unary call and `Watch`, as bytes. A follower's own table would not suffice: it may report a
+//! token as current that was released a moment ago (P3 depends on that answer). A forwarded call must not be forwarded
+//! again (during an election two nodes may each take the other for the leader), and a call that must be executed once
+//! must not be repeated (O1).
 
 mod link;
 #[cfg(test)]
@@ -31,40 +32,40 @@ use crate::inbox::State;
 use link::Failed;
 pub(super) use link::Links;
 
-/// Says that a call was passed on, and by which node's data directory.
+/// The header of a forwarded call: the incarnation of the forwarding node's data directory.
 pub(super) const FORWARDED: &str = "lockkeeper-forwarded";
-/// Most bytes of a call that is kept to be passed on: a break with the longest reason has a tenth of it.
+/// Most bytes of a call that is kept for forwarding: a break with the longest reason has a tenth of it.
 const CALL_BYTES_MAX: usize = 64 << 10;
-/// How long a call waits here while nobody is known to lead: some elections. Then another node may know.
+/// How long a call waits here while no leader is known: several elections. Then another node may know one.
 const LEADERLESS: Duration = Duration::from_secs(1);
-/// Before the same leader is asked again.
+/// The pause before the same leader is asked again.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What a call is to whoever passes it on.
+/// How a call may be forwarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
-    /// Asked twice it changes nothing.
+    /// Idempotent: may be sent again.
     Again,
-    /// It may have been done even if no answer came.
+    /// Must not be sent again: it may have been executed even without an answer.
     Once,
-    /// Answered by a stream, for as long as it lasts.
+    /// Answered by a stream.
     Stream,
 }
 
-/// Whether a call has one answer, made in one piece; others are answered by streams, which are paced by their readers.
+/// Whether a call has one answer, sent at once; others are answered by streams, whose readers set the pace.
 pub(super) fn has_one_answer(path: &str) -> bool {
     let name = path.strip_prefix("/lockkeeper.v1.Lockkeeper/");
     name.is_some_and(|name| !matches!(name, "Session" | "Watch" | "Backup"))
 }
 
-/// What only the leader answers; `None`: this node does, whether it leads or not.
+/// How a call is forwarded to the leader; `None`: this node answers it, whether it leads or not.
 fn kind(path: &str) -> Option<Kind> {
     match path.strip_prefix("/lockkeeper.v1.Lockkeeper/")? {
         "Session" | "Status" => None,
         "Watch" | "Backup" => Some(Kind::Stream),
-        // A break names a token, which never comes back.
+        // A break names a token, which is never issued again.
         "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" => Some(Kind::Again),
-        // A change that is made already is as good as made.
+        // A change that was already made counts as success.
         "Members" | "ChangeMembers" => Some(Kind::Again),
         _ => Some(Kind::Once),
     }
@@ -80,9 +81,9 @@ pub(super) async fn route(
     let leads = *front.state().borrow() == State::Ready;
     let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == Some(Kind::Stream));
     match kind {
-        // Also while this node leads: it may do so no more before it has answered.
+        // Also while this node leads: it may lose the leadership before it has answered.
         Some(kind) if !is_mine => {
-            // It opens no stream that a barrier would have to wait for.
+            // A forwarded call opens no stream that a barrier has to wait for.
             request.extensions_mut().remove::<Arc<Starting>>();
             match Forwarding::new(front, kind, request).await {
                 Ok(call) => call.answer(routes).await,
@@ -99,13 +100,13 @@ fn answered(answer: Result<Response<Body>, std::convert::Infallible>) -> Respons
     answer
 }
 
-/// A call that is passed on.
+/// A call that is being forwarded.
 struct Forwarding {
     front: Arc<Front>,
     kind: Kind,
     parts: Parts,
     body: Bytes,
-    /// When its caller has lost patience.
+    /// The caller's deadline.
     until: Instant,
     has_timeout: bool,
 }
@@ -173,13 +174,13 @@ impl Forwarding {
         }
     }
 
-    /// Where that node serves clients, if it has said so.
+    /// The client address of that node, if known.
     fn address_of(&self, leader: u64) -> Option<String> {
         self.front.clients().get(&leader).filter(|address| !address.is_empty()).cloned()
     }
 
-    /// The answer of a node that this one thinks leads; `None`: it does not, or can't be reached, or this node knows
-    /// better meanwhile: a dead leader's connection may stay open for long.
+    /// The answer of the node that this one follows. `None` if that node does not lead or can't be reached, or if this
+    /// one stops following it meanwhile: a dead leader's connection may stay open for long.
     async fn ask(
         &self,
         leader: u64,
@@ -202,7 +203,7 @@ impl Forwarding {
         };
         let answer = tokio::select! {
             answer = tokio::time::timeout_at(self.until, asked) => answer,
-            // What must not be asked twice stays where it is.
+            // A call that must not be repeated keeps waiting for its answer.
             () = until_other(state, leader), if self.kind != Kind::Once => {
                 return Ok(None);
             }
@@ -237,7 +238,7 @@ impl Forwarding {
             headers.insert(FORWARDED, by);
         }
         if self.has_timeout {
-            // What has passed here has passed for the caller.
+            // The time spent here counts against the caller's deadline.
             let left = self.until.saturating_duration_since(Instant::now()).as_millis();
             if let Ok(left) = HeaderValue::from_str(&format!("{left}m")) {
                 headers.insert("grpc-timeout", left);
@@ -247,13 +248,13 @@ impl Forwarding {
     }
 }
 
-/// Until this node follows that one no more.
+/// Completes when this node no longer follows `leader`.
 async fn until_other(state: &mut shown::Receiver<State>, leader: u64) {
-    // Fails only if the front is gone, and this with it.
+    // Fails only if the front is gone, and this task with it.
     drop(state.wait_for(|state| *state != State::Following { leader }).await);
 }
 
-/// Whether the node that was asked says that it does not lead, or not for long.
+/// Whether the answering node does not lead, or shuts down.
 fn says_not_leader(headers: &HeaderMap) -> bool {
     headers.contains_key(LEADER_METADATA)
 }

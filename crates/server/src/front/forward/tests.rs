@@ -1,4 +1,4 @@
-//! A follower's front before a leader whose every answer is written down.
+//! A follower's front with a scripted leader.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,32 +22,32 @@ use crate::front::{About, Acceptor, pump};
 use crate::inbox::{Inbox, Outbox};
 
 const LEADER: u64 = 2;
-/// Far longer than anything here takes.
+/// Far longer than any test here takes.
 const DEADLINE: Duration = Duration::from_secs(20);
 
-/// What a leader does with a call.
+/// The leader's reaction to a call.
 #[derive(Clone, Copy)]
 enum Does {
     /// Answers that the token is current.
     Answers,
-    /// Says that it does not lead.
+    /// Answers that it does not lead.
     Refuses,
     /// Dies before it answers.
     Dies,
     /// Neither answers nor dies.
     Hangs,
-    /// Says a first word of many.
+    /// Sends the first message of a stream, and no further one.
     Begins,
 }
 
-/// The calls that came to a leader: path and headers.
+/// The path and headers of the calls that a leader received.
 type Heard = Arc<Mutex<Vec<(String, HeaderMap)>>>;
 
-/// A leader that does this with one call after the other, and the last of it with all that follow.
+/// A leader with one reaction for each call, in order; the last one applies to all further calls.
 struct Leader {
     address: SocketAddr,
     heard: Heard,
-    /// Ends its connections when it is cancelled.
+    /// Cancelled to close its connections.
     dead: CancellationToken,
     task: JoinHandle<()>,
 }
@@ -137,7 +137,7 @@ fn grpc(body: Body) -> Response<Body> {
     Response::builder().header("content-type", "application/grpc").body(body).unwrap()
 }
 
-/// A follower without a replica: what it is told comes from the test.
+/// A follower without a replica: the test sets its state.
 struct Follower {
     front: Arc<Front>,
     address: SocketAddr,
@@ -181,7 +181,7 @@ fn limit() -> v1::SetLimitRequest {
 }
 
 #[tokio::test]
-async fn what_only_the_leader_knows_is_asked_there_within_the_callers_time() {
+async fn call_is_forwarded_to_the_leader_with_the_callers_deadline() {
     let leader = Leader::that(&[Does::Answers]).await;
     let mut calls = Follower::of(Some(leader.address)).await.calls().await;
     for _ in 0..3 {
@@ -202,7 +202,7 @@ async fn what_only_the_leader_knows_is_asked_there_within_the_callers_time() {
 }
 
 #[tokio::test]
-async fn what_was_passed_on_is_not_passed_on_again() {
+async fn forwarded_call_is_not_forwarded_again() {
     let leader = Leader::that(&[Does::Answers]).await;
     let follower = Follower::of(Some(leader.address)).await;
     let mut calls = follower.calls().await;
@@ -221,7 +221,7 @@ async fn what_was_passed_on_is_not_passed_on_again() {
 }
 
 #[tokio::test]
-async fn a_leader_that_is_none_any_more_or_dies_is_asked_again_until_there_is_one() {
+async fn idempotent_call_is_retried_until_a_leader_answers() {
     let leader = Leader::that(&[Does::Refuses, Does::Dies, Does::Refuses, Does::Answers]).await;
     let mut calls = Follower::of(Some(leader.address)).await.calls().await;
     let answer = calls.check_token(token()).await.unwrap().into_inner();
@@ -229,9 +229,9 @@ async fn a_leader_that_is_none_any_more_or_dies_is_asked_again_until_there_is_on
     assert_eq!(leader.heard().len(), 4);
 }
 
-/// A machine that is cut off or stands still leaves its connections open.
+/// The connections of a node that is partitioned or stopped stay open.
 #[tokio::test]
-async fn a_call_that_hangs_at_a_leader_goes_on_at_the_next_once_that_is_known() {
+async fn pending_call_moves_to_the_next_leader_unless_it_must_not_be_repeated() {
     let (hangs, next) = (Leader::that(&[Does::Hangs]).await, Leader::that(&[Does::Answers]).await);
     let follower = Follower::of(Some(hangs.address)).await;
     follower.front.clients().insert(LEADER + 1, next.address.to_string());
@@ -251,9 +251,9 @@ async fn a_call_that_hangs_at_a_leader_goes_on_at_the_next_once_that_is_known() 
     assert!(heard.len() == 2 && !heard.iter().any(|path| path.ends_with("SetLimit")), "{heard:?}");
 }
 
-/// O1: the last one applied wins, so a repeat could undo what another has set meanwhile.
+/// The last applied limit wins, so a repeat could undo a limit that another client has set meanwhile (O1).
 #[tokio::test]
-async fn a_limit_is_not_set_twice_and_its_fate_is_said_to_be_unknown() {
+async fn set_limit_is_sent_once_and_a_missing_answer_is_reported_as_unknown() {
     for does in [&[Does::Dies, Does::Answers], &[Does::Refuses, Does::Answers]] {
         let leader = Leader::that(does).await;
         let mut calls = Follower::of(Some(leader.address)).await.calls().await;
@@ -265,13 +265,13 @@ async fn a_limit_is_not_set_twice_and_its_fate_is_said_to_be_unknown() {
 }
 
 #[tokio::test]
-async fn where_nobody_leads_a_call_waits_and_goes_on_when_somebody_does() {
+async fn call_without_a_leader_waits_until_one_is_known() {
     let leader = Leader::that(&[Does::Answers]).await;
     let follower = Follower::of(Some(leader.address)).await;
     follower.front.state.send_replace(State::Waiting);
     let mut calls = follower.calls().await;
     let asked = tokio::spawn(async move { calls.check_token(token()).await });
-    // Its connection has brought it, and nothing more can happen.
+    // The connection was accepted; without a leader the call can't be answered.
     while follower.front.connections() == 0 {
         tokio::task::yield_now().await;
     }
@@ -282,7 +282,7 @@ async fn where_nobody_leads_a_call_waits_and_goes_on_when_somebody_does() {
 }
 
 #[tokio::test]
-async fn where_nobody_leads_for_long_the_caller_is_sent_elsewhere_without_a_name() {
+async fn call_without_a_leader_is_refused_after_a_while_with_an_empty_leader_address() {
     let mut calls = Follower::of(None).await.calls().await;
     let status = calls.check_token(token()).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
@@ -291,7 +291,7 @@ async fn where_nobody_leads_for_long_the_caller_is_sent_elsewhere_without_a_name
 }
 
 #[tokio::test]
-async fn a_watch_is_passed_on_and_ends_with_a_status_when_its_leader_dies() {
+async fn forwarded_watch_ends_with_a_status_when_its_leader_dies() {
     let leader = Leader::that(&[Does::Begins]).await;
     let mut calls = Follower::of(Some(leader.address)).await.calls().await;
     let mut watch = calls.watch(v1::WatchRequest::default()).await.unwrap().into_inner();
@@ -303,7 +303,7 @@ async fn a_watch_is_passed_on_and_ends_with_a_status_when_its_leader_dies() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_too_long_to_be_kept_is_refused_with_the_limit() {
+async fn call_too_long_to_forward_is_refused_with_the_limit() {
     let leader = Leader::that(&[Does::Answers]).await;
     let mut calls = Follower::of(Some(leader.address)).await.calls().await;
     let name = "a".repeat(CALL_BYTES_MAX);

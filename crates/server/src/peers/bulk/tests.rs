@@ -1,4 +1,5 @@
-//! Snapshots between two nodes, over real sockets: where one side stalls the other gives it up, and a later one arrives.
+//! Snapshots between two nodes, over real sockets: if one side stalls, the other gives up, and a later snapshot
+//! arrives.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -12,9 +13,9 @@ use super::greet::Greeter;
 use super::*;
 use crate::data::Addresses;
 
-/// Far longer than anything here takes, also on a busy machine.
+/// Far longer than any test here takes, also on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
-/// Of the side that is to give up.
+/// The time limits of the side that is to give up.
 const SHORT: Patience = Patience {
     stalled: Duration::from_millis(200),
     settles: Duration::from_millis(200),
@@ -29,7 +30,7 @@ struct End {
 }
 
 impl End {
-    /// Of nodes 1 and 2. Node 2 is reached at this address.
+    /// One end of a cluster of nodes 1 and 2. `address` is node 2's.
     fn new(node: u64, address: &str, patience: Patience) -> Self {
         let member = |node: u64| Member {
             node,
@@ -64,7 +65,7 @@ impl End {
         Self { disk, bulk: Arc::new(bulk), done }
     }
 
-    /// With the patience of production.
+    /// Changes the time limits to those of production.
     fn patient(self) -> Self {
         let Self { disk, bulk, done } = self;
         let mut bulk = Arc::into_inner(bulk).expect("nobody works with it");
@@ -72,7 +73,7 @@ impl End {
         Self { disk, bulk: Arc::new(bulk), done }
     }
 
-    /// Stores a snapshot, and offers it to node 2.
+    /// Stores a snapshot, and makes an offer of it to node 2.
     fn offers(&self, index: u64, pieces: &[Vec<u8>], digest: u128) -> Box<SnapshotOffer> {
         let head = SnapshotHead { index, term: 1, rules: 1, members: None };
         let mut writer = self.bulk.snapshots.begin(&head).expect("a sound disk");
@@ -83,13 +84,13 @@ impl End {
         Box::new(SnapshotOffer { to: 2, from: 1, term: 1, head: Some(head), bytes })
     }
 
-    /// The same, of a table.
+    /// Like [`End::offers`], for a snapshot of a table.
     fn offers_table(&self, index: u64) -> Box<SnapshotOffer> {
         let table = Table::new(7).snapshot();
         self.offers(index, &[table.encode()], table.digest())
     }
 
-    /// What the replica hears of those that were sent.
+    /// The reports to the replica on snapshots that were sent.
     fn reports(&self) -> Vec<(u64, bool)> {
         let mut events = Vec::new();
         self.bulk.inbox.take(&mut events, 0);
@@ -100,7 +101,7 @@ impl End {
         reports.collect()
     }
 
-    /// The replica takes what arrives; returns its index.
+    /// Acts as the replica that installs the next received snapshot; returns its index.
     async fn takes(&self) -> u64 {
         let deadline = Instant::now() + LONG;
         let done = loop {
@@ -117,7 +118,7 @@ impl End {
         arrived.head.index
     }
 
-    /// Files that have no name yet.
+    /// The number of files with temporary names.
     fn unnamed(&self) -> usize {
         let names = self.disk.list().expect("a sound disk");
         names.iter().filter(|name| name.starts_with("incoming-")).count()
@@ -125,7 +126,7 @@ impl End {
 }
 
 #[tokio::test]
-async fn a_receiver_that_stalls_is_given_up_and_reported_and_a_later_one_gets_the_snapshot() {
+async fn stalled_receiver_is_reported_and_a_later_attempt_succeeds() {
     let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
     let (sender, receiver) = (End::new(1, &address, SHORT), End::new(2, &address, PATIENCE));
@@ -134,11 +135,12 @@ async fn a_receiver_that_stalls_is_given_up_and_reported_and_a_later_one_gets_th
         let answered = greet::answer(socket, &*receiver.bulk.directory, &[Lane::Snapshot]).await;
         answered.expect("it is let in").0
     };
-    // It has reached the sender at its address.
+    // The receiver has connected to the sender's address.
     let hello = receiver.bulk.directory.first_hello(1, Lane::Snapshot).expect("random numbers");
     let refusal = sender.bulk.directory.admit_guest(&hello).expect_err("it was not reached itself");
     assert!(refusal.text.contains("once it was reached at its own address"), "{}", refusal.text);
-    // More than the system keeps for a receiver that does not read; and so little that only the last word is missing.
+    // More than the kernel buffers for a receiver that does not read; then so little that only the final answer is
+    // missing.
     for (index, count) in [(5, 64), (6, 1)] {
         let offer = sender.offers(index, &vec![vec![7; PIECE_BYTES_MAX]; count], 0);
         let ((), silent) = tokio::join!(sender.bulk.clone().send(offer), connected());
@@ -158,10 +160,10 @@ async fn a_receiver_that_stalls_is_given_up_and_reported_and_a_later_one_gets_th
 }
 
 #[tokio::test]
-async fn a_sender_that_stalls_is_forgotten_with_its_half_and_a_later_snapshot_arrives() {
+async fn partial_snapshot_of_a_stalled_sender_is_removed_and_a_later_one_arrives() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
-    // Long enough for the one that does not stall, too.
+    // Long enough also for the sender that does not stall.
     let patience = Patience { stalled: Duration::from_millis(1500), settles: LONG, ..SHORT };
     let (sender, receiver) = (End::new(1, &address, PATIENCE), End::new(2, &address, patience));
     let connected = || {
