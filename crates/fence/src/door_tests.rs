@@ -21,7 +21,7 @@ fn permit(slot: u32, value: u64) -> Section {
     Section::permit(slot, token(value)).expect("a slot")
 }
 
-/// A door, and every answer it gave.
+/// A door, and all answers that it returned.
 #[derive(Default)]
 struct Watched {
     door: Door,
@@ -154,7 +154,7 @@ proptest! {
     #[test]
     fn admitted_sections_are_compatible_and_every_waiting_section_is_answered(steps in steps()) {
         let mut door = Watched::default();
-        // Our own books: who is there, and whether inside.
+        // The model's own state: each section, and whether it is admitted.
         let mut there: Vec<(Place, Section, bool)> = Vec::new();
         let mut waited = 0;
         for step in steps {
@@ -196,7 +196,7 @@ proptest! {
                         "{section:?} with {other:?}"
                     );
                 }
-                // Waiting has a reason: one inside, of a lower token.
+                // Every waiting section waits for an admitted section with a lower token.
                 prop_assert!(
                     *inside || there.iter().any(|(_, other, inside)| {
                         *inside && !together(*section, *other) && other.token() < section.token()
@@ -207,7 +207,7 @@ proptest! {
             prop_assert_eq!(door.door.inside().count(), there.iter().filter(|(.., inside)| *inside).count());
             prop_assert_eq!(door.door.waiting(), there.iter().filter(|(.., inside)| !inside).count());
         }
-        // Everyone leaves: everyone who waits comes in on the way, and the door can be forgotten.
+        // All sections leave: every waiting one is admitted in the process, and the door becomes unused.
         let mut came_in = 0;
         while let Some(at) = there.iter().position(|(.., inside)| *inside) {
             let (place, ..) = there.remove(at);
@@ -224,7 +224,7 @@ proptest! {
     }
 }
 
-/// One that was turned away may leave when its door is long forgotten, and another one stands in its place.
+/// A refused section may leave after its door was dropped and replaced by another one.
 #[test]
 fn late_leave_does_not_remove_a_section_of_another_door() {
     let section = |token| Section::exclusive(Token::new(token).expect("above zero"));

@@ -43,7 +43,7 @@ pub(crate) fn encode(marks: &Marks) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Decodes `bytes`, which must be exactly what [`encode`] produces for the returned marks.
+/// Decodes `bytes`, which must be exactly the output of [`encode`] for the returned marks.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
     let corrupt = |why| Unreadable::Corrupt { why };
     let text = std::str::from_utf8(bytes).map_err(|_| corrupt("it is not text"))?;

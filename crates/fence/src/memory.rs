@@ -22,7 +22,7 @@ impl MemoryFence {
         Self::default()
     }
 
-    /// Raises the marks of `resource`. Call it before the section reads what it will write.
+    /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
     ///
     /// # Errors
     /// [`Refused::Stale`] if a later section has passed: stop.

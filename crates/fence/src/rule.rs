@@ -85,7 +85,7 @@ impl Section {
 /// The operation that a section requests at the fence.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    /// Raise the marks before reading what will be written.
+    /// Raise the marks before reading the data that will be written.
     Enter,
     /// Check, then write in the same atomic step.
     Write,

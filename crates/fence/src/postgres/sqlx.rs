@@ -55,7 +55,7 @@ pub async fn check(executor: impl PgExecutor<'_>) -> Result<Findings, PostgresEr
     found((version, fsync, commit, standbys), in_recovery, schema)
 }
 
-/// Raises the marks of `resource`. Call it before the section reads what it will write.
+/// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
 /// With a pool, or a connection outside a transaction, the mark is committed when this returns. With `&mut *transaction`
 /// it must be its first statement, and the section's reads and writes must all be in that transaction: then other

@@ -50,7 +50,7 @@ pub async fn check<C: GenericClient + Sync>(client: &C) -> Result<Findings, Post
     found((row.get(0), row.get(1), row.get(2), row.get(3)), row.get(4), row.get(5))
 }
 
-/// Raises the marks of `resource`. Call it before the section reads what it will write.
+/// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
 /// With a `Client` the mark is committed when this returns. With a `Transaction` it must be its first statement, and the
 /// section's reads and writes must all be in that transaction: then other sections wait for it instead of being refused

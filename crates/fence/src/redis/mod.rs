@@ -121,7 +121,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         Ok(servers.findings(&mut connection).await)
     }
 
-    /// Raises the marks of `resource`. Call it before the section reads what it will write.
+    /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
     ///
     /// # Errors
     /// [`RedisFenceError::Refused`] if a later section has been here: stop. Any other error: the section may not go on,
