@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_those_of_redis() {
+    fn slots_equal_those_of_redis() {
         // `CLUSTER KEYSLOT` of Redis 7.
         for (key, slot) in
             [("foo", 12182), ("{user1000}.following", 3443), ("foo{}{bar}", 8363), ("123456789", 12739)]
