@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::rule::{Action, Marks, Refused, Section};
 
-/// Id of a section at a door, from [`Door::knock`] to [`Door::leave`]. Unique across all doors and never reused: a
-/// refused section may leave late, when its door has been dropped and replaced by another one.
+/// Id of a section from [`Door::knock`] to [`Door::leave`]. Unique across all `Door`s and never reused: a refused
+/// section may leave late, when its `Door` has been dropped and replaced by another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Place(u64);
 
@@ -32,7 +32,7 @@ pub struct Place(u64);
 pub struct Answer {
     /// The section that waited.
     pub place: Place,
-    /// `Ok`: admitted. `Err`: refused, and removed from the door.
+    /// `Ok`: admitted. `Err`: refused, and removed.
     pub verdict: Result<(), Refused>,
 }
 
@@ -69,7 +69,7 @@ impl Door {
     /// Asks for admission. Waiting sections whose token is stale now are refused, through `answers`.
     ///
     /// # Errors
-    /// [`Refused`]: a later section is or was at this door, or the section may not do `action` at all.
+    /// [`Refused`]: a later section is or was admitted or waiting here, or the section may not do `action` at all.
     pub fn knock(
         &mut self,
         action: Action,

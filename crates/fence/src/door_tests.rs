@@ -21,7 +21,7 @@ fn permit(slot: u32, value: u64) -> Section {
     Section::permit(slot, token(value)).expect("a slot")
 }
 
-/// A door, and all answers that it returned.
+/// A `Door`, and all answers that it returned.
 #[derive(Default)]
 struct Watched {
     door: Door,
@@ -207,7 +207,7 @@ proptest! {
             prop_assert_eq!(door.door.inside().count(), there.iter().filter(|(.., inside)| *inside).count());
             prop_assert_eq!(door.door.waiting(), there.iter().filter(|(.., inside)| !inside).count());
         }
-        // All sections leave: every waiting one is admitted in the process, and the door becomes unused.
+        // All sections leave: every waiting one is admitted in the process, and the `Door` becomes unused.
         let mut came_in = 0;
         while let Some(at) = there.iter().position(|(.., inside)| *inside) {
             let (place, ..) = there.remove(at);
@@ -224,7 +224,7 @@ proptest! {
     }
 }
 
-/// A refused section may leave after its door was dropped and replaced by another one.
+/// A refused section may leave after its `Door` was dropped and replaced by another one.
 #[test]
 fn late_leave_does_not_remove_a_section_of_another_door() {
     let section = |token| Section::exclusive(Token::new(token).expect("above zero"));

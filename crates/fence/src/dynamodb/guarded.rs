@@ -11,8 +11,7 @@ use crate::rule::{Action, Section};
 /// A fenced request: check and effect in one.
 ///
 /// Send [`request`](Self::request). If DynamoDB returns `ConditionalCheckFailedException`, pass the item in that
-/// response to [`after_refusal`](Self::after_refusal), which returns the refusal, or the request to send as second
-/// try.
+/// response to [`after_refusal`](Self::after_refusal), which returns the refusal, or the request for a second try.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a request does nothing before it is sent"]
 pub struct Guarded {
@@ -58,7 +57,7 @@ impl Guarded {
     }
 
     /// Interprets a refusal. `item` is the item in the response; `None` if there was none because the item does not
-    /// exist yet. Returns the request to send as second try. This happens at most once, for permits of a slot and
+    /// exist yet. Returns the request for a second try. This happens at most once, for permits of a slot and
     /// for readers, if another section raised the shared mark that they raise too.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use crate::rule::{Action, Marks, Pair, Section};
 pub(super) const ANY: &str = "lk_any";
 pub(super) const WRITER: &str = "lk_writer";
 pub(super) const SLOTS: &str = "lk_slots";
-/// Set on a tombstone.
+/// The attribute that identifies a tombstone.
 pub const DELETED: &str = "lk_deleted";
 const SLOT: &str = "lk_slot_";
 

@@ -314,7 +314,7 @@ fn look_like(file: &File, like: &Metadata) -> io::Result<()> {
         && fchown(file, Some(like.uid()), Some(like.gid())).is_err()
     {
         // Only root may change the owner; changing the group is often permitted. The setuid, setgid and sticky bits
-        // are not kept for another owner.
+        // are dropped then: setuid would grant the identity of another owner.
         let _ = fchown(file, None, Some(like.gid()));
         mode &= 0o777;
     }

@@ -96,7 +96,7 @@ struct Settings<M> {
 
 type ResourceBy = Arc<dyn Fn(&Parts) -> String + Send + Sync>;
 
-/// Added to the request's extensions if it had a token, so that the handler can check the token further down.
+/// Added to the extensions of a request with a token, so that the handler can check the token at its own resources.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fenced {
     /// The fenced resource.

@@ -1,7 +1,7 @@
 //! Admission to all resources ([`Door`]): ask, wait, then check the durable marks.
 //!
-//! Keeps the door of each resource in use, bounds the wait, and guarantees the leave: a [`Pass`] leaves when it is
-//! dropped, however the request ended.
+//! Keeps the [`Door`] of each resource in use, bounds the wait, and leaves on drop: a dropped [`Pass`] leaves its
+//! `Door`, however the request ended.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ use crate::store::MarkStore;
 /// Receives the verdict for a waiting request.
 type Verdict = oneshot::Receiver<Result<(), Refused>>;
 
-/// The doors in use, by resource.
+/// The `Door`s in use, by resource.
 #[derive(Debug, Default)]
 pub(super) struct Doors {
     doors: Mutex<HashMap<Resource, Kept>>,
@@ -41,7 +41,7 @@ impl Kept {
     }
 }
 
-/// A request's place at a door; dropping it leaves the door.
+/// An admitted or waiting request; leaves its `Door` when dropped.
 #[derive(Debug)]
 pub(super) struct Pass {
     doors: Arc<Doors>,
@@ -52,7 +52,7 @@ pub(super) struct Pass {
 impl Doors {
     /// Waits for admission, then makes the mark durable.
     ///
-    /// Admission comes before the check (reason: `door.rs`). Cancel safe: dropping the future leaves the door.
+    /// Admission comes before the check (reason: `door.rs`). Cancel safe: dropping the future leaves the `Door`.
     pub(super) async fn pass(
         self: &Arc<Self>,
         store: &impl MarkStore,
@@ -101,7 +101,7 @@ impl Doors {
         }
     }
 
-    /// Number of doors in use.
+    /// Number of `Door`s in use.
     pub(super) fn in_use(&self) -> usize {
         self.lock().len()
     }

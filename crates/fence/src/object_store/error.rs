@@ -33,7 +33,7 @@ pub enum ObjectError {
         /// The missing property.
         why: Unfit,
     },
-    /// Another writer changed the object before each try.
+    /// Another writer changed the object during each try.
     #[error(
         "`{resource}` was changed by others under each of {tries} tries; nothing was done. Try again with the same \
          token, with fewer writers at a time or with more tries (`tries_at_most`)"
@@ -79,11 +79,11 @@ pub enum ObjectError {
     /// An object of the other kind of fence.
     #[error("the object `{resource}` holds a {found}: use `{use_instead}` for it")]
     OtherFence {
-        /// Its actual kind.
+        /// The resource.
         resource: String,
-        /// The fence it belongs to.
+        /// Its actual kind.
         found: &'static str,
-        /// Which fence it belongs to.
+        /// The fence that it belongs to.
         use_instead: &'static str,
     },
     /// The object is damaged. It is never treated as "never seen".

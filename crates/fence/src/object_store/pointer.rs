@@ -296,8 +296,8 @@ impl PointerFence {
 
     /// Removes data of `resource` that its pointer does not name and that are `older_than`, by the store's clock.
     /// May run at any time and concurrently with all other calls, including other sweeps; needs no token. Choose a
-    /// duration longer than an upload and a read: a shorter one is safe, but makes concurrent writers upload and
-    /// readers read again.
+    /// duration longer than an upload and a read: a shorter one is safe, but makes concurrent writers upload
+    /// again and readers read again.
     ///
     /// # Errors
     /// [`ObjectError::Store`], [`ObjectError::Contended`], [`ObjectError::Unsure`], and those of

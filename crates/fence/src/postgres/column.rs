@@ -1,7 +1,7 @@
 //! A table with its own marks: a column `fence bigint NOT NULL DEFAULT 0`, one mark per row.
 //!
-//! Builds the statements as plain SQL text, and interprets updates that matched no row. The condition `fence <=
-//! token` in the `UPDATE` itself makes check and effect one step, in any isolation level; nothing needs to be
+//! Builds the statements as plain SQL text, and interprets updates that matched no row. The condition
+//! `fence <= token` in the `UPDATE` itself makes check and effect one step, in any isolation level; nothing needs to be
 //! installed. Marks are as durable as the session's `synchronous_commit`: with `off`, a server crash may lose a
 //! mark after a section has read under it. One mark can't distinguish readers or slots, so only exclusive holds can
 //! use it.

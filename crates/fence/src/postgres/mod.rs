@@ -10,11 +10,10 @@
 //! - `enter`, then `write` as the first statement of a transaction: any number of tables under one resource name,
 //!   all modes, marks in a separate table.
 //! - [`Column`]: a table with one mark per row, nothing to install; exclusive holds only.
-//! - [`Column`]: a table that carries its own mark, a row at a time, nothing installed; exclusive holds only.
 //! - `lockkeeper_fence.guard_table('orders')`: a trigger, for writers that can't be changed.
 //!
-//! Durability. Marks survive a killed client or server. They survive a power loss if the server runs with `fsync =
-//! on`: a check sets `synchronous_commit` to `local` for its transaction if it is `off` (the plain statements of
+//! Durability. Marks survive a killed client or server. They survive a power loss if the server runs with
+//! `fsync = on`: a check sets `synchronous_commit` to `local` for its transaction if it is `off` (the plain statements of
 //! [`Column`] can't do so: with them, don't set it to `off`). They survive a fail-over only to a synchronous
 //! replica (`synchronous_standby_names`, and `synchronous_commit` at least `on`): otherwise the replica's marks may
 //! be older than those acknowledged, and a stale holder may pass. [`Findings`] has the server's settings.

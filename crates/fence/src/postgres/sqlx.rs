@@ -34,8 +34,8 @@ use crate::rule::{Action, Marks, Refused, Section};
 
 /// Applies [`SCHEMA_SQL`], as the role that will own the marks. Idempotent.
 ///
+/// # Errors
 /// [`PostgresError::Database`], most likely for a missing right to create a schema.
-/// [`PostgresError::Database`]: above all, no right to create a schema.
 pub async fn install(executor: impl PgExecutor<'_>) -> Result<(), PostgresError> {
     let applied = ::sqlx::raw_sql(SCHEMA_SQL).execute(executor).await;
     applied.map(drop).map_err(|error| means(Action::Enter, "SCHEMA_SQL", error))
@@ -57,8 +57,8 @@ pub async fn check(executor: impl PgExecutor<'_>) -> Result<Findings, PostgresEr
 
 /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
-/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With `&mut
-/// *transaction` it must be its first statement, and the section's reads and writes must all be in that
+/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With
+/// `&mut *transaction` it must be its first statement, and the section's reads and writes must all be in that
 /// transaction: then other sections wait for its end instead of being refused (a stalled section blocks them, until
 /// `idle_in_transaction_session_timeout` if that is set).
 ///

@@ -338,7 +338,7 @@ async fn contended_writer_reports_its_number_of_tries() {
     let rival = ObjectFence::connect(Arc::clone(&inner)).await.expect("fit");
     let store = Faulty::new(inner, Faults::default(), 1);
     let fence = ObjectFence::connect(Arc::clone(&store) as Arc<dyn ObjectStore>).await.expect("fit");
-    // A reader that enters under each put: it never makes the writer stale.
+    // A reader that enters during each put: it never makes the writer stale.
     store.between(move |when, _| {
         let rival = rival.clone();
         let enter = async move {
