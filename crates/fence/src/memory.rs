@@ -91,7 +91,7 @@ impl MemoryFence {
     }
 }
 
-/// Ignores poisoning. A panic in an effect leaves the marks raised, which is harmless: the next section passes.
+/// Ignores poisoning: a panic in an effect leaves raised marks behind, which is harmless for later sections.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -103,7 +103,7 @@ impl fmt::Display for Action {
     }
 }
 
-/// Two marks. `None` means that no token has passed yet: any token passes.
+/// Two marks. `None` means that no such token has passed yet: any token passes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Pair {
     /// The highest token that passed.
@@ -124,8 +124,8 @@ impl Pair {
 pub struct Marks {
     /// The marks for tokens without a slot; also those of every slot never seen.
     pub base: Pair,
-    /// The pairs of seen slots whose marks are above the base. A slot's effective marks are the greater of its own
-    /// and the base's.
+    /// The pairs of seen slots with a mark above the base. A slot's effective marks are the greater of its own and
+    /// the base's.
     pub slots: BTreeMap<Slot, Pair>,
 }
 
@@ -135,7 +135,7 @@ pub struct Marks {
 pub enum Passed {
     /// The marks rose, and must be durable before the effect.
     Raised,
-    /// The marks already include this token: an earlier call with it has passed.
+    /// No mark rose: the token is not new, or it is a reader's and a later section has raised `any` above it.
     Unchanged,
 }
 
@@ -144,9 +144,9 @@ impl Marks {
     ///
     /// A writer passes if its token is at least `any`, and both marks become its token. A reader passes if its
     /// token is at least `writer`, and `any` rises to its token if that is higher. So live readers don't make each
-    /// other stale, and a delayed writer can't pass below a later reader. A section with a slot checks and raises
-    /// the marks of that slot only; one without a slot checks those of every slot, and raises the base and all
-    /// slots.
+    /// other stale, and a delayed writer can't pass below a later reader. A section with a slot is checked against
+    /// the effective marks of that slot ([`Marks::effective`]), and raises that slot only; one without a slot is
+    /// checked against the marks of every slot, and raises the base and all slots.
     ///
     /// Equal tokens pass, since one holder may write many times; only [`Action::CheckOnce`] refuses them.
     ///
@@ -187,7 +187,7 @@ impl Marks {
                 let before = std::mem::replace(pair, pair.max(to));
                 rose |= *pair != before;
             }
-            // Drop slots whose marks are not above the base: marks stay small, and equal marks have equal
+            // Drop slots without a mark above the base: marks stay small, and equal marks have equal
             // representations.
             let base = self.base;
             self.slots.retain(|_, own| own.max(base) != base);
