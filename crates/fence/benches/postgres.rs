@@ -1,7 +1,7 @@
-//! What a fence adds to a write: the same transaction with and without it, in turns, on the same server.
+//! The overhead of a fence on a write: the same transaction with and without it, alternating, on the same server.
 //!
-//! `cargo bench -p lockkeeper-fence --bench postgres --features tokio-postgres`. Starts its server on loopback and stops
-//! it. Ratios count: at most 1.6 × the p50 of the same write without a fence.
+//! `cargo bench -p lockkeeper-fence --bench postgres --features tokio-postgres`. Starts its server on loopback and
+//! stops it. Target: at most 1.6 × the p50 of the same write without a fence.
 #![expect(clippy::print_stdout, reason = "a measurement is read by people")]
 
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use lockkeeper_fence::{Section, Token};
 use lockkeeper_rig::Postgres;
 use tokio_postgres::{Client, NoTls, Statement};
 
-/// How many writes one turn has, and how many turns there are of each kind.
+/// Writes per turn, and turns per variant.
 const WRITES: usize = 400;
 const TURNS: usize = 7;
 
@@ -25,7 +25,7 @@ struct Table {
 }
 
 impl Table {
-    /// BEGIN, UPDATE, COMMIT, with the check sent together with the update: no round trip of its own.
+    /// BEGIN, UPDATE, COMMIT, with the check pipelined with the update: no round trip of its own.
     async fn pipelined(&mut self) -> Outcome {
         let transaction = self.client.transaction().await?;
         let (checked, written) = tokio::join!(

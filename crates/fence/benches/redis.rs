@@ -1,7 +1,8 @@
-//! What the Redis fence costs: a fenced SET beside the same SET without a fence, on the same server and connection.
+//! The overhead of the Redis fence: a fenced SET beside the same SET without a fence, on the same server and
+//! connection.
 //!
-//! Prints, for a server that syncs every write and for one that stores nothing, the median of each and their ratio. The
-//! two take turns within a run, so that a slow moment of the machine meets both.
+//! Prints, for a server that syncs every write and for one without persistence, the median of each and their ratio.
+//! The two variants alternate within a run, so that slow phases of the machine affect both.
 #![expect(clippy::print_stdout, reason = "it is what a benchmark does")]
 
 use std::time::{Duration, Instant};

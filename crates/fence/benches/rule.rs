@@ -1,7 +1,7 @@
-//! What the pure check costs: [`Marks::check`], to stay within 200 ns.
+//! The cost of the pure check, [`Marks::check`]. Target: at most 200 ns.
 //!
-//! `cargo bench -p lockkeeper-fence --bench rule`. Prints nanoseconds per check; no assertion, since the machine's mood
-//! decides too.
+//! `cargo bench -p lockkeeper-fence --bench rule`. Prints nanoseconds per check; no assertion, since the result
+//! depends on the machine's load.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use std::time::Instant;
 use lockkeeper_core::Token;
 use lockkeeper_fence::{Action, Marks, Section};
 
-/// Checks per sample, so that reading the clock costs nothing beside them.
+/// Checks per sample, so that the cost of reading the clock is negligible.
 const BATCH: u64 = 1000;
 const SAMPLES: usize = 2000;
 

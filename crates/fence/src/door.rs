@@ -1,57 +1,60 @@
-//! The door of one resource: who may be inside together, who waits, and who is turned away.
+//! In-process admission of sections at one resource: which sections run concurrently, which wait, which are
+//! refused.
 //!
-//! Responsible for what a fence must add when check and effect can't be one step: the effect runs *after* the check (a
-//! handler, a request that is forwarded), and a section with a higher token must not begin while one with a lower token
-//! is still at work. Pure: no clock, no storage, no waiting; whoever uses it keeps the waiting ones and gives each the
-//! answer that it gets here.
+//! Needed where check and effect can't be one atomic step: the effect runs *after* the check (a handler, a
+//! forwarded request), and a section with a higher token must not begin while one with a lower token is still
+//! running. Pure state machine: no clock, no storage, no blocking. The caller keeps the waiting requests and passes
+//! each [`Answer`] on.
 //!
-//! A trace of what a check alone loses: A (token 5) is checked and passes, then its handler stalls; B (6) is checked,
-//! passes, runs, ends and is acknowledged; A's handler goes on and overwrites what B wrote. With a door, 6 waits until
-//! A's handler has ended, and from the moment 6 knocks nobody below it is let in.
+//! What a check alone loses: A (token 5) is checked and passes, then its handler stalls; B (token 6) is checked,
+//! passes, runs, ends and is acknowledged; A's handler resumes and overwrites B's write. With admission, 6 waits
+//! until A's handler has ended, and as soon as 6 has asked for admission, lower tokens are refused.
 //!
-//! The door judges by [`Marks::check`], on marks of its own that begin empty. They only have to cover the time in which
-//! somebody is at the door; what was before, the durable marks know. So the order at a resource is: knock, wait to be
-//! inside, *then* check the durable marks, then do the effect, then leave. Whoever is checked is inside, so a higher
-//! token finds either its mark raised by us or us inside, and never neither.
+//! Admission is decided by [`Marks::check`] on in-memory marks that start empty. They need to cover only the time
+//! in which sections are admitted or wait; the durable marks cover everything earlier. So the order at a resource
+//! is: ask for admission ([`Door::knock`]), wait until admitted, *then* check the durable marks, then run the
+//! effect, then leave. Since every section is checked while it is admitted, a higher token always finds either the
+//! durable mark raised by the lower one or the lower one still admitted.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::rule::{Action, Marks, Refused, Section};
 
-/// Somebody at a door, from the knock to the leaving. No number is used again, at any door: one that was turned away may
-/// leave late, when its door was forgotten and another one stands there.
+/// Id of a section from [`Door::knock`] to [`Door::leave`]. Unique across all `Door`s and never reused: a refused
+/// section may leave late, when its `Door` has been dropped and replaced by another one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Place(u64);
 
-/// What became of somebody who waited.
+/// The outcome for a section that waited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct Answer {
-    /// Who waited.
+    /// The section that waited.
     pub place: Place,
-    /// Inside now; or turned away, and no longer at the door.
+    /// `Ok`: admitted. `Err`: refused, and removed.
     pub verdict: Result<(), Refused>,
 }
 
-/// What became of a knock that was not refused.
+/// The outcome of a [`Door::knock`] that was not refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub enum Knock {
-    /// Inside at once.
+    /// Admitted at once.
     Inside(Place),
-    /// Somebody inside must leave first; an [`Answer`] will come.
+    /// An admitted section must leave first; an [`Answer`] follows.
     Waits(Place),
 }
 
 static KNOCKS: AtomicU64 = AtomicU64::new(0);
 
-/// One resource's door. Where nobody is, it may be forgotten: [`Door::is_unused`].
+/// Admission state of one resource. May be dropped while [`Door::is_unused`] is true.
 #[derive(Clone, Debug, Default)]
 pub struct Door {
     marks: Marks,
-    /// Those inside agree with each other (`together`), and so do those who wait: whoever doesn't agree with a newcomer
-    /// has the lower token, and was turned away by it.
+    /// Admitted and waiting sections. The admitted ones are pairwise compatible (`together`), and so are the
+    /// waiting ones: a waiting section that is incompatible with a new one has the lower token and was refused when
+    /// the new one arrived.
     people: BTreeMap<Place, Person>,
 }
 
@@ -63,17 +66,18 @@ struct Person {
 }
 
 impl Door {
-    /// Asks to come in. Whoever waits and is now too late is turned away, through `answers`.
+    /// Asks for admission. Waiting sections whose token is stale now are refused, through `answers`.
     ///
     /// # Errors
-    /// [`Refused`]: a later section is or was at the door; or the section may not do this at all.
+    /// [`Refused`]: a later section is or was admitted or waiting here, or the section may not do `action` at all.
     pub fn knock(
         &mut self,
         action: Action,
         section: Section,
         answers: &mut Vec<Answer>,
     ) -> Result<Knock, Refused> {
-        // Whether a token was used up, only the durable marks know: a retry may knock while the first is inside.
+        // Only the durable marks record whether a token was used: a retry may arrive while the first try is
+        // admitted.
         let action = if action == Action::CheckOnce { Action::Write } else { action };
         let _ = self.marks.check(action, section)?;
         let marks = &self.marks;
@@ -97,8 +101,8 @@ impl Door {
         Ok(if inside { Knock::Inside(place) } else { Knock::Waits(place) })
     }
 
-    /// Ends a place, from inside or from waiting; one that was turned away already is no error. Those who waited for
-    /// it come in, through `answers`.
+    /// Removes a section, admitted or waiting; no effect if it was refused before. Sections that waited for it are
+    /// admitted, through `answers`.
     pub fn leave(&mut self, place: Place, answers: &mut Vec<Answer>) {
         self.people.remove(&place);
         let waiting: Vec<(Place, Section)> = self
@@ -115,18 +119,18 @@ impl Door {
         }
     }
 
-    /// Nobody is inside and nobody waits.
+    /// Returns true if no section is admitted or waiting.
     #[must_use]
     pub fn is_unused(&self) -> bool {
         self.people.is_empty()
     }
 
-    /// Who is inside.
+    /// The admitted sections.
     pub fn inside(&self) -> impl Iterator<Item = Section> + '_ {
         self.people.values().filter(|person| person.inside).map(|person| person.section)
     }
 
-    /// How many wait.
+    /// Number of waiting sections.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.people.values().filter(|person| !person.inside).count()
@@ -137,8 +141,7 @@ impl Door {
     }
 }
 
-/// Whether two sections may be at work at the same time: one holder with itself, readers with readers (F-f), and
-/// permits of different slots.
+/// Whether two sections may run concurrently: the same token, two readers (F-f), or permits of different slots.
 #[must_use]
 pub fn together(one: Section, other: Section) -> bool {
     use lockkeeper_core::ModeKind::Shared;

@@ -1,4 +1,4 @@
-//! The door by scenario, and by random crowds.
+//! Scenarios for admission, and a property test with random sections.
 
 use lockkeeper_core::{ModeKind, Token};
 use proptest::prelude::*;
@@ -21,7 +21,7 @@ fn permit(slot: u32, value: u64) -> Section {
     Section::permit(slot, token(value)).expect("a slot")
 }
 
-/// A door, and every answer it gave.
+/// A `Door`, and all answers that it returned.
 #[derive(Default)]
 struct Watched {
     door: Door,
@@ -67,7 +67,7 @@ fn let_in(place: Place) -> Answer {
 }
 
 #[test]
-fn a_higher_token_waits_for_the_lower_one_inside_and_shuts_out_all_lower_ones_at_once() {
+fn higher_token_waits_for_the_admitted_lower_one_and_makes_lower_ones_stale_at_once() {
     let mut door = Watched::default();
     let five = door.comes_in(writer(5));
     let again = door.comes_in(writer(5));
@@ -82,7 +82,7 @@ fn a_higher_token_waits_for_the_lower_one_inside_and_shuts_out_all_lower_ones_at
 }
 
 #[test]
-fn whoever_waits_is_turned_away_when_a_later_section_knocks() {
+fn waiting_section_is_refused_when_a_later_section_arrives() {
     let mut door = Watched::default();
     let five = door.comes_in(writer(5));
     let six = door.waits(writer(6));
@@ -94,7 +94,7 @@ fn whoever_waits_is_turned_away_when_a_later_section_knocks() {
 }
 
 #[test]
-fn readers_are_inside_together_whatever_their_order() {
+fn readers_are_admitted_together_in_any_token_order() {
     let mut door = Watched::default();
     let nine = door.comes_in(reader(9));
     let seven = door.comes_in(reader(7));
@@ -105,7 +105,7 @@ fn readers_are_inside_together_whatever_their_order() {
 }
 
 #[test]
-fn slots_work_side_by_side_and_a_section_without_one_waits_for_all() {
+fn slots_run_concurrently_and_a_section_without_a_slot_waits_for_all() {
     let mut door = Watched::default();
     let first = door.comes_in(permit(0, 10));
     let second = door.comes_in(permit(1, 11));
@@ -122,7 +122,7 @@ fn slots_work_side_by_side_and_a_section_without_one_waits_for_all() {
 }
 
 #[test]
-fn a_retry_of_a_blind_effect_is_not_refused_at_the_door() {
+fn retry_of_check_once_is_admitted() {
     let mut door = Watched::default();
     let once = |door: &mut Watched| door.door.knock(Action::CheckOnce, writer(5), &mut door.answers);
     assert!(matches!(once(&mut door), Ok(Knock::Inside(_))));
@@ -152,9 +152,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn no_two_that_disagree_are_inside_tokens_rise_and_nobody_is_forgotten(steps in steps()) {
+    fn admitted_sections_are_compatible_and_every_waiting_section_is_answered(steps in steps()) {
         let mut door = Watched::default();
-        // Our own books: who is there, and whether inside.
+        // The model's own state: each section, and whether it is admitted.
         let mut there: Vec<(Place, Section, bool)> = Vec::new();
         let mut waited = 0;
         for step in steps {
@@ -196,7 +196,7 @@ proptest! {
                         "{section:?} with {other:?}"
                     );
                 }
-                // Waiting has a reason: one inside, of a lower token.
+                // Every waiting section waits for an admitted section with a lower token.
                 prop_assert!(
                     *inside || there.iter().any(|(_, other, inside)| {
                         *inside && !together(*section, *other) && other.token() < section.token()
@@ -207,7 +207,7 @@ proptest! {
             prop_assert_eq!(door.door.inside().count(), there.iter().filter(|(.., inside)| *inside).count());
             prop_assert_eq!(door.door.waiting(), there.iter().filter(|(.., inside)| !inside).count());
         }
-        // Everyone leaves: everyone who waits comes in on the way, and the door can be forgotten.
+        // All sections leave: every waiting one is admitted in the process, and the `Door` becomes unused.
         let mut came_in = 0;
         while let Some(at) = there.iter().position(|(.., inside)| *inside) {
             let (place, ..) = there.remove(at);
@@ -224,9 +224,9 @@ proptest! {
     }
 }
 
-/// One that was turned away may leave when its door is long forgotten, and another one stands in its place.
+/// A refused section may leave after its `Door` was dropped and replaced by another one.
 #[test]
-fn who_leaves_late_takes_nobody_elses_place() {
+fn late_leave_does_not_remove_a_section_of_another_door() {
     let section = |token| Section::exclusive(Token::new(token).expect("above zero"));
     let mut answers = Vec::new();
     let mut first = Door::default();

@@ -1,14 +1,14 @@
-//! The bytes of one resource's marks, as a mark file and a store of marks keep them.
+//! The byte format of one resource's marks, used by mark files and by the store of marks.
 //!
-//! Responsible for telling marks from anything else: every cut, flip or hand edit is an error, never other marks. It
-//! is text, so that `cat` answers an operator:
+//! Every truncation, bit flip or manual edit is detected and reported as an error, never read as other marks. The
+//! format is text, so that an operator can read it with `cat`:
 //! ```text
 //! lockkeeper-fence 1
 //! base any 18 writer 17
 //! slot 3 any 20 writer 20
 //! check 3f1c0a5d9b7e2468
 //! ```
-//! 0 is a mark that no token reached. The last line is the XXH3 of all bytes before it.
+//! 0 is a mark that no token has reached. The last line is the XXH3 of all bytes before it.
 
 use std::fmt::Write as _;
 
@@ -25,16 +25,16 @@ pub(crate) const BYTES_MAX: u64 = 64 + lines::BYTES_MAX;
 
 const MAGIC: &str = "lockkeeper-fence ";
 
-/// Why bytes are not marks.
+/// Why bytes could not be decoded as marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Unreadable {
-    /// Another version's file.
+    /// The format version is another one.
     Newer { version: u32 },
-    /// Cut, flipped, edited, or something else altogether.
+    /// The bytes are truncated, corrupted, edited, or not a mark file.
     Corrupt { why: &'static str },
 }
 
-/// The bytes of `marks`; the same marks give the same bytes.
+/// Encodes `marks`; equal marks give equal bytes.
 pub(crate) fn encode(marks: &Marks) -> Vec<u8> {
     let mut text = format!("{MAGIC}{VERSION}\n");
     lines::push(&mut text, marks);
@@ -43,13 +43,13 @@ pub(crate) fn encode(marks: &Marks) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// The marks of `bytes`, if they are exactly what [`encode`] makes of those marks.
+/// Decodes `bytes`, which must be exactly the output of [`encode`] for the returned marks.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
     let corrupt = |why| Unreadable::Corrupt { why };
     let text = std::str::from_utf8(bytes).map_err(|_| corrupt("it is not text"))?;
     let rest = text.strip_prefix(MAGIC).ok_or(corrupt("its first line is not that of a mark file"))?;
     let (body, check) = text.rsplit_once("check ").ok_or(corrupt("its last line is missing"))?;
-    // The checksum goes before the version: a flipped digit is damage, not a newer program.
+    // The checksum is checked before the version: a flipped digit is damage, not a newer version.
     if check != format!("{:016x}\n", xxh3_64(body.as_bytes())) {
         return Err(corrupt("its checksum does not match"));
     }
@@ -59,7 +59,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Marks, Unreadable> {
         version => return Err(Unreadable::Newer { version }),
     }
     let marks = lines::parse(body.lines().skip(1)).ok_or(corrupt("a line is not one of a mark file"))?;
-    // One form only: whatever a lax parse might let through would not come out again as the same bytes.
+    // Only the canonical form is valid: input that a lax parse accepts does not re-encode to the same bytes.
     if encode(&marks) == bytes {
         Ok(marks)
     } else {
@@ -93,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn marks_come_back_as_they_were_written() {
+    fn decode_returns_the_encoded_marks() {
         for marks in [Marks::default(), sample()] {
             assert_eq!(decode(&encode(&marks)), Ok(marks));
         }
     }
 
     #[test]
-    fn the_text_says_what_an_operator_needs() {
+    fn encoded_marks_are_readable_text() {
         let text = String::from_utf8(encode(&sample())).expect("text");
         assert!(
             text.starts_with("lockkeeper-fence 1\nbase any 18 writer 17\nslot 3 any 20 writer 20\n"),
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(tried, good.len() * 14 + 2);
     }
 
-    /// What only a program or a hand could write: the checksum is right, the content is not.
+    /// Content that only another program or a manual edit could write: valid checksum, invalid content.
     #[test]
     fn content_that_no_fence_writes_is_refused_even_with_a_right_checksum() {
         let sealed = |body: &str| format!("{body}check {:016x}\n", xxh3_64(body.as_bytes())).into_bytes();

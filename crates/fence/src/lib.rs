@@ -1,11 +1,11 @@
-//! The resource's side: fences.
+//! Fences: the check of a fencing token at the resource.
 //!
-//! A lock service can only give an opinion on who holds a lock. What makes a lock safe is its *token*, checked by the
-//! resource: a fence remembers the highest token seen (its *mark*) and turns lower ones away.
+//! A lock service can't guarantee that a client still holds a lock when its write arrives. A lock is safe only if
+//! the resource checks its *token*: a fence stores the highest token seen (its *mark*) and refuses lower ones.
 //!
-//! Enter before you read. A check on writes only loses updates: A (token 5) reads 10 and stalls; B (6) reads 10; A
-//! wakes and writes 11, accepted, since nobody wrote with 6 yet; B writes 11. So a section calls `enter` first, which
-//! raises the mark durably, and only then reads:
+//! Call `enter` before reading. A check on writes only loses updates: A (token 5) reads 10 and stalls; B (token 6)
+//! reads 10; A resumes and writes 11, which is accepted because token 6 has not written yet; B writes 11. So a
+//! section calls `enter` first, which raises the mark durably, and reads only after that:
 //!
 //! ```
 //! use lockkeeper_core::Token;
@@ -25,13 +25,13 @@
 //! ```
 //!
 //! Every fence has the same shape: `enter(section)`, a write whose check and effect are one atomic step, and
-//! `check_once` for a blind effect; all take a [`Section`] and refuse with [`Refused`]. They share no trait, since
-//! what an effect is (bytes, a closure, a statement in the caller's transaction) differs; they share the rule,
+//! `check_once` for a blind effect. All take a [`Section`] and refuse with [`Refused`]. They share no trait because
+//! effects differ in type (bytes, a closure, a statement in the caller's transaction); they share the rule,
 //! [`Marks::check`], and the tests.
 //!
 //! Rules are cited by the numbers of `docs/table-rules.md` (F-a …), promises as P1–P12 (`docs/SAFETY.md`).
 
-/// Compiles the examples of the guide, which are of all fences.
+/// Compiles the examples of the guide, which cover all fences.
 #[cfg(all(
     doctest,
     target_os = "linux",

@@ -1,11 +1,11 @@
-//! Marks as lines of text, as the fences keep them that store text of their own.
+//! Marks as lines of text, the form used by fences that store text of their own.
 //!
-//! Responsible for the lines of the marks only, not for what stands around them or for their checksum:
+//! Covers the lines of the marks only; header and checksum belong to the caller:
 //! ```text
 //! base any 18 writer 17
 //! slot 3 any 20 writer 20
 //! ```
-//! 0 is a mark that no token reached. One line for each slot that is kept, the lowest first.
+//! 0 is a mark that no token has reached. One line per stored slot, in ascending order.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,10 +15,10 @@ use lockkeeper_core::limits::PERMITS_MAX;
 
 use crate::rule::{Marks, Pair};
 
-/// Most bytes that the lines of any marks have: every slot with the longest numbers.
+/// Most bytes that the lines of any marks take: every slot with the longest numbers.
 pub(crate) const BYTES_MAX: u64 = 64 + PERMITS_MAX as u64 * 64;
 
-/// Adds the lines of `marks`; the same marks give the same lines.
+/// Appends the lines of `marks`; equal marks give equal lines.
 pub(crate) fn push(text: &mut String, marks: &Marks) {
     push_pair(text, "base", marks.base);
     for (slot, pair) in &marks.slots {
@@ -32,7 +32,7 @@ fn push_pair(text: &mut String, of: &str, pair: Pair) {
     let _ = writeln!(text, "{of} any {} writer {}", number(pair.any), number(pair.writer));
 }
 
-/// The marks of all `lines`. Lax about how numbers are written: who stores them compares what [`push`] makes of them.
+/// Parses the marks of all `lines`. Accepts non-canonical numbers: callers re-encode with [`push`] and compare.
 pub(crate) fn parse<'a>(mut lines: impl Iterator<Item = &'a str>) -> Option<Marks> {
     let base = parse_pair(lines.next()?.strip_prefix("base ")?)?;
     let mut slots = BTreeMap::new();

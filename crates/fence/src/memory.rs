@@ -1,37 +1,37 @@
-//! A fence in memory: many resources by name, for one process.
+//! An in-memory fence: many resources by name, for one process.
 //!
-//! Responsible for making check and effect one step among the threads of a process. It keeps nothing across a
-//! restart, so it guards only what a restart forgets too (a cache, an in-process object) and users' tests.
+//! Makes check and effect one step among the threads of a process. Marks don't survive a restart, so it suits only
+//! resources that don't either (a cache, an in-process object) and users' tests.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::rule::{Action, Marks, Passed, Refused, Section};
 
-/// Marks by resource name. Each resource seen takes memory as long as the fence lives: a mark that is forgotten
-/// would let every token in again.
+/// Marks by resource name. Entries are never removed, since a resource without its mark would accept stale tokens
+/// again: each resource seen uses memory until the fence is dropped.
 #[derive(Debug, Default)]
 pub struct MemoryFence {
     resources: Mutex<HashMap<String, Arc<Mutex<Marks>>>>,
 }
 
 impl MemoryFence {
-    /// A fence that has seen nothing.
+    /// A fence without any marks.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Raises the marks of `resource`. Call it before the section reads what it will write.
+    /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
     ///
     /// # Errors
-    /// [`Refused::Stale`] if a later section has been here: stop.
+    /// [`Refused::Stale`] if a later section has passed: stop.
     pub fn enter(&self, resource: &str, section: Section) -> Result<(), Refused> {
         self.pass(resource, Action::Enter, section, || ())
     }
 
-    /// Checks and runs `effect` as one step: no other check of this resource happens before it returns. So `effect`
-    /// must be short, and must not call this fence for the same resource (it would wait for itself).
+    /// Checks and runs `effect` as one step: other checks of this resource wait until `effect` returns. So `effect`
+    /// must be short, and must not call this fence for the same resource (deadlock).
     ///
     /// # Errors
     /// [`Refused::Stale`] or [`Refused::SharedWrite`]; `effect` did not run.
@@ -47,7 +47,7 @@ impl MemoryFence {
     /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
     ///
     /// # Errors
-    /// As `write`, and [`Refused::Repeated`] for a token that has been here; `effect` did not run.
+    /// As `write`, and [`Refused::Repeated`] for a token that has passed before; `effect` did not run.
     pub fn check_once<R>(
         &self,
         resource: &str,
@@ -57,7 +57,7 @@ impl MemoryFence {
         self.pass(resource, Action::CheckOnce, section, effect)
     }
 
-    /// The marks of `resource` as they are now; the default ones if it was never seen.
+    /// The current marks of `resource`; the default ones if it was never seen.
     #[must_use]
     pub fn marks(&self, resource: &str) -> Marks {
         let found = lock(&self.resources).get(resource).cloned();
@@ -77,9 +77,9 @@ impl MemoryFence {
         })
     }
 
-    /// Runs `change` on the marks of `resource`, and nothing else meanwhile that asks for them.
+    /// Runs `change` on the marks of `resource` under that resource's mutex.
     pub(crate) fn change<R>(&self, resource: &str, change: impl FnOnce(&mut Marks) -> R) -> R {
-        // The map is held only to find the resource: a long effect on one must not stop the others.
+        // The map is locked only for the lookup: a long effect on one resource must not block the others.
         let marks = {
             let mut resources = lock(&self.resources);
             match resources.get(resource) {
@@ -91,7 +91,7 @@ impl MemoryFence {
     }
 }
 
-/// A panic in an effect leaves raised marks behind, which is harmless: the next section goes on.
+/// Ignores poisoning: a panic in an effect leaves raised marks behind, which is harmless for later sections.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

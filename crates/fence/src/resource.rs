@@ -1,23 +1,22 @@
-//! The names under which a fence keeps its marks, where one fence guards many resources.
+//! Resource names: the keys of the marks in fences that guard many resources.
 //!
-//! Responsible for what a name may be, alike in every such fence: marks that one fence takes and another refuses could
-//! not be moved.
+//! One set of limits for all fences, so that marks can be moved from one fence to another.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Longest name of a resource, in bytes: that of a lock, so that the two can have one name.
+/// Longest name of a resource, in bytes: the limit of a lock name, so that a resource can be named like its lock.
 pub const RESOURCE_BYTES_MAX: usize = 512;
 
-/// The name of a resource that was checked. Names are compared byte by byte. Cloning is cheap.
+/// A validated resource name. Names are compared byte by byte. Cloning is cheap.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Resource(Arc<str>);
 
 impl Resource {
-    /// A name from what came in.
+    /// Validates `name`.
     ///
     /// # Errors
-    /// [`BadResource`], with the limit that it breaks.
+    /// [`BadResource`], with the limit that `name` exceeds.
     pub fn new(name: &str) -> Result<Self, BadResource> {
         checked(name).map(|name| Self(name.into()))
     }
@@ -39,16 +38,16 @@ impl fmt::Display for Resource {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum BadResource {
-    /// No name at all.
+    /// The name is empty.
     Empty,
-    /// A name that is too long.
+    /// The name is too long.
     TooLong {
-        /// How long it is, in bytes.
+        /// Its length in bytes.
         bytes: usize,
     },
-    /// A name with a control character: it would not show in an error or a log.
+    /// The name has a control character, which would be invisible in errors and logs.
     Control {
-        /// The name, with such characters written out.
+        /// The name, with control characters escaped.
         shown: String,
     },
 }
@@ -74,7 +73,7 @@ impl fmt::Display for BadResource {
 
 impl std::error::Error for BadResource {}
 
-/// `resource`, if it is a name: 1 to 512 bytes, no control characters.
+/// Returns `resource` if it is a valid name: 1 to 512 bytes, no control characters.
 pub fn checked(resource: &str) -> Result<&str, BadResource> {
     match resource {
         "" => Err(BadResource::Empty),

@@ -1,12 +1,12 @@
-//! The two-mark rule: who may pass a fence, and how its marks rise.
+//! The two-mark rule: which sections pass a fence, and how they raise its marks.
 //!
-//! Responsible for the whole decision of every fence (F-a to F-d), as one pure function over plain data:
-//! [`Marks::check`]. May not read a clock, store anything or know what the resource is; the fences around it make
-//! check, marks and effect one atomic, durable step.
+//! Makes the whole decision of every fence (F-a to F-d) as one pure function over plain data: [`Marks::check`]. It
+//! reads no clock, stores nothing and does not depend on the resource; the fence around it makes check, marks and
+//! effect one atomic, durable step.
 //!
-//! A resource has a base pair of marks and one pair per slot seen. In a pair, `any` is the highest token that came
-//! through and `writer` the highest that came through as a writer. Why two: with one mark, readers that hold the
-//! lock together would turn each other away, since the later of them has the higher token.
+//! A resource has a base pair of marks and one pair per slot seen. In a pair, `any` is the highest token that
+//! passed and `writer` the highest token that passed as a writer. Two marks are needed because shared holders have
+//! different tokens: with one mark, the reader with the highest token would make all other readers stale.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,9 +14,9 @@ use std::fmt;
 use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};
 
-/// Who asks at a fence: the mode, slot and token of the hold under which the section runs (F-a).
+/// The mode, slot and token of the hold under which a section runs (F-a).
 ///
-/// A section is parsed once; the rule cannot meet a slot without a permit.
+/// Validated on construction: the rule never sees a slot without a permit.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Section {
     mode: ModeKind,
@@ -25,13 +25,13 @@ pub struct Section {
 }
 
 impl Section {
-    /// A section under an exclusive hold. A writer with no slot: it faces the marks of every slot.
+    /// A section under an exclusive hold: a writer without a slot, checked against the marks of every slot.
     #[must_use]
     pub const fn exclusive(token: Token) -> Self {
         Self { mode: ModeKind::Exclusive, slot: None, token }
     }
 
-    /// A section under a shared hold: it may enter and read, never write (F-c).
+    /// A section under a shared hold: it may enter and read, but never write (F-c).
     #[must_use]
     pub const fn shared(token: Token) -> Self {
         Self { mode: ModeKind::Shared, slot: None, token }
@@ -45,13 +45,14 @@ impl Section {
         Self::new(ModeKind::Permit, Some(slot), token)
     }
 
-    /// A section from its parts, as they come from a command line or a request.
+    /// A section from its parts, e.g. from a command line or a request.
     ///
-    /// A permit without a slot is allowed: it is checked like an exclusive hold, against every slot.
+    /// A permit without a slot is valid: like an exclusive hold, it is checked against every slot.
     ///
     /// # Errors
-    /// [`Refused::SlotWithoutPermit`] for a slot with another mode: an exclusive hold that is checked in one slot
-    /// only would be weaker than it looks. [`Refused::SlotTooHigh`] if no lock has that many permits.
+    /// [`Refused::SlotWithoutPermit`] for a slot with another mode: an exclusive hold that is checked against one
+    /// slot only would protect less than its mode promises. [`Refused::SlotTooHigh`] if no lock has that many
+    /// permits.
     pub const fn new(mode: ModeKind, slot: Option<Slot>, token: Token) -> Result<Self, Refused> {
         match (mode, slot) {
             (ModeKind::Permit, Some(slot)) if slot >= PERMITS_MAX => Err(Refused::SlotTooHigh { slot }),
@@ -68,7 +69,7 @@ impl Section {
         self.mode
     }
 
-    /// Which permit is held, if the mode is permit and the lock tells.
+    /// The slot of the permit, if the mode is permit and the lock reports the slot.
     #[must_use]
     pub const fn slot(self) -> Option<Slot> {
         self.slot
@@ -81,14 +82,14 @@ impl Section {
     }
 }
 
-/// What a section wants at the fence.
+/// The operation that a section requests at the fence.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    /// Raise the marks before reading what will be written.
+    /// Raise the marks before reading the data that will be written.
     Enter,
     /// Check, then write in the same atomic step.
     Write,
-    /// Check for one blind effect per grant; stands for enter and write, and refuses an equal token (F-d).
+    /// Check for one blind effect per grant; replaces enter and write, and refuses an equal token (F-d).
     CheckOnce,
 }
 
@@ -102,29 +103,29 @@ impl fmt::Display for Action {
     }
 }
 
-/// Two marks. `None` is a mark that no token has reached yet: any token passes it.
+/// Two marks. `None` means that no such token has passed yet: any token passes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Pair {
-    /// The highest token that came through.
+    /// The highest token that passed.
     pub any: Option<Token>,
-    /// The highest token that came through as a writer; never above `any`.
+    /// The highest token that passed as a writer; never above `any`.
     pub writer: Option<Token>,
 }
 
 impl Pair {
-    /// The greater of each mark.
+    /// The greater of the two values, for each mark.
     fn max(self, other: Self) -> Self {
         Self { any: self.any.max(other.any), writer: self.writer.max(other.writer) }
     }
 }
 
-/// What a fence remembers of one resource (F-b). The default is a resource never seen, which accepts any token.
+/// The marks of one resource (F-b). The default is a resource never seen, which accepts any token.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Marks {
-    /// The marks for tokens without a slot, and of every slot never seen.
+    /// The marks for tokens without a slot; also those of every slot never seen.
     pub base: Pair,
-    /// The pairs of slots that were seen and say more than the base. A slot's effective marks are the greater of
-    /// its own and the base's.
+    /// The pairs of seen slots with a mark above the base. A slot's effective marks are the greater of its own and
+    /// the base's.
     pub slots: BTreeMap<Slot, Pair>,
 }
 
@@ -134,19 +135,20 @@ pub struct Marks {
 pub enum Passed {
     /// The marks rose, and must be durable before the effect.
     Raised,
-    /// The marks already said so: this section has been here.
+    /// No mark rose: the token is not new, or it is a reader's and a later section has raised `any` above it.
     Unchanged,
 }
 
 impl Marks {
-    /// The rule. If `section` may do `action`, raises the marks; if not, changes nothing.
+    /// Applies the rule: if `section` may do `action`, raises the marks; otherwise changes nothing.
     ///
-    /// A writer passes if its token reaches `any`, and both marks become its token; a reader passes if its token
-    /// reaches `writer`, and `any` becomes the greater. So live readers don't turn each other away, and a late
-    /// writer can't slip under a reader. A section with a slot faces, and raises, the marks of that slot only; one
-    /// without faces those of every slot, and raises the base and all.
+    /// A writer passes if its token is at least `any`, and both marks become its token. A reader passes if its
+    /// token is at least `writer`, and `any` rises to its token if that is higher. So live readers don't make each
+    /// other stale, and a delayed writer can't pass below a later reader. A section with a slot is checked against
+    /// the effective marks of that slot ([`Marks::effective`]), and raises that slot only; one without a slot is
+    /// checked against the marks of every slot, and raises the base and all slots.
     ///
-    /// Equal tokens pass, since one holder writes many times; only [`Action::CheckOnce`] refuses them.
+    /// Equal tokens pass, since one holder may write many times; only [`Action::CheckOnce`] refuses them.
     ///
     /// # Errors
     /// [`Refused::Stale`], [`Refused::Repeated`] and [`Refused::SharedWrite`].
@@ -171,13 +173,13 @@ impl Marks {
         Ok(if self.raise(slot, to) { Passed::Raised } else { Passed::Unchanged })
     }
 
-    /// The marks that a section with `slot` faces.
+    /// The marks against which a section with `slot` is checked.
     #[must_use]
     pub fn effective(&self, slot: Slot) -> Pair {
         self.slots.get(&slot).map_or(self.base, |own| own.max(self.base))
     }
 
-    /// Raises one slot, or the base and all; tells whether anything rose.
+    /// Raises one slot, or the base and all slots; returns whether a mark rose.
     fn raise(&mut self, slot: Option<Slot>, to: Pair) -> bool {
         let Some(slot) = slot else {
             let mut rose = false;
@@ -185,8 +187,8 @@ impl Marks {
                 let before = std::mem::replace(pair, pair.max(to));
                 rose |= *pair != before;
             }
-            // A slot that says no more than the base says nothing: dropped, so that marks stay small and equal
-            // marks look alike.
+            // Drop slots without a mark above the base: marks stay small, and equal marks have equal
+            // representations.
             let base = self.base;
             self.slots.retain(|_, own| own.max(base) != base);
             return rose;
@@ -200,34 +202,34 @@ impl Marks {
     }
 }
 
-/// Why a fence let nothing happen.
+/// Why a fence refused a section.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refused {
-    /// A later section has been here (P3).
+    /// A later section has passed the fence (P3).
     #[error(
         "token {offered} is stale: token {highest} has been here; nothing was done. Stop this section: \
          its lock is lost. Acquire the lock again, enter with the new token, and read again"
     )]
     Stale {
-        /// The token of the section that asked.
+        /// The token of the refused section.
         offered: Token,
-        /// The mark that it had to reach.
+        /// The mark that its token is below.
         highest: Token,
     },
-    /// `check_once` with a token that was here before (F-d).
+    /// `check_once` with a token that has passed before (F-d).
     #[error(
         "token {token} has been here before, and check_once lets a token through once; nothing was done. \
          If this is a retry, the first try passed; after enter use write, not check_once"
     )]
     Repeated {
-        /// The token of the section that asked.
+        /// The token of the refused section.
         token: Token,
     },
     /// A write under a shared hold (F-c).
     #[error("mode shared may only enter and read, not {action}; acquire the lock exclusively to write")]
     SharedWrite {
-        /// What was asked.
+        /// The refused action.
         action: Action,
     },
     /// A slot with a mode that has none.

@@ -1,7 +1,7 @@
 //! A fence in SQLite: marks in the caller's own database, raised in the transaction that they guard.
 //!
-//! Responsible for the marks table and for holding the write lock before it looks at a mark. The rule itself is
-//! [`Marks::check`], run here: SQLite lets one writer in at a time, of all processes, so nothing comes between.
+//! Owns the marks table, and takes the write lock before it reads a mark. The rule is [`Marks::check`], run in this
+//! process: SQLite allows one writer at a time across all processes, so no other check can run in between.
 //!
 //! ```
 //! use lockkeeper_fence::{Section, Token, sqlite as fence};
@@ -23,16 +23,17 @@
 //! # }
 //! ```
 //!
-//! What survives: a killed process, always. A power loss: [`enter`] commits with `synchronous = EXTRA` whatever
-//! the connection is set to, and makes durable what others have raised to its token; a caller's own transaction is as durable as its connection ([`check`] tells): FULL is
-//! enough with WAL, and not with a rollback journal, whose removal only EXTRA syncs. A database in
-//! memory keeps its marks as long as itself, which is right for tests. Not on network filesystems, whose locks need not
-//! hold: SQLite itself warns of them.
+//! Durability. Marks always survive a killed process. Power loss: [`enter`] commits with `synchronous = EXTRA`
+//! whatever the connection's setting, and also makes durable the marks that other transactions raised to its token.
+//! A caller's own transaction is as durable as its connection (see [`check`]): FULL suffices with WAL, but not with
+//! a rollback journal, whose removal only EXTRA syncs. An in-memory database keeps its marks until it is closed,
+//! which suits tests. Network filesystems are not supported: their locks may not exclude other hosts, as SQLite's
+//! documentation warns.
 //!
-//! The system's library is linked (Debian: `libsqlite3-dev`); a program that wants its own turns on `bundled` of
-//! rusqlite in its own `Cargo.toml`.
+//! The system's library is linked (Debian: `libsqlite3-dev`); to link a bundled one, enable the feature `bundled`
+//! of rusqlite in your own `Cargo.toml`.
 
-/// The client library whose connections are taken.
+/// The client library whose connections the fence takes.
 pub use rusqlite;
 use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior, params};
 
@@ -41,8 +42,8 @@ use lockkeeper_core::{Slot, Token};
 use crate::resource::{BadResource, checked};
 use crate::rule::{Action, Marks, Pair, Passed, Refused, Section};
 
-/// What [`install`] does: one table, with a row for each resource (slot -1) and one for each slot of a permit that was
-/// seen. 0 is a mark that no token has reached.
+/// The table that [`install`] creates: one row per resource (slot -1) and one per permit slot seen. 0 is a mark
+/// that no token has reached.
 pub const SCHEMA_SQL: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks (
     resource     TEXT    NOT NULL,
     slot         INTEGER NOT NULL,
@@ -54,29 +55,29 @@ pub const SCHEMA_SQL: &str = "CREATE TABLE IF NOT EXISTS lockkeeper_fence_marks 
 /// The slot of the base's row.
 const BASE: i64 = -1;
 
-/// `PRAGMA synchronous` that syncs all that a commit rests on, in every journal mode.
+/// The `PRAGMA synchronous` level that makes a commit durable in every journal mode.
 const EXTRA: u8 = 3;
 
-/// Why a call at a SQLite fence did not do what it should.
+/// Why a call at a SQLite fence failed.
 ///
 /// After any of them the transaction in which it happened must be rolled back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SqliteError {
-    /// The rule said no; nothing was written.
+    /// The rule refused the section; nothing was written.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The text is no resource's name.
+    /// The text is not a valid resource name.
     #[error(transparent)]
     Resource(#[from] BadResource),
-    /// Another connection writes, for longer than `busy_timeout`; or it wrote since this transaction first read, and
-    /// this one began as DEFERRED.
+    /// Another connection held the write lock for longer than `busy_timeout`; or it committed a write after the
+    /// first read of this transaction, which began as DEFERRED.
     #[error(
         "another connection is writing, or wrote since this transaction first read; nothing was done: roll back and try \
          again. Begin transactions that write as IMMEDIATE, and raise busy_timeout if writers take long"
     )]
     Busy(#[source] rusqlite::Error),
-    /// The database has no fence.
+    /// The database has no marks table.
     #[error(
         "this database has no table lockkeeper_fence_marks; call `lockkeeper_fence::sqlite::install` once"
     )]
@@ -91,42 +92,43 @@ pub enum SqliteError {
         resource: String,
         /// The row's slot.
         slot: i64,
-        /// What it has.
+        /// Its `any_token`.
         any: i64,
-        /// What it has.
+        /// Its `writer_token`.
         writer: i64,
     },
-    /// `enter` was called inside a transaction that was begun by hand.
+    /// `enter` was called while a transaction was open on the connection.
     #[error(
         "enter was called with a transaction open on this connection; commit it first, or use `enter_within` as the first \
          statement of a transaction that holds all of the section"
     )]
     InTransaction,
-    /// SQLite failed.
+    /// SQLite returned an error.
     #[error("SQLite did not carry out {doing}")]
     Database {
-        /// What was asked.
+        /// The operation.
         doing: &'static str,
-        /// Why.
+        /// SQLite's error.
         #[source]
         source: rusqlite::Error,
     },
 }
 
-/// What a connection is set to, as far as it matters for marks.
+/// The connection's settings that matter for marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Findings {
-    /// `PRAGMA synchronous`: 0 off, 1 normal, 2 full, 3 extra. [`enter`] overrules the first two.
+    /// `PRAGMA synchronous`: 0 off, 1 normal, 2 full, 3 extra. [`enter`] raises lower levels to 3 for its own
+    /// commit.
     pub synchronous: u8,
     /// `PRAGMA journal_mode`: `wal`, `delete`, …
     pub journal_mode: String,
-    /// Whether the database is in memory, or a temporary file: its marks end with it.
+    /// Whether the database is in memory, or a temporary file: its marks are lost when it is closed.
     pub in_memory: bool,
 }
 
 impl Findings {
-    /// What is weaker than it may look, one sentence each; empty if nothing is.
+    /// Settings that weaken durability, one sentence each; empty if there are none.
     #[must_use]
     pub fn weaknesses(&self) -> Vec<String> {
         let mut found = Vec::new();
@@ -135,7 +137,8 @@ impl Findings {
                 "the database is in memory: its marks end with this connection; open a file".to_owned(),
             );
         }
-        // With a rollback journal the removal of the journal is the commit, and only EXTRA syncs the directory after it.
+        // With a rollback journal, removing the journal is the commit, and only EXTRA syncs the directory after the
+        // removal.
         let enough = if self.journal_mode == "wal" { 2 } else { EXTRA };
         if self.synchronous < enough && !self.in_memory {
             found.push(format!(
@@ -154,7 +157,7 @@ impl Findings {
     }
 }
 
-/// Makes the marks table where it is missing.
+/// Creates the marks table if it is missing.
 ///
 /// # Errors
 /// [`SqliteError::Busy`], [`SqliteError::Database`].
@@ -162,7 +165,7 @@ pub fn install(connection: &Connection) -> Result<(), SqliteError> {
     connection.execute_batch(SCHEMA_SQL).map_err(|error| means("SCHEMA_SQL", error))
 }
 
-/// Whether this database has the marks table, and what the connection is set to.
+/// Checks that the marks table exists, and returns the connection's settings.
 ///
 /// # Errors
 /// [`SqliteError::NotInstalled`], [`SqliteError::Database`].
@@ -178,10 +181,10 @@ pub fn check(connection: &Connection) -> Result<Findings, SqliteError> {
     })
 }
 
-/// Raises the marks of `resource`, durably. Call it before the section reads what it will write.
+/// Raises the marks of `resource`, durably. Call it before the section reads the data that it will write.
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has been here: stop. [`SqliteError::InTransaction`], [`SqliteError::Busy`],
+/// [`Refused::Stale`] if a later section has passed: stop. [`SqliteError::InTransaction`], [`SqliteError::Busy`],
 /// [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
 pub fn enter(connection: &mut Connection, resource: &str, section: Section) -> Result<(), SqliteError> {
     if !connection.is_autocommit() {
@@ -208,8 +211,8 @@ fn enter_synced(connection: &mut Connection, resource: &str, section: Section) -
     transaction.commit().map_err(failed)
 }
 
-/// [`enter`] as the first statement of a transaction that holds all of the section: its reads and its writes. Other
-/// sections wait for it, as all writers of the database do.
+/// [`enter`] as the first statement of a transaction that holds the whole section, both its reads and its writes.
+/// Other sections wait for its end, as all writers of the database do.
 ///
 /// # Errors
 /// As `enter`.
@@ -221,21 +224,22 @@ pub fn enter_within(
     pass(transaction, Action::Enter, resource, section)
 }
 
-/// Checks. The first statement of a transaction that writes; the whole of it takes effect with its commit, or nothing.
+/// Checks. Must be the first statement of a transaction that writes. All its writes take effect with the commit, or
+/// none.
 ///
 /// # Errors
-/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`SqliteError::Busy`] above all where the
-/// transaction began as DEFERRED. [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`],
+/// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`SqliteError::Busy`], most likely
+/// if the transaction began as DEFERRED. [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`],
 /// [`SqliteError::Database`].
 pub fn write(transaction: &Transaction<'_>, resource: &str, section: Section) -> Result<(), SqliteError> {
     pass(transaction, Action::Write, resource, section)
 }
 
-/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
-/// commit, the token was not here.
+/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). The token counts as
+/// used only if the transaction commits.
 ///
 /// # Errors
-/// As `write`, and [`Refused::Repeated`] for a token that was here.
+/// As `write`, and [`Refused::Repeated`] for a token that has passed before.
 pub fn check_once(
     transaction: &Transaction<'_>,
     resource: &str,
@@ -244,7 +248,7 @@ pub fn check_once(
     pass(transaction, Action::CheckOnce, resource, section)
 }
 
-/// The marks as they are now; the default ones if the resource was never seen.
+/// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
 /// [`SqliteError::NotInstalled`], [`SqliteError::MarksCorrupt`], [`SqliteError::Database`].
@@ -253,8 +257,8 @@ pub fn marks(connection: &Connection, resource: &str) -> Result<Marks, SqliteErr
     load(connection, resource)
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower. Stop
-/// all writers first: an old holder passes a mark that was lowered.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
+/// lower. Stop all writers first: an old holder passes a mark that was lowered.
 ///
 /// # Errors
 /// [`SqliteError::Busy`], [`SqliteError::NotInstalled`], [`SqliteError::Database`].
@@ -276,10 +280,11 @@ fn pass(
     section: Section,
 ) -> Result<(), SqliteError> {
     checked(resource)?;
-    // A statement that writes, before the marks are read: in a DEFERRED transaction it takes the write lock, or fails if
-    // someone wrote since this transaction's first read. It writes the rows of the marks that this section faces, also
-    // where none rises: a transaction that was not synced may have raised them, and this one's commit makes them durable.
-    // `slot` is in the key, so SQLite deletes the row and inserts it; an update to equal values elsewhere writes nothing.
+    // Write before reading the marks: in a DEFERRED transaction this takes the write lock, or fails if another
+    // connection committed a write after this transaction's first read. It rewrites the rows of the marks that this
+    // section is checked against even if none rises: a transaction with a lower `synchronous` level may have raised
+    // them, and this commit makes them durable. `slot` is part of the key, so SQLite deletes and inserts the row;
+    // an update of other columns to equal values would write nothing.
     transaction
         .prepare_cached(
             "UPDATE lockkeeper_fence_marks SET slot = slot WHERE resource = ?1 AND slot IN (-1, ?2)",
@@ -297,7 +302,7 @@ fn pass(
         put(transaction, resource, BASE, after.base)?;
     }
     for slot in before.slots.keys().filter(|slot| !after.slots.contains_key(slot)) {
-        // It says no more than the base: the rule drops it.
+        // The rule dropped the slot because its marks are not above the base.
         transaction
             .prepare_cached("DELETE FROM lockkeeper_fence_marks WHERE resource = ?1 AND slot = ?2")
             .and_then(|mut statement| statement.execute(params![resource, slot]))
@@ -334,7 +339,7 @@ fn load(connection: &Connection, resource: &str) -> Result<Marks, SqliteError> {
     Ok(marks)
 }
 
-/// 0 is a mark that no token has reached; outer `None` is no mark.
+/// 0 is a mark that no token has reached; outer `None` is not a mark.
 fn mark(value: i64) -> Option<Option<Token>> {
     match value {
         0 => Some(None),
@@ -365,7 +370,7 @@ fn synchronous(connection: &Connection) -> Result<u8, SqliteError> {
 fn means(doing: &'static str, error: rusqlite::Error) -> SqliteError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => SqliteError::Busy(error),
-        // Which variant has the text depends on features of rusqlite that are the caller's to choose.
+        // The variant that carries this text depends on rusqlite features, which the caller chooses.
         _ if error.to_string().contains("no such table: lockkeeper_fence_marks") => {
             SqliteError::NotInstalled(error)
         }

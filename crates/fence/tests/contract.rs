@@ -1,4 +1,4 @@
-//! The suite of all fences, run on those that need no server; and what is the memory fence's own.
+//! The common suite, run on the fences that need no server, and the memory fence's own tests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,13 +125,13 @@ mod file_subject {
 }
 
 #[test]
-fn resources_of_a_memory_fence_are_apart() {
+fn resources_of_a_memory_fence_are_independent() {
     let fence = MemoryFence::new();
     fence.enter("a", Section::exclusive(token(9))).expect("never seen");
     fence.enter("b", Section::exclusive(token(1))).expect("never seen");
     assert_eq!(fence.marks("c"), Marks::default());
     assert_eq!(fence.marks("a").base.any, Some(token(9)));
-    // An effect may use another resource of the same fence, and its result comes back.
+    // An effect may use another resource of the same fence, and its result is returned.
     let inner =
         fence.write("a", Section::exclusive(token(9)), || fence.enter("b", Section::exclusive(token(2))));
     assert_eq!(inner, Ok(Ok(())));

@@ -1,4 +1,4 @@
-//! The file fence on real files: what it keeps, what it refuses, and what it says.
+//! The file fence on real files: durability, refusals and error texts.
 #![cfg(target_os = "linux")]
 
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ fn exclusive(value: u64) -> Section {
     Section::exclusive(Token::new(value).expect("a token"))
 }
 
-/// A fence over `data` in a directory of its own.
+/// A fence over `data` in a new directory.
 fn fenced() -> (tempfile::TempDir, FileFence) {
     let dir = tempfile::tempdir().expect("a directory");
     let fence = FileFence::new(dir.path().join("data")).expect("a fence");
@@ -54,7 +54,7 @@ fn a_stale_write_changes_nothing_and_the_marks_outlive_the_process() {
     assert_eq!(fence.read().expect("readable"), None);
     fence.write(exclusive(5), b"five").expect("live");
 
-    // Another value stands for another process: it knows only what is on the disk.
+    // A second value stands in for another process: both share only the files.
     let other = FileFence::new(dir.path().join("data")).expect("a fence");
     other.enter(exclusive(6)).expect("later");
     let refused = fence.write(exclusive(5), b"late").expect_err("stale");
@@ -66,7 +66,7 @@ fn a_stale_write_changes_nothing_and_the_marks_outlive_the_process() {
 }
 
 #[test]
-fn looking_at_the_marks_creates_nothing() {
+fn reading_the_marks_creates_nothing() {
     let (dir, fence) = fenced();
     assert_eq!(fence.marks().expect("readable"), Marks::default());
     assert_eq!(names(dir.path()), [""; 0]);
@@ -75,7 +75,7 @@ fn looking_at_the_marks_creates_nothing() {
 }
 
 #[test]
-fn a_reset_lets_the_lower_tokens_of_another_service_in_and_none_below_it() {
+fn reset_lowers_the_marks_to_the_given_token() {
     let (_dir, fence) = fenced();
     fence.enter(exclusive(900)).expect("the first");
     let slot = Section::permit(3, Token::new(950).expect("a token")).expect("a section");
@@ -105,10 +105,10 @@ fn content_of_any_size_and_names_of_any_bytes_work() {
 }
 
 #[test]
-fn mode_and_owner_stay_and_the_fence_takes_them_over() {
+fn mode_and_owner_are_kept_and_copied_to_the_fences_files() {
     let (_dir, fence) = fenced();
     fs::write(fence.path(), "old").expect("written");
-    // Only root can give files away; for others their own id must stay.
+    // Only root can change the owner; other users' files must keep their own id.
     let ours = fs::metadata(fence.path()).expect("a file");
     let (user, group) = if ours.uid() == 0 { (65_534, 65_533) } else { (ours.uid(), ours.gid()) };
     chown(fence.path(), Some(user), Some(group)).expect("root, or no change");
@@ -133,7 +133,7 @@ fn a_symlink_is_refused_and_its_target_named() {
     let target = target.canonicalize().expect("a path");
     assert_eq!(unguardable(FileFence::new(&link)), Unguardable::Symlink { target });
 
-    // Also when it appears after the fence was made.
+    // Also a symlink that replaced the file after the fence was created.
     let fence = FileFence::new(dir.path().join("later")).expect("a fence");
     fence.write(exclusive(1), b"x").expect("live");
     fs::remove_file(fence.path()).expect("removed");
@@ -153,7 +153,7 @@ fn a_directory_behind_a_symlink_has_the_same_fence() {
 }
 
 #[test]
-fn a_file_with_a_second_name_is_refused() {
+fn file_with_two_hard_links_is_refused() {
     let (dir, fence) = fenced();
     fs::write(fence.path(), "x").expect("written");
     fs::hard_link(fence.path(), dir.path().join("other")).expect("a link");
@@ -162,7 +162,7 @@ fn a_file_with_a_second_name_is_refused() {
 }
 
 #[test]
-fn paths_that_name_no_file_or_a_fences_own_are_refused() {
+fn paths_without_a_file_name_or_of_a_fences_file_are_refused() {
     let dir = tempfile::tempdir().expect("a directory");
     for path in ["/", "", "..", "a/.."] {
         assert_eq!(unguardable(FileFence::new(path)), Unguardable::NoName, "{path:?}");
@@ -202,7 +202,7 @@ fn a_directory_can_be_guarded_by_effects_but_not_replaced() {
     assert!(!ran, "a refused effect never runs");
 }
 
-/// Every call that could let a stale token in.
+/// Every call that could accept a stale token.
 fn all_refuse(fence: &FileFence, what: &str, expected: fn(&FileError) -> bool) {
     let section = exclusive(99);
     let answers = [
@@ -220,7 +220,7 @@ fn all_refuse(fence: &FileFence, what: &str, expected: fn(&FileError) -> bool) {
 }
 
 #[test]
-fn every_cut_and_flip_of_the_mark_file_shuts_the_fence() {
+fn any_damage_to_the_mark_file_refuses_every_call() {
     let (_dir, fence) = fenced();
     fence.write(exclusive(17), b"old").expect("live");
     let path = beside(&fence, ".fence");
@@ -250,32 +250,32 @@ fn every_cut_and_flip_of_the_mark_file_shuts_the_fence() {
 }
 
 #[test]
-fn marks_that_vanished_are_not_a_resource_never_seen() {
+fn missing_marks_are_not_treated_as_never_seen() {
     let (_dir, fence) = fenced();
     fence.write(exclusive(17), b"old").expect("live");
     fs::remove_file(beside(&fence, ".fence")).expect("removed");
     all_refuse(&fence, "vanished", |error| matches!(error, FileError::MarksMissing { .. }));
 
-    // The way out that the message tells: without both files the fence begins anew, at the token that is given.
+    // The remedy in the error text: without both files the fence starts from scratch, at the given token.
     fs::remove_file(beside(&fence, ".fence.lock")).expect("removed");
     fence.enter(exclusive(17)).expect("as never seen");
     assert!(matches!(fence.enter(exclusive(16)), Err(FileError::Refused(_))));
 }
 
 #[test]
-fn a_lock_file_that_vanished_is_made_anew_and_the_marks_count() {
+fn missing_lock_file_is_recreated_and_the_marks_are_kept() {
     let (_dir, fence) = fenced();
     fence.write(exclusive(17), b"old").expect("live");
     fs::remove_file(beside(&fence, ".fence.lock")).expect("removed");
     assert!(matches!(fence.enter(exclusive(16)), Err(FileError::Refused(_))));
     fence.enter(exclusive(18)).expect("live");
-    // It says again that marks exist.
+    // The recreated lock file records again that marks exist.
     fs::remove_file(beside(&fence, ".fence")).expect("removed");
     all_refuse(&fence, "vanished", |error| matches!(error, FileError::MarksMissing { .. }));
 }
 
 #[test]
-fn symlinks_in_the_place_of_the_fences_own_files_are_not_followed() {
+fn symlinks_in_place_of_the_fences_files_are_not_followed() {
     for end in [".fence", ".fence.lock"] {
         let (dir, fence) = fenced();
         let elsewhere = dir.path().join("elsewhere");
@@ -294,7 +294,7 @@ fn symlinks_in_the_place_of_the_fences_own_files_are_not_followed() {
 }
 
 #[test]
-fn a_half_written_replacement_that_a_killed_process_left_is_overwritten() {
+fn partial_replacement_of_a_killed_process_is_overwritten() {
     let (dir, fence) = fenced();
     fs::write(beside(&fence, ".fence.new"), "half").expect("written");
     fence.write(exclusive(1), b"whole").expect("live");
@@ -303,7 +303,7 @@ fn a_half_written_replacement_that_a_killed_process_left_is_overwritten() {
 }
 
 #[test]
-fn a_check_waits_for_another_and_says_so_when_it_waited_too_long() {
+fn check_waits_for_a_concurrent_one_up_to_its_limit() {
     let (_dir, fence) = fenced();
     let (inside, wait_inside) = mpsc::channel();
     let (go_on, wait_go_on) = mpsc::channel::<()>();
@@ -333,7 +333,7 @@ fn a_check_waits_for_another_and_says_so_when_it_waited_too_long() {
 }
 
 #[test]
-fn a_panic_in_an_effect_frees_the_fence() {
+fn panic_in_an_effect_releases_the_lock() {
     let (_dir, fence) = fenced();
     let panicking = fence.clone();
     let ended = thread::spawn(move || panicking.write_with(exclusive(2), || panic!("the effect fails")));
@@ -342,7 +342,7 @@ fn a_panic_in_an_effect_frees_the_fence() {
 }
 
 #[test]
-fn check_once_is_spent_even_if_its_effect_failed() {
+fn check_once_uses_the_token_even_if_its_effect_fails() {
     let (_dir, fence) = fenced();
     let failed = fence.check_once(exclusive(4), || Err::<(), _>(io::Error::other("mail server is down")));
     assert!(failed.expect("live").is_err());
@@ -351,7 +351,7 @@ fn check_once_is_spent_even_if_its_effect_failed() {
 }
 
 #[test]
-fn an_error_keeps_the_systems_words_as_its_source_only() {
+fn system_error_is_the_source_and_not_in_the_text() {
     let error = FileFence::new("/no such directory/data").expect_err("missing");
     let source = std::error::Error::source(&error).expect("the system's words").to_string();
     assert!(!error.to_string().contains(&source), "{error} / {source}");

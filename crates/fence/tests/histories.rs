@@ -1,7 +1,7 @@
 //! All fence histories of 3 tokens × 6 steps, 4 × 5 and 2 × 8 (F-e), in every assignment of modes and slots.
 //!
 //! A step is a section's enter, read, write or check_once. Histories that reach the same state are merged and
-//! counted, so what is asserted holds for every single one. Mutants of the rule show that the properties bite.
+//! counted, so each assertion covers every single one. Mutants of the rule show that the properties detect faults.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use lockkeeper_core::{ModeKind, Slot, Token};
 use lockkeeper_fence::{Action, Marks, Pair, Passed, Refused, Section};
 
-/// A rule to judge: the real one, or a mutant.
+/// A rule under test: the real one, or a mutant.
 type Rule = fn(&mut Marks, Action, Section) -> Result<Passed, Refused>;
 
 /// How a section holds its lock.
@@ -19,7 +19,7 @@ enum Kind {
     Shared,
     Permit(Slot),
     PermitWithoutSlot,
-    /// Exclusive, and shared from some step on; a write it sent before still says exclusive (F-c).
+    /// Exclusive, then shared from some step on; a write sent before the downgrade still has mode exclusive (F-c).
     Downgrades,
 }
 
@@ -50,7 +50,7 @@ impl Kind {
         }
     }
 
-    /// Permits of two slots work side by side by intent: nothing is promised between them (P3-a).
+    /// Permits of two slots run concurrently by design: no property holds between them (P3-a).
     fn side_by_side(self, other: Self) -> bool {
         matches!((self, other), (Self::Permit(a), Self::Permit(b)) if a != b)
     }
@@ -65,15 +65,15 @@ enum Step {
     CheckOnce,
 }
 
-/// Sets of tokens are bits: token n is bit n - 1.
+/// Sets of tokens are bit masks: token n is bit n - 1.
 type Tokens = u8;
 
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 struct State {
     marks: Marks,
-    /// What the resource holds: whose updates.
+    /// The tokens whose updates the resource contains.
     data: Tokens,
-    /// What each section read, and later writes together with its own update.
+    /// The content that each section read, and later writes back with its own update.
     copies: [Option<Tokens>; 4],
     entered: Tokens,
     acknowledged: Tokens,
@@ -123,7 +123,7 @@ fn explore_one(rule: Rule, sections: &[Kind], steps: u32) -> Result<(u64, u64), 
                         format!("{why}; tokens 1.. are {sections:?}; trace: {}", longer.text(sections))
                     })?;
                     if left == 0 {
-                        // Judged by `take`; nothing follows from it, so it need not be kept.
+                        // A final state: `take` has checked it, and no step follows, so it need not be stored.
                         ended += histories;
                     } else {
                         next.entry(after).or_insert((0, longer)).0 += histories;
@@ -159,7 +159,7 @@ impl Trace {
     }
 }
 
-/// One step, and every property that it could break.
+/// Takes one step, and checks every property that it could break.
 fn take(rule: Rule, sections: &[Kind], before: &State, token: usize, step: Step) -> Result<State, String> {
     let kind = sections[token];
     let bit: Tokens = 1 << token;
@@ -208,7 +208,7 @@ fn take(rule: Rule, sections: &[Kind], before: &State, token: usize, step: Step)
             state.data = state.copies[token].unwrap_or(0) | bit;
             state.acknowledged |= bit;
         }
-        // A blind effect; what is read and written again is not its matter.
+        // A blind effect does not take part in the read-modify-write properties.
         Action::CheckOnce => {}
     }
     let alone = !sections.iter().any(|a| sections.iter().any(|b| a.side_by_side(*b)));
@@ -220,7 +220,7 @@ fn take(rule: Rule, sections: &[Kind], before: &State, token: usize, step: Step)
     Ok(state)
 }
 
-/// The sections that came through before and must stop this one: found from the history alone, not from marks.
+/// The earlier sections that must make this one stale, derived from the history alone, not from marks.
 fn later_sections(sections: &[Kind], state: &State, token: usize, writer: bool, action: Action) -> Tokens {
     let passed = if writer { state.passed } else { state.passed_as_writer };
     (0..sections.len())
@@ -242,11 +242,12 @@ fn real(marks: &mut Marks, action: Action, section: Section) -> Result<Passed, R
     marks.check(action, section)
 }
 
-/// Runs all histories of the real rule; holds their number against the closed form, and both against known figures.
+/// Runs all histories of the real rule; checks their number against the closed form, and both against known
+/// figures.
 fn every_history_keeps_the_promises(tokens: usize, steps: u32, histories: u64, states: u64) {
     let count = explore(real, tokens, steps).unwrap_or_else(|why| panic!("{why}"));
     println!("{tokens} tokens x {steps} steps: {count:?}");
-    // Every assignment has its own number of choices per step; all of them are open at every step.
+    // Each assignment has a fixed number of choices per step, the same at every step.
     let mut choices = vec![0];
     for _ in 0..tokens {
         let with = |sum: u64| KINDS.iter().map(move |kind| sum + kind.steps().len() as u64);
@@ -272,7 +273,7 @@ fn all_histories_of_two_tokens_and_eight_steps_keep_the_promises() {
     every_history_keeps_the_promises(2, 8, 949_897_610, 32_427);
 }
 
-/// Runs a mutant over 2 tokens × 6 steps: the shortest in which a lost update between entered sections fits (F-e).
+/// Runs a mutant over 2 tokens × 6 steps: the fewest in which entered sections can lose an update (F-e).
 fn found_out(mutant: Rule) -> String {
     let why = explore(mutant, 2, 6).expect_err("the mutant breaks a property");
     println!("{why}");
@@ -280,7 +281,7 @@ fn found_out(mutant: Rule) -> String {
 }
 
 #[test]
-fn a_rule_without_enter_is_found_out() {
+fn mutant_without_enter_is_detected() {
     let why = found_out(|marks, action, section| match action {
         Action::Enter => Ok(Passed::Unchanged),
         _ => marks.check(action, section),
@@ -289,7 +290,7 @@ fn a_rule_without_enter_is_found_out() {
 }
 
 #[test]
-fn a_rule_with_one_mark_turns_live_readers_away() {
+fn mutant_with_one_mark_makes_live_readers_stale() {
     let why = found_out(|marks, action, section| {
         let mut one = marks.clone();
         one.base.writer = one.base.any;
@@ -300,7 +301,7 @@ fn a_rule_with_one_mark_turns_live_readers_away() {
 }
 
 #[test]
-fn a_rule_that_checks_shared_writes_is_found_out() {
+fn mutant_that_checks_shared_writes_is_detected() {
     let why = found_out(|marks, action, section| match section.mode() {
         ModeKind::Shared => marks.check(Action::Enter, section),
         _ => marks.check(action, section),
@@ -309,7 +310,7 @@ fn a_rule_that_checks_shared_writes_is_found_out() {
 }
 
 #[test]
-fn a_rule_that_forgets_slots_never_seen_is_found_out() {
+fn mutant_without_base_marks_for_unseen_slots_is_detected() {
     let why = found_out(|marks, action, section| {
         let Some(_) = section.slot() else { return marks.check(action, section) };
         let base = std::mem::take(&mut marks.base);
@@ -321,7 +322,7 @@ fn a_rule_that_forgets_slots_never_seen_is_found_out() {
 }
 
 #[test]
-fn a_rule_where_a_permit_raises_every_slot_turns_its_neighbours_away() {
+fn mutant_whose_permit_raises_every_slot_makes_other_slots_stale() {
     let why = found_out(|marks, action, section| match section.slot() {
         Some(_) => marks.check(action, Section::exclusive(section.token())),
         None => marks.check(action, section),
@@ -330,7 +331,7 @@ fn a_rule_where_a_permit_raises_every_slot_turns_its_neighbours_away() {
 }
 
 #[test]
-fn a_rule_that_refuses_equal_tokens_is_found_out() {
+fn mutant_that_refuses_equal_tokens_is_detected() {
     let why = found_out(|marks, action, section| match (section.mode(), action) {
         (ModeKind::Exclusive, Action::Write) => marks.check(Action::CheckOnce, section),
         _ => marks.check(action, section),
@@ -339,7 +340,7 @@ fn a_rule_that_refuses_equal_tokens_is_found_out() {
 }
 
 #[test]
-fn a_rule_whose_readers_do_not_raise_is_found_out() {
+fn mutant_whose_readers_do_not_raise_is_detected() {
     let why = found_out(|marks, action, section| {
         if section.mode() != ModeKind::Shared {
             return marks.check(action, section);

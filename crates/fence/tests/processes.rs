@@ -1,5 +1,5 @@
-//! The file fence among real processes that are stopped inside an effect, limited and unprivileged; the suite kills
-//! them at random points.
+//! The file fence with real processes: killed inside an effect, with resource limits, and without privileges. The
+//! suite kills processes at random points.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -19,7 +19,7 @@ use nix::unistd::{Gid, Uid, setgid, setgroups, setuid};
 mod child;
 use child::{finished_well, lines, tell};
 
-/// `Some` in the child: its directory and its argument.
+/// `Some` in the child process: its directory and its argument.
 fn as_child() -> Option<(PathBuf, u64)> {
     child::as_child().map(|(dir, argument)| (dir.into(), argument))
 }
@@ -58,7 +58,7 @@ fn a_process_killed_inside_an_effect_frees_the_fence() {
     assert!(matches!(fence.write(exclusive(5), b"late"), Err(FileError::Refused(_))));
 }
 
-/// The file size limit stands for a full disk: the write of the replacement fails half way, and needs no root.
+/// The file size limit simulates a full disk without root: the write of the replacement fails half-way.
 #[test]
 fn a_write_that_does_not_fit_leaves_the_old_content_and_no_litter() {
     if let Some((dir, _)) = as_child() {
@@ -120,7 +120,7 @@ fn a_user_without_rights_is_told_what_is_missing() {
             denied(own);
             allow(&inside.join(own), 0o644);
         }
-        // A flock needs no right to write in the lock file, once it has its note.
+        // A flock needs no write permission on the lock file, once the file has its content.
         allow(&inside.join("data.fence.lock"), 0o444);
         fence.enter(exclusive(2)).expect("readable is enough");
         return;

@@ -1,4 +1,4 @@
-//! The fence rules F-a to F-d, one scenario each, and the traces by which an obvious reading fails.
+//! The fence rules F-a to F-d, one scenario each, and the counterexamples to simpler rules.
 
 use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};
@@ -24,7 +24,7 @@ fn stale(offered: u64, highest: u64) -> Result<Passed, Refused> {
     Err(Refused::Stale { offered: token(offered), highest: token(highest) })
 }
 
-/// A resource with one number in it, which sections read and write back with one more.
+/// A resource with a number, which sections read, increment and write back.
 #[derive(Default)]
 struct Resource {
     marks: Marks,
@@ -47,7 +47,7 @@ impl Resource {
     }
 }
 
-/// Why `enter` exists: nobody has written with the later token yet when the stalled holder wakes.
+/// Why `enter` exists: the stalled holder resumes before the later token has written.
 #[test]
 fn a_check_on_writes_only_loses_an_update_and_enter_does_not() {
     let (a, b) = (exclusive(5), exclusive(6));
@@ -70,7 +70,7 @@ fn a_check_on_writes_only_loses_an_update_and_enter_does_not() {
 }
 
 #[test]
-fn f6_permits_of_different_slots_work_side_by_side() {
+fn f6_permits_of_different_slots_run_concurrently() {
     let mut resource = Resource::default();
     assert_eq!(resource.enter(permit(1, 1)), Ok(Passed::Raised));
     assert_eq!(resource.enter(permit(0, 2)), Ok(Passed::Raised));
@@ -78,7 +78,7 @@ fn f6_permits_of_different_slots_work_side_by_side() {
     assert_eq!(resource.write(permit(0, 1), 1), stale(1, 2), "within a slot the later one counts");
 }
 
-/// P3-a says *all*: one section that does not enter is enough to lose an update.
+/// P3-a requires *all* sections to enter: one that does not is enough to lose an update.
 #[test]
 fn f7_a_later_section_that_does_not_enter_loses_the_update_of_one_that_did() {
     let mut resource = Resource { number: 10, ..Resource::default() };
@@ -114,7 +114,7 @@ fn f9_a_write_is_never_checked_by_the_shared_rule() {
 }
 
 #[test]
-fn f14_a_downgraded_holder_and_a_later_reader_live_together() {
+fn f14_downgraded_holder_and_later_reader_both_pass() {
     let mut resource = Resource::default();
     assert_eq!(resource.write(exclusive(1), 1), Ok(Passed::Raised));
     assert_eq!(resource.enter(shared(1)), Ok(Passed::Unchanged), "downgraded: shared from here on");
@@ -140,7 +140,7 @@ fn equal_tokens_pass_except_at_check_once() {
     assert_eq!(resource.write(exclusive(4), 2), Ok(Passed::Unchanged));
 }
 
-/// F-d: it replaces enter and write; after enter it always finds its own token.
+/// F-d: `check_once` replaces enter and write; after enter it always finds its own token.
 #[test]
 fn check_once_after_enter_is_a_repeat() {
     let mut resource = Resource::default();
@@ -149,7 +149,7 @@ fn check_once_after_enter_is_a_repeat() {
 }
 
 #[test]
-fn live_readers_do_not_turn_each_other_away_and_a_late_writer_cannot_slip_under_them() {
+fn live_readers_all_pass_and_a_late_writer_below_them_is_stale() {
     let mut resource = Resource::default();
     for reader in [2, 4, 3, 2] {
         assert!(resource.enter(shared(reader)).is_ok(), "reader {reader}");
@@ -159,9 +159,9 @@ fn live_readers_do_not_turn_each_other_away_and_a_late_writer_cannot_slip_under_
     assert_eq!(resource.enter(shared(4)), stale(4, 5), "a reader below a writer is stale");
 }
 
-/// F-b: a token without a slot must reach the marks of every slot, and raises them all.
+/// F-b: a token without a slot is checked against the marks of every slot, and raises them all.
 #[test]
-fn a_token_without_a_slot_faces_and_raises_every_slot() {
+fn token_without_a_slot_is_checked_against_and_raises_every_slot() {
     for without_slot in
         [exclusive, |value| Section::new(ModeKind::Permit, None, token(value)).expect("a section")]
     {
@@ -177,7 +177,7 @@ fn a_token_without_a_slot_faces_and_raises_every_slot() {
 }
 
 #[test]
-fn a_reader_faces_the_writers_of_every_slot_and_stops_lower_ones() {
+fn reader_is_checked_against_the_writers_of_every_slot_and_makes_lower_ones_stale() {
     let mut resource = Resource::default();
     assert_eq!(resource.enter(permit(0, 5)), Ok(Passed::Raised));
     assert_eq!(resource.enter(shared(4)), stale(4, 5));
@@ -188,7 +188,7 @@ fn a_reader_faces_the_writers_of_every_slot_and_stops_lower_ones() {
 }
 
 #[test]
-fn slots_that_say_no_more_than_the_base_take_no_room() {
+fn slots_not_above_the_base_are_dropped() {
     let mut resource = Resource::default();
     for slot in 0..100 {
         assert_eq!(resource.enter(permit(slot, u64::from(slot) + 1)), Ok(Passed::Raised));
@@ -210,7 +210,7 @@ fn a_slot_needs_a_permit_and_has_a_limit() {
 }
 
 #[test]
-fn a_refusal_says_what_was_wrong_and_what_to_do() {
+fn refusal_text_names_the_fault_and_the_remedy() {
     let mut resource = Resource::default();
     assert!(resource.enter(exclusive(6)).is_ok());
     let text = resource.write(exclusive(5), 1).expect_err("stale").to_string();

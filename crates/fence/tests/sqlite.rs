@@ -1,4 +1,4 @@
-//! The SQLite fence: the suite of all fences on files, also among processes, and what is its own.
+//! The SQLite fence: the common suite on files, also with several processes, and its own tests.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ mod suite;
 suite::contract!(in_wal_mode => Number<true>, lasting);
 suite::contract!(with_a_rollback_journal => Number<false>, lasting);
 
-/// A number in a database of its own. Every call is the caller's plain one; busy writers are waited for.
+/// A number in its own database. Uses the documented calls; `busy_timeout` covers concurrent writers.
 struct Number<const WAL: bool> {
     database: Mutex<Connection>,
     path: PathBuf,
@@ -26,8 +26,8 @@ struct Number<const WAL: bool> {
 fn open(path: &std::path::Path, wal: bool) -> Connection {
     let database = Connection::open(path).expect("a file");
     database.busy_timeout(Duration::from_secs(30)).expect("a setting");
-    // Tests kill processes, not the system: what a dead process has written is kept without syncing it. With a sync, a
-    // kill has time to hit the write.
+    // Tests kill processes, not the system, so a dead process's writes survive without a sync. With a sync, a write
+    // takes long enough for a kill to hit it.
     database.pragma_update(None, "synchronous", if wal { "FULL" } else { "OFF" }).expect("a setting");
     let mode = if wal { "WAL" } else { "DELETE" };
     database.pragma_update_and_check(None, "journal_mode", mode, |_| Ok(())).expect("a setting");
@@ -114,7 +114,7 @@ fn exclusive(value: u64) -> Section {
     Section::exclusive(token(value))
 }
 
-/// A database in memory with the fence.
+/// An in-memory database with the fence installed.
 fn in_memory() -> Connection {
     let database = Connection::open_in_memory().expect("memory");
     fence::install(&database).expect("ours");
@@ -132,7 +132,7 @@ fn two() -> (tempfile::TempDir, Connection, Connection) {
 }
 
 #[test]
-fn a_database_without_the_table_is_refused_with_what_to_do() {
+fn missing_table_is_refused_with_the_remedy() {
     let mut database = Connection::open_in_memory().expect("memory");
     let answers = [
         fence::check(&database).map(drop),
@@ -151,7 +151,8 @@ fn a_database_without_the_table_is_refused_with_what_to_do() {
     assert_eq!(fence::marks(&database, "stock").expect("kept").base.any, Some(token(7)));
 }
 
-/// Begun as DEFERRED, with a read before the check: its snapshot is older than the mark that someone else raised.
+/// A DEFERRED transaction with a read before the check: its snapshot is older than the mark that another section
+/// raised.
 #[test]
 fn a_deferred_transaction_that_read_before_a_later_enter_does_not_pass() {
     let (_dir, mut late, mut later) = two();
@@ -170,7 +171,7 @@ fn a_deferred_transaction_that_read_before_a_later_enter_does_not_pass() {
     assert_eq!(pieces, 10);
 }
 
-/// Also where nothing rises: the check of an equal token must keep later sections out until its transaction ends.
+/// Even if no mark rises: the check of an equal token must block later sections until its transaction ends.
 #[test]
 fn a_deferred_transaction_holds_the_write_lock_from_its_check_on() {
     let (_dir, mut first, mut second) = two();
@@ -212,7 +213,7 @@ fn enter_inside_an_open_transaction_is_refused_since_it_would_not_be_committed()
 }
 
 #[test]
-fn a_transaction_that_is_rolled_back_leaves_no_mark_and_lets_the_token_through_again() {
+fn rollback_leaves_no_mark_and_the_token_can_be_used_again() {
     let mut database = in_memory();
     for _ in 0..2 {
         let transaction = database.transaction().expect("free");
@@ -223,7 +224,7 @@ fn a_transaction_that_is_rolled_back_leaves_no_mark_and_lets_the_token_through_a
 }
 
 #[test]
-fn what_is_weaker_than_it_looks_is_told_and_enter_syncs_all_the_same() {
+fn weak_settings_are_reported_and_enter_syncs_anyway() {
     let memory = fence::check(&in_memory()).expect("installed");
     assert!(
         memory.in_memory && memory.weaknesses().iter().any(|told| told.contains("in memory")),
@@ -282,8 +283,9 @@ fn names_and_numbers_at_the_limits_work_and_a_reset_lowers_all_marks() {
     assert!(marks.slots.is_empty() && marks.base.any == Some(token(3)), "{marks:?}");
 }
 
-/// A transaction of a connection with `synchronous = OFF` has raised the mark, so it may be lost. The same token enters:
-/// nothing rises, but the mark must be durable before Ok. A child process counts its syncs, which `enter` alone asks for.
+/// A transaction of a connection with `synchronous = OFF` has raised the mark, so a power loss may undo it. `enter`
+/// with the same token raises nothing, but must make the mark durable before it returns Ok. A child process counts
+/// its syncs, which only `enter` requests.
 #[test]
 fn enter_with_a_token_that_was_here_syncs_the_mark_that_is_not_durable_yet() {
     let permit = |slot| Section::permit(slot, token(7)).expect("a slot");

@@ -1,22 +1,22 @@
-//! What can go wrong at a DynamoDB fence, and whose move is next.
+//! Errors of the DynamoDB fence.
 
 use crate::resource::BadResource;
 use crate::rule::Refused;
 
-/// Why a request was not made, or what its refusal means.
+/// Why a request could not be built, or why it was refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DynamoDbError {
-    /// The rule said no; nothing was done.
+    /// The rule refused the section; nothing was done.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// No table has such a name, or no item such a key.
+    /// Not a valid table name.
     #[error(transparent)]
     Resource(#[from] BadResource),
     /// An item without a key.
     #[error("the key of the item is empty; give its partition key and, if the table has one, its sort key")]
     NoKey,
-    /// The effect can't be checked against the marks of every slot.
+    /// A permit of one slot would overwrite the marks of the other slots.
     #[error(
         "a permit of slot {slot} can't replace or delete the whole item: the marks of the other slots would go with it. \
          Use `Effect::Update`, or an item for each slot"
@@ -25,15 +25,15 @@ pub enum DynamoDbError {
         /// The slot of the permit.
         slot: u32,
     },
-    /// Something in the caller's part is the fence's alone.
+    /// The caller's part of the request uses a name reserved for the fence.
     #[error(
         "`{what}` names what is the fence's own: attributes and placeholders that begin with `lk_`; rename it"
     )]
     Ours {
-        /// What it is in.
+        /// The text with the reserved name.
         what: String,
     },
-    /// A mark is no token. It is never read as "never seen".
+    /// A mark is not a valid token. It is never treated as "never seen".
     #[error(
         "the marks of the item are damaged: attribute `{attribute}` is {value}; nothing was done. Stop all writers, find \
          the last token granted, remove the attribute, and set the marks to it (`reset`)"
@@ -41,49 +41,49 @@ pub enum DynamoDbError {
     Damaged {
         /// The attribute.
         attribute: String,
-        /// What is in it, as JSON.
+        /// Its value, as JSON.
         value: String,
     },
-    /// The fence let it pass; the caller's own condition did not hold. Nothing was done.
+    /// The check passed, but the caller's own condition did not hold. Nothing was done.
     #[error("the token is live, but the condition `{when}` did not hold; nothing was done")]
     When {
         /// The caller's condition.
         when: String,
     },
-    /// The item came along as it is now, and the request passes there: it was refused for another reason.
+    /// The request would pass on the item that came with the refusal, so that item does not explain the refusal.
     #[error(
         "the request was refused, though the item as it came with the refusal lets it pass; nothing was done. Ask for the \
          item with the refusal (ReturnValuesOnConditionCheckFailure: ALL_OLD), and hand it over"
     )]
     Unexplained,
-    /// One of a transaction's requests did not pass; nothing was done.
+    /// A request of a transaction was refused; nothing was done.
     #[error("request {} of the transaction: {why}", index + 1)]
     Member {
-        /// Which one, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// Why.
+        /// The reason.
         why: Box<DynamoDbError>,
     },
-    /// A transaction was cancelled by something else than a condition; nothing was done.
+    /// A transaction was cancelled for another reason than a condition; nothing was done.
     #[error(
         "the transaction was cancelled for `{code}` at request {}; nothing was done. {}", index + 1,
         if code == "TransactionConflict" { "Another one was at the item: send it again" }
         else { "See DynamoDB's TransactWriteItems for what the code means" }
     )]
     Cancelled {
-        /// Which request, from 0.
+        /// The index of the request, from 0.
         index: usize,
-        /// DynamoDB's word for the reason.
+        /// DynamoDB's code of the reason.
         code: String,
     },
-    /// A transaction that DynamoDB would not take.
+    /// A transaction beyond DynamoDB's limits.
     #[error("{what}; the limit is {limit}. {advice}")]
     Limit {
-        /// What there is too much or too little of.
+        /// The quantity beyond the limit.
         what: String,
-        /// How much there may be.
+        /// The limit.
         limit: usize,
-        /// What to do.
+        /// The remedy.
         advice: &'static str,
     },
 }

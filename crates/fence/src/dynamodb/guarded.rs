@@ -1,4 +1,4 @@
-//! A fenced request on its way: sent, perhaps refused, perhaps sent once more.
+//! A fenced request, its refusal and its second try.
 
 use super::Resource;
 use super::error::DynamoDbError;
@@ -10,8 +10,8 @@ use crate::rule::{Action, Section};
 
 /// A fenced request: check and effect in one.
 ///
-/// Send [`request`](Self::request). If DynamoDB answers `ConditionalCheckFailedException`, hand the item that came with
-/// it to [`after_refusal`](Self::after_refusal): that is the refusal, or the one further request that is to be sent.
+/// Send [`request`](Self::request). If DynamoDB returns `ConditionalCheckFailedException`, pass the item in that
+/// response to [`after_refusal`](Self::after_refusal), which returns the refusal, or the request for a second try.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a request does nothing before it is sent"]
 pub struct Guarded {
@@ -30,7 +30,7 @@ impl Guarded {
         section: Section,
         effect: Effect,
     ) -> Result<Self, DynamoDbError> {
-        // Whatever any item says: a mode that may not do this at all.
+        // The mode alone may exclude the action, for any item.
         if section.mode() == crate::ModeKind::Shared {
             let _ = crate::Marks::default().check(action, section)?;
         }
@@ -50,20 +50,20 @@ impl Guarded {
         Ok(Self { resource: resource.clone(), action, section, effect, this, request })
     }
 
-    /// What is to be sent.
+    /// The request to send.
     #[must_use]
     pub fn request(&self) -> &Request {
         &self.request
     }
 
-    /// What a refusal means. `item` is the one that came with it; `None` if there was none, since the resource has no
-    /// item yet. Gives the further request that is to be sent instead: it happens to permits of a slot and to readers,
-    /// once, when others have raised a mark meanwhile that is theirs to raise too.
+    /// Interprets a refusal. `item` is the item in the response; `None` if there was none because the item does not
+    /// exist yet. Returns the request for a second try. This happens at most once, for permits of a slot and
+    /// for readers, if another section raised the shared mark that they raise too.
     ///
     /// # Errors
-    /// [`DynamoDbError::Refused`] if a later section has been here: stop. [`DynamoDbError::When`] if it was the caller's
-    /// own condition. [`DynamoDbError::Damaged`]; [`DynamoDbError::Unexplained`] if the item is not the one that came
-    /// with the refusal.
+    /// [`DynamoDbError::Refused`] if a later section has passed: stop. [`DynamoDbError::When`] if the caller's own
+    /// condition did not hold. [`DynamoDbError::Damaged`]; [`DynamoDbError::Unexplained`] if the item is not the
+    /// one that came with the refusal.
     pub fn after_refusal(mut self, item: Option<&Item>) -> Result<Self, DynamoDbError> {
         let none = Item::new();
         let item = item.unwrap_or(&none);
@@ -117,7 +117,7 @@ fn build(resource: &Resource, action: Action, section: Section, effect: &Effect,
                 remove.push(name(DELETED));
             }
             if set.is_empty() {
-                // A reader below others changes nothing, and is checked all the same.
+                // A reader below the mark changes nothing, but SET must not be empty.
                 set.push(format!("{0} = {0}", name(ANY)));
             }
             Operation::UpdateItem {
@@ -145,7 +145,7 @@ fn build(resource: &Resource, action: Action, section: Section, effect: &Effect,
     }
 }
 
-/// Stands for the token.
+/// The placeholder of the token.
 const TOKEN: &str = ":lk_token";
 
 fn expression(set: &[String], remove: &[String], add: &[String], delete: &[String]) -> String {
@@ -154,7 +154,7 @@ fn expression(set: &[String], remove: &[String], add: &[String], delete: &[Strin
     parts.map(|(word, actions)| format!("{word} {}", actions.join(", "))).collect::<Vec<_>>().join(" ")
 }
 
-/// Sets the marks, of every slot that `item` has.
+/// Sets the base marks, and removes those of the slots that `item` has.
 pub(super) fn reset(resource: &Resource, item: Option<&Item>, to: crate::Token) -> Request {
     let slots: Vec<String> = item.into_iter().flat_map(marks::slot_marks).map(str::to_owned).collect();
     let gone: Vec<String> =
@@ -174,7 +174,7 @@ pub(super) fn reset(resource: &Resource, item: Option<&Item>, to: crate::Token) 
     }
 }
 
-/// Whether an attribute of an item is part of what the caller wrote.
+/// Whether an attribute of an item belongs to the caller.
 pub(super) fn is_the_callers(attribute: &str, resource: &Resource) -> bool {
     !marks::is_ours(attribute) && !resource.key().contains_key(attribute)
 }

@@ -1,13 +1,13 @@
 //! The marks as attributes of the guarded item, and the rule as a condition over them.
 //!
-//! `lk_any` and `lk_writer` are the base pair. A section in a slot is always a writer, so a slot needs one mark only:
-//! `lk_slot_3`, the highest token in slot 3. What a reader adds to a slot's `any` is in the base's `any`, which every slot
-//! faces anyway. `lk_slots` is the highest of all slots: one condition can't go through attributes that it doesn't know by
-//! name, so a section without a slot faces this one.
+//! `lk_any` and `lk_writer` are the base pair. A section in a slot is always a writer, so a slot needs only one
+//! mark: `lk_slot_3`, the highest token in slot 3. A reader raises only the base's `any`, against which every slot
+//! is checked anyway. `lk_slots` is the highest mark of all slots: a condition can't iterate over attributes by
+//! prefix, so a section without a slot is checked against this one.
 //!
-//! DynamoDB has no "the greater of the two": a mark that may be above the token already (`lk_slots` for a permit of a slot,
-//! `lk_any` for a reader) is raised only under the condition that it isn't. So those sections may need two tries, the
-//! second of which says that it is. No third: marks only rise.
+//! DynamoDB has no maximum function: a mark that may be above the token already (`lk_slots` for a permit of a slot,
+//! `lk_any` for a reader) is raised only under the condition that it isn't. So those sections may need a second
+//! try, whose condition is that the mark is above. A third is never needed, since marks only rise.
 
 use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};
@@ -19,30 +19,30 @@ use crate::rule::{Action, Marks, Pair, Section};
 pub(super) const ANY: &str = "lk_any";
 pub(super) const WRITER: &str = "lk_writer";
 pub(super) const SLOTS: &str = "lk_slots";
-/// Set on a tombstone.
+/// The attribute that identifies a tombstone.
 pub const DELETED: &str = "lk_deleted";
 const SLOT: &str = "lk_slot_";
 
-/// Which of the two tries.
+/// The first or the second try.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Try {
-    /// The mark that others may have raised further is at the token or below, and rises.
+    /// The shared mark is at the token or below, and is raised.
     Raise,
-    /// It is above, and stays.
+    /// The shared mark is above the token, and is not changed.
     Above,
 }
 
-/// What a section asks of the marks, and makes of them.
+/// The conditions of a section on the marks, and the marks that it raises.
 pub(super) struct Rule {
-    /// Each must be at the token or below, or not there.
+    /// Each must be at the token or below, or missing.
     pub(super) faces: Vec<Faced>,
-    /// This one must be above.
+    /// Must be above the token.
     pub(super) above: Option<&'static str>,
-    /// These become the token.
+    /// Set to the token.
     pub(super) raises: Vec<String>,
 }
 
-/// A mark that a section faces.
+/// A mark that a section is checked against.
 pub(super) struct Faced {
     pub(super) mark: String,
     /// Whether an equal token is refused too.
@@ -70,7 +70,7 @@ pub(super) fn rule(action: Action, section: Section, this: Try) -> Rule {
     rule
 }
 
-/// The try that an item calls for.
+/// The try that fits the current item.
 pub(super) fn which(section: Section, item: &Item) -> Result<Try, DynamoDbError> {
     let others = match (section.mode(), section.slot()) {
         (ModeKind::Shared, _) => ANY,
@@ -95,7 +95,7 @@ fn mark(item: &Item, attribute: &str) -> Result<Option<Token>, DynamoDbError> {
     }
 }
 
-/// The marks of an item, as it was read.
+/// Reads the marks of an item.
 pub(super) fn marks(item: &Item) -> Result<Marks, DynamoDbError> {
     let mut marks =
         Marks { base: Pair { any: mark(item, ANY)?, writer: mark(item, WRITER)? }, ..Marks::default() };
@@ -122,7 +122,7 @@ pub(super) fn slot_marks(item: &Item) -> impl Iterator<Item = &str> {
     item.keys().map(String::as_str).filter(|name| name.starts_with(SLOT))
 }
 
-/// Whether an attribute is the fence's.
+/// Whether an attribute belongs to the fence.
 pub(super) fn is_ours(attribute: &str) -> bool {
     attribute.starts_with("lk_")
 }
@@ -140,7 +140,7 @@ mod tests {
         marks.iter().map(|(name, mark)| ((*name).to_owned(), Value::number(mark))).collect()
     }
 
-    /// What DynamoDB would make of it.
+    /// Applies `rule` as DynamoDB would.
     fn applied(rule: &Rule, token: Token, item: &Item) -> Option<Item> {
         let get = |name: &str| item.get(name).and_then(Value::as_u64);
         let (faces, token) = (&rule.faces, token.get());
@@ -157,9 +157,9 @@ mod tests {
         })
     }
 
-    /// Random histories against the pure rule, without a store.
+    /// Compares random histories with the pure rule, without a store.
     #[test]
-    fn conditions_say_what_the_rule_says() {
+    fn conditions_agree_with_the_rule() {
         let mut random = fastrand::Rng::with_seed(6);
         let (mut passed, mut refused, mut second) = (0, 0, 0);
         for _ in 0..3000 {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_that_are_none_are_named() {
+    fn invalid_marks_are_reported_by_attribute() {
         for (name, bad) in [
             (ANY, Value::text("7")),
             (WRITER, Value::number(0)),

@@ -1,8 +1,8 @@
-//! A fence in DynamoDB: the marks are attributes of the guarded item, the check is a condition of the write. Feature
-//! `dynamodb`.
+//! A fence in DynamoDB: the marks are attributes of the guarded item, the check is a condition of the write.
+//! Feature `dynamodb`.
 //!
-//! Responsible for the requests and for what refusals mean. It sends nothing, and needs no SDK: a [`Request`] has the
-//! parameters of DynamoDB's API as plain values, for whichever client sends it.
+//! Builds the requests and interprets refusals. It sends nothing, and needs no SDK: a [`Request`] has the
+//! parameters of DynamoDB's API as plain values, for any client to send.
 //!
 //! ```
 //! use lockkeeper_fence::dynamodb::{DynamoDbError, DynamoDbFence, Effect, Guarded, Item, Request, Resource, Update, Value};
@@ -36,20 +36,22 @@
 //! # }
 //! ```
 //!
-//! - **Reads.** `enter` gives the item as it is after the marks rose. Another read must be consistent
-//!   (`ConsistentRead`), or it may show what was before the mark.
-//! - **A request without an answer** may have been done, or may be done later (P12). Repeating `enter` is
-//!   safe. A `write` that lingers may take effect after later writes with the same token, and one that counts would count
-//!   twice: switch off the client's own retries, and repeat it only as the last write of the section, or acquire again and
-//!   enter with the new token, which shuts it out. Repeating `check_once` tells that the token was here, whether or not the first try brought it; in a
-//!   [`Transaction`] it may be repeated.
-//! - **Deletes** leave a tombstone: [`Effect::Delete`]. Queries leave it out by `attribute_not_exists(lk_deleted)`.
-//!   `enter` on what does not exist makes an item of key and marks: [`DynamoDbFence::content`] tells what is there.
-//! - **What survives**: everything acknowledged, as DynamoDB keeps it on several disks. Not a restore of an older backup,
-//!   and not a global table with eventual consistency: two regions each have marks of their own, and the last writer wins.
-//!   Write a resource in one region.
-//! - **Only what goes through the fence is fenced.** A plain write goes round it, and so does `DeleteItem`, which takes the
-//!   marks along; a policy can refuse both (`dynamodb:Attributes`).
+//! - **Reads.** `enter` returns the item after the marks rose. Any other read must be consistent
+//!   (`ConsistentRead`), otherwise it may return a state from before the mark.
+//! - **A request without a response** may have been done, or may be done later (P12). Repeating `enter` is safe. A
+//!   delayed `write` may take effect after later writes with the same token, and a repeated increment would count
+//!   twice: disable the client's own retries, and repeat a write only as the last one of the section, or acquire
+//!   again and enter with the new token, after which the delayed write is refused. Repeating `check_once` returns
+//!   that the token has passed, even if the first try was the one that passed; in a [`Transaction`] it may be
+//!   repeated.
+//! - **Deletes** leave a tombstone: [`Effect::Delete`]. Queries exclude it by `attribute_not_exists(lk_deleted)`.
+//!   `enter` on a missing item creates one with key and marks only: [`DynamoDbFence::content`] returns the caller's
+//!   attributes.
+//! - **Durability**: acknowledged marks are as durable as DynamoDB's writes. They don't survive the restore of an
+//!   older backup, and a global table with eventual consistency does not work: each region has its own marks, and
+//!   the last writer wins. Write a resource in one region.
+//! - **Only writes through the fence are checked.** A plain write bypasses it, and so does `DeleteItem`, which
+//!   removes the marks too; a policy can refuse both (`dynamodb:Attributes`).
 
 mod error;
 mod guarded;
@@ -82,7 +84,7 @@ impl Resource {
     /// The item of `table` with `key`: its partition key and, if the table has one, its sort key.
     ///
     /// # Errors
-    /// [`DynamoDbError::Resource`] for a name that no table has, [`DynamoDbError::NoKey`], [`DynamoDbError::Ours`].
+    /// [`DynamoDbError::Resource`] for an invalid table name, [`DynamoDbError::NoKey`], [`DynamoDbError::Ours`].
     pub fn new(table: &str, key: Item) -> Result<Self, DynamoDbError> {
         resource::checked(table)?;
         if key.is_empty() {
@@ -107,16 +109,16 @@ impl Resource {
     }
 }
 
-/// Makes fenced requests. The full rule is kept, slots included: see the attributes in `docs/fencing.md`.
+/// Builds fenced requests. Implements the full rule, including slots: see the attributes in `docs/fencing.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DynamoDbFence;
 
 impl DynamoDbFence {
-    /// Raises the marks of `resource`, and gives the item as it is then: it is the read. An item that is not there comes
-    /// into being, with its key and marks only.
+    /// Raises the marks of `resource`; the response contains the item after that, and serves as the read. A missing
+    /// item is created, with its key and marks only.
     ///
     /// # Errors
-    /// None before it is sent, so far; the refusal comes from [`Guarded::after_refusal`].
+    /// Currently none; a refusal is returned by [`Guarded::after_refusal`].
     pub fn enter(&self, resource: &Resource, section: Section) -> Result<Guarded, DynamoDbError> {
         Guarded::new(resource, Action::Enter, section, Effect::Update(Update::new()))
     }
@@ -138,8 +140,8 @@ impl DynamoDbFence {
     /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
     ///
     /// # Errors
-    /// As `write`; and after it was sent, [`Refused::Repeated`](crate::Refused::Repeated) for a token that has been here,
-    /// also if it came with a first try whose answer was lost.
+    /// As `write`; and by [`Guarded::after_refusal`], [`Refused::Repeated`](crate::Refused::Repeated) for a token
+    /// that has passed before, even if that was a first try without a response.
     pub fn check_once(
         &self,
         resource: &Resource,
@@ -149,7 +151,7 @@ impl DynamoDbFence {
         Guarded::new(resource, Action::CheckOnce, section, effect)
     }
 
-    /// The marks of an item, as it was read; the default ones for none.
+    /// The marks of an item that was read; the default ones for `None`.
     ///
     /// # Errors
     /// [`DynamoDbError::Damaged`].
@@ -157,8 +159,8 @@ impl DynamoDbFence {
         item.map_or_else(|| Ok(Marks::default()), marks::marks)
     }
 
-    /// What the callers have written into an item: without its key and marks. `None` if that is nothing: the item was
-    /// only entered, or deleted.
+    /// The caller's attributes of an item, without key and marks. `None` if there are none: the item was only
+    /// entered, or deleted.
     #[must_use]
     pub fn content(&self, resource: &Resource, item: &Item) -> Option<Item> {
         let own: Item = item
@@ -169,9 +171,10 @@ impl DynamoDbFence {
         (!own.is_empty()).then_some(own)
     }
 
-    /// Sets the marks of `resource` to `to`, for every slot, *whatever they were*: tokens below are out, tokens from `to`
-    /// on pass. `item` as it was just read: its slots are forgotten. To be used on purpose only, when a lock service with
-    /// lower tokens takes over or marks are damaged, with all writers stopped: lowering the marks lets in who was out.
+    /// Sets the marks of `resource` to `to`, for every slot, *unconditionally*: tokens below `to` are stale, tokens
+    /// from `to` on pass. `item` must be the current item: the marks of its slots are removed. Only for the case
+    /// that a lock service with lower tokens takes over, or that marks are damaged, and with all writers stopped:
+    /// lowering the marks lets stale sections pass.
     #[must_use]
     pub fn reset(&self, resource: &Resource, item: Option<&Item>, to: Token) -> Request {
         guarded::reset(resource, item, to)

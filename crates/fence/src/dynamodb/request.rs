@@ -1,4 +1,4 @@
-//! A request as DynamoDB's API has it, whoever sends it.
+//! A request with the parameters of DynamoDB's API, for any client to send.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, json};
 
 use super::value::{Item, Value, item_to_json};
 
-/// Which call of DynamoDB's API a request is, with what only that call has.
+/// The API call of a request, with the parameters that only this call has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are DynamoDB's own")]
 pub enum Operation {
@@ -14,11 +14,11 @@ pub enum Operation {
     UpdateItem { key: Item, update_expression: String },
 }
 
-/// A request. Its parts are named as DynamoDB's parameters are; hand them to your client, or send
+/// A request. Its fields are named like DynamoDB's parameters: pass them to your client, or send
 /// [`body`](Self::body) under [`target`](Self::target) yourself.
 ///
-/// Ask for the item with a refusal, as `body` does: `ReturnValuesOnConditionCheckFailure: ALL_OLD`. The fence reads from
-/// it why it was refused.
+/// Request the item with a refusal, as `body` does: `ReturnValuesOnConditionCheckFailure: ALL_OLD`. The fence
+/// determines the reason for a refusal from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are DynamoDB's own")]
 pub struct Request {
@@ -28,8 +28,8 @@ pub struct Request {
     pub condition_expression: String,
     pub expression_attribute_names: BTreeMap<String, String>,
     pub expression_attribute_values: BTreeMap<String, Value>,
-    /// Whether the answer should carry the item as it is afterwards (`ReturnValues: ALL_NEW`): after `enter`, this is the
-    /// read.
+    /// Whether the response must contain the item after the write (`ReturnValues: ALL_NEW`): after `enter`, this is
+    /// the read.
     pub return_all_new: bool,
 }
 
@@ -74,7 +74,7 @@ impl Request {
                 put("UpdateExpression", json!(update_expression));
             }
         }
-        // DynamoDB refuses empty ones.
+        // DynamoDB rejects an empty expression.
         if !self.condition_expression.is_empty() {
             put("ConditionExpression", json!(self.condition_expression));
         }

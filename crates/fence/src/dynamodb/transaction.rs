@@ -1,4 +1,4 @@
-//! Several fenced requests as one: all of them, or none (TransactWriteItems).
+//! Several fenced requests, atomically (TransactWriteItems).
 
 use serde_json::json;
 
@@ -8,7 +8,8 @@ use super::value::Item;
 
 /// Most requests of one transaction: DynamoDB's limit.
 pub const MEMBERS_MAX: usize = 100;
-/// Longest idempotency token that a caller may give, in bytes: DynamoDB's 36, less what tells the tries apart.
+/// Longest idempotency token that a caller may give, in bytes: DynamoDB's 36, less the suffix for the number of the
+/// try.
 pub const IDEMPOTENCY_BYTES_MAX: usize = 32;
 
 /// Why DynamoDB cancelled a member of a transaction: an entry of `CancellationReasons`.
@@ -16,16 +17,16 @@ pub const IDEMPOTENCY_BYTES_MAX: usize = 32;
 pub struct Reason {
     /// `None`, `ConditionalCheckFailed`, `TransactionConflict`, …
     pub code: String,
-    /// The item, if it came along.
+    /// The item, if the response contains it.
     pub item: Option<Item>,
 }
 
-/// Fenced requests that happen together or not at all.
+/// Fenced requests that take effect together or not at all.
 ///
-/// Send [`body`](Self::body) under [`TARGET`](Self::TARGET). If DynamoDB answers `TransactionCanceledException`, hand its
-/// reasons to [`after_cancelled`](Self::after_cancelled): that is the refusal, or the transaction to be sent instead. Sent
-/// again after a time-out, with the same [`idempotency_token`](Self::idempotency_token), it happens once within ten
-/// minutes: here also `check_once` may be repeated.
+/// Send [`body`](Self::body) under [`TARGET`](Self::TARGET). If DynamoDB returns `TransactionCanceledException`,
+/// pass its reasons to [`after_cancelled`](Self::after_cancelled), which returns the refusal, or the transaction to
+/// send instead. Resent after a time-out with the same [`idempotency_token`](Self::idempotency_token), it takes
+/// effect once within ten minutes: here even `check_once` may be repeated.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[must_use = "a transaction does nothing before it is sent"]
 pub struct Transaction {
@@ -38,8 +39,8 @@ impl Transaction {
     /// The header `X-Amz-Target`.
     pub const TARGET: &'static str = "DynamoDB_20120810.TransactWriteItems";
 
-    /// A transaction of `members`, each of another item. `idempotency`: 1 to 32 bytes of the caller's choice, another for
-    /// each transaction.
+    /// A transaction of `members`, each for a different item. `idempotency`: 1 to 32 bytes, unique for each
+    /// transaction.
     ///
     /// # Errors
     /// [`DynamoDbError::Limit`].
@@ -61,7 +62,8 @@ impl Transaction {
         &self.members
     }
 
-    /// For `ClientRequestToken`: the caller's, and which try this is, since DynamoDB takes no other request under the same.
+    /// For `ClientRequestToken`: the caller's token and the number of the try, since DynamoDB rejects a different
+    /// request under the same token.
     #[must_use]
     pub fn idempotency_token(&self) -> String {
         format!("{}-{}", self.idempotency, self.tries)
@@ -74,12 +76,13 @@ impl Transaction {
         json!({ "TransactItems": members, "ClientRequestToken": self.idempotency_token() })
     }
 
-    /// What a cancellation means; `reasons` has one entry for each request, in order. Gives the transaction that is to be
-    /// sent instead.
+    /// Interprets a cancellation; `reasons` has one entry per request, in order. Returns the transaction to send
+    /// instead.
     ///
     /// # Errors
-    /// [`DynamoDbError::Member`] with what [`Guarded::after_refusal`] says of the first request that did not pass;
-    /// [`DynamoDbError::Cancelled`] for another reason, of which a `TransactionConflict` may be sent again as it is.
+    /// [`DynamoDbError::Member`] with the error of [`Guarded::after_refusal`] for the first request that was
+    /// refused; [`DynamoDbError::Cancelled`] for another reason; after a `TransactionConflict` the transaction may
+    /// be resent unchanged.
     pub fn after_cancelled(mut self, reasons: &[Reason]) -> Result<Self, DynamoDbError> {
         let mut changed = false;
         for (index, (member, reason)) in self.members.iter_mut().zip(reasons).enumerate() {
@@ -96,7 +99,7 @@ impl Transaction {
         if !changed {
             return Err(DynamoDbError::Unexplained);
         }
-        // One try more for each member at most: none changes twice.
+        // Terminates: a member changes at most once.
         self.tries += 1;
         Ok(self)
     }

@@ -1,26 +1,27 @@
-//! The caller's part of a fenced write: what becomes of the item.
+//! The caller's part of a fenced write: its effect on the item.
 
 use std::collections::BTreeMap;
 
 use super::value::{Item, Value};
 
-/// What a fenced write does to the item.
+/// The effect of a fenced write on the item.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// Changes some attributes, in DynamoDB's own expressions. For every section that may write.
+    /// Changes some attributes, by DynamoDB's expressions. For every section that may write.
     Update(Update),
-    /// Replaces the whole item; its key is added if it is not in it. Not for a permit of a slot: the marks of the other
-    /// slots would go too.
+    /// Replaces the whole item; the key is added if it is missing. Not for a permit of a slot, which would
+    /// overwrite the marks of the other slots.
     Put(Item),
-    /// Removes the item, all but its key and its marks: a tombstone, with `lk_deleted` set. Not for a permit of a slot.
+    /// Removes the item except for its key and its marks: a tombstone, with `lk_deleted` set. Not for a permit of a
+    /// slot.
     ///
-    /// An item that was really deleted would have forgotten its marks, and let every token in. For the same reason a
-    /// time to live (TTL) on tombstones is safe only if no section that began before can still be running then.
+    /// Really deleting the item would delete its marks, after which stale tokens pass. For the same reason a TTL on
+    /// tombstones is safe only if no section that began before the deletion can still be running at that time.
     Delete,
 }
 
-/// An update in DynamoDB's own words, with placeholders: the fence adds its part to each. A name that is a reserved word
-/// of DynamoDB (`left`, `hold`, `name`, …) needs a placeholder, as everywhere.
+/// An update in DynamoDB's expression syntax, with placeholders; the fence adds its own part to each expression. A
+/// name that is a reserved word of DynamoDB (`left`, `hold`, `name`, …) needs a placeholder, as in any expression.
 ///
 /// ```
 /// # use lockkeeper_fence::dynamodb::{Update, Value};
@@ -45,27 +46,27 @@ pub struct Update {
 }
 
 impl Update {
-    /// An update that changes nothing so far.
+    /// An empty update.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A further action of `SET`: `count = :count`.
+    /// Adds an action of `SET`: `count = :count`.
     #[must_use]
     pub fn set(mut self, action: &str) -> Self {
         self.set.push(action.to_owned());
         self
     }
 
-    /// A further action of `REMOVE`: an attribute.
+    /// Adds an action of `REMOVE`: an attribute.
     #[must_use]
     pub fn remove(mut self, action: &str) -> Self {
         self.remove.push(action.to_owned());
         self
     }
 
-    /// A further action of `ADD`: `count :one`.
+    /// Adds an action of `ADD`: `count :one`.
     #[must_use]
     #[expect(clippy::should_implement_trait, reason = "it is DynamoDB's word")]
     pub fn add(mut self, action: &str) -> Self {
@@ -73,35 +74,36 @@ impl Update {
         self
     }
 
-    /// A further action of `DELETE`, which takes elements out of a set: `colours :red`.
+    /// Adds an action of `DELETE`, which removes elements from a set: `colours :red`.
     #[must_use]
     pub fn delete(mut self, action: &str) -> Self {
         self.delete.push(action.to_owned());
         self
     }
 
-    /// The caller's own condition, beside the fence's.
+    /// Sets the caller's own condition, in addition to the fence's.
     #[must_use]
     pub fn when(mut self, condition: &str) -> Self {
         self.when = Some(condition.to_owned());
         self
     }
 
-    /// What a placeholder for a name (`#…`) stands for.
+    /// Defines a placeholder for a name (`#…`).
     #[must_use]
     pub fn name(mut self, placeholder: &str, name: &str) -> Self {
         self.names.insert(placeholder.to_owned(), name.to_owned());
         self
     }
 
-    /// What a placeholder for a value (`:…`) stands for.
+    /// Defines a placeholder for a value (`:…`).
     #[must_use]
     pub fn value(mut self, placeholder: &str, value: Value) -> Self {
         self.values.insert(placeholder.to_owned(), value);
         self
     }
 
-    /// What of it is the fence's alone, if anything: attributes and placeholders that begin with `lk_`.
+    /// The first text that uses a name reserved for the fence (attributes and placeholders that begin with `lk_`),
+    /// if any.
     pub(super) fn ours(&self) -> Option<&str> {
         let actions =
             [&self.set, &self.remove, &self.add, &self.delete].into_iter().flatten().chain(&self.when);
@@ -110,7 +112,7 @@ impl Update {
     }
 }
 
-/// Whether a word of `text` begins as the fence's own do.
+/// Whether a word of `text` begins with the fence's prefix.
 pub(super) fn names_ours(text: &str) -> bool {
     let part_of_word = |c: char| c.is_alphanumeric() || c == '_';
     text.match_indices("lk_").any(|(at, _)| !text[..at].ends_with(part_of_word))
@@ -121,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_the_fences_own_is_told_from_what_only_looks_like_it() {
+    fn reserved_names_are_recognized() {
         for ours in ["lk_any = :x", "a = :lk_t", "#lk_any", "x = if_not_exists(lk_any, :a)"] {
             assert_eq!(Update::new().set(ours).ours(), Some(ours));
             assert_eq!(Update::new().when(ours).ours(), Some(ours));

@@ -1,14 +1,14 @@
-//! Values of DynamoDB, as its own API writes them.
+//! DynamoDB's values and their JSON form.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::{Map, json};
 
-/// An item, or its key: values by the name of their attribute.
+/// An item, or its key: values by attribute name.
 pub type Item = BTreeMap<String, Value>;
 
-/// One value with its type, as DynamoDB has them. Numbers are text: they may have 38 digits.
+/// One value with its DynamoDB type. Numbers are text: they may have 38 digits.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are DynamoDB's own")]
 pub enum Value {
@@ -37,7 +37,7 @@ impl Value {
         Self::N(number.to_string())
     }
 
-    /// The number, if it is one that fits.
+    /// The value as `u64`, if it is a number that fits.
     #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
         match self {
@@ -46,7 +46,7 @@ impl Value {
         }
     }
 
-    /// As DynamoDB's JSON has it: `{"N": "7"}`.
+    /// The value in DynamoDB's JSON form: `{"N": "7"}`.
     #[must_use]
     pub fn to_json(&self) -> serde_json::Value {
         match self {
@@ -63,7 +63,7 @@ impl Value {
         }
     }
 
-    /// The other way round; `None` for what is no value of DynamoDB.
+    /// The inverse of [`to_json`](Self::to_json); `None` if `json` is not a DynamoDB value.
     #[must_use]
     pub fn from_json(json: &serde_json::Value) -> Option<Self> {
         let object = json.as_object().filter(|object| object.len() == 1)?;
@@ -96,14 +96,14 @@ fn decoded(json: &serde_json::Value) -> Option<Vec<u8>> {
     base64::engine::general_purpose::STANDARD.decode(json.as_str()?).ok()
 }
 
-/// An item as DynamoDB's JSON has it.
+/// An item in DynamoDB's JSON form.
 #[must_use]
 pub fn item_to_json(item: &Item) -> serde_json::Value {
     let pairs = item.iter().map(|(name, value)| (name.clone(), value.to_json()));
     serde_json::Value::Object(pairs.collect::<Map<_, _>>())
 }
 
-/// The other way round; `None` for what is no item.
+/// The inverse of [`item_to_json`]; `None` if `json` is not an item.
 #[must_use]
 pub fn item_from_json(json: &serde_json::Value) -> Option<Item> {
     let pairs = json.as_object()?.iter();
@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_kind_of_value_comes_back_from_json() {
+    fn every_kind_of_value_round_trips_through_json() {
         let item: Item = [
             ("s", Value::text("größe")),
             ("n", Value::number(u64::MAX)),

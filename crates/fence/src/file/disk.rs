@@ -1,7 +1,7 @@
 //! The system calls of the file fence.
 //!
-//! Responsible for the flock, for opening nothing through a symlink, and for replacing files durably. The order of
-//! steps is decided in `steps`, not here.
+//! Takes the flock, follows no symlink, and replaces files durably. The order of steps is decided in `steps`, not
+//! here.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -20,10 +20,11 @@ use super::steps::{self, Disk, Target};
 use crate::format::{self, Unreadable};
 use crate::rule::Marks;
 
-/// The content of a lock file once marks exist. Only its presence is read; the words are for whoever finds it.
+/// The content of a lock file once marks exist. Only its presence is checked; the text is for people who find the
+/// file.
 const FOUNDED: &[u8] = b"Marks of a Lockkeeper fence are kept beside this file. Remove neither.\n";
 
-/// Filesystems shared by hosts, by their magic number (statfs(2)).
+/// Filesystems shared between hosts, by magic number (statfs(2)).
 const NETWORK: [(u64, &str); 10] = [
     (0x6969, "NFS"),
     (0x517B, "SMB"),
@@ -58,7 +59,7 @@ fn network(magic: u64) -> Option<&'static str> {
     NETWORK.iter().find(|(known, _)| *known == magic).map(|(_, kind)| *kind)
 }
 
-/// What stands at the guarded path, if anything. Refuses what would go round the fence.
+/// The metadata of the guarded path, if it exists. Refuses files that could be changed bypassing the fence.
 pub(super) fn inspect(data: &Path) -> Result<Option<Metadata>, FileError> {
     let Some(found) = absent_ok(fs::symlink_metadata(data)).map_err(FileError::io("look at", data))? else {
         return Ok(None);
@@ -82,7 +83,7 @@ pub(super) fn read(data: &Path) -> Result<Option<Vec<u8>>, FileError> {
     read_up_to(data, u64::MAX)
 }
 
-/// The marks without the flock: replacements are atomic, so this sees one state or the next.
+/// Reads the marks without the flock: replacement is atomic, so this returns one complete state.
 pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
     let lock =
         absent_ok(open_options().read(true).open(&paths.lock)).map_err(FileError::io("open", &paths.lock))?;
@@ -92,11 +93,11 @@ pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
 /// The lock file.
 #[derive(Debug)]
 enum Lock {
-    /// While peeking at a file that was never fenced.
+    /// Read without the flock; the file was never fenced.
     Absent,
-    /// While peeking.
+    /// Read without the flock.
     Seen(File),
-    /// Until it is dropped or the process ends in any way.
+    /// Locked until dropped or until the process ends.
     Held(Flock<File>),
 }
 
@@ -110,12 +111,12 @@ impl Lock {
     }
 }
 
-/// The files of a fence. From [`Held::open`] it holds the flock.
+/// The files of a fence. [`Held::open`] takes the flock.
 #[derive(Debug)]
 pub(super) struct Held<'a> {
     paths: &'a Paths,
     lock: Lock,
-    /// The guarded file as it was when the flock was taken; its mode and owner are kept.
+    /// Metadata of the guarded file when the flock was taken; replacements keep its mode and owner.
     data: Option<Metadata>,
 }
 
@@ -127,7 +128,8 @@ impl<'a> Held<'a> {
             let data = inspect(&paths.data)?;
             let file = open_lock(&paths.lock, data.as_ref())?;
             let file = flock(file, &paths.lock, started, limit)?;
-            // The name may have been removed and made anew while this waited: then nobody else comes to this inode.
+            // The lock file may have been removed and recreated during the wait: then this flock excludes no other
+            // process.
             let ours = file.metadata().map_err(FileError::io("look at", &paths.lock))?;
             let named = absent_ok(fs::symlink_metadata(&paths.lock))
                 .map_err(FileError::io("look at", &paths.lock))?;
@@ -145,11 +147,11 @@ impl<'a> Held<'a> {
         }
     }
 
-    /// Writes the replacement; on failure the caller removes what is left.
+    /// Writes the replacement; on failure the caller removes the remains.
     fn fill_temp(&self, like: Option<&Metadata>, bytes: &[u8]) -> io::Result<()> {
-        // Left by a killed process: nobody else is here, the flock is held.
+        // Left by a killed process: the flock is held, so no other process is using the file.
         absent_ok(fs::remove_file(&self.paths.temp))?;
-        // Nobody may read it before it has the mode of the file that it replaces.
+        // The file must not be readable by others before it has the mode of the file that it replaces.
         let mode = if like.is_some() { 0o600 } else { 0o666 };
         let mut file = open_options().write(true).create_new(true).mode(mode).open(&self.paths.temp)?;
         if let Some(like) = like {
@@ -197,7 +199,8 @@ impl Disk for Held<'_> {
                 .or_else(|| self.data.clone().filter(Metadata::is_file)),
         };
         self.fill_temp(like.as_ref(), bytes).map_err(|source| {
-            // What is left is overwritten next time at the latest; the first error is the one to tell.
+            // Best effort: the next replacement removes the remains anyway, and the first error is the one to
+            // return.
             let _ = fs::remove_file(&self.paths.temp);
             FileError::io("write a replacement for", self.path(target))(source)
         })
@@ -232,20 +235,21 @@ impl Disk for Held<'_> {
     }
 }
 
-/// Neither through a symlink nor waiting for the other end of a pipe.
+/// Opens without following a symlink and without blocking on a FIFO.
 fn open_options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits());
     options
 }
 
-/// Opens the lock file, or creates it with the mode of the guarded file, so that who may write that may use its fence.
+/// Opens the lock file, or creates it with the mode of the guarded file: users who may write the file may use its
+/// fence.
 fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
     loop {
         let opened = open_options().read(true).write(true).open(path);
         let error = match opened {
             Ok(file) => return Ok(file),
-            // A flock needs no right to write; only the first note in the file does.
+            // Taking a flock needs no write permission; only the first write of `FOUNDED` does.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return open_options().read(true).open(path).map_err(FileError::io("open", path));
             }
@@ -271,10 +275,11 @@ fn open_lock(path: &Path, data: Option<&Metadata>) -> Result<File, FileError> {
     }
 }
 
-/// Takes the flock until `limit` after `started`.
+/// Takes the flock, waiting until `limit` after `started`.
 ///
-/// A flock has no time limit of its own. So a thread waits in the kernel's queue, where a busy neighbour can't starve
-/// it as it would starve one that polls; after the limit that thread stays until the holder goes, and lets go at once.
+/// flock(2) has no timeout. So a thread blocks in the kernel's queue, which is fair where polling could starve
+/// under contention. After the limit that thread stays blocked until the holder releases the lock, and then
+/// releases it at once.
 fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<Flock<File>, FileError> {
     let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(held) => return Ok(held),
@@ -291,7 +296,7 @@ fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<F
                 Err((_, errno)) => break Err(errno),
             }
         };
-        // If nobody listens any more, what was sent is dropped, and with it the flock.
+        // If the receiver is gone, the sent value is dropped, which releases the flock.
         let _ = answer.send(taken);
     });
     waiter.map_err(FileError::io("start a thread to wait for", path))?;
@@ -301,26 +306,26 @@ fn flock(file: File, path: &Path, started: Instant, limit: Duration) -> Result<F
     }
 }
 
-/// Gives `file` the owner, group and mode of `like`, as far as this process may.
+/// Gives `file` the owner, group and mode of `like`, as permitted for this process.
 fn look_like(file: &File, like: &Metadata) -> io::Result<()> {
     let ours = file.metadata()?;
     let mut mode = like.mode() & 0o7777;
     if (ours.uid(), ours.gid()) != (like.uid(), like.gid())
         && fchown(file, Some(like.uid()), Some(like.gid())).is_err()
     {
-        // Only root may give files away; the group is often possible. Rights that lend the owner's identity don't
-        // pass to another owner.
+        // Only root may change the owner; changing the group is often permitted. The setuid, setgid and sticky bits
+        // are dropped then: setuid would grant the identity of another owner.
         let _ = fchown(file, None, Some(like.gid()));
         mode &= 0o777;
     }
-    // Where files have no modes of their own they are alike already.
+    // Filesystems without modes report equal ones already.
     if file.metadata()?.mode() & 0o7777 == mode {
         return Ok(());
     }
     file.set_permissions(fs::Permissions::from_mode(mode))
 }
 
-/// The bytes of a plain file, at most `limit` of them; `None` if there is none.
+/// The bytes of a plain file, at most `limit` of them; `None` if it does not exist.
 fn read_up_to(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, FileError> {
     let mut bytes = Vec::new();
     let read = open_options().read(true).open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes));
@@ -340,7 +345,7 @@ mod tests {
     use super::network;
 
     #[test]
-    fn network_filesystems_are_told_from_local_ones_by_their_number() {
+    fn network_filesystems_are_recognized_by_magic_number() {
         assert_eq!(network(0x6969), Some("NFS"));
         assert_eq!(network(0xFF53_4D42), Some("CIFS"));
         for (local, magic) in

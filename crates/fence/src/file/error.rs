@@ -1,4 +1,4 @@
-//! What can go wrong at a file fence, and whose move is next.
+//! Errors of the file fence.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -7,22 +7,22 @@ use std::time::Duration;
 use crate::format::VERSION;
 use crate::rule::Refused;
 
-/// Why a call at a file fence did not do what it should.
+/// Why a call at a file fence failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
-    /// The rule said no; nothing was written.
+    /// The rule refused the section; nothing was written.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The path is nothing that a fence can guard.
+    /// The path can't be guarded by a fence.
     #[error("cannot fence `{}`: {why}", path.display())]
     Unguardable {
         /// The path as it was given.
         path: PathBuf,
-        /// What it is instead.
+        /// The reason.
         why: Unguardable,
     },
-    /// Another process stayed inside a check.
+    /// Another process held the lock for longer than the limit of the wait.
     #[error(
         "`{}` has been locked by another process for {waited:?}; checks take milliseconds, so it is probably stopped. \
          Find it with `fuser {}`, continue or end it, and try again",
@@ -34,7 +34,7 @@ pub enum FileError {
         /// The limit of the wait.
         waited: Duration,
     },
-    /// The mark file is damaged. It is never read as "never seen".
+    /// The mark file is damaged. It is never treated as "never seen".
     #[error(
         "the marks in `{}` are damaged: {why}; nothing was done. Stop all writers, find the last token granted \
          (`lockkeeper check-token`), remove this file and its `.lock`, and enter once with that token",
@@ -43,10 +43,10 @@ pub enum FileError {
     MarksCorrupt {
         /// The mark file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
-    /// The mark file is of a version that this program does not know.
+    /// The version of the mark file is not supported by this program.
     #[error(
         "the marks in `{}` have format {version}; this program reads format {VERSION}; nothing was done. \
          Use the newer program that wrote them",
@@ -58,7 +58,7 @@ pub enum FileError {
         /// Its format.
         version: u32,
     },
-    /// The lock file says that there were marks, and they are gone.
+    /// The lock file records that marks existed, but the mark file is missing.
     #[error(
         "the marks in `{}` are gone, though this file was fenced before; nothing was done. Restore them; or stop all \
          writers, find the last token granted (`lockkeeper check-token`), remove the `.lock` beside, and enter once \
@@ -78,30 +78,30 @@ pub enum FileError {
     Unsure {
         /// The guarded file.
         path: PathBuf,
-        /// What failed.
+        /// The error of the directory sync.
         source: Box<Self>,
     },
-    /// The system refused a step.
+    /// A system call failed.
     #[error("cannot {doing} `{}`{}", path.display(), advice(source))]
     Io {
         /// The step, as a verb.
         doing: &'static str,
-        /// On what.
+        /// The path on which it failed.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl FileError {
-    /// For `map_err`: what was being done, and on what.
+    /// For `map_err`: the failed step and its path.
     pub(super) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self + use<> {
         let path = path.to_owned();
         move |source| Self::Io { doing, path, source }
     }
 }
 
-/// What to do about the faults that users meet; the cause itself is the error's source.
+/// What to do about common faults; the cause itself is the error's source.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => ": it does not exist; create it, or correct the path",
@@ -123,11 +123,11 @@ fn advice(source: &io::Error) -> &'static str {
     }
 }
 
-/// What a path is that a fence can't guard.
+/// Why a fence can't guard a path.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unguardable {
-    /// No file name at its end.
+    /// The path does not end in a file name.
     #[error("it names no file; give the path of a file")]
     NoName,
     /// `….fence`, `….fence.lock` or `….fence.new`.
@@ -138,21 +138,21 @@ pub enum Unguardable {
     /// A symlink: its target could be fenced under another name, with other marks.
     #[error("it is a symlink to `{}`; give that path itself", target.display())]
     Symlink {
-        /// Where it leads.
+        /// Its target.
         target: PathBuf,
     },
-    /// A file with several names: the other names would go round the fence.
+    /// A file with several hard links: writes through the other names would bypass the fence.
     #[error(
         "it has {names} names (hard links), and the others would go round the fence; make it a file of its own"
     )]
     HardLinks {
-        /// How many.
+        /// The number of names.
         names: u64,
     },
     /// Not a plain file.
     #[error("it is not a plain file, so its content can't be replaced; use `write_with` for anything else")]
     NotAFile,
-    /// A filesystem whose flock other hosts need not see.
+    /// A filesystem on which a flock may not exclude other hosts.
     #[error("it is on {kind}, where a flock does not exclude other hosts; keep it on a local filesystem")]
     Network {
         /// The filesystem's type.

@@ -1,16 +1,16 @@
-//! A fence for a file, or for what one file stands for, on a local filesystem. Linux only.
+//! A fence for a local file, or for other resources that one file represents. Linux only.
 //!
-//! Responsible for the names beside the file and for the public calls. The order of steps is in `steps`, the
-//! system calls in `disk`, the bytes of the mark file in `format`. It knows nothing of locks or lock services.
+//! Contains the public calls and the names of the fence's files. The order of steps is in `steps`, the system calls
+//! in `disk`, the bytes of the mark file in `format`. It depends on no lock service.
 //!
 //! Beside `FILE` it keeps three names:
-//! - `FILE.fence`: the marks, as text with a checksum. Replaced as a whole (write, fsync, rename, fsync of the
-//!   directory), so it is never half old and half new.
+//! - `FILE.fence`: the marks, as text with a checksum. Replaced atomically and durably (write, fsync, rename, fsync
+//!   of the directory).
 //! - `FILE.fence.lock`: never replaced and never removed. A flock on it makes check and effect one step among
-//!   processes; a flock on a file that gets renamed over would guard an inode that nobody else opens. It has content
-//!   once marks exist, so that a mark file that vanished is noticed and not read as "never seen".
-//! - `FILE.fence.new`: where a replacement is written before it is renamed. Left behind by a killed process at
-//!   worst; the next one overwrites it.
+//!   processes; a flock on a file that is replaced by rename would lock an inode that no other process opens. It is
+//!   non-empty once marks exist, so that a missing mark file is detected and not treated as "never seen".
+//! - `FILE.fence.new`: the temporary name of a replacement before its rename. A killed process may leave it behind;
+//!   the next one overwrites it.
 //!
 //! The marks are durable before the data appears, never after: a mark without its data is harmless (the same token
 //! writes again), data without its mark would let a stale token in.
@@ -31,11 +31,11 @@ use crate::rule::{Action, Marks, Section};
 use disk::Held;
 pub use error::{FileError, Unguardable};
 
-/// How long a call waits for another process that is inside a check, if nothing else is said. Checks take
-/// milliseconds: one that lasts this long belongs to a process that is stopped.
+/// Default limit of the wait for another process that holds the flock. Checks take milliseconds, so a process that
+/// holds it this long is probably stopped.
 pub const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// The fence of one file. Any number of values, threads and processes may name the same file.
+/// The fence of one file. Any number of values, threads and processes may use the same file.
 #[derive(Clone, Debug)]
 pub struct FileFence {
     paths: Paths,
@@ -53,11 +53,12 @@ struct Paths {
 }
 
 impl FileFence {
-    /// The fence of `path`. Nothing is created before the first check. The file need not exist, its directory must.
+    /// The fence of `path`. Creates nothing before the first check. The file need not exist, but its directory
+    /// must.
     ///
     /// # Errors
     /// [`FileError::Unguardable`] if `path` is a symlink (its target could be fenced under another name), has
-    /// several hard links, lies on a network filesystem (whose flock other hosts need not see), names no file, or
+    /// several hard links, is on a network filesystem (a flock may not exclude other hosts), names no file, or
     /// names one of a fence's own files. [`FileError::Io`] if the directory can't be found.
     pub fn new(path: impl AsRef<Path>) -> Result<Self, FileError> {
         let path = path.as_ref();
@@ -82,7 +83,7 @@ impl FileFence {
         Ok(Self { paths, wait: WAIT_DEFAULT })
     }
 
-    /// Waits at most `limit` for another process that is inside a check. Default [`WAIT_DEFAULT`].
+    /// Waits at most `limit` for another process that holds the flock. Default [`WAIT_DEFAULT`].
     #[must_use]
     pub fn wait_at_most(mut self, limit: Duration) -> Self {
         self.wait = limit;
@@ -95,37 +96,38 @@ impl FileFence {
         &self.paths.data
     }
 
-    /// Raises the marks, durably. Call it before the section reads what it will write.
+    /// Raises the marks, durably. Call it before the section reads the data that it will write.
     ///
     /// # Errors
-    /// [`FileError::Refused`] if a later section has been here: stop. Any other error: the section may not go on,
+    /// [`FileError::Refused`] if a later section has passed: stop. Any other error: the section must not continue,
     /// and may enter again.
     pub fn enter(&self, section: Section) -> Result<(), FileError> {
         self.pass(Action::Enter, section, |_| Ok(()))
     }
 
-    /// The file's content; `None` if there is no file. Enter first, else an update can be lost.
+    /// The file's content; `None` if the file does not exist. Enter first, otherwise an update can be lost.
     ///
     /// # Errors
-    /// [`FileError::Io`]; [`FileError::Unguardable`] if the path has become something else than a plain file.
+    /// [`FileError::Io`]; [`FileError::Unguardable`] if the path is no longer a plain file.
     pub fn read(&self) -> Result<Option<Vec<u8>>, FileError> {
         disk::read(&self.paths.data)
     }
 
-    /// Checks, and replaces the file's content by `bytes`: all of it or, after an error, nothing. When this returns
-    /// both the marks and the content are durable. Mode, owner and group of the file stay where the process may set
-    /// them; extended attributes don't.
+    /// Checks, and replaces the file's content by `bytes`: completely or, after an error, not at all. On success
+    /// both the marks and the content are durable. Mode, owner and group of the file are kept as permitted for the
+    /// process; extended attributes are not.
     ///
     /// # Errors
-    /// [`FileError::Refused`]: nothing was written. [`FileError::Unsure`]: written, but a power loss may take it
-    /// back: write again with the same token. Others: the old content stands, and the same token may try again.
+    /// [`FileError::Refused`]: nothing was written. [`FileError::Unsure`]: written, but a power loss may undo the
+    /// write: write again with the same token. Others: the old content is unchanged, and the same token may try
+    /// again.
     pub fn write(&self, section: Section, bytes: &[u8]) -> Result<(), FileError> {
         self.pass(Action::Write, section, |held| steps::put(held, bytes))
     }
 
     /// Checks, and runs `effect` before any other check of this file: for several files under one fence, or an
-    /// append. The marks are durable before `effect` starts; making the effect durable is its own business, and what
-    /// a crash leaves half done is for the next section to mend. `effect` must be short, start no process that
+    /// append. The marks are durable before `effect` starts. `effect` must make its own changes durable, and the
+    /// next section must repair a partial effect after a crash. `effect` must be short, start no process that
     /// outlives it, and not call the fence of this file.
     ///
     /// # Errors
@@ -134,8 +136,8 @@ impl FileFence {
         self.pass(Action::Write, section, |_| Ok(effect()))
     }
 
-    /// Checks as a write does, without one. For scripts whose effect the library can't run: between this check and
-    /// the effect a later section may enter, so it narrows the gap and doesn't close it. Prefer
+    /// Checks as a write does, without a write: for scripts whose effect can't run inside the library. Between this
+    /// check and the effect a later section may enter, so this narrows the window and doesn't close it. Prefer
     /// [`write`](Self::write).
     ///
     /// # Errors
@@ -145,15 +147,16 @@ impl FileFence {
     }
 
     /// As [`write_with`](Self::write_with), once per token and without `enter`: for one blind effect per grant
-    /// (F-d). At most once: if `effect` fails or the process dies in it, the same token is refused all the same.
+    /// (F-d). At most once: the token counts as used even if `effect` fails or the process dies in it.
     ///
     /// # Errors
-    /// As [`write`](Self::write), and [`Refused::Repeated`](crate::Refused::Repeated) for a token that was here.
+    /// As [`write`](Self::write), and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has passed
+    /// before.
     pub fn check_once<R>(&self, section: Section, effect: impl FnOnce() -> R) -> Result<R, FileError> {
         self.pass(Action::CheckOnce, section, |_| Ok(effect()))
     }
 
-    /// The marks as they are now; the default ones if the file's fence was never used. Creates nothing.
+    /// The current marks; the default ones if the file's fence was never used. Creates nothing.
     ///
     /// # Errors
     /// [`FileError::MarksMissing`], [`FileError::MarksCorrupt`], [`FileError::MarksNewer`], [`FileError::Io`].
@@ -161,13 +164,13 @@ impl FileFence {
         disk::peek(&self.paths)
     }
 
-    /// Sets both marks to `to`, higher or lower, and forgets those of slots. For the one case in
-    /// which marks may fall: another lock service takes over, whose tokens are lower. Stop all writers first: whoever
-    /// still holds by the old service would be turned away, or let in, by accident.
+    /// Sets both marks to `to`, higher or lower, and removes those of slots. For the one case in which marks may be
+    /// lowered: the move to another lock service whose tokens are lower. Stop all writers first: sections that
+    /// still run under a token of the old service would be refused or accepted arbitrarily.
     ///
     /// # Errors
-    /// As [`marks`](Self::marks) and [`enter`](Self::enter): marks that are damaged or missing are refused here too. After
-    /// an error of the disk the marks may be either; reset them again.
+    /// As [`marks`](Self::marks) and [`enter`](Self::enter): damaged or missing marks are refused here too. After
+    /// an I/O error the marks may be the old or the new ones; call `reset` again.
     pub fn reset(&self, to: Token) -> Result<(), FileError> {
         steps::reset(&mut Held::open(&self.paths, self.wait)?, to)
     }

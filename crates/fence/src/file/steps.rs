@@ -1,8 +1,8 @@
-//! The order of the steps of a check and of a write, apart from the system calls.
+//! The order of the steps of a check and of a write, without the system calls.
 //!
-//! Responsible for one promise: whatever survives a kill or a power loss, data never appears without its mark, and
-//! nothing is answered before it is durable. May not touch a disk itself: it drives a [`Disk`], so that
-//! `steps_tests` can cut the power after every step.
+//! Guarantees that after a kill or a power loss data never exists without its mark, and that a call returns only
+//! once its changes are durable. Drives a [`Disk`] instead of the filesystem, so that `steps_tests` can simulate a
+//! power loss after every step.
 
 use lockkeeper_core::Token;
 
@@ -10,7 +10,7 @@ use super::error::FileError;
 use crate::format;
 use crate::rule::{Action, Marks, Pair, Passed, Section};
 
-/// What a replacement becomes when it is renamed.
+/// The file that a prepared replacement is renamed to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Target {
     Marks,
@@ -23,7 +23,7 @@ pub(super) trait Disk {
     fn marks(&mut self) -> Result<Option<Vec<u8>>, FileError>;
     /// Whether marks were ever made durable here.
     fn founded(&mut self) -> Result<bool, FileError>;
-    /// Notes, durably, that marks exist.
+    /// Records durably that marks exist.
     fn found(&mut self) -> Result<(), FileError>;
     /// Writes the replacement of `target` beside it and makes its bytes durable (not its name).
     fn prepare(&mut self, target: Target, bytes: &[u8]) -> Result<(), FileError>;
@@ -31,7 +31,7 @@ pub(super) trait Disk {
     fn rename(&mut self, target: Target) -> Result<(), FileError>;
     /// Makes all renames so far durable.
     fn sync_names(&mut self) -> Result<(), FileError>;
-    /// The error for marks that are missing though they were founded.
+    /// The error for marks that are missing although `founded` is true.
     fn missing(&self) -> FileError;
     /// The error for marks that can't be read.
     fn unreadable(&self, why: format::Unreadable) -> FileError;
@@ -39,9 +39,10 @@ pub(super) trait Disk {
     fn unsure(&self, source: FileError) -> FileError;
 }
 
-/// Reads the marks. Missing ones are those of a resource never seen, unless they were founded.
+/// Reads the marks. Missing ones mean a resource never seen, unless `founded` is true.
 pub(super) fn load(disk: &mut impl Disk) -> Result<Marks, FileError> {
-    // Founded first: a process that peeks without the flock would else see no marks, then see them founded.
+    // Read `founded` first: a reader without the flock could otherwise find no marks and then, after a concurrent
+    // first check, `founded`.
     let founded = disk.founded()?;
     match disk.marks()? {
         Some(bytes) => format::decode(&bytes).map_err(|why| disk.unreadable(why)),
@@ -50,7 +51,7 @@ pub(super) fn load(disk: &mut impl Disk) -> Result<Marks, FileError> {
     }
 }
 
-/// Checks, and makes the marks durable. The effect may only follow.
+/// Checks, and makes the marks durable. The effect must come after it.
 pub(super) fn pass(disk: &mut impl Disk, action: Action, section: Section) -> Result<(), FileError> {
     let mut marks = load(disk)?;
     if marks.check(action, section)? == Passed::Raised {
@@ -59,7 +60,7 @@ pub(super) fn pass(disk: &mut impl Disk, action: Action, section: Section) -> Re
     settle(disk)
 }
 
-/// Sets the marks, whatever they were; but damaged ones are not written over.
+/// Replaces the marks unconditionally, but refuses to overwrite damaged ones.
 pub(super) fn reset(disk: &mut impl Disk, to: Token) -> Result<(), FileError> {
     load(disk)?;
     let base = Pair { any: Some(to), writer: Some(to) };
@@ -72,8 +73,8 @@ fn replace(disk: &mut impl Disk, marks: &Marks) -> Result<(), FileError> {
     disk.rename(Target::Marks)
 }
 
-/// Also when nothing rose: the mark, or the data that this section will read, may stem from a process that was killed
-/// between its rename and this call.
+/// Runs even if no mark rose: the mark, or the data that this section will read, may have been renamed into place
+/// by a process that was killed before it called this.
 fn settle(disk: &mut impl Disk) -> Result<(), FileError> {
     disk.sync_names()?;
     if !disk.founded()? {

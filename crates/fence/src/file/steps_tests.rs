@@ -21,7 +21,7 @@ struct Names {
     founded: bool,
 }
 
-/// A change of a name that a power cut may take back.
+/// A change of a name that a power cut may undo.
 #[derive(Clone, Debug)]
 enum Change {
     Rename(Target, Vec<u8>),
@@ -38,7 +38,7 @@ impl Names {
     }
 }
 
-/// A directory whose process dies when its steps are used up.
+/// A directory whose process dies after a given number of steps.
 #[derive(Clone, Default)]
 struct Model {
     seen: Names,
@@ -62,7 +62,7 @@ impl Model {
         self.pending.push(change);
     }
 
-    /// Every directory that a power cut may leave.
+    /// Every directory state that a power cut may leave.
     fn after_power_cut(&self) -> impl Iterator<Item = Names> {
         (0..1_u32 << self.pending.len()).map(|kept| {
             let mut names = self.durable.clone();
@@ -108,7 +108,7 @@ impl Disk for Model {
 
     fn sync_names(&mut self) -> Result<(), FileError> {
         self.step()?;
-        // A directory's sync says nothing about the bytes of the lock file.
+        // Syncing the directory does not sync the bytes of the lock file.
         let founded = self.durable.founded;
         self.durable = Names { founded, ..self.seen.clone() };
         self.pending.retain(|change| matches!(change, Change::Found));
@@ -141,8 +141,8 @@ struct Acknowledged {
     data: u64,
 }
 
-/// Sections 5, 6 and 7 one after the other; 7 writes without entering. Starts at call `from`; returns the call that
-/// died.
+/// Runs sections 5, 6 and 7 in order; 7 writes without entering. Starts at call `from`; returns the call in which
+/// the process died.
 fn run(disk: &mut Model, write: Write, from: usize, told: &mut Acknowledged) -> Option<usize> {
     let calls = [(5, false), (5, true), (5, true), (6, false), (6, true), (7, true)];
     for (call, (token, writes)) in calls.into_iter().enumerate().skip(from) {
@@ -164,7 +164,7 @@ fn run(disk: &mut Model, write: Write, from: usize, told: &mut Acknowledged) -> 
     None
 }
 
-/// What must hold of any directory that is left; `Err` says what does not.
+/// The invariants of any directory state after a fault; `Err` names the violated one.
 fn judge(left: Names, told: &Acknowledged) -> Result<(), String> {
     let data = match &left.data {
         Some(bytes) => String::from_utf8_lossy(bytes).parse().map_err(|_| "torn data".to_owned())?,
@@ -185,8 +185,8 @@ fn judge(left: Names, told: &Acknowledged) -> Result<(), String> {
     Ok(())
 }
 
-/// A kill after every step, then a second process that repeats the killed call and goes on, with the power cut after
-/// every step of that. Returns how many outcomes were judged.
+/// A kill after every step, then a second process that repeats the killed call and continues, with a power cut
+/// after every step of that. Returns the number of outcomes checked.
 fn cut_everywhere(write: Write) -> Result<usize, String> {
     let mut judged = 0;
     for kill in 0.. {
@@ -214,15 +214,15 @@ fn cut_everywhere(write: Write) -> Result<usize, String> {
 }
 
 #[test]
-fn no_kill_and_no_power_cut_loses_an_acknowledged_write_or_lets_data_outrun_its_mark() {
+fn kill_or_power_cut_never_loses_an_acknowledged_write_or_puts_data_before_its_mark() {
     let judged = cut_everywhere(write).expect("nothing is lost");
     println!("{judged} outcomes judged");
     assert!(judged > 1000, "only {judged}");
 }
 
-/// The cuts really bite: each of these orders of the same steps is found out.
+/// Mutants: each of these orders of the same steps must violate an invariant.
 #[test]
-fn data_before_mark_is_found_out() {
+fn mutant_data_before_mark_is_detected() {
     let found = cut_everywhere(|disk, section, bytes| {
         steps::put(disk, bytes)?;
         steps::pass(disk, Action::Write, section)
@@ -231,7 +231,7 @@ fn data_before_mark_is_found_out() {
 }
 
 #[test]
-fn a_mark_that_is_not_durable_before_the_data_is_found_out() {
+fn mutant_data_before_durable_mark_is_detected() {
     let found = cut_everywhere(|disk, section, bytes| {
         let mut marks = steps::load(disk)?;
         let _ = marks.check(Action::Write, section)?;
@@ -243,7 +243,7 @@ fn a_mark_that_is_not_durable_before_the_data_is_found_out() {
 }
 
 #[test]
-fn an_answer_before_the_directory_is_durable_is_found_out() {
+fn mutant_success_before_directory_sync_is_detected() {
     let found = cut_everywhere(|disk, section, bytes| {
         steps::pass(disk, Action::Write, section)?;
         disk.prepare(Target::Data, bytes)?;
@@ -252,9 +252,9 @@ fn an_answer_before_the_directory_is_durable_is_found_out() {
     assert!(found.expect_err("an error").contains("acknowledged"));
 }
 
-/// Why `pass` syncs when nothing rose: the mark may be a dead process's, renamed and not yet durable.
+/// Why `pass` syncs even if no mark rose: a dead process may have renamed the mark without making it durable.
 #[test]
-fn trusting_an_equal_mark_that_a_dead_process_left_is_found_out() {
+fn mutant_skipped_sync_of_an_equal_mark_is_detected() {
     let found = cut_everywhere(|disk, section, bytes| {
         let mut marks = steps::load(disk)?;
         if marks.check(Action::Write, section)? == crate::rule::Passed::Raised {
@@ -266,7 +266,7 @@ fn trusting_an_equal_mark_that_a_dead_process_left_is_found_out() {
 }
 
 #[test]
-fn a_reset_that_is_cut_leaves_the_old_marks_or_the_new_ones() {
+fn interrupted_reset_leaves_the_old_or_the_new_marks() {
     let token = |token| Token::new(token).expect("a token");
     for cut in 0.. {
         let mut disk = Model { steps_left: usize::MAX, ..Model::default() };

@@ -1,6 +1,5 @@
-//! The body of a response that came through the fence.
-//!
-//! Responsible for how long a response holds the door: see [`FencedBody`].
+//! The body of a response from behind the fence, which determines how long the request stays admitted: see
+//! [`FencedBody`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -14,10 +13,10 @@ use super::passage::Pass;
 pin_project! {
   /// The handler's body, or the fence's own.
   ///
-  /// A write has ended when its body has: a handler may do its work while it streams, and would then be overtaken. So
-  /// the door stays held until the last frame, or until the body is dropped since the client is gone. A read changes
-  /// nothing, so it leaves the door when the handler returns; else a slow client could keep the next holder out for as
-  /// long as it likes.
+  /// A write ends when its body does: a handler may do work while it streams the body, and a later section must not
+  /// overtake that work. So a write stays admitted until the last frame, or until the body is dropped because the
+  /// client disconnected. A read changes nothing, so it leaves when the handler returns; otherwise a slow client
+  /// could block the next holder indefinitely.
   pub struct FencedBody<B> {
     #[pin]
     inner: Inner<B>,
@@ -64,7 +63,7 @@ where
             }
         };
         let frame = ready!(body.as_mut().poll_frame(context));
-        // A server need not ask again after the last frame, nor after an error.
+        // A server may stop polling after the last frame or after an error.
         if !matches!(frame, Some(Ok(_))) || body.is_end_stream() {
             *this.pass = None;
         }

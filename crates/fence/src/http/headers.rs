@@ -1,7 +1,7 @@
-//! What a request says about its section.
+//! The fencing headers of a request.
 //!
-//! Responsible for reading the four request headers, each at most once and in one form: what is misspelt is refused,
-//! since reading it as its default would check less than was meant.
+//! Reads the four headers, each at most once and in one form. A malformed header is refused, since falling back to
+//! its default would check less than the client intended.
 
 use http::header::{HeaderMap, HeaderName};
 
@@ -16,12 +16,12 @@ use super::problem::Problem;
 pub const TOKEN: HeaderName = HeaderName::from_static("fencing-token");
 /// The resource.
 pub const RESOURCE: HeaderName = HeaderName::from_static("fencing-resource");
-/// The mode of the hold, with the slot of a permit.
+/// The mode of the hold; for a permit also its slot.
 pub const MODE: HeaderName = HeaderName::from_static("fencing-mode");
-/// What the section wants.
+/// The action of the section at the fence.
 pub const ACTION: HeaderName = HeaderName::from_static("fencing-action");
 
-/// What a request said.
+/// The parsed fencing headers of a request.
 #[derive(Debug)]
 pub(super) struct Said {
     pub(super) section: Section,
@@ -29,10 +29,11 @@ pub(super) struct Said {
     pub(super) resource: Option<Resource>,
 }
 
-/// `None` if the request says nothing about fencing.
+/// `None` if the request has no fencing headers.
 pub(super) fn read(headers: &HeaderMap) -> Result<Option<Said>, Problem> {
     let Some(token) = one(headers, &TOKEN)? else {
-        // A mode without a token means that the token was forgotten; to pass such a request unchecked would hide it.
+        // Another fencing header without a token means that the token was forgotten; an unchecked pass would hide
+        // the mistake.
         return match [&RESOURCE, &MODE, &ACTION].into_iter().find(|name| headers.contains_key(*name)) {
             Some(name) => {
                 Err(Problem::malformed(&TOKEN, format!("is missing, though {} is there", shown(name))))
@@ -66,7 +67,7 @@ fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>,
 }
 
 fn read_token(text: &str) -> Result<Token, Problem> {
-    // Only digits: a parse by itself would take `+5`.
+    // Digits only: `parse` alone accepts `+5`.
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let token = digits.then(|| text.parse().ok().and_then(Token::new)).flatten();
     token.ok_or_else(|| {
@@ -116,7 +117,7 @@ fn read_action(text: &str) -> Result<Action, Problem> {
         })
 }
 
-/// A header's name as people write it.
+/// A header's name in its documented spelling.
 pub(super) fn shown(name: &HeaderName) -> &'static str {
     match name {
         name if name == TOKEN => "Fencing-Token",
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_misspelt_is_refused_and_named() {
+    fn malformed_header_is_refused_and_named() {
         assert!(said(&[]).expect("nothing said").is_none());
         let long = "x".repeat(513);
         for (headers, names) in [

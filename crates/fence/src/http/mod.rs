@@ -1,44 +1,45 @@
-//! A fence in front of an HTTP service: a `tower` layer for axum, hyper, tonic and whatever else takes one.
+//! A fence in front of an HTTP service: a `tower` layer for axum, hyper, tonic and other `tower` servers.
 //!
-//! Responsible for what a client says and is told, and for the way of a request: read its headers (`headers.rs`), go
-//! through the door of its resource with the mark durable (`passage.rs`, [`door`](crate::door)), run the handler, leave
-//! the door when what it did has ended (`body.rs`). It needs tokio's timer.
+//! Defines the protocol between client and fence, and the path of a request: parse its headers (`headers.rs`), wait
+//! for admission to its resource and make the mark durable (`passage.rs`, [`door`](crate::door)), run the handler,
+//! and leave once its effect has ended (`body.rs`). Requires tokio's timer.
 //!
-//! # What a client sends
+//! # Request
 //! ```text
 //! POST /accounts/42            Fencing-Token: 17   Fencing-Action: enter     → 204, by the fence itself
 //! GET /accounts/42             Fencing-Token: 17                             → enters too, then the handler
 //! PUT /accounts/42             Fencing-Token: 17                             → checked, then the handler
 //! ```
-//! *Enter before you read* holds here too, so a read with a token enters: `GET`, `HEAD` and the other safe methods raise
-//! the mark and then go on to the handler. A client that reads by other ways enters first by `POST` with
-//! `Fencing-Action: enter`; the handler never sees it.
+//! *Enter before you read* holds here too, so a read with a token enters: `GET`, `HEAD` and the other safe methods
+//! raise the mark and then reach the handler. A client that reads by other means enters first by `POST` with
+//! `Fencing-Action: enter`, which does not reach the handler.
 //!
 //! | header | value | left out |
 //! | --- | --- | --- |
 //! | `Fencing-Token` | decimal, 1 to 2^53 - 1 | no section |
-//! | `Fencing-Resource` | a name ([`Resource`]) | what [`Rules::resource_by`] says, or the path |
+//! | `Fencing-Resource` | a name ([`Resource`]) | [`Rules::resource_by`] if set, otherwise the path |
 //! | `Fencing-Mode` | `exclusive`, `shared`, `permit`, `permit;slot=3` | `exclusive` |
 //! | `Fencing-Action` | `enter`, `write`, or `check_once` for one blind effect per grant | safe methods enter, others write |
 //!
-//! # What it is told
+//! # Response
 //! | status | `type` | when |
 //! | --- | --- | --- |
-//! | 412 | `…:stale` | a later section has been here; with `offered` and `highest` |
+//! | 412 | `…:stale` | a later section has passed; with `offered` and `highest` |
 //! | 428 | `…:token-required` | a guarded method without a token |
-//! | 409 | `…:repeated` | `check_once` with a token that has been here |
-//! | 400 | `…:malformed`, `…:shared-write` | a header that can't be understood; a write under a shared hold |
-//! | 503 | `…:busy`, `…:unavailable` | a lower token is still at work; the marks can't be made durable |
+//! | 409 | `…:repeated` | `check_once` with a token that has passed before |
+//! | 400 | `…:malformed`, `…:shared-write` | an invalid header; a write under a shared hold |
+//! | 503 | `…:busy`, `…:unavailable` | a lower token is still running; the marks can't be made durable |
 //!
-//! # What it promises
-//! The mark is durable before the handler runs. From the moment a higher token asks, no lower one begins; and the higher
-//! one begins when all lower ones have ended. A handler has ended when its future is done or dropped, and, for a write,
-//! its body too. What a handler leaves running elsewhere (a spawned task, a statement that the database goes on with
-//! after the client hung up) the fence can't see: let it check its token there, from [`Fenced`].
+//! # Guarantees
+//! The mark is durable before the handler runs. Once a higher token has arrived, no lower one starts; and the
+//! higher one starts when all lower ones have ended. A handler has ended when its future has completed or was
+//! dropped and, for a write, its body too. The fence does not cover work that a handler leaves running elsewhere (a
+//! spawned task, a statement that the database continues after the client disconnected): such work must check its
+//! token itself, see [`Fenced`].
 //!
-//! Every request for a resource must come through one fence: two processes with a file of marks each, or a second way to
-//! the data, go round it. And all clients must name the resource alike: where paths say it, nothing is to be done; where
-//! one resource has several paths, give [`Rules::resource_by`], so that no client can choose.
+//! Every request for a resource must pass through one fence: two processes with separate mark files, or a second
+//! path to the data, bypass it. And all clients must use the same name for a resource: the path is such a name by
+//! default. If one resource has several paths, set [`Rules::resource_by`], so that clients can't choose the name.
 
 mod body;
 mod headers;
@@ -64,10 +65,10 @@ use passage::Doors;
 pub use problem::TYPE_PREFIX;
 pub use service::FencedService;
 
-/// How long a request waits for lower tokens to end, if nothing else is said.
+/// Default limit of the wait for lower tokens to end.
 pub const WAIT_DEFAULT: Duration = Duration::from_secs(5);
 
-/// The layer. Its clones, and the services it makes, are one fence.
+/// The layer. Its clones, and the services created from it, are one fence.
 ///
 /// ```
 /// use axum::{Router, routing::put};
@@ -95,20 +96,20 @@ struct Settings<M> {
 
 type ResourceBy = Arc<dyn Fn(&Parts) -> String + Send + Sync>;
 
-/// What a handler finds in the request's extensions when a token came with it: for a check of its own further down.
+/// Added to the extensions of a request with a token, so that the handler can check the token at its own resources.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fenced {
-    /// What was fenced.
+    /// The fenced resource.
     pub resource: Resource,
-    /// What was checked.
+    /// The action that was checked.
     pub action: Action,
-    /// Who asked.
+    /// The section of the request.
     pub section: Section,
 }
 
 impl<M: MarkStore> HttpFence<M> {
-    /// A fence with these marks. It guards `POST`, `PUT`, `PATCH` and `DELETE`; the resource is what the request says, or
-    /// its path.
+    /// A fence with these marks. It guards `POST`, `PUT`, `PATCH` and `DELETE`; the resource is the one named in
+    /// the request, or its path.
     #[must_use]
     pub fn new(store: M) -> Self {
         Self::with(store, Rules::default())
@@ -121,7 +122,7 @@ impl<M: MarkStore> HttpFence<M> {
         Self { settings: Arc::new(Settings { store, doors: Arc::default(), guarded, resource_by, wait }) }
     }
 
-    /// The marks of `resource` as they are now.
+    /// The current marks of `resource`.
     ///
     /// # Errors
     /// The store could not read them.
@@ -129,7 +130,7 @@ impl<M: MarkStore> HttpFence<M> {
         self.settings.store.marks(resource).await
     }
 
-    /// Sets the marks of `resource`, also to a lower token: [`MarkStore::reset`] says when that is right.
+    /// Sets the marks of `resource`, even to a lower token; see [`MarkStore::reset`] for when this is safe.
     ///
     /// # Errors
     /// The marks may not be durable.
@@ -137,14 +138,14 @@ impl<M: MarkStore> HttpFence<M> {
         self.settings.store.reset(resource, to).await
     }
 
-    /// How many resources somebody is at work on, or waits for.
+    /// Number of resources with admitted or waiting requests.
     #[must_use]
     pub fn doors_in_use(&self) -> usize {
         self.settings.doors.in_use()
     }
 }
 
-/// What a fence guards, and how.
+/// The configuration of a fence.
 #[derive(Clone)]
 pub struct Rules {
     guarded: Vec<Method>,
@@ -160,14 +161,14 @@ impl Default for Rules {
 }
 
 impl Rules {
-    /// The methods that need a token: without one, 428. Others are checked if they bring one and pass freely if not.
+    /// Sets the methods that require a token: without one, 428. Other methods are checked only if a token is sent.
     #[must_use]
     pub fn guard(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.guarded = methods.into_iter().collect();
         self
     }
 
-    /// The resource, by the service: what a client says must then be the same, or it gets 400.
+    /// Derives the resource on the server. A `Fencing-Resource` header that differs from it gets 400.
     #[must_use]
     pub fn resource_by(mut self, name: impl Fn(&Parts) -> String + Send + Sync + 'static) -> Self {
         self.resource_by = Some(Arc::new(name));

@@ -1,7 +1,7 @@
-//! The doors of all resources, and the way through one: knock, wait, check durably.
+//! Admission to all resources ([`Door`]): ask, wait, then check the durable marks.
 //!
-//! Responsible for keeping a door as long as somebody is at it, for the bounded wait, and for the leaving: a [`Pass`]
-//! leaves when it is dropped, however the work behind it ended.
+//! Keeps the [`Door`] of each resource in use, bounds the wait, and leaves on drop: a dropped [`Pass`] leaves its
+//! `Door`, however the request ended.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,10 +15,10 @@ use crate::resource::Resource;
 use crate::rule::{Action, Refused, Section};
 use crate::store::MarkStore;
 
-/// What whoever waits is told.
+/// Receives the verdict for a waiting request.
 type Verdict = oneshot::Receiver<Result<(), Refused>>;
 
-/// The doors at which somebody is.
+/// The `Door`s in use, by resource.
 #[derive(Debug, Default)]
 pub(super) struct Doors {
     doors: Mutex<HashMap<Resource, Kept>>,
@@ -34,14 +34,14 @@ impl Kept {
     fn tell(&mut self, answers: Vec<Answer>) {
         for Answer { place, verdict } in answers {
             if let Some(teller) = self.waiting.remove(&place) {
-                // Who stopped waiting meanwhile leaves by itself.
+                // A cancelled request leaves through its `Pass`.
                 let _ = teller.send(verdict);
             }
         }
     }
 }
 
-/// A place at a door, from the knock on.
+/// An admitted or waiting request; leaves its `Door` when dropped.
 #[derive(Debug)]
 pub(super) struct Pass {
     doors: Arc<Doors>,
@@ -50,9 +50,9 @@ pub(super) struct Pass {
 }
 
 impl Doors {
-    /// Through the door, with the mark durable; or a word for whoever asked.
+    /// Waits for admission, then makes the mark durable.
     ///
-    /// Inside first, checked then (`door.rs` says why). Cancel safe: a dropped future has left.
+    /// Admission comes before the check (reason: `door.rs`). Cancel safe: dropping the future leaves the `Door`.
     pub(super) async fn pass(
         self: &Arc<Self>,
         store: &impl MarkStore,
@@ -65,7 +65,7 @@ impl Doors {
         if let Some(verdict) = waiting {
             match tokio::time::timeout(wait_at_most, verdict).await {
                 Ok(Ok(verdict)) => verdict?,
-                // A teller is dropped without a word only when we leave, which is not now.
+                // The sender is dropped without a verdict only by dropping `pass`, which is still alive.
                 Ok(Err(_)) | Err(_) => return Err(Problem::busy(wait_at_most)),
             }
         }
@@ -101,7 +101,7 @@ impl Doors {
         }
     }
 
-    /// How many doors are kept.
+    /// Number of `Door`s in use.
     pub(super) fn in_use(&self) -> usize {
         self.lock().len()
     }

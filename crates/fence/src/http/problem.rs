@@ -1,6 +1,6 @@
-//! What a request is told that is not let through: `application/problem+json` (RFC 9457).
+//! The response to a refused request: `application/problem+json` (RFC 9457).
 //!
-//! Responsible for statuses and words. What the operator alone may know (paths, faults of the disk) goes to the log.
+//! Defines statuses and texts. Details for operators only (paths, disk faults) go to the log.
 
 use std::time::Duration;
 
@@ -14,13 +14,14 @@ use super::headers::shown;
 use crate::rule::Refused;
 use crate::store::MarksError;
 
-/// What every `type` begins with; the rest is the word of the kind.
+/// The common prefix of every `type`; the kind follows.
 pub const TYPE_PREFIX: &str = "urn:lockkeeper:fence:";
 
-/// When to ask again after 503, in seconds: at once would meet the same, and the caller has waited already.
+/// `Retry-After` of a 503, in seconds: an immediate retry would likely fail again, and the client has waited
+/// already.
 const RETRY_AFTER_S: u32 = 1;
 
-/// Why a request was not let through.
+/// Why a request was refused.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     kind: Kind,
@@ -39,12 +40,12 @@ enum Kind {
 }
 
 impl Problem {
-    /// `why` follows the header's name.
+    /// `why` follows the header's name in the text.
     pub(super) fn malformed(header: &HeaderName, why: String) -> Self {
         Self { kind: Kind::Malformed, detail: format!("{} {why}", shown(header)) }
     }
 
-    /// A request that can't mean what it says.
+    /// A request whose headers are inconsistent.
     pub(super) fn meaningless(detail: String) -> Self {
         Self { kind: Kind::Malformed, detail }
     }

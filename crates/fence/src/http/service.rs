@@ -1,4 +1,4 @@
-//! The service: what happens to one request.
+//! The service: the handling of one request.
 
 use std::fmt;
 use std::future::Future;
@@ -34,13 +34,13 @@ impl<S, M> FencedService<S, M> {
     }
 }
 
-/// What the fence says to a request.
+/// The outcome of the check of a request.
 enum Word {
-    /// Nothing: no token, and none is needed.
+    /// No token, and none is required.
     Free,
-    /// To the handler; the door is held.
+    /// Call the handler, with the request admitted.
     Handler(Pass, Action),
-    /// An enter by itself: done.
+    /// A plain enter: completed by the fence.
     Entered,
 }
 
@@ -62,7 +62,7 @@ where
     }
 
     fn call(&mut self, request: Request<In>) -> Self::Future {
-        // The one that is ready goes with the request; its copy stays and has to become ready first.
+        // `poll_ready` applies to this instance only, so it serves the request; the clone must become ready first.
         let copy = self.inner.clone();
         let mut inner = mem::replace(&mut self.inner, copy);
         let settings = Arc::clone(&self.settings);
@@ -78,7 +78,8 @@ where
                 }
                 Err(problem) => return Ok(problem.into_response().map(FencedBody::own)),
             };
-            // Held here while the handler runs: an error, a panic and a client that is gone drop it with this future.
+            // `pass` is held here while the handler runs: an error, a panic or a disconnected client drops it with
+            // this future.
             let response = inner.call(Request::from_parts(parts, body)).await?;
             let pass = pass.filter(|_| action != Action::Enter);
             Ok(response.map(|body| FencedBody::of_handler(body, pass)))
@@ -89,7 +90,7 @@ where
 impl<M: MarkStore> Settings<M> {
     async fn word(&self, parts: &mut Parts) -> Result<Word, Problem> {
         let guarded = self.guarded.contains(&parts.method);
-        // What else a request says matters less than that its token is missing.
+        // A missing token is reported before problems of other headers.
         if guarded && !parts.headers.contains_key(TOKEN) {
             return Err(Problem::token_required(&parts.method));
         }
@@ -97,7 +98,7 @@ impl<M: MarkStore> Settings<M> {
         let safe = parts.method.is_safe();
         let action = said.action.unwrap_or(if safe { Action::Enter } else { Action::Write });
         if action == Action::Enter && !safe && parts.method != Method::POST {
-            // Answered here it would look as if it had been done; handed on, it would be done unchecked.
+            // A 204 here would look as if the request had been executed; the handler would execute it unchecked.
             return Err(Problem::meaningless(format!(
                 "Fencing-Action: enter goes with POST, which does nothing else, or with GET and HEAD, which then read; not \
          with {}",
@@ -131,7 +132,7 @@ impl<M: MarkStore> Settings<M> {
     }
 }
 
-/// Decoded, since `/a` and `/%61` are the same to most services: two names of one resource would have two marks.
+/// Percent-decoded, since most services treat `/a` and `/%61` as the same path: two names would have two marks.
 fn of_path(parts: &Parts) -> Result<Resource, Problem> {
     let path = parts.uri.path();
     let bad = |why: &str| {

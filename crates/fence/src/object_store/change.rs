@@ -1,23 +1,23 @@
-//! One change of one object: read it, decide, put the next record if the object is still what was read, and know
-//! whether it was done.
+//! One change of one object: read it, decide, put the next record conditionally, and determine whether the put took
+//! effect.
 //!
-//! Responsible for no change being lost, done twice or told wrongly, whatever the store answers. May not know what is
-//! decided: that is [`Marks::check`](crate::Marks::check) and its callers.
+//! Guarantees that no change is lost, applied twice or reported wrongly, for any response of the store. It does not
+//! depend on the decision, which is made by [`Marks::check`](crate::Marks::check) and its callers.
 //!
-//! A store's answer to a conditional put can be lost, or be "the condition does not hold" only because the client sent
-//! the put again after an answer was lost, and its first one had been done. So no refusal is believed: the object is
-//! read again, and its record tells ([`Fate`]):
-//! - it has our nonce, or names it among the changes before it: done, though perhaps not the latest any more.
-//! - it is still the record that we had read: not done, and a put on its way may yet be. The same bytes are put once
-//!   more; of the two one can be done, for they have the same condition.
-//! - it names the record that we had read, and not ours: somebody else's change came after that one, so ours never can.
-//!   The decision is made anew, on what is there now.
-//! - none of these, since more than [`BEFORE_MAX`](super::record::BEFORE_MAX) changes came between: not known, and told
-//!   so ([`ObjectError::Unsure`]).
+//! The response to a conditional put can be lost. It can also be "condition failed" only because the client resent
+//! the put after a lost response and the first copy had taken effect. So a failed condition is not conclusive: the
+//! object is read again, and its record determines the outcome ([`Fate`]):
+//! - It has our nonce, or lists it among the previous changes: done, though perhaps superseded.
+//! - It is still the record that we read: not done, but a put in flight may still take effect. The same bytes are
+//!   put again; at most one of the two puts can take effect, since they have the same condition.
+//! - It lists the record that we read, but not ours: another change followed that record, so ours can never take
+//!   effect. The decision is made again, on the current record.
+//! - None of these, because more than [`BEFORE_MAX`](super::record::BEFORE_MAX) changes came between: unknown
+//!   ([`ObjectError::Unsure`]).
 //!
-//! Every call puts, also one that raises no mark: then a put of the same holder that is still on its way finds another
-//! object than it was meant for and is refused, and what passed has passed on the object as it was at that moment, even
-//! if the store's reads should lag behind. A refusal is right even on a read that lags, since marks only rise.
+//! Every call puts, even if it raises no mark. This makes the condition of any put of the same holder that is still
+//! in flight fail, and it proves that the check was made on the object's current state even if the store's reads
+//! lag. A refusal needs no such proof: it is correct even on a lagging read, since marks only rise.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +33,7 @@ use crate::rule::Marks;
 
 /// The longest pause between two tries.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// The pause after the first try is at most this; then it doubles. About what a put takes.
+/// The first pause is at most this; the limit then doubles. About the duration of a put.
 const PAUSE_FIRST: Duration = Duration::from_millis(10);
 
 /// The objects of one kind of fence in one store.
@@ -45,17 +45,17 @@ pub(super) struct Objects {
     pub(super) tries: u32,
 }
 
-/// A record as it was read, and what names it in a condition.
+/// A record as read, and the version for a conditional put.
 struct Seen {
     record: Record,
     version: UpdateVersion,
 }
 
-/// What a call has decided to make of an object.
+/// The decision of a call: the next state of the object.
 pub(super) struct Next<T> {
     pub(super) marks: Marks,
     pub(super) content: Option<Bytes>,
-    /// What the call answers once this is done.
+    /// The result of the call once the put is done.
     pub(super) answer: T,
 }
 
@@ -65,20 +65,20 @@ struct Attempt<T> {
     nonce: Nonce,
     bytes: Bytes,
     answer: T,
-    /// What the store said to the last put of it, unless that was "the condition does not hold".
+    /// The error of its last put, unless that was "condition failed".
     unanswered: Option<Error>,
 }
 
-/// What became of an attempt.
+/// The outcome of an attempt, from the record read after it.
 enum Fate {
     Done,
-    /// Not done so far: the object is as it was.
+    /// Not done so far: the object is unchanged.
     Open,
-    /// Never done, and never will be.
+    /// Not done, and can't take effect any more.
     Overtaken,
-    /// The read shows the object as it was before the attempt was even decided.
+    /// The read lags: it returned a state older than the one the attempt is based on.
     LateRead,
-    /// There is no object any more.
+    /// The object does not exist any more.
     Removed,
     Unknown,
 }
@@ -91,7 +91,7 @@ pub(super) fn path_of(resource: &str) -> Result<Path, ObjectError> {
     let name = resource::checked(resource)?;
     let bad = |why: String| ObjectError::BadPath { resource: resource.to_owned(), why };
     let path = Path::parse(name).map_err(|error| bad(error.to_string()))?;
-    // It would be dropped without a word: two names for one object.
+    // `Path::parse` silently drops such slashes: one object would have two names.
     if path.as_ref() != name {
         return Err(bad("it begins or ends with `/`".to_owned()));
     }
@@ -115,7 +115,7 @@ impl Objects {
             Err(error) => return Err(failed(error)),
         };
         let resource = || path.to_string();
-        // Checked before anything is read into memory: no record of ours is longer.
+        // Checked before reading into memory: no record of a fence is longer.
         if got.meta.size > CONTENT_BYTES_MAX + HEADER_BYTES_MAX {
             return Err(ObjectError::Foreign { resource: resource() });
         }
@@ -136,8 +136,8 @@ impl Objects {
         Ok(Some(Seen { record, version }))
     }
 
-    /// Changes the object as `decide` says, which is asked anew whenever the object was changed by others meanwhile.
-    /// `None` is an object that is not there.
+    /// Changes the object as decided by `decide`, which is called again each time another writer changed the object
+    /// first. Its argument is `None` if the object does not exist.
     ///
     /// # Errors
     /// Those of `decide`, with nothing done; [`ObjectError::Contended`], [`ObjectError::Unsure`],
@@ -153,7 +153,7 @@ impl Objects {
         loop {
             let seen = match (self.see(path).await, &open) {
                 (Ok(seen), _) => seen,
-                // Nothing of ours can be on its way.
+                // No put of this call can be in flight.
                 (Err(error), None) => return Err(error),
                 (Err(ObjectError::Store { source, .. }), Some(_)) if puts >= self.tries => {
                     return unsure(puts, Some(source));
@@ -234,7 +234,7 @@ impl<T> Attempt<T> {
             return Fate::Done;
         }
         let Some(base) = base else {
-            // The object that somebody else has created, if its record goes back to that.
+            // The object was created by another writer if its record lists all changes back to the first.
             let whole = now.change == now.before.len() as u64 + 1;
             return if whole { Fate::Overtaken } else { Fate::Unknown };
         };
@@ -250,7 +250,7 @@ impl<T> Attempt<T> {
     }
 }
 
-/// Whether the store has said that it will not do it, now or on a further try.
+/// Whether the error is permanent: the put was not done, and a retry would fail too.
 fn is_final(error: &Error) -> bool {
     matches!(
         error,
@@ -263,7 +263,7 @@ fn is_final(error: &Error) -> bool {
     )
 }
 
-/// Waits before the next try: between nothing and a limit that doubles, so that writers who met do not meet again.
+/// Waits before the next try: a random time up to a limit that doubles (jittered exponential backoff).
 async fn pause(tries: u32) {
     let limit = PAUSE_FIRST.saturating_mul(1 << (tries.max(1) - 1).min(16)).min(PAUSE_MAX);
     tokio::time::sleep(limit.mul_f64(fastrand::f64())).await;

@@ -1,4 +1,4 @@
-//! What can go wrong at a fence of objects, and whose move is next.
+//! Errors of the object fences.
 
 use object_store::path::Path;
 
@@ -7,33 +7,33 @@ use super::record::VERSION;
 use crate::resource::BadResource;
 use crate::rule::Refused;
 
-/// Why a call at a fence of objects did not do what it should.
+/// Why a call at an object fence failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// The rule said no; nothing was written.
+    /// The rule refused the section; nothing was written.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// A name that no resource can have.
+    /// Not a valid resource name.
     #[error(transparent)]
     BadResource(#[from] BadResource),
-    /// A name that no object of a store can have.
+    /// A name that no object in a store can have.
     #[error("`{resource}` can't be the name of an object: {why}; write segments with one `/` between them")]
     BadPath {
         /// The name as given.
         resource: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The store does not keep what the fence rests on. Found out when connecting.
+    /// The store lacks a property that the fence requires. Detected on connect.
     #[error("the store {store} can't be fenced: {why}")]
     Unfit {
-        /// What the store calls itself.
+        /// The store's name for itself.
         store: String,
-        /// What it did.
+        /// The missing property.
         why: Unfit,
     },
-    /// Others changed the object under each try.
+    /// Another writer changed the object during each try.
     #[error(
         "`{resource}` was changed by others under each of {tries} tries; nothing was done. Try again with the same \
          token, with fewer writers at a time or with more tries (`tries_at_most`)"
@@ -41,10 +41,10 @@ pub enum ObjectError {
     Contended {
         /// The resource.
         resource: String,
-        /// How many puts were tried.
+        /// Number of puts.
         tries: u32,
     },
-    /// The store did not say whether a change is in, and it can't be found out.
+    /// The outcome of a change is unknown.
     #[error(
         "whether `{resource}` was changed is not known after {tries} tries: the store gave no answer that tells. It may \
          still happen, until the object is changed next. Enter again with the same token: that settles it, and gives \
@@ -53,12 +53,12 @@ pub enum ObjectError {
     Unsure {
         /// The resource.
         resource: String,
-        /// How many puts were tried.
+        /// Number of puts.
         tries: u32,
-        /// What the store said last, if it was an error.
+        /// The store's last error, if there was one.
         source: Option<::object_store::Error>,
     },
-    /// The object was there and is gone: somebody went round the fence.
+    /// The object existed and is gone: it was removed by a client that bypassed the fence.
     #[error(
         "`{resource}` was removed by something other than this fence, and its marks with it (or the store's reads lag). Keep everybody else from \
          removing it; then `reset` it to the last token granted (`lockkeeper check-token`)"
@@ -67,7 +67,7 @@ pub enum ObjectError {
         /// The resource.
         resource: String,
     },
-    /// An object that no fence has written.
+    /// An object that no fence wrote.
     #[error(
         "the object `{resource}` was not written by a fence; it was left as it is. Give another name, or move the object \
          away and write its content through the fence"
@@ -81,12 +81,12 @@ pub enum ObjectError {
     OtherFence {
         /// The resource.
         resource: String,
-        /// What it holds.
+        /// Its actual kind.
         found: &'static str,
-        /// Which fence it belongs to.
+        /// The fence that it belongs to.
         use_instead: &'static str,
     },
-    /// The object is damaged. It is never read as "never seen".
+    /// The object is damaged. It is never treated as "never seen".
     #[error(
         "the object `{resource}` is damaged: {why}; nothing was done. Stop all sections, move it away \
          or restore an earlier version, and `reset` the resource to the last token granted (`lockkeeper check-token`) before \
@@ -95,10 +95,10 @@ pub enum ObjectError {
     Corrupt {
         /// The resource.
         resource: String,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
-    /// The object is of a version that this program does not know.
+    /// The format version of the object is not supported by this program.
     #[error(
         "the object `{resource}` has format {version}; this program reads format {VERSION}; nothing was done. Use the \
          newer program that wrote it"
@@ -109,7 +109,7 @@ pub enum ObjectError {
         /// Its format.
         version: u32,
     },
-    /// More than fits beside the marks.
+    /// More content than fits beside the marks.
     #[error(
         "{bytes} bytes are too many for `{resource}`: the limit is {CONTENT_BYTES_MAX}, since every enter moves them \
          again. Use `PointerFence`, which has no limit"
@@ -117,10 +117,10 @@ pub enum ObjectError {
     TooLarge {
         /// The resource.
         resource: String,
-        /// How many there are.
+        /// The content's length in bytes.
         bytes: u64,
     },
-    /// A draft that a sweep has given up.
+    /// A draft whose data a sweep may have removed.
     #[error(
         "the draft `{draft}` was given up by a sweep of `{resource}` and may be gone; nothing was published. Make a new \
          draft, upload again, publish that; and sweep only what is older than an upload takes"
@@ -131,13 +131,13 @@ pub enum ObjectError {
         /// The object that was uploaded.
         draft: Path,
     },
-    /// A draft that was never uploaded.
+    /// A draft without uploaded data.
     #[error("there is no object `{draft}`; nothing was published. Upload the data to it before publishing")]
     DraftMissing {
-        /// Where the data should be.
+        /// The missing object.
         draft: Path,
     },
-    /// The data that a pointer names is gone, or not what was published.
+    /// The data that a pointer names are missing, or differ from those published.
     #[error(
         "the data of `{resource}` in `{data}` {why}: something other than the fence has changed it. Restore it, or write \
          the resource anew"
@@ -145,28 +145,28 @@ pub enum ObjectError {
     DataLost {
         /// The resource.
         resource: String,
-        /// The object that its pointer names.
+        /// The missing or changed object.
         data: Path,
-        /// What is wrong with it.
+        /// What differs.
         why: String,
     },
-    /// The store refused a step, or was not reached.
+    /// The store returned an error, or could not be reached.
     #[error("cannot {doing} `{path}`{}", advice(source))]
     Store {
         /// The step, as a verb.
         doing: &'static str,
-        /// On what.
+        /// The object on which it failed.
         path: Path,
-        /// What the store said.
+        /// The store's error.
         source: ::object_store::Error,
     },
-    /// The system gave no random numbers, without which changes can't be told apart.
+    /// The system's RNG failed; changes can't be told apart without random nonces.
     #[error("the system gives no random numbers; nothing was done")]
     Random(#[source] getrandom::Error),
 }
 
 impl ObjectError {
-    /// For `map_err`: what was being done, and on what.
+    /// For `map_err`: the failed step and its object.
     pub(super) fn store(
         doing: &'static str,
         path: &Path,
@@ -176,7 +176,7 @@ impl ObjectError {
     }
 }
 
-/// What to do about the faults that users meet; the cause itself is the error's source.
+/// What to do about common faults; the cause itself is the error's source.
 fn advice(source: &::object_store::Error) -> &'static str {
     match source {
         ::object_store::Error::PermissionDenied { .. } => {
@@ -189,58 +189,58 @@ fn advice(source: &::object_store::Error) -> &'static str {
     }
 }
 
-/// What a store does that makes it unfit for a fence.
+/// Why a store is unfit for a fence.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unfit {
-    /// Local files.
+    /// A store of local files.
     #[error(
         "it keeps plain files, and has no put that depends on what is there (If-Match); use `FileFence` for files"
     )]
     LocalFiles,
-    /// A put with a condition is not supported at all.
+    /// Conditional puts are not supported.
     #[error(
         "it refused {what}: {answer}; a fence needs puts with If-None-Match and If-Match (for S3 see the store's setting \
          of conditional puts)"
     )]
     Unsupported {
-        /// Which put.
+        /// The rejected put.
         what: &'static str,
-        /// What it said.
+        /// The store's answer.
         answer: String,
     },
-    /// A put whose condition did not hold was done.
+    /// A put took effect although its condition did not hold.
     #[error(
         "it answered \"done\" to {what}, which it had to refuse: it ignores the condition, and one writer would overwrite \
          another unseen"
     )]
     Ignored {
-        /// Which put.
+        /// The put.
         what: &'static str,
     },
-    /// Of puts of which only one may be done, several were.
+    /// Several of the concurrent puts took effect, of which at most one may.
     #[error(
         "it answered \"done\" to {done} of {of} simultaneous puts with {what}, of which only one may be done: it checks the \
          condition and puts in two steps"
     )]
     NotAtomic {
-        /// Their condition.
+        /// The condition of the puts.
         what: &'static str,
-        /// How many were done.
+        /// Number of puts that took effect.
         done: usize,
-        /// How many there were.
+        /// Number of concurrent puts.
         of: usize,
     },
-    /// No ETag.
+    /// The store returns no ETag.
     #[error("it gives no ETag with an object, and a put can't name what it is to replace")]
     NoETag,
-    /// An ETag that stays when the content changes.
+    /// The ETag does not change with the content.
     #[error("it gave the ETag {etag} to two different contents, so a put can't name what it is to replace")]
     SameETag {
         /// The ETag.
         etag: String,
     },
-    /// What is read is not what was put.
+    /// A read did not return the content of the last put.
     #[error("it gave back another content than was put last: a read must see the latest put")]
     StaleRead,
 }

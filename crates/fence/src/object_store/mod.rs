@@ -1,9 +1,9 @@
-//! Fences for objects in a store: S3, Azure Blob Storage and whatever else the crate `object_store` speaks to.
+//! Fences for objects in a store: S3, Azure Blob Storage and the other stores that the crate `object_store`
+//! supports.
 //!
-//! Responsible for the public calls of [`ObjectFence`]; those of [`PointerFence`] are in `pointer`. How an object is
-//! changed, and how it is known that it was, is in `change`; the bytes of an object in `record`; what a store is asked
-//! before it is trusted in `probe`. It knows nothing of locks or lock services, and of no particular store: the caller
-//! brings one.
+//! Contains the public calls of [`ObjectFence`]; those of [`PointerFence`] are in `pointer`. The conditional put
+//! and the detection of its outcome are in `change`, the bytes of an object in `record`, the checks of a store in
+//! `probe`. It depends on no lock service and on no particular store: the caller supplies one.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -17,23 +17,23 @@
 //! # }
 //! ```
 //!
-//! Two shapes, for small and for large content:
-//! - [`ObjectFence`]: marks and content in one object, so that check and effect are one put. Every call reads and puts the
-//!   whole of it: for content up to [`CONTENT_BYTES_MAX`].
-//! - [`PointerFence`]: the content is an object of its own, of any size, written once under a name that was never used;
-//!   a small fenced object names it.
+//! Two types, for small and for large content:
+//! - [`ObjectFence`]: marks and content in one object, so that check and effect are one put. Every call reads and
+//!   puts the whole object: for content up to [`CONTENT_BYTES_MAX`].
+//! - [`PointerFence`]: the content is a separate object of any size, written once under a name never used before; a
+//!   small fenced object points to it.
 //!
-//! It rests on one thing: a put that is done only if the object still is what was read (If-Match), or does not exist
-//! (If-None-Match: *). [`ObjectFence::connect`] tries whether the store really refuses others, and refuses one that
-//! doesn't. A mark is as durable as the store makes what it has acknowledged; neither a killed process nor a lost answer
-//! takes one back.
+//! Both require conditional puts: a put that takes effect only if the object is unchanged since the read
+//! (If-Match), or does not exist (If-None-Match: *). [`ObjectFence::connect`] checks that the store rejects other
+//! puts, and refuses a store that doesn't. A mark is as durable as the store's acknowledged puts; neither a killed
+//! process nor a lost response undoes it.
 //!
-//! Reads: S3, Azure and Google promise that a read sees the latest put. A check does not even need that; what `read`
-//! gives does, so where it may lag use what `enter` gives.
+//! Reads: S3, Azure and Google guarantee that a read returns the latest put. A check does not depend on that, but
+//! the result of `read` does: with a store whose reads may lag, use the content that `enter` returns.
 //!
-//! What goes round the fence can't be seen by it: somebody who puts or deletes the object himself, a rule of the bucket
-//! that expires it, replication into the bucket. An object that is removed takes its marks along. Keep everybody else
-//! from writing there.
+//! The fence does not detect changes that bypass it: puts and deletes by other clients, a lifecycle rule of the
+//! bucket, replication into the bucket. Removing an object removes its marks. Restrict write access to users of the
+//! fence.
 
 mod change;
 mod error;
@@ -53,36 +53,36 @@ pub use error::{ObjectError, Unfit};
 pub use pointer::{Draft, PointerFence, Swept};
 use record::{Holds, Record};
 
-/// Most bytes of content of an [`ObjectFence`]: 8 MiB. Every call moves the content twice, which shall stay well below a
-/// second.
+/// Most bytes of content of an [`ObjectFence`]: 8 MiB. Every call transfers the content twice, which should take
+/// well below a second.
 pub const CONTENT_BYTES_MAX: u64 = 8 << 20;
 
-/// How many puts a call tries while others change the object under it, if nothing else is said. With the pauses between
-/// them about half a minute.
+/// Default limit of puts per call while other writers change the object. With the pauses between them about half a
+/// minute.
 pub const TRIES_DEFAULT: u32 = 64;
 
-/// Fenced objects with their content, each the resource of its own name in the store. Any number of values and processes
-/// may work on the same store.
+/// Fenced objects with their content; each object is a resource, named by its path. Any number of values and
+/// processes may use the same store.
 #[derive(Clone, Debug)]
 pub struct ObjectFence {
     objects: Objects,
 }
 
 impl ObjectFence {
-    /// A fence for the objects in `store`. Tries first whether the store refuses a put whose condition does not hold, with
-    /// objects below `.lockkeeper-probe/` that it removes again. For part of a bucket wrap the store in
+    /// A fence for the objects in `store`. First checks that the store rejects a put whose condition does not hold,
+    /// with temporary objects below `.lockkeeper-probe/`. For a part of a bucket wrap the store in
     /// [`PrefixStore`](object_store::prefix::PrefixStore).
     ///
-    /// The store's own limits of time and of retries hold; each try of a call is one read and one put.
+    /// The store's own timeouts and retries apply; each try of a call is one read and one put.
     ///
     /// # Errors
-    /// [`ObjectError::Unfit`] if the store can't be fenced: what it did is told. [`ObjectError::Store`].
+    /// [`ObjectError::Unfit`] if the store can't be fenced, with the reason. [`ObjectError::Store`].
     pub async fn connect(store: Arc<dyn ObjectStore>) -> Result<Self, ObjectError> {
         probe::probe(store.as_ref()).await?;
         Ok(Self { objects: Objects { store, holds: Holds::Content, tries: TRIES_DEFAULT } })
     }
 
-    /// Tries at most `limit` puts per call while others change the object under it; at least one. Default
+    /// Tries at most `limit` puts per call while other writers change the object; at least one. Default
     /// [`TRIES_DEFAULT`].
     #[must_use]
     pub fn tries_at_most(mut self, limit: u32) -> Self {
@@ -90,12 +90,12 @@ impl ObjectFence {
         self
     }
 
-    /// Raises the marks of `resource`, and gives its content as it was at that moment; `None` if there is none. Call it
-    /// before the section reads what it will write: what it gives no lower token can change any more.
+    /// Raises the marks of `resource`, and returns its content at that moment; `None` if there is none. Call it
+    /// before the section reads the data that it will write: lower tokens can no longer change the returned content.
     ///
     /// # Errors
-    /// [`ObjectError::Refused`] if a later section has been here: stop. Any other error: the section may not go on, and
-    /// may enter again.
+    /// [`ObjectError::Refused`] if a later section has passed: stop. Any other error: the section must not
+    /// continue, and may enter again.
     pub async fn enter(&self, resource: &str, section: Section) -> Result<Option<Bytes>, ObjectError> {
         let decide = |last: Option<&Record>| {
             let content = last.and_then(|last| last.content.clone());
@@ -105,7 +105,7 @@ impl ObjectFence {
         self.objects.change(&path_of(resource)?, decide).await
     }
 
-    /// The content of `resource`; `None` if there is none. Enter first, else an update can be lost.
+    /// The content of `resource`; `None` if there is none. Enter first, otherwise an update can be lost.
     ///
     /// # Errors
     /// [`ObjectError::Store`], [`ObjectError::Foreign`], [`ObjectError::OtherFence`], [`ObjectError::Corrupt`],
@@ -114,12 +114,12 @@ impl ObjectFence {
         Ok(self.objects.read(&path_of(resource)?).await?.and_then(|record| record.content))
     }
 
-    /// Checks, and replaces the content of `resource`, in one put. When this returns both the mark and the content are as
-    /// durable as the store makes what it has acknowledged.
+    /// Checks, and replaces the content of `resource`, in one put. On success both the mark and the content are as
+    /// durable as the store's acknowledged puts.
     ///
     /// # Errors
-    /// [`ObjectError::Refused`], [`ObjectError::Contended`]: nothing was written. [`ObjectError::Unsure`]: it may have
-    /// been, and may yet be; enter again with the same token. [`ObjectError::TooLarge`], and as for
+    /// [`ObjectError::Refused`], [`ObjectError::Contended`]: nothing was written. [`ObjectError::Unsure`]: it may
+    /// have been written, or may still be; enter again with the same token. [`ObjectError::TooLarge`], and as for
     /// [`enter`](Self::enter).
     pub async fn write(
         &self,
@@ -133,7 +133,7 @@ impl ObjectFence {
     /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
     ///
     /// # Errors
-    /// As `write`, and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has been here.
+    /// As `write`, and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has passed before.
     pub async fn check_once(
         &self,
         resource: &str,
@@ -143,8 +143,8 @@ impl ObjectFence {
         self.put(resource, Action::CheckOnce, section, Some(content.into())).await
     }
 
-    /// Checks as a write does, and removes the content. The object stays, with its marks: without them a stale token
-    /// could write again.
+    /// Checks as a write does, and removes the content. The object remains, with its marks: without them a stale
+    /// token could write again.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -152,7 +152,7 @@ impl ObjectFence {
         self.put(resource, Action::Write, section, None).await
     }
 
-    /// The marks of `resource` as they are now; the default ones if there is no such object. Creates nothing.
+    /// The current marks of `resource`; the default ones if the object does not exist. Creates nothing.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -160,8 +160,9 @@ impl ObjectFence {
         Ok(self.objects.read(&path_of(resource)?).await?.map(|record| record.marks).unwrap_or_default())
     }
 
-    /// Sets the marks of `resource` to `to`, higher or lower, and leaves its content. For operators only, when another
-    /// lock service with lower tokens takes over, or marks were lost: no holder of a token of before may be at work.
+    /// Sets the marks of `resource` to `to`, higher or lower, and keeps its content. For operators only, when
+    /// another lock service with lower tokens takes over, or marks were lost: no holder of an earlier token may be
+    /// running.
     ///
     /// # Errors
     /// As [`write`](Self::write), but never refused.
@@ -192,10 +193,10 @@ impl ObjectFence {
     }
 }
 
-/// The marks once `section` has done `action`.
+/// The marks after `section` has done `action`.
 fn passed(last: Option<&Record>, action: Action, section: Section) -> Result<Marks, ObjectError> {
     let mut marks = last.map(|last| last.marks.clone()).unwrap_or_default();
-    // Raised or not, it is put: see `change`.
+    // A put follows even if no mark rose: see `change`.
     let _ = marks.check(action, section)?;
     Ok(marks)
 }

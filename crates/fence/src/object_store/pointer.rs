@@ -1,20 +1,22 @@
-//! Content of any size: an object of its own, and a small fenced object that names it.
+//! Content of any size: a separate object for the data, and a small fenced object (the pointer) with its name.
 //!
-//! Responsible for a reader always finding the whole of one content, and for removing what is no longer needed without
-//! ever removing what is. The pointer of `stock` is the object `stock`; its data are `stock.data/SWEEPS-NONCE`. Data are
-//! written once, under a name never used before, and only then does the fenced put swing the pointer to them.
+//! Guarantees that a reader always finds one complete content, and that a sweep removes only data that are not
+//! needed. The pointer of `stock` is the object `stock`; its data are `stock.data/SWEEPS-NONCE`. Data are written
+//! once, under a name never used before, and only then does the fenced put set the pointer to them.
 //!
-//! # Why a sweep removes nothing that is needed
-//! What no pointer names may be old data, or data of a writer that is about to swing the pointer to them. No age tells
-//! these apart for sure: a writer can stall as long as it likes. So the pointer counts its sweeps:
-//! 1. A writer notes the count before it uploads (it is part of the data's name), and may swing the pointer only while
-//!    the count is still that. The put says so: it replaces the very record in which the count was checked.
-//! 2. A sweep first raises the count, by such a put. It learns in it which data the pointer names.
-//! 3. Only then does it list. It removes data with a lower count that the pointer did not name in step 2.
+//! # Why a sweep removes only unneeded data
+//! Data without a pointer may be old, or may belong to a writer that is about to set the pointer to them. Age alone
+//! can't distinguish the two, since a writer can stall for any time. So the pointer counts its sweeps:
+//! 1. A writer reads the count before it uploads (the count is part of the data's name), and may set the pointer
+//!    only if the count is unchanged. The conditional put enforces this: it replaces the very record in which the
+//!    count was checked.
+//! 2. A sweep first raises the count, by such a put, and reads the name of the current data in the same step.
+//! 3. Only then does it list the data. It removes data with a lower count, except those that the pointer named in
+//!    step 2.
 //!
-//! After step 2 no data with a lower count can be swung to any more, and the one that had been was kept. Whoever is
-//! uploading meanwhile is told to upload again. The age given to a sweep is a courtesy to them, and to readers that have
-//! read the pointer and not yet the data; it is measured by the store's clock alone.
+//! After step 2 the pointer can no longer be set to data with a lower count, and the data that it named are kept.
+//! Writers that are uploading at that time get an error and must upload again. The age given to a sweep only spares
+//! them, and readers that have read the pointer but not yet the data; it is measured by the store's clock alone.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -33,18 +35,18 @@ use super::record::{Holds, Nonce, Record};
 use super::{ObjectError, TRIES_DEFAULT, passed, probe, reset_to};
 use crate::rule::{Action, Marks, Section};
 
-/// How often data are uploaded for one write, when sweeps come between.
+/// Most uploads of one write, when sweeps come between.
 const UPLOADS_MAX: u32 = 3;
-/// How often a reader follows a pointer whose data were swept before it came to them.
+/// Most times that a reader follows a pointer whose data were swept before it could read them.
 const FOLLOWS_MAX: u32 = 8;
 
-/// Fenced resources with content of any size. Any number of values and processes may work on the same store.
+/// Fenced resources with content of any size. Any number of values and processes may use the same store.
 #[derive(Clone, Debug)]
 pub struct PointerFence {
     objects: Objects,
 }
 
-/// A place for data that no pointer names yet.
+/// A name for data that no pointer refers to yet.
 #[derive(Clone, Debug)]
 pub struct Draft {
     resource: String,
@@ -53,26 +55,27 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Where to upload the data, in whatever way: in parts, or as a copy on the server.
+    /// The upload path. Any kind of upload works: multipart, or a copy on the server.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Swept {
-    /// How many objects it removed.
+    /// Number of removed objects.
     pub removed: u64,
-    /// How many objects it left, though the pointer does not name them: too young, or uploaded since it began.
+    /// Number of objects kept although the pointer does not name them: too young, or uploaded since the sweep
+    /// began.
     pub left: u64,
 }
 
 /// The content of a pointer's record.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Pointer {
-    /// How many sweeps there were.
+    /// Number of sweeps so far.
     sweeps: u64,
     /// The data's name below the resource's folder and their length in bytes.
     data: Option<(String, u64)>,
@@ -103,7 +106,7 @@ impl Pointer {
         (pointer.encode() == content).then_some(pointer)
     }
 
-    /// Of the object `path`, whose record this is.
+    /// Parses the pointer in the record of the object `path`.
     fn of(path: &Path, record: Option<&Record>) -> Result<Self, ObjectError> {
         let Some(content) = record.and_then(|record| record.content.as_deref()) else {
             return Ok(Self::default());
@@ -113,7 +116,7 @@ impl Pointer {
     }
 }
 
-/// The count of sweeps in the name of data; `None` for a name that a fence does not give.
+/// The sweep count in the name of data; `None` if no fence made the name.
 fn sweeps_of(name: &str) -> Option<u64> {
     let (sweeps, nonce) = name.split_once('-')?;
     Nonce::parse(nonce)?;
@@ -121,7 +124,7 @@ fn sweeps_of(name: &str) -> Option<u64> {
     (count.to_string() == sweeps).then_some(count)
 }
 
-/// Where the data of the resource at `path` are.
+/// The folder of the data of the resource at `path`.
 fn folder(path: &Path) -> Path {
     Path::from(format!("{path}.data"))
 }
@@ -136,7 +139,7 @@ impl PointerFence {
         Ok(Self { objects: Objects { store, holds: Holds::Pointer, tries: TRIES_DEFAULT } })
     }
 
-    /// Tries at most `limit` puts per call while others change the pointer under it; at least one. Default
+    /// Tries at most `limit` puts per call while other writers change the pointer; at least one. Default
     /// [`TRIES_DEFAULT`].
     #[must_use]
     pub fn tries_at_most(mut self, limit: u32) -> Self {
@@ -144,12 +147,12 @@ impl PointerFence {
         self
     }
 
-    /// Raises the marks of `resource`, and gives the name of its data at that moment; `None` if there are none. Call it
-    /// before the section reads what it will write.
+    /// Raises the marks of `resource`, and returns the path of its data at that moment; `None` if there are none.
+    /// Call it before the section reads the data that it will write.
     ///
     /// # Errors
-    /// [`ObjectError::Refused`] if a later section has been here: stop. Any other error: the section may not go on, and
-    /// may enter again.
+    /// [`ObjectError::Refused`] if a later section has passed: stop. Any other error: the section must not
+    /// continue, and may enter again.
     pub async fn enter(&self, resource: &str, section: Section) -> Result<Option<Path>, ObjectError> {
         let path = path_of(resource)?;
         let decide = |last: Option<&Record>| {
@@ -160,10 +163,10 @@ impl PointerFence {
         self.objects.change(&path, decide).await
     }
 
-    /// The data of `resource`, to be read as they come; `None` if there are none. Enter first, else an update can be lost.
+    /// The data of `resource`, as a stream; `None` if there are none. Enter first, otherwise an update can be lost.
     ///
     /// # Errors
-    /// [`ObjectError::Store`]; [`ObjectError::DataLost`] if the data are not what was published;
+    /// [`ObjectError::Store`]; [`ObjectError::DataLost`] if the data differ from those published;
     /// [`ObjectError::Foreign`], [`ObjectError::OtherFence`], [`ObjectError::Corrupt`], [`ObjectError::Newer`].
     pub async fn open(&self, resource: &str) -> Result<Option<GetResult>, ObjectError> {
         let path = path_of(resource)?;
@@ -179,7 +182,7 @@ impl PointerFence {
             match self.objects.store.get_opts(&data, GetOptions::default()).await {
                 Ok(got) if got.meta.size == bytes => return Ok(Some(got)),
                 Ok(got) => return lost(format!("are {} bytes, and {bytes} were published", got.meta.size)),
-                // Swept since we read the pointer, if it names others by now.
+                // Swept after the pointer was read, if the pointer names other data by now.
                 Err(Error::NotFound { .. }) if follows < FOLLOWS_MAX && followed.as_ref() != Some(&name) => {
                     followed = Some(name);
                     follows += 1;
@@ -190,7 +193,7 @@ impl PointerFence {
         }
     }
 
-    /// As [`open`](Self::open), with the data in memory as a whole.
+    /// As [`open`](Self::open), but reads all data into memory.
     ///
     /// # Errors
     /// As `open`.
@@ -200,12 +203,12 @@ impl PointerFence {
         got.bytes().await.map(Some).map_err(ObjectError::store("read", &data))
     }
 
-    /// Checks, uploads `content` as new data, checks again, and makes them the content of `resource`, the last two in one
-    /// put. Readers see the old content or the new one, whole.
+    /// Checks, uploads `content` as new data, then checks again and sets the pointer to them in one put. Readers
+    /// see either the old content or the new one, never a mix.
     ///
     /// # Errors
-    /// [`ObjectError::Refused`], [`ObjectError::Contended`]: nothing was written. [`ObjectError::Unsure`]: it may have
-    /// been, and may yet be; enter again with the same token. As for [`enter`](Self::enter).
+    /// [`ObjectError::Refused`], [`ObjectError::Contended`]: nothing was written. [`ObjectError::Unsure`]: it may
+    /// have been written, or may still be; enter again with the same token. As for [`enter`](Self::enter).
     pub async fn write(
         &self,
         resource: &str,
@@ -218,7 +221,7 @@ impl PointerFence {
     /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d).
     ///
     /// # Errors
-    /// As `write`, and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has been here.
+    /// As `write`, and [`Refused::Repeated`](crate::Refused::Repeated) for a token that has passed before.
     pub async fn check_once(
         &self,
         resource: &str,
@@ -228,8 +231,8 @@ impl PointerFence {
         self.put(resource, Action::CheckOnce, section, content.into()).await
     }
 
-    /// A place to upload data to that do not fit in memory: upload to [`Draft::path`], then [`publish`](Self::publish).
-    /// What is never published is removed by a [`sweep`](Self::sweep).
+    /// Reserves a name for data that do not fit in memory: upload to [`Draft::path`], then
+    /// [`publish`](Self::publish). A [`sweep`](Self::sweep) removes drafts that were never published.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -239,11 +242,11 @@ impl PointerFence {
         draft_of(&path, pointer.sweeps)
     }
 
-    /// Checks as a write does, and makes the data of `draft` the content of its resource, in one put.
+    /// Checks as a write does, and sets the pointer of the resource to the data of `draft`, in one put.
     ///
     /// # Errors
-    /// As [`write`](Self::write); [`ObjectError::DraftMissing`]; [`ObjectError::DraftSwept`] if a sweep came between:
-    /// nothing was published, and the data must be uploaded to a new draft.
+    /// As [`write`](Self::write); [`ObjectError::DraftMissing`]; [`ObjectError::DraftSwept`] if a sweep came
+    /// between: nothing was published, and the data must be uploaded to a new draft.
     pub async fn publish(&self, section: Section, draft: &Draft) -> Result<(), ObjectError> {
         let bytes = match self.objects.store.head(&draft.path).await {
             Ok(meta) => meta.size,
@@ -255,8 +258,8 @@ impl PointerFence {
         self.swing(Action::Write, section, draft, bytes).await
     }
 
-    /// Checks as a write does, and leaves the resource without content, but with its marks. The data go with the next
-    /// [`sweep`](Self::sweep).
+    /// Checks as a write does, and leaves the resource without content, but with its marks. The next
+    /// [`sweep`](Self::sweep) removes the data.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -270,7 +273,7 @@ impl PointerFence {
         self.objects.change(&path, decide).await
     }
 
-    /// The marks of `resource` as they are now; the default ones if it was never seen. Creates nothing.
+    /// The current marks of `resource`; the default ones if it was never seen. Creates nothing.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -278,7 +281,7 @@ impl PointerFence {
         Ok(self.objects.read(&path_of(resource)?).await?.map(|record| record.marks).unwrap_or_default())
     }
 
-    /// Sets the marks of `resource` to `to`, higher or lower, and leaves its content. For operators only: see
+    /// Sets the marks of `resource` to `to`, higher or lower, and keeps its content. For operators only: see
     /// [`ObjectFence::reset`](super::ObjectFence::reset).
     ///
     /// # Errors
@@ -291,13 +294,14 @@ impl PointerFence {
         self.objects.change(&path_of(resource)?, decide).await
     }
 
-    /// Removes data of `resource` that its pointer does not name and that are `older_than`, by the store's clock. May run
-    /// at any time and beside anything, also beside other sweeps; needs no token. Give it more than an upload and a read
-    /// take: shorter is safe, but whoever is uploading must upload again, and whoever is reading begin anew.
+    /// Removes data of `resource` that its pointer does not name and that are `older_than`, by the store's clock.
+    /// May run at any time and concurrently with all other calls, including other sweeps; needs no token. Choose a
+    /// duration longer than an upload and a read: a shorter one is safe, but makes concurrent writers upload
+    /// again and readers read again.
     ///
     /// # Errors
-    /// [`ObjectError::Store`], [`ObjectError::Contended`], [`ObjectError::Unsure`], and those of [`open`](Self::open); what
-    /// was removed until then stays removed, and another sweep removes the rest.
+    /// [`ObjectError::Store`], [`ObjectError::Contended`], [`ObjectError::Unsure`], and those of
+    /// [`open`](Self::open). The objects removed so far stay removed, and another sweep removes the rest.
     pub async fn sweep(&self, resource: &str, older_than: Duration) -> Result<Swept, ObjectError> {
         let path = path_of(resource)?;
         let decide = |last: Option<&Record>| {
@@ -308,7 +312,8 @@ impl PointerFence {
         };
         let pointer = self.objects.change(&path, decide).await?;
         let store = &self.objects.store;
-        // When the pointer was put, by the clock that also dates the data. Later at most, if it was put again since.
+        // The time of the pointer's last put, by the clock that also dates the data; later than our put if it was
+        // put again.
         let now = store.head(&path).await.map_err(ObjectError::store("look for", &path))?.last_modified;
 
         let folder = folder(&path);
@@ -322,7 +327,7 @@ impl PointerFence {
             else {
                 continue;
             };
-            // Other objects in the folder are none of ours.
+            // Other objects in the folder don't belong to the fence.
             let Some(sweeps) = sweeps_of(name).filter(|_| Some(name) != named) else { continue };
             let age = now.signed_duration_since(data.last_modified).to_std().unwrap_or_default();
             if sweeps >= pointer.sweeps || age < older_than {
@@ -346,14 +351,14 @@ impl PointerFence {
         let bytes = content.content_length() as u64;
         let mut uploads = 0;
         loop {
-            // Much may be uploaded for nothing if this section is stale already.
+            // Check before the upload, to avoid a useless upload under a stale token.
             let last = self.objects.read(&path).await?;
             let pointer = Pointer::of(&path, last.as_ref())?;
             passed(last.as_ref(), action, section)?;
             let draft = draft_of(&path, pointer.sweeps)?;
             let created = PutOptions::from(PutMode::Create);
             match self.objects.store.put_opts(&draft.path, content.clone(), created).await {
-                // Nobody else has this name: the client has sent it twice.
+                // The name is unique, so an existing object means that the client sent the put twice.
                 Ok(_) | Err(Error::AlreadyExists { .. }) => {}
                 Err(error) => return Err(ObjectError::store("upload to", &draft.path)(error)),
             }
@@ -361,7 +366,7 @@ impl PointerFence {
             match self.swing(action, section, &draft, bytes).await {
                 Err(ObjectError::DraftSwept { .. }) if uploads < UPLOADS_MAX => {}
                 Err(refused @ (ObjectError::Refused(_) | ObjectError::DraftSwept { .. })) => {
-                    // No pointer will ever name it. If it can't be removed now, a sweep will.
+                    // No pointer will ever name these data. If the removal fails, a sweep removes them.
                     let _ = self.remove(&draft.path).await;
                     return Err(refused);
                 }
@@ -370,7 +375,7 @@ impl PointerFence {
         }
     }
 
-    /// Makes the data of `draft` the content of its resource.
+    /// Sets the pointer of the resource to the data of `draft`.
     async fn swing(
         &self,
         action: Action,

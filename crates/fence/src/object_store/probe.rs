@@ -1,8 +1,8 @@
-//! What a store is asked before it is trusted: whether it refuses a put whose condition does not hold.
+//! The check of a store before its use: does it reject a put whose condition does not hold?
 //!
-//! Responsible for finding a store that ignores conditions (many that speak the protocol of S3 do, and so did old
-//! versions of those that don't), that gives ETags which name no content, or that checks and puts in two steps. The last
-//! can be found only by luck; the others always are. It leaves nothing behind.
+//! Detects stores that ignore conditions (as many S3-compatible stores do, or did in earlier versions), whose ETags
+//! don't identify content, or that check and put in two steps. The last is a race, so its detection is
+//! probabilistic; the others are always detected. The temporary objects are removed again.
 
 use bytes::Bytes;
 use futures_util::future::join_all;
@@ -13,14 +13,14 @@ use object_store::{Error, GetOptions, ObjectStore, PutMode, PutOptions, PutResul
 use super::error::{ObjectError, Unfit};
 use super::record::Nonce;
 
-/// How many puts with one condition are sent at once.
+/// Number of concurrent puts with the same condition.
 const RIVALS: usize = 8;
 
 const CREATE: &str = "a put of an object that exists, with If-None-Match: *";
 const STALE: &str = "a put with the ETag of an earlier content (If-Match)";
 const ABSENT: &str = "a put of an object that does not exist, with an ETag (If-Match)";
 
-/// The objects that a probe makes.
+/// The objects of a probe.
 struct Probe<'a> {
     store: &'a dyn ObjectStore,
     main: Path,
@@ -28,7 +28,7 @@ struct Probe<'a> {
     rivals: Path,
 }
 
-/// Asks `store` everything.
+/// Runs all checks against `store`.
 ///
 /// # Errors
 /// [`ObjectError::Unfit`], [`ObjectError::Store`], [`ObjectError::Random`].
@@ -41,7 +41,7 @@ pub(super) async fn probe(store: &dyn ObjectStore) -> Result<(), ObjectError> {
         Err(error) => Err(error),
     };
     let cleaned = probe.clean().await;
-    // What was found out about the store matters more than that its probes are still there.
+    // The result of the checks takes precedence over a failed cleanup.
     found.and(cleaned)
 }
 
@@ -50,7 +50,7 @@ fn unfit(store: &dyn ObjectStore, why: Unfit) -> ObjectError {
 }
 
 impl Probe<'_> {
-    /// Puts one after the other, each of which has one right answer.
+    /// Sequential puts, each of which has one correct outcome.
     async fn one_by_one(&self) -> Result<(), ObjectError> {
         self.must_be_done("a put of a new object, with If-None-Match: *", "one", PutMode::Create).await?;
         self.must_be_refused(CREATE, &self.main, "two", PutMode::Create).await?;
@@ -67,7 +67,7 @@ impl Probe<'_> {
         self.must_be_refused(ABSENT, &self.absent, "five", PutMode::Update(second)).await
     }
 
-    /// Puts at the same time, of which one may be done.
+    /// Concurrent puts, of which at most one may succeed.
     async fn at_once(&self) -> Result<(), ObjectError> {
         self.one_of_many("If-None-Match: *", &self.rivals, PutMode::Create).await?;
         let base = self.read("three").await?;
@@ -85,7 +85,7 @@ impl Probe<'_> {
                 Err(error) => return Err(ObjectError::store("put", path)(error)),
             }
         }
-        // None is no fault: a client that lost an answer sends its put again, and is refused for its own.
+        // Zero is valid: a client that resends after a lost response fails its own condition.
         if done > 1 {
             return Err(unfit(self.store, Unfit::NotAtomic { what, done, of: RIVALS }));
         }
@@ -105,7 +105,7 @@ impl Probe<'_> {
         match self.put(&self.main, content, mode).await {
             Ok(_) => Ok(()),
             Err(error) if is_refusal(&error) => {
-                // Perhaps done, by a first one whose answer the client has lost.
+                // Perhaps done by the first copy of a put whose response the client lost.
                 let (found, _) = self.look().await?;
                 if found == content.as_bytes() {
                     return Ok(());
@@ -133,14 +133,14 @@ impl Probe<'_> {
     fn not_supported(&self, what: &'static str, path: &Path, error: Error) -> ObjectError {
         let answer = error.to_string();
         match &error {
-            // By its own name: a store around it need not tell what it is around.
+            // By the name of the implementation: a wrapping store need not report the store that it wraps.
             Error::NotImplemented { implementer, .. } if implementer.contains("LocalFileSystem") => {
                 unfit(self.store, Unfit::LocalFiles)
             }
             Error::NotImplemented { .. } | Error::NotSupported { .. } => {
                 unfit(self.store, Unfit::Unsupported { what, answer })
             }
-            // What a server answers that does not know the header.
+            // The response of a server that does not implement the header.
             _ if answer.contains("501 Not Implemented") => {
                 unfit(self.store, Unfit::Unsupported { what, answer })
             }
@@ -148,7 +148,7 @@ impl Probe<'_> {
         }
     }
 
-    /// What names the object of the puts one by one, which must have `content`.
+    /// The version of the main object, whose content must be `content`.
     async fn read(&self, content: &str) -> Result<UpdateVersion, ObjectError> {
         let (found, version) = self.look().await?;
         if found != content.as_bytes() {
@@ -181,7 +181,7 @@ impl Probe<'_> {
     }
 }
 
-/// Whether a put was refused for its condition.
+/// Whether a put was rejected because of its condition.
 fn is_refusal(error: &Error) -> bool {
     matches!(
         error,

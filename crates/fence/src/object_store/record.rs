@@ -1,8 +1,7 @@
-//! The bytes of a fenced object: a header of text, then the content.
+//! The bytes of a fenced object: a text header, then the content.
 //!
-//! Responsible for telling such bytes from anything else: every cut or flip, of the header or of the content, is an
-//! error, never other marks and never other content. The header is text, so that a look into the object answers an
-//! operator:
+//! Every truncation or bit flip, of the header or of the content, is detected as an error, and never read as other
+//! marks or other content. The header is text, so that operators can read it:
 //! ```text
 //! lockkeeper-object 1
 //! holds content
@@ -14,13 +13,13 @@
 //! content 12 bytes 3f1c0a5d9b7e2468
 //! check 90ab12cd34ef5678
 //! ```
-//! - `nonce` is new with every change. An ETag may be the MD5 of the bytes, so that equal bytes have equal ETags: with
-//!   the nonce no two changes ever make equal bytes, and an If-Match on an ETag that was read is one on that change.
-//! - `change` counts the changes, and `before` lists the nonces of those before, the newest first, at most
-//!   [`BEFORE_MAX`]. By them a writer that got no answer finds out whether its change is in, also when others have
-//!   changed the object since.
-//! - `content` is its length and its XXH3, or `content none` where there is none yet or none any more: an object that
-//!   was deleted stays as its marks.
+//! - `nonce` is new with every change. An ETag may be the MD5 of the bytes, so that equal bytes have equal ETags:
+//!   with the nonce no two changes have equal bytes, so an If-Match on an ETag identifies one change.
+//! - `change` counts the changes, and `before` lists the nonces of the previous ones, the newest first, at most
+//!   [`BEFORE_MAX`]. A writer without a response uses them to find out whether its change took effect, even after
+//!   further changes of the object.
+//! - `content` has the length and the XXH3 of the content, or is `content none` if there is none: a deleted object
+//!   remains, with its marks.
 //! - `check` is the XXH3 of the header before it.
 
 use std::fmt::{self, Write as _};
@@ -33,33 +32,33 @@ use crate::rule::Marks;
 
 /// The version that this code writes, and the only one that it reads.
 pub(super) const VERSION: u32 = 1;
-/// Most nonces of changes before that a record names. Far more than happen while one answer is waited for: a change
-/// takes others a read and a put each.
+/// Most nonces of previous changes in a record. Far more than occur during one request: each change of another
+/// writer takes a read and a put.
 pub(super) const BEFORE_MAX: usize = 32;
 /// Longest header, in bytes.
 pub(super) const HEADER_BYTES_MAX: u64 = 512 + BEFORE_MAX as u64 * 33 + lines::BYTES_MAX;
 
 const MAGIC: &str = "lockkeeper-object ";
 const CHECK: &[u8] = b"\ncheck ";
-/// The digits of a checksum and the end of its line.
+/// The length of a checksum's digits and their line end.
 const CHECK_BYTES: usize = 17;
 
-/// What tells one change of an object from any other.
+/// Identifies one change of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Nonce(u128);
 
 impl Nonce {
-    /// A new one, from the system's random numbers: two processes, and a process and its fork, must never share one.
+    /// A new one, from the system's RNG: two processes, or a process and its fork, must never share one.
     ///
     /// # Errors
-    /// The system gives none.
+    /// The system's RNG failed.
     pub(super) fn random() -> Result<Self, getrandom::Error> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)?;
         Ok(Self(u128::from_le_bytes(bytes)))
     }
 
-    /// From its 32 hexadecimal digits.
+    /// Parses 32 hexadecimal digits.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let value = u128::from_str_radix(text, 16).ok().map(Self)?;
         (value.to_string() == text).then_some(value)
@@ -72,12 +71,12 @@ impl fmt::Display for Nonce {
     }
 }
 
-/// Which of the fences keeps an object: they must not take each other's content for their own.
+/// The fence that an object belongs to: neither may read the other's content as its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Holds {
     /// The content itself.
     Content,
-    /// The name of an object that holds it.
+    /// The name of the object with the content.
     Pointer,
 }
 
@@ -90,32 +89,32 @@ impl fmt::Display for Holds {
     }
 }
 
-/// A fenced object, whole.
+/// A whole fenced object.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Record {
     pub(super) holds: Holds,
     pub(super) nonce: Nonce,
     /// 1 for the change that created the object.
     pub(super) change: u64,
-    /// The newest first.
+    /// Nonces of the previous changes, the newest first.
     pub(super) before: Vec<Nonce>,
     pub(super) marks: Marks,
     pub(super) content: Option<Bytes>,
 }
 
-/// Why bytes are not a record.
+/// Why bytes could not be decoded as a record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Unreadable {
-    /// An object that no fence has written.
+    /// An object that no fence wrote.
     Foreign,
-    /// Another version's record.
+    /// The format version is another one.
     Newer { version: u32 },
-    /// Cut, flipped or edited.
+    /// Truncated, corrupted or edited.
     Corrupt { why: &'static str },
 }
 
 impl Record {
-    /// The record that comes after `last`, or the first one.
+    /// The record that follows `last`, or the first one.
     pub(super) fn after(
         last: Option<&Self>,
         holds: Holds,
@@ -131,7 +130,7 @@ impl Record {
         Self { holds, nonce, change: last.map_or(0, |last| last.change) + 1, before, marks, content }
     }
 
-    /// Its bytes; the same record gives the same bytes.
+    /// Encodes the record; equal records give equal bytes.
     pub(super) fn encode(&self) -> Bytes {
         let mut bytes = self.header().into_bytes();
         bytes.extend_from_slice(self.content.as_deref().unwrap_or_default());
@@ -156,7 +155,7 @@ impl Record {
         text
     }
 
-    /// The record of `bytes`, if they are exactly what [`encode`](Self::encode) makes of it.
+    /// Decodes `bytes`, which must be exactly the output of [`encode`](Self::encode) for the returned record.
     pub(super) fn decode(bytes: &Bytes) -> Result<Self, Unreadable> {
         let corrupt = |why| Unreadable::Corrupt { why };
         if !bytes.starts_with(MAGIC.as_bytes()) {
@@ -167,7 +166,7 @@ impl Record {
         let header = body + CHECK.len() - 1 + CHECK_BYTES;
         let text = bytes.get(..header).and_then(|header| std::str::from_utf8(header).ok());
         let text = text.ok_or(corrupt("its header is cut or is not text"))?;
-        // The checksum goes before the version: a flipped digit is damage, not a newer program.
+        // The checksum is checked before the version: a flipped digit is damage, not a newer version.
         if text[body..] != format!("check {:016x}\n", xxh3_64(&bytes[..body])) {
             return Err(corrupt("its header's checksum does not match"));
         }
@@ -178,7 +177,7 @@ impl Record {
             version => return Err(Unreadable::Newer { version }),
         }
         let record = parse(lines, bytes.slice(header..)).ok_or(corrupt("a line is not one of its header"))?;
-        // One form only, and the content's length and checksum with it.
+        // Only the canonical form is valid; this compares the content's length and checksum too.
         if record.header() == text {
             Ok(record)
         } else {
@@ -187,7 +186,7 @@ impl Record {
     }
 }
 
-/// The record of a header's lines and what comes behind them.
+/// Parses the lines of a header; `rest` is the content after it.
 fn parse(lines: &str, rest: Bytes) -> Option<Record> {
     let mut lines = lines.lines().skip(1);
     let mut next = |name: &str| lines.next()?.strip_prefix(name);
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn records_come_back_as_they_were_written() {
+    fn decode_returns_the_encoded_record() {
         for content in [None, Some(&b""[..]), Some(b"\ncheck 0123456789abcdef\n"), Some(&[0, 255])] {
             let record = sample(content);
             assert_eq!(Record::decode(&record.encode()), Ok(record));
@@ -245,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_says_what_an_operator_needs() {
+    fn encoded_header_is_readable_text() {
         let bytes = sample(Some(b"seven")).encode();
         let text = std::str::from_utf8(&bytes).expect("text");
         let nonce = "f".repeat(32);
@@ -292,7 +291,7 @@ mod tests {
         }
     }
 
-    /// What only a program or a hand could write: the checksum is right, the header is not.
+    /// Headers that only another program or a manual edit could write: valid checksum, invalid header.
     #[test]
     fn headers_that_no_fence_writes_are_refused_even_with_a_right_checksum() {
         let sealed = |body: &str| Bytes::from(format!("{body}check {:016x}\n", xxh3_64(body.as_bytes())));

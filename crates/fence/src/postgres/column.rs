@@ -1,9 +1,10 @@
-//! A table that carries its own marks: a column `fence bigint NOT NULL DEFAULT 0`, one mark for each row.
+//! A table with its own marks: a column `fence bigint NOT NULL DEFAULT 0`, one mark per row.
 //!
-//! Responsible for the statements, as text that can be read and copied, and for what "no row was updated" means. The
-//! condition `fence <= token` in the `UPDATE` itself makes check and effect one step, in any isolation level; nothing
-//! needs to be installed. They are as durable as the session's `synchronous_commit`: with `off`, a server that crashes may
-//! forget a mark on which somebody has read. One mark can't tell readers or slots apart, so only exclusive holds use it.
+//! Builds the statements as plain SQL text, and interprets updates that matched no row. The condition
+//! `fence <= token` in the `UPDATE` itself makes check and effect one step, in any isolation level; nothing needs to be
+//! installed. Marks are as durable as the session's `synchronous_commit`: with `off`, a server crash may lose a
+//! mark after a section has read under it. One mark can't distinguish readers or slots, so only exclusive holds can
+//! use it.
 
 use lockkeeper_core::{ModeKind, Token};
 
@@ -33,14 +34,15 @@ pub struct Column {
 }
 
 impl Column {
-    /// `table` may have its schema in front (`shop.orders`). Names are quoted: they are taken letter by letter.
+    /// `table` may be qualified with a schema (`shop.orders`). Names are quoted, so they are case-sensitive.
     #[must_use]
     pub fn new(table: &str, key: &str, fence: &str) -> Self {
         let table = table.split('.').map(quoted).collect::<Vec<_>>().join(".");
         Self { table, key: quoted(key), fence: quoted(fence) }
     }
 
-    /// Gives the table its fence column. Existing rows start at 0, which any token passes; the table is not rewritten.
+    /// Adds the fence column to the table. Existing rows start at 0, which any token passes; the table is not
+    /// rewritten.
     #[must_use]
     pub fn add_sql(&self) -> String {
         format!("ALTER TABLE {} ADD COLUMN {} bigint NOT NULL DEFAULT 0", self.table, self.fence)
@@ -53,41 +55,42 @@ impl Column {
         format!("UPDATE {table} SET {fence} = $2 WHERE {key} = $1 AND {fence} <= $2")
     }
 
-    /// Writes that row: `set` is what stands after `SET`, with parameters from `$3` on. It is SQL, taken as it is: never
-    /// build it from what a stranger sent.
+    /// Writes that row. `set` is the `SET` clause, with parameters from `$3` on. It is inserted as raw SQL: never
+    /// build it from untrusted input.
     #[must_use]
     pub fn write_sql(&self, set: &str) -> String {
         let Self { table, key, fence } = self;
         format!("UPDATE {table} SET {set}, {fence} = $2 WHERE {key} = $1 AND {fence} <= $2")
     }
 
-    /// As [`write_sql`](Self::write_sql), and a token passes once (F-d): for one blind effect per grant, without an enter.
+    /// As [`write_sql`](Self::write_sql), but a token passes only once (F-d): for one blind effect per grant,
+    /// without `enter`.
     #[must_use]
     pub fn write_once_sql(&self, set: &str) -> String {
         let Self { table, key, fence } = self;
         format!("UPDATE {table} SET {set}, {fence} = $2 WHERE {key} = $1 AND {fence} < $2")
     }
 
-    /// Asks for the mark of the row with the key `$1`.
+    /// Selects the mark of the row with the key `$1`.
     #[must_use]
     pub fn mark_sql(&self) -> String {
         format!("SELECT {} FROM {} WHERE {} = $1", self.fence, self.table, self.key)
     }
 
-    /// The token as the column takes it, if the section may use a column at all.
+    /// The token as a `bigint`, if the section may use a fence column at all.
     ///
     /// # Errors
     /// [`PostgresError::ExclusiveOnly`] for shared holds and for permits of a slot.
     pub fn token(&self, section: Section) -> Result<i64, PostgresError> {
         match (section.mode(), section.slot()) {
-            // A permit whose slot is unknown is checked as an exclusive hold is.
+            // A permit without a known slot is checked like an exclusive hold.
             (ModeKind::Exclusive, _) | (ModeKind::Permit, None) => Ok(bigint(section.token())),
             (mode, _) => Err(PostgresError::ExclusiveOnly { mode }),
         }
     }
 
-    /// What it means that an update changed no row: `mark` is what [`mark_sql`](Self::mark_sql) found, if it found a
-    /// row, and NULL as `Some(None)`.
+    /// Why an update changed no row. `mark` is the result of [`mark_sql`](Self::mark_sql): `None` for no row,
+    /// `Some(None)` for NULL.
     #[must_use]
     pub fn why_no_row(&self, action: Action, section: Section, mark: Option<Option<i64>>) -> PostgresError {
         let table = self.table.clone();
@@ -113,7 +116,7 @@ fn bigint(token: Token) -> i64 {
     i64::try_from(token.get()).expect("a token is below 2^53")
 }
 
-/// A name as SQL takes it letter by letter.
+/// A quoted SQL identifier.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
@@ -133,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn no_row_has_its_reason() {
+    fn update_without_rows_is_explained_by_the_mark() {
         let column = Column::new("orders", "id", "fence");
         let why = |mark| column.why_no_row(Action::Write, exclusive(5), mark);
         let highest = Token::new(7).expect("a token");

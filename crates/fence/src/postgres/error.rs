@@ -1,4 +1,4 @@
-//! What can go wrong at a Postgres fence, and whose move is next.
+//! Errors of the Postgres fence.
 
 use lockkeeper_core::{ModeKind, Token};
 
@@ -6,40 +6,40 @@ use super::SCHEMA_VERSION;
 use crate::resource::BadResource;
 use crate::rule::{Action, Refused};
 
-/// Why a call at a Postgres fence did not do what it should.
+/// Why a call at a Postgres fence failed.
 ///
-/// After any of them the transaction in which it happened can only be rolled back.
+/// After any of these errors the transaction in which it happened can only be rolled back.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostgresError {
-    /// The rule said no; the transaction has no effect.
+    /// The rule refused the section; the transaction has no effect.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// The text is no resource's name.
+    /// The text is not a valid resource name.
     #[error(transparent)]
     Resource(#[from] BadResource),
-    /// Another transaction was in the way: at REPEATABLE READ and SERIALIZABLE it left something that this one's
-    /// snapshot can't see (40001), or both waited for each other (40P01). Nothing was decided.
+    /// A conflict with another transaction: at REPEATABLE READ and SERIALIZABLE a change that this transaction's
+    /// snapshot does not include (40001), or a deadlock (40P01). No decision was made.
     #[error(
         "another transaction was in the way; nothing was done: roll back and run the whole transaction again"
     )]
     TryAgain(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The database has no fence.
+    /// The fence is not installed in this database.
     #[error(
         "this database has no schema lockkeeper_fence, or this role may not use it; apply \
          `lockkeeper_fence::postgres::SCHEMA_SQL` as the owner, and `grants_sql` for this role"
     )]
     NotInstalled(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The fence in the database is of another version.
+    /// The fence in the database has another version.
     #[error(
         "the schema lockkeeper_fence in this database has version {found}; this program knows {SCHEMA_VERSION}: apply \
          the SCHEMA_SQL of the newer of the two"
     )]
     OtherVersion {
-        /// What the database has.
+        /// The database's version.
         found: i32,
     },
-    /// Nothing can be written: the server is a replica, or the transaction is READ ONLY.
+    /// The server is a replica, or the transaction is READ ONLY.
     #[error(
         "the server is a replica, or the transaction is READ ONLY, so it can keep no mark; connect to the primary, and \
          begin READ WRITE"
@@ -56,18 +56,18 @@ pub enum PostgresError {
         resource: String,
         /// The row's slot.
         slot: i32,
-        /// What it has.
+        /// Its `any_token`.
         any: i64,
-        /// What it has.
+        /// Its `writer_token`.
         writer: i64,
     },
     /// A guarded table was written without a token.
     #[error("{message}; SET LOCAL lockkeeper.token = '…' in the transaction before it writes")]
     NoToken {
-        /// The server's words, with the table.
+        /// The server's message, with the table.
         message: String,
     },
-    /// A row that carries its own mark is not there.
+    /// There is no row with this key in a table with its own marks.
     #[error(
         "there is no row of {table} with this {key}; nothing was done: insert it, with its fence column at 0"
     )]
@@ -88,7 +88,7 @@ pub enum PostgresError {
         /// Its fence column, quoted.
         column: String,
     },
-    /// A fence column holds what is no token.
+    /// The value in a fence column is not a token.
     #[error(
         "{column} of this row of {table} is {value}, which is no token (1 to 2^53 - 1, or 0 for none); nothing was done"
     )]
@@ -97,11 +97,11 @@ pub enum PostgresError {
         table: String,
         /// Its fence column, quoted.
         column: String,
-        /// What it holds.
+        /// Its value.
         value: i64,
     },
-    /// An `UPDATE` reported no row, and yet the mark is not above the token: the row came back, or the statement had
-    /// further conditions.
+    /// An `UPDATE` matched no row although the mark is not above the token: the row was inserted meanwhile, or the
+    /// statement has further conditions.
     #[error(
         "the update of {table} found no row, but token {token} is not stale (the mark is {mark}): the statement has further \
          conditions, or the row was inserted meanwhile; nothing was done"
@@ -114,7 +114,7 @@ pub enum PostgresError {
         /// The row's mark.
         mark: i64,
     },
-    /// A column keeps one mark, which readers and slots can't be told apart by.
+    /// A fence column has one mark, which can't distinguish readers and slots.
     #[error(
         "a fence column keeps one mark, so only exclusive holds can use it, not mode {mode}; use the functions of the \
          schema lockkeeper_fence for shared holds and slots"
@@ -123,18 +123,18 @@ pub enum PostgresError {
         /// The section's mode.
         mode: ModeKind,
     },
-    /// The database failed, or the connection to it.
+    /// The database returned an error, or the connection failed.
     #[error("the database did not carry out {doing}")]
     Database {
-        /// What was asked.
+        /// The operation.
         doing: &'static str,
-        /// Why; the client library's error.
+        /// The client library's error.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
-/// What an adapter found in an error of its library.
+/// The parts of a library error that both adapters read.
 pub(super) struct Reported<'a> {
     pub(super) sqlstate: Option<&'a str>,
     pub(super) message: &'a str,
@@ -142,7 +142,8 @@ pub(super) struct Reported<'a> {
 }
 
 impl Reported<'_> {
-    /// The refusal, if that is what the server raised. `action` is what was asked: the server does not repeat it.
+    /// The refusal, if the server raised one. `action` is the requested one: the server's error does not contain
+    /// it.
     pub(super) fn refused(&self, action: Action) -> Option<Refused> {
         match self.sqlstate? {
             "LK001" => {
@@ -155,20 +156,21 @@ impl Reported<'_> {
         }
     }
 
-    /// `offered=5 highest=7`.
+    /// Parses `offered=5 highest=7`.
     fn tokens(&self) -> Option<(Token, Token)> {
         let (offered, highest) = self.detail?.strip_prefix("offered=")?.split_once(" highest=")?;
         Some((Token::new(offered.parse().ok()?)?, Token::new(highest.parse().ok()?)?))
     }
 
-    /// What it means for the caller.
+    /// The meaning of the error for the caller.
     pub(super) fn verdict(&self, action: Action) -> Verdict {
         if let Some(refused) = self.refused(action) {
             return Verdict::Refused(refused);
         }
         match self.sqlstate {
             Some("40001" | "40P01") => Verdict::TryAgain,
-            // No such schema, no such function, no right to either. It may also be the caller's own that is meant.
+            // The schema or function is missing, or the role lacks rights to it; but the error may concern the
+            // caller's own objects.
             Some("3F000" | "42883" | "42501") if names_the_fence(self.message) => Verdict::NotInstalled,
             Some("25006") => Verdict::Replica,
             Some("LK005") => Verdict::NoToken { message: self.message.to_owned() },
@@ -177,7 +179,7 @@ impl Reported<'_> {
     }
 }
 
-/// Of a function without rights the server names only the function.
+/// For a function without EXECUTE the server's message contains only the unqualified function name.
 fn names_the_fence(message: &str) -> bool {
     message.contains("lockkeeper_fence")
         || ["enter", "check_write", "check_once", "read_marks", "version", "reset_marks"]
@@ -185,7 +187,7 @@ fn names_the_fence(message: &str) -> bool {
             .any(|name| message.ends_with(&format!(" {name}")))
 }
 
-/// [`PostgresError`] without its source: the source is what it was found in.
+/// [`PostgresError`] without its source, which the caller owns.
 pub(super) enum Verdict {
     Refused(Refused),
     TryAgain,
@@ -221,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_comes_back_as_itself_and_nothing_else_is_one() {
+    fn refusals_are_decoded_and_other_errors_are_not() {
         let [five, seven] = [5, 7].map(|value| Token::new(value).expect("a token"));
         let both = Some("offered=5 highest=7");
         let stale = Refused::Stale { offered: five, highest: seven };

@@ -1,24 +1,24 @@
 //! A fence in PostgreSQL: the check is the first statement of the transaction that it guards.
 //!
-//! Responsible for the SQL (`fence.sql`, which a DBA can read and apply: [`SCHEMA_SQL`]) and for what both adapters
-//! share. The rule stands in that file, as functions of the server, so that programs in any language are held to it;
-//! here it is only asked. May not open connections: the caller's are used.
+//! Contains the SQL (`fence.sql`, for a DBA to read and apply: [`SCHEMA_SQL`]) and the code that both adapters
+//! share. The rule is implemented in that file, as functions of the server, so that it applies to programs in any
+//! language. The caller's connections are used; none are opened here.
 //!
 //! [`tokio_postgres`] and [`sqlx`] have the same calls for two client libraries
 //! (features `tokio-postgres` and `sqlx`). Three ways to fence a table:
 //!
-//! - `enter`, then `write` as the first statement of a transaction: any number of tables under one resource's name, all
-//!   modes, marks in a table of their own.
-//! - [`Column`]: a table that carries its own mark, a row at a time, nothing installed; exclusive holds only.
+//! - `enter`, then `write` as the first statement of a transaction: any number of tables under one resource name,
+//!   all modes, marks in a separate table.
+//! - [`Column`]: a table with one mark per row, nothing to install; exclusive holds only.
 //! - `lockkeeper_fence.guard_table('orders')`: a trigger, for writers that can't be changed.
 //!
-//! What survives: a killed client or server. A power loss, if the server runs with `fsync = on`: a check sets
-//! `synchronous_commit` to `local` for its transaction where it is `off` (the plain statements of [`Column`] can't: there
-//! the session must have it on). A fail-over to a replica only if that replica
-//! is synchronous (`synchronous_standby_names`, and `synchronous_commit` at least `on`): else marks may be older than
-//! what was acknowledged, and a stale holder may pass. [`Findings`] tells what a server is set to.
+//! Durability. Marks survive a killed client or server. They survive a power loss if the server runs with
+//! `fsync = on`: a check sets `synchronous_commit` to `local` for its transaction if it is `off` (the plain statements of
+//! [`Column`] can't do so: with them, don't set it to `off`). They survive a fail-over only to a synchronous
+//! replica (`synchronous_standby_names`, and `synchronous_commit` at least `on`): otherwise the replica's marks may
+//! be older than those acknowledged, and a stale holder may pass. [`Findings`] has the server's settings.
 //!
-//! A transaction pooler (pgbouncer) is no obstacle: a check needs its own transaction, not its session.
+//! Transaction poolers (pgbouncer) work: a check needs its own transaction, but no session state.
 
 mod column;
 mod error;
@@ -33,15 +33,15 @@ pub use error::PostgresError;
 #[cfg(any(feature = "sqlx", feature = "tokio-postgres"))]
 use shared::{READ_MARKS, RESET, SETTINGS, arguments, bigint, call, found, marks_of};
 
-/// Schema, table, functions and the grants that an application needs, as plain SQL with comments. `install` applies
-/// it; nothing else does.
+/// Schema, table, functions and the grants that an application needs, as plain SQL with comments. Applied only by
+/// an explicit `install`.
 pub const SCHEMA_SQL: &str = include_str!("fence.sql");
 
-/// The version of [`SCHEMA_SQL`], as `lockkeeper_fence.version()` tells it.
+/// The version of [`SCHEMA_SQL`], as returned by `lockkeeper_fence.version()`.
 pub const SCHEMA_VERSION: i32 = 1;
 
-/// What `role` needs for the fence and nothing else, as SQL: to use the schema, and to call the functions by which marks
-/// only rise. Apply it as who applied [`SCHEMA_SQL`].
+/// The minimal rights of `role` for the fence, as SQL: to use the schema, and to call the functions that only raise
+/// marks. Apply it as the role that applied [`SCHEMA_SQL`].
 #[must_use]
 pub fn grants_sql(role: &str) -> String {
     let role = column::quoted(role);
@@ -52,22 +52,22 @@ pub fn grants_sql(role: &str) -> String {
     )
 }
 
-/// What a server is set to, as far as it matters for marks.
+/// The server's settings that matter for marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Findings {
     /// `server_version`: `15.18 (Debian …)`.
     pub server_version: String,
-    /// `fsync`: whether anything outlives a power loss at all.
+    /// `fsync`: without it no commit is guaranteed to survive a power loss.
     pub fsync: bool,
-    /// `synchronous_commit` of this session. A check overrules `off`.
+    /// `synchronous_commit` of this session. A check overrides `off`.
     pub synchronous_commit: String,
-    /// `synchronous_standby_names`: empty where no replica is waited for.
+    /// `synchronous_standby_names`: empty if commits don't wait for replicas.
     pub synchronous_standby_names: String,
 }
 
 impl Findings {
-    /// What is weaker than it may look, one sentence each; empty if nothing is.
+    /// Settings that weaken durability, one sentence each; empty if there are none.
     #[must_use]
     pub fn weaknesses(&self) -> Vec<String> {
         let mut found = Vec::new();
@@ -98,7 +98,7 @@ impl Findings {
     }
 }
 
-/// What the adapters share.
+/// Code that both adapters share.
 #[cfg(any(feature = "sqlx", feature = "tokio-postgres"))]
 mod shared {
     use super::{Findings, PostgresError, SCHEMA_VERSION};
@@ -122,7 +122,7 @@ mod shared {
         }
     }
 
-    /// A section as the server's functions take it.
+    /// The arguments of the server's functions for a section.
     pub(crate) struct Arguments<'a> {
         pub(crate) resource: &'a str,
         pub(crate) mode: String,
@@ -144,7 +144,7 @@ mod shared {
         i64::try_from(token.get()).expect("a token is below 2^53")
     }
 
-    /// Marks from rows of [`READ_MARKS`]. Slots that say no more than the base are left out, as the rule does.
+    /// Marks from rows of [`READ_MARKS`]. Slots whose marks are not above the base are left out, as in the rule.
     pub(crate) fn marks_of(
         resource: &str,
         rows: impl Iterator<Item = (i32, i64, i64)>,
@@ -170,7 +170,7 @@ mod shared {
         Ok(marks)
     }
 
-    /// 0 is a mark that no token has reached; outer `None` is no mark.
+    /// 0 is a mark that no token has reached; outer `None` is not a mark.
     fn mark(value: i64) -> Option<Option<Token>> {
         match value {
             0 => Some(None),
@@ -178,7 +178,7 @@ mod shared {
         }
     }
 
-    /// What [`SETTINGS`] tell.
+    /// The findings from a row of [`SETTINGS`].
     pub(crate) fn found(
         (server_version, fsync, synchronous_commit, synchronous_standby_names): (
             String,

@@ -1,7 +1,7 @@
 //! The Postgres fence on connections of `sqlx`.
 //!
-//! sqlx keeps prepared statements in the session; behind a transaction pooler set `statement_cache_capacity(0)`, as for
-//! all other statements there.
+//! sqlx keeps prepared statements in the session; behind a transaction pooler set `statement_cache_capacity(0)`, as
+//! for all other statements of sqlx.
 //!
 //! ```no_run
 //! use lockkeeper_fence::{Section, Token, postgres::{PostgresError, sqlx as fence}};
@@ -18,7 +18,7 @@
 //! # }
 //! ```
 
-/// The client library whose connections are taken.
+/// The client library whose connections the fence takes.
 pub use ::sqlx;
 use ::sqlx::error::BoxDynError;
 use ::sqlx::postgres::{PgArguments, PgDatabaseError, PgExecutor};
@@ -32,16 +32,16 @@ use super::{
 use crate::resource::checked;
 use crate::rule::{Action, Marks, Refused, Section};
 
-/// Applies [`SCHEMA_SQL`], as the owner that the marks shall have. Again and again is harmless.
+/// Applies [`SCHEMA_SQL`], as the role that will own the marks. Idempotent.
 ///
 /// # Errors
-/// [`PostgresError::Database`]: above all, no right to create a schema.
+/// [`PostgresError::Database`], most likely for a missing right to create a schema.
 pub async fn install(executor: impl PgExecutor<'_>) -> Result<(), PostgresError> {
     let applied = ::sqlx::raw_sql(SCHEMA_SQL).execute(executor).await;
     applied.map(drop).map_err(|error| means(Action::Enter, "SCHEMA_SQL", error))
 }
 
-/// Whether this database can keep marks for this role, and what it is set to.
+/// Checks that this role can keep marks in this database, and returns the server's settings.
 ///
 /// # Errors
 /// [`PostgresError::NotInstalled`], [`PostgresError::OtherVersion`], [`PostgresError::Replica`],
@@ -55,16 +55,17 @@ pub async fn check(executor: impl PgExecutor<'_>) -> Result<Findings, PostgresEr
     found((version, fsync, commit, standbys), in_recovery, schema)
 }
 
-/// Raises the marks of `resource`. Call it before the section reads what it will write.
+/// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
-/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With `&mut *transaction`
-/// it must be its first statement, and the section's reads and writes must all be in that transaction: then other
-/// sections wait for it instead of being refused (a section that stalls inside holds them up, until
+/// With a pool, or a connection outside a transaction, the mark is committed when this returns. With
+/// `&mut *transaction` it must be its first statement, and the section's reads and writes must all be in that
+/// transaction: then other sections wait for its end instead of being refused (a stalled section blocks them, until
 /// `idle_in_transaction_session_timeout` if that is set).
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has been here: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and above.
-/// [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is harmless.
+/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and
+/// above. [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is
+/// harmless.
 pub async fn enter(
     executor: impl PgExecutor<'_>,
     resource: &str,
@@ -73,8 +74,8 @@ pub async fn enter(
     pass(executor, Action::Enter, resource, section).await
 }
 
-/// Checks. The first statement of a transaction that writes; until its end nobody else passes, and the whole of it takes
-/// effect with its commit, or nothing.
+/// Checks. Must be the first statement of a transaction that writes; until its end no other section passes, except
+/// permits of other slots. All its writes take effect with the commit, or none.
 ///
 /// # Errors
 /// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at REPEATABLE
@@ -87,11 +88,11 @@ pub async fn write(
     pass(&mut **transaction, Action::Write, resource, section).await
 }
 
-/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
-/// commit, the token was not here.
+/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). The token counts as
+/// used only if the transaction commits.
 ///
 /// # Errors
-/// As `write`, and [`Refused::Repeated`] for a token that was here.
+/// As `write`, and [`Refused::Repeated`] for a token that has passed before.
 pub async fn check_once(
     transaction: &mut Transaction<'_, Postgres>,
     resource: &str,
@@ -100,7 +101,7 @@ pub async fn check_once(
     pass(&mut **transaction, Action::CheckOnce, resource, section).await
 }
 
-/// The marks as they are now; the default ones if the resource was never seen.
+/// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
 /// [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`], [`PostgresError::Database`].
@@ -114,9 +115,9 @@ pub async fn marks(executor: impl PgExecutor<'_>, resource: &str) -> Result<Mark
     marks_of(resource, rows.into_iter())
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower. Stop
-/// all writers first: an old holder passes a mark that was lowered. Needs EXECUTE on `reset_marks`, which
-/// [`grants_sql`](super::grants_sql) leaves out on purpose.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
+/// lower. Stop all writers first: an old holder passes a mark that was lowered. Needs EXECUTE on `reset_marks`,
+/// which [`grants_sql`](super::grants_sql) deliberately omits.
 ///
 /// # Errors
 /// [`PostgresError::NotInstalled`], [`PostgresError::Database`].
@@ -126,7 +127,7 @@ pub async fn reset(executor: impl PgExecutor<'_>, resource: &str, to: Token) -> 
     asked.map(drop).map_err(|error| means(Action::Enter, "the reset of the marks", error))
 }
 
-/// Raises the mark that a row carries itself. As [`enter`].
+/// Raises the mark of a row with its own mark. Otherwise as [`enter`].
 ///
 /// # Errors
 /// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`], [`PostgresError::ExclusiveOnly`],
@@ -143,7 +144,7 @@ where
     update(connection, column, Action::Enter, &column.enter_sql(), key, section, |_| Ok(())).await
 }
 
-/// Writes a row that carries its own mark: `set` stands after `SET`, and `parameters` adds its parameters, from `$3` on.
+/// Writes a row with its own mark: `set` is the `SET` clause, and `parameters` adds its parameters, from `$3` on.
 /// Check and effect are one statement, so no transaction is needed.
 ///
 /// ```no_run
@@ -171,10 +172,10 @@ where
     update(connection, column, Action::Write, &column.write_sql(set), key, section, parameters).await
 }
 
-/// As [`write_row`], once per token and without an enter (F-d).
+/// As [`write_row`], once per token and without `enter` (F-d).
 ///
 /// # Errors
-/// As [`enter_row`], and [`Refused::Repeated`] for a token that was here.
+/// As [`enter_row`], and [`Refused::Repeated`] for a token that has passed before.
 pub async fn write_row_once<K>(
     connection: &mut PgConnection,
     column: &Column,
@@ -190,7 +191,7 @@ where
     update(connection, column, Action::CheckOnce, &sql, key, section, parameters).await
 }
 
-/// The refusal in an error of the caller's own statement: a trigger (`guard_table`) raises it there.
+/// The refusal in an error of the caller's own statement, raised there by a trigger (`guard_table`).
 #[must_use]
 pub fn refusal(error: &Error) -> Option<Refused> {
     reported(error).refused(Action::Write)

@@ -1,7 +1,7 @@
 //! The Postgres fence on connections of `tokio_postgres`.
 //!
-//! Each check is one round trip, on an unnamed statement: nothing stays in the session, so a transaction pooler is no
-//! obstacle.
+//! Each check is one round trip, with an unnamed statement: it leaves no state in the session, so transaction
+//! poolers work.
 //!
 //! ```no_run
 //! use lockkeeper_fence::{Section, Token, postgres::{PostgresError, tokio_postgres as fence}};
@@ -18,7 +18,7 @@
 //! # }
 //! ```
 
-/// The client library whose connections are taken.
+/// The client library whose connections the fence takes.
 pub use ::tokio_postgres;
 use ::tokio_postgres::types::{ToSql, Type};
 use ::tokio_postgres::{Error, GenericClient, Transaction};
@@ -31,15 +31,15 @@ use super::{
 use crate::resource::checked;
 use crate::rule::{Action, Marks, Refused, Section};
 
-/// Applies [`SCHEMA_SQL`], as the owner that the marks shall have. Again and again is harmless.
+/// Applies [`SCHEMA_SQL`], as the role that will own the marks. Idempotent.
 ///
 /// # Errors
-/// [`PostgresError::Database`]: above all, no right to create a schema.
+/// [`PostgresError::Database`], most likely for a missing right to create a schema.
 pub async fn install<C: GenericClient + Sync>(client: &C) -> Result<(), PostgresError> {
     client.batch_execute(SCHEMA_SQL).await.map_err(|error| means(Action::Enter, "SCHEMA_SQL", error))
 }
 
-/// Whether this database can keep marks for this role, and what it is set to.
+/// Checks that this role can keep marks in this database, and returns the server's settings.
 ///
 /// # Errors
 /// [`PostgresError::NotInstalled`], [`PostgresError::OtherVersion`], [`PostgresError::Replica`],
@@ -50,15 +50,16 @@ pub async fn check<C: GenericClient + Sync>(client: &C) -> Result<Findings, Post
     found((row.get(0), row.get(1), row.get(2), row.get(3)), row.get(4), row.get(5))
 }
 
-/// Raises the marks of `resource`. Call it before the section reads what it will write.
+/// Raises the marks of `resource`. Call it before the section reads the data that it will write.
 ///
-/// With a `Client` the mark is committed when this returns. With a `Transaction` it must be its first statement, and the
-/// section's reads and writes must all be in that transaction: then other sections wait for it instead of being refused
-/// (a section that stalls inside holds them up, until `idle_in_transaction_session_timeout` if that is set).
+/// With a `Client` the mark is committed when this returns. With a `Transaction` it must be its first statement,
+/// and the section's reads and writes must all be in that transaction: then other sections wait for its end instead
+/// of being refused (a stalled section blocks them, until `idle_in_transaction_session_timeout` if that is set).
 ///
 /// # Errors
-/// [`Refused::Stale`] if a later section has been here: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and above.
-/// [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is harmless.
+/// [`Refused::Stale`] if a later section has passed: stop. [`PostgresError::TryAgain`] at REPEATABLE READ and
+/// above. [`PostgresError::Database`]: unknown whether the mark rose; entering again with the same token is
+/// harmless.
 pub async fn enter<C: GenericClient + Sync>(
     client: &C,
     resource: &str,
@@ -67,11 +68,11 @@ pub async fn enter<C: GenericClient + Sync>(
     pass(client, Action::Enter, resource, section).await
 }
 
-/// Checks. The first statement of a transaction that writes; until its end nobody else passes, and the whole of it takes
-/// effect with its commit, or nothing.
+/// Checks. Must be the first statement of a transaction that writes; until its end no other section passes, except
+/// permits of other slots. All its writes take effect with the commit, or none.
 ///
-/// It may be sent together with what follows, which saves its round trip: `tokio::join!(write(&transaction, …),
-/// transaction.execute(…))`, this one first. If it refuses, the server does not carry out the other either.
+/// It may be pipelined with the next statement, which saves its round trip: `tokio::join!(write(&transaction, …),
+/// transaction.execute(…))`, this one first. If it refuses, the server does not execute the other one either.
 ///
 /// # Errors
 /// [`Refused::Stale`], [`Refused::SharedWrite`]: roll back, nothing was written. [`PostgresError::TryAgain`] at REPEATABLE
@@ -84,11 +85,11 @@ pub async fn write(
     pass(transaction, Action::Write, resource, section).await
 }
 
-/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). If the transaction does not
-/// commit, the token was not here.
+/// As [`write()`], once per token and without `enter`: for one blind effect per grant (F-d). The token counts as
+/// used only if the transaction commits.
 ///
 /// # Errors
-/// As `write`, and [`Refused::Repeated`] for a token that was here.
+/// As `write`, and [`Refused::Repeated`] for a token that has passed before.
 pub async fn check_once(
     transaction: &Transaction<'_>,
     resource: &str,
@@ -97,7 +98,7 @@ pub async fn check_once(
     pass(transaction, Action::CheckOnce, resource, section).await
 }
 
-/// The marks as they are now; the default ones if the resource was never seen.
+/// The current marks; the default ones if the resource was never seen.
 ///
 /// # Errors
 /// [`PostgresError::NotInstalled`], [`PostgresError::MarksCorrupt`], [`PostgresError::Database`].
@@ -108,9 +109,9 @@ pub async fn marks<C: GenericClient + Sync>(client: &C, resource: &str) -> Resul
     marks_of(resource, rows.iter().map(|row| (row.get(0), row.get(1), row.get(2))))
 }
 
-/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are lower. Stop
-/// all writers first: an old holder passes a mark that was lowered. Needs EXECUTE on `reset_marks`, which
-/// [`grants_sql`](super::grants_sql) leaves out on purpose.
+/// Sets all marks of `resource` to `to`, higher or **lower**: for the move to a lock service whose tokens are
+/// lower. Stop all writers first: an old holder passes a mark that was lowered. Needs EXECUTE on `reset_marks`,
+/// which [`grants_sql`](super::grants_sql) deliberately omits.
 ///
 /// # Errors
 /// [`PostgresError::NotInstalled`], [`PostgresError::Database`].
@@ -125,7 +126,7 @@ pub async fn reset<C: GenericClient + Sync>(
     asked.map(drop).map_err(|error| means(Action::Enter, "the reset of the marks", error))
 }
 
-/// Raises the mark that a row carries itself. As [`enter`].
+/// Raises the mark of a row with its own mark. Otherwise as [`enter`].
 ///
 /// # Errors
 /// [`Refused::Stale`], [`PostgresError::RowAbsent`], [`PostgresError::ColumnNull`], [`PostgresError::ExclusiveOnly`],
@@ -139,7 +140,7 @@ pub async fn enter_row<C: GenericClient + Sync>(
     update(client, column, Action::Enter, &column.enter_sql(), key, section, &[]).await
 }
 
-/// Writes a row that carries its own mark: `set` stands after `SET`, with `parameters` from `$3` on. Check and effect are
+/// Writes a row with its own mark: `set` is the `SET` clause, with `parameters` from `$3` on. Check and effect are
 /// one statement, so no transaction is needed.
 ///
 /// # Errors
@@ -155,10 +156,10 @@ pub async fn write_row<C: GenericClient + Sync>(
     update(client, column, Action::Write, &column.write_sql(set), key, section, parameters).await
 }
 
-/// As [`write_row`], once per token and without an enter (F-d).
+/// As [`write_row`], once per token and without `enter` (F-d).
 ///
 /// # Errors
-/// As [`enter_row`], and [`Refused::Repeated`] for a token that was here.
+/// As [`enter_row`], and [`Refused::Repeated`] for a token that has passed before.
 pub async fn write_row_once<C: GenericClient + Sync>(
     client: &C,
     column: &Column,
@@ -170,7 +171,7 @@ pub async fn write_row_once<C: GenericClient + Sync>(
     update(client, column, Action::CheckOnce, &column.write_once_sql(set), key, section, parameters).await
 }
 
-/// The refusal in an error of the caller's own statement: a trigger (`guard_table`) raises it there.
+/// The refusal in an error of the caller's own statement, raised there by a trigger (`guard_table`).
 #[must_use]
 pub fn refusal(error: &Error) -> Option<Refused> {
     reported(error).refused(Action::Write)

@@ -1,11 +1,11 @@
-//! What a fenced write does: the caller's commands, or the caller's own script.
+//! The effect of a fenced write: the caller's commands, or the caller's own script.
 
 use redis::{Arg, Cmd, ToRedisArgs};
 
-/// Most words of one command, its name included: Lua spreads no more than about 8000 over a call.
+/// Most words of one command, including its name: Lua's `unpack` supports no more than about 8000 values in a call.
 pub const WORDS_MAX: usize = 4000;
 
-/// A command of a fenced write: its name, then its keys and arguments in the order in which Redis wants them.
+/// A command of a fenced write: its name, then its keys and arguments in the order that Redis expects.
 ///
 /// ```
 /// # use lockkeeper_fence::redis::Command;
@@ -14,23 +14,23 @@ pub const WORDS_MAX: usize = 4000;
 /// # let _ = (pay, log);
 /// ```
 ///
-/// Keys are told apart from arguments because a script must name the keys that it touches: a cluster finds its node by
-/// them, and access lists are checked against them.
+/// Keys are distinguished from arguments because a script must declare the keys that it accesses: a cluster routes
+/// by them, and ACLs are checked against them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Command {
     words: Vec<Vec<u8>>,
-    /// Which of the words are keys.
+    /// Indices of the words that are keys.
     keys: Vec<usize>,
 }
 
 impl Command {
-    /// A command so far without keys and arguments: `SET`, `HINCRBY`.
+    /// A command without keys and arguments, e.g. `SET` or `HINCRBY`.
     #[must_use]
     pub fn new(name: &str) -> Self {
         Self { words: vec![name.as_bytes().to_vec()], keys: Vec::new() }
     }
 
-    /// A further key.
+    /// Adds a key.
     #[must_use]
     pub fn key(mut self, key: impl AsRef<[u8]>) -> Self {
         self.keys.push(self.words.len());
@@ -38,7 +38,7 @@ impl Command {
         self
     }
 
-    /// A further argument, or several: a slice is as many as it has elements.
+    /// Adds an argument; a slice adds one argument per element.
     #[must_use]
     pub fn arg(mut self, arg: impl ToRedisArgs) -> Self {
         self.words.extend(arg.to_redis_args());
@@ -57,9 +57,9 @@ impl Command {
         &self.words
     }
 
-    /// Why it can't be part of a fenced write, as far as that can be known before it is sent.
+    /// Why the command is not allowed in a fenced write, if that is known before it is sent.
     pub(super) fn fault(&self) -> Option<&'static str> {
-        // They would delete the marks with the rest, and a fence that has forgotten lets every token in.
+        // These delete or replace the marks too, and without marks stale tokens pass.
         const FORGET: [&str; 3] = ["FLUSHALL", "FLUSHDB", "SWAPDB"];
         let name = self.name();
         if name.is_empty() {
@@ -74,15 +74,15 @@ impl Command {
     }
 }
 
-/// Lua of the caller's own, to be run after the check in the same step: made once, used often.
+/// The caller's own Lua, run after the check in the same step. Create it once and reuse it.
 ///
-/// It is the body of a function, and finds its keys and arguments in `KEYS` and `ARGV` as any script does. An error that
-/// it raises ends it there; what it did before stays done.
+/// The text is the body of a function, with its keys and arguments in `KEYS` and `ARGV` as in any script. An error
+/// that it raises ends the script; its effects before the error remain.
 #[derive(Clone, Debug)]
 pub struct FenceScript(Script);
 
 impl FenceScript {
-    /// A script from its text. That it is Lua shows when it runs.
+    /// A script from its text. Syntax errors are reported only when it runs.
     #[must_use]
     pub fn new(lua: &str) -> Self {
         Self(Script::new(&[
@@ -100,8 +100,8 @@ impl FenceScript {
 
 pub(super) const CHECK: &str = include_str!("scripts/check.lua");
 
-/// A script and its digest. It runs by the digest; a server that doesn't know it, after a restart for example, is sent
-/// the text, which makes it known again.
+/// A script and its digest. It is called by digest; to a server that doesn't know the digest, e.g. after a restart,
+/// the full text is sent, which caches the script again.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     text: String,
@@ -115,7 +115,7 @@ impl Script {
         Self { text, digest }
     }
 
-    /// The command that runs it, still without its arguments.
+    /// The command that runs the script, without its arguments.
     pub(super) fn call(&self, keys: &[&[u8]]) -> Cmd {
         let mut call = Cmd::with_capacity(keys.len() + 16, 512);
         call.arg("EVALSHA").arg(&self.digest).arg(keys.len());
@@ -125,7 +125,7 @@ impl Script {
         call
     }
 
-    /// The same call, with the whole text.
+    /// The same call, with the full text.
     pub(super) fn in_full(&self, call: &Cmd) -> Cmd {
         let mut full = Cmd::new();
         full.arg("EVAL").arg(&self.text);
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_knows_its_keys_and_what_no_write_may_do() {
+    fn command_lists_its_keys_and_rejects_unsafe_commands() {
         let copy = Command::new("COPY").key("from").key("to").arg("REPLACE");
         assert_eq!(copy.keys().collect::<Vec<_>>(), [b"from".as_slice(), b"to"]);
         assert_eq!(copy.words().len(), 4);

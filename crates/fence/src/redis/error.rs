@@ -1,42 +1,42 @@
-//! What can go wrong at a Redis fence, and whose move is next.
+//! Errors of the Redis fence.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::resource::BadResource;
 use crate::rule::Refused;
 
-/// Why a call at a Redis fence did not do what it should.
+/// Why a call at a Redis fence failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RedisFenceError {
-    /// The rule said no; nothing was done.
+    /// The rule refused the section; nothing was done.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// No resource has such a name; nothing was sent.
+    /// Not a valid resource name; nothing was sent.
     #[error(transparent)]
     Resource(#[from] BadResource),
-    /// The server may throw keys away, the marks too: a fence that has forgotten lets every token in.
+    /// The server may evict keys, including marks; without its mark a resource accepts any token.
     #[error(
         "this Redis can't keep a fence: its `maxmemory-policy` is `{policy}`, which throws keys away when memory is \
          short, and a mark that is gone lets every token in. Set `maxmemory-policy noeviction`"
     )]
     Evicts {
-        /// What it is set to.
+        /// Its policy.
         policy: String,
     },
-    /// The server does not tell whether it may throw keys away.
+    /// The server does not report its eviction policy.
     #[error(
         "this Redis does not tell its `maxmemory-policy` ({why}), so its marks may be thrown away. Allow `INFO` to \
          this user; or, if you know that the policy is `noeviction`, connect by `RedisFence::trusting_no_eviction`"
     )]
     EvictionUnknown {
-        /// What it said instead.
+        /// Its reply.
         why: String,
     },
-    /// A replica lags behind: its marks say less than the primary's. Nothing was done.
+    /// The server is a replica, which lags: its marks may be older than the primary's. Nothing was done.
     #[error("this Redis is a replica, whose marks may be old; nothing was done. Connect to the primary")]
     Replica,
-    /// In a cluster, a key that is not where the marks are; nothing was sent.
+    /// In a cluster, a key in another slot than the marks; nothing was sent.
     #[error(
         "key `{key}` is in slot {slot} of the cluster, and the marks of `{resource}` are in slot {marks_slot}: check and \
          write would not be one step; nothing was done. Give the key the same hash tag: put `{{{tag}}}` into its name"
@@ -44,21 +44,21 @@ pub enum RedisFenceError {
     CrossSlot {
         /// The resource.
         resource: String,
-        /// The key that is elsewhere.
+        /// The key in another slot.
         key: String,
-        /// Where it is.
+        /// Its slot.
         slot: u16,
-        /// Where the marks are.
+        /// The slot of the marks.
         marks_slot: u16,
-        /// What brings a key there.
+        /// The hash tag that places a key there.
         tag: String,
     },
-    /// A command that can't be part of a fenced write; nothing was sent.
+    /// A command that is not allowed in a fenced write; nothing was sent.
     #[error("`{command}` can't be part of a fenced write: {why}")]
     Command {
         /// Its name.
         command: String,
-        /// Why not, and what to do.
+        /// The reason, and the remedy.
         why: &'static str,
     },
     /// One of the caller's commands failed. The section has passed and its marks are raised.
@@ -68,13 +68,13 @@ pub enum RedisFenceError {
         done + 1
     )]
     Failed {
-        /// How many commands took effect before it.
+        /// Number of commands that took effect before it.
         done: usize,
-        /// How many there were.
+        /// Number of commands in the write.
         of: usize,
-        /// The name of the one that failed.
+        /// The name of the failed command.
         command: String,
-        /// What Redis said.
+        /// The error reply.
         message: String,
     },
     /// The caller's own script failed. The section has passed and its marks are raised.
@@ -83,10 +83,10 @@ pub enum RedisFenceError {
          again with the same one"
     )]
     Script {
-        /// What Redis said.
+        /// The error reply.
         message: String,
     },
-    /// Something else has the key of the marks; nothing was done.
+    /// The key of the marks has another type; nothing was done.
     #[error(
         "key `{key}` should be the hash of the marks, and is something else; nothing was done. Find out what writes it \
          (`TYPE`), and rename that key"
@@ -95,7 +95,7 @@ pub enum RedisFenceError {
         /// The key.
         key: String,
     },
-    /// A mark is no token. It is never read as "never seen".
+    /// A mark is not a valid token. It is never treated as "never seen".
     #[error(
         "the marks in `{key}` are damaged: field `{field}` is `{value}`; nothing was done. Stop all writers, find the \
          last token granted, and set the marks to it (`reset`)"
@@ -105,16 +105,16 @@ pub enum RedisFenceError {
         key: String,
         /// The field of the hash.
         field: String,
-        /// What is in it.
+        /// Its value.
         value: String,
     },
-    /// The server said no; nothing was done.
+    /// The server returned an error; nothing was done.
     #[error("Redis refused: {source}; nothing was done{}", advice(source))]
     Server {
-        /// What it said.
+        /// The error reply.
         source: RedisError,
     },
-    /// No answer, or none that can be read: it may have been done, or may be done later (P12).
+    /// No response, or an unreadable one: the call may have taken effect, or may do so later (P12).
     #[error(
         "no answer from Redis: {source}. Whether it was done is unknown. Repeating `enter` with the same token is safe. \
          A `write` may still take effect, also after later writes with the same token: repeat it only if its commands \
@@ -123,18 +123,18 @@ pub enum RedisFenceError {
          whether or not the first try was what brought it"
     )]
     Unknown {
-        /// What came instead.
+        /// The error of the connection, or of reading the reply.
         source: RedisError,
     },
 }
 
 impl RedisFenceError {
-    /// What an error of the call on the marks in `key` means.
+    /// The meaning of an error from a call on the marks in `key`.
     pub(super) fn of_call(error: RedisError, key: &str) -> Self {
         let said =
             |word: &str| error.code() == Some(word) || error.detail().is_some_and(|text| text.contains(word));
         match error.kind() {
-            // Errors inside of a script were wrapped before Redis 7.
+            // Before Redis 7, errors inside a script are wrapped.
             ErrorKind::Server(_) | ErrorKind::Extension if said("WRONGTYPE") => {
                 Self::WrongType { key: key.to_owned() }
             }
@@ -144,13 +144,13 @@ impl RedisFenceError {
         }
     }
 
-    /// An answer that no script of ours gives.
+    /// A reply that none of the fence's scripts returns.
     pub(super) fn unreadable(what: &'static str) -> Self {
         Self::Unknown { source: RedisError::from((ErrorKind::Parse, what)) }
     }
 }
 
-/// What to do about the errors that users meet.
+/// What to do about common errors.
 fn advice(source: &RedisError) -> &'static str {
     let said =
         |word: &str| source.code() == Some(word) || source.detail().is_some_and(|text| text.contains(word));

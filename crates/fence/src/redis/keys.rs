@@ -1,12 +1,13 @@
-//! Where the marks of a resource are, and which slot of a cluster a key is in.
+//! The key of a resource's marks, and the cluster slot of a key.
 //!
-//! The marks are one hash beside the resource, in the same slot: `{orders/42}:lockkeeper:fence` for `orders/42`, or
-//! `{user:1}:cart:lockkeeper:tagged:fence` for `{user:1}:cart`, which brings a hash tag of its own. The two forms can't
-//! meet: `tagged` tells `{x}` from `x`. (A name with a `}` but no tag, such as `a}b`, is not in one slot with its marks; other
-//! keys are, by the tag that the refusal names.) Its fields are `any` and `writer`, and `any:3` and `writer:3` for slot 3; the
-//! values are tokens in decimal. It never expires.
+//! The marks are one hash in the slot of the resource: `{orders/42}:lockkeeper:fence` for `orders/42`, or
+//! `{user:1}:cart:lockkeeper:tagged:fence` for `{user:1}:cart`, which has a hash tag of its own. The two forms
+//! can't collide: `tagged` distinguishes `{x}` from `x`. (A name with a `}` but no tag, such as `a}b`, is in
+//! another slot than its marks. Other keys can be placed in that slot by the tag named in the error `CrossSlot`.)
+//! Its fields are `any` and `writer`, and `any:3` and `writer:3` for slot 3; the values are tokens in decimal. It
+//! never expires.
 
-/// How many slots every cluster has.
+/// Number of slots in every cluster.
 const SLOTS: u16 = 16_384;
 
 /// The key of the marks of `resource`.
@@ -17,14 +18,14 @@ pub(super) fn marks_key(resource: &str) -> String {
     }
 }
 
-/// The part of a key that Redis hashes instead of the whole, if it has one.
+/// The hash tag of a key: the part that Redis hashes instead of the whole key.
 fn tag(key: &[u8]) -> Option<&[u8]> {
     let from = key.iter().position(|byte| *byte == b'{')? + 1;
     let len = key[from..].iter().position(|byte| *byte == b'}')?;
     (len > 0).then(|| &key[from..from + len])
 }
 
-/// What of a key decides on its slot.
+/// The part of a key that determines its slot.
 pub(super) fn hashed(key: &[u8]) -> &[u8] {
     tag(key).unwrap_or(key)
 }
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_are_those_of_redis() {
+    fn slots_equal_those_of_redis() {
         // `CLUSTER KEYSLOT` of Redis 7.
         for (key, slot) in
             [("foo", 12182), ("{user1000}.following", 3443), ("foo{}{bar}", 8363), ("123456789", 12739)]
@@ -57,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_resources_have_the_same_marks() {
+    fn marks_keys_are_distinct() {
         let resources = ["x", "{x}", "{x}:lockkeeper", "x}", "{x", "{{x}}", "{}x", "{x}:lockkeeper:tagged"];
         let mut keys: Vec<_> = resources.iter().map(|resource| marks_key(resource)).collect();
         keys.sort();

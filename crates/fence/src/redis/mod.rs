@@ -1,7 +1,7 @@
 //! A fence in Redis: marks beside the guarded keys, check and commands in one script. Feature `redis`.
 //!
-//! Responsible for the calls and for what they mean to a cluster. The rule is worded anew in `scripts/check.lua`, and
-//! held against [`Marks::check`] by the tests. It knows nothing of locks or lock services.
+//! Contains the calls and the cluster checks. The rule is implemented in Lua, in `scripts/check.lua`, and tests
+//! compare it with [`Marks::check`]. The fence depends on no lock service.
 //!
 //! ```no_run
 //! use lockkeeper_fence::redis::{Command, RedisFence};
@@ -18,19 +18,19 @@
 //! # }
 //! ```
 //!
-//! - **What is undone: nothing.** Redis runs a script whole or not at all, as far as crashes go (its log holds a script
-//!   as one transaction), but it takes nothing back when a command fails. So what can be checked is checked before
-//!   anything is sent (names, keys, slots), then the fence is checked, then the commands run in order; one that fails
-//!   (a key of the wrong type, a bad number) ends the write there: [`RedisFenceError::Failed`] says how many took effect.
-//!   The marks are raised all the same, which is harmless.
-//! - **What survives.** A killed client: everything acknowledged. A crash of the server or its host: as much as
-//!   `appendonly` and `appendfsync` say; only `always` keeps every mark through a power loss ([`RedisFence::findings`]).
-//!   Marks and guarded keys live in the same server, so what loses the one mostly loses the other: after `FLUSHALL`
-//!   the resource is as new as its marks, and takes any token.
-//! - **Fail-over.** Replicas follow without being waited for. One that becomes primary may lack the last writes, and
-//!   their marks: a section that was out may then pass. Where that matters, let no replica take over.
-//! - **Only what goes through the fence is fenced.** A plain `SET` beside it goes round it. Expire, rename or delete the
-//!   marks never.
+//! - **No rollback.** Redis runs a script atomically and logs it as one transaction, so a crash leaves all or none
+//!   of it, but a failed command does not undo the earlier ones. So names, keys and slots are checked before
+//!   anything is sent; then the script checks the fence, and runs the commands in order. A command that fails (a
+//!   key of the wrong type, a bad number) ends the write there: [`RedisFenceError::Failed`] has the number of
+//!   commands that took effect. The marks are raised nevertheless, which is harmless.
+//! - **Durability.** All acknowledged marks survive a killed client. After a crash of the server or its host,
+//!   `appendonly` and `appendfsync` determine the loss; only `always` keeps every mark through a power loss
+//!   ([`RedisFence::findings`]). Marks and guarded keys are in the same server, so a fault usually loses both:
+//!   after `FLUSHALL` both are empty, and any token passes.
+//! - **Fail-over.** Replication is asynchronous. A replica that becomes primary may lack the last writes and their
+//!   marks: a stale section may then pass. Where that matters, disable fail-over.
+//! - **Only writes through the fence are checked.** A plain `SET` bypasses it. Never expire, rename or delete the
+//!   marks.
 
 mod command;
 mod error;
@@ -54,26 +54,27 @@ use lockkeeper_core::limits::PERMITS_MAX;
 use lockkeeper_core::{ModeKind, Slot, Token};
 use settings::Servers;
 
-/// Checks, and runs commands: enter is a write without any.
+/// Checks, and runs commands. `enter` is a write without commands.
 static COMMANDS: LazyLock<Script> =
     LazyLock::new(|| Script::new(&[CHECK, include_str!("scripts/commands.lua")]));
 static RESET: LazyLock<Script> = LazyLock::new(|| Script::new(&[include_str!("scripts/reset.lua")]));
 
-/// Fences in one Redis, or in one cluster of them: any number of resources by name, any number of processes.
+/// Fences in one Redis server or cluster: any number of resources by name, any number of processes.
 ///
 /// `C` is a connection that is shared by cloning: `redis`'s multiplexed connection, its connection manager, or its
-/// connection for clusters. One that repeats a command by itself when a connection breaks (the last of them) may do a write
-/// twice, and answer a `check_once` that passed with [`Refused::Repeated`].
+/// cluster connection. One that retries a command when a connection breaks (the cluster connection) may execute a
+/// write twice, and return [`Refused::Repeated`] for a `check_once` that passed.
 ///
 /// In a cluster the keys of a write must have the hash tag of the resource: for `stock`, `stock` itself and
-/// `{stock}:anything`; for `{user:1}:cart`, whatever has `{user:1}`. Others are refused before anything is sent.
+/// `{stock}:anything`; for `{user:1}:cart`, any key with `{user:1}`. Other keys are refused before anything is
+/// sent.
 #[derive(Clone)]
 pub struct RedisFence<C> {
     connection: C,
     cluster: bool,
 }
 
-/// Not every connection can be shown.
+/// Manual, because not every connection type implements `Debug`.
 impl<C> fmt::Debug for RedisFence<C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisFence").field("cluster", &self.cluster).finish_non_exhaustive()
@@ -81,23 +82,23 @@ impl<C> fmt::Debug for RedisFence<C> {
 }
 
 impl<C: ConnectionLike + Clone> RedisFence<C> {
-    /// Fences behind `connection`, if the server keeps its keys.
+    /// Connects through `connection`; fails if the server may evict keys.
     ///
     /// # Errors
-    /// [`RedisFenceError::Evicts`] for any `maxmemory-policy` but `noeviction`, [`RedisFenceError::EvictionUnknown`] for
-    /// one that the server does not tell, [`RedisFenceError::Replica`]; [`RedisFenceError::Unknown`] if it doesn't
-    /// answer.
+    /// [`RedisFenceError::Evicts`] for any `maxmemory-policy` but `noeviction`,
+    /// [`RedisFenceError::EvictionUnknown`] if the server does not report it, [`RedisFenceError::Replica`];
+    /// [`RedisFenceError::Unknown`] if the server does not respond.
     pub async fn connect(mut connection: C) -> Result<Self, RedisFenceError> {
         let servers = Self::ask(&mut connection).await?;
         servers.refuse_eviction(&mut connection).await?;
         Ok(Self { cluster: servers.is_cluster(), connection })
     }
 
-    /// The same, on the caller's word that the server never throws keys away: for a hosted one that does not tell. If
-    /// the word is wrong, the fence forgets, and lets every token in.
+    /// As [`connect`](Self::connect), but trusts the caller that the server never evicts keys: for hosted servers
+    /// that don't report their policy. If keys are evicted after all, marks are lost and stale tokens pass.
     ///
     /// # Errors
-    /// [`RedisFenceError::Replica`]; [`RedisFenceError::Unknown`] if it doesn't answer.
+    /// [`RedisFenceError::Replica`]; [`RedisFenceError::Unknown`] if the server does not respond.
     pub async fn trusting_no_eviction(mut connection: C) -> Result<Self, RedisFenceError> {
         let servers = Self::ask(&mut connection).await?;
         Ok(Self { cluster: servers.is_cluster(), connection })
@@ -109,11 +110,11 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         Ok(servers)
     }
 
-    /// What the server's settings mean for its marks: what a crash or a fail-over may take. For a page that operators
-    /// read, or a check at start.
+    /// The consequences of the server's settings for its marks: what a crash or a fail-over may lose. For an
+    /// operator's status page, or a check at start.
     ///
     /// # Errors
-    /// [`RedisFenceError::Unknown`] if it doesn't answer.
+    /// [`RedisFenceError::Unknown`] if the server does not respond.
     pub async fn findings(&self) -> Result<Vec<Finding>, RedisFenceError> {
         let mut connection = self.connection.clone();
         let servers =
@@ -121,23 +122,24 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         Ok(servers.findings(&mut connection).await)
     }
 
-    /// Raises the marks of `resource`. Call it before the section reads what it will write.
+    /// Raises the marks of `resource`. Call it before the section reads the data that it will write.
     ///
     /// # Errors
-    /// [`RedisFenceError::Refused`] if a later section has been here: stop. Any other error: the section may not go on,
-    /// and may enter again.
+    /// [`RedisFenceError::Refused`] if a later section has passed: stop. Any other error: the section must not
+    /// continue, and may enter again.
     pub async fn enter(&self, resource: &str, section: Section) -> Result<(), RedisFenceError> {
         self.pass(resource, Action::Enter, section, &[]).await.map(drop)
     }
 
-    /// Checks, and runs `commands` in the same step: no other command of anyone comes in between. Gives their answers,
-    /// as a script sees them: a number above 2^53 is rounded in the answer (not in the store).
+    /// Checks, and runs `commands` in the same step: no other client's command runs in between. Returns their
+    /// replies as Lua sees them: a number above 2^53 is rounded in the reply (but not in the store).
     ///
     /// # Errors
-    /// [`RedisFenceError::Refused`]: nothing was done. [`RedisFenceError::Failed`]: the commands before the one that
-    /// failed took effect. [`RedisFenceError::Unknown`]: no answer; whether it was done is unknown, and it may yet
-    /// take effect, after later writes with the same token too: repeat it only as the last write of the section and if its
-    /// commands may run twice; else acquire again, and enter with the new token. Others: nothing was done.
+    /// [`RedisFenceError::Refused`]: nothing was done. [`RedisFenceError::Failed`]: the commands before the failed
+    /// one took effect. [`RedisFenceError::Unknown`]: no response; whether the write was done is unknown, and it
+    /// may still take effect, even after later writes with the same token. Repeat it only as the last write of the
+    /// section and only if its commands may run twice; otherwise acquire again, and enter with the new token.
+    /// Others: nothing was done.
     pub async fn write(
         &self,
         resource: &str,
@@ -148,11 +150,11 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
     }
 
     /// As [`write`](Self::write), once per token and without `enter`: for one blind effect per grant (F-d). At most
-    /// once: if a command fails, the same token is refused all the same.
+    /// once: the token counts as used even if a command fails.
     ///
     /// # Errors
-    /// As `write`, and [`Refused::Repeated`] for a token that has been here. After [`RedisFenceError::Unknown`] nobody
-    /// can tell by the fence whether it was done: look at the keys.
+    /// As `write`, and [`Refused::Repeated`] for a token that has passed before. After [`RedisFenceError::Unknown`]
+    /// the fence can't determine whether the write was done: read the keys.
     pub async fn check_once(
         &self,
         resource: &str,
@@ -162,11 +164,11 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         self.pass(resource, Action::CheckOnce, section, commands).await
     }
 
-    /// As [`write`](Self::write), with the caller's own Lua as the effect: for a write that depends on what it finds.
-    /// Gives what the script returns.
+    /// As [`write`](Self::write), with the caller's own Lua as the effect: for writes that depend on the current
+    /// values. Returns the script's result.
     ///
     /// # Errors
-    /// As `write`, with [`RedisFenceError::Script`] if the script fails: what it did before stays done.
+    /// As `write`, with [`RedisFenceError::Script`] if the script fails: its effects before the failure remain.
     pub async fn write_script(
         &self,
         resource: &str,
@@ -187,11 +189,11 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         }
     }
 
-    /// The marks of `resource` as they are now; the default ones if it was never seen.
+    /// The current marks of `resource`; the default ones if it was never seen.
     ///
     /// # Errors
     /// [`RedisFenceError::WrongType`] and [`RedisFenceError::Damaged`]; [`RedisFenceError::Unknown`] if there is no
-    /// answer.
+    /// response.
     pub async fn marks(&self, resource: &str) -> Result<Marks, RedisFenceError> {
         let key = keys::marks_key(resource::checked(resource)?);
         let mut ask = redis::cmd("HGETALL");
@@ -211,12 +213,12 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         Ok(marks)
     }
 
-    /// Sets the marks of `resource` to `to`, for every slot, *whatever they were*: tokens below are out, tokens from
-    /// `to` on pass. To be used on purpose only: when a lock service with lower tokens takes over, or marks are damaged;
-    /// with all writers stopped, since lowering the marks lets in who was out.
+    /// Sets the marks of `resource` to `to`, for every slot, *unconditionally*: tokens below `to` are stale, tokens
+    /// from `to` on pass. Only for the case that a lock service with lower tokens takes over, or that marks are
+    /// damaged, and with all writers stopped: lowering the marks lets stale sections pass.
     ///
     /// # Errors
-    /// [`RedisFenceError::WrongType`]; [`RedisFenceError::Unknown`] if there is no answer: repeat it.
+    /// [`RedisFenceError::WrongType`]; [`RedisFenceError::Unknown`] if there is no response: repeat it.
     pub async fn reset(&self, resource: &str, to: Token) -> Result<(), RedisFenceError> {
         let key = keys::marks_key(resource::checked(resource)?);
         let mut call = RESET.call(&[key.as_bytes()]);
@@ -254,7 +256,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         }
     }
 
-    /// The key of the marks, if a call may touch it and `keys` in one step.
+    /// The key of the marks, if one script may access both it and `keys`.
     fn marks_beside<'k>(
         &self,
         resource: &str,
@@ -282,7 +284,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         Ok(marks)
     }
 
-    /// Runs a script that begins with the check, and understands its answer.
+    /// Runs a script that begins with the check, and parses its reply.
     async fn run(
         &self,
         script: &Script,
@@ -326,20 +328,20 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         let mut answer = connection.req_packed_command(&call).await.and_then(top_error);
         let unknown = ErrorKind::Server(ServerErrorKind::NoScript);
         if answer.as_ref().is_err_and(|error| error.kind() == unknown) {
-            // Nothing of it has run.
+            // NOSCRIPT: nothing was executed.
             answer = connection.req_packed_command(&script.in_full(&call)).await.and_then(top_error);
         }
         answer.map_err(|error| RedisFenceError::of_call(error, marks))
     }
 }
 
-/// How a script that begins with the check ended, if the section passed.
+/// The outcome of a script whose check passed.
 enum Answer {
     Done(Vec<Value>),
     Failed { done: usize, message: String },
 }
 
-/// An error as the whole answer; those inside of one are the caller's to read.
+/// Converts an error reply; errors nested inside a reply are left to the caller.
 fn top_error(answer: Value) -> Result<Value, redis::RedisError> {
     match answer {
         Value::ServerError(error) => Err(error.into()),
@@ -347,7 +349,7 @@ fn top_error(answer: Value) -> Result<Value, redis::RedisError> {
     }
 }
 
-/// The arguments that say who asks, if the mode may do it at all (F-c).
+/// Adds the script arguments of the section, if its mode permits the action (F-c).
 fn with_section(call: &mut Cmd, action: Action, section: Section) -> Result<(), Refused> {
     let kind = match (section.mode(), action) {
         (ModeKind::Shared, Action::Enter) => "r",
@@ -363,14 +365,14 @@ fn with_section(call: &mut Cmd, action: Action, section: Section) -> Result<(), 
     Ok(())
 }
 
-/// The mark that a field of the hash holds.
+/// The mark that a field of the hash stores.
 fn place<'m>(marks: &'m mut Marks, field: &str) -> Option<&'m mut Option<Token>> {
     let (which, slot) = field.split_once(':').map_or((field, None), |(which, slot)| (which, Some(slot)));
     let pair: &mut Pair = match slot {
         None => &mut marks.base,
         Some(text) => {
             let slot: Slot = text.parse().ok().filter(|slot| *slot < PERMITS_MAX)?;
-            // As the script writes it: it would not find slot 3 under `03`.
+            // Canonical form only: the script would not find slot 3 under `03`.
             if slot.to_string() != text {
                 return None;
             }

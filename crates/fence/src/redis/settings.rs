@@ -1,33 +1,33 @@
-//! What a server's settings mean for the marks in it.
+//! The consequences of a server's settings for the marks in it.
 //!
-//! Responsible for refusing a server that throws keys away, and for telling what a crash may take. Asks `INFO`, which
-//! hosted servers answer too, before `CONFIG`, which they often forbid.
+//! Refuses a server that may evict keys, and reports what a crash may lose. Uses `INFO`, which hosted servers allow
+//! too, before `CONFIG`, which they often forbid.
 
 use redis::aio::ConnectionLike;
 use redis::{Cmd, RedisError, Value};
 
 use super::error::RedisFenceError;
 
-/// What a setting of the server means for its marks.
+/// The consequence of one setting for the marks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
-    /// Whether a mark that was acknowledged may be forgotten.
+    /// Whether an acknowledged mark may be lost.
     pub spoils: bool,
-    /// The setting, what it means and, if it spoils, what to set.
+    /// The setting, its consequence and, if `spoils`, the recommended value.
     pub says: String,
 }
 
-/// What the servers behind a connection say of themselves: one, or each primary of a cluster.
+/// The `INFO` replies of the servers behind a connection: one server, or each primary of a cluster.
 #[derive(Default)]
 pub(super) struct Servers {
-    /// Text of `INFO`, one for each server.
+    /// Text of `INFO`, one per server.
     told: Vec<String>,
-    /// Why there is none.
+    /// The error, if there is none.
     why: String,
 }
 
 impl Servers {
-    /// Asks them. That they don't answer is for the caller to judge.
+    /// Requests `INFO`. An error reply is stored in `why`, since only some checks need the answer.
     pub(super) async fn ask(connection: &mut impl ConnectionLike) -> Result<Self, RedisError> {
         let mut servers = Self::default();
         match connection.req_packed_command(&redis::cmd("INFO")).await.and_then(Value::extract_error) {
@@ -44,13 +44,13 @@ impl Servers {
         lines.filter_map(move |line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
     }
 
-    /// Whether keys of one call must be in one slot. Who says nothing is taken for a cluster.
+    /// Whether the keys of one call must be in one slot. A server without this information is treated as a cluster.
     pub(super) fn is_cluster(&self) -> bool {
         let mut modes = self.field("cluster_enabled").peekable();
         modes.peek().is_none() || modes.any(|mode| mode != "0")
     }
 
-    /// Replicas may lag behind.
+    /// Refuses replicas, which may lag.
     pub(super) fn refuse_replicas(&self) -> Result<(), RedisFenceError> {
         if self.field("role").any(|role| role != "master") { Err(RedisFenceError::Replica) } else { Ok(()) }
     }
@@ -76,7 +76,7 @@ impl Servers {
         }
     }
 
-    /// What a crash may take.
+    /// The consequences of a crash or a fail-over.
     pub(super) async fn findings(&self, connection: &mut impl ConnectionLike) -> Vec<Finding> {
         let mut findings = vec![of_eviction(self.field("maxmemory_policy").collect())];
         let [append, sync, save] = [
@@ -126,7 +126,7 @@ impl Servers {
     }
 }
 
-/// The strings of an answer, however deep: a connection to a cluster answers for each node.
+/// The strings of a reply, recursively: a cluster connection returns one per node.
 fn gather(answer: Value, told: &mut Vec<String>) {
     match answer {
         Value::BulkString(bytes) => told.push(String::from_utf8_lossy(&bytes).into_owned()),
@@ -137,7 +137,7 @@ fn gather(answer: Value, told: &mut Vec<String>) {
     }
 }
 
-/// One setting; `None` if there is no such.
+/// One setting; `None` if the server has no such setting.
 async fn setting(connection: &mut impl ConnectionLike, name: &str) -> Result<Option<String>, RedisError> {
     let mut ask = Cmd::new();
     ask.arg("CONFIG").arg("GET").arg(name);
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn every_server_of_a_cluster_counts() {
+    fn all_nodes_of_a_cluster_are_checked() {
         let cluster =
             telling(&["role:master\r\ncluster_enabled:1\r\n", "role:slave\r\ncluster_enabled:1\r\n"]);
         assert!(cluster.is_cluster());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_crash_may_take_is_told_with_what_to_set() {
+    fn findings_report_losses_and_recommended_settings() {
         for (append, sync, spoils) in
             [("yes", "always", false), ("yes", "everysec", true), ("no", "always", true)]
         {

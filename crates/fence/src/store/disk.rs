@@ -1,11 +1,11 @@
 //! The file of marks: a redb database with one table.
 //!
-//! Responsible for what is on disk and for telling a whole file from anything else. A record is the same text as a mark
-//! file, with its checksum; redb keeps checksums of its pages besides, and a commit is one `fdatasync`.
+//! Defines the on-disk layout, and detects damage. A record has the same text format as a mark file, with its
+//! checksum; redb adds checksums of its pages, and a commit is one `fdatasync`.
 //!
-//! A file is made beside its place and linked there when it is whole, so what is found at the place and is empty or cut
-//! is damage, never a beginning. One case can't be told from the last commit before a crash: the process was killed
-//! *and* that commit's pages were damaged afterwards. Then the marks are those of the commit before.
+//! A new file is written under a temporary name and linked to its path when complete, so an empty or truncated file
+//! at the path is damage, never a first start. One case looks like a crash before the last commit: the process was
+//! killed *and* that commit's pages were damaged afterwards. Then the marks are those of the previous commit.
 #![expect(clippy::result_large_err, reason = "redb's own error, at most once a commit")]
 
 use std::any::Any;
@@ -23,14 +23,14 @@ use crate::resource::Resource;
 use crate::rule::Marks;
 
 const MARKS: TableDefinition<&str, &[u8]> = TableDefinition::new("lockkeeper-fence marks");
-/// What redb may keep of the file in memory, in bytes. Marks are kept by `rounds.rs`; this serves a commit.
+/// redb's page cache, in bytes. Marks are cached by `rounds.rs`; this cache only serves commits.
 const CACHE: usize = 8 << 20;
 
-/// The file, opened for as long as nothing went wrong.
+/// The database, opened until an error occurs.
 #[derive(Debug)]
 pub(super) struct Disk {
     path: PathBuf,
-    /// After an error redb wants to be opened anew; `None` until that works.
+    /// redb must be reopened after an error; `None` until that succeeds.
     database: Option<Database>,
 }
 
@@ -43,7 +43,7 @@ impl Disk {
             Err(error) => return Err(disk.io("look for")(error)),
         }
         disk.database()?;
-        // Also of a file that was found: who made it may have been killed before its name was durable.
+        // Also for an existing file: the process that created it may have been killed before its name was durable.
         #[cfg(unix)]
         fs::File::open(disk.parent())
             .and_then(|parent| parent.sync_all())
@@ -51,7 +51,7 @@ impl Disk {
         Ok(disk)
     }
 
-    /// The marks of a resource never seen are the default ones.
+    /// Returns the default marks for a resource never seen.
     pub(super) fn load(&mut self, resource: &Resource) -> Result<Marks, MarksError> {
         let path = self.path.clone();
         let bytes = self.with("read", |database| {
@@ -117,7 +117,7 @@ impl Disk {
                 return Err(self.failed("open", failed.map(|result| result.err().map(redb::Error::from))));
             }
         };
-        // A database of something else has no such table.
+        // A redb database of another program lacks the table.
         let table = guarded(|| Ok::<_, redb::Error>(database.begin_read()?.open_table(MARKS).map(|_| ())?));
         match table {
             Ok(Ok(())) => Ok(database),
@@ -148,14 +148,14 @@ impl Disk {
         }
         match new.persist_noclobber(&self.path) {
             Ok(_) => {}
-            // Another process was quicker, and has it now or had it: as if it had been there.
+            // Another process has created the file first: use that one.
             Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(self.io("create")(error.error)),
         }
         Ok(())
     }
 
-    /// The error of a step; `Err` is the word of a panic, `Ok(None)` does not come.
+    /// The error of a step. `Err` carries a panic message; `Ok(None)` is never passed.
     fn failed(&self, doing: &'static str, error: Result<Option<redb::Error>, String>) -> MarksError {
         match error {
             Err(panic) => self.damaged(&panic),
@@ -195,7 +195,8 @@ fn put(database: &Database, changes: &[(Resource, Marks)]) -> Result<(), redb::E
     Ok(transaction.commit()?)
 }
 
-/// redb asserts where a damaged file makes it meet the impossible. That is damage too, and no reason to end a service.
+/// redb asserts on damage that it does not expect. Such a panic is reported as damage instead of ending the
+/// service.
 fn guarded<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic: Box<dyn Any + Send>| {
         let word = panic

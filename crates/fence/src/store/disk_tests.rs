@@ -1,4 +1,4 @@
-//! The file by itself: what it keeps, and every damage that it must not read as lower marks.
+//! The file by itself: its content survives, and no damage is read as lower marks.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use lockkeeper_core::Token;
@@ -19,7 +19,7 @@ fn name(number: u64) -> Resource {
     Resource::new(&format!("resource {number}")).expect("a name")
 }
 
-/// A file with `resources` resources, closed well.
+/// A cleanly closed file with `resources` resources.
 fn filled(path: &Path, resources: u64) -> Vec<(Resource, Marks)> {
     let mut disk = Disk::open(path).expect("new");
     disk.commit(&[(name(1), marks(1))]).expect("written");
@@ -29,7 +29,7 @@ fn filled(path: &Path, resources: u64) -> Vec<(Resource, Marks)> {
 }
 
 #[test]
-fn marks_come_back_after_a_close_and_a_resource_never_seen_has_none() {
+fn marks_survive_a_close_and_an_unseen_resource_has_none() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("marks.redb");
     let kept = filled(&path, 50);
@@ -42,7 +42,7 @@ fn marks_come_back_after_a_close_and_a_resource_never_seen_has_none() {
 }
 
 #[test]
-fn a_second_opener_is_told_that_it_is_in_use() {
+fn second_open_fails_with_in_use() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("marks.redb");
     let first = Disk::open(&path).expect("new");
@@ -54,7 +54,7 @@ fn a_second_opener_is_told_that_it_is_in_use() {
 }
 
 #[test]
-fn what_is_no_file_of_marks_is_refused_and_left_as_it_is() {
+fn file_without_marks_is_refused_and_left_unchanged() {
     let dir = tempfile::tempdir().expect("a directory");
     let whole = dir.path().join("whole");
     filled(&whole, 5);
@@ -74,22 +74,23 @@ fn what_is_no_file_of_marks_is_refused_and_left_as_it_is() {
         fs::write(&path, bytes).expect("written");
         let error = Disk::open(&path).expect_err(what);
         assert!(matches!(error, MarksError::Damaged { .. }), "{what}: {error:?}");
-        // A database of something else is opened, which redb notes in it, and closed.
+        // Opening and closing a database of another program lets redb write to it.
         let left = fs::read(&path).expect("readable") == bytes;
         assert!(left || what == "of something else", "{what}: changed");
     }
 }
 
-/// Flips one bit in each of many bytes of a file that was closed well. What opens must say what was written.
+/// Flips one bit in each of many bytes of a cleanly closed file. A file that still opens must return the written
+/// marks.
 #[test]
-fn no_flipped_bit_makes_a_mark_fall() {
+fn bit_flip_never_lowers_a_mark() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("marks.redb");
     let kept = filled(&path, 60);
     let whole = fs::read(&path).expect("readable");
     let used: Vec<usize> = (0..whole.len()).filter(|at| whole[*at] != 0).collect();
     let (mut refused, mut harmless) = (0, 0);
-    // A step that is prime to every power of two, so that all fields of all pages have their turn.
+    // An odd step is coprime to every power of two, so that all fields of all pages are hit.
     for at in used.iter().copied().step_by((used.len() / 200) | 1) {
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);

@@ -1,7 +1,7 @@
-//! The store in a file: the thread that commits.
+//! The file store: the thread that commits.
 //!
-//! Responsible for one thread between the checks and the file, and for its end. Checks are decided under a mutex that is
-//! never held over a system call.
+//! Owns the one thread between the checks and the file, and its shutdown. Checks are decided under a mutex that is
+//! never held across a system call.
 
 use std::fmt;
 use std::path::Path;
@@ -17,10 +17,10 @@ use super::{MarkStore, reset_marks};
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Passed, Section};
 
-/// Marks in one file, for one process at a time. Closed when dropped, after the commit that is under way.
+/// Marks in one file, for one process at a time. Dropping it closes the file, after the commit that is under way.
 ///
-/// Any number of resources; those not asked for lately are on disk only. A killed process and a power loss lose no mark
-/// that was acknowledged, as long as the disk keeps what it said was synced.
+/// Any number of resources; those not checked recently are on disk only. No acknowledged mark is lost by a killed
+/// process or a power loss, provided that the disk keeps the data that it reported as synced.
 pub struct DurableMarks {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -33,17 +33,17 @@ struct Shared {
 
 struct State {
     rounds: Rounds,
-    /// No more is decided: closed, or the thread is gone.
+    /// No further checks are decided: the store is closed, or its thread has ended.
     ended: bool,
 }
 
 impl DurableMarks {
-    /// Opens the marks in the file `path`, or creates it; checks all of it first. Blocks: some milliseconds, and for a
-    /// large file as long as reading it takes.
+    /// Opens the marks in the file `path`, or creates it; verifies the whole file first. Blocks for some
+    /// milliseconds, and with a large file for the time to read it.
     ///
     /// # Errors
-    /// [`MarksError::InUse`] if another process has it, [`MarksError::Damaged`] for what is no whole file of marks; or
-    /// the system's word.
+    /// [`MarksError::InUse`] if another process has the file open, [`MarksError::Damaged`] if it is damaged or not
+    /// a file of marks, [`MarksError::Io`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, MarksError> {
         Self::with_room(path.as_ref(), RESOURCES_IN_MEMORY_MAX)
     }
@@ -67,14 +67,14 @@ impl DurableMarks {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Decides as soon as the marks are in memory, and waits until the decision is durable.
+    /// Decides once the marks are in memory, and waits until the decision is durable.
     async fn change(
         &self,
         resource: &Resource,
         change: impl Fn(&mut Marks) -> Result<Passed, MarksError>,
     ) -> Result<Passed, MarksError> {
         loop {
-            // In a block, since a guard must not be held over a wait.
+            // In a block: the mutex guard must not be held across an await.
             let decision = {
                 let mut state = self.shared.open()?;
                 let decision = state.rounds.decide(resource, &change)?;
@@ -141,7 +141,7 @@ impl Shared {
         if state.ended { Err(MarksError::Ended) } else { Ok(state) }
     }
 
-    /// The thread: all that is there to do, in one commit; until closed.
+    /// The thread's loop: commits all pending changes at once, until the store is closed.
     fn run(&self, mut disk: Disk) {
         loop {
             let (work, loads) = {
@@ -155,7 +155,8 @@ impl Shared {
                 state.rounds.take()
             };
             let committed = disk.commit(&work.changes);
-            // What is loaded must not be older than what was just made durable: it may be of the same resource.
+            // Load after the commit: the resource may be among those just committed, and the loaded marks must not
+            // be older.
             let loaded = work.loads.iter().map(|resource| disk.load(resource)).collect();
             if let Err(why) = &committed {
                 tracing::error!(
@@ -168,7 +169,7 @@ impl Shared {
     }
 }
 
-/// However the thread ends, nobody waits for it in vain.
+/// Cancels all waiting checks when the thread ends, even by a panic.
 struct Ending(Arc<Shared>);
 
 impl Drop for Ending {
@@ -184,7 +185,7 @@ impl Drop for DurableMarks {
         self.shared.lock().ended = true;
         self.shared.work.notify_one();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread was told by the panic itself.
+            // A panic of the thread was already reported by the panic hook.
             let _ = thread.join();
         }
     }

@@ -1,4 +1,4 @@
-//! The store as a whole: more resources than room in memory, many checks at once, and its end.
+//! The store as a whole: more resources than fit in memory, concurrent checks, and shutdown.
 
 use super::*;
 use crate::rule::Refused;
@@ -12,7 +12,7 @@ fn name(number: u64) -> Resource {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn marks_that_made_room_for_others_are_found_again() {
+async fn evicted_marks_are_loaded_again() {
     const RESOURCES: u64 = 200;
     let dir = tempfile::tempdir().expect("a directory");
     let marks = Arc::new(DurableMarks::with_room(&dir.path().join("marks.redb"), 8).expect("new"));
@@ -43,14 +43,14 @@ async fn marks_that_made_room_for_others_are_found_again() {
 }
 
 #[tokio::test]
-async fn a_check_that_is_given_up_is_harmless_and_a_closed_file_is_free() {
+async fn cancelled_check_is_harmless_and_a_dropped_store_releases_its_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("marks.redb");
     let marks = DurableMarks::open(&path).expect("new");
     let resource = name(1);
     {
         let mut check = std::pin::pin!(marks.check(&resource, Action::Enter, exclusive(5)));
-        // Asked, and then no longer waited for.
+        // Poll once, then drop the future.
         let _ = std::future::poll_fn(|context| std::task::Poll::Ready(check.as_mut().poll(context))).await;
     }
     let _ = marks.check(&resource, Action::Enter, exclusive(6)).await.expect("higher");

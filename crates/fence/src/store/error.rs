@@ -1,4 +1,4 @@
-//! What can go wrong with kept marks, and whose move is next.
+//! Errors of mark stores.
 
 use std::io;
 use std::path::PathBuf;
@@ -11,10 +11,10 @@ use crate::rule::Refused;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MarksError {
-    /// The rule said no.
+    /// The rule refused the section.
     #[error(transparent)]
     Refused(#[from] Refused),
-    /// Another process has the file.
+    /// Another process has the file open.
     #[error(
     "the marks in `{}` are in use by another process, and only one may keep them at a time; end it (`fuser` tells \
      who it is), or give this one a file of its own if it guards other resources",
@@ -24,7 +24,7 @@ pub enum MarksError {
         /// The file of marks.
         path: PathBuf,
     },
-    /// The file is damaged, or no file of marks. It is never read as "never seen".
+    /// The file is damaged, or not a file of marks. It is never treated as "never seen".
     #[error(
     "the marks in `{}` are damaged: {why}; nothing was let through. Stop all sections, find the \
      last token granted (`lockkeeper check-token`), remove the file, and enter each resource once with that token",
@@ -33,10 +33,10 @@ pub enum MarksError {
     Damaged {
         /// The file of marks.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// Marks of a format that this program does not know.
+    /// The format of the marks is not supported by this program.
     #[error(
     "the marks in `{}` have format {version}; this program reads format {}; nothing was let through. Use the newer \
      program that wrote them",
@@ -48,29 +48,29 @@ pub enum MarksError {
         /// Its format.
         version: u32,
     },
-    /// The system refused a step.
+    /// A system call failed.
     #[error("cannot {doing} the marks in `{}`{}", path.display(), advice(source))]
     Io {
         /// The step, as a verb.
         doing: &'static str,
         /// The file of marks.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
-    /// A mark rose in memory and could not be made durable. Other tokens are judged by it; the section itself must not
-    /// go on.
+    /// A mark rose in memory but could not be made durable. Other tokens are checked against it; the section itself
+    /// must not continue.
     #[error(
         "the mark rose, but could not be made durable, so nothing was let through; ask again with the same token when \
      the cause is gone (for a `check_once` the token counts as used: acquire again)"
     )]
     NotDurable(#[source] Arc<MarksError>),
-    /// The store is closed, or its thread died.
+    /// The store was closed, or its thread panicked.
     #[error("the store of marks has ended, so nothing can be let through; open it again")]
     Ended,
 }
 
-/// What to do about the faults that users meet; the cause itself is the error's source.
+/// What to do about common faults; the cause itself is the error's source.
 fn advice(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => ": the directory does not exist; create it, or correct the path",

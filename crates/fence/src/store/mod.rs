@@ -1,13 +1,13 @@
-//! Marks of many resources, for the fences that must keep their own: where the resource can't.
+//! Marks of many resources, for fences whose resource can't store marks itself.
 //!
-//! Responsible for the words [`MarkStore`] and for the two stores. A check is answered from memory; a mark that rose
-//! is durable before the answer. One commit makes the marks of all checks durable that came while the commit before
-//! was under way, so many sections at once share the cost of a sync, and a mark that was seen before costs none.
+//! Defines [`MarkStore`] and its two implementations. Checks are decided in memory; a raised mark is durable before
+//! the caller gets its result. One commit covers all checks that arrive while the previous commit is under way, so
+//! concurrent sections share the cost of a sync, and a check that raises no mark costs none.
 //!
-//! [`DurableMarks`] keeps them in one file, for one process at a time; [`MemoryFence`] in memory, for tests and for
-//! what a restart forgets too.
+//! [`DurableMarks`] keeps the marks in one file, for one process at a time; [`MemoryFence`] keeps them in memory,
+//! for tests and for resources that don't survive a restart either.
 //!
-//! Reading order: `rounds.rs` (what is decided and what waits for which commit; no disk), `disk.rs` (the file),
+//! Reading order: `rounds.rs` (group commit: which check waits for which commit; no disk), `disk.rs` (the file),
 //! `durable.rs` (the thread between them), `error.rs`.
 
 mod disk;
@@ -25,16 +25,16 @@ use crate::rule::{Action, Marks, Pair, Passed, Section};
 pub use durable::DurableMarks;
 pub use error::MarksError;
 
-/// Keeps the marks of many resources, and checks against them.
+/// Stores the marks of many resources, and checks against them.
 ///
-/// A future may be dropped at any time: the mark may have risen then, which is harmless.
+/// The futures are cancel safe: a mark may have risen when a future is dropped, which is harmless.
 pub trait MarkStore: Send + Sync + 'static {
-    /// Checks as [`Marks::check`] does, and answers when the marks are as durable as this store makes them. Two checks
-    /// of one resource never pass on the same marks.
+    /// Checks as [`Marks::check`] does, and returns when the marks are as durable as this store makes them. Checks
+    /// of one resource are serialized: two of them never pass on the same marks.
     ///
     /// # Errors
-    /// [`MarksError::Refused`] is the rule's word. After any other error the mark may have risen, and the section must
-    /// not go on; it may ask again.
+    /// [`MarksError::Refused`] if the rule refuses the section. After any other error the mark may have risen, and
+    /// the section must not continue; it may call again.
     fn check(
         &self,
         resource: &Resource,
@@ -42,21 +42,22 @@ pub trait MarkStore: Send + Sync + 'static {
         section: Section,
     ) -> impl Future<Output = Result<Passed, MarksError>> + Send;
 
-    /// The marks as they are now; the default ones if `resource` was never seen.
+    /// The current marks; the default ones if `resource` was never seen.
     ///
     /// # Errors
-    /// They could not be read.
+    /// The marks could not be read.
     fn marks(&self, resource: &Resource) -> impl Future<Output = Result<Marks, MarksError>> + Send;
 
-    /// Sets all marks of `resource` to `to`, also to a lower one. Lowering lets in every token from `to` on that was
-    /// stale before: only for moving to a lock service whose tokens are lower, when no section of the old one is left.
+    /// Sets all marks of `resource` to `to`, even if that lowers them. Lowering accepts every token from `to` on
+    /// that was stale before: only for the move to a lock service whose tokens are lower, once no section of the
+    /// old one is running.
     ///
     /// # Errors
     /// The marks may not be durable.
     fn reset(&self, resource: &Resource, to: Token) -> impl Future<Output = Result<(), MarksError>> + Send;
 }
 
-/// What [`MarkStore::reset`] leaves: every slot is that of the base.
+/// The marks after [`MarkStore::reset`]: no slot has marks of its own.
 pub(crate) fn reset_marks(to: Token) -> Marks {
     Marks { base: Pair { any: Some(to), writer: Some(to) }, ..Marks::default() }
 }

@@ -1,10 +1,11 @@
-//! Which check waits for which commit.
+//! Group commit: which check waits for which commit.
 //!
-//! Responsible for deciding every check at once, in memory, and for answering it no sooner than its marks are durable.
-//! Knows no disk and no thread: `durable.rs` takes a round of changes from here, commits it and tells how it went.
+//! Decides every check at once in memory, and completes it only when its marks are durable. No disk, no thread:
+//! `durable.rs` takes a round of changes from here, commits it and reports the outcome.
 //!
-//! Checks that raise a mark gather in the *collecting* round while another is being *committed*. A check that raises
-//! nothing is answered at once if the marks it met are durable, and else with the round that makes them so.
+//! Checks that raise a mark join the *collecting* round while another one is *committing*. A check that raises
+//! nothing completes at once if the marks it was decided on are durable, and otherwise with the round that makes
+//! them durable.
 
 use std::collections::HashMap;
 use std::mem;
@@ -16,19 +17,19 @@ use super::error::MarksError;
 use crate::resource::Resource;
 use crate::rule::{Marks, Passed};
 
-/// Resources whose marks are kept in memory beside the file; above it, some that are at rest are dropped and read again
-/// when asked for. With one pair of marks each takes some 200 bytes.
+/// Most resources whose marks are kept in memory beside the file. Above this limit, durable entries are evicted and
+/// read again on demand. An entry with one pair of marks takes some 200 bytes.
 pub(super) const RESOURCES_IN_MEMORY_MAX: usize = 100_000;
 
-/// Told when a round is durable, or could not be made so.
+/// Completes when a round is durable, or has failed.
 pub(super) type Told = oneshot::Receiver<Result<(), MarksError>>;
 type Teller = oneshot::Sender<Result<(), MarksError>>;
 
-/// Everything in memory.
+/// The in-memory state of the store.
 #[derive(Debug)]
 pub(super) struct Rounds {
     resources: HashMap<Resource, Entry>,
-    /// Resources that were asked for and are not in memory.
+    /// Pending loads: resources that are not in memory.
     loads: Vec<(Resource, Teller)>,
     collecting: Round,
     committing: Option<Round>,
@@ -44,13 +45,13 @@ struct Entry {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kept {
     Durable,
-    /// By the round of this number, if that goes well.
+    /// Durable once the round of this number commits successfully.
     With(u64),
-    /// A round went wrong: the next check that meets these marks asks for another.
+    /// The commit of their round failed: the next check on these marks asks for another commit.
     Not,
 }
 
-/// One commit: what changes, and who waits for it.
+/// One commit: the changed resources and the checks that wait for it.
 #[derive(Debug, Default)]
 struct Round {
     number: u64,
@@ -58,19 +59,19 @@ struct Round {
     waiting: Vec<Teller>,
 }
 
-/// How far a check came.
+/// The outcome of a check so far.
 #[derive(Debug)]
 #[must_use]
 pub(super) enum Decision<T> {
     /// Decided, and durable.
     Now(T),
-    /// Decided; durable with a round.
+    /// Decided; durable once a round is.
     With(T, Told),
-    /// The marks are not in memory: ask again when told.
+    /// The marks are not in memory: ask again once they are loaded.
     Load(Told),
 }
 
-/// What to do next, away from the lock.
+/// The work of one round, to be done outside the mutex.
 #[derive(Debug, Default)]
 pub(super) struct Work {
     pub(super) loads: Vec<Resource>,
@@ -91,7 +92,7 @@ impl Rounds {
     /// Applies `change` to the marks of `resource`.
     ///
     /// # Errors
-    /// Those of `change`; the marks are then as they were.
+    /// Those of `change`; the marks are unchanged then.
     pub(super) fn decide<E>(
         &mut self,
         resource: &Resource,
@@ -120,7 +121,7 @@ impl Rounds {
         Ok(Decision::With(passed, told))
     }
 
-    /// The marks, if they are in memory; else to be loaded. They may not be durable yet.
+    /// The marks, if they are in memory; otherwise requests their load. They may not be durable yet.
     pub(super) fn marks(&mut self, resource: &Resource) -> Decision<Marks> {
         if let Some(entry) = self.resources.get(resource) {
             return Decision::Now(entry.marks.clone());
@@ -130,12 +131,12 @@ impl Rounds {
         Decision::Load(told)
     }
 
-    /// Nothing to do.
+    /// Returns true if there is no pending work.
     pub(super) fn is_idle(&self) -> bool {
         self.loads.is_empty() && self.collecting.changed.is_empty()
     }
 
-    /// Takes all there is to do; [`Rounds::settle`] must follow.
+    /// Takes all pending work; [`Rounds::settle`] must follow.
     pub(super) fn take(&mut self) -> (Work, Loads) {
         debug_assert!(self.committing.is_none(), "one round at a time");
         let next = Round { number: self.collecting.number + 1, ..Round::default() };
@@ -149,7 +150,7 @@ impl Rounds {
         (Work { loads: asked, changes }, Loads(loads))
     }
 
-    /// Tells everyone how the work went.
+    /// Completes the waiting checks with the outcome of the work.
     pub(super) fn settle(
         &mut self,
         loads: Loads,
@@ -167,7 +168,7 @@ impl Rounds {
         self.make_room();
         let outcome = committed.clone().map_err(|why| MarksError::NotDurable(Arc::new(why)));
         for teller in round.waiting {
-            // Who no longer waits needs no answer; so below.
+            // A send fails only if the check was cancelled; the same holds below.
             let _ = teller.send(outcome.clone());
         }
         for ((resource, teller), marks) in loads.0.into_iter().zip(loaded) {
@@ -177,14 +178,15 @@ impl Rounds {
         }
     }
 
-    /// Ends every wait: the receivers see that nobody will answer.
+    /// Cancels every wait: the receivers see a closed channel.
     pub(super) fn end(&mut self) {
         self.loads.clear();
         self.collecting.waiting.clear();
         self.committing = None;
     }
 
-    /// Drops what is at rest, any half of it: no order is kept, since keeping one would cost every check.
+    /// Evicts durable entries until half the limit is left. Which ones is arbitrary: an LRU order would cost every
+    /// check.
     fn make_room(&mut self) {
         if self.resources.len() <= self.limit {
             return;
@@ -198,7 +200,7 @@ impl Rounds {
     }
 }
 
-/// Who asked for which marks.
+/// Pending loads and the checks that wait for them.
 #[derive(Debug)]
 pub(super) struct Loads(Vec<(Resource, Teller)>);
 

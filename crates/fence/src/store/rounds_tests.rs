@@ -1,4 +1,4 @@
-//! Rounds without a disk: what shares a commit, and what a commit that goes wrong leaves behind.
+//! Rounds without a disk: which checks share a commit, and the state after a failed commit.
 
 use std::io;
 
@@ -15,7 +15,7 @@ fn name(text: &str) -> Resource {
     Resource::new(text).expect("a name")
 }
 
-/// Rounds that know `resources`, never seen so far.
+/// Rounds with the default marks of `resources` in memory.
 fn knowing(resources: &[&str]) -> Rounds {
     let mut rounds = Rounds::new(10);
     let mut told: Vec<Told> = Vec::new();
@@ -48,7 +48,7 @@ fn is_answered_at_once(rounds: &mut Rounds, resource: &str, token: u64) {
     assert!(matches!(decision, Ok(Decision::Now(Passed::Unchanged))), "{decision:?}");
 }
 
-/// A whole round; what it committed.
+/// Runs a whole round; returns the committed changes.
 fn finish(rounds: &mut Rounds, how: Result<(), MarksError>) -> Vec<(Resource, Marks)> {
     let (work, loads) = rounds.take();
     let loaded = work.loads.iter().map(|_| Ok(Marks::default())).collect();
@@ -62,7 +62,7 @@ fn fault() -> MarksError {
 }
 
 #[test]
-fn all_checks_that_come_during_a_commit_share_the_next_one() {
+fn checks_during_a_commit_share_the_next_commit() {
     let mut rounds = knowing(&["a", "b", "c"]);
     let mut first = waits(&mut rounds, "a", 1);
     let (work, loads) = rounds.take();
@@ -86,7 +86,7 @@ fn all_checks_that_come_during_a_commit_share_the_next_one() {
 }
 
 #[test]
-fn a_token_that_was_here_waits_for_nothing_once_its_mark_is_durable() {
+fn repeated_token_completes_at_once_when_its_mark_is_durable() {
     let mut rounds = knowing(&["a"]);
     let mut first = waits(&mut rounds, "a", 4);
     let mut again = waits(&mut rounds, "a", 4);
@@ -103,7 +103,7 @@ fn a_token_that_was_here_waits_for_nothing_once_its_mark_is_durable() {
 }
 
 #[test]
-fn a_commit_that_goes_wrong_answers_nobody_with_yes_and_the_mark_stands() {
+fn failed_commit_fails_its_checks_and_keeps_the_raised_mark() {
     let mut rounds = knowing(&["a"]);
     let mut first = waits(&mut rounds, "a", 4);
     finish(&mut rounds, Err(fault()));
@@ -118,7 +118,7 @@ fn a_commit_that_goes_wrong_answers_nobody_with_yes_and_the_mark_stands() {
 }
 
 #[test]
-fn a_later_round_is_not_settled_by_the_one_before() {
+fn round_is_not_settled_by_an_earlier_commit() {
     let mut rounds = knowing(&["a"]);
     let mut four = waits(&mut rounds, "a", 4);
     let (_, loads) = rounds.take();
@@ -131,7 +131,7 @@ fn a_later_round_is_not_settled_by_the_one_before() {
 }
 
 #[test]
-fn what_is_at_rest_makes_room_and_what_is_not_durable_stays() {
+fn eviction_drops_durable_entries_only() {
     let names: Vec<String> = (0..10).map(|number| format!("r{number}")).collect();
     let mut rounds = knowing(&names.iter().map(String::as_str).collect::<Vec<_>>());
     let _lost = waits(&mut rounds, "r0", 9);
@@ -147,7 +147,7 @@ fn what_is_at_rest_makes_room_and_what_is_not_durable_stays() {
 }
 
 #[test]
-fn an_end_leaves_nobody_waiting() {
+fn end_cancels_all_waiting_checks() {
     let mut rounds = knowing(&["a", "b"]);
     let mut committing = waits(&mut rounds, "a", 1);
     let _work = rounds.take();

@@ -1,4 +1,4 @@
-//! A client of DynamoDB's API as small as it gets: what a user of the fence has an SDK for.
+//! A minimal client of DynamoDB's API, in place of the SDK that a user of the fence has.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use lockkeeper_rig::dynamodb::{AUTHORIZATION, TABLE};
 use serde_json::json;
 
 pub(crate) fn server() -> DynamoDb {
-    // Where `cargo xtask test` puts what it installs from a package registry (xtask/src/foreign.rs).
+    // The directory in which `cargo xtask test` installs packages of other registries (xtask/src/foreign.rs).
     DynamoDb::start(&Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign"))
 }
 
@@ -38,7 +38,7 @@ impl Client {
         Self { url: url.to_owned(), http: Http::builder(TokioExecutor::new()).build_http() }
     }
 
-    /// The answer's status and body.
+    /// The status and body of the response.
     pub(crate) async fn ask(&self, target: &str, body: &serde_json::Value) -> (u16, serde_json::Value) {
         let request = http::Request::post(&self.url)
             .header("X-Amz-Target", target)
@@ -52,7 +52,7 @@ impl Client {
         (status, serde_json::from_slice(&bytes).expect("JSON"))
     }
 
-    /// Sends a request; `Err` with the item that came with a failed condition. Anything else is a panic.
+    /// Sends a request; `Err` with the item of a failed condition. Any other error is a panic.
     pub(crate) async fn send(&self, request: &Request) -> Result<serde_json::Value, Option<Item>> {
         let (status, answer) = self.ask(request.target(), &request.body()).await;
         if status == 200 {
@@ -63,7 +63,7 @@ impl Client {
         Err(item_from_json(&answer["Item"]))
     }
 
-    /// What a user does with a fenced request. Gives the item as the answer has it, and how many requests it took.
+    /// Sends a fenced request as a user does. Returns the item in the response and the number of requests.
     pub(crate) async fn fenced(&self, mut guarded: Guarded) -> Result<(Item, usize), DynamoDbError> {
         for tries in 1..=2 {
             match self.send(guarded.request()).await {
@@ -74,7 +74,7 @@ impl Client {
         panic!("a third try: {guarded:?}")
     }
 
-    /// The same for a transaction; gives how many it took.
+    /// The same for a transaction; returns the number of requests.
     pub(crate) async fn together(&self, mut all: Transaction) -> Result<usize, DynamoDbError> {
         for tries in 1..=all.members().len() + 1 {
             let (status, answer) = self.ask(Transaction::TARGET, &all.body()).await;

@@ -1,10 +1,10 @@
-//! The DynamoDB fence on moto: the suite of all fences, and what is its own.
+//! The DynamoDB fence on moto: the common suite, and its own tests.
 //!
-//! moto shows that the requests are well formed and that the conditions say what the rule says. It does not show what
-//! only DynamoDB can keep: that check and write are one step (here the rig lets one request in at a time), that what was
-//! acknowledged lasts, that a transaction sent twice under one idempotency token happens once (moto does it again), that
-//! values of different types compare as false (moto fails), what a global table does. Nor does it refuse all that DynamoDB
-//! refuses (permissions, sizes, throughput).
+//! moto shows that the requests are well-formed and that the conditions agree with the rule. It does not show the
+//! guarantees of DynamoDB itself: that check and write are one step (the rig serializes requests), durability, that
+//! a transaction sent twice under one idempotency token takes effect once (moto applies it again), that values of
+//! different types compare as false (moto returns an error), and the behaviour of a global table. Nor does it
+//! enforce all of DynamoDB's limits (permissions, sizes, throughput).
 
 mod client;
 mod requests;
@@ -40,7 +40,7 @@ struct User {
 
 impl Subject for User {
     type World = (DynamoDb, AtomicU64);
-    // A request of moto takes milliseconds.
+    // A request to moto takes milliseconds.
     const CASES: u32 = 12;
     const ROUNDS: u64 = 15;
 
@@ -71,7 +71,7 @@ impl Subject for User {
     }
 
     async fn write(&self, section: Section, number: u64) -> Result<(), Refused> {
-        // Both ways to write in turn, where both are allowed.
+        // Alternates between both kinds of write, where both are allowed.
         let effect = match section.slot() {
             None if number.is_multiple_of(2) => {
                 Effect::Put([("number".to_owned(), Value::number(number))].into())

@@ -1,4 +1,4 @@
-//! What fenced requests do to items, and what their refusals say.
+//! The effects of fenced requests on items, and their refusals.
 
 use lockkeeper_fence::dynamodb::{
     DELETED, DynamoDbError, Effect, Guarded, Operation, Reason, Resource, Transaction, Update, Value,
@@ -44,7 +44,7 @@ fn stale<T: std::fmt::Debug>(result: Result<T, DynamoDbError>, offered: u64, hig
 }
 
 #[tokio::test]
-async fn enter_gives_the_item_and_writes_change_what_they_say_only() {
+async fn enter_returns_the_item_and_writes_change_only_their_attributes() {
     let server = server();
     let (client, account) = (Client::new(&server.url()), resource("account:7"));
     let (entered, _) = client.fenced(enter(&account, exclusive(5))).await.expect("never seen");
@@ -71,7 +71,7 @@ async fn enter_gives_the_item_and_writes_change_what_they_say_only() {
 }
 
 #[tokio::test]
-async fn the_callers_own_condition_is_told_from_a_stale_token() {
+async fn failed_caller_condition_differs_from_a_stale_token() {
     let server = server();
     let (client, account) = (Client::new(&server.url()), resource("account:7"));
     let refused =
@@ -86,7 +86,7 @@ async fn the_callers_own_condition_is_told_from_a_stale_token() {
 }
 
 #[tokio::test]
-async fn a_deleted_item_keeps_its_marks_and_comes_back_by_a_later_write() {
+async fn deleted_item_keeps_its_marks_until_a_later_write_restores_it() {
     let server = server();
     let (client, account) = (Client::new(&server.url()), resource("account:7"));
     let fields = item(&[("balance", Value::number(10)), ("more", Value::text("x"))]);
@@ -96,7 +96,7 @@ async fn a_deleted_item_keeps_its_marks_and_comes_back_by_a_later_write() {
     assert_eq!(FENCE.content(&account, &left), None);
     assert_eq!(left.get(DELETED), Some(&Value::Bool(true)));
     stale(client.fenced(write(&account, exclusive(5), Effect::Put(fields.clone()))).await, 5, 6);
-    // To enter is not to bring back.
+    // `enter` does not restore the item.
     let (entered, _) = client.fenced(enter(&account, exclusive(7))).await.expect("higher");
     assert!(entered.contains_key(DELETED));
     let update = Effect::Update(Update::new().set("balance = :b").value(":b", Value::number(1)));
@@ -109,13 +109,13 @@ async fn a_deleted_item_keeps_its_marks_and_comes_back_by_a_later_write() {
 }
 
 #[tokio::test]
-async fn slots_stand_beside_each_other_and_who_has_none_faces_them_all() {
+async fn slots_are_independent_and_a_section_without_one_is_checked_against_all() {
     let server = server();
     let (client, jobs) = (Client::new(&server.url()), resource("jobs"));
     let count = || Effect::Update(Update::new().add("done :one").value(":one", Value::number(1)));
     let pass = |guarded| async { client.fenced(guarded).await.map(|(_, tries)| tries) };
     assert_eq!(pass(write(&jobs, permit(3, 9), count())).await, Ok(1));
-    // The highest of all slots is above this one and stays: that takes a second request.
+    // The mark of all slots is above this token and stays: that takes a second request.
     assert_eq!(pass(write(&jobs, permit(2, 4), count())).await, Ok(2));
     assert_eq!(pass(write(&jobs, permit(2, 4), count())).await, Ok(2));
     stale(pass(write(&jobs, permit(3, 8), count())).await, 8, 9);
@@ -126,7 +126,7 @@ async fn slots_stand_beside_each_other_and_who_has_none_faces_them_all() {
     assert_eq!(FENCE.marks(Some(&found)).expect("marks").slots, [(2, mark(4)), (3, mark(9))].into());
     assert_eq!(found["done"], Value::number(3), "each passed once");
 
-    // A reader is above all writers; a second one below the first passes as well, by a second request.
+    // A reader above all writers; a second one below the first passes as well, by a second request.
     assert_eq!(pass(enter(&jobs, Section::shared(token(11)))).await, Ok(1));
     assert_eq!(pass(enter(&jobs, Section::shared(token(10)))).await, Ok(2));
     stale(pass(write(&jobs, permit(2, 10), count())).await, 10, 11);
@@ -139,7 +139,7 @@ async fn slots_stand_beside_each_other_and_who_has_none_faces_them_all() {
 }
 
 #[tokio::test]
-async fn once_is_once_also_when_the_first_answer_was_lost() {
+async fn check_once_passes_once_even_if_its_first_response_was_lost() {
     let server = server();
     let (client, mail) = (Client::new(&server.url()), resource("mail"));
     let once = |section| {
@@ -151,7 +151,7 @@ async fn once_is_once_also_when_the_first_answer_was_lost() {
     assert_eq!(repeated, DynamoDbError::Refused(Refused::Repeated { token: token(5) }));
     assert_eq!(client.get(&mail).await.expect("there")["sent"], Value::number(1));
 
-    // In a transaction the same request may be sent again: it is the same to the letter.
+    // In a transaction the same request may be sent again: it is identical.
     let all = Transaction::new(vec![once(exclusive(6))], "mail-6").expect("a transaction");
     assert_eq!(all.body()["ClientRequestToken"], "mail-6-0");
     client.together(all).await.expect("higher");
@@ -159,7 +159,7 @@ async fn once_is_once_also_when_the_first_answer_was_lost() {
 }
 
 #[tokio::test]
-async fn a_transaction_happens_whole_or_not_at_all_and_says_which_request_was_refused() {
+async fn transaction_is_atomic_and_names_the_refused_request() {
     let server = server();
     let client = Client::new(&server.url());
     let (from, to, jobs) = (resource("from"), resource("to"), resource("jobs"));
@@ -180,7 +180,7 @@ async fn a_transaction_happens_whole_or_not_at_all_and_says_which_request_was_re
     let left = client.get(&from).await.expect("there");
     assert_eq!((left["balance"].clone(), left["lk_any"].clone()), (Value::number(70), Value::number(5)));
 
-    // One of them needs its second try: the transaction does, under another idempotency token.
+    // If one member needs its second try, so does the transaction, under another idempotency token.
     client.fenced(write(&jobs, permit(3, 9), Effect::Update(Update::new()))).await.expect("never seen");
     let count = Effect::Update(Update::new().add("done :one").value(":one", Value::number(1)));
     let third = all(vec![write(&to, exclusive(8), set(1)), write(&jobs, permit(2, 8), count)], "third");
@@ -189,7 +189,7 @@ async fn a_transaction_happens_whole_or_not_at_all_and_says_which_request_was_re
 }
 
 #[test]
-fn reasons_that_are_no_condition_are_told_by_their_index() {
+fn cancellation_for_other_reasons_is_reported_by_index() {
     let all = || {
         let members = ["a", "b"].map(|id| enter(&resource(id), exclusive(5)));
         Transaction::new(members.into(), "x").expect("a transaction")
@@ -199,7 +199,7 @@ fn reasons_that_are_no_condition_are_told_by_their_index() {
     let error = all().after_cancelled(&conflict).expect_err("a conflict");
     assert!(matches!(&error, DynamoDbError::Cancelled { index: 1, .. }), "{error:?}");
     assert!(error.to_string().contains("send it again"), "{error}");
-    // Without the item nobody knows why: never taken for a pass.
+    // Without the item the reason is unknown: the request must not count as passed.
     let bare = [reason("ConditionalCheckFailed", None), reason("None", None)];
     let error = all().after_cancelled(&bare).expect_err("no item");
     assert_eq!(error, DynamoDbError::Member { index: 0, why: Box::new(DynamoDbError::Unexplained) });
@@ -212,7 +212,7 @@ fn reasons_that_are_no_condition_are_told_by_their_index() {
 }
 
 #[tokio::test]
-async fn marks_that_are_none_shut_the_fence_and_are_set_on_purpose() {
+async fn damaged_marks_refuse_every_call_until_a_reset() {
     let server = server();
     let (client, stock) = (Client::new(&server.url()), resource("stock"));
     for bad in [Value::text("9"), Value::Bool(true), Value::number("9.5")] {
@@ -244,7 +244,7 @@ async fn marks_that_are_none_shut_the_fence_and_are_set_on_purpose() {
 }
 
 #[test]
-fn what_a_request_may_not_be_is_refused_before_it_is_made() {
+fn invalid_request_is_refused_when_built() {
     let stock = resource("stock");
     let shared = FENCE.write(&stock, Section::shared(token(5)), Effect::Delete).expect_err("a reader");
     assert!(matches!(shared, DynamoDbError::Refused(Refused::SharedWrite { .. })), "{shared:?}");
@@ -263,7 +263,7 @@ fn what_a_request_may_not_be_is_refused_before_it_is_made() {
         Resource::new("table", item(&[("lk_any", Value::Null)])),
         Err(DynamoDbError::Ours { .. })
     ));
-    // A refusal that the item does not explain is none that passes.
+    // A refusal that the item does not explain must not count as passed.
     let guarded = enter(&stock, exclusive(5));
     assert_eq!(guarded.after_refusal(None).expect_err("why?"), DynamoDbError::Unexplained);
 }

@@ -1,4 +1,4 @@
-//! The suite of all fences, over HTTP: what a client is told is what the rule says.
+//! The common suite, over HTTP: the responses agree with the rule.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ struct Client {
 struct Shop {
     service: Service<DurableMarks>,
     paths: AtomicU64,
-    /// Outlives the marks in it.
+    /// Must outlive the marks in it.
     _dir: tempfile::TempDir,
 }
 
@@ -39,7 +39,7 @@ impl Client {
     }
 }
 
-/// What a client understands of an answer.
+/// Parses a response as a client does.
 fn understood(answer: &Answer, action: lockkeeper_fence::Action) -> Result<(), Refused> {
     let number = |member: &str| {
         let rest = answer.body.split(&format!("\"{member}\":")).nth(1).expect("a member");
@@ -77,7 +77,7 @@ impl Subject for Client {
     }
 
     async fn enter(&self, section: Section) -> Result<(), Refused> {
-        // Both ways to enter, in turns.
+        // Alternates between both ways to enter.
         let method = if section.token().get().is_multiple_of(2) { "POST" } else { "GET" };
         let answer = self.ask(method, &self.path, "enter", section, 0).await;
         understood(&answer, lockkeeper_fence::Action::Enter)

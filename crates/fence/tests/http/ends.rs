@@ -1,6 +1,7 @@
-//! Ends: processes that are killed, restarted, limited, or that want the same marks.
+//! Processes that are killed, restarted, limited, or that compete for the same marks.
 //!
-//! A test runs itself again as a child: with `CHILD` set, it acts as the child and never returns to the caller's part.
+//! A test runs itself again as a child: with `CHILD` set, it acts as the child and never returns to the caller's
+//! part.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::env;
@@ -31,7 +32,7 @@ fn as_child() -> Option<(PathBuf, u64)> {
     Some((dir.into(), argument.parse().expect("a number")))
 }
 
-/// Runs the test `name` of this module as a child. What it tells comes through its stderr: the test harness writes to
+/// Runs the test `name` of this module as a child. The child reports on stderr, since the test harness writes to
 /// stdout.
 fn spawn(name: &str, dir: &Path, argument: u64) -> Child {
     Command::new(env::current_exe().expect("this test"))
@@ -49,7 +50,7 @@ fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     BufReader::new(child.stderr.take().expect("piped")).lines().map(|line| line.expect("text"))
 }
 
-/// One write call, so that a kill never leaves half a line.
+/// One write call, so that a kill never leaves a partial line.
 fn tell(line: &str) {
     std::io::stderr().write_all(format!("{line}\n").as_bytes()).expect("the parent listens");
 }
@@ -66,7 +67,7 @@ async fn enter(marks: &DurableMarks, name: &str, token: u64) -> Result<(), Marks
     marks.check(&resource(name), Action::Enter, exclusive(token)).await.map(|_| ())
 }
 
-/// How many resources the child of the kill loop enters side by side.
+/// The number of resources that the child of the kill loop enters concurrently.
 const LANES: u64 = 4;
 
 #[test]
@@ -76,7 +77,7 @@ fn a_kill_at_any_point_forgets_no_mark_that_was_acknowledged() {
     if let Some((dir, first)) = as_child() {
         run(async move {
             let marks = std::sync::Arc::new(open(&dir));
-            // Several at once, so that commits are shared.
+            // Concurrently, so that commits are shared.
             let lanes: Vec<_> = (0..LANES)
                 .map(|lane| {
                     let marks = std::sync::Arc::clone(&marks);
@@ -99,7 +100,7 @@ fn a_kill_at_any_point_forgets_no_mark_that_was_acknowledged() {
         let mut child = spawn(name, dir.path(), first);
         let mut told = lines(&mut child);
         let mut last = vec![told.next().expect("at least one enter")];
-        // The point of the kill, spread over a few commits; the spread is fixed, the point is the scheduler's.
+        // The time of the kill, spread over a few commits; the delays are fixed, the scheduling is not.
         thread::sleep(Duration::from_micros(kill * 7919 % 3001));
         child.kill().expect("killed");
         child.wait().expect("gone");
@@ -124,7 +125,7 @@ fn a_kill_at_any_point_forgets_no_mark_that_was_acknowledged() {
 }
 
 #[tokio::test]
-async fn a_restarted_service_knows_its_marks() {
+async fn restarted_service_keeps_its_marks() {
     let dir = tempfile::tempdir().expect("a directory");
     let service = Service::with(open(dir.path()), Rules::default()).await;
     assert_eq!(service.ask("PUT /a|Fencing-Token: 7||1").await.status, 200);
@@ -167,7 +168,7 @@ fn two_processes_can_not_keep_the_same_marks() {
     open(dir.path());
 }
 
-/// The file size limit stands for a full disk: the write fails half way, and needs no root.
+/// The file size limit simulates a full disk without root: the write fails half-way.
 #[test]
 fn a_full_disk_lets_nothing_through_and_loses_nothing() {
     let name = "a_full_disk_lets_nothing_through_and_loses_nothing";
@@ -203,7 +204,8 @@ fn a_full_disk_lets_nothing_through_and_loses_nothing() {
     assert!(child.wait().expect("a child").success(), "{told:#?}");
 }
 
-/// Marks that can't be made durable are no answer of the rule: the client may try again, and learns no paths.
+/// A failure to make marks durable is not a refusal by the rule: the client may retry, and the response contains no
+/// paths.
 #[test]
 fn a_service_whose_disk_is_full_answers_503() {
     let name = "a_service_whose_disk_is_full_answers_503";
@@ -229,7 +231,7 @@ fn a_service_whose_disk_is_full_answers_503() {
     assert!(child.wait().expect("a child").success(), "{told:#?}");
 }
 
-/// Random checks against the rule, on a store that is closed and opened again and again.
+/// Random checks compared with the rule, on a store that is closed and reopened repeatedly.
 #[test]
 fn durable_marks_answer_as_the_rule_does_over_restarts() {
     let dir = tempfile::tempdir().expect("a directory");

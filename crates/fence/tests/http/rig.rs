@@ -1,7 +1,7 @@
-//! A service behind the fence, and a client that writes requests by hand.
+//! A service behind the fence, and a client that writes raw HTTP requests.
 //!
-//! The service is a counter per path whose write takes a while, so that only the door keeps two apart. `/hold/…` is
-//! where a test decides when the handler goes on.
+//! The service is a counter per path whose write is slow, so that only admission separates two writes. Requests to
+//! `/hold/…` block in the handler until the test releases them.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,10 +20,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
-/// The limit of every wait for something that must happen.
+/// The limit of every wait for an event that must happen.
 const SOON: Duration = Duration::from_secs(20);
 
-/// What the handlers do, for the test to see.
+/// The handlers' state and their log, for the test to inspect.
 #[derive(Clone, Default)]
 pub(crate) struct Book {
     /// The counters, by path.
@@ -52,7 +52,7 @@ struct Shop {
     go_on: Arc<Semaphore>,
 }
 
-/// A served counter.
+/// A running service.
 pub(crate) struct Service<M> {
     pub(crate) fence: HttpFence<M>,
     pub(crate) book: Book,
@@ -87,28 +87,28 @@ impl<M: MarkStore> Service<M> {
         Self { fence, book, address, go_on, task }
     }
 
-    /// One request on a connection of its own.
+    /// One request on its own connection.
     pub(crate) async fn ask(&self, request: &str) -> Answer {
         ask(self.address, request).await
     }
 
-    /// The same, elsewhere.
+    /// The same in a separate task.
     pub(crate) fn begin(&self, request: &str) -> JoinHandle<Answer> {
         let (address, request) = (self.address, request.to_owned());
         tokio::spawn(async move { ask(address, &request).await })
     }
 
-    /// Waits until the handlers told `what`.
+    /// Waits until the handlers' log contains `what`.
     pub(crate) async fn until(&self, what: &str) {
         until(what, async || self.book.told().iter().any(|told| told == what)).await;
     }
 
-    /// Waits until nobody is at a door.
+    /// Waits until no request is admitted or waiting.
     pub(crate) async fn until_unused(&self) {
         until("nobody at a door", async || self.fence.doors_in_use() == 0).await;
     }
 
-    /// Waits until `token` is turned away at `path`, since a higher one came.
+    /// Waits until `token` is refused at `path` because a higher one has arrived.
     pub(crate) async fn until_shut_for(&self, path: &str, token: u64) {
         until("the door shut for lower tokens", async || {
             self.ask(&format!("POST {path}|Fencing-Token: {token}|Fencing-Action: enter")).await.status == 412
@@ -143,7 +143,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The problem of a refusal; also checks its form.
+    /// The problem type of a refusal; also checks the response's format.
     #[track_caller]
     pub(crate) fn problem(&self) -> &str {
         assert!(self.head.contains("content-type: application/problem+json"), "{self:?}");
@@ -166,7 +166,7 @@ pub(crate) async fn ask(address: SocketAddr, request: &str) -> Answer {
     Answer { status, head: head.to_lowercase(), body: body.to_owned() }
 }
 
-/// A request that was sent; hang up by dropping it.
+/// Sends a request; dropping the stream disconnects.
 pub(crate) async fn send(address: SocketAddr, request: &str) -> TcpStream {
     let (head, body) = request.split_once("||").unwrap_or((request, ""));
     let mut lines = head.split('|');
@@ -186,7 +186,7 @@ async fn read(State(shop): State<Shop>, request: Request) -> String {
     shop.book.number(request.uri().path()).to_string()
 }
 
-/// Sets the counter to the number in the body, slowly: other requests run between its steps.
+/// Sets the counter to the number in the body, slowly, so that other requests can run in between.
 async fn write(State(shop): State<Shop>, request: Request) -> Result<String, StatusCode> {
     let path = request.uri().path().to_owned();
     let body = axum::body::to_bytes(request.into_body(), 100).await.map_err(|_| StatusCode::BAD_REQUEST)?;
@@ -198,7 +198,7 @@ async fn write(State(shop): State<Shop>, request: Request) -> Result<String, Sta
     Ok(text.to_owned())
 }
 
-/// The token, by the fence's own word to the handler.
+/// Returns the token that the fence passed to the handler.
 async fn who(request: Request) -> String {
     let fenced = request.extensions().get::<Fenced>();
     fenced.map_or_else(
@@ -211,7 +211,7 @@ async fn panics() {
     panic!("the handler fails");
 }
 
-/// Tells what happens to a request, also when its handler is dropped.
+/// Logs the end of a request, even if its handler is dropped.
 struct Teller(Book, String, &'static str);
 
 impl Drop for Teller {
@@ -220,7 +220,7 @@ impl Drop for Teller {
     }
 }
 
-/// `/hold/handler` ends when it may go on. `/hold/body` returns at once, and its body ends then.
+/// `/hold/handler` ends when it is released. `/hold/body` returns at once, and its body ends when it is released.
 async fn hold(State(shop): State<Shop>, request: Request) -> Response {
     let token = request.extensions().get::<Fenced>().map_or(0, |fenced| fenced.section.token().get());
     shop.book.tell(format!("begun {token}"));
@@ -243,7 +243,7 @@ async fn hold(State(shop): State<Shop>, request: Request) -> Response {
     Response::new(axum::body::Body::new(Slow(body)))
 }
 
-/// A body that comes when it comes.
+/// A body that ends when the test releases it.
 struct Slow(mpsc::Receiver<&'static str>);
 
 impl http_body::Body for Slow {

@@ -1,4 +1,4 @@
-//! Sections against each other: who runs together, who waits, and that no acknowledged update is lost.
+//! Concurrent sections: which ones run together, which ones wait, and that no acknowledged update is lost.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio::io::AsyncReadExt;
 use crate::rig::{Service, ask, send};
 
 #[tokio::test]
-async fn a_higher_token_begins_when_the_lower_ones_have_ended_and_shuts_them_out_at_once() {
+async fn higher_token_starts_after_the_lower_ones_have_ended_and_makes_them_stale_at_once() {
     let service = Service::start().await;
     let five = service.begin("PUT /hold/handler|Fencing-Token: 5");
     service.until("begun 5").await;
@@ -44,7 +44,7 @@ async fn an_enter_too_waits_until_lower_writes_have_ended() {
 }
 
 #[tokio::test]
-async fn whoever_waits_is_told_at_once_when_a_later_section_comes() {
+async fn waiting_request_is_refused_as_soon_as_a_later_section_arrives() {
     let service = Service::start().await;
     let five = service.begin("PUT /hold/handler|Fencing-Token: 5");
     service.until("begun 5").await;
@@ -81,7 +81,7 @@ async fn one_holder_readers_and_slots_run_together() {
         let first = service.begin(requests[0]);
         service.until(&format!("begun {}", tokens[0])).await;
         let second = service.begin(requests[1]);
-        // Two begun before one may end.
+        // Both have begun before either may end.
         crate::rig::until("both at work", async || {
             let told = service.book.told();
             tokens.iter().all(|token| told.contains(&format!("begun {token}")))
@@ -97,7 +97,7 @@ async fn one_holder_readers_and_slots_run_together() {
 }
 
 #[tokio::test]
-async fn a_wait_that_lasts_too_long_is_503_and_may_be_tried_again() {
+async fn wait_beyond_the_limit_is_503_and_can_be_retried() {
     let rules = Rules::default().wait_at_most(Duration::from_millis(30));
     let service = Service::with(MemoryFence::new(), rules).await;
     let five = service.begin("PUT /hold/handler|Fencing-Token: 5");
@@ -113,11 +113,11 @@ async fn a_wait_that_lasts_too_long_is_503_and_may_be_tried_again() {
 }
 
 #[tokio::test]
-async fn a_client_that_hangs_up_frees_the_door() {
+async fn disconnected_client_leaves() {
     let service = Service::start().await;
     let five = send(service.address, "PUT /hold/handler|Fencing-Token: 5").await;
     service.until("begun 5").await;
-    // One that waits and hangs up is forgotten as well.
+    // A waiting request that disconnects is removed as well.
     let six = send(service.address, "PUT /hold/handler|Fencing-Token: 6").await;
     service.until_shut_for("/hold/handler", 5).await;
     drop(six);
@@ -129,7 +129,7 @@ async fn a_client_that_hangs_up_frees_the_door() {
 }
 
 #[tokio::test]
-async fn a_handler_that_panics_frees_the_door() {
+async fn panicking_handler_leaves() {
     let service = Service::start().await;
     assert_eq!(service.ask("PUT /panic|Fencing-Token: 5").await.status, 0, "no answer");
     service.until_unused().await;
@@ -137,7 +137,7 @@ async fn a_handler_that_panics_frees_the_door() {
 }
 
 #[tokio::test]
-async fn a_write_holds_the_door_until_its_body_has_ended_and_a_read_until_its_handler_has() {
+async fn write_stays_admitted_until_its_body_ends_and_read_until_its_handler_returns() {
     let service = Service::start().await;
     let enter = "POST /hold/body|Fencing-Token: 6|Fencing-Action: enter";
     let read = send(service.address, "GET /hold/body|Fencing-Token: 5").await;
@@ -156,7 +156,7 @@ async fn a_write_holds_the_door_until_its_body_has_ended_and_a_read_until_its_ha
     service.go_on.add_permits(2);
     assert_eq!(entering.await.expect("asked").status, 204);
 
-    // A client that hangs up in the middle of a body ends it, too.
+    // A client that disconnects in the middle of the body ends the write, too.
     let mut write = send(service.address, "PUT /hold/body|Fencing-Token: 7").await;
     write.read_u8().await.expect("the beginning of the answer");
     drop(write);
@@ -165,7 +165,7 @@ async fn a_write_holds_the_door_until_its_body_has_ended_and_a_read_until_its_ha
     service.until_unused().await;
 }
 
-/// Sections that all believe in their lock, each on its own connection: enter, read, write one more.
+/// Sections that all act as the lock holder, each on its own connection: enter, read, write one more.
 async fn loses_no_acknowledged_update<M: MarkStore>(store: M, clients: u64, rounds: u64) {
     let service = Service::with(store, Rules::default()).await;
     let tokens = Arc::new(AtomicU64::new(1));

@@ -1,4 +1,4 @@
-//! What a client may say, and what it is told.
+//! Requests of clients, and the responses to them.
 
 use lockkeeper_fence::http::Rules;
 use lockkeeper_fence::{MarkStore, MemoryFence};
@@ -29,7 +29,7 @@ async fn a_section_enters_reads_and_writes_and_a_lower_token_is_stale() {
 }
 
 #[tokio::test]
-async fn a_guarded_method_needs_a_token_and_others_pass_without() {
+async fn guarded_method_requires_a_token_and_others_do_not() {
     let service = Service::start().await;
     for method in ["POST", "PUT", "PATCH", "DELETE"] {
         let refused = service.ask(&format!("{method} /a")).await;
@@ -49,7 +49,7 @@ async fn a_guarded_method_needs_a_token_and_others_pass_without() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_understood_is_400_and_reaches_no_handler() {
+async fn malformed_request_is_400_and_does_not_reach_the_handler() {
     let service = Service::start().await;
     for (request, problem) in [
         ("PUT /a|Fencing-Token: five||7", "malformed"),
@@ -76,7 +76,7 @@ async fn what_can_not_be_understood_is_400_and_reaches_no_handler() {
 }
 
 #[tokio::test]
-async fn a_resource_is_named_by_the_client_or_the_path_or_by_the_service_alone() {
+async fn resource_comes_from_the_client_or_the_path_or_only_from_the_service() {
     let service = Service::start().await;
     assert_eq!(service.ask("PUT /a%62?x=1|Fencing-Token: 7||1").await.status, 200);
     assert_eq!(service.ask("PUT /ab|Fencing-Token: 6||1").await.status, 412, "one resource, written twice");
@@ -97,7 +97,7 @@ async fn a_resource_is_named_by_the_client_or_the_path_or_by_the_service_alone()
 }
 
 #[tokio::test]
-async fn a_blind_effect_happens_once_per_token() {
+async fn check_once_runs_the_handler_once_per_token() {
     let service = Service::start().await;
     let once = "PUT /a|Fencing-Token: 5|Fencing-Action: check_once||1";
     let answers: Vec<_> = (0..8).map(|_| service.begin(once)).collect();
@@ -116,7 +116,7 @@ async fn a_blind_effect_happens_once_per_token() {
 }
 
 #[tokio::test]
-async fn a_handler_finds_out_for_whom_it_works() {
+async fn handler_receives_its_section() {
     let service = Service::start().await;
     assert_eq!(service.ask("GET /who").await.body, "nobody");
     assert_eq!(service.ask("GET /who|Fencing-Token: 5").await.body, "enter /who 5");
@@ -124,7 +124,7 @@ async fn a_handler_finds_out_for_whom_it_works() {
 }
 
 #[tokio::test]
-async fn a_reset_lets_lower_tokens_in_again() {
+async fn reset_accepts_lower_tokens_again() {
     let service = Service::start().await;
     assert_eq!(service.ask("PUT /a|Fencing-Token: 70||1").await.status, 200);
     let token = lockkeeper_fence::Token::new(3).expect("a token");

@@ -1,6 +1,6 @@
-//! Stores that fail or lie, made of a store that does not.
+//! Stores with injected faults, as wrappers around a correct store.
 //!
-//! A fault is drawn from a seed that stands in the test, so that a failure comes again.
+//! Faults are drawn from a fixed seed in the test, so that failures are reproducible.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,38 +18,38 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 
-/// What a store does wrong. Rates are in per cent of the calls.
+/// The faults of a store. Rates are in per cent of the calls.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Faults {
-    /// A put that is done, and not answered.
+    /// The put is applied, but its response is lost.
     pub(crate) answer_lost: u8,
-    /// A put that is not done, and not answered.
+    /// The put is lost before it is applied; no response.
     pub(crate) put_lost: u8,
-    /// A put that is not answered, and done when the next call comes.
+    /// No response, and the put is applied when the next call arrives.
     pub(crate) put_late: u8,
-    /// A read that fails.
+    /// The read fails.
     pub(crate) read_fails: u8,
-    /// A read that shows an object as it was one change ago.
+    /// The read returns the object as it was one change before.
     pub(crate) read_stale: u8,
-    /// Puts with If-Match are done whatever is there.
+    /// Puts with If-Match are applied unconditionally.
     pub(crate) ignores_if_match: bool,
-    /// Puts with If-None-Match: * are done whatever is there.
+    /// Puts with If-None-Match: * are applied unconditionally.
     pub(crate) ignores_if_none_match: bool,
-    /// Puts with If-Match are refused whatever is there.
+    /// Puts with If-Match are always rejected.
     pub(crate) refuses_if_match: bool,
-    /// All ETags are the same.
+    /// All ETags are equal.
     pub(crate) one_etag: bool,
     /// There are no ETags.
     pub(crate) no_etag: bool,
-    /// It compares first, lets others have a go, and then puts.
+    /// Compares, yields to other calls, and then puts.
     pub(crate) two_steps: bool,
-    /// Puts with a condition are answered as by a server that does not know them.
+    /// Puts with a condition fail as on a server that does not implement them.
     pub(crate) unsupported: bool,
     /// Objects can't be deleted.
     pub(crate) keeps: bool,
 }
 
-/// How often each fault has happened.
+/// The number of times that each fault occurred.
 #[derive(Debug, Default)]
 pub(crate) struct Happened {
     pub(crate) answers_lost: AtomicU64,
@@ -59,16 +59,16 @@ pub(crate) struct Happened {
     pub(crate) reads_stale: AtomicU64,
 }
 
-/// Where in a call something else comes between.
+/// The moments of a call at which a test can inject other calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum When {
     BeforePut,
-    /// Done, and about to be answered.
+    /// Applied, before the response.
     AfterPut,
     AfterGet,
 }
 
-/// Is asked at each of these moments what comes between.
+/// Called at each of these moments; returns the calls to inject.
 type Between = Box<dyn FnMut(When, &Path) -> Option<BoxFuture<'static, ()>> + Send>;
 
 type Late = (Path, PutPayload, PutOptions);
@@ -81,7 +81,7 @@ pub(crate) struct Faulty {
     pub(crate) happened: Happened,
     late: Mutex<Vec<Late>>,
     between: Mutex<Option<Between>>,
-    /// What each object was before its last change.
+    /// The previous version of each object.
     before: Mutex<HashMap<Path, Option<(Bytes, ObjectMeta)>>>,
 }
 
@@ -110,12 +110,12 @@ impl Faulty {
         })
     }
 
-    /// From now on it does this wrong.
+    /// Sets the faults from now on.
     pub(crate) fn set(&self, faults: Faults) {
         *self.faults.lock().unwrap() = faults;
     }
 
-    /// From now on this comes between.
+    /// Sets the injection from now on.
     pub(crate) fn between(
         &self,
         what: impl FnMut(When, &Path) -> Option<BoxFuture<'static, ()>> + Send + 'static,
@@ -140,12 +140,12 @@ impl Faulty {
         happens
     }
 
-    /// Does what came late. Others have a go first: a real store answers no call at once.
+    /// Applies the delayed puts. Yields first, since a real store never responds immediately.
     pub(crate) async fn settle(&self) {
         tokio::task::yield_now().await;
         let late = std::mem::take(&mut *self.late.lock().unwrap());
         for (path, payload, options) in late {
-            // It was refused or done: nobody hears of it.
+            // The outcome is discarded: there is no response to a delayed put.
             let _ = self.really_put(&path, payload, options).await;
         }
     }
@@ -171,7 +171,7 @@ fn no_answer() -> Error {
     Error::Generic { store: "Faulty", source: "no answer".into() }
 }
 
-/// The answer to a read of what was.
+/// The response to a read of a previous version.
 fn as_was(path: &Path, was: Option<(Bytes, ObjectMeta)>) -> Result<GetResult> {
     let (bytes, meta) =
         was.ok_or_else(|| Error::NotFound { path: path.to_string(), source: "not yet".into() })?;
@@ -215,7 +215,7 @@ impl ObjectStore for Faulty {
             if faults.two_steps && now != version.e_tag {
                 return Err(Error::Precondition { path: path.to_string(), source: "another ETag".into() });
             }
-            // All who have come so far pass, one after the other.
+            // All concurrent calls reach this point and pass, one after the other.
             tokio::task::yield_now().await;
             options.mode = PutMode::Overwrite;
         }

@@ -1,4 +1,4 @@
-//! Which stores a fence accepts, and what it says of the others.
+//! The stores that a fence accepts, and its errors for the others.
 
 use std::mem::discriminant;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use object_store::prefix::PrefixStore;
 use crate::faults::{Faults, Faulty};
 use crate::stores::{azure_client, foreign, in_memory, s3_client};
 
-/// Why `store` is refused, by both fences alike; it is left as empty as it was.
+/// The reason for which both fences refuse `store`; checks that the store is left empty.
 async fn refused(store: Arc<dyn ObjectStore>) -> (Unfit, String) {
     let object = ObjectFence::connect(Arc::clone(&store)).await.expect_err("unfit");
     let pointer = PointerFence::connect(Arc::clone(&store)).await.expect_err("unfit");
@@ -50,7 +50,7 @@ async fn stores_that_honour_conditions_are_accepted_and_left_empty() {
     accepted(Arc::new(PrefixStore::new(s3_client(&s3.url()), "part/of/it"))).await;
 }
 
-/// A real server: it speaks S3, and does as if there were no conditions.
+/// A real S3 server that ignores conditions.
 #[tokio::test]
 async fn an_s3_that_ignores_conditions_is_refused() {
     let s3 = S3::without_conditions(&foreign());
@@ -68,7 +68,7 @@ async fn a_store_that_honours_only_one_of_the_conditions_is_refused() {
 }
 
 #[tokio::test]
-async fn a_store_whose_etags_name_no_content_is_refused() {
+async fn store_whose_etags_do_not_identify_content_is_refused() {
     let (why, _) = refused(faulty(Faults { one_etag: true, ..Faults::default() })).await;
     assert_eq!(why, Unfit::SameETag { etag: "\"the one\"".to_owned() });
     let (why, _) = refused(faulty(Faults { no_etag: true, ..Faults::default() })).await;
@@ -93,7 +93,7 @@ async fn a_store_without_conditional_puts_is_refused_with_its_answer() {
 }
 
 #[tokio::test]
-async fn local_files_are_refused_with_the_name_of_their_fence() {
+async fn local_files_are_refused_and_the_error_names_file_fence() {
     let dir = tempfile::tempdir().expect("a directory");
     let files = || LocalFileSystem::new_with_prefix(dir.path()).expect("a directory");
     for store in [Arc::new(files()) as Arc<dyn ObjectStore>, Arc::new(PrefixStore::new(files(), "part"))] {
@@ -103,9 +103,9 @@ async fn local_files_are_refused_with_the_name_of_their_fence() {
     }
 }
 
-/// A store that loses answers is no unfit store, and what it can't be asked is told as that.
+/// A store that loses responses is not unfit; the error is that it could not be reached.
 #[tokio::test]
-async fn a_store_that_is_not_reached_is_told_as_that() {
+async fn unreachable_store_is_reported_as_store_error() {
     let error = ObjectFence::connect(faulty(Faults { put_lost: 100, ..Faults::default() }));
     let error = error.await.expect_err("no answer");
     assert!(matches!(error, ObjectError::Store { .. }), "{error:?}");
@@ -114,7 +114,7 @@ async fn a_store_that_is_not_reached_is_told_as_that() {
 }
 
 #[tokio::test]
-async fn probes_that_may_not_be_removed_are_told() {
+async fn failed_removal_of_probes_is_reported() {
     let store = faulty(Faults { keeps: true, ..Faults::default() });
     let error = ObjectFence::connect(store).await.expect_err("litter").to_string();
     assert!(error.contains("cannot delete `.lockkeeper-probe/") && error.contains("not allowed"), "{error}");

@@ -1,5 +1,5 @@
-//! Answers that are lost, puts that are lost or come late, reads that lag: what a call says has been done is done, what
-//! it says has not been done is not and never will be.
+//! Lost responses, lost or late puts, lagging reads: a call that reports success has taken effect, and a call that
+//! reports "not done" has not, and never will.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::suite::token;
 const RESOURCE: &str = "log";
 const USERS: u64 = 4;
 
-/// A few in a hundred of everything that can get lost.
+/// A percentage of each kind of loss.
 const LOSSES: Faults = Faults {
     answer_lost: 15,
     put_lost: 10,
@@ -36,14 +36,14 @@ const LOSSES: Faults = Faults {
     keeps: false,
 };
 
-/// A resource that holds the tokens of those who wrote, one a line.
+/// A resource that holds the tokens of all sections that wrote, one per line.
 trait Log: Clone + Send + Sync + 'static {
     fn connect(store: Arc<dyn ObjectStore>) -> impl Future<Output = Self> + Send;
-    /// Enters, and gives what is there.
+    /// Enters, and returns the content.
     fn enter(&self, section: Section) -> impl Future<Output = Result<String, ObjectError>> + Send;
     fn write(&self, section: Section, log: String) -> impl Future<Output = Result<(), ObjectError>> + Send;
     fn read(&self) -> impl Future<Output = String> + Send;
-    /// What an operator does beside the users.
+    /// The operator's part beside the users, e.g. a sweep.
     fn tend(&self) -> impl Future<Output = ()> + Send;
 }
 
@@ -89,9 +89,9 @@ impl Log for PointerFence {
         text(self.read(RESOURCE).await.expect("readable"))
     }
 
-    /// A sweep of everything that can be swept, also what is just being uploaded.
+    /// Sweeps with age zero, which may remove data that are just being uploaded.
     async fn tend(&self) {
-        // It may fail as any call may; another one comes.
+        // May fail as any call; a later one follows.
         let _ = self.sweep(RESOURCE, Duration::ZERO).await;
     }
 }
@@ -103,7 +103,7 @@ struct Told {
     unsure: Vec<u64>,
 }
 
-/// Users that each enter with a new token and add it to what they found, while calls fail.
+/// Users that each enter with a new token and append it to the content, while calls fail.
 async fn sections<L: Log>(log: L, tokens: Arc<AtomicU64>, rounds: u64) -> Told {
     let mut told = Told::default();
     for round in 0..rounds {
@@ -116,15 +116,15 @@ async fn sections<L: Log>(log: L, tokens: Arc<AtomicU64>, rounds: u64) -> Told {
         match log.write(section, format!("{found}{value}\n")).await {
             Ok(()) => told.done.push(value),
             Err(ObjectError::Unsure { .. }) => told.unsure.push(value),
-            // All others say that nothing was written.
+            // All other errors mean that nothing was written.
             Err(_) => told.not_done.push(value),
         }
     }
     told
 }
 
-/// Runs it on `inner` with `faults` by `seed`, and compares what is there in the end with what everyone was told. Gives
-/// the faults that happened and how many were told "done" and "unsure".
+/// Runs the users on `inner` with `faults` from `seed`, and compares the final content with the reported results.
+/// Returns the faults that occurred, and the numbers of "done" and "unsure" results.
 async fn what_is_told_is_true<L: Log>(
     inner: Arc<dyn ObjectStore>,
     faults: Faults,
@@ -137,7 +137,7 @@ async fn what_is_told_is_true<L: Log>(
     let tokens = Arc::new(AtomicU64::new(1));
     let users = (0..USERS).map(|_| tokio::spawn(sections(log.clone(), Arc::clone(&tokens), rounds)));
     let mut all: Vec<Told> = join_all(users).await.into_iter().map(|user| user.expect("a user")).collect();
-    // One alone comes through where a slow store lets each of many be overtaken.
+    // A single user always succeeds in the end, whereas on a slow store each of many may be overtaken.
     all.push(sections(log.clone(), tokens, rounds).await);
     let mut told = Told::default();
     for user in all {
@@ -180,18 +180,18 @@ async fn many_seeds<L: Log>() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_object_fence_tells_is_true_whatever_gets_lost() {
+async fn object_fence_reports_true_results_under_losses() {
     many_seeds::<ObjectFence>().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_pointer_fence_tells_is_true_whatever_gets_lost_and_swept() {
+async fn pointer_fence_reports_true_results_under_losses_and_sweeps() {
     many_seeds::<PointerFence>().await;
 }
 
-/// With the ETags of S3, which are equal where bytes are.
+/// With the ETags of S3, which are equal for equal bytes.
 #[tokio::test]
-async fn what_is_told_is_true_of_s3_too() {
+async fn results_are_true_on_s3() {
     let s3 = S3::start(&foreign());
     let (store, done, unsure) =
         what_is_told_is_true::<ObjectFence>(s3_client(&s3.url()), LOSSES, 1, 15).await;
@@ -205,7 +205,7 @@ async fn what_is_told_is_true_of_s3_too() {
 }
 
 #[tokio::test]
-async fn what_is_told_is_true_of_azure_too() {
+async fn results_are_true_on_azure() {
     let azurite = Azurite::start(&foreign());
     let (store, done, unsure) =
         what_is_told_is_true::<ObjectFence>(azure_client(&azurite.url()), LOSSES, 3, 15).await;
@@ -213,9 +213,10 @@ async fn what_is_told_is_true_of_azure_too() {
     assert!(done > 0);
 }
 
-/// No check rests on a read being the latest; who uses what `enter` gives needs no such read at all.
+/// No check depends on reading the latest put, and users of the content that `enter` returns need no such read at
+/// all.
 #[tokio::test(start_paused = true)]
-async fn reads_that_lag_lose_no_update() {
+async fn lagging_reads_lose_no_update() {
     let (mut done, mut stale) = (0, 0);
     for seed in 0..60 {
         let faults = Faults { read_stale: 40, ..Faults::default() };
@@ -227,8 +228,8 @@ async fn reads_that_lag_lose_no_update() {
     assert!(done > 100 && stale > 1000, "too tame: {done}, {stale}");
 }
 
-/// A write with token 5 whose first put meets `faults`, and what others do to the object once, at `when` in it. Gives what
-/// was told, and the content in the end.
+/// A write with token 5 whose first put has `faults`, while `others` change the object once, at the moment `when`
+/// of that put. Returns the result of the write, and the final content.
 async fn write_while<F>(
     faults: Faults,
     when: When,
@@ -247,7 +248,7 @@ where
     let well = Arc::clone(&store);
     let mut others = Some(others(other.clone(), inner).boxed());
     store.between(move |now, _| {
-        // The put that is under way has its faults already, no later one has any.
+        // The put under way already has its faults; later ones have none.
         if now == When::BeforePut {
             well.set(Faults::default());
         }
@@ -257,7 +258,7 @@ where
     (told, text(other.read(RESOURCE).await.expect("readable")))
 }
 
-/// `count` changes by others, each with a higher token.
+/// `count` changes by other sections, each with a higher token.
 async fn changes(fence: ObjectFence, count: u64) {
     for value in 100..100 + count {
         fence.enter(RESOURCE, Section::exclusive(token(value))).await.expect("higher");
@@ -269,7 +270,7 @@ const PUT_LOST: Faults = Faults { answer_lost: 0, put_lost: 100, put_late: 0, re
 const PUT_LATE: Faults = Faults { answer_lost: 0, put_lost: 0, put_late: 100, read_fails: 0, ..LOSSES };
 
 #[tokio::test(start_paused = true)]
-async fn a_write_whose_answer_is_lost_is_found_done_also_under_later_changes() {
+async fn write_with_a_lost_response_is_recognized_as_done_despite_later_changes() {
     for count in [0, 1, 32] {
         let others = |fence, _| changes(fence, count);
         let (told, content) = write_while(ANSWER_LOST, When::AfterPut, others).await;
@@ -278,7 +279,7 @@ async fn a_write_whose_answer_is_lost_is_found_done_also_under_later_changes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_is_lost_is_tried_again_and_one_that_comes_late_is_not_done_twice() {
+async fn lost_put_is_retried_and_late_put_is_applied_once() {
     for faults in [PUT_LOST, PUT_LATE] {
         let (told, content) = write_while(faults, When::AfterPut, |_, _| async {}).await;
         assert!(told.is_ok() && content == "five", "{faults:?}: {told:?}, {content:?}");
@@ -286,7 +287,7 @@ async fn a_write_that_is_lost_is_tried_again_and_one_that_comes_late_is_not_done
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_write_that_was_overtaken_is_refused_and_never_done() {
+async fn lost_write_that_was_overtaken_is_refused_and_never_applied() {
     for faults in [PUT_LOST, PUT_LATE] {
         let (told, content) = write_while(faults, When::BeforePut, |fence, _| changes(fence, 1)).await;
         let stale = Refused::Stale { offered: token(5), highest: token(100) };
@@ -295,9 +296,9 @@ async fn a_lost_write_that_was_overtaken_is_refused_and_never_done() {
     }
 }
 
-/// More changes than a record names: then it is not known, and not guessed.
+/// More changes than a record lists: the outcome is unknown, and is not guessed.
 #[tokio::test(start_paused = true)]
-async fn what_can_not_be_found_out_is_told_as_unsure() {
+async fn unknown_outcome_is_reported_as_unsure() {
     for (faults, when, after) in [(ANSWER_LOST, When::AfterPut, "five"), (PUT_LOST, When::BeforePut, "")] {
         let (told, content) = write_while(faults, when, |fence, _| changes(fence, 33)).await;
         let error = told.expect_err("not known");
@@ -308,7 +309,7 @@ async fn what_can_not_be_found_out_is_told_as_unsure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_never_answers_is_unsure_at_the_bound() {
+async fn unresponsive_store_is_unsure_after_the_limit_of_tries() {
     let store = Faulty::new(in_memory(), Faults::default(), 1);
     let fence = ObjectFence::connect(Arc::clone(&store) as Arc<dyn ObjectStore>).await.expect("fit");
     let fence = fence.tries_at_most(3);
@@ -323,7 +324,7 @@ async fn a_store_that_never_answers_is_unsure_at_the_bound() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_object_that_others_remove_meanwhile_is_told() {
+async fn concurrent_removal_of_the_object_is_reported() {
     let remove = |_, store: Arc<dyn ObjectStore>| async move {
         store.delete(&RESOURCE.into()).await.expect("deleted");
     };
@@ -332,12 +333,12 @@ async fn an_object_that_others_remove_meanwhile_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn writers_that_meet_too_often_are_told_how_often() {
+async fn contended_writer_reports_its_number_of_tries() {
     let inner = in_memory();
     let rival = ObjectFence::connect(Arc::clone(&inner)).await.expect("fit");
     let store = Faulty::new(inner, Faults::default(), 1);
     let fence = ObjectFence::connect(Arc::clone(&store) as Arc<dyn ObjectStore>).await.expect("fit");
-    // A reader that enters under each put: it never makes the writer stale.
+    // A reader that enters during each put: it never makes the writer stale.
     store.between(move |when, _| {
         let rival = rival.clone();
         let enter = async move {

@@ -1,4 +1,4 @@
-//! The fences of objects: the suite of all fences on every store, stores that fail or lie, and what is theirs alone.
+//! The object fences: the common suite on every store, stores with faults, and the fences' own tests.
 
 #[path = "../suite/mod.rs"]
 mod suite;

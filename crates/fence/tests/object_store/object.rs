@@ -1,4 +1,4 @@
-//! What an object fence does besides the rule: content, tombstones, resets, names, and objects that are not its own.
+//! The object fence beyond the rule: content, tombstones, resets, names, and foreign objects.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ fn is_stale<T>(told: &Result<T, ObjectError>) -> bool {
 }
 
 #[tokio::test]
-async fn enter_gives_what_no_lower_token_can_change_any_more() {
+async fn content_returned_by_enter_can_not_be_changed_by_lower_tokens() {
     let fence = fenced(&in_memory()).await;
     assert_eq!(fence.enter("stock", exclusive(5)).await.expect("never seen"), None);
     fence.write("stock", exclusive(5), "ten").await.expect("live");
@@ -39,7 +39,7 @@ async fn enter_gives_what_no_lower_token_can_change_any_more() {
 }
 
 #[tokio::test]
-async fn a_deleted_object_stays_as_its_marks() {
+async fn deleted_object_keeps_its_marks() {
     let store = in_memory();
     let fence = fenced(&store).await;
     fence.write("stock", exclusive(5), "ten").await.expect("live");
@@ -55,7 +55,7 @@ async fn a_deleted_object_stays_as_its_marks() {
 }
 
 #[tokio::test]
-async fn a_reset_moves_the_marks_either_way_and_leaves_the_content() {
+async fn reset_moves_the_marks_up_or_down_and_keeps_the_content() {
     let fence = fenced(&in_memory()).await;
     fence.write("stock", Section::permit(3, token(70)).expect("a slot"), "ten").await.expect("live");
     for to in [90, 2] {
@@ -73,7 +73,8 @@ async fn a_reset_moves_the_marks_either_way_and_leaves_the_content() {
     assert!(is_stale(&told), "{told:?}");
 }
 
-/// An ETag that is the MD5 of the bytes is equal where they are: then a put meant for one change would pass on another.
+/// If the ETag is the MD5 of the bytes, equal bytes have equal ETags: a put conditional on one change would apply
+/// to another.
 #[tokio::test]
 async fn equal_contents_have_unequal_etags_in_every_store() {
     let s3 = S3::start(&foreign());
@@ -94,7 +95,7 @@ async fn equal_contents_have_unequal_etags_in_every_store() {
 }
 
 #[tokio::test]
-async fn names_that_no_object_can_have_are_refused() {
+async fn invalid_object_names_are_refused() {
     let fence = fenced(&in_memory()).await;
     for (bad, why) in [
         ("", "empty"),
@@ -115,9 +116,9 @@ async fn names_that_no_object_can_have_are_refused() {
     }
 }
 
-/// The names that an HTTP client has to encode.
+/// Names that an HTTP client must percent-encode.
 #[tokio::test]
-async fn names_and_any_bytes_come_back_from_real_requests() {
+async fn names_and_arbitrary_bytes_round_trip_over_http() {
     let s3 = S3::start(&foreign());
     let azurite = Azurite::start(&foreign());
     let every_byte: Vec<u8> = (0..=255).collect();
@@ -133,7 +134,7 @@ async fn names_and_any_bytes_come_back_from_real_requests() {
 }
 
 #[tokio::test]
-async fn objects_that_no_fence_has_written_are_left_alone() {
+async fn foreign_objects_are_refused_and_left_unchanged() {
     let store = in_memory();
     let fence = fenced(&store).await;
     let path = Path::from("stock");
@@ -152,7 +153,7 @@ async fn objects_that_no_fence_has_written_are_left_alone() {
 }
 
 #[tokio::test]
-async fn the_two_fences_do_not_take_each_others_objects() {
+async fn each_fence_refuses_objects_of_the_other() {
     let store = in_memory();
     let object = fenced(&store).await;
     let pointer = PointerFence::connect(Arc::clone(&store)).await.expect("fit");
@@ -165,7 +166,7 @@ async fn the_two_fences_do_not_take_each_others_objects() {
 }
 
 #[tokio::test]
-async fn a_damaged_object_is_never_read_as_never_seen() {
+async fn damaged_object_is_not_treated_as_never_seen() {
     let store = in_memory();
     let fence = fenced(&store).await;
     let path = Path::from("stock");
@@ -196,7 +197,7 @@ async fn a_damaged_object_is_never_read_as_never_seen() {
 }
 
 #[tokio::test]
-async fn content_up_to_the_limit_fits_and_more_names_the_other_fence() {
+async fn content_above_the_limit_is_refused_and_the_error_names_pointer_fence() {
     let fence = fenced(&in_memory()).await;
     let limit = usize::try_from(CONTENT_BYTES_MAX).expect("8 MiB");
     fence.write("stock", exclusive(1), vec![7; limit]).await.expect("fits");

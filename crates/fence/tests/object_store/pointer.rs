@@ -1,4 +1,4 @@
-//! What a pointer fence does besides the rule: data of their own, drafts, and sweeps that remove nothing that is needed.
+//! The pointer fence beyond the rule: separate data, drafts, and sweeps that remove only unneeded data.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,9 +36,9 @@ async fn read(fence: &PointerFence) -> Option<String> {
     Some(String::from_utf8(content.to_vec()).expect("text"))
 }
 
-/// On every store: what is written is read, what is old is swept, what is deleted stays as its marks.
+/// On every store: written data can be read, old data are swept, a deleted resource keeps its marks.
 #[tokio::test]
-async fn data_are_swept_when_no_pointer_names_them_and_not_before() {
+async fn data_are_swept_only_when_no_pointer_names_them() {
     let s3 = S3::start(&foreign());
     let azurite = Azurite::start(&foreign());
     for store in [in_memory(), s3_client(&s3.url()), azure_client(&azurite.url())] {
@@ -70,7 +70,7 @@ async fn data_are_swept_when_no_pointer_names_them_and_not_before() {
 }
 
 #[tokio::test]
-async fn a_sweep_leaves_what_is_none_of_its_own() {
+async fn sweep_keeps_foreign_objects() {
     let store = in_memory();
     let fence = fenced(&store).await;
     fence.write("stock", exclusive(1), "one").await.expect("live");
@@ -90,7 +90,7 @@ async fn a_sweep_leaves_what_is_none_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_draft_is_uploaded_in_any_way_and_then_published() {
+async fn draft_can_be_uploaded_by_other_means_and_published() {
     let s3 = S3::start(&foreign());
     let store = s3_client(&s3.url());
     let fence = fenced(&store).await;
@@ -111,7 +111,7 @@ async fn a_draft_is_uploaded_in_any_way_and_then_published() {
     assert!(matches!(told, Err(ObjectError::Refused(Refused::SharedWrite { .. }))), "{told:?}");
 }
 
-/// The writer stalls between upload and publishing, as long as it likes, and a sweep comes between.
+/// The writer stalls between upload and publishing, and a sweep comes between.
 #[tokio::test]
 async fn a_draft_that_was_swept_can_not_be_published() {
     let store = in_memory();
@@ -133,7 +133,7 @@ async fn a_draft_that_was_swept_can_not_be_published() {
     }
 }
 
-/// `what` on `fence`, with `between` happening once at `when` on an object whose name begins with `at`.
+/// Runs `what` on `fence`, with `between` injected once at `when` on an object whose name begins with `at`.
 async fn meanwhile<T>(
     when: When,
     at: &'static str,
@@ -206,7 +206,7 @@ async fn a_reader_whose_data_are_swept_follows_the_pointer_again() {
 }
 
 #[tokio::test]
-async fn data_that_others_have_changed_are_told() {
+async fn data_changed_outside_the_fence_are_reported() {
     let store = in_memory();
     let fence = fenced(&store).await;
     fence.write("stock", exclusive(5), "ten").await.expect("live");

@@ -1,11 +1,12 @@
-//! The stores that the tests run on: in memory, and stand-ins for S3 and Azure behind real HTTP.
+//! The stores of the tests: in memory, and stand-ins for S3 and Azure over real HTTP.
 //!
-//! The clients of `object_store` speak HTTP by a client of ours, the smallest there is, and send nothing twice: that is
-//! what the tests of lost answers are about. The stand-ins and what they honour:
-//! - in memory (of `object_store` itself): ETags that count, If-None-Match: * and If-Match.
-//! - moto for S3: ETags that are the MD5 of the content, both conditions with 412, 404 for If-Match on nothing.
+//! The clients of `object_store` use a minimal HTTP client that never resends: the tests of lost responses depend
+//! on that. The stand-ins and the conditions that they support:
+//! - in memory (`object_store`'s own): ETags that count, If-None-Match: * and If-Match.
+//! - moto for S3: ETags that are the MD5 of the content, both conditions with 412, 404 for If-Match on a missing
+//!   object.
 //! - Azurite for Azure: ETags that are a time, If-None-Match: * with 409, If-Match with 412.
-//! - s3rver for S3: no condition at all. The probe must find that.
+//! - s3rver for S3: no conditions at all, which the probe must detect.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,12 +26,12 @@ use object_store::client::{
 use object_store::memory::InMemory;
 use object_store::{ClientOptions, ObjectStore, RetryConfig};
 
-/// Where `cargo xtask test` puts what it installs of package registries.
+/// The directory in which `cargo xtask test` installs packages of other registries.
 pub(crate) fn foreign() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign")
 }
 
-/// Plain HTTP.
+/// An HTTP client without TLS or retries.
 #[derive(Debug, Clone)]
 struct Plain(Client<Tcp, HttpRequestBody>);
 
@@ -44,7 +45,7 @@ impl HttpService for Plain {
     }
 }
 
-/// Makes [`Plain`] clients.
+/// Creates [`Plain`] clients.
 #[derive(Debug)]
 struct PlainHttp;
 
@@ -89,10 +90,10 @@ pub(crate) fn azure_client(url: &str) -> Arc<dyn ObjectStore> {
     Arc::new(builder.build().expect("a client of Azure"))
 }
 
-/// A stand-in that runs, and a client of it.
+/// A running stand-in, and its client.
 pub(crate) trait StandIn: Send + Sync + Sized + 'static {
     fn start() -> Self;
-    /// By this another process finds it.
+    /// The address by which another process connects to it.
     fn address(&self) -> String;
     fn client(address: &str) -> Arc<dyn ObjectStore>;
 }

@@ -1,4 +1,4 @@
-//! Both fences on every store, as the suite wants them.
+//! Both fences on every store, as subjects of the common suite.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use object_store::ObjectStore;
 use crate::stores::{StandIn, in_memory};
 use crate::suite::{Lasting, Subject};
 
-/// What the two fences have alike. Anything but a refusal is a panic.
+/// The common calls of the two fences. Any error but a refusal is a panic.
 pub(crate) trait Fence: Clone + Send + Sync + 'static {
     fn connect(store: Arc<dyn ObjectStore>) -> impl Future<Output = Self> + Send;
     fn enter(&self, resource: &str, section: Section) -> impl Future<Output = Result<(), Refused>> + Send;
@@ -97,14 +97,14 @@ impl<F: Fence> Number<F> {
         self.fence.write(&self.resource, section, format!("{number} end").into_bytes()).await
     }
 
-    /// A blind effect, that leaves the number as it is.
+    /// A blind effect that does not change the number.
     async fn put_once(&self, section: Section) -> Result<(), Refused> {
         let number = self.number().await;
         self.fence.check_once(&self.resource, section, format!("{number} end").into_bytes()).await
     }
 }
 
-/// The calls of a subject that is a wrapper of a [`Number`].
+/// The calls of a subject that wraps a [`Number`].
 macro_rules! calls {
     () => {
         async fn another(&self) -> Self {
@@ -156,7 +156,7 @@ impl<F: Fence> Subject for Memory<F> {
     calls!();
 }
 
-/// On a stand-in. Every call is a few requests: fewer histories than in memory, by the same code.
+/// On a stand-in. Every call takes a few requests, so this runs fewer histories than in memory.
 pub(crate) struct Remote<S, F> {
     number: Number<F>,
     address: String,

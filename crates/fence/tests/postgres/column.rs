@@ -1,4 +1,4 @@
-//! Tables that carry their own marks: nothing is installed in the database.
+//! Tables with their own marks: nothing is installed in the database.
 
 use std::sync::Mutex as Kept;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,7 @@ fn numbers() -> Column {
     Column::new("public.numbers", "id", "fence")
 }
 
-/// A server with a table that has grown its column later.
+/// A server with a table whose fence column was added later.
 fn server() -> Postgres {
     let server = Postgres::start();
     server.psql("CREATE TABLE numbers (id bigint PRIMARY KEY, number bigint NOT NULL)");
@@ -46,7 +46,7 @@ fn marks_of(mark: i64) -> Marks {
     Marks { base: Pair { any: mark, writer: mark }, ..Marks::default() }
 }
 
-/// A row, by `tokio-postgres`.
+/// A row, through `tokio-postgres`.
 pub(crate) struct Row {
     client: Mutex<Client>,
     id: i64,
@@ -100,7 +100,7 @@ impl Subject for Row {
     }
 }
 
-/// A row, by `sqlx`.
+/// A row, through `sqlx`.
 pub(crate) struct SqlxRow {
     connection: Mutex<PgConnection>,
     id: i64,
@@ -170,7 +170,7 @@ impl Subject for SqlxRow {
 }
 
 #[test]
-fn no_row_updated_is_told_apart() {
+fn update_without_rows_is_explained() {
     runtime().block_on(async {
         let server = server();
         let client = connect(&server.url()).await;
@@ -203,7 +203,7 @@ fn no_row_updated_is_told_apart() {
     });
 }
 
-/// The condition stands in the statement, so a mark that rises while it waits for the row is seen.
+/// The condition is part of the statement, so it is evaluated again after waiting for the row.
 #[test]
 fn a_write_that_waited_for_a_later_enter_is_stale() {
     runtime().block_on(async {

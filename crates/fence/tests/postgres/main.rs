@@ -1,8 +1,8 @@
-//! The Postgres fence on a real server: the suite of all fences through both adapters, and what is its own.
+//! The Postgres fence on a real server: the common suite through both adapters, and its own tests.
 //!
-//! `subjects`: what the suite runs on. `transactions`: isolation, and sections that are one transaction. `rights`: what a
-//! role needs and what it can't do with it. `trigger`: writers that can't be changed. `column`: tables with a mark of
-//! their own. `server`: killed servers, and what a server is set to.
+//! `subjects`: the subjects of the suite. `transactions`: isolation levels, and sections in one transaction.
+//! `rights`: the rights that a role needs, and their limits. `trigger`: writers that can't be changed. `column`:
+//! tables with their own marks. `server`: killed servers, and server settings.
 
 #[path = "../suite/mod.rs"]
 mod suite;
@@ -24,7 +24,7 @@ suite::contract!(by_tokio_postgres => subjects::Tokio<{ subjects::READ_COMMITTED
 suite::contract!(by_tokio_postgres_at_repeatable_read => subjects::Tokio<{ subjects::REPEATABLE_READ }>);
 suite::contract!(by_sqlx => subjects::Sqlx, lasting);
 
-/// A server with the fence.
+/// A server with the fence installed.
 fn server() -> Postgres {
     server_with(&[])
 }
@@ -45,7 +45,7 @@ fn exclusive(value: u64) -> Section {
     Section::exclusive(Token::new(value).expect("a token"))
 }
 
-/// Only a refusal is an answer.
+/// Any error but a refusal is a panic.
 fn refusal<T>(result: Result<T, PostgresError>) -> Result<T, Refused> {
     result.map_err(|error| match error {
         PostgresError::Refused(refused) => refused,

@@ -1,4 +1,4 @@
-//! What a role needs, and what it can't do with it.
+//! The rights that a role needs, and their limits.
 
 use lockkeeper_fence::postgres::{PostgresError, grants_sql, tokio_postgres as fence};
 use lockkeeper_fence::{Section, Token};
@@ -7,7 +7,7 @@ use crate::suite::{runtime, token};
 use crate::{connect, exclusive, refusal, server, stale};
 
 #[test]
-fn a_role_with_the_grants_can_do_all_that_a_section_does_and_nothing_more() {
+fn role_with_the_grants_can_run_sections_and_nothing_else() {
     runtime().block_on(async {
         let server = server();
         server.psql("CREATE ROLE \"the app\" LOGIN");
@@ -42,7 +42,7 @@ fn a_role_with_the_grants_can_do_all_that_a_section_does_and_nothing_more() {
 }
 
 #[test]
-fn who_has_no_rights_or_no_fence_is_told_what_to_apply() {
+fn missing_rights_or_fence_are_reported_with_the_remedy() {
     runtime().block_on(async {
         let server = server();
         server.psql("CREATE ROLE nobody LOGIN");
@@ -63,7 +63,7 @@ fn who_has_no_rights_or_no_fence_is_told_what_to_apply() {
 }
 
 #[test]
-fn programs_that_install_at_once_do_not_disturb_each_other() {
+fn concurrent_installs_succeed() {
     runtime().block_on(async {
         let server = server();
         server.psql("DROP SCHEMA lockkeeper_fence CASCADE");
@@ -79,9 +79,9 @@ fn programs_that_install_at_once_do_not_disturb_each_other() {
     });
 }
 
-/// The functions run with their owner's rights, so nothing of the caller's may get into them.
+/// The functions run with their owner's rights, so the caller's operators and tables must not affect them.
 #[test]
-fn operators_and_tables_of_the_callers_own_change_nothing() {
+fn callers_operators_and_tables_do_not_affect_the_functions() {
     runtime().block_on(async {
         let server = server();
         server.psql("CREATE ROLE app LOGIN; CREATE SCHEMA evil AUTHORIZATION app");
@@ -104,7 +104,7 @@ fn operators_and_tables_of_the_callers_own_change_nothing() {
 }
 
 #[test]
-fn sql_by_hand_is_held_to_the_same_rule_and_told_what_is_wrong() {
+fn plain_sql_is_checked_by_the_same_rule_and_gets_clear_errors() {
     let server = server();
     let call = |arguments: &str| server.try_psql(&format!("SELECT lockkeeper_fence.enter({arguments})"));
     call("'stock', 'exclusive', NULL, 7").expect("never seen");
@@ -135,7 +135,7 @@ fn sql_by_hand_is_held_to_the_same_rule_and_told_what_is_wrong() {
 }
 
 #[test]
-fn a_section_through_rust_takes_the_same_limits() {
+fn rust_sections_have_the_same_limits() {
     runtime().block_on(async {
         let server = server();
         let client = connect(&server.url()).await;

@@ -1,4 +1,4 @@
-//! Killed servers, and what a server is set to.
+//! Killed servers, and server settings.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,10 +12,10 @@ use sqlx::{Connection, PgConnection};
 use crate::suite::runtime;
 use crate::{connect, exclusive, server, server_with};
 
-/// What a client was told last: the token that entered, and the number that was written.
+/// The last acknowledged token of an `enter`, and the last acknowledged number.
 type Told = Arc<Mutex<(u64, u64)>>;
 
-/// Sections one after the other until the server is gone.
+/// Runs sections one after the other until the server is gone.
 async fn sections(url: &str, tokens: &AtomicU64, told: &Told) -> Result<(), Box<dyn std::error::Error>> {
     let mut client = connect(url).await;
     loop {
@@ -31,9 +31,9 @@ async fn sections(url: &str, tokens: &AtomicU64, told: &Told) -> Result<(), Box<
     }
 }
 
-/// The rig's server syncs nothing, but what a dead process has written the system keeps.
+/// The rig's server runs without fsync, but a dead process's writes survive in the page cache.
 #[test]
-fn a_server_killed_at_random_points_forgets_nothing_acknowledged() {
+fn server_killed_at_random_points_loses_nothing_acknowledged() {
     const KILLS: u64 = 12;
     runtime().block_on(async {
         let server = server();
@@ -50,7 +50,7 @@ fn a_server_killed_at_random_points_forgets_nothing_acknowledged() {
                 assert!(!user.is_finished(), "the sections failed before the kill");
                 tokio::task::yield_now().await;
             }
-            // The point of the kill, spread over a few sections.
+            // The time of the kill, spread over a few sections.
             tokio::time::sleep(Duration::from_micros(kill * 7919 % 5003)).await;
             server.kill();
             user.await.expect("a task").expect_err("the server is gone");
@@ -72,7 +72,7 @@ fn a_server_killed_at_random_points_forgets_nothing_acknowledged() {
 }
 
 #[test]
-fn a_mark_is_durable_before_it_is_acknowledged_whatever_the_session_is_set_to() {
+fn check_overrides_synchronous_commit_off_for_its_transaction() {
     runtime().block_on(async {
         let server = server();
         let mut client = connect(&server.url()).await;
@@ -92,14 +92,14 @@ fn a_mark_is_durable_before_it_is_acknowledged_whatever_the_session_is_set_to() 
 }
 
 #[test]
-fn settings_that_are_weaker_than_they_look_are_told_at_connect() {
+fn weak_settings_are_reported_by_check() {
     runtime().block_on(async {
         let lax = server();
         let findings = fence::check(&connect(&lax.url()).await).await.expect("installed");
         let told = findings.weaknesses().join("; ");
         assert!(told.contains("fsync = off") && told.contains("synchronous_standby_names"), "{told}");
 
-        // The names count, not who is there: no transaction is committed here, which would wait for them.
+        // Only the setting counts, not the connected replicas. No commit here, since it would wait for them.
         let strict = server_with(&["-c", "fsync=on"]);
         strict.psql("ALTER SYSTEM SET synchronous_standby_names = 'one'");
         let mut client = PgConnection::connect(&strict.url()).await.expect("the server answers");
@@ -119,7 +119,7 @@ fn settings_that_are_weaker_than_they_look_are_told_at_connect() {
 }
 
 #[test]
-fn a_fence_of_another_version_is_not_used() {
+fn fence_of_another_version_is_refused() {
     runtime().block_on(async {
         let server = server();
         server.psql("CREATE OR REPLACE FUNCTION lockkeeper_fence.version() RETURNS integer LANGUAGE sql AS 'SELECT 2'");

@@ -1,4 +1,4 @@
-//! What the suite runs on: a number in a row, behind the fence, by either adapter.
+//! The subjects of the common suite: a number in a row, behind the fence, through either adapter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -60,10 +60,10 @@ enum Call {
 }
 
 impl<const LEVEL: u8> Tokio<LEVEL> {
-    /// The whole transaction once, also where another one is in the way.
+    /// Runs the whole transaction once, without a retry on conflicts.
     async fn once(&self, section: Section, call: &Call) -> Result<(), PostgresError> {
         let mut client = self.client.lock().await;
-        // The plainest form, as it is documented: without a transaction of the caller.
+        // The simplest documented form: without a transaction of the caller.
         if matches!(call, Call::Enter) && LEVEL == READ_COMMITTED {
             return by_tokio::enter(&*client, &self.resource, section).await;
         }
@@ -100,7 +100,7 @@ impl<const LEVEL: u8> Tokio<LEVEL> {
     }
 }
 
-/// Permits of different slots write side by side, so at REPEATABLE READ the write may have to be tried again, too.
+/// Permits of different slots write concurrently, so at REPEATABLE READ the write may need a retry, too.
 async fn put(transaction: &Transaction<'_>, resource: &str, number: u64) -> Result<(), PostgresError> {
     match transaction.execute(WRITE, &[&resource, &bigint(number)]).await {
         Ok(_) => Ok(()),

@@ -1,4 +1,4 @@
-//! Isolation levels, and sections that are one transaction: enter, read and write.
+//! Isolation levels, and sections in one transaction: enter, read and write.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::sync::Arc;
@@ -48,7 +48,7 @@ async fn one_more(client: &mut Client, level: IsolationLevel, value: u64) -> Res
 }
 
 #[test]
-fn sections_that_are_one_transaction_lose_no_update_at_any_level() {
+fn sections_in_one_transaction_lose_no_update_at_any_isolation_level() {
     const USERS: usize = 4;
     const ROUNDS: u64 = 40;
     runtime().block_on(async {
@@ -95,7 +95,7 @@ fn sections_that_are_one_transaction_lose_no_update_at_any_level() {
     });
 }
 
-/// How many sessions wait for a lock.
+/// Waits until a session waits for a lock.
 async fn until_one_waits(server: &Postgres) {
     let since = std::time::Instant::now();
     while server.psql("SELECT count(*) FROM pg_locks WHERE NOT granted").trim() == "0" {
@@ -104,10 +104,10 @@ async fn until_one_waits(server: &Postgres) {
     }
 }
 
-/// The write of an equal token raises no mark. Were it only a lock, a waiter at REPEATABLE READ would go on with its
-/// snapshot from before that write, enter, and read what is no longer there.
+/// The write of an equal token raises no mark. If it only took a lock, a waiter at REPEATABLE READ would continue
+/// on its snapshot from before that write, enter, and read outdated data.
 #[test]
-fn who_waited_for_a_write_never_reads_from_before_it() {
+fn section_that_waited_for_a_write_fails_instead_of_reading_older_data() {
     runtime().block_on(async {
         for (first, second) in [
             (exclusive(5), exclusive(6)),
@@ -139,9 +139,10 @@ fn who_waited_for_a_write_never_reads_from_before_it() {
     });
 }
 
-/// A slot's first row, committed after the snapshot of a section without a slot, is a row that the section can't see.
+/// A slot's first row that is committed after the snapshot of a section without a slot is invisible to that
+/// section.
 #[test]
-fn a_slot_that_appears_after_the_snapshot_is_not_overlooked() {
+fn slot_committed_after_the_snapshot_is_detected() {
     runtime().block_on(async {
         let server = server();
         let (mut late, other) = (connect(&server.url()).await, connect(&server.url()).await);
@@ -162,9 +163,9 @@ fn a_slot_that_appears_after_the_snapshot_is_not_overlooked() {
     });
 }
 
-/// Two first-ever enters of one resource at once, many times over: one row, the higher token in it.
+/// Concurrent first enters of one resource by several users, for many resources: the mark is the highest token.
 #[test]
-fn the_first_enters_of_a_resource_at_once_are_all_judged() {
+fn concurrent_first_enters_of_a_resource_are_all_checked() {
     const USERS: u64 = 6;
     runtime().block_on(async {
         let server = server();
@@ -222,7 +223,8 @@ fn permits_of_different_slots_do_not_wait_for_each_other() {
     });
 }
 
-/// Else a permit would pass by the mark from before a section that has entered, read, and not committed yet.
+/// Otherwise a permit would pass by the mark from before a section that has entered and read, but not committed
+/// yet.
 #[test]
 fn a_permit_waits_for_an_open_section_without_a_slot() {
     runtime().block_on(async {
@@ -243,7 +245,7 @@ fn a_permit_waits_for_an_open_section_without_a_slot() {
 }
 
 #[test]
-fn a_write_that_is_sent_together_with_a_check_that_refuses_has_no_effect() {
+fn write_pipelined_after_a_refused_check_has_no_effect() {
     runtime().block_on(async {
         let server = server();
         server.psql("CREATE TABLE stock (pieces bigint); INSERT INTO stock VALUES (10)");
@@ -257,7 +259,7 @@ fn a_write_that_is_sent_together_with_a_check_that_refuses_has_no_effect() {
             );
             assert_eq!(refusal(checked), if value == 5 { Err(stale(5, 6)) } else { Ok(()) });
             assert_eq!(written.is_ok(), value == 6);
-            // Also of a caller who does not look at the answers.
+            // Even if the caller ignores the results.
             transaction.commit().await.expect("a connection");
             assert_eq!(server.psql("SELECT pieces FROM stock").trim(), pieces);
         }
@@ -265,7 +267,7 @@ fn a_write_that_is_sent_together_with_a_check_that_refuses_has_no_effect() {
 }
 
 #[test]
-fn a_transaction_that_is_rolled_back_leaves_no_mark_and_lets_the_token_through_again() {
+fn rollback_leaves_no_mark_and_the_token_can_be_used_again() {
     runtime().block_on(async {
         let server = server();
         let mut client = connect(&server.url()).await;
@@ -282,7 +284,7 @@ fn a_transaction_that_is_rolled_back_leaves_no_mark_and_lets_the_token_through_a
 }
 
 #[test]
-fn a_reset_lowers_all_marks_on_purpose() {
+fn reset_lowers_all_marks() {
     runtime().block_on(async {
         let server = server();
         let client = connect(&server.url()).await;

@@ -8,7 +8,7 @@ use sqlx::{Connection, PgConnection};
 use crate::suite::{runtime, token};
 use crate::{connect, exclusive, server, stale};
 
-/// A server with a guarded table, and a role that may write the table and knows nothing of fences.
+/// A server with a guarded table, and a role that may write the table but has no rights to the fence.
 fn guarded() -> Postgres {
     let server = server();
     server.psql(
@@ -20,7 +20,7 @@ fn guarded() -> Postgres {
 }
 
 #[test]
-fn a_write_without_a_token_is_refused_whatever_statement_it_is() {
+fn every_statement_without_a_token_is_refused() {
     let server = guarded();
     for write in [
         "UPDATE orders SET state = 'paid'",
@@ -46,9 +46,9 @@ fn a_write_without_a_token_is_refused_whatever_statement_it_is() {
     assert_eq!(server.psql("SELECT state FROM orders").trim(), "new", "and reading needs none");
 }
 
-/// As `PGOPTIONS` does it: from outside, for a program that knows nothing of it and a role without any grant.
+/// Like `PGOPTIONS`: set from outside, for an unmodified program and a role without any grant.
 #[test]
-fn a_token_in_the_options_of_the_connection_is_held_to_the_rule() {
+fn token_in_the_connection_options_is_checked() {
     runtime().block_on(async {
         let server = guarded();
         let owner = connect(&server.url()).await;
@@ -71,7 +71,7 @@ fn a_token_in_the_options_of_the_connection_is_held_to_the_rule() {
 }
 
 #[test]
-fn a_transactions_setting_counts_for_it_alone() {
+fn token_set_in_a_transaction_applies_to_it_only() {
     runtime().block_on(async {
         let server = guarded();
         let mut client = connect(&server.url_as("legacy")).await;
@@ -105,7 +105,8 @@ fn permits_write_a_guarded_table_by_their_slot() {
     });
 }
 
-/// Else the versions of the mark's row would pile up in a transaction of many statements, and each would walk over all.
+/// Otherwise row versions of the mark would accumulate in a transaction of many statements, and each would scan all
+/// of them.
 #[test]
 fn a_transaction_of_many_statements_raises_its_mark_once_and_stays_checked() {
     runtime().block_on(async {
@@ -121,7 +122,7 @@ fn a_transaction_of_many_statements_raises_its_mark_once_and_stays_checked() {
         }
         places.dedup();
         assert_eq!(places.len(), 1, "{places:?}");
-        // What the transaction itself did since counts as well.
+        // Marks raised by the transaction itself in the meantime count as well.
         fence::enter(&transaction, "public.orders", Section::permit(0, token(9)).expect("a slot"))
             .await
             .expect("above");
@@ -131,7 +132,7 @@ fn a_transaction_of_many_statements_raises_its_mark_once_and_stays_checked() {
 }
 
 #[test]
-fn a_guard_has_the_name_that_it_is_given_and_ends_when_it_is_told_to() {
+fn guard_uses_the_given_resource_name_and_can_be_removed() {
     let server = guarded();
     server.psql("CREATE TABLE lines (id int); SELECT lockkeeper_fence.guard_table('lines', 'it''s orders')");
     server.psql("SELECT lockkeeper_fence.enter('it''s orders', 'exclusive', NULL, 4)");

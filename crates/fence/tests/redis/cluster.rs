@@ -1,4 +1,4 @@
-//! The fence in a cluster: the suite of all fences through a connection for clusters, and keys that are elsewhere.
+//! The fence in a cluster: the common suite through a cluster connection, and keys in other slots.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ async fn fence(cluster: &RedisCluster) -> RedisFence<ClusterConnection> {
     RedisFence::connect(cluster_connection(cluster).await).await.expect("a fence")
 }
 
-/// A user whose number stands beside its resource by a hash tag; the resources are all over the cluster.
+/// A user whose number is beside its resource by a hash tag; the resources are distributed over the cluster.
 struct Tagged {
     fence: RedisFence<ClusterConnection>,
     connection: ClusterConnection,
@@ -80,7 +80,7 @@ impl Subject for Tagged {
 }
 
 #[tokio::test]
-async fn keys_that_are_elsewhere_are_refused_with_the_tag_to_use() {
+async fn keys_in_other_slots_are_refused_with_the_required_tag() {
     let cluster = RedisCluster::start(3);
     let fence = fence(&cluster).await;
     for (resource, key, tag) in
@@ -102,7 +102,7 @@ async fn keys_that_are_elsewhere_are_refused_with_the_tag_to_use() {
 }
 
 #[tokio::test]
-async fn a_slot_that_moves_takes_its_marks_along() {
+async fn migrated_slot_keeps_its_marks() {
     let cluster = RedisCluster::start(3);
     let fence = fence(&cluster).await;
     for (round, to) in [0, 1, 2, 0].into_iter().enumerate() {
@@ -115,7 +115,7 @@ async fn a_slot_that_moves_takes_its_marks_along() {
 }
 
 #[tokio::test]
-async fn one_node_that_throws_keys_away_is_enough() {
+async fn one_evicting_node_is_enough_for_a_refusal() {
     let cluster = RedisCluster::start(3);
     cluster.nodes()[2].cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
     let error = RedisFence::connect(cluster_connection(&cluster).await).await.expect_err("one evicts");
@@ -123,7 +123,7 @@ async fn one_node_that_throws_keys_away_is_enough() {
 }
 
 #[tokio::test]
-async fn a_connection_to_one_node_only_is_told_that_it_is_a_cluster() {
+async fn single_node_connection_to_a_cluster_gets_a_clear_error() {
     let cluster = RedisCluster::start(3);
     let at = |name: &str| cluster.node_of(name).port();
     let (here, there) = ("a", ["b", "c", "d", "e", "f"].into_iter().find(|name| at(name) != at("a")));

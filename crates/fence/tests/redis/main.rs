@@ -1,4 +1,4 @@
-//! The Redis fence on real servers: the suite of all fences, what is its own, and what its servers may do to it.
+//! The Redis fence on real servers: the common suite, its own tests, and server faults.
 
 mod cluster;
 mod servers;
@@ -18,12 +18,12 @@ use suite::{Lasting, Subject};
 
 suite::contract!(one_server => User, lasting);
 
-/// A server that has everything again after a crash.
+/// A server whose data survive a crash completely.
 fn lasting_server() -> Redis {
     Redis::with(&["--appendonly", "yes", "--appendfsync", "always"])
 }
 
-/// A connection that waits for a busy machine.
+/// A connection with a long timeout, for a busy machine.
 async fn connected(url: &str) -> MultiplexedConnection {
     let patient = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(30)));
     let client = Client::open(url).expect("a URL");
@@ -49,7 +49,7 @@ fn refusal<T>(result: Result<T, RedisFenceError>) -> Result<T, Refused> {
     })
 }
 
-/// A user with a connection of its own.
+/// A user with its own connection.
 struct User {
     fence: RedisFence<MultiplexedConnection>,
     connection: MultiplexedConnection,

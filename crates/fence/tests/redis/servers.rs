@@ -1,4 +1,4 @@
-//! What servers may do to a fence: forget its script, crash, hang, fill up, throw keys away, become replicas.
+//! Server faults: a forgotten script, crashes, hangs, full memory, eviction, demotion to replica.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ async fn connect(url: &str) -> Result<Vec<bool>, RedisFenceError> {
 }
 
 #[tokio::test]
-async fn a_server_that_has_forgotten_the_script_is_sent_it_again() {
+async fn script_is_resent_to_a_server_that_lost_it() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     for value in 5..8 {
@@ -27,7 +27,7 @@ async fn a_server_that_has_forgotten_the_script_is_sent_it_again() {
 }
 
 #[tokio::test]
-async fn what_was_acknowledged_outlives_a_server_that_is_killed() {
+async fn acknowledged_writes_survive_a_killed_server() {
     let redis = lasting_server();
     for value in 1..=5 {
         let fence = fence(&redis).await;
@@ -44,7 +44,7 @@ async fn what_was_acknowledged_outlives_a_server_that_is_killed() {
 }
 
 #[tokio::test]
-async fn a_flushed_server_has_lost_the_resource_and_its_marks() {
+async fn flushed_server_loses_the_resource_and_its_marks() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     fence.write("stock", exclusive(9), &[set("stock", 9)]).await.expect("never seen");
@@ -54,7 +54,7 @@ async fn a_flushed_server_has_lost_the_resource_and_its_marks() {
 }
 
 #[tokio::test]
-async fn an_answer_that_does_not_come_is_unknown_and_the_same_token_may_write_again() {
+async fn missing_response_is_unknown_and_the_same_token_may_write_again() {
     let redis = Redis::start();
     let client = Client::open(redis.url()).expect("a URL");
     let hasty = AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_millis(300)));
@@ -67,7 +67,7 @@ async fn an_answer_that_does_not_come_is_unknown_and_the_same_token_may_write_ag
     let result = fence.write("stock", exclusive(5), &[set("stock", 5)]).await;
     assert!(matches!(result, Err(RedisFenceError::Unknown { .. })), "{result:?}");
     redis.cont();
-    // It was on its way, and is done when the server gets to it.
+    // The command is in flight, and is executed once the server continues.
     let until = Instant::now() + Duration::from_secs(30);
     while redis.cli(&["EXISTS", "stock"]) == "0" {
         assert!(Instant::now() < until, "what was sent never arrived");
@@ -80,13 +80,13 @@ async fn an_answer_that_does_not_come_is_unknown_and_the_same_token_may_write_ag
 }
 
 #[tokio::test]
-async fn a_server_that_throws_keys_away_is_refused_whatever_its_policy() {
+async fn server_with_any_eviction_policy_is_refused() {
     for policy in ["allkeys-lru", "volatile-ttl", "allkeys-random"] {
         let redis = Redis::with(&["--maxmemory-policy", policy]);
         let error = connect(&redis.url()).await.expect_err("it evicts");
         assert!(matches!(&error, RedisFenceError::Evicts { policy: told } if told == policy), "{error:?}");
         assert!(error.to_string().contains("noeviction"), "{error}");
-        // The caller's own word goes, and findings tell.
+        // The caller's assurance is accepted, and `findings` still reports the policy.
         let fence = RedisFence::trusting_no_eviction(connected(&redis.url()).await).await.expect("trusting");
         let findings = fence.findings().await.expect("findings");
         assert!(
@@ -97,7 +97,7 @@ async fn a_server_that_throws_keys_away_is_refused_whatever_its_policy() {
 }
 
 #[tokio::test]
-async fn a_server_that_tells_nothing_is_refused_unless_it_is_trusted_by_name() {
+async fn server_that_hides_its_policy_is_refused_unless_trusted() {
     let user = |rights: &'static [&'static str]| {
         let redis = Redis::with(&[&["--user", "alice", "on", ">secret", "~*", "+@all"], rights].concat());
         let url = redis.url_as("alice", "secret");
@@ -109,13 +109,13 @@ async fn a_server_that_tells_nothing_is_refused_unless_it_is_trusted_by_name() {
     assert!(error.to_string().contains("trusting_no_eviction"), "{error}");
     let fence = RedisFence::trusting_no_eviction(connected(&url).await).await.expect("trusting");
     fence.enter("stock", exclusive(5)).await.expect("never seen");
-    // It may be a cluster, so it is treated like one.
+    // It may be a cluster, so it is treated as one.
     let result = fence.write("stock", exclusive(5), &[set("elsewhere", 1)]).await;
     assert!(matches!(result, Err(RedisFenceError::CrossSlot { .. })), "{result:?}");
     fence.write("stock", exclusive(5), &[set("stock", 1), set("{stock}:1", 1)]).await.expect("one slot");
     assert!(fence.findings().await.expect("findings").iter().any(|finding| finding.spoils));
 
-    // One of the two suffices.
+    // One of the two commands suffices.
     for rights in [&["-config"][..], &["-info"]] {
         let (_redis, url) = user(rights);
         connect(&url).await.expect("it tells enough");
@@ -125,7 +125,7 @@ async fn a_server_that_tells_nothing_is_refused_unless_it_is_trusted_by_name() {
     let error = fence.enter("stock", exclusive(5)).await.expect_err("no right").to_string();
     assert!(error.contains("needs EVAL, EVALSHA"), "{error}");
 
-    // Half of the rights must not take marks away.
+    // A user with only some of the rights must not be able to remove marks.
     let (redis, url) = user(&["-hset"]);
     let slot = Section::permit(3, token(50)).expect("a slot");
     let able = RedisFence::connect(connected(&redis.url()).await).await.expect("a fence");
@@ -138,7 +138,7 @@ async fn a_server_that_tells_nothing_is_refused_unless_it_is_trusted_by_name() {
 }
 
 #[tokio::test]
-async fn findings_tell_what_a_crash_or_a_fail_over_may_take() {
+async fn findings_report_losses_by_crash_and_fail_over() {
     // Eviction, disk, replicas.
     assert_eq!(connect(&lasting_server().url()).await.expect("a fence"), [false, false, false]);
     let redis = Redis::with(&["--appendonly", "yes", "--appendfsync", "everysec"]);
@@ -148,7 +148,7 @@ async fn findings_tell_what_a_crash_or_a_fail_over_may_take() {
 }
 
 #[tokio::test]
-async fn a_replica_is_refused_also_one_that_was_a_primary() {
+async fn replicas_and_demoted_primaries_are_refused() {
     let redis = Redis::start();
     let replica = redis.replica();
     let error = connect(&replica.url()).await.expect_err("a replica");
@@ -157,7 +157,7 @@ async fn a_replica_is_refused_also_one_that_was_a_primary() {
     let fence = fence(&redis).await;
     fence.enter("stock", exclusive(5)).await.expect("never seen");
     redis.cli(&["REPLICAOF", "127.0.0.1", "1"]);
-    // Also where the marks already say so: the true ones may be higher.
+    // Even if the replica's marks already include the token: the primary's may be higher.
     for result in [
         fence.enter("stock", exclusive(5)).await,
         fence.enter("stock", exclusive(6)).await,
@@ -172,7 +172,7 @@ async fn a_replica_is_refused_also_one_that_was_a_primary() {
 }
 
 #[tokio::test]
-async fn a_full_server_does_nothing_and_says_so() {
+async fn full_server_refuses_writes_with_a_clear_error() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     fence.enter("stock", exclusive(5)).await.expect("never seen");

@@ -1,4 +1,4 @@
-//! What a fenced write does with the caller's commands and scripts.
+//! The caller's commands and scripts in a fenced write.
 
 use lockkeeper_fence::redis::{Command, FenceScript, RedisFenceError};
 use lockkeeper_fence::{BadResource, Marks, Pair, Refused, Section};
@@ -14,7 +14,7 @@ fn stale<T: std::fmt::Debug>(result: Result<T, RedisFenceError>, offered: u64, h
 }
 
 #[tokio::test]
-async fn commands_run_in_order_and_their_answers_come_back() {
+async fn commands_run_in_order_and_their_replies_are_returned() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     let commands = [
@@ -62,7 +62,7 @@ async fn the_largest_tokens_are_compared_and_kept_exactly() {
 }
 
 #[tokio::test]
-async fn marks_stand_in_one_hash_that_never_expires() {
+async fn marks_are_one_hash_that_never_expires() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     let permit = |slot, value| Section::permit(slot, token(value)).expect("a slot");
@@ -76,20 +76,20 @@ async fn marks_stand_in_one_hash_that_never_expires() {
     let marks = fence.marks("jobs").await.expect("marks");
     assert_eq!(marks, Marks { base: pair(2), slots: [(3, pair(9))].into() });
 
-    // Who has no slot faces all of them, and raises all of them.
+    // A section without a slot is checked against all slots, and raises all of them.
     stale(fence.enter("jobs", exclusive(8)).await, 8, 9);
     fence.enter("jobs", exclusive(10)).await.expect("above all");
     stale(fence.enter("jobs", permit(3, 9)).await, 9, 10);
     stale(fence.enter("jobs", permit(4, 9)).await, 9, 10);
     assert_eq!(redis.cli(&["HLEN", key]), "2", "slots that say no more than the base are dropped");
 
-    // With its own hash tag, the resource keeps it.
+    // A resource with its own hash tag keeps that tag.
     fence.enter("{jobs}", exclusive(1)).await.expect("another resource");
     assert_eq!(redis.cli(&["HGET", "{jobs}:lockkeeper:tagged:fence", "any"]), "1");
 }
 
 #[tokio::test]
-async fn a_command_that_fails_ends_the_write_there_and_what_came_before_stays() {
+async fn failed_command_ends_the_write_and_earlier_ones_stay() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     redis.cli(&["SET", "word", "not a number"]);
@@ -103,11 +103,11 @@ async fn a_command_that_fails_ends_the_write_there_and_what_came_before_stays() 
     );
     assert_eq!((redis.cli(&["GET", "first"]), redis.cli(&["EXISTS", "third"])), ("1".into(), "0".into()));
 
-    // The section has passed: later ones may be told so, and it may try again.
+    // The section has passed: it makes lower tokens stale, and may try again.
     stale(fence.enter("stock", exclusive(4)).await, 4, 5);
     redis.cli(&["SET", "word", "7"]);
     assert_eq!(fence.write("stock", exclusive(5), &commands).await.expect("mended").len(), 3);
-    // Once is once, also if it fails.
+    // `check_once` uses the token even if its command fails.
     let once = fence.check_once("stock", exclusive(6), &[Command::new("NO-SUCH-COMMAND")]).await;
     assert!(matches!(once, Err(RedisFenceError::Failed { done: 0, of: 1, .. })), "{once:?}");
     let again = fence.check_once("stock", exclusive(6), &[set("first", 6)]).await;
@@ -115,7 +115,7 @@ async fn a_command_that_fails_ends_the_write_there_and_what_came_before_stays() 
 }
 
 #[tokio::test]
-async fn a_script_of_the_callers_own_sees_its_keys_and_arguments_only() {
+async fn callers_script_gets_only_its_own_keys_and_arguments() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     let script = FenceScript::new(
@@ -153,7 +153,7 @@ async fn a_script_of_the_callers_own_sees_its_keys_and_arguments_only() {
         matches!(&error, RedisFenceError::Script { message } if message.contains("no more of this")),
         "{error}"
     );
-    // One that gives an error back has failed as well.
+    // A script that returns an error reply has failed as well.
     let refusing = FenceScript::new("return redis.error_reply('sold out')");
     let result = fence.write_script("stock", exclusive(6), &refusing, &["stock"], "").await;
     assert!(
@@ -170,7 +170,7 @@ async fn a_script_of_the_callers_own_sees_its_keys_and_arguments_only() {
 }
 
 #[tokio::test]
-async fn what_no_write_may_do_is_refused_before_it_is_sent() {
+async fn unsafe_commands_are_refused_before_they_are_sent() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     fence.enter("stock", exclusive(5)).await.expect("never seen");
@@ -195,14 +195,14 @@ async fn what_no_write_may_do_is_refused_before_it_is_sent() {
     }
     assert_eq!(redis.cli(&["EXISTS", "stock"]), "0");
     fence.enter("stock", exclusive(5)).await.expect("nothing was raised");
-    // The longest that is allowed does run.
+    // The longest allowed command succeeds.
     let longest = Command::new("RPUSH").key("list").arg(vec![1; 3998]);
     fence.write("stock", exclusive(5), &[longest]).await.expect("live");
     assert_eq!(redis.cli(&["LLEN", "list"]), "3998");
 }
 
 #[tokio::test]
-async fn marks_are_set_on_purpose_up_and_down() {
+async fn reset_raises_and_lowers_marks() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     fence.enter("stock", exclusive(1_000)).await.expect("never seen");
@@ -217,7 +217,7 @@ async fn marks_are_set_on_purpose_up_and_down() {
 }
 
 #[tokio::test]
-async fn marks_that_are_none_shut_the_fence() {
+async fn damaged_marks_refuse_every_call() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     for (field, value) in [

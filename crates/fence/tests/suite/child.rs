@@ -6,18 +6,18 @@ use std::env;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
-/// What the child works on, and its argument.
+/// The child's resource, and its argument.
 const CHILD: &str = "LOCKKEEPER_FENCE_TEST_CHILD";
 const ARGUMENT: &str = "LOCKKEEPER_FENCE_TEST_ARGUMENT";
 
-/// `Some` in the child: what it works on, and its argument.
+/// `Some` in the child: the address of its resource, and its argument.
 pub(crate) fn as_child() -> Option<(String, u64)> {
     let address = env::var(CHILD).ok()?;
     let argument = env::var(ARGUMENT).expect("set with the address");
     Some((address, argument.parse().expect("a number")))
 }
 
-/// Runs the test `name` of this program as a child. What it tells comes line by line through its stderr: the test
+/// Runs the test `name` of this program as a child. The child reports line by line on stderr, since the test
 /// harness writes to stdout.
 pub(crate) fn spawn(name: &str, address: &str, argument: u64) -> Child {
     command(name, address, argument).spawn().expect("a child")
@@ -41,12 +41,12 @@ pub(crate) fn lines(child: &mut Child) -> impl Iterator<Item = String> + use<> {
     BufReader::new(child.stderr.take().expect("piped")).lines().map(|line| line.expect("text"))
 }
 
-/// One write call, so that a kill never leaves half a line.
+/// One write call, so that a kill never leaves a partial line.
 pub(crate) fn tell(line: &str) {
     std::io::stderr().write_all(format!("{line}\n").as_bytes()).expect("the parent listens");
 }
 
-/// The child's last words if it ended well; else a panic with all of them.
+/// The child's output if it exited successfully; otherwise panics with that output.
 pub(crate) fn finished_well(mut child: Child) -> Vec<String> {
     let told: Vec<_> = lines(&mut child).collect();
     let status = child.wait().expect("a child");

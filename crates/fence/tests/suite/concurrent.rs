@@ -1,6 +1,7 @@
-//! Many users at once, who all believe that they hold the lock and stall at random points.
+//! Many concurrent users, each of which acts as the lock holder and stalls at random points.
 //!
-//! The order in which a fence saw them is not known, so an answer is judged by what must hold in any order.
+//! The order in which the fence processed the calls is unknown, so results are checked by properties of every
+//! order.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use tokio::sync::Barrier;
 use super::{Subject, ask, runtime, said, token};
 
 const USERS: usize = 4;
-/// The longest stall: several sections long, so that a user that stalls is overtaken.
+/// The longest stall, in microseconds: several sections long, so that later sections overtake a stalled user.
 const STALL_US: u64 = 2000;
 
-/// One section in three stalls here. The stalls are the fault that is tried, nothing waits for them.
+/// One section in three stalls here. The stalls are the injected fault; no assertion depends on their length.
 async fn perhaps_stall(random: &mut fastrand::Rng) {
     if random.u8(..3) == 0 {
         tokio::time::sleep(Duration::from_micros(random.u64(..STALL_US))).await;
@@ -26,8 +27,8 @@ async fn perhaps_stall(random: &mut fastrand::Rng) {
     }
 }
 
-/// Each user enters, reads and writes back one more, with a token of its own each time. Every acknowledged write must
-/// be in the number, and whoever looks at the marks meanwhile never sees them fall.
+/// Each user enters, reads and writes back the number plus one, each time with a new token. Every acknowledged
+/// write must be in the number, and the marks must never fall while they are observed.
 pub(crate) fn no_acknowledged_update_is_lost<S: Subject>() {
     runtime().block_on(async {
         let world = S::world().await;
@@ -89,7 +90,7 @@ pub(crate) fn no_acknowledged_update_is_lost<S: Subject>() {
     });
 }
 
-/// A call as its user saw it, with its place in time: one counter for all, taken before and after.
+/// A call as its user observed it, with its interval on a shared counter, read before and after.
 struct Call {
     began: u64,
     ended: u64,
@@ -98,16 +99,17 @@ struct Call {
     answer: Result<(), Refused>,
 }
 
-/// What the rule says to `late`, of a resource that has seen `early` only.
+/// The rule's result for `late` at a resource that has seen only `early`.
 fn after(early: &Call, late: &Call) -> Result<(), Refused> {
     let mut marks = Marks::default();
     let _ = marks.check(early.action, early.section);
     marks.check(late.action, late.section).map(drop)
 }
 
-/// Marks only rise, and what passes higher ones passes lower ones. So whatever passed must pass after any single call
-/// that was acknowledged before it began; and a refusal must come from a single call that passed and began before the
-/// refusal was told. Where calls wait for each other, that one may have been turned away in the end, by a yet higher one.
+/// Marks only rise, and a call that passes higher marks passes lower ones. So a call that passed must pass after
+/// any single call that was acknowledged before it began; and a refusal must be explained by a single call that
+/// passed and began before the refusal returned. If calls wait for each other, that call may itself have been
+/// refused in the end, because of a yet higher token.
 fn judge<S: Subject>(calls: &[Call]) {
     let turned_away = |call: &Call| S::WAITS && matches!(call.answer, Err(Refused::Stale { .. }));
     for late in calls {
@@ -152,7 +154,7 @@ fn random_section(random: &mut fastrand::Rng, token: Token) -> Section {
     }
 }
 
-/// Random calls of many users at once, in all modes.
+/// Random calls of many concurrent users, in all modes.
 pub(crate) fn every_answer_has_its_reason<S: Subject>() {
     runtime().block_on(async {
         let world = S::world().await;
@@ -186,7 +188,7 @@ pub(crate) fn every_answer_has_its_reason<S: Subject>() {
             calls.extend(user.await.expect("a user"));
         }
         judge::<S>(&calls);
-        // What was acknowledged is in the marks that are left: they would not rise by it again.
+        // The final marks include every acknowledged call: it would raise none of them.
         let left = first.marks().await;
         for call in calls.iter().filter(|call| call.answer.is_ok()) {
             let mut seen = Marks::default();

@@ -5,7 +5,7 @@ use lockkeeper_fence::{Action, Marks, Section};
 
 use super::{Subject, ask, runtime, said, token};
 
-/// The slots that occur.
+/// The number of slots used.
 const SLOTS: u32 = 2;
 
 fn asks<S: Subject>() -> Vec<(Action, Section)> {

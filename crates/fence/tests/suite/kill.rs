@@ -1,4 +1,4 @@
-//! Users that are processes of their own: killed at random points, and many at once.
+//! Users in separate processes: killed at random points, and many at once.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::thread;
@@ -10,7 +10,7 @@ use lockkeeper_fence::{Marks, Section};
 use super::child::{as_child, finished_well, lines, spawn, tell};
 use super::{Lasting, runtime, token};
 
-/// The name by which the test harness knows a test: without the crate.
+/// The test's name within the crate, as the test harness expects it.
 fn within_crate(test: &str) -> &str {
     test.split_once("::").map_or(test, |(_, name)| name)
 }
@@ -19,7 +19,7 @@ fn mark(marks: &Marks) -> u64 {
     marks.base.any.map_or(0, Token::get)
 }
 
-/// The child: sections one after the other from the token `first` on, each step told once it is acknowledged.
+/// The child: one section after the other from the token `first` on; reports each step once it is acknowledged.
 fn write_for_ever<S: Lasting>(address: &str, first: u64) -> ! {
     runtime().block_on(async {
         let user = S::at(address).await;
@@ -35,12 +35,12 @@ fn write_for_ever<S: Lasting>(address: &str, first: u64) -> ! {
     })
 }
 
-/// What the last child said it had been told, by word.
+/// The number in the child's last report that begins with `word`.
 fn last_told(told: &[String], word: &str) -> Option<u64> {
     told.iter().rev().find_map(|line| line.strip_prefix(word)?.trim().parse().ok())
 }
 
-/// `kill -9` in a loop: what was acknowledged is there, and marks don't fall.
+/// `kill -9` in a loop: acknowledged writes are kept, and marks never fall.
 pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
     if let Some((address, first)) = as_child() {
         write_for_ever::<S>(&address, first);
@@ -53,7 +53,7 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
         let mut child = spawn(within_crate(test), &subject.address(), entered + 1);
         let mut lines = lines(&mut child);
         let mut told: Vec<String> = lines.by_ref().take(2).collect();
-        // The point of the kill, spread over a section or more; the spread is fixed, the point is the scheduler's.
+        // The time of the kill, spread over more than one section; the delays are fixed, the scheduling is not.
         thread::sleep(Duration::from_micros(kill * 7919 % S::KILLS_SPREAD_US));
         child.kill().expect("killed");
         child.wait().expect("gone");
@@ -78,15 +78,15 @@ pub(crate) fn nothing_acknowledged_is_lost<S: Lasting>(test: &str) {
     assert!(inside_a_section > 0, "no kill ever hit the middle of a section: this test shows nothing");
 }
 
-/// The mark that the dead user left, and the number once the next holder has entered with `next`: a server may still
-/// be at work on what the dead client asked, and from then on nothing of it can come.
+/// The mark that the dead user left, and the number after the next holder has entered with `next`: a server may
+/// still be processing requests of the dead client, which can't take effect after that.
 async fn settled<S: Lasting>(subject: &S, next: u64) -> (u64, u64) {
     let left = mark(&subject.marks().await);
     subject.enter(Section::exclusive(token(next))).await.expect("higher than all before");
     (left, subject.read().await)
 }
 
-/// Processes that all believe they hold the lock: every acknowledged write is in the number.
+/// Processes that all act as the lock holder: every acknowledged write is in the number.
 pub(crate) fn no_acknowledged_update_of_processes_is_lost<S: Lasting>(test: &str) {
     const PROCESSES: u64 = 4;
     if let Some((address, process)) = as_child() {
@@ -113,7 +113,7 @@ async fn overlapping_sections<S: Lasting>(address: &str, process: u64, processes
     let user = S::at(address).await;
     let mut acknowledged = 0;
     for _ in 0..S::ROUNDS {
-        // Every section believes that it has the lock by now: its token is above all that began before it.
+        // Every section acts as the lock holder: its token is above those of all sections that began before it.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
         let value = u64::try_from(now).expect("below 2^53 with two bits more") * processes + process;
         let section = Section::exclusive(token(value));

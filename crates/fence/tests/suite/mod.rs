@@ -1,10 +1,11 @@
-//! What every fence must do alike: one suite, instantiated per fence by [`contract!`].
+//! The properties that all fences share: one suite, instantiated per fence by [`contract!`].
 //!
-//! A further fence costs one [`Subject`], and one [`Lasting`] if its marks outlive the process. Each is held against
-//! the pure rule, [`Marks::check`], so that a fence that words the rule anew (in SQL, in a script) can't differ from it.
+//! Another fence needs one [`Subject`], and one [`Lasting`] if its marks outlive the process. Each is compared with
+//! the pure rule, [`Marks::check`], so that a second implementation of the rule (in SQL, in a script) can't differ
+//! from it.
 //!
-//! `histories`: every short history. `property`: long random ones. `concurrent`: many users at once, judged by what must
-//! hold whatever the order was. `kill`: users that are processes, killed in the middle.
+//! `histories`: every short history. `property`: long random ones. `concurrent`: many concurrent users, checked by
+//! properties of every order. `kill`: users in separate processes, killed half-way.
 #![allow(dead_code, reason = "a fence that forgets with its process leaves out the part for processes")]
 
 pub(crate) mod child;
@@ -20,29 +21,29 @@ use lockkeeper_fence::{Action, Marks, Refused, Section};
 
 /// One user of one resource behind a fence. The resource holds a number, 0 when it is fresh.
 ///
-/// Refusals are answers; anything else that fails is a panic, which ends the test. What a caller must try again (a
-/// serialization failure, a lost connection) the subject tries again itself.
+/// Refusals are results; any other error is a panic, which ends the test. The subject itself retries errors that a
+/// caller must retry (a serialization failure, a lost connection).
 pub(crate) trait Subject: Sized + Send + Sync + 'static {
-    /// What must be there as long as the test runs: a server, a directory.
+    /// State that must live as long as the test: a server, a directory.
     type World: Send + Sync + 'static;
 
-    /// How long the histories are that are tried without exception; 24 to the power of it are run.
+    /// The length of the histories that are run exhaustively: 24^STEPS of them.
     const STEPS: u32 = 2;
-    /// How many long random histories are run.
+    /// The number of long random histories.
     const CASES: u32 = 24;
-    /// How many sections each of the concurrent users runs.
+    /// The number of sections of each concurrent user.
     const ROUNDS: u64 = 50;
 
-    /// Whether a call may wait for others, and be turned away then: after it has turned lower ones away itself.
+    /// Whether a call may wait for others, and still be refused after its arrival has made lower tokens stale.
     const WAITS: bool = false;
 
     fn world() -> impl Future<Output = Self::World> + Send;
     /// A resource never seen.
     fn fresh(world: &Self::World) -> impl Future<Output = Self> + Send;
-    /// Another user of the same resource, as independent of this one as it gets within a process.
+    /// Another user of the same resource, as independent of this one as possible within a process.
     fn another(&self) -> impl Future<Output = Self> + Send;
 
-    /// Whether the fence takes such calls at all; what it doesn't take it refuses loudly, in a test of its own.
+    /// Whether the fence supports such calls; a separate test checks that it refuses the others.
     fn takes(_action: Action, _section: Section) -> bool {
         true
     }
@@ -56,18 +57,18 @@ pub(crate) trait Subject: Sized + Send + Sync + 'static {
 
 /// A resource that other processes can use, and that outlives them.
 pub(crate) trait Lasting: Subject {
-    /// How many processes are killed.
+    /// The number of kills.
     const KILLS: u64 = 30;
-    /// Over how long the points of the kills are spread, in microseconds: about the length of a section.
+    /// The range of the kill times, in microseconds: about the length of a section.
     const KILLS_SPREAD_US: u64 = 3001;
 
-    /// By this another process finds the resource.
+    /// The address by which another process opens the resource.
     fn address(&self) -> String;
     /// A user in another process.
     fn at(address: &str) -> impl Future<Output = Self> + Send;
 }
 
-/// One test per fence and question, so that a failure names both: `contract!(file => File, lasting)`.
+/// One test per fence and property, so that a failure names both: `contract!(file => File, lasting)`.
 macro_rules! contract {
     ($name:ident => $subject:ty, lasting) => {
         crate::suite::contract!($name => $subject,
@@ -104,12 +105,12 @@ macro_rules! contract {
             }
 
             #[test]
-            fn users_that_all_believe_they_hold_the_lock_lose_no_acknowledged_update() {
+            fn concurrent_users_lose_no_acknowledged_update() {
                 crate::suite::concurrent::no_acknowledged_update_is_lost::<$subject>();
             }
 
             #[test]
-            fn what_passes_and_what_is_refused_among_many_users_has_its_reason() {
+            fn concurrent_results_are_explained_by_the_rule() {
                 crate::suite::concurrent::every_answer_has_its_reason::<$subject>();
             }
 
@@ -124,7 +125,7 @@ macro_rules! contract {
 }
 pub(crate) use contract;
 
-/// Where the subjects run: two threads, as many as the smallest machine we test on has.
+/// The runtime of the subjects: two threads, as on the smallest machine that runs the tests.
 pub(crate) fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
 }
@@ -133,7 +134,7 @@ pub(crate) fn token(value: u64) -> Token {
     Token::new(value).expect("a token")
 }
 
-/// Does what `action` says; a write puts `number`.
+/// Performs `action`; a write puts `number`.
 pub(crate) async fn ask<S: Subject>(
     subject: &S,
     action: Action,
@@ -147,7 +148,8 @@ pub(crate) async fn ask<S: Subject>(
     }
 }
 
-/// What marks say: of the base and of every slot up to `slots`. A store may keep pairs that say no more than the base.
+/// The effective marks of the base and of the slots below `slots`. A store may keep slots that are not above the
+/// base.
 pub(crate) fn said(marks: &Marks, slots: u32) -> Vec<lockkeeper_fence::Pair> {
     (0..slots).map(|slot| marks.effective(slot)).chain([marks.base]).collect()
 }

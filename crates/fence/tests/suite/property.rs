@@ -1,6 +1,7 @@
-//! Long random histories: many sections with random modes, slots and tokens, interleaved at random, one call at a time.
+//! Long random histories: many sections with random modes, slots and tokens, interleaved at random, one call at a
+//! time.
 //!
-//! One call at a time has one right answer, the oracle's. A failure is shrunk to its shortest history.
+//! Sequential calls have one correct result, the rule's. A failure is shrunk to its shortest history.
 #![expect(clippy::print_stdout, reason = "a test tells how much it saw; shown with --nocapture")]
 
 use std::cell::Cell;
@@ -12,12 +13,12 @@ use proptest::test_runner::{Config, TestRunner};
 use super::{Subject, ask, runtime, said, token};
 
 const USERS: usize = 3;
-/// Of slots and of tokens few enough that sections meet.
+/// Few slots and tokens, so that sections interact.
 const SLOTS: u32 = 3;
 const TOKENS: u64 = 12;
 const CALLS: usize = 40;
 
-/// Who calls, what, and in which section.
+/// The user, the action and the section.
 type Call = (usize, Action, Section);
 
 fn sections() -> impl Strategy<Value = Section> {
@@ -31,8 +32,8 @@ fn sections() -> impl Strategy<Value = Section> {
     (kind, token).prop_map(|((mode, slot), token)| Section::new(mode, slot, token).expect("a section"))
 }
 
-/// A few sections, and an order in which they do the next of their steps: enter, write, write again, … A step may also
-/// be a `check_once`, and a section may skip its `enter`: the rule answers all of it.
+/// A few sections, and an order in which each takes its next step: enter, write, write again, … A step may also be
+/// a `check_once`, and a section may skip its `enter`: the rule defines all these cases.
 fn histories() -> impl Strategy<Value = Vec<Call>> {
     let steps = (0..6_usize, prop_oneof![8 => Just(false), 1 => Just(true)]);
     (proptest::collection::vec(sections(), 6), proptest::collection::vec(steps, 1..CALLS)).prop_map(
