@@ -9,10 +9,10 @@ use std::process::Command;
 
 use cargo_metadata::{Metadata, MetadataCommand};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// Enables them for `packages`, or for the whole workspace if that is empty.
-pub(crate) fn turn_on(cargo: &mut Command, packages: &[String]) -> Outcome {
+pub(crate) fn turn_on(cargo: &mut Command, packages: &[String]) -> TaskResult {
     let features = required(&metadata()?, packages);
     if !features.is_empty() {
         cargo.arg("--features").arg(features.into_iter().collect::<Vec<_>>().join(","));
@@ -21,7 +21,7 @@ pub(crate) fn turn_on(cargo: &mut Command, packages: &[String]) -> Outcome {
 }
 
 /// The workspace's packages.
-pub(crate) fn metadata() -> Outcome<Metadata> {
+pub(crate) fn metadata() -> TaskResult<Metadata> {
     MetadataCommand::new()
         .no_deps()
         .exec()

@@ -12,7 +12,7 @@ use std::process::Command;
 use cargo_metadata::MetadataCommand;
 use nix::fcntl::{Flock, FlockArg};
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::process::{not_started, run, shown};
 
 /// Lists the contents of a registry's folder. Written last, so a folder that has it is complete.
@@ -104,7 +104,7 @@ const REGISTRIES: &[Registry] = &[
 ];
 
 /// Installs the missing libraries of [`REGISTRIES`]. If none is missing, reads two small files and starts two programs.
-pub(crate) fn install() -> Outcome {
+pub(crate) fn install() -> TaskResult {
     let root = root()?;
     let _turn = turn(&root)?;
     REGISTRIES.iter().try_for_each(|registry| registry.provide(&root).map(drop))
@@ -112,7 +112,7 @@ pub(crate) fn install() -> Outcome {
 
 impl Registry {
     /// Makes the registry's folder below `root` contain exactly its libraries; returns whether it was changed.
-    fn provide(&self, root: &Path) -> Outcome<bool> {
+    fn provide(&self, root: &Path) -> TaskResult<bool> {
         let wanted = self.stamp()?;
         let folder = root.join(self.folder);
         if fs::read_to_string(folder.join(STAMP)).is_ok_and(|found| found == wanted) {
@@ -146,7 +146,7 @@ impl Registry {
     }
 
     /// The expected contents of the stamp: language version and requirements.
-    fn stamp(&self) -> Outcome<String> {
+    fn stamp(&self) -> TaskResult<String> {
         let mut asked = (self.language)();
         let output = asked.output().map_err(|error| not_started(&asked, &error))?;
         if !output.status.success() {
@@ -164,7 +164,7 @@ fn command(program: &str, args: &[&str]) -> Command {
 }
 
 /// Removes `folder`, if it exists.
-fn clear(folder: &Path) -> Outcome {
+fn clear(folder: &Path) -> TaskResult {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             Err(format!("cannot remove {}: {error}", folder.display()))
@@ -174,7 +174,7 @@ fn clear(folder: &Path) -> Outcome {
 }
 
 /// The folder of all registries: in cargo's target folder, so that `cargo clean` removes it too.
-fn root() -> Outcome<PathBuf> {
+fn root() -> TaskResult<PathBuf> {
     let metadata = MetadataCommand::new()
         .no_deps()
         .exec()
@@ -183,7 +183,7 @@ fn root() -> Outcome<PathBuf> {
 }
 
 /// Takes the lock that serializes installations; it is held until the result is dropped.
-fn turn(root: &Path) -> Outcome<Flock<File>> {
+fn turn(root: &Path) -> TaskResult<Flock<File>> {
     let path = root.join("lock");
     let file = fs::create_dir_all(root).and_then(|()| File::create(&path));
     let file = file.map_err(|error| format!("cannot make {}: {error}", path.display()))?;

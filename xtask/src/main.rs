@@ -31,7 +31,7 @@ use crate::services::Services;
 use crate::testing::Selection;
 
 /// The result of a task. An error is a text for people, one line unless a tool has already printed more.
-pub(crate) type Outcome<T = ()> = Result<T, String>;
+pub(crate) type TaskResult<T = ()> = Result<T, String>;
 
 #[derive(Parser)]
 #[command(

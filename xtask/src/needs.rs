@@ -9,7 +9,7 @@ use std::process::Command;
 
 use lockkeeper_rig::{Program, find, network, pgbouncer, postgres, redis};
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::foreign;
 use crate::process::{cargo, has_cargo_tool, run};
 
@@ -84,7 +84,7 @@ const TEST_NEEDS: &[Need] = &[
 
 impl CargoTool {
     /// Returns an error with the install command, unless the tool is present.
-    pub(crate) fn require(&self) -> Outcome {
+    pub(crate) fn require(&self) -> TaskResult {
         if has_cargo_tool(self.name) {
             return Ok(());
         }
@@ -96,7 +96,7 @@ impl CargoTool {
 }
 
 /// Installs the missing tools of [`CARGO_TOOLS`] into cargo's folder for programs.
-pub(crate) fn install_cargo_tools() -> Outcome {
+pub(crate) fn install_cargo_tools() -> TaskResult {
     for CargoTool { name, version } in CARGO_TOOLS {
         if has_cargo_tool(name) {
             println!("cargo-{name}: found");
@@ -108,7 +108,7 @@ pub(crate) fn install_cargo_tools() -> Outcome {
 }
 
 /// Installs the missing programs of [`TEST_NEEDS`], and the libraries of other languages.
-pub(crate) fn install_test_needs() -> Outcome {
+pub(crate) fn install_test_needs() -> TaskResult {
     install(TEST_NEEDS, "the tests need")?;
     foreign::install()
 }
@@ -117,7 +117,7 @@ pub(crate) fn install_test_needs() -> Outcome {
 /// their names.
 ///
 /// `who_needs` begins the error's text: `the tests need`.
-pub(crate) fn install(needs: &[Need], who_needs: &str) -> Outcome {
+pub(crate) fn install(needs: &[Need], who_needs: &str) -> TaskResult {
     let missing = missing(needs);
     if missing.is_empty() {
         return Ok(());

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::features;
 use crate::needs::DENY;
 use crate::process::{cargo, run};
@@ -38,7 +38,7 @@ impl fmt::Display for Part {
 }
 
 /// Runs `parts`, or all of them; later parts run even if earlier ones fail.
-pub(crate) fn verify(parts: &[Part]) -> Outcome {
+pub(crate) fn verify(parts: &[Part]) -> TaskResult {
     let parts = if parts.is_empty() { Part::value_variants() } else { parts };
     let mut failed = Vec::new();
     let mut lines = Vec::new();
@@ -59,7 +59,7 @@ pub(crate) fn verify(parts: &[Part]) -> Outcome {
 }
 
 /// Formats, then applies clippy's safe fixes. Also works with uncommitted changes: it is meant to run before a commit.
-pub(crate) fn fix() -> Outcome {
+pub(crate) fn fix() -> TaskResult {
     run(cargo().args(["fmt", "--all"]))?;
     let mut clippy = cargo();
     clippy.args(["clippy", "--workspace", "--all-targets", "--fix", "--allow-dirty", "--allow-staged"]);
@@ -69,7 +69,7 @@ pub(crate) fn fix() -> Outcome {
     run(cargo().args(["fmt", "--all"]))
 }
 
-fn check(part: Part) -> Outcome {
+fn check(part: Part) -> TaskResult {
     match part {
         Part::Format => run(cargo().args(["fmt", "--all", "--check"])),
         Part::Clippy => {
@@ -88,7 +88,7 @@ fn check(part: Part) -> Outcome {
 
 /// The library and the command are both called `lockkeeper`, so their pages would have the same address; cargo warns
 /// about that and plans to reject it. They are built in two runs, the library last, so that its pages remain.
-fn docs() -> Outcome {
+fn docs() -> TaskResult {
     const COMMAND: &str = "lockkeeper-cli";
     let doc = || {
         let mut cargo = cargo();

@@ -7,10 +7,10 @@ use std::env;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// Changes to the workspace's root, so that every task works from any folder of the clone.
-pub(crate) fn enter_workspace() -> Outcome {
+pub(crate) fn enter_workspace() -> TaskResult {
     let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = manifest_dir.parent().unwrap_or(manifest_dir);
     env::set_current_dir(root).map_err(|error| {
@@ -38,7 +38,7 @@ pub(crate) fn has_cargo_tool(name: &str) -> bool {
 }
 
 /// Prints `command`, runs it with inherited stdin, stdout and stderr, and waits for it.
-pub(crate) fn run(command: &mut Command) -> Outcome {
+pub(crate) fn run(command: &mut Command) -> TaskResult {
     eprintln!("$ {}", shown(command));
     let status = command.status().map_err(|error| not_started(command, &error))?;
     if status.success() { Ok(()) } else { Err(format!("`{}` failed: {status}", shown(command))) }

@@ -5,11 +5,11 @@
 
 use std::ffi::OsString;
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::process::{cargo, run as run_shown};
 
 /// Builds the simulator and runs it with these arguments.
-pub(crate) fn run(args: &[OsString]) -> Outcome {
+pub(crate) fn run(args: &[OsString]) -> TaskResult {
     let mut cargo = cargo();
     cargo.args(["run", "--quiet", "--profile", "test", "--package", "lockkeeper-sim", "--"]).args(args);
     run_shown(&mut cargo)

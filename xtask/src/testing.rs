@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::features;
 use crate::needs::install_test_needs;
 use crate::process::{cargo, has_cargo_tool, not_started, shown};
@@ -32,7 +32,7 @@ pub(crate) struct Selection {
 }
 
 /// Installs missing programs, runs the selected tests and doctests, and prints the count as the last line of stdout.
-pub(crate) fn run(selection: &Selection) -> Outcome {
+pub(crate) fn run(selection: &Selection) -> TaskResult {
     install_test_needs()?;
     let with_doctests = selection.with_doctests()?;
     let nextest = has_cargo_tool("nextest");
@@ -72,7 +72,7 @@ pub(crate) fn run(selection: &Selection) -> Outcome {
 }
 
 impl Selection {
-    fn nextest(&self) -> Outcome<Command> {
+    fn nextest(&self) -> TaskResult<Command> {
         let mut cargo = cargo();
         // Whether any test ran is checked over all parts together.
         cargo.args(["nextest", "run", "--no-fail-fast", "--no-tests=pass"]);
@@ -81,7 +81,7 @@ impl Selection {
         Ok(cargo)
     }
 
-    fn libtest(&self) -> Outcome<Command> {
+    fn libtest(&self) -> TaskResult<Command> {
         let mut cargo = cargo();
         cargo.args(["test", "--no-fail-fast"]);
         self.choose_packages(&mut cargo)?;
@@ -89,7 +89,7 @@ impl Selection {
         Ok(cargo)
     }
 
-    fn doctests(&self) -> Outcome<Command> {
+    fn doctests(&self) -> TaskResult<Command> {
         let mut cargo = cargo();
         cargo.args(["test", "--doc", "--no-fail-fast"]);
         self.choose_packages(&mut cargo)?;
@@ -97,7 +97,7 @@ impl Selection {
         Ok(cargo)
     }
 
-    fn choose_packages(&self, cargo: &mut Command) -> Outcome {
+    fn choose_packages(&self, cargo: &mut Command) -> TaskResult {
         if self.packages.is_empty() {
             cargo.arg("--workspace");
         }
@@ -108,7 +108,7 @@ impl Selection {
     }
 
     /// Whether a selected package can have doctests: cargo rejects `--doc` for a package without a library.
-    fn with_doctests(&self) -> Outcome<bool> {
+    fn with_doctests(&self) -> TaskResult<bool> {
         if self.packages.is_empty() {
             return Ok(true);
         }
@@ -130,7 +130,7 @@ impl Selection {
 /// Runs `command`, prints its output as it arrives, and counts the tests in it. Also returns whether it succeeded.
 ///
 /// Both outputs use one pipe, so that failure messages stay in place.
-fn run_counted(runner: Runner, command: &mut Command) -> Outcome<(Tally, bool)> {
+fn run_counted(runner: Runner, command: &mut Command) -> TaskResult<(Tally, bool)> {
     eprintln!("$ {}", shown(command));
     let no_pipe = |error| format!("cannot make a pipe: {error}");
     let (reader, writer) = std::io::pipe().map_err(no_pipe)?;

@@ -14,7 +14,7 @@ use divan::Bencher;
 use divan::counter::ItemsCount;
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Reply, Restorer, Seq, SessionId, Table,
-    WalkState,
+    SnapshotProgress,
 };
 
 /// The system allocator with a count of the allocated bytes, by requested size and without the allocator's overhead.
@@ -272,7 +272,7 @@ fn walk(table: &mut Table, mut each: impl FnMut(Vec<u8>)) {
         let mut piece = Vec::new();
         let state = table.walk_piece(PIECE_ITEMS, &mut piece);
         each(piece);
-        if let WalkState::Done { .. } = state {
+        if let SnapshotProgress::Done { .. } = state {
             return;
         }
     }

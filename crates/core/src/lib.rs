@@ -24,6 +24,6 @@ pub use reply::{Effect, Effects, End, Grant, PermitGrant, Rejection, Reply};
 pub use snapshot::Snapshot;
 pub use table::{
     Description, HoldInfo, HoldState, Page, Pending, Restorer, SessionInfo, SnapshotError, Table,
-    TokenStatus, WaiterInfo, WalkState, WalkUnderWay,
+    TokenStatus, WaiterInfo, SnapshotProgress, WalkUnderWay,
 };
 pub use types::{Mode, ModeKind, Seq, SessionId, Slot, Ticket, Token};

@@ -9,7 +9,7 @@ mod random_steps;
 
 use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, LockName, Mode, OpenSession, Restorer, Seq, SessionId, Snapshot,
-    Table, WalkState, WalkUnderWay, invariants, limits,
+    Table, SnapshotProgress, WalkUnderWay, invariants, limits,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -137,7 +137,7 @@ impl World {
         let Some(mut walk) = self.walk.take() else {
             let mut stream = Vec::new();
             let state = self.table.walk_piece(budget, &mut stream);
-            return if state == WalkState::NoWalk && stream.is_empty() {
+            return if state == SnapshotProgress::NoWalk && stream.is_empty() {
                 Ok(())
             } else {
                 Err(format!("a piece of no walk: {state:?}, {stream:?}"))
@@ -146,8 +146,8 @@ impl World {
         let before = walk.stream.len();
         let state = self.table.walk_piece(budget, &mut walk.stream);
         match state {
-            WalkState::Continue if self.table.is_walking() => self.walk = Some(walk),
-            WalkState::Done { digest } if !self.table.is_walking() => {
+            SnapshotProgress::Continue if self.table.is_walking() => self.walk = Some(walk),
+            SnapshotProgress::Done { digest } if !self.table.is_walking() => {
                 self.walks_done += 1;
                 return self.check(&walk, digest);
             }
@@ -210,7 +210,7 @@ fn whole_walk(table: &mut Table) -> (Vec<u8>, u128) {
     table.begin_walk().expect("no walk is under way");
     let mut stream = Vec::new();
     loop {
-        if let WalkState::Done { digest } = table.walk_piece(1, &mut stream) {
+        if let SnapshotProgress::Done { digest } = table.walk_piece(1, &mut stream) {
             return (stream, digest);
         }
     }
@@ -312,7 +312,7 @@ fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let expected = table.snapshot();
     table.begin_walk().expect("no walk is under way");
     let mut stream = Vec::new();
-    assert_eq!(table.walk_piece(10, &mut stream), WalkState::Continue);
+    assert_eq!(table.walk_piece(10, &mut stream), SnapshotProgress::Continue);
     let _ended = table.apply(Command::CloseSession { session: SessionId(1) }, &mut Effects::new());
     while table.has_backlog() {
         let _resumed = table.apply(Command::Resume, &mut Effects::new());
@@ -325,7 +325,7 @@ fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
         // A chunk of saved items has 64 KiB plus the rest of its last item.
         assert!(stream.len() - before < (1 << 16) + 1000, "a piece of {} bytes", stream.len() - before);
         pieces += 1;
-        if let WalkState::Done { digest } = state {
+        if let SnapshotProgress::Done { digest } = state {
             break digest;
         }
     };
@@ -342,7 +342,7 @@ fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
 fn cancelled_snapshot_does_not_affect_the_next_one() {
     let mut table = with_held(100);
     table.begin_walk().expect("no walk is under way");
-    assert_eq!(table.walk_piece(5, &mut Vec::new()), WalkState::Continue);
+    assert_eq!(table.walk_piece(5, &mut Vec::new()), SnapshotProgress::Continue);
     let finish = |target| Command::Finish {
         session: SessionId(1),
         seq: Seq(target + 100),
@@ -352,7 +352,7 @@ fn cancelled_snapshot_does_not_affect_the_next_one() {
     let _released = table.apply(finish(90), &mut Effects::new());
     assert_eq!(table.begin_walk(), Err(WalkUnderWay));
     table.abandon_walk();
-    assert_eq!(table.walk_piece(5, &mut Vec::new()), WalkState::NoWalk);
+    assert_eq!(table.walk_piece(5, &mut Vec::new()), SnapshotProgress::NoWalk);
     let _released = table.apply(finish(91), &mut Effects::new());
     let expected = table.snapshot();
     let (stream, digest) = whole_walk(&mut table);

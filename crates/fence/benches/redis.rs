@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use lockkeeper_fence::redis::{Command, FenceScript, RedisFence};
+use lockkeeper_fence::redis::{RedisCommand, FenceScript, RedisFence};
 use lockkeeper_fence::{Section, Token};
 use lockkeeper_rig::Redis;
 
@@ -40,7 +40,7 @@ async fn measure(what: &str, redis: &Redis) {
         command.arg("stock").arg(&value);
         let () = command.query_async(&mut connection).await.expect("written");
         let after_plain = Instant::now();
-        let command = Command::new("SET").key("stock").arg(&value);
+        let command = RedisCommand::new("SET").key("stock").arg(&value);
         fence.write("stock", section, &[command]).await.expect("live");
         let after_fenced = Instant::now();
         fence.write_script("stock", section, &script, &["stock"], &value).await.expect("live");

@@ -4,7 +4,7 @@
 //! Needed where check and effect can't be one atomic step: the effect runs *after* the check (a handler, a
 //! forwarded request), and a section with a higher token must not begin while one with a lower token is still
 //! running. Pure state machine: no clock, no storage, no blocking. The caller keeps the waiting requests and passes
-//! each [`Answer`] on.
+//! each [`WaitOutcome`] on.
 //!
 //! What a check alone loses: A (token 5) is checked and passes, then its handler stalls; B (token 6) is checked,
 //! passes, runs, ends and is acknowledged; A's handler resumes and overwrites B's write. With admission, 6 waits
@@ -29,7 +29,7 @@ pub struct Place(u64);
 /// The outcome for a section that waited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
-pub struct Answer {
+pub struct WaitOutcome {
     /// The section that waited.
     pub place: Place,
     /// `Ok`: admitted. `Err`: refused, and removed.
@@ -42,7 +42,7 @@ pub struct Answer {
 pub enum Knock {
     /// Admitted at once.
     Inside(Place),
-    /// An admitted section must leave first; an [`Answer`] follows.
+    /// An admitted section must leave first; an [`WaitOutcome`] follows.
     Waits(Place),
 }
 
@@ -74,20 +74,20 @@ impl Door {
         &mut self,
         action: Action,
         section: Section,
-        answers: &mut Vec<Answer>,
+        answers: &mut Vec<WaitOutcome>,
     ) -> Result<Knock, Refused> {
         // Only the durable marks record whether a token was used: a retry may arrive while the first try is
         // admitted.
         let action = if action == Action::CheckOnce { Action::Write } else { action };
         let _ = self.marks.check(action, section)?;
         let marks = &self.marks;
-        let turned_away: Vec<Answer> = self
+        let turned_away: Vec<WaitOutcome> = self
             .people
             .iter()
             .filter(|(_, person)| !person.inside)
             .filter_map(|(place, person)| {
                 let refused = marks.clone().check(person.action, person.section).err()?;
-                Some(Answer { place: *place, verdict: Err(refused) })
+                Some(WaitOutcome { place: *place, verdict: Err(refused) })
             })
             .collect();
         for answer in &turned_away {
@@ -103,7 +103,7 @@ impl Door {
 
     /// Removes a section, admitted or waiting; no effect if it was refused before. Sections that waited for it are
     /// admitted, through `answers`.
-    pub fn leave(&mut self, place: Place, answers: &mut Vec<Answer>) {
+    pub fn leave(&mut self, place: Place, answers: &mut Vec<WaitOutcome>) {
         self.people.remove(&place);
         let waiting: Vec<(Place, Section)> = self
             .people
@@ -114,7 +114,7 @@ impl Door {
         for (place, section) in waiting {
             if self.has_room_for(section) {
                 self.people.entry(place).and_modify(|person| person.inside = true);
-                answers.push(Answer { place, verdict: Ok(()) });
+                answers.push(WaitOutcome { place, verdict: Ok(()) });
             }
         }
     }

@@ -25,7 +25,7 @@ fn permit(slot: u32, value: u64) -> Section {
 #[derive(Default)]
 struct Watched {
     door: Door,
-    answers: Vec<Answer>,
+    answers: Vec<WaitOutcome>,
 }
 
 impl Watched {
@@ -51,7 +51,7 @@ impl Watched {
     }
 
     #[track_caller]
-    fn leaves(&mut self, place: Place) -> Vec<Answer> {
+    fn leaves(&mut self, place: Place) -> Vec<WaitOutcome> {
         self.answers.clear();
         self.door.leave(place, &mut self.answers);
         self.answers.clone()
@@ -62,8 +62,8 @@ fn stale(offered: u64, highest: u64) -> Refused {
     Refused::Stale { offered: token(offered), highest: token(highest) }
 }
 
-fn let_in(place: Place) -> Answer {
-    Answer { place, verdict: Ok(()) }
+fn let_in(place: Place) -> WaitOutcome {
+    WaitOutcome { place, verdict: Ok(()) }
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn waiting_section_is_refused_when_a_later_section_arrives() {
     let five = door.comes_in(writer(5));
     let six = door.waits(writer(6));
     let eight = door.waits(reader(8));
-    assert_eq!(door.answers, [Answer { place: six, verdict: Err(stale(6, 8)) }]);
+    assert_eq!(door.answers, [WaitOutcome { place: six, verdict: Err(stale(6, 8)) }]);
     let nine = door.waits(reader(9));
     assert_eq!(door.leaves(five), [let_in(eight), let_in(nine)], "readers come in together");
     assert_eq!(door.leaves(six), [], "one that was turned away is no longer there");
@@ -113,7 +113,7 @@ fn slots_run_concurrently_and_a_section_without_a_slot_waits_for_all() {
     assert_eq!(door.knock(permit(0, 10)), Err(stale(10, 12)));
     let _ = door.comes_in(permit(1, 11));
     let all = door.waits(writer(13));
-    assert_eq!(door.answers, [Answer { place: next, verdict: Err(stale(12, 13)) }]);
+    assert_eq!(door.answers, [WaitOutcome { place: next, verdict: Err(stale(12, 13)) }]);
     assert_eq!(door.leaves(first), []);
     assert_eq!(door.leaves(second), [], "one of slot 1 is still inside");
     assert_eq!(door.knock(permit(7, 9)), Err(stale(9, 13)), "a slot never seen");

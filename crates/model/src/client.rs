@@ -3,7 +3,7 @@
 use crate::action::Action;
 use crate::model::Model;
 use crate::rule::Rule;
-use crate::state::{Call, DRIFT, End, LINGER, Place, Role, State, TTL};
+use crate::state::{KeepAliveCall, DRIFT, CloseProgress, LINGER, CallStage, Role, State, TTL};
 
 impl Model {
     /// The true duration of `ticks` measured by the client, whose clock is as slow as the assumed drift allows. The
@@ -24,7 +24,7 @@ impl Model {
         }
         let stream = state.stream(client.stream);
         match stream.end {
-            End::Open => {
+            CloseProgress::Open => {
                 let under_way = state.calls.iter().filter(|call| call.stream > 0).count();
                 if under_way < usize::from(self.calls) {
                     if takes(stream.to) {
@@ -36,8 +36,8 @@ impl Model {
                 }
                 actions.push(Action::Hang);
             }
-            End::Over => actions.push(Action::ToldEnd),
-            End::Network | End::Socket => {}
+            CloseProgress::Over => actions.push(Action::ToldEnd),
+            CloseProgress::Network | CloseProgress::Socket => {}
         }
     }
 
@@ -45,7 +45,7 @@ impl Model {
         let number = state.client.stream;
         let worth = self.measured(TTL);
         if let Some(index) = state.calls.iter().position(|call| call.stream == 0) {
-            state.calls[index] = Call { stream: number, worth, ..Call::default() };
+            state.calls[index] = KeepAliveCall { stream: number, worth, ..KeepAliveCall::default() };
             Self::arrive(state, index);
         }
     }
@@ -53,14 +53,14 @@ impl Model {
     pub(crate) fn send_late(state: &mut State) {
         let stream = state.client.stream;
         if let Some(free) = state.calls.iter_mut().find(|call| call.stream == 0) {
-            *free = Call { stream, place: Place::Network, ..Call::default() };
+            *free = KeepAliveCall { stream, place: CallStage::Network, ..KeepAliveCall::default() };
         }
     }
 
     /// Renewals that are pending on this stream no longer extend the lease deadline, and `linger` may have begun.
     pub(crate) fn hang(&self, state: &mut State) {
         let stream = std::mem::take(&mut state.client.stream);
-        state.stream_mut(stream).end = End::Network;
+        state.stream_mut(stream).end = CloseProgress::Network;
         for call in state.calls.iter_mut().filter(|call| call.stream == stream) {
             call.worth = 0;
         }
@@ -74,11 +74,11 @@ impl Model {
         state.client.stream = state.client.streams;
         let stream = state.stream_mut(state.client.stream);
         stream.to = leader;
-        stream.end = End::Open;
+        stream.end = CloseProgress::Open;
     }
 
     /// The client receives an acknowledgement. It ignores those for earlier streams.
-    pub(crate) fn heard(state: &mut State, call: Call, names_revoked: bool) {
+    pub(crate) fn heard(state: &mut State, call: KeepAliveCall, names_revoked: bool) {
         state.late_ack |= call.late;
         if call.stream == state.client.stream {
             state.client.belief = state.client.belief.max(call.worth);

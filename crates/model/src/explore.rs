@@ -10,7 +10,7 @@ use crate::state::State;
 
 /// The result of a run.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Report {
+pub struct Exploration {
     /// The number of distinct states reached.
     pub states: usize,
     /// The broken promises, each with a path of events from which no event can be removed.
@@ -22,13 +22,13 @@ pub struct Report {
 /// Visits every reachable state; stops once all of `until` are broken. The number of states does not depend on the
 /// number of threads; the paths are reproducible with one thread only.
 #[must_use]
-pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Report {
+pub fn explore(model: Model, until: &[&'static str], threads: usize) -> Exploration {
     let until = HasDiscoveries::AllOf(until.iter().copied().collect());
     let stops = !matches!(&until, HasDiscoveries::AllOf(none) if none.is_empty());
     let until = if stops { until } else { HasDiscoveries::All };
     let checker = model.checker().threads(threads).finish_when(until).spawn_bfs().join();
     let mut report =
-        Report { states: checker.unique_state_count(), broken: BTreeMap::new(), reached: BTreeSet::new() };
+        Exploration { states: checker.unique_state_count(), broken: BTreeMap::new(), reached: BTreeSet::new() };
     let found = checker.discoveries();
     for property in model.properties() {
         let Some(path) = found.get(property.name) else { continue };

@@ -3,7 +3,7 @@
 use crate::action::Action;
 use crate::model::Model;
 use crate::rule::Rule;
-use crate::state::{Call, Check, Closing, End, LINGER, Leader, Place, Role, Round, State, TTL};
+use crate::state::{KeepAliveCall, Check, Closing, CloseProgress, LINGER, Leader, CallStage, Role, QuorumRead, State, TTL};
 
 impl Model {
     /// The time until the deadline after a renewal is read now, in ticks.
@@ -18,26 +18,26 @@ impl Model {
         }
         let is_latest = number == state.elected;
         for (call, it) in state.calls.iter().enumerate() {
-            if it.stream > 0 && it.place == Place::Socket && state.stream(it.stream).to == number {
+            if it.stream > 0 && it.place == CallStage::Socket && state.stream(it.stream).to == number {
                 actions.push(Action::Read { call: call as u8, leader: number, stream: it.stream });
             }
         }
         for stream in 1..=state.client.streams {
             let it = state.stream(stream);
-            let unread = |call: &Call| call.stream == stream && call.place == Place::Socket;
-            if it.to == number && it.end == End::Socket && !state.calls.iter().any(unread) {
+            let unread = |call: &KeepAliveCall| call.stream == stream && call.place == CallStage::Socket;
+            if it.to == number && it.end == CloseProgress::Socket && !state.calls.iter().any(unread) {
                 actions.push(Action::ReadEnd { stream, leader: number });
             }
         }
-        if self.drops && leader.attached && state.stream(leader.attach).end != End::Over {
+        if self.drops && leader.attached && state.stream(leader.attach).end != CloseProgress::Over {
             actions.push(Action::DropStream { stream: leader.attach, leader: number });
         }
         match leader.round {
-            Round::None if state.calls_at(number, Place::Waiting).next().is_some() => {
+            QuorumRead::None if state.calls_at(number, CallStage::Waiting).next().is_some() => {
                 actions.push(Action::Ask(number));
             }
-            Round::Asked if is_latest => actions.push(Action::Confirm(number)),
-            Round::Confirmed => actions.push(Action::Acknowledge(number)),
+            QuorumRead::Asked if is_latest => actions.push(Action::Confirm(number)),
+            QuorumRead::Confirmed => actions.push(Action::Acknowledge(number)),
             _ => {}
         }
         if self.expiry {
@@ -76,8 +76,8 @@ impl Model {
     /// Returns true if input that had arrived when the check began is still unread.
     fn has_old(state: &State, leader: u8) -> bool {
         let old =
-            |stream: &crate::state::Stream| stream.to == leader && stream.end == End::Socket && stream.old;
-        state.calls_at(leader, Place::Socket).any(|call| call.old) || state.streams.iter().any(old)
+            |stream: &crate::state::ModelStream| stream.to == leader && stream.end == CloseProgress::Socket && stream.old;
+        state.calls_at(leader, CallStage::Socket).any(|call| call.old) || state.streams.iter().any(old)
     }
 
     pub(crate) fn read(&self, state: &mut State, number: u8, call: u8) {
@@ -87,7 +87,7 @@ impl Model {
         let leader = state.leader_mut(number);
         let counts = stream > leader.attach || (stream == leader.attach && leader.attached);
         if !counts && self.has(Rule::NewestAttach) {
-            state.calls[index] = Call::default();
+            state.calls[index] = KeepAliveCall::default();
             return;
         }
         if stream != leader.attach {
@@ -96,14 +96,14 @@ impl Model {
         leader.attach = stream;
         leader.attached = true;
         if leader.ending && full_drop {
-            state.calls[index] = Call::default();
+            state.calls[index] = KeepAliveCall::default();
             return;
         }
         leader.deadline = leader.deadline.max(full);
-        let joins = leader.round != Round::None && !self.has(Rule::LaterRound);
+        let joins = leader.round != QuorumRead::None && !self.has(Rule::LaterRound);
         let names_revoked = leader.revoked && self.has(Rule::NamesRevoked);
         if self.has(Rule::Round) {
-            state.calls[index].place = if joins { Place::Round } else { Place::Waiting };
+            state.calls[index].place = if joins { CallStage::Round } else { CallStage::Waiting };
         } else {
             let call = std::mem::take(&mut state.calls[index]);
             Self::heard(state, call, names_revoked);
@@ -113,7 +113,7 @@ impl Model {
     /// From here on no renewal of the stream extends the lease or is acknowledged.
     pub(crate) fn read_end(&self, state: &mut State, number: u8, stream: u8) {
         state.end_stream(stream);
-        let newer = state.calls_at(number, Place::Socket).any(|call| call.stream > stream);
+        let newer = state.calls_at(number, CallStage::Socket).any(|call| call.stream > stream);
         let linger = self.linger;
         let leader = state.leader_mut(number);
         if leader.attach == stream && leader.attached {
@@ -142,27 +142,27 @@ impl Model {
     }
 
     pub(crate) fn ask(state: &mut State, number: u8) {
-        state.leader_mut(number).round = Round::Asked;
+        state.leader_mut(number).round = QuorumRead::Asked;
         for index in 0..state.calls.len() {
             let call = state.calls[index];
-            if call.stream > 0 && call.place == Place::Waiting && state.stream(call.stream).to == number {
-                state.calls[index].place = Place::Round;
+            if call.stream > 0 && call.place == CallStage::Waiting && state.stream(call.stream).to == number {
+                state.calls[index].place = CallStage::Round;
             }
         }
     }
 
     pub(crate) fn acknowledge(&self, state: &mut State, number: u8) {
         let leader = state.leader_mut(number);
-        leader.round = Round::None;
+        leader.round = QuorumRead::None;
         let silent = leader.ending && self.has(Rule::NothingAfterEnd);
         let (attach, attached) = (leader.attach, leader.attached);
         let names_revoked = leader.revoked && self.has(Rule::NamesRevoked);
         for index in 0..state.calls.len() {
             let call = state.calls[index];
-            if call.stream == 0 || call.place != Place::Round || state.stream(call.stream).to != number {
+            if call.stream == 0 || call.place != CallStage::Round || state.stream(call.stream).to != number {
                 continue;
             }
-            state.calls[index] = Call::default();
+            state.calls[index] = KeepAliveCall::default();
             if !silent && call.stream == attach && attached {
                 Self::heard(state, call, names_revoked);
             }
@@ -182,11 +182,11 @@ impl Model {
     fn mark_old(state: &mut State, leader: u8, old: bool) {
         for index in 0..state.calls.len() {
             let call = state.calls[index];
-            if call.stream > 0 && call.place == Place::Socket && state.stream(call.stream).to == leader {
+            if call.stream > 0 && call.place == CallStage::Socket && state.stream(call.stream).to == leader {
                 state.calls[index].old = old;
             }
         }
-        for stream in state.streams.iter_mut().filter(|it| it.to == leader && it.end == End::Socket) {
+        for stream in state.streams.iter_mut().filter(|it| it.to == leader && it.end == CloseProgress::Socket) {
             stream.old = old;
         }
     }
@@ -227,7 +227,7 @@ impl Model {
 
     pub(crate) fn leave(state: &mut State, number: u8, role: Role) {
         for stream in 1..=state.client.streams {
-            if state.stream(stream).to == number && state.stream(stream).end != End::Over {
+            if state.stream(stream).to == number && state.stream(stream).end != CloseProgress::Over {
                 state.end_stream(stream);
             }
         }

@@ -22,6 +22,6 @@ mod network;
 mod rule;
 mod state;
 
-pub use explore::{Report, explore, path};
+pub use explore::{Exploration, explore, path};
 pub use model::{Model, PROMISES};
 pub use rule::Rule;

@@ -4,7 +4,7 @@ use stateright::Property;
 
 use crate::action::Action;
 use crate::rule::Rule;
-use crate::state::{Check, Closing, End, Leader, Place, Role, Round, State};
+use crate::state::{Check, Closing, CloseProgress, Leader, CallStage, Role, QuorumRead, State};
 
 /// The promises that the model checks; P4 for breaks only.
 pub const PROMISES: [&str; 4] = ["P4", "P5", "P6", "P9"];
@@ -75,12 +75,12 @@ impl stateright::Model for Model {
             Action::Arrive { call, .. } => Self::arrive(state, usize::from(call)),
             Action::Lose { call, .. } => state.calls[usize::from(call)] = Default::default(),
             Action::EndArrives { stream, .. } => Self::end_arrives(state, stream),
-            Action::Middlebox(stream) => state.stream_mut(stream).end = End::Network,
+            Action::Middlebox(stream) => state.stream_mut(stream).end = CloseProgress::Network,
             Action::Read { call, leader, .. } => self.read(state, leader, call),
             Action::ReadEnd { stream, leader } => self.read_end(state, leader, stream),
             Action::DropStream { stream, leader } => self.drop_stream(state, leader, stream),
             Action::Ask(leader) => Self::ask(state, leader),
-            Action::Confirm(leader) => state.leader_mut(leader).round = Round::Confirmed,
+            Action::Confirm(leader) => state.leader_mut(leader).round = QuorumRead::Confirmed,
             Action::Acknowledge(leader) => self.acknowledge(state, leader),
             Action::BeginCheck(leader) => self.begin_check(state, leader),
             Action::ConfirmCheck(leader) => Self::confirm_check(state, leader),
@@ -107,12 +107,12 @@ impl stateright::Model for Model {
             Property::always("P9", |_, it: &State| !it.hasty_end),
             // Situations that an exploration must reach to be meaningful.
             Property::sometimes("a deposed leader asks for a sign that came too late", |_, it: &State| {
-                it.calls.iter().any(|call| call.late && call.place == Place::Round)
+                it.calls.iter().any(|call| call.late && call.place == CallStage::Round)
             }),
             Property::sometimes("a later leader is confirmed for a sign of life", |_, it: &State| {
                 let confirmed = |leader: u8| {
-                    it.leader(leader).round == Round::Confirmed
-                        && it.calls_at(leader, Place::Round).count() > 0
+                    it.leader(leader).round == QuorumRead::Confirmed
+                        && it.calls_at(leader, CallStage::Round).count() > 0
                 };
                 (1..=it.elected).any(confirmed)
             }),

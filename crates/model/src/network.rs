@@ -2,12 +2,12 @@
 
 use crate::action::Action;
 use crate::model::Model;
-use crate::state::{Call, End, Place, Role, State, TTL};
+use crate::state::{KeepAliveCall, CloseProgress, CallStage, Role, State, TTL};
 
 impl Model {
     pub(crate) fn offer_network(&self, state: &State, actions: &mut Vec<Action>) {
         for (number, call) in state.calls.iter().enumerate() {
-            if call.stream > 0 && call.place == Place::Network {
+            if call.stream > 0 && call.place == CallStage::Network {
                 let (call, stream) = (number as u8, call.stream);
                 actions.push(Action::Arrive { call, stream, leader: state.stream(stream).to });
                 actions.push(Action::Lose { call, stream });
@@ -15,12 +15,12 @@ impl Model {
         }
         for number in 1..=state.client.streams {
             let stream = state.stream(number);
-            let on_the_way = |call: &Call| call.stream == number && call.place == Place::Network;
+            let on_the_way = |call: &KeepAliveCall| call.stream == number && call.place == CallStage::Network;
             // Streams are ordered: the end of a stream arrives after every message that arrives at all.
-            if stream.end == End::Network && !state.calls.iter().any(on_the_way) {
+            if stream.end == CloseProgress::Network && !state.calls.iter().any(on_the_way) {
                 actions.push(Action::EndArrives { stream: number, leader: stream.to });
             }
-            if self.middlebox && stream.end == End::Open {
+            if self.middlebox && stream.end == CloseProgress::Open {
                 actions.push(Action::Middlebox(number));
             }
         }
@@ -32,14 +32,14 @@ impl Model {
         let elected = state.elected;
         let leader = state.leader_mut(to);
         if matches!(leader.role, Role::Follower | Role::Done) {
-            state.calls[call] = Call::default();
+            state.calls[call] = KeepAliveCall::default();
             return;
         }
         if number >= leader.attach {
             leader.alive = TTL;
         }
         let call = &mut state.calls[call];
-        call.place = Place::Socket;
+        call.place = CallStage::Socket;
         call.late = to < elected;
     }
 
@@ -48,7 +48,7 @@ impl Model {
         if matches!(state.leader(to).role, Role::Follower | Role::Done) {
             state.end_stream(stream);
         } else {
-            state.stream_mut(stream).end = End::Socket;
+            state.stream_mut(stream).end = CloseProgress::Socket;
         }
     }
 }

@@ -23,9 +23,9 @@ pub(crate) const CALLS: usize = 2;
 /// The complete state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
-    pub(crate) client: Client,
-    pub(crate) calls: [Call; CALLS],
-    pub(crate) streams: [Stream; STREAMS],
+    pub(crate) client: ModelClient,
+    pub(crate) calls: [KeepAliveCall; CALLS],
+    pub(crate) streams: [ModelStream; STREAMS],
     pub(crate) leaders: [Leader; LEADERS],
     /// The newest leader that a majority elected. The first is 0, and each has a higher term than those before.
     pub(crate) elected: u8,
@@ -49,7 +49,7 @@ pub struct State {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) struct Client {
+pub(crate) struct ModelClient {
     /// Ticks until the client's lease deadline.
     pub(crate) belief: u8,
     /// The client has received an acknowledgement that names the revoked hold.
@@ -61,12 +61,12 @@ pub(crate) struct Client {
 
 /// A renewal: a keep-alive or an attach. The first on a stream is its attach.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub(crate) struct Call {
+pub(crate) struct KeepAliveCall {
     /// The stream that carries it; 0 for an unused slot.
     pub(crate) stream: u8,
     /// Ticks until the client's lease deadline, if the renewal were acknowledged now.
     pub(crate) worth: u8,
-    pub(crate) place: Place,
+    pub(crate) place: CallStage,
     /// It arrived after a later leader was elected.
     pub(crate) late: bool,
     /// It had arrived when the leader's check began.
@@ -74,7 +74,7 @@ pub(crate) struct Call {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub(crate) enum Place {
+pub(crate) enum CallStage {
     /// Delayed on its way to the leader. Its client no longer waits for it.
     #[default]
     Network,
@@ -87,17 +87,17 @@ pub(crate) enum Place {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) struct Stream {
+pub(crate) struct ModelStream {
     /// The leader that it leads to.
     pub(crate) to: u8,
-    pub(crate) end: End,
+    pub(crate) end: CloseProgress,
     /// Its close had arrived when the leader's check began.
     pub(crate) old: bool,
 }
 
 /// The position of a stream's close on its way from the client to the leader.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) enum End {
+pub(crate) enum CloseProgress {
     Open,
     Network,
     Socket,
@@ -117,7 +117,7 @@ pub(crate) struct Leader {
     /// `attach`: the highest attach that was read. `attached`: its stream is open.
     pub(crate) attach: u8,
     pub(crate) attached: bool,
-    pub(crate) round: Round,
+    pub(crate) round: QuorumRead,
     pub(crate) check: Option<Check>,
     pub(crate) closing: Closing,
     /// The session's end is proposed.
@@ -142,7 +142,7 @@ pub(crate) enum Role {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) enum Round {
+pub(crate) enum QuorumRead {
     #[default]
     None,
     Asked,
@@ -176,10 +176,10 @@ impl State {
         let mut leaders: [Leader; LEADERS] = Default::default();
         leaders[0] =
             Leader { role: Role::Ready, deadline: TTL, attach: 1, attached: true, ..Leader::default() };
-        let mut streams = [Stream::default(); STREAMS];
-        streams[0].end = End::Open;
+        let mut streams = [ModelStream::default(); STREAMS];
+        streams[0].end = CloseProgress::Open;
         Self {
-            client: Client { stream: 1, streams: 1, ..Client::default() },
+            client: ModelClient { stream: 1, streams: 1, ..ModelClient::default() },
             calls: Default::default(),
             streams,
             leaders,
@@ -195,11 +195,11 @@ impl State {
         }
     }
 
-    pub(crate) fn stream(&self, number: u8) -> &Stream {
+    pub(crate) fn stream(&self, number: u8) -> &ModelStream {
         &self.streams[usize::from(number) - 1]
     }
 
-    pub(crate) fn stream_mut(&mut self, number: u8) -> &mut Stream {
+    pub(crate) fn stream_mut(&mut self, number: u8) -> &mut ModelStream {
         &mut self.streams[usize::from(number) - 1]
     }
 
@@ -218,25 +218,25 @@ impl State {
     }
 
     /// The renewals on streams to this leader, in this place.
-    pub(crate) fn calls_at(&self, leader: u8, place: Place) -> impl Iterator<Item = &Call> {
-        let there = move |call: &&Call| {
+    pub(crate) fn calls_at(&self, leader: u8, place: CallStage) -> impl Iterator<Item = &KeepAliveCall> {
+        let there = move |call: &&KeepAliveCall| {
             call.stream > 0 && call.place == place && self.stream(call.stream).to == leader
         };
         self.calls.iter().filter(there)
     }
 
     /// Removes every renewal for which `what` returns true.
-    pub(crate) fn forget(&mut self, what: impl Fn(&Call) -> bool) {
+    pub(crate) fn forget(&mut self, what: impl Fn(&KeepAliveCall) -> bool) {
         for call in &mut self.calls {
             if call.stream > 0 && what(call) {
-                *call = Call::default();
+                *call = KeepAliveCall::default();
             }
         }
     }
 
     /// Ends the leader's side of a stream, and drops its unanswered renewals.
     pub(crate) fn end_stream(&mut self, stream: u8) {
-        self.stream_mut(stream).end = End::Over;
+        self.stream_mut(stream).end = CloseProgress::Over;
         self.forget(|call| call.stream == stream);
     }
 
@@ -256,18 +256,18 @@ impl State {
             }
         }
         // Acknowledgements that would not extend the client's lease.
-        self.forget(|call| call.worth == 0 && matches!(call.place, Place::Waiting | Place::Round));
-        for call in self.calls.iter_mut().filter(|call| call.place != Place::Socket) {
+        self.forget(|call| call.worth == 0 && matches!(call.place, CallStage::Waiting | CallStage::Round));
+        for call in self.calls.iter_mut().filter(|call| call.place != CallStage::Socket) {
             call.old = false;
         }
         self.calls.sort_unstable();
         for number in 1..=STREAMS {
             let used = self.calls.iter().any(|call| usize::from(call.stream) == number);
             let stream = &mut self.streams[number - 1];
-            if stream.end == End::Over && !used && usize::from(self.client.stream) != number {
-                *stream = Stream::default();
+            if stream.end == CloseProgress::Over && !used && usize::from(self.client.stream) != number {
+                *stream = ModelStream::default();
             }
-            if stream.end != End::Socket {
+            if stream.end != CloseProgress::Socket {
                 stream.old = false;
             }
         }

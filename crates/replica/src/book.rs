@@ -10,7 +10,7 @@ use crate::event::StreamId;
 
 /// A timer that fires.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Due {
+pub(crate) enum Timer {
     /// A session was silent for its ttl. That alone does not end it: its expiry needs a quorum read and a drain of
     /// the input, too (P9).
     Session(SessionId),
@@ -47,9 +47,9 @@ pub(crate) struct Lease {
 const WAITS_PER_END: usize = 1024;
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Book {
+pub(crate) struct Deadlines {
     leases: BTreeMap<SessionId, Lease>,
-    timers: BTreeSet<(Duration, Due)>,
+    timers: BTreeSet<(Duration, Timer)>,
     /// Deadlines of the timers that can be cancelled.
     waits: BTreeMap<(SessionId, Seq), Duration>,
     closed: BTreeMap<Token, Duration>,
@@ -59,7 +59,7 @@ pub(crate) struct Book {
     ended: Vec<SessionId>,
 }
 
-impl Book {
+impl Deadlines {
     /// The shortest ttl of all sessions, or the shortest allowed one. Bounds the steps of the lease clock.
     fn least_ttl(&self) -> Duration {
         let least = self.ttls.first_key_value().map(|(&ttl, _)| ttl);
@@ -106,13 +106,13 @@ impl Book {
             ending: false,
         };
         self.leases.insert(session, lease);
-        self.timers.insert((deadline, Due::Session(session)));
+        self.timers.insert((deadline, Timer::Session(session)));
         *self.ttls.entry(ttl).or_default() += 1;
     }
 
     pub(crate) fn ended(&mut self, session: SessionId) -> Option<Lease> {
         let lease = self.leases.remove(&session)?;
-        self.timers.remove(&(lease.scheduled, Due::Session(session)));
+        self.timers.remove(&(lease.scheduled, Timer::Session(session)));
         if let Some(count) = self.ttls.get_mut(&lease.ttl) {
             *count -= 1;
             if *count == 0 {
@@ -152,9 +152,9 @@ impl Book {
         let Some(lease) = self.leases.get_mut(&session) else { return };
         lease.deadline = lease.deadline.min(now + lease.linger).max(lease.floor);
         if lease.deadline < lease.scheduled {
-            self.timers.remove(&(lease.scheduled, Due::Session(session)));
+            self.timers.remove(&(lease.scheduled, Timer::Session(session)));
             lease.scheduled = lease.deadline;
-            self.timers.insert((lease.scheduled, Due::Session(session)));
+            self.timers.insert((lease.scheduled, Timer::Session(session)));
         }
     }
 
@@ -164,18 +164,18 @@ impl Book {
             return;
         }
         self.waits.insert((session, seq), until);
-        self.timers.insert((until, Due::TimeOut(session, seq)));
+        self.timers.insert((until, Timer::TimeOut(session, seq)));
     }
 
     pub(crate) fn waits_no_more(&mut self, session: SessionId, seq: Seq) {
         if let Some(until) = self.waits.remove(&(session, seq)) {
-            self.timers.remove(&(until, Due::TimeOut(session, seq)));
+            self.timers.remove(&(until, Timer::TimeOut(session, seq)));
         }
     }
 
     pub(crate) fn closed(&mut self, token: Token, until: Duration) {
         self.closed.insert(token, until);
-        self.timers.insert((until, Due::EndDelay(token)));
+        self.timers.insert((until, Timer::EndDelay(token)));
     }
 
     /// When a closed hold opens.
@@ -184,18 +184,18 @@ impl Book {
     }
 
     pub(crate) fn revoked(&mut self, token: Token, until: Duration) {
-        self.timers.insert((until, Due::EndRevoked(token)));
+        self.timers.insert((until, Timer::EndRevoked(token)));
     }
 
     /// Returns the timers that have fired, each once. Visits at most `most` timers; the rest stays due.
-    pub(crate) fn take_due(&mut self, now: Duration, most: usize) -> Vec<Due> {
+    pub(crate) fn take_due(&mut self, now: Duration, most: usize) -> Vec<Timer> {
         self.forget_waits(most);
         let mut taken = Vec::new();
         for _ in 0..most {
             let Some(&(at, due)) = self.timers.first().filter(|(at, _)| *at <= now) else { break };
             self.timers.pop_first();
             match due {
-                Due::Session(session) => {
+                Timer::Session(session) => {
                     let Some(lease) = self.leases.get_mut(&session) else { continue };
                     if lease.deadline > at {
                         lease.scheduled = lease.deadline;
@@ -203,9 +203,9 @@ impl Book {
                         continue;
                     }
                 }
-                Due::TimeOut(session, seq) => drop(self.waits.remove(&(session, seq))),
-                Due::EndDelay(token) => drop(self.closed.remove(&token)),
-                Due::EndRevoked(_) => {}
+                Timer::TimeOut(session, seq) => drop(self.waits.remove(&(session, seq))),
+                Timer::EndDelay(token) => drop(self.closed.remove(&token)),
+                Timer::EndRevoked(_) => {}
             }
             taken.push(due);
         }
@@ -215,9 +215,9 @@ impl Book {
     /// Reschedules a session at its deadline: it proved to be alive, or its queued expiry was taken back.
     pub(crate) fn again(&mut self, session: SessionId) {
         if let Some(lease) = self.leases.get_mut(&session) {
-            self.timers.remove(&(lease.scheduled, Due::Session(session)));
+            self.timers.remove(&(lease.scheduled, Timer::Session(session)));
             lease.scheduled = lease.deadline;
-            self.timers.insert((lease.scheduled, Due::Session(session)));
+            self.timers.insert((lease.scheduled, Timer::Session(session)));
         }
     }
 }
@@ -232,12 +232,12 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn next_due(book: &mut Book, now: u64) -> Option<Due> {
+    fn next_due(book: &mut Deadlines, now: u64) -> Option<Timer> {
         (0..10).find_map(|_| book.take_due(at(now), 1).pop())
     }
 
-    fn book(ttl: u64, linger: u64, found: bool) -> Book {
-        let mut book = Book::default();
+    fn book(ttl: u64, linger: u64, found: bool) -> Deadlines {
+        let mut book = Deadlines::default();
         book.opened(S, at(ttl), at(linger), at(0), found);
         book
     }
@@ -248,10 +248,10 @@ mod tests {
         book.lease_mut(S).unwrap().deadline = at(1_700);
         assert_eq!(next_due(&mut book, 1_000), None, "it was kept alive meanwhile");
         assert_eq!(next_due(&mut book, 1_699), None);
-        assert_eq!(next_due(&mut book, 1_700), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut book, 1_700), Some(Timer::Session(S)));
         assert_eq!(next_due(&mut book, 9_000), None, "told once");
         book.again(S);
-        assert_eq!(next_due(&mut book, 9_000), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut book, 9_000), Some(Timer::Session(S)));
     }
 
     #[test]
@@ -259,10 +259,10 @@ mod tests {
         let mut cut = book(10_000, 500, false);
         cut.cut(S, at(100));
         assert_eq!(next_due(&mut cut, 599), None);
-        assert_eq!(next_due(&mut cut, 600), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut cut, 600), Some(Timer::Session(S)));
         let mut late = book(10_000, 500, false);
         late.cut(S, at(9_900));
-        assert_eq!(next_due(&mut late, 10_000), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut late, 10_000), Some(Timer::Session(S)));
     }
 
     #[test]
@@ -270,7 +270,7 @@ mod tests {
         let mut book = book(10_000, 500, true);
         book.cut(S, at(100));
         assert_eq!(next_due(&mut book, 9_999), None);
-        assert_eq!(next_due(&mut book, 10_000), Some(Due::Session(S)));
+        assert_eq!(next_due(&mut book, 10_000), Some(Timer::Session(S)));
     }
 
     #[test]
@@ -280,7 +280,7 @@ mod tests {
         book.waits(S, Seq(1), at(900));
         book.waits(S, Seq(2), at(100));
         book.waits_no_more(S, Seq(2));
-        assert_eq!(next_due(&mut book, 100), Some(Due::TimeOut(S, Seq(1))));
+        assert_eq!(next_due(&mut book, 100), Some(Timer::TimeOut(S, Seq(1))));
         assert_eq!(next_due(&mut book, 1_000), None);
     }
 
@@ -299,7 +299,7 @@ mod tests {
         let waits = WAITS_PER_END as u64 * 3;
         (0..waits).for_each(|seq| book.waits(S, Seq(seq), at(100)));
         let due = book.take_due(at(100), 1_000);
-        assert_eq!(due.first(), Some(&Due::TimeOut(S, Seq(0))));
+        assert_eq!(due.first(), Some(&Timer::TimeOut(S, Seq(0))));
         assert_eq!((due.len(), book.sleep_max(at(100))), (1_000, Some(at(0))), "the rest is due still");
         assert!(book.ended(S).is_some());
         assert!(!book.waits.is_empty(), "not all at once");

@@ -6,11 +6,11 @@
 //! issued, before or after the backup, is issued again (P2).
 
 use lockkeeper_core::snapshot::Phase;
-use lockkeeper_core::{Command, LockName, Reply, Seq, Table, WalkState};
+use lockkeeper_core::{Command, LockName, Reply, Seq, Table, SnapshotProgress};
 use lockkeeper_wire::store::Founding;
 
 use crate::disk::Disk;
-use crate::storage::{self, Existing, OpenError, Options};
+use crate::storage::{self, Existing, OpenError, LogOptions};
 
 /// The number of items per snapshot piece.
 const ITEMS_PER_PIECE: usize = 4096;
@@ -84,7 +84,7 @@ pub fn end_old_life(table: &mut Table, tokens_above: u64) -> Result<Dropped, Str
 /// As [`storage::restore`].
 pub fn write<D: Disk>(
     disk: &D,
-    options: Options,
+    options: LogOptions,
     founding: &Founding,
     table: &mut Table,
 ) -> Result<Existing<D>, OpenError> {
@@ -99,12 +99,12 @@ pub fn write<D: Disk>(
         }
         let mut piece = Vec::new();
         match table.walk_piece(ITEMS_PER_PIECE, &mut piece) {
-            WalkState::Continue => {}
-            WalkState::Done { digest: found } => {
+            SnapshotProgress::Continue => {}
+            SnapshotProgress::Done { digest: found } => {
                 digest.set(found);
                 is_over = true;
             }
-            WalkState::NoWalk => return None,
+            SnapshotProgress::NoWalk => return None,
         }
         Some(piece)
     });

@@ -7,7 +7,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use lockkeeper_replica::storage::{self, Options};
+use lockkeeper_replica::storage::{self, LogOptions};
 use lockkeeper_server::disk::DataDirectory;
 use lockkeeper_wire::store::{Entry, Founding, HardState, Record};
 
@@ -42,7 +42,7 @@ fn main() {
     let disk = DataDirectory::own(dir.path().join("data")).expect("nobody has it");
     let founding =
         Founding { cluster: vec![1; 16], node: 1, incarnation: vec![2; 16], ..Founding::default() };
-    let mut log = storage::found(&disk, Options::default(), &founding).expect("it is empty").log;
+    let mut log = storage::found(&disk, LogOptions::default(), &founding).expect("it is empty").log;
     let maker = log.spare_maker();
 
     let mut floor = Vec::new();

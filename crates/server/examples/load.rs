@@ -80,7 +80,7 @@ async fn load(
 }
 
 /// A logical client.
-struct Client {
+struct LoadClient {
     session: u64,
     seq: u64,
     asked: Instant,
@@ -107,7 +107,7 @@ async fn drive(
         })),
     };
     sender.send(v1::ClientFrame { items: (0..clients).map(open).collect() })?;
-    let mut known: std::collections::BTreeMap<u64, Client> = std::collections::BTreeMap::new();
+    let mut known: std::collections::BTreeMap<u64, LoadClient> = std::collections::BTreeMap::new();
     let mut waits = Vec::new();
     let begun = Instant::now();
     while begun.elapsed() < duration {
@@ -118,7 +118,7 @@ async fn drive(
             match item.what {
                 Some(server_item::What::Opened(_)) => {
                     let name = format!("load/{}/{number}/{}", std::process::id(), known.len());
-                    known.insert(item.session, Client { session: item.session, seq: 0, asked: now, name });
+                    known.insert(item.session, LoadClient { session: item.session, seq: 0, asked: now, name });
                     items.extend(known.get_mut(&item.session).map(|client| client.acquire(now)));
                 }
                 Some(server_item::What::Granted(_)) => {
@@ -137,7 +137,7 @@ async fn drive(
     Ok(waits)
 }
 
-impl Client {
+impl LoadClient {
     fn acquire(&mut self, now: Instant) -> v1::ClientItem {
         self.seq += 1;
         self.asked = now;

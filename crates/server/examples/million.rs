@@ -11,7 +11,7 @@ use std::error::Error;
 use std::sync::{Arc, Mutex, PoisonError, mpsc as sync};
 use std::time::{Duration, Instant};
 
-use lockkeeper_server::{Options, Running, ServeError, run};
+use lockkeeper_server::{ServerOptions, Running, ServeError, run};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 use metrics::{Counter, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit};
@@ -31,39 +31,39 @@ fn main() -> Result<(), Failed> {
         return Err("usage: million DIRECTORY HOLDS SECONDS".into());
     };
     let (holds, duration) = (holds.parse()?, Duration::from_secs_f64(seconds.parse()?));
-    let seen = Seen::default();
+    let seen = NodeMetrics::default();
     metrics::set_global_recorder(seen.clone()).map_err(|error| error.to_string())?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
 
-    let node = Node::start(directory)?;
+    let node = InProcessNode::start(directory)?;
     runtime.block_on(async {
         let begun = Instant::now();
-        let mut stream = Stream::open(&node.url).await?;
+        let mut stream = IdleStream::open(&node.url).await?;
         stream.hold(holds).await?;
         println!("{holds} locks are held after {:.1} s", begun.elapsed().as_secs_f64());
         seen.report("while they were taken");
-        let pairs = Stream::open(&node.url).await?.loops(duration).await?;
+        let pairs = IdleStream::open(&node.url).await?.loops(duration).await?;
         println!("{CLIENTS} clients beside them: {:.0} pairs/s", pairs as f64 / duration.as_secs_f64());
         seen.report("meanwhile");
         Ok::<(), Failed>(())
     })?;
     node.stop()?;
     let begun = Instant::now();
-    let node = Node::start(directory)?;
+    let node = InProcessNode::start(directory)?;
     println!("restart until it serves: {:.2} s", begun.elapsed().as_secs_f64());
     node.stop()
 }
 
 /// A node in this process.
-struct Node {
+struct InProcessNode {
     running: Running,
     url: String,
     thread: std::thread::JoinHandle<Result<(), ServeError>>,
 }
 
-impl Node {
+impl InProcessNode {
     fn start(directory: &str) -> Result<Self, Failed> {
-        let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(directory) };
+        let options = ServerOptions { listen: "127.0.0.1:0".to_owned(), ..ServerOptions::new(directory) };
         let (ready, is_ready) = sync::channel();
         let thread = std::thread::spawn(move || run(options, move |running| drop(ready.send(running))));
         let Ok(running) = is_ready.recv() else {
@@ -82,13 +82,13 @@ impl Node {
 }
 
 /// A stream of sessions with a ttl of an hour, so that no keep-alives are needed.
-struct Stream {
+struct IdleStream {
     sender: mpsc::UnboundedSender<v1::ClientFrame>,
     inbound: tonic::Streaming<v1::ServerFrame>,
     _server: LockkeeperClient<Channel>,
 }
 
-impl Stream {
+impl IdleStream {
     async fn open(url: &str) -> Result<Self, Failed> {
         let channel = Endpoint::from_shared(url.to_owned())?.tcp_nodelay(true).connect().await?;
         let mut server = LockkeeperClient::new(channel);
@@ -182,7 +182,7 @@ fn acquire(session: u64, seq: u64, name: String) -> v1::ClientItem {
 
 /// The greatest values of the node's histograms, and the longest gap between two turns with requests.
 #[derive(Clone, Default)]
-struct Seen(Arc<Mutex<Maxima>>);
+struct NodeMetrics(Arc<Mutex<Maxima>>);
 
 #[derive(Default)]
 struct Maxima {
@@ -192,7 +192,7 @@ struct Maxima {
     gap: Duration,
 }
 
-impl Seen {
+impl NodeMetrics {
     /// Prints the values since the last report.
     fn report(&self, when: &str) {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -220,7 +220,7 @@ impl HistogramFn for Cell {
     }
 }
 
-impl Recorder for Seen {
+impl Recorder for NodeMetrics {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use lockkeeper_server::Options;
+use lockkeeper_server::ServerOptions;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -10,7 +10,7 @@ fn main() -> ExitCode {
         eprintln!("usage: serve DIRECTORY HOST:PORT");
         return ExitCode::from(64);
     };
-    let options = Options { listen, ..Options::new(data) };
+    let options = ServerOptions { listen, ..ServerOptions::new(data) };
     match lockkeeper_server::run(options, |running| eprintln!("serving at {}", running.address())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -145,7 +145,7 @@ pub fn restore(what: &Restore) -> Result<Restored, RestoreError> {
     check_empty(&what.data)?;
     let disk = DataDirectory::own(&what.data).map_err(ServeError::Directory)?;
     let founding = founding(what.node, table.last_token(), table.rules())?;
-    write(&disk, storage::Options::default(), &founding, &mut table).map_err(|source| match source {
+    write(&disk, storage::LogOptions::default(), &founding, &mut table).map_err(|source| match source {
         OpenError::Founded { file } => RestoreError::NotEmpty { data: what.data.clone(), found: file },
         source => RestoreError::Storage { data: what.data.clone(), source },
     })?;

@@ -30,7 +30,7 @@ pub(crate) enum Chore {
 }
 
 /// The result of a task. A removal has none.
-pub(crate) enum Done<D: Disk> {
+pub(crate) enum DiskTaskResult<D: Disk> {
     /// The step was carried out.
     Step,
     /// The snapshot was abandoned.
@@ -55,7 +55,7 @@ pub(crate) struct Chores<D: Disk> {
     pub(crate) snapshots: Snapshots<D>,
     pub(crate) spares: SpareMaker<D>,
     pub(crate) todo: Receiver<Chore>,
-    pub(crate) done: Sender<Done<D>>,
+    pub(crate) done: Sender<DiskTaskResult<D>>,
     pub(crate) inbox: Arc<Inbox>,
     /// Files that are no longer needed and could not be removed yet.
     pub(crate) unremoved: Removal,
@@ -99,7 +99,7 @@ impl<D: Disk> Chores<D> {
             if Instant::now() >= look {
                 if !(self.is_in_place)() {
                     // Fails only while the process ends.
-                    let _ = self.done.send(Done::Gone);
+                    let _ = self.done.send(DiskTaskResult::Gone);
                     return self.inbox.ring();
                 }
                 look = Instant::now() + LOOK_EVERY;
@@ -111,10 +111,10 @@ impl<D: Disk> Chores<D> {
                     continue;
                 }
                 Chore::MakeSpare => match self.spares.make() {
-                    Ok(spare) => Done::Spare(spare),
+                    Ok(spare) => DiskTaskResult::Spare(spare),
                     Err(error) => {
                         tracing::warn!(directory = self.directory, %error, "no spare segment could be made: {error}");
-                        Done::NoSpare
+                        DiskTaskResult::NoSpare
                     }
                 },
                 Chore::Step(step) => self.step(&mut writer, step),
@@ -126,7 +126,7 @@ impl<D: Disk> Chores<D> {
         }
     }
 
-    fn step(&mut self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> Done<D> {
+    fn step(&mut self, writer: &mut Option<Open<D>>, step: SnapshotStep) -> DiskTaskResult<D> {
         let result = match (step, writer.take()) {
             (SnapshotStep::Begin(head), before) => {
                 // `before` is a snapshot that the replica gave up. A file that can't be removed now is removed at the
@@ -153,7 +153,7 @@ impl<D: Disk> Chores<D> {
                         Ok(None)
                     }
                     Err(error) if error.kind() == io::ErrorKind::InvalidInput => Err(error),
-                    Err(error) if is_full(&error) => return Done::Full(error),
+                    Err(error) if is_full(&error) => return DiskTaskResult::Full(error),
                     Err(error) => fail_stop(&self.directory, "a snapshot", &error),
                 }
             }
@@ -164,11 +164,11 @@ impl<D: Disk> Chores<D> {
         match result {
             Ok(next) => {
                 *writer = next;
-                Done::Step
+                DiskTaskResult::Step
             }
             Err(error) => {
                 tracing::warn!(directory = self.directory, %error, "a snapshot was given up: {error}");
-                Done::StepFailed
+                DiskTaskResult::StepFailed
             }
         }
     }

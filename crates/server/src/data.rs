@@ -16,7 +16,7 @@ use lockkeeper_wire::store::{Candidate, ConfChange, EntryKind, Founding, Listed,
 use prost::Message;
 
 use crate::error::ServeError;
-use crate::options::Options;
+use crate::options::ServerOptions;
 
 /// 2026-01-01T00:00:00Z in seconds of Unix time; the tokens of new tables count from here (T1).
 const TOKENS_EPOCH_SECONDS: u64 = 1_767_225_600;
@@ -86,7 +86,7 @@ impl<D: Disk> Data<D> {
 
 /// The content of a data directory.
 #[expect(clippy::large_enum_variant, reason = "there is one, at the start")]
-pub(crate) enum Found<D: Disk> {
+pub(crate) enum DirectoryContents<D: Disk> {
     /// The data of a member of a cluster.
     Data(Data<D>),
     /// The identity only: the node is about to become part of a cluster.
@@ -110,23 +110,23 @@ pub(crate) struct Addresses<'a> {
 /// first token.
 pub(crate) fn open<D: Disk>(
     disk: &D,
-    told: &Options,
+    told: &ServerOptions,
     addresses: Addresses<'_>,
-) -> Result<Found<D>, ServeError> {
+) -> Result<DirectoryContents<D>, ServeError> {
     refuse_condemned(disk, &told.data)?;
     let is_alone = told.cluster.is_empty() && told.join.is_none();
     match storage::open(disk, storage_options(told)).map_err(failed(told))? {
         Opened::Existing(existing) => {
             is_node(told, existing.founding.node)?;
-            recover(disk, &told.data, existing).map(Found::Data)
+            recover(disk, &told.data, existing).map(DirectoryContents::Data)
         }
         Opened::Empty if is_alone => {
-            found(disk, told, &alone(told, addresses, SystemTime::now())?).map(Found::Data)
+            found(disk, told, &alone(told, addresses, SystemTime::now())?).map(DirectoryContents::Data)
         }
         Opened::Empty => {
             let candidate = candidate(told, addresses, id()?, SystemTime::now())?;
             stand(disk, told, &candidate)?;
-            Ok(Found::Candidate(candidate))
+            Ok(DirectoryContents::Candidate(candidate))
         }
         Opened::Candidate(kept) => {
             let member = kept.member.clone().unwrap_or_default();
@@ -136,11 +136,11 @@ pub(crate) fn open<D: Disk>(
             }
             if kept.nodes.iter().any(|listed| !listed.incarnation.is_empty()) {
                 // Other nodes may have bootstrapped the cluster relying on this node's promise.
-                return Ok(Found::Candidate(kept));
+                return Ok(DirectoryContents::Candidate(kept));
             }
             let candidate = candidate(told, addresses, member.incarnation, SystemTime::now())?;
             stand(disk, told, &candidate)?;
-            Ok(Found::Candidate(candidate))
+            Ok(DirectoryContents::Candidate(candidate))
         }
     }
 }
@@ -149,7 +149,7 @@ pub(crate) fn open<D: Disk>(
 ///
 /// # Errors
 /// Those of [`open`].
-pub(crate) fn found<D: Disk>(disk: &D, told: &Options, founding: &Founding) -> Result<Data<D>, ServeError> {
+pub(crate) fn found<D: Disk>(disk: &D, told: &ServerOptions, founding: &Founding) -> Result<Data<D>, ServeError> {
     let existing = storage::found(disk, storage_options(told), founding).map_err(failed(told))?;
     recover(disk, &told.data, existing)
 }
@@ -158,7 +158,7 @@ pub(crate) fn found<D: Disk>(disk: &D, told: &Options, founding: &Founding) -> R
 ///
 /// # Errors
 /// The directory can't be written.
-pub(crate) fn stand<D: Disk>(disk: &D, told: &Options, candidate: &Candidate) -> Result<(), ServeError> {
+pub(crate) fn stand<D: Disk>(disk: &D, told: &ServerOptions, candidate: &Candidate) -> Result<(), ServeError> {
     storage::stand(disk, candidate).map_err(failed(told))
 }
 
@@ -191,15 +191,15 @@ fn refuse_condemned(disk: &impl Disk, directory: &Path) -> Result<(), ServeError
     }
 }
 
-fn storage_options(told: &Options) -> storage::Options {
-    storage::Options { segment_bytes: told.segment_bytes }
+fn storage_options(told: &ServerOptions) -> storage::LogOptions {
+    storage::LogOptions { segment_bytes: told.segment_bytes }
 }
 
-fn failed(told: &Options) -> impl Fn(OpenError) -> ServeError {
+fn failed(told: &ServerOptions) -> impl Fn(OpenError) -> ServeError {
     |source| ServeError::Open { directory: told.data.clone(), source }
 }
 
-fn is_node(told: &Options, found: u64) -> Result<(), ServeError> {
+fn is_node(told: &ServerOptions, found: u64) -> Result<(), ServeError> {
     match told.node {
         Some(node) if node != found => {
             Err(ServeError::AnotherNode { directory: told.data.clone(), found, told: node })
@@ -208,7 +208,7 @@ fn is_node(told: &Options, found: u64) -> Result<(), ServeError> {
     }
 }
 
-fn alone(told: &Options, addresses: Addresses<'_>, now: SystemTime) -> Result<Founding, ServeError> {
+fn alone(told: &ServerOptions, addresses: Addresses<'_>, now: SystemTime) -> Result<Founding, ServeError> {
     let tokens_above = first_tokens(told.tokens_above, now)?;
     let member = member(told, addresses, id()?);
     Ok(Founding {
@@ -222,7 +222,7 @@ fn alone(told: &Options, addresses: Addresses<'_>, now: SystemTime) -> Result<Fo
 }
 
 fn candidate(
-    told: &Options,
+    told: &ServerOptions,
     addresses: Addresses<'_>,
     incarnation: Vec<u8>,
     now: SystemTime,
@@ -238,7 +238,7 @@ fn candidate(
     })
 }
 
-fn member(told: &Options, addresses: Addresses<'_>, incarnation: Vec<u8>) -> Member {
+fn member(told: &ServerOptions, addresses: Addresses<'_>, incarnation: Vec<u8>) -> Member {
     let node = told.node.unwrap_or(NODE);
     Member {
         node,
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn condemned_data_are_refused_with_the_stored_reason() {
-        let (disk, told) = (MemoryDisk::new(), Options::new("here"));
+        let (disk, told) = (MemoryDisk::new(), ServerOptions::new("here"));
         let addresses = Addresses { client: "client:1", peer: "" };
         assert!(open(&disk, &told, addresses).is_ok(), "it founds a cluster");
         condemn(&disk, Unusable::WrongTable, "its table was another").unwrap();

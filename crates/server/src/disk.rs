@@ -65,11 +65,11 @@ fn advice(source: &io::Error) -> &'static str {
 /// A data directory that this process owns, until the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct DataDirectory {
-    inner: Arc<Inner>,
+    inner: Arc<OpenDirectory>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct OpenDirectory {
     path: PathBuf,
     /// The open directory, to sync its entries.
     directory: File,
@@ -106,7 +106,7 @@ impl DataDirectory {
             .set_len(0)
             .and_then(|()| writeln!(owner, "{}", std::process::id()))
             .map_err(io_error("write", &lock))?;
-        Ok(Self { inner: Arc::new(Inner { path, directory, owner }) })
+        Ok(Self { inner: Arc::new(OpenDirectory { path, directory, owner }) })
     }
 
     /// The path of the directory.

@@ -142,18 +142,18 @@ impl Inbox {
 
 /// Outputs of the replica, for the one task of the front that takes them.
 #[derive(Default)]
-pub(crate) struct Outbox(Mutex<Done>);
+pub(crate) struct Outbox(Mutex<OutboxContents>);
 
 #[derive(Default)]
-struct Done {
+struct OutboxContents {
     outputs: Vec<Output>,
-    state: State,
+    state: ReplicaStatus,
     waker: Option<Waker>,
 }
 
 /// The state of the replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum State {
+pub(crate) enum ReplicaStatus {
     /// There is no leader, or this node leads and has not applied all that was committed.
     #[default]
     Waiting,
@@ -172,7 +172,7 @@ pub(crate) enum State {
 
 impl Outbox {
     /// Hands over a turn's outputs.
-    pub(crate) fn put(&self, outputs: &mut Vec<Output>, state: State) {
+    pub(crate) fn put(&self, outputs: &mut Vec<Output>, state: ReplicaStatus) {
         let mut done = self.lock();
         if outputs.is_empty() && done.state == state {
             return;
@@ -191,14 +191,14 @@ impl Outbox {
     }
 
     /// Moves all pending outputs into `outputs`, which must be empty. The task is woken when there are more.
-    pub(crate) fn take(&self, outputs: &mut Vec<Output>, cx: &mut Context<'_>) -> State {
+    pub(crate) fn take(&self, outputs: &mut Vec<Output>, cx: &mut Context<'_>) -> ReplicaStatus {
         let mut done = self.lock();
         std::mem::swap(&mut done.outputs, outputs);
         done.waker.get_or_insert_with(|| cx.waker().clone()).clone_from(cx.waker());
         done.state
     }
 
-    fn lock(&self) -> MutexGuard<'_, Done> {
+    fn lock(&self) -> MutexGuard<'_, OutboxContents> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,14 +14,14 @@ const PATIENCE: u32 = 4;
 
 /// A line for the log.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Line {
+pub(crate) struct LeadershipLine {
     is_warning: bool,
     term: u64,
     leader: Option<u64>,
     text: String,
 }
 
-impl Line {
+impl LeadershipLine {
     pub(crate) fn log(self) {
         let Self { is_warning, term, leader, text } = self;
         if is_warning {
@@ -57,9 +57,9 @@ impl Leadership {
         leader: Option<u64>,
         term: u64,
         reached: impl FnOnce() -> Reached,
-    ) -> Vec<Line> {
+    ) -> Vec<LeadershipLine> {
         let (mut lines, node) = (Vec::new(), self.node);
-        let line = |is_warning, text| Line { is_warning, term, leader, text };
+        let line = |is_warning, text| LeadershipLine { is_warning, term, leader, text };
         if self.told.is_some_and(|(told, _)| told == node) && leader != Some(node) {
             lines.push(line(false, format!("node {node} leads no more, term {term}")));
             self.told = None;

@@ -28,5 +28,5 @@ mod run;
 
 pub use error::ServeError;
 pub use front::LEADER_METADATA;
-pub use options::{CONNECTIONS_MAX, ELECTION_TIMEOUT, Options, SNAPSHOT_AFTER};
+pub use options::{CONNECTIONS_MAX, ELECTION_TIMEOUT, ServerOptions, SNAPSHOT_AFTER};
 pub use run::{Running, run};

@@ -19,11 +19,11 @@ use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::store::Record;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::chores::{Chore, Done};
+use crate::chores::{Chore, DiskTaskResult};
 use crate::clock;
 use crate::error::ServeError;
-use crate::inbox::{Inbox, Outbox, State, weight};
-use crate::leadership::{Leadership, Line, Reached};
+use crate::inbox::{Inbox, Outbox, ReplicaStatus, weight};
+use crate::leadership::{Leadership, LeadershipLine, Reached};
 use crate::observe;
 use crate::peers::{Arrived, Peers};
 
@@ -35,7 +35,7 @@ const TURN_WRITES_MAX: usize = 2;
 const SPARE_PAUSE: Duration = Duration::from_secs(10);
 
 /// The state of the replica's thread.
-pub(crate) struct Node<D: Disk> {
+pub(crate) struct NodeThread<D: Disk> {
     pub(crate) replica: Replica,
     pub(crate) log: Log<D>,
     pub(crate) inbox: Arc<Inbox>,
@@ -49,7 +49,7 @@ pub(crate) struct Node<D: Disk> {
     pub(crate) incoming: BTreeMap<u64, Arrived<D>>,
     /// Work for the disk thread, and its results.
     pub(crate) chores: Sender<Chore>,
-    pub(crate) done: Receiver<Done<D>>,
+    pub(crate) done: Receiver<DiskTaskResult<D>>,
     /// The data directory, for messages.
     pub(crate) directory: String,
 }
@@ -62,7 +62,7 @@ enum Spare {
     Not(Instant),
 }
 
-impl<D: Disk> Node<D> {
+impl<D: Disk> NodeThread<D> {
     /// Runs until the inbox is closed.
     ///
     /// # Errors
@@ -70,7 +70,7 @@ impl<D: Disk> Node<D> {
     pub(crate) fn run(mut self) -> Result<(), ServeError> {
         self.inbox.is_mine();
         let result = self.turns();
-        self.outbox.put(&mut Vec::new(), State::Ended);
+        self.outbox.put(&mut Vec::new(), ReplicaStatus::Ended);
         result
     }
 
@@ -228,10 +228,10 @@ impl<D: Disk> Node<D> {
         // Sent before clients are answered, so that the peers' disks work meanwhile.
         self.peers.flush();
         let state = match self.replica.follows() {
-            _ if self.replica.has_left() => State::Left,
-            _ if self.replica.is_ready() => State::Ready,
-            Some(leader) => State::Following { leader },
-            None => State::Waiting,
+            _ if self.replica.has_left() => ReplicaStatus::Left,
+            _ if self.replica.is_ready() => ReplicaStatus::Ready,
+            Some(leader) => ReplicaStatus::Following { leader },
+            None => ReplicaStatus::Waiting,
         };
         self.outbox.put(outputs, state);
         result
@@ -242,32 +242,32 @@ impl<D: Disk> Node<D> {
         let leader = if replica.is_ready() { Some(*node) } else { replica.follows() };
         let reached = || Reached::new(*node, &replica.members().configuration, &peers.connected());
         let lines = leadership.look(now, leader, replica.term(), reached);
-        lines.into_iter().for_each(Line::log);
+        lines.into_iter().for_each(LeadershipLine::log);
     }
 
     fn finish_chores(&mut self, spare: &mut Spare) -> Result<(), ServeError> {
         while let Ok(done) = self.done.try_recv() {
             match done {
-                Done::Step => self.replica.handle(Event::SnapshotStepDone),
-                Done::StepFailed => self.replica.handle(Event::SnapshotFailed),
-                Done::Spare(made) => {
+                DiskTaskResult::Step => self.replica.handle(Event::SnapshotStepDone),
+                DiskTaskResult::StepFailed => self.replica.handle(Event::SnapshotFailed),
+                DiskTaskResult::Spare(made) => {
                     let unused = self.log.give_spare(made);
                     self.chore(Chore::Remove(unused));
                     *spare = Spare::Wanted;
                 }
-                Done::NoSpare => *spare = Spare::Not(Instant::now() + SPARE_PAUSE),
-                Done::Full(source) => {
+                DiskTaskResult::NoSpare => *spare = Spare::Not(Instant::now() + SPARE_PAUSE),
+                DiskTaskResult::Full(source) => {
                     return Err(ServeError::DiskFull { directory: self.directory.clone(), source });
                 }
-                Done::Received(_, arrived) if self.incoming.contains_key(&arrived.head.index) => {
+                DiskTaskResult::Received(_, arrived) if self.incoming.contains_key(&arrived.head.index) => {
                     // The earlier snapshot of this index is about to be installed or discarded.
                     self.chore(Chore::Remove(arrived.sealed.give_up()));
                 }
-                Done::Received(received, incoming) => {
+                DiskTaskResult::Received(received, incoming) => {
                     self.incoming.insert(incoming.head.index, *incoming);
                     self.replica.handle(Event::SnapshotReceived(received));
                 }
-                Done::Gone => return Err(ServeError::DirectoryGone { directory: self.directory.clone() }),
+                DiskTaskResult::Gone => return Err(ServeError::DirectoryGone { directory: self.directory.clone() }),
             }
         }
         Ok(())

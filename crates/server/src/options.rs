@@ -20,7 +20,7 @@ pub const ELECTION_TIMEOUT: Duration = Duration::from_millis(240);
 
 /// Start options of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Options {
+pub struct ServerOptions {
     /// The data directory; created if it does not exist.
     pub data: PathBuf,
     /// The address that serves clients: `HOST:PORT`, an IPv6 address in brackets. Port 0 takes any free port.
@@ -51,7 +51,7 @@ pub struct Options {
     pub segment_bytes: u64,
 }
 
-impl Options {
+impl ServerOptions {
     /// Options of a node that keeps its data in `data` and listens on loopback only.
     #[must_use]
     pub fn new(data: impl Into<PathBuf>) -> Self {
@@ -68,7 +68,7 @@ impl Options {
             election_timeout: ELECTION_TIMEOUT,
             connections_max: CONNECTIONS_MAX,
             snapshot_after: SNAPSHOT_AFTER,
-            segment_bytes: lockkeeper_replica::storage::Options::default().segment_bytes,
+            segment_bytes: lockkeeper_replica::storage::LogOptions::default().segment_bytes,
         }
     }
 
@@ -177,11 +177,11 @@ mod tests {
     use super::*;
 
     fn refused(listen: &str, insecure: bool, advertise: Option<&str>) -> String {
-        let options = Options {
+        let options = ServerOptions {
             listen: listen.to_owned(),
             insecure,
             advertise: advertise.map(str::to_owned),
-            ..Options::new("/nowhere")
+            ..ServerOptions::new("/nowhere")
         };
         options.address().map_or_else(|error| error.to_string(), |_| String::new())
     }

@@ -26,14 +26,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::chores::Chores;
 use crate::clock;
-use crate::data::{self, Addresses, Data, Found, Unusable};
+use crate::data::{self, Addresses, Data, DirectoryContents, Unusable};
 use crate::disk::DataDirectory;
 use crate::error::ServeError;
 use crate::front::{About, Acceptor, Front, pump};
-use crate::inbox::{Inbox, Outbox, State};
+use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 use crate::leadership::Leadership;
-use crate::node::Node;
-use crate::options::Options;
+use crate::node::NodeThread;
+use crate::options::ServerOptions;
 use crate::peers::{Bulk, Directory, Handover, PATIENCE, Peers, form, talk};
 
 /// The backlog of the listening socket, in connections.
@@ -74,7 +74,7 @@ impl Running {
 /// # Errors
 /// [`ServeError`]: the node can't start, or had to stop. A failed write of the log aborts the process instead: the
 /// state of the disk is unknown then, and no further answer may be sent (P10).
-pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
+pub fn run(options: ServerOptions, ready: impl FnOnce(Running)) -> Result<(), ServeError> {
     let address = options.address()?;
     let peer_address = options.peer_address()?;
     let connections_max = raise_file_limit(options.connections_max);
@@ -91,11 +91,11 @@ pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeErr
     let advertised = advertised(&options, address);
     let addresses = Addresses { client: &advertised, peer: peers.as_ref().map_or("", |it| &it.told) };
     let (data, peers) = match data::open(&disk, &options, addresses)? {
-        Found::Data(data) => {
+        DirectoryContents::Data(data) => {
             let peers = peers.map_or_else(|| Peering::of_data(&options, &data), |peers| Ok(Some(peers)))?;
             (data, peers)
         }
-        Found::Candidate(candidate) => {
+        DirectoryContents::Candidate(candidate) => {
             let peers = peers.ok_or_else(|| ServeError::NotAlone {
                 directory: options.data.clone(),
                 node: options.node.unwrap_or_default(),
@@ -131,7 +131,7 @@ pub fn run(options: Options, ready: impl FnOnce(Running)) -> Result<(), ServeErr
     result
 }
 
-fn advertised(options: &Options, address: SocketAddr) -> String {
+fn advertised(options: &ServerOptions, address: SocketAddr) -> String {
     match &options.advertise {
         Some(advertise) => advertise.clone(),
         None if options.listen.ends_with(":0") => address.to_string(),
@@ -197,7 +197,7 @@ impl Peering {
     }
 
     /// Listens at this node's peer address in the data. `None` for a node that is alone and has no peer address.
-    fn of_data<D: Disk>(options: &Options, data: &Data<D>) -> Result<Option<Self>, ServeError> {
+    fn of_data<D: Disk>(options: &ServerOptions, data: &Data<D>) -> Result<Option<Self>, ServeError> {
         let (mut nodes, node) = (data.nodes(), data.founding.node);
         let told = nodes.remove(&node).map(|member| member.peer_address).unwrap_or_default();
         match told.is_empty() {
@@ -265,7 +265,7 @@ impl Started {
     fn start(
         disk: DataDirectory,
         data: Data<DataDirectory>,
-        options: &Options,
+        options: &ServerOptions,
         advertised: &str,
         peering: Option<Peering>,
     ) -> Result<Self, ServeError> {
@@ -319,7 +319,7 @@ impl Started {
             handover,
             to_send,
         });
-        let node = Node {
+        let node = NodeThread {
             node: data.founding.node,
             leadership: Leadership::new(data.founding.node, options.election_timeout),
             offers,
@@ -366,7 +366,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn config(founding: &Founding, options: &Options) -> Config {
+fn config(founding: &Founding, options: &ServerOptions) -> Config {
     let seed = founding.incarnation.iter().take(8).fold(0, |seed, byte| seed << 8 | u64::from(*byte));
     Config {
         node: founding.node,
@@ -411,9 +411,9 @@ async fn serve(
     loop {
         let now = *state.borrow_and_update();
         match now {
-            State::Ended => break,
-            State::Waiting | State::Left => set_health(&health, false).await,
-            State::Ready | State::Following { .. } => {
+            ReplicaStatus::Ended => break,
+            ReplicaStatus::Waiting | ReplicaStatus::Left => set_health(&health, false).await,
+            ReplicaStatus::Ready | ReplicaStatus::Following { .. } => {
                 set_health(&health, true).await;
                 if let Some(ready) = ready.take() {
                     tracing::info!(%address, "serving clients at {address}");
@@ -433,7 +433,7 @@ async fn serve(
         }
     }
     notify(sd_notify::NotifyState::Stopping);
-    if *state.borrow() != State::Ended {
+    if *state.borrow() != ReplicaStatus::Ended {
         tracing::info!("stopping: clients are told to go elsewhere");
         set_health(&health, false).await;
         tokio::select! {
@@ -445,11 +445,11 @@ async fn serve(
 }
 
 /// Notifies all streams, and waits until every connection has ended or the time is over.
-async fn flush(front: &Front, state: &mut watch::Receiver<State>) {
+async fn flush(front: &Front, state: &mut watch::Receiver<ReplicaStatus>) {
     front.push(Event::ShutDown);
     // Leadership is transferred first, and streams end with the new leader's id: clients whose connections ended
     // earlier would reach nodes that still name this one as leader.
-    let has_left = state.wait_for(|state| matches!(state, State::Left | State::Ended));
+    let has_left = state.wait_for(|state| matches!(state, ReplicaStatus::Left | ReplicaStatus::Ended));
     if tokio::time::timeout(HANDOVER, has_left).await.is_err() {
         tracing::warn!("the leadership was not handed over in time");
     }
@@ -462,7 +462,7 @@ async fn flush(front: &Front, state: &mut watch::Receiver<State>) {
     };
     tokio::select! {
         () = all_gone => {}
-        _ = state.wait_for(|state| *state == State::Ended) => {}
+        _ = state.wait_for(|state| *state == ReplicaStatus::Ended) => {}
         () = tokio::time::sleep(FLUSH) => {
             let left = front.connections();
             tracing::warn!(connections = left, "{left} connections did not end in time and are cut");

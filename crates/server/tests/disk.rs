@@ -6,11 +6,11 @@ use std::os::unix::fs::PermissionsExt;
 
 use lockkeeper_replica::disk::memory::MemoryDisk;
 use lockkeeper_replica::disk::{Disk, DiskFile};
-use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, Options};
+use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, LogOptions};
 use lockkeeper_server::disk::{DataDirectory, DirectoryError};
 use lockkeeper_wire::store::{Entry, Founding, HardState, Record, SnapshotHead, SnapshotTail};
 
-const SMALL: Options = Options { segment_bytes: 16 << 10 };
+const SMALL: LogOptions = LogOptions { segment_bytes: 16 << 10 };
 
 fn entry(index: u64) -> Entry {
     Entry { index, term: 1, kind: 1, data: vec![index as u8; 3000].into() }

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use lockkeeper_server::{Options, run};
+use lockkeeper_server::{ServerOptions, run};
 use nix::sys::signal::{Signal, raise};
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -11,7 +11,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 #[test]
 fn sigterm_shuts_a_node_down_gracefully() {
     let data = tempfile::tempdir().unwrap();
-    let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };
+    let options = ServerOptions { listen: "127.0.0.1:0".to_owned(), ..ServerOptions::new(data.path()) };
     let (ready, is_ready) = mpsc::channel();
     let (ended, has_ended) = mpsc::channel();
     std::thread::spawn(move || ended.send(run(options, move |running| ready.send(running).unwrap())));

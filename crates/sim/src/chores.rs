@@ -19,7 +19,7 @@ pub(crate) struct Chores {
 }
 
 /// The result of a step.
-pub(crate) enum Done {
+pub(crate) enum DiskTaskResult {
     Step,
     /// The snapshot is abandoned; a later one will be begun.
     Failed,
@@ -62,16 +62,16 @@ impl Chores {
     }
 
     /// Carries out the pending step; `None` if there is none.
-    pub(crate) fn step(&mut self, disk: &MemoryDisk) -> Option<Done> {
+    pub(crate) fn step(&mut self, disk: &MemoryDisk) -> Option<DiskTaskResult> {
         let step = self.todo.take()?;
         let ends = matches!(step, SnapshotStep::Finish(_));
         Some(match self.carry_out(step, disk) {
-            Ok(()) => Done::Step,
-            Err(error) if ends => Done::Stop(error),
+            Ok(()) => DiskTaskResult::Step,
+            Err(error) if ends => DiskTaskResult::Stop(error),
             Err(_) => {
                 // The next start removes the incomplete file.
                 self.open = None;
-                Done::Failed
+                DiskTaskResult::Failed
             }
         })
     }

@@ -18,13 +18,13 @@ const MILLION: i128 = 1_000_000;
 
 /// A clock with its own origin and rate. The rate may change; the reading never jumps.
 #[derive(Clone, Debug)]
-pub(crate) struct Clock {
+pub(crate) struct DriftingClock {
     true_base: Nanos,
     local_base: Nanos,
     ppm: i64,
 }
 
-impl Clock {
+impl DriftingClock {
     pub(crate) fn new(origin: Nanos, ppm: i64) -> Self {
         Self { true_base: 0, local_base: origin, ppm }
     }
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn when_is_the_inverse_of_at_at_every_rate() {
         for ppm in [-DRIFT_PPM_MAX, -1, 0, 7, DRIFT_PPM_MAX] {
-            let mut clock = Clock::new(12_345, ppm);
+            let mut clock = DriftingClock::new(12_345, ppm);
             clock.drift(77, ppm / 2);
             for local in [12_500, 1_000_003, 5_000_000_000] {
                 let moment = clock.when(local);

@@ -7,8 +7,8 @@ use lockkeeper_wire::peer::{Hello, Refusal};
 
 use crate::bulk::{BulkId, Bulks};
 use crate::clock::Nanos;
-use crate::dice::Dice;
-use crate::mutants::Place;
+use crate::dice::Rng;
+use crate::mutants::MutantLocation;
 use crate::net::{Down, Net, Up};
 use crate::oracle::Oracle;
 use crate::peers::{LinkId, Peers};
@@ -157,10 +157,10 @@ pub(crate) struct Core {
     /// Ordered by time, then by a random tie-break (events of the same time have no natural order), then by a counter.
     queue: BTreeMap<(Nanos, u64, u64), Happening>,
     scheduled: u64,
-    pub(crate) dice: Dice,
+    pub(crate) dice: Rng,
     pub(crate) trace: Trace,
     pub(crate) scenario: Scenario,
-    pub(crate) mutant: Option<Place>,
+    pub(crate) mutant: Option<MutantLocation>,
     pub(crate) net: Net,
     pub(crate) peers: Peers,
     pub(crate) bulks: Bulks,
@@ -177,9 +177,9 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(seed: u64, mutant: Option<Place>, keep_trace: bool) -> Self {
-        let mut dice = Dice::new(seed);
-        let scenario = Scenario::roll(&mut dice).with_crowd(&mut Dice::new(!seed));
+    pub(crate) fn new(seed: u64, mutant: Option<MutantLocation>, keep_trace: bool) -> Self {
+        let mut dice = Rng::new(seed);
+        let scenario = Scenario::roll(&mut dice).with_crowd(&mut Rng::new(!seed));
         let mut trace = Trace::new(keep_trace);
         trace.note(0, format_args!("{scenario:?}"));
         Self {
@@ -231,7 +231,7 @@ impl Core {
         self.oracle.members_are(self.now, members, &self.members);
     }
 
-    pub(crate) fn is(&self, place: Place) -> bool {
+    pub(crate) fn is(&self, place: MutantLocation) -> bool {
         self.mutant == Some(place)
     }
 

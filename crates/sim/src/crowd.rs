@@ -6,7 +6,7 @@
 use lockkeeper_core::{Acquire, Command, IfBusy, LockName, Mode, Seq, SessionId, Table, limits};
 use lockkeeper_replica::{ENDS_PER_PART, TURN_VISITS_MAX};
 
-use crate::dice::Dice;
+use crate::dice::Rng;
 
 /// The name or subtree that all requests of a crowd compete for.
 pub(crate) const BASE: &str = "crowd";
@@ -39,7 +39,7 @@ pub(crate) struct Crowd {
 
 impl Crowd {
     /// Some seeds have a crowd.
-    pub(crate) fn roll(dice: &mut Dice) -> Option<Self> {
+    pub(crate) fn roll(dice: &mut Rng) -> Option<Self> {
         if !dice.chance(12) {
             return None;
         }
@@ -85,7 +85,7 @@ pub(crate) struct Budgets {
 }
 
 impl Budgets {
-    pub(crate) fn roll(dice: &mut Dice, crowd: Option<&Crowd>) -> Self {
+    pub(crate) fn roll(dice: &mut Rng, crowd: Option<&Crowd>) -> Self {
         if crowd.is_none() {
             return Self::new(limits::WORK_PER_COMMAND_MAX, TURN_VISITS_MAX, ENDS_PER_PART);
         }

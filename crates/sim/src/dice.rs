@@ -4,9 +4,9 @@ use crate::clock::Nanos;
 
 /// A seeded generator; its output depends only on the seed and the number of calls.
 #[derive(Debug)]
-pub(crate) struct Dice(fastrand::Rng);
+pub(crate) struct Rng(fastrand::Rng);
 
-impl Dice {
+impl Rng {
     pub(crate) fn new(seed: u64) -> Self {
         Self(fastrand::Rng::with_seed(seed))
     }

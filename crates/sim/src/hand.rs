@@ -13,12 +13,12 @@ use crate::clock::{MS, Nanos};
 use crate::core::{Core, Happening, Id};
 use crate::net::{Down, Up};
 use crate::node::node_at;
-use crate::queued::Queued;
+use crate::queued::CrowdClient;
 
 /// How many recent commands are kept for repetition.
 const MEMORY: usize = 8;
 
-pub(crate) struct Hand {
+pub(crate) struct RawClient {
     index: usize,
     ttl: Nanos,
     secret: Secret,
@@ -41,10 +41,10 @@ pub(crate) struct Hand {
     is_leaving: bool,
     is_over: bool,
     /// The crowd of requests that it queues, if the scenario has one.
-    crowd: Option<Queued>,
+    crowd: Option<CrowdClient>,
 }
 
-impl Hand {
+impl RawClient {
     pub(crate) fn new(core: &mut Core) -> Self {
         Self {
             index: core.scenario.clients + 1,
@@ -64,7 +64,7 @@ impl Hand {
             request: None,
             is_leaving: false,
             is_over: false,
-            crowd: core.scenario.crowd.clone().map(Queued::new),
+            crowd: core.scenario.crowd.clone().map(CrowdClient::new),
         }
     }
 
@@ -163,7 +163,7 @@ impl Hand {
         if core.is_stormy && core.dice.chance(5) {
             frame.push(Request::Open(self.open()).into());
         }
-        let is_done = self.request.is_none() && self.crowd.as_ref().is_none_or(Queued::is_empty);
+        let is_done = self.request.is_none() && self.crowd.as_ref().is_none_or(CrowdClient::is_empty);
         if !core.is_stormy && is_done && self.unanswered.is_empty() && !self.is_leaving {
             self.is_leaving = true;
             frame.push(item(session, Command::CloseSession { session }));
@@ -294,7 +294,7 @@ impl Hand {
                 }
                 let session = SessionId(item.session);
                 // The grant of a waiting request may be lost, so its acquire is sent again (R5).
-                self.unanswered.extend(self.crowd.iter().flat_map(Queued::waiting));
+                self.unanswered.extend(self.crowd.iter().flat_map(CrowdClient::waiting));
                 let again = self.unanswered.values().map(|command| self::item(session, command.clone()));
                 let again: Vec<v1::ClientItem> = again.collect();
                 // The next action sends the close again.

@@ -28,6 +28,6 @@ mod tell;
 mod trace;
 mod world;
 
-pub use oracle::{Failure, Seen};
+pub use oracle::{BrokenPromise, Coverage};
 pub use tell::told;
-pub use world::{Report, run};
+pub use world::{RunReport, run};

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use lockkeeper_sim::mutants::{self, Mutant};
-use lockkeeper_sim::{Seen, run, told};
+use lockkeeper_sim::{Coverage, run, told};
 
 /// A whole small world under virtual time, by seed.
 #[derive(Parser)]
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
         None => args.from..args.from + args.seeds,
     };
     let begun = std::time::Instant::now();
-    let (mut seen, mut virtual_nanos, mut events, mut failures) = (Seen::default(), 0, 0, 0);
+    let (mut seen, mut virtual_nanos, mut events, mut failures) = (Coverage::default(), 0, 0, 0);
     for seed in seeds.clone() {
         let report = run(seed, mutant, args.trace || args.write.is_some());
         if let Some(file) = &args.write

@@ -30,7 +30,7 @@ pub(crate) enum Down {
 
 /// One stream between a client and a node.
 #[derive(Clone, Debug)]
-pub(crate) struct Line {
+pub(crate) struct SimStream {
     pub(crate) client: usize,
     pub(crate) life: u64,
     pub(crate) node: Id,
@@ -49,7 +49,7 @@ pub(crate) struct Line {
 }
 
 pub(crate) struct Net {
-    pub(crate) lines: BTreeMap<StreamId, Line>,
+    pub(crate) lines: BTreeMap<StreamId, SimStream>,
     next: u64,
     /// For each client: packets in either direction are held back until this time.
     held: Vec<Nanos>,
@@ -95,7 +95,7 @@ impl Core {
     pub(crate) fn open_line(&mut self, client: usize, life: u64, node: Id, is_ghost: bool) -> StreamId {
         let stream = StreamId(self.net.next);
         self.net.next += 1;
-        let line = Line {
+        let line = SimStream {
             client,
             life,
             node,
@@ -175,7 +175,7 @@ impl Core {
     /// A node process is gone, and its streams with it. With `says_so` clients receive a close at once, otherwise only
     /// in reply to their next packet.
     pub(crate) fn node_gone(&mut self, node: Id, run: u64, says_so: bool) {
-        let of_it = |line: &Line| line.node == node && line.run == Some(run) && !line.is_over;
+        let of_it = |line: &SimStream| line.node == node && line.run == Some(run) && !line.is_over;
         let lines = self.net.lines.iter().filter(|(_, line)| of_it(line));
         let lines: Vec<StreamId> = lines.map(|(&id, _)| id).collect();
         for stream in lines {

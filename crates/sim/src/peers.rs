@@ -17,7 +17,7 @@ pub(crate) struct LinkId(pub(crate) u64);
 const UNACKNOWLEDGED_MAX: Nanos = SECOND;
 
 /// A connection from one node to another, in use or being closed.
-pub(crate) struct Link {
+pub(crate) struct SimPeerConnection {
     pub(crate) from: Id,
     pub(crate) to: Id,
     /// The run (start count) of each side's process.
@@ -33,7 +33,7 @@ pub(crate) struct Link {
 
 #[derive(Default)]
 pub(crate) struct Peers {
-    links: BTreeMap<LinkId, Link>,
+    links: BTreeMap<LinkId, SimPeerConnection>,
     /// The link in use, by (sender, receiver).
     in_use: BTreeMap<(Id, Id), LinkId>,
     /// Traffic in this direction waits until this time.
@@ -42,7 +42,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    pub(crate) fn link(&self, id: LinkId) -> Option<&Link> {
+    pub(crate) fn link(&self, id: LinkId) -> Option<&SimPeerConnection> {
         self.links.get(&id)
     }
 
@@ -89,7 +89,7 @@ impl Core {
         self.peers.last += 1;
         let id = LinkId(self.peers.last);
         let at = self.now + 2 * self.peer_latency();
-        let link = Link { from, to, from_run, to_run, frames: VecDeque::new(), at, is_broken: false };
+        let link = SimPeerConnection { from, to, from_run, to_run, frames: VecDeque::new(), at, is_broken: false };
         self.peers.links.insert(id, link);
         self.peers.in_use.insert((from, to), id);
         true

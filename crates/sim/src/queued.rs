@@ -9,10 +9,10 @@ use lockkeeper_wire::v1::{self, server_item::What};
 use crate::clock::{MS, Nanos};
 use crate::core::Core;
 use crate::crowd::{BASE, Crowd};
-use crate::hand::{Hand, item};
+use crate::hand::{RawClient, item};
 
 #[derive(Clone, Copy)]
-enum Stage {
+enum CrowdStage {
     Begins,
     /// The number of requests still to send.
     Sends(u64),
@@ -29,18 +29,18 @@ struct Live {
     is_granted: bool,
 }
 
-pub(crate) struct Queued {
+pub(crate) struct CrowdClient {
     crowd: Crowd,
-    stage: Stage,
+    stage: CrowdStage,
     live: BTreeMap<u64, Live>,
     /// Requests to finish, or whose end is to be confirmed (R3).
     over: Vec<u64>,
     away_until: Nanos,
 }
 
-impl Queued {
+impl CrowdClient {
     pub(crate) fn new(crowd: Crowd) -> Self {
-        Self { crowd, stage: Stage::Begins, live: BTreeMap::new(), over: Vec::new(), away_until: 0 }
+        Self { crowd, stage: CrowdStage::Begins, live: BTreeMap::new(), over: Vec::new(), away_until: 0 }
     }
 
     pub(crate) fn is_away(&self, now: Nanos) -> bool {
@@ -60,21 +60,21 @@ impl Queued {
     /// Adds its next commands to a frame.
     pub(crate) fn acts(
         &mut self,
-        hand: &mut Hand,
+        hand: &mut RawClient,
         core: &mut Core,
         session: SessionId,
         frame: &mut Vec<v1::ClientItem>,
     ) {
         match self.stage {
-            Stage::Closes => frame.push(item(session, Command::CloseSession { session })),
-            Stage::Sends(_) | Stage::Waits(_) if !core.is_stormy => self.drains(false),
-            Stage::Begins if core.is_stormy => {
+            CrowdStage::Closes => frame.push(item(session, Command::CloseSession { session })),
+            CrowdStage::Sends(_) | CrowdStage::Waits(_) if !core.is_stormy => self.drains(false),
+            CrowdStage::Begins if core.is_stormy => {
                 let is_wide = self.crowd.is_wide();
                 frame.extend(self.ask(hand, session, BASE, Mode::Exclusive, is_wide, None));
-                self.stage = Stage::Sends(self.crowd.size);
+                self.stage = CrowdStage::Sends(self.crowd.size);
             }
-            Stage::Begins => {}
-            Stage::Sends(left) => {
+            CrowdStage::Begins => {}
+            CrowdStage::Sends(left) => {
                 let count = core.dice.within(left.div_ceil(4), left);
                 for number in left - count..left {
                     let name = self.crowd.name(number);
@@ -85,11 +85,11 @@ impl Queued {
                     let at_most_ms = limited.then(|| core.dice.within(50, hand.ttl() / (2 * MS)));
                     frame.extend(self.ask(hand, session, &name, mode, is_wide, at_most_ms));
                 }
-                self.stage = Stage::Sends(left - count);
+                self.stage = CrowdStage::Sends(left - count);
                 if left == count {
-                    self.stage = Stage::Waits(core.now + core.dice.spread(10 * MS, 2 * hand.ttl()));
+                    self.stage = CrowdStage::Waits(core.now + core.dice.spread(10 * MS, 2 * hand.ttl()));
                     if core.dice.chance(self.crowd.closes) {
-                        self.stage = Stage::Closes;
+                        self.stage = CrowdStage::Closes;
                     } else if core.dice.chance(self.crowd.away) {
                         // Sometimes too long: then the session expires with all its requests.
                         let ttl = hand.ttl();
@@ -97,18 +97,18 @@ impl Queued {
                     }
                 }
             }
-            Stage::Waits(until) if core.now >= until => self.drains(core.dice.chance(40)),
-            Stage::Waits(_) | Stage::Drains => {}
+            CrowdStage::Waits(until) if core.now >= until => self.drains(core.dice.chance(40)),
+            CrowdStage::Waits(_) | CrowdStage::Drains => {}
         }
         self.finishes(hand, session, frame);
-        if matches!(self.stage, Stage::Drains) && self.live.is_empty() {
-            self.stage = Stage::Begins;
+        if matches!(self.stage, CrowdStage::Drains) && self.live.is_empty() {
+            self.stage = CrowdStage::Begins;
         }
     }
 
     /// Finishes the first request, so that the others are granted, or all requests at once.
     fn drains(&mut self, at_once: bool) {
-        self.stage = Stage::Drains;
+        self.stage = CrowdStage::Drains;
         let first = self.live.first_key_value().map(|(&seq, _)| seq);
         let over = self.live.iter().filter(|&(&seq, it)| at_once || it.is_granted || Some(seq) == first);
         self.over.extend(over.map(|(&seq, _)| seq));
@@ -116,7 +116,7 @@ impl Queued {
 
     fn ask(
         &mut self,
-        hand: &mut Hand,
+        hand: &mut RawClient,
         session: SessionId,
         name: &str,
         mode: Mode,
@@ -146,7 +146,7 @@ impl Queued {
             What::Granted(_) => {
                 let Some(live) = self.live.get_mut(&seq) else { return };
                 let is_news = !std::mem::replace(&mut live.is_granted, true);
-                if is_news && matches!(self.stage, Stage::Drains) {
+                if is_news && matches!(self.stage, CrowdStage::Drains) {
                     self.over.push(seq);
                 }
             }
@@ -160,7 +160,7 @@ impl Queued {
     }
 
     /// Finishes all requests that have ended.
-    pub(crate) fn finishes(&mut self, hand: &mut Hand, session: SessionId, frame: &mut Vec<v1::ClientItem>) {
+    pub(crate) fn finishes(&mut self, hand: &mut RawClient, session: SessionId, frame: &mut Vec<v1::ClientItem>) {
         for target in std::mem::take(&mut self.over) {
             if self.live.remove(&target).is_some() {
                 let (seq, target) = (Seq(hand.next_seq()), Seq(target));

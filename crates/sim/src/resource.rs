@@ -36,7 +36,7 @@ type Read = Vec<((String, Option<u32>), u64)>;
 
 /// The values that a section read when it entered.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct SectionRead {
     /// `None`: the fence rejected the section.
     fenced: Option<Read>,
     unfenced: Read,
@@ -62,18 +62,18 @@ impl Resources {
     }
 
     /// Enters the fence and reads.
-    pub(crate) fn enter(&mut self, name: &str, section: Section) -> Seen {
+    pub(crate) fn enter(&mut self, name: &str, section: Section) -> SectionRead {
         let unfenced = self.unfenced.read(name, section.slot());
         if self.checks == Checks::EnterAndWrite && self.fence.enter(name, section).is_err() {
             self.refused += 1;
-            return Seen { fenced: None, unfenced };
+            return SectionRead { fenced: None, unfenced };
         }
-        Seen { fenced: Some(self.fenced.read(name, section.slot())), unfenced }
+        SectionRead { fenced: Some(self.fenced.read(name, section.slot())), unfenced }
     }
 
     /// Increments the value. Returns whether the fence accepted the write. `Err`: the write overwrites an update that
     /// another section made behind the fence since this one entered.
-    pub(crate) fn write(&mut self, name: &str, section: Section, seen: &Seen) -> Result<bool, String> {
+    pub(crate) fn write(&mut self, name: &str, section: Section, seen: &SectionRead) -> Result<bool, String> {
         let slot = section.slot();
         if self.unfenced.read(name, slot) != seen.unfenced {
             self.lost += 1;

@@ -9,7 +9,7 @@ use lockkeeper_replica::TAIL_BYTES;
 
 use crate::clock::{DRIFT_PPM_MAX, MS, Nanos, SECOND};
 use crate::crowd::{BASE, Budgets, Crowd};
-use crate::dice::Dice;
+use crate::dice::Rng;
 
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -170,7 +170,7 @@ pub(crate) struct Scenario {
 }
 
 impl Scenario {
-    pub(crate) fn roll(dice: &mut Dice) -> Self {
+    pub(crate) fn roll(dice: &mut Rng) -> Self {
         let ttl = dice.pick(&[1_000, 1_000, 1_000, 1_500, 1_500, 3_000, 9_000]) * MS;
         let nodes = dice.pick(&[1, 3, 3, 3, 5]);
         // Some scenarios inject little but one fault sequence, repeatedly.
@@ -251,7 +251,7 @@ impl Scenario {
 
     /// Adds the crowd of some seeds, with a separate RNG: seeds without a crowd stay as they were before crowds
     /// existed.
-    pub(crate) fn with_crowd(mut self, dice: &mut Dice) -> Self {
+    pub(crate) fn with_crowd(mut self, dice: &mut Rng) -> Self {
         self.crowd = Crowd::roll(dice);
         self.budgets = Budgets::roll(dice, self.crowd.as_ref());
         if self.crowd.is_some() {

@@ -1,12 +1,12 @@
 //! Runs of seeds in which every promise must hold, in parts that run in parallel. A failure prints the replay command.
 
-use lockkeeper_sim::{Seen, run, told};
+use lockkeeper_sim::{Coverage, run, told};
 
 /// Seeds in each part; for a longer run use `cargo xtask sim --seeds 5000`.
 const SEEDS: u64 = 75;
 
-fn part(number: u64) -> Seen {
-    let mut seen = Seen::default();
+fn part(number: u64) -> Coverage {
+    let mut seen = Coverage::default();
     let mut broken = Vec::new();
     for seed in number * SEEDS..(number + 1) * SEEDS {
         let report = run(seed, None, false);

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use lockkeeper_server::{Options, Running};
+use lockkeeper_server::{ServerOptions, Running};
 use tempfile::TempDir;
 
 /// A running node; stopped on drop.
@@ -14,7 +14,7 @@ pub(crate) struct Service {
 impl Service {
     pub(crate) fn start() -> Self {
         let data = tempfile::tempdir().expect("a directory");
-        let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path().join("data")) };
+        let options = ServerOptions { listen: "127.0.0.1:0".to_owned(), ..ServerOptions::new(data.path().join("data")) };
         let (ready, started) = mpsc::channel();
         std::thread::spawn(move || {
             lockkeeper_server::run(options, |running| ready.send(running).expect("the test waits"))

@@ -104,7 +104,7 @@ impl Better {
 
 /// The result of comparing a figure with its bar.
 #[derive(Clone, Copy, PartialEq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum BarResult {
     /// The bar is met.
     Met,
     /// Missed by this share of the bar, within the tolerance.
@@ -124,25 +124,25 @@ impl Bar {
     }
 
     /// Compares `ours` with `wanted`; `None` unless both are above zero.
-    pub(crate) fn verdict(&self, ours: f64, wanted: f64) -> Option<Verdict> {
+    pub(crate) fn verdict(&self, ours: f64, wanted: f64) -> Option<BarResult> {
         let by = match self.better {
             Better::Lower => ratio(ours, wanted)? - 1.0,
             Better::Higher => 1.0 - ratio(ours, wanted)?,
         };
         Some(match by {
-            ..=0.0 => Verdict::Met,
-            ..=TOLERANCE => Verdict::Within(by),
-            _ => Verdict::MissedBy(by),
+            ..=0.0 => BarResult::Met,
+            ..=TOLERANCE => BarResult::Within(by),
+            _ => BarResult::MissedBy(by),
         })
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for BarResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Verdict::Met => f.write_str("met"),
-            Verdict::Within(by) => write!(f, "met but for {:.0} %", by * 100.0),
-            Verdict::MissedBy(by) => write!(f, "missed by {:.0} %", by * 100.0),
+            BarResult::Met => f.write_str("met"),
+            BarResult::Within(by) => write!(f, "met but for {:.0} %", by * 100.0),
+            BarResult::MissedBy(by) => write!(f, "missed by {:.0} %", by * 100.0),
         }
     }
 }
@@ -166,22 +166,22 @@ mod tests {
     #[test]
     fn a_bar_missed_by_at_most_a_tenth_is_within_tolerance() {
         let slower = any(Better::Lower);
-        assert_eq!(slower.verdict(90.0, 100.0), Some(Verdict::Met));
-        assert_eq!(slower.verdict(100.0, 100.0), Some(Verdict::Met));
+        assert_eq!(slower.verdict(90.0, 100.0), Some(BarResult::Met));
+        assert_eq!(slower.verdict(100.0, 100.0), Some(BarResult::Met));
         assert!(
-            matches!(slower.verdict(109.0, 100.0), Some(Verdict::Within(by)) if (0.08..0.10).contains(&by))
+            matches!(slower.verdict(109.0, 100.0), Some(BarResult::Within(by)) if (0.08..0.10).contains(&by))
         );
-        assert_eq!(slower.verdict(125.0, 100.0), Some(Verdict::MissedBy(0.25)));
+        assert_eq!(slower.verdict(125.0, 100.0), Some(BarResult::MissedBy(0.25)));
         let fewer = any(Better::Higher);
-        assert_eq!(fewer.verdict(110.0, 100.0), Some(Verdict::Met));
+        assert_eq!(fewer.verdict(110.0, 100.0), Some(BarResult::Met));
         assert!(
-            matches!(fewer.verdict(91.0, 100.0), Some(Verdict::Within(by)) if (0.08..0.10).contains(&by))
+            matches!(fewer.verdict(91.0, 100.0), Some(BarResult::Within(by)) if (0.08..0.10).contains(&by))
         );
-        assert_eq!(fewer.verdict(75.0, 100.0), Some(Verdict::MissedBy(0.25)));
+        assert_eq!(fewer.verdict(75.0, 100.0), Some(BarResult::MissedBy(0.25)));
         assert_eq!(fewer.verdict(75.0, 0.0), None);
         assert_eq!((slower.better.sign(), fewer.better.sign()), ('≤', '≥'));
-        assert_eq!(Verdict::Within(0.09).to_string(), "met but for 9 %");
-        assert_eq!(Verdict::MissedBy(0.25).to_string(), "missed by 25 %");
+        assert_eq!(BarResult::Within(0.09).to_string(), "met but for 9 %");
+        assert_eq!(BarResult::MissedBy(0.25).to_string(), "missed by 25 %");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::bench::maths::percentile;
 
 const RECORD: [u8; 128] = [0x5a; 128];
@@ -21,8 +21,8 @@ pub(crate) const SHORT: Duration = Duration::from_millis(200);
 
 /// The p50 of a 128-byte write with fdatasync into a preallocated file, in microseconds. `at_once` threads write to
 /// separate files concurrently: one for each node of a cluster on this disk.
-pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration, at_once: usize) -> Outcome<f64> {
-    let writers: Vec<JoinHandle<Outcome<Vec<u64>>>> = (0..at_once)
+pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration, at_once: usize) -> TaskResult<f64> {
+    let writers: Vec<JoinHandle<TaskResult<Vec<u64>>>> = (0..at_once)
         .map(|number| {
             let path = folder.join(format!("fdatasync-{number}"));
             std::thread::spawn(move || probe(&path, duration))
@@ -38,7 +38,7 @@ pub(crate) fn fdatasync_p50_us(folder: &Path, duration: Duration, at_once: usize
 }
 
 /// Runs [`measure`] on a temporary file.
-fn probe(path: &Path, duration: Duration) -> Outcome<Vec<u64>> {
+fn probe(path: &Path, duration: Duration) -> TaskResult<Vec<u64>> {
     let samples = measure(path, duration)
         .map_err(|error| format!("cannot measure the disk by {}: {error}", path.display()))?;
     fs::remove_file(path).map_err(|error| format!("cannot remove {}: {error}", path.display()))?;

@@ -12,14 +12,14 @@ use nix::sys::signal::Signal;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::bench::figures::KILLS;
 use crate::bench::maths::median;
 use crate::bench::systems::{Peer, Setup};
 use crate::bench::workloads::Measured;
-use crate::services::catalogue::Service;
-use crate::services::clusters::Cluster;
-use crate::services::{self, Place};
+use crate::services::catalogue::ServiceSpec;
+use crate::services::clusters::ThreeNodes;
+use crate::services::{self, ServiceLocation};
 
 /// A common setting; longer than any gap.
 const TTL: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ const LEADS_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Kills the leader of `cluster` [`KILLS`] times, and restarts it each time.
-pub(crate) async fn failover<P: Peer>(at: &str, cluster: &'static Cluster) -> Outcome<Measured> {
+pub(crate) async fn failover<P: Peer>(at: &str, cluster: &'static ThreeNodes) -> TaskResult<Measured> {
     let mut gaps = Vec::new();
     for kill in 0..KILLS {
         gaps.push(gap::<P>(at, cluster, kill).await?.as_secs_f64() * 1e3);
@@ -53,7 +53,7 @@ pub(crate) async fn failover<P: Peer>(at: &str, cluster: &'static Cluster) -> Ou
 }
 
 /// Measures one kill; returns when the node is ready again.
-async fn gap<P: Peer>(at: &str, cluster: &'static Cluster, kill: usize) -> Outcome<Duration> {
+async fn gap<P: Peer>(at: &str, cluster: &'static ThreeNodes, kill: usize) -> TaskResult<Duration> {
     let peer = P::connect(Setup { at, clients: 1, contended: false, ttl: TTL }).await?;
     let killed = Arc::new(OnceLock::new());
     let client = tokio::spawn(pairs(peer, kill, killed.clone()));
@@ -73,7 +73,7 @@ async fn gap<P: Peer>(at: &str, cluster: &'static Cluster, kill: usize) -> Outco
 }
 
 /// Acquires and releases free locks until [`AFTER`] the kill, and returns the gap.
-async fn pairs<P: Peer>(peer: P, kill: usize, killed: Arc<OnceLock<Instant>>) -> Outcome<(P, Duration)> {
+async fn pairs<P: Peer>(peer: P, kill: usize, killed: Arc<OnceLock<Instant>>) -> TaskResult<(P, Duration)> {
     let mut ended = Instant::now();
     let mut gap = Duration::ZERO;
     // A lock left behind by an abandoned call blocks no later call: the next calls use other names.
@@ -106,16 +106,16 @@ async fn pairs<P: Peer>(peer: P, kill: usize, killed: Arc<OnceLock<Instant>>) ->
     Ok((peer, gap))
 }
 
-async fn pair<P: Peer>(peer: &P, name: &str) -> Outcome {
+async fn pair<P: Peer>(peer: &P, name: &str) -> TaskResult {
     let late = |_| format!("a call took more than {} ms", CALL_ENDS_WITHIN.as_millis());
     let held = timeout(CALL_ENDS_WITHIN, peer.acquire(0, name)).await.map_err(late)??;
     timeout(CALL_ENDS_WITHIN, peer.release(held)).await.map_err(late)?
 }
 
 /// Returns the leader, once there is one. Blocks the thread: not for use in async tasks.
-pub(crate) fn leader(cluster: &'static Cluster) -> Outcome<&'static Service> {
+pub(crate) fn leader(cluster: &'static ThreeNodes) -> TaskResult<&'static ServiceSpec> {
     let until = Instant::now() + LEADS_WITHIN;
-    let places: Vec<Place> = cluster.nodes.iter().map(services::place_of).collect::<Outcome<_>>()?;
+    let places: Vec<ServiceLocation> = cluster.nodes.iter().map(services::place_of).collect::<TaskResult<_>>()?;
     loop {
         let mut why_not = Vec::new();
         for (node, place) in cluster.nodes.iter().zip(&places) {
@@ -134,7 +134,7 @@ pub(crate) fn leader(cluster: &'static Cluster) -> Outcome<&'static Service> {
 
 /// Runs blocking work on a thread for it.
 pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Outcome<T> + Send + 'static,
-) -> Outcome<T> {
+    work: impl FnOnce() -> TaskResult<T> + Send + 'static,
+) -> TaskResult<T> {
     spawn_blocking(work).await.map_err(|error| error.to_string())?
 }

@@ -31,7 +31,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// What to measure, how long, and where to put it.
 #[derive(Args)]
@@ -98,13 +98,13 @@ pub(crate) enum Workload {
 
 /// Runs `cargo xtask bench …`.
 #[cfg(feature = "peers")]
-pub(crate) fn run(choice: &Bench) -> Outcome {
+pub(crate) fn run(choice: &Bench) -> TaskResult {
     plan::run(choice)
 }
 
 /// Runs the same command line again, in a release build with the clients of the other systems.
 #[cfg(not(feature = "peers"))]
-pub(crate) fn run(_: &Bench) -> Outcome {
+pub(crate) fn run(_: &Bench) -> TaskResult {
     use crate::needs::{Need, install};
     use crate::process::{cargo, run};
 

@@ -10,19 +10,19 @@ use std::time::Duration;
 use clap::ValueEnum;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::bench::bars::{BARS, CLUSTER_BARS};
 use crate::bench::failover::{blocking, failover, leader};
-use crate::bench::report::Report;
-use crate::bench::server::Server;
+use crate::bench::report::BenchReport;
+use crate::bench::server::ServerProcesses;
 use crate::bench::systems::{
-    CLUSTER_OF_OURS, Etcd, KEEPALIVE_SESSIONS, Ours, Peer, Redis, SERVICE_OF_OURS, Zookeeper,
+    CLUSTER_OF_OURS, Etcd, KEEPALIVE_SESSIONS, Ours, Peer, RedisSystem, SERVICE_OF_OURS, Zookeeper,
 };
 use crate::bench::workloads::{self, Measured};
 use crate::bench::{Bench, System, Workload, disk, name};
 use crate::services;
-use crate::services::catalogue::{ETCD, REDIS_FSYNC, REDIS_NOFSYNC, Service, ZOOKEEPER};
-use crate::services::clusters::{Cluster, ETCD_CLUSTER, NODES, ZOOKEEPER_CLUSTER};
+use crate::services::catalogue::{ETCD, REDIS_FSYNC, REDIS_NOFSYNC, ServiceSpec, ZOOKEEPER};
+use crate::services::clusters::{ThreeNodes, ETCD_CLUSTER, NODES, ZOOKEEPER_CLUSTER};
 
 /// Time-out of a measurement: no system takes as long on a usable machine, and one that hangs is given up.
 const ENDS_WITHIN: Duration = Duration::from_secs(120);
@@ -37,13 +37,13 @@ struct Subject {
     /// The address that its client connects to.
     at: String,
     /// Its nodes. Empty if the system already runs elsewhere: then its processes can't be measured.
-    services: Vec<&'static Service>,
+    services: Vec<&'static ServiceSpec>,
     /// Set if the system has several nodes that we started.
-    cluster: Option<&'static Cluster>,
+    cluster: Option<&'static ThreeNodes>,
 }
 
 /// Runs all selected measurements and prints the report.
-pub(super) fn run(choice: &Bench) -> Outcome {
+pub(super) fn run(choice: &Bench) -> TaskResult {
     allow_descriptors()?;
     let systems = of(&choice.only, |system| match choice.cluster {
         true => !matches!(system, System::RedisFsync | System::RedisNofsync),
@@ -61,7 +61,7 @@ pub(super) fn run(choice: &Bench) -> Outcome {
     }
     let subjects: Vec<Subject> = systems.iter().map(|system| subject(*system, choice)).collect();
     let measured = measure(choice, &subjects, &systems, &workloads);
-    let services: Vec<&Service> =
+    let services: Vec<&ServiceSpec> =
         subjects.iter().flat_map(|subject| subject.services.iter().copied()).collect();
     let stopped = services::down(&services);
     let report = measured?;
@@ -78,7 +78,7 @@ fn measure(
     subjects: &[Subject],
     systems: &[System],
     workloads: &[Workload],
-) -> Outcome<Report> {
+) -> TaskResult<BenchReport> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start tokio: {error}"))?;
     let folder = services::root()?;
@@ -87,7 +87,7 @@ fn measure(
         of.iter().copied().filter(|workload| workloads.contains(workload)).collect()
     };
     let (bars, nodes) = if choice.cluster { (CLUSTER_BARS, NODES) } else { (BARS, 1) };
-    let mut report = Report::new(systems, workloads, bars, nodes);
+    let mut report = BenchReport::new(systems, workloads, bars, nodes);
     // A system that can't be measured does not stop the others.
     let mut failed: BTreeMap<System, String> = BTreeMap::new();
     for subject in subjects {
@@ -98,7 +98,7 @@ fn measure(
     }
     report.fdatasync(disk::fdatasync_p50_us(&folder, disk::LONG, nodes)?);
 
-    let mut turn = |report: &mut Report, what: &str, workload: Workload, subject: &Subject| {
+    let mut turn = |report: &mut BenchReport, what: &str, workload: Workload, subject: &Subject| {
         if failed.contains_key(&subject.system) {
             return;
         }
@@ -148,12 +148,12 @@ fn measure(
 }
 
 /// Runs one workload on one system; `None` if the workload does not apply to that system.
-async fn one(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<Option<Measured>> {
+async fn one(choice: &Bench, workload: Workload, subject: &Subject) -> TaskResult<Option<Measured>> {
     let at = subject.at.as_str();
     let work = async {
         match subject.system {
             System::Ours | System::OursAlone => on::<Ours>(choice, workload, subject).await,
-            System::RedisFsync | System::RedisNofsync => on::<Redis>(choice, workload, subject).await,
+            System::RedisFsync | System::RedisNofsync => on::<RedisSystem>(choice, workload, subject).await,
             System::Etcd => on::<Etcd>(choice, workload, subject).await,
             System::Zookeeper => on::<Zookeeper>(choice, workload, subject).await,
         }
@@ -163,7 +163,7 @@ async fn one(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<O
     tokio::time::timeout(limit, work).await.map_err(late)?
 }
 
-async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> Outcome<Option<Measured>> {
+async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> TaskResult<Option<Measured>> {
     let at = subject.at.as_str();
     let duration = Duration::from_secs(choice.seconds);
     match workload {
@@ -186,7 +186,7 @@ async fn on<P: Peer>(choice: &Bench, workload: Workload, subject: &Subject) -> O
     }
 }
 
-async fn keep_alive(choice: &Bench, server: &Server, subject: &Subject) -> Outcome<Measured> {
+async fn keep_alive(choice: &Bench, server: &ServerProcesses, subject: &Subject) -> TaskResult<Measured> {
     let duration = Duration::from_secs(choice.keepalive_seconds);
     let at = subject.at.as_str();
     let cores = match subject.system {
@@ -203,7 +203,7 @@ async fn keep_alive(choice: &Bench, server: &Server, subject: &Subject) -> Outco
             ]);
         }
         System::RedisFsync | System::RedisNofsync => {
-            Redis::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?
+            RedisSystem::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?
         }
         System::Etcd => Etcd::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?,
         System::Zookeeper => Zookeeper::keep_alive(at, server, KEEPALIVE_SESSIONS, duration).await?,
@@ -212,18 +212,18 @@ async fn keep_alive(choice: &Bench, server: &Server, subject: &Subject) -> Outco
 }
 
 /// The processes of a system's nodes; `None` if it runs elsewhere.
-fn server(subject: &Subject) -> Outcome<Option<Server>> {
+fn server(subject: &Subject) -> TaskResult<Option<ServerProcesses>> {
     let mut pids = Vec::new();
     for service in &subject.services {
         let pid = services::place_of(service)?.pid();
         pids.push(pid.ok_or_else(|| format!("{} has ended", service.name))?);
     }
-    Ok((!pids.is_empty()).then_some(Server { pids }))
+    Ok((!pids.is_empty()).then_some(ServerProcesses { pids }))
 }
 
 fn subject(system: System, choice: &Bench) -> Subject {
     let cluster = cluster(system).filter(|_| choice.cluster);
-    let services: Vec<&'static Service> = match (system, &choice.ours_at, cluster) {
+    let services: Vec<&'static ServiceSpec> = match (system, &choice.ours_at, cluster) {
         (System::Ours, Some(at), _) => {
             return Subject { system, at: at.clone(), services: Vec::new(), cluster: None };
         }
@@ -236,18 +236,18 @@ fn subject(system: System, choice: &Bench) -> Subject {
 }
 
 /// The client address of a node.
-fn address(node: &Service) -> String {
+fn address(node: &ServiceSpec) -> String {
     format!("127.0.0.1:{}", node.port)
 }
 
 /// Restarts the servers of a system with empty data, unless it runs elsewhere.
-fn restart(subject: &Subject) -> Outcome {
+fn restart(subject: &Subject) -> TaskResult {
     services::down(&subject.services)?;
     services::up(&subject.services)
 }
 
 /// The single-node service of `system`.
-fn alone(system: System) -> &'static Service {
+fn alone(system: System) -> &'static ServiceSpec {
     match system {
         System::Ours | System::OursAlone => &SERVICE_OF_OURS,
         System::RedisFsync => &REDIS_FSYNC,
@@ -258,7 +258,7 @@ fn alone(system: System) -> &'static Service {
 }
 
 /// The three-node cluster of `system`; `None` if it is measured with one node only.
-fn cluster(system: System) -> Option<&'static Cluster> {
+fn cluster(system: System) -> Option<&'static ThreeNodes> {
     match system {
         System::Ours => Some(&CLUSTER_OF_OURS),
         System::Etcd => Some(&ETCD_CLUSTER),
@@ -274,7 +274,7 @@ fn of<T: ValueEnum + Copy + PartialEq>(chosen: &[T], is_usual: impl Fn(T) -> boo
 }
 
 /// Raises the descriptor limit for the sockets of `keepalive`; servers inherit it.
-fn allow_descriptors() -> Outcome {
+fn allow_descriptors() -> TaskResult {
     let unknown = |error| format!("cannot see how many descriptors are allowed: {error}");
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).map_err(unknown)?;
     let wanted = DESCRIPTORS.max(soft).min(hard);

@@ -9,7 +9,7 @@ use std::path::Path;
 use comfy_table::{Table, presets};
 use serde_json::{Map, json};
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::bench::bars::{Bar, Than};
 use crate::bench::figures::{self, Figure};
 use crate::bench::maths::{median, ratio};
@@ -20,7 +20,7 @@ use crate::bench::{System, Workload, name};
 const DISK_VARIES: f64 = 2.0;
 
 /// The measured values of a run.
-pub(crate) struct Report {
+pub(crate) struct BenchReport {
     systems: Vec<System>,
     figures: Vec<Figure>,
     bars: &'static [Bar],
@@ -35,7 +35,7 @@ pub(crate) struct Report {
     failed: Vec<String>,
 }
 
-impl Report {
+impl BenchReport {
     pub(crate) fn new(
         systems: &[System],
         workloads: &[Workload],
@@ -83,7 +83,7 @@ impl Report {
     }
 
     /// An error that names every system whose measurements failed.
-    pub(crate) fn failures(&self) -> Outcome {
+    pub(crate) fn failures(&self) -> TaskResult {
         if self.failed.is_empty() {
             Ok(())
         } else {
@@ -120,7 +120,7 @@ impl Report {
     }
 
     /// Writes the values of all rounds.
-    pub(crate) fn write_json(&self, file: &Path) -> Outcome {
+    pub(crate) fn write_json(&self, file: &Path) -> TaskResult {
         let mut figures = Map::new();
         for figure in &self.figures {
             let mut systems = Map::new();

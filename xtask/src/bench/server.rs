@@ -4,26 +4,26 @@ use std::fs;
 
 use nix::unistd::{SysconfVar, sysconf};
 
-use crate::Outcome;
+use crate::TaskResult;
 
 /// The processes of a system: one, or one for each node.
-pub(crate) struct Server {
+pub(crate) struct ServerProcesses {
     pub(crate) pids: Vec<u32>,
 }
 
-impl Server {
+impl ServerProcesses {
     /// CPU time used so far, user and system, in seconds.
-    pub(crate) fn cpu_seconds(&self) -> Outcome<f64> {
+    pub(crate) fn cpu_seconds(&self) -> TaskResult<f64> {
         self.pids.iter().map(|pid| cpu_seconds(*pid)).sum()
     }
 
     /// Resident memory in bytes.
-    pub(crate) fn resident_bytes(&self) -> Outcome<u64> {
+    pub(crate) fn resident_bytes(&self) -> TaskResult<u64> {
         self.pids.iter().map(|pid| resident_bytes(*pid)).sum()
     }
 }
 
-fn cpu_seconds(pid: u32) -> Outcome<f64> {
+fn cpu_seconds(pid: u32) -> TaskResult<f64> {
     let stat = read(pid, "stat")?;
     let ticks = ticks(&stat).ok_or_else(|| format!("/proc/{pid}/stat has no CPU time: {stat:?}"))?;
     let per_second =
@@ -31,14 +31,14 @@ fn cpu_seconds(pid: u32) -> Outcome<f64> {
     Ok(ticks as f64 / per_second as f64)
 }
 
-fn resident_bytes(pid: u32) -> Outcome<u64> {
+fn resident_bytes(pid: u32) -> TaskResult<u64> {
     let status = read(pid, "status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
     Ok(kib.ok_or_else(|| format!("/proc/{pid}/status has no VmRSS"))? * 1024)
 }
 
-fn read(pid: u32, file: &str) -> Outcome<String> {
+fn read(pid: u32, file: &str) -> TaskResult<String> {
     let path = format!("/proc/{pid}/{file}");
     fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}; did the server end?"))
 }
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn this_process_has_memory_and_cpu_time() {
-        let server = |pids: &[u32]| Server { pids: pids.to_vec() };
+        let server = |pids: &[u32]| ServerProcesses { pids: pids.to_vec() };
         let this = std::process::id();
         let alone = server(&[this]).resident_bytes().unwrap();
         assert!(alone > 0);

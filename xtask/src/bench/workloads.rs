@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::bench::figures::{PAIRS_CLIENTS, WAITERS};
 use crate::bench::maths::percentile;
-use crate::bench::server::Server;
+use crate::bench::server::ServerProcesses;
 use crate::bench::systems::{Peer, Setup, TTL};
 
 /// Number of locks held in `memory`.
@@ -29,7 +29,7 @@ const WARM_UP: Duration = Duration::from_millis(200);
 pub(crate) type Measured = Vec<(String, f64)>;
 
 /// One client acquires and releases free locks, 16 names in rotation.
-pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
+pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> TaskResult<Measured> {
     let peer = P::connect(Setup { at, clients: 1, contended: false, ttl: TTL }).await?;
     let names: Vec<String> =
         (0..SINGLE_NAMES).map(|number| format!("lockkeeper-bench/single/{number}")).collect();
@@ -50,7 +50,7 @@ pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> Outcome<Mea
             }
         }
         peer.close().await?;
-        Outcome::Ok(acquires)
+        TaskResult::Ok(acquires)
     });
     let mut acquires = client.await.map_err(|error| error.to_string())??;
     Ok(vec![
@@ -60,7 +60,7 @@ pub(crate) async fn single<P: Peer>(at: &str, duration: Duration) -> Outcome<Mea
 }
 
 /// Many clients, each of which acquires and releases a lock of its own.
-pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
+pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> TaskResult<Measured> {
     let mut measured = Measured::new();
     for clients in PAIRS_CLIENTS {
         let peer = Arc::new(P::connect(Setup { at, clients, contended: false, ttl: TTL }).await?);
@@ -75,7 +75,7 @@ pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> Outcome<Meas
                 loop {
                     let asked = Instant::now();
                     if asked >= until {
-                        return Outcome::Ok(acquires);
+                        return TaskResult::Ok(acquires);
                     }
                     let held = peer.acquire(client, &name).await?;
                     let took = asked.elapsed();
@@ -101,7 +101,7 @@ pub(crate) async fn pairs<P: Peer>(at: &str, duration: Duration) -> Outcome<Meas
 
 /// One lock passes from holder to waiter. Timed from the holder's call of release to the completion of the next
 /// holder's acquire, if that acquire was called before the release.
-pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> Outcome<Measured> {
+pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> TaskResult<Measured> {
     let mut measured = Measured::new();
     for waiters in WAITERS {
         let peer = Arc::new(P::connect(Setup { at, clients: waiters + 1, contended: true, ttl: TTL }).await?);
@@ -125,7 +125,7 @@ pub(crate) async fn handover<P: Peer>(at: &str, duration: Duration) -> Outcome<M
 }
 
 /// The contended lock, as seen by its clients.
-struct Stage {
+struct ContentionStage {
     since: Instant,
     /// Time of the last call of release, in nanoseconds after `since`; 0 before the first.
     released: AtomicU64,
@@ -136,7 +136,7 @@ struct Stage {
 
 const CONTENDED: &str = "lockkeeper-bench/contended";
 
-impl Stage {
+impl ContentionStage {
     fn new() -> Self {
         Self {
             since: Instant::now(),
@@ -152,7 +152,7 @@ impl Stage {
     }
 
     /// Acquires. Also returns the duration of the hand-over, if it was one.
-    async fn acquire<P: Peer>(&self, peer: &P, client: usize) -> Outcome<(P::Held, Option<u64>)> {
+    async fn acquire<P: Peer>(&self, peer: &P, client: usize) -> TaskResult<(P::Held, Option<u64>)> {
         let asked = self.now();
         self.asking.fetch_add(1, Ordering::SeqCst);
         let held = peer.acquire(client, CONTENDED).await?;
@@ -164,7 +164,7 @@ impl Stage {
         Ok((held, (asked < released).then(|| granted.saturating_sub(released))))
     }
 
-    async fn release<P: Peer>(&self, peer: &P, held: P::Held) -> Outcome {
+    async fn release<P: Peer>(&self, peer: &P, held: P::Held) -> TaskResult {
         self.is_held.store(false, Ordering::SeqCst);
         self.released.store(self.now(), Ordering::SeqCst);
         peer.release(held).await
@@ -172,8 +172,8 @@ impl Stage {
 }
 
 /// A holder releases once `waiters` clients wait; then each of them holds the lock once.
-async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> Outcome<Vec<u64>> {
-    let stage = Arc::new(Stage::new());
+async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> TaskResult<Vec<u64>> {
+    let stage = Arc::new(ContentionStage::new());
     let (held, _) = stage.acquire(peer.as_ref(), waiters).await?;
     let mut waiting = JoinSet::new();
     for client in 0..waiters {
@@ -181,7 +181,7 @@ async fn each_waits_once<P: Peer>(peer: &Arc<P>, waiters: usize) -> Outcome<Vec<
         waiting.spawn(async move {
             let (held, took) = stage.acquire(peer.as_ref(), client).await?;
             stage.release(peer.as_ref(), held).await?;
-            Outcome::Ok(took)
+            TaskResult::Ok(took)
         });
     }
     while stage.asking.load(Ordering::SeqCst) <= waiters {
@@ -203,8 +203,8 @@ async fn holders_queue_again<P: Peer>(
     peer: &Arc<P>,
     waiters: usize,
     duration: Duration,
-) -> Outcome<Vec<u64>> {
-    let stage = Arc::new(Stage::new());
+) -> TaskResult<Vec<u64>> {
+    let stage = Arc::new(ContentionStage::new());
     let mut running = JoinSet::new();
     for client in 0..=waiters {
         let (peer, stage) = (peer.clone(), stage.clone());
@@ -215,7 +215,7 @@ async fn holders_queue_again<P: Peer>(
                 stage.release(peer.as_ref(), held).await?;
                 times.extend(took.filter(|_| !stage.stop.load(Ordering::Relaxed)));
             }
-            Outcome::Ok(times)
+            TaskResult::Ok(times)
         });
     }
     sleep(duration).await;
@@ -228,7 +228,7 @@ async fn holders_queue_again<P: Peer>(
 }
 
 /// Growth of the server's memory for 100,000 held locks with names of 32 bytes, per lock.
-pub(crate) async fn memory<P: Peer>(at: &str, server: &Server) -> Outcome<Measured> {
+pub(crate) async fn memory<P: Peer>(at: &str, server: &ServerProcesses) -> TaskResult<Measured> {
     let peer = Arc::new(P::connect(Setup { at, clients: HOLDERS, contended: false, ttl: TTL }).await?);
     let warm = hold(&peer, "warm", HOLDERS).await?;
     let before = server.resident_bytes()?;
@@ -239,7 +239,7 @@ pub(crate) async fn memory<P: Peer>(at: &str, server: &Server) -> Outcome<Measur
     Ok(vec![("memory.bytes".to_owned(), grown as f64 / HELD as f64)])
 }
 
-async fn hold<P: Peer>(peer: &Arc<P>, what: &'static str, count: usize) -> Outcome<Vec<P::Held>> {
+async fn hold<P: Peer>(peer: &Arc<P>, what: &'static str, count: usize) -> TaskResult<Vec<P::Held>> {
     let mut holding = JoinSet::new();
     for client in 0..HOLDERS {
         let peer = peer.clone();
@@ -250,7 +250,7 @@ async fn hold<P: Peer>(peer: &Arc<P>, what: &'static str, count: usize) -> Outco
                 let name = format!("lockkeeper-bench/{what:0>6}/{number:08}");
                 held.push(peer.acquire(client, &name).await?);
             }
-            Outcome::Ok(held)
+            TaskResult::Ok(held)
         });
     }
     let mut held = Vec::with_capacity(count);
@@ -260,7 +260,7 @@ async fn hold<P: Peer>(peer: &Arc<P>, what: &'static str, count: usize) -> Outco
     Ok(held)
 }
 
-async fn close<P: Peer>(peer: Arc<P>) -> Outcome {
+async fn close<P: Peer>(peer: Arc<P>) -> TaskResult {
     Arc::into_inner(peer).ok_or("a client of the workload did not end")?.close().await
 }
 
@@ -269,7 +269,7 @@ fn nanos(duration: Duration) -> u64 {
 }
 
 /// A percentile of nanoseconds, in microseconds.
-fn micros(nanos: &mut [u64], percent: usize) -> Outcome<f64> {
+fn micros(nanos: &mut [u64], percent: usize) -> TaskResult<f64> {
     nanos.sort_unstable();
     let value = percentile(nanos, percent).ok_or("nothing was measured: not one came to its end in time")?;
     Ok(value as f64 / 1e3)

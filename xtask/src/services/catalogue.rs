@@ -14,13 +14,13 @@ use std::process::Command;
 use lockkeeper_rig::{pgbouncer, postgres, redis};
 use nix::sys::signal::Signal;
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::needs::Need;
-use crate::services::{Place, probe};
+use crate::services::{ServiceLocation, probe};
 
 /// One service: a process on 127.0.0.1.
 #[derive(Clone, Copy)]
-pub(crate) struct Service {
+pub(crate) struct ServiceSpec {
     /// Its name on the command line and the name of its folder.
     pub(crate) name: &'static str,
     /// The name of its family on the command line.
@@ -30,24 +30,24 @@ pub(crate) struct Service {
     /// The Debian packages that it needs.
     pub(crate) needs: &'static [Need],
     /// Prints the version on stdout, whether the service runs or not.
-    pub(crate) version: fn(&Place) -> Command,
+    pub(crate) version: fn(&ServiceLocation) -> Command,
     /// Prepares its folder before it starts.
-    pub(crate) prepare: fn(&Place) -> Outcome,
+    pub(crate) prepare: fn(&ServiceLocation) -> TaskResult,
     /// Starts it in the foreground as one process, whose pid is used to stop and measure it.
-    pub(crate) command: fn(&Place) -> Command,
+    pub(crate) command: fn(&ServiceLocation) -> Command,
     /// The signal for a graceful stop, even with connected clients.
     pub(crate) ends_by: Signal,
     /// A service that it depends on, started with it.
-    pub(crate) after: Option<&'static Service>,
+    pub(crate) after: Option<&'static ServiceSpec>,
     /// Returns an error with the reason, unless the service is ready.
-    pub(crate) ready: fn(&Place) -> Result<(), String>,
+    pub(crate) ready: fn(&ServiceLocation) -> Result<(), String>,
 }
 
 const REDIS_SERVER: Need = Need::of(redis::SERVER, "the services redis-* and redlock-*");
 const ZOOKEEPER_JAR: &str = "/usr/share/java/zookeeper.jar";
 
 /// Redis with a sync before each reply: the durable variant.
-pub(crate) const REDIS_FSYNC: Service = Service {
+pub(crate) const REDIS_FSYNC: ServiceSpec = ServiceSpec {
     name: "redis-fsync",
     family: "redis",
     port: 16390,
@@ -61,11 +61,11 @@ pub(crate) const REDIS_FSYNC: Service = Service {
 };
 
 /// Redis without persistence.
-pub(crate) const REDIS_NOFSYNC: Service =
-    Service { name: "redis-nofsync", port: 16400, command: |place| redis(place, &[]), ..REDIS_FSYNC };
+pub(crate) const REDIS_NOFSYNC: ServiceSpec =
+    ServiceSpec { name: "redis-nofsync", port: 16400, command: |place| redis(place, &[]), ..REDIS_FSYNC };
 
 /// A replica of [`REDIS_FSYNC`], to see which writes are lost when it becomes the primary.
-const REDIS_REPLICA: Service = Service {
+const REDIS_REPLICA: ServiceSpec = ServiceSpec {
     name: "redis-replica",
     port: 16510,
     command: |place| redis(place, &["--replicaof", "127.0.0.1", &REDIS_FSYNC.port.to_string()]),
@@ -75,12 +75,12 @@ const REDIS_REPLICA: Service = Service {
 };
 
 /// One of five independent servers.
-const fn redlock(name: &'static str, port: u16) -> Service {
-    Service { name, family: "redlock", port, ..REDIS_NOFSYNC }
+const fn redlock(name: &'static str, port: u16) -> ServiceSpec {
+    ServiceSpec { name, family: "redlock", port, ..REDIS_NOFSYNC }
 }
 
 /// One node of etcd with default settings: it syncs each entry.
-pub(crate) const ETCD: Service = Service {
+pub(crate) const ETCD: ServiceSpec = ServiceSpec {
     name: "etcd",
     family: "etcd",
     port: 16410,
@@ -94,7 +94,7 @@ pub(crate) const ETCD: Service = Service {
 };
 
 /// One node of ZooKeeper with default settings: it syncs each transaction.
-pub(crate) const ZOOKEEPER: Service = Service {
+pub(crate) const ZOOKEEPER: ServiceSpec = ServiceSpec {
     name: "zookeeper",
     family: "zookeeper",
     port: 16420,
@@ -118,7 +118,7 @@ pub(crate) const ZOOKEEPER: Service = Service {
 };
 
 /// PostgreSQL with default settings: it syncs each transaction. The superuser `postgres` needs no password.
-const POSTGRES: Service = Service {
+const POSTGRES: ServiceSpec = ServiceSpec {
     name: "postgres",
     family: "postgres",
     port: 16490,
@@ -137,7 +137,7 @@ const POSTGRES: Service = Service {
 };
 
 /// A connection pool for [`POSTGRES`] in transaction mode: server connections are reassigned between transactions.
-const PGBOUNCER: Service = Service {
+const PGBOUNCER: ServiceSpec = ServiceSpec {
     name: "pgbouncer",
     family: "pgbouncer",
     port: 16500,
@@ -157,7 +157,7 @@ const SETPRIV: Need =
     Need { program: "setpriv", package: "util-linux", used_by: "the services that refuse to be root" };
 
 /// All services, in the order of display.
-pub(crate) const SERVICES: &[Service] = &[
+pub(crate) const SERVICES: &[ServiceSpec] = &[
     REDIS_FSYNC,
     REDIS_NOFSYNC,
     REDIS_REPLICA,
@@ -172,7 +172,7 @@ pub(crate) const SERVICES: &[Service] = &[
     ZOOKEEPER,
 ];
 
-fn nothing(_: &Place) -> Outcome {
+fn nothing(_: &ServiceLocation) -> TaskResult {
     Ok(())
 }
 
@@ -183,7 +183,7 @@ fn command(program: &str, args: &[&str]) -> Command {
 }
 
 /// An etcd node at `place`, in a cluster whose nodes serve clients on `ports` and each other on the next higher ports.
-pub(crate) fn etcd(place: &Place, ports: &[u16]) -> Command {
+pub(crate) fn etcd(place: &ServiceLocation, ports: &[u16]) -> Command {
     let url = |port: u16| format!("http://127.0.0.1:{port}");
     let (clients, peers) = (url(place.port), url(place.port + 1));
     let nodes: Vec<String> = ports.iter().map(|port| format!("node-{port}={}", url(port + 1))).collect();
@@ -197,7 +197,7 @@ pub(crate) fn etcd(place: &Place, ports: &[u16]) -> Command {
 }
 
 /// Writes the settings file of ZooKeeper at `place`: defaults and `more`.
-pub(crate) fn zookeeper_settings(place: &Place, more: &str) -> Outcome {
+pub(crate) fn zookeeper_settings(place: &ServiceLocation, more: &str) -> TaskResult {
     let settings = format!(
         "tickTime=2000\ndataDir={}\nclientPort={}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n\
          admin.enableServer=false\n4lw.commands.whitelist=*\n{more}",
@@ -208,11 +208,11 @@ pub(crate) fn zookeeper_settings(place: &Place, more: &str) -> Outcome {
     fs::write(&file, settings).map_err(|error| format!("cannot write {}: {error}", file.display()))
 }
 
-fn redis(place: &Place, settings: &[&str]) -> Command {
+fn redis(place: &ServiceLocation, settings: &[&str]) -> Command {
     redis::line(place.port, &place.data(), settings).detached()
 }
 
-fn redis_version(_: &Place) -> Command {
+fn redis_version(_: &ServiceLocation) -> Command {
     version_of(redis::SERVER.name)
 }
 
@@ -223,7 +223,7 @@ fn version_of(program: &str) -> Command {
     command
 }
 
-fn postgres_ready(place: &Place) -> Result<(), String> {
+fn postgres_ready(place: &ServiceLocation) -> Result<(), String> {
     let url = format!("postgres://postgres@127.0.0.1:{}/postgres", place.port);
     postgres::psql(&url, "select 1").map(|_| ())
 }
@@ -241,8 +241,8 @@ mod tests {
     /// The start of Linux' ephemeral port range.
     const EPHEMERAL_FROM: u16 = 32768;
 
-    fn nowhere() -> Place {
-        Place { folder: "/nowhere".into(), port: 1 }
+    fn nowhere() -> ServiceLocation {
+        ServiceLocation { folder: "/nowhere".into(), port: 1 }
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
             SERVICES.iter().flat_map(|service| [service.port, service.port + 1]).collect();
         assert_eq!(ports.len(), 2 * SERVICES.len(), "two services share a port");
         for service in SERVICES {
-            let Service { name, family, port, needs, .. } = service;
+            let ServiceSpec { name, family, port, needs, .. } = service;
             assert!(!name.is_empty() && name.starts_with(family), "{name}, {family}");
             assert!(!DEFAULT_PORTS.contains(port) && (1024..EPHEMERAL_FROM).contains(port), "{name}: {port}");
             assert!(!needs.is_empty(), "{name} comes from nowhere");
@@ -283,7 +283,7 @@ mod tests {
             let root = tempfile::tempdir().unwrap();
             // Some services run as another user, who must be able to enter the folder.
             fs::set_permissions(root.path(), fs::Permissions::from_mode(0o755)).unwrap();
-            let place = Place { folder: root.path().join(service.name), port: service.port };
+            let place = ServiceLocation { folder: root.path().join(service.name), port: service.port };
             fs::create_dir_all(place.data()).unwrap();
             (service.prepare)(&place).unwrap();
             let command = (service.command)(&place);
@@ -303,7 +303,7 @@ mod tests {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             let port = listener.local_addr().unwrap().port();
             drop(listener);
-            let place = Place { port, ..nowhere() };
+            let place = ServiceLocation { port, ..nowhere() };
             assert!((service.ready)(&place).is_err(), "{}", service.name);
         }
     }

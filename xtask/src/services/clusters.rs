@@ -6,25 +6,25 @@
 
 use std::fs;
 
-use crate::Outcome;
-use crate::services::catalogue::{ETCD, Service, ZOOKEEPER, etcd, zookeeper_settings};
-use crate::services::{Place, probe};
+use crate::TaskResult;
+use crate::services::catalogue::{ETCD, ServiceSpec, ZOOKEEPER, etcd, zookeeper_settings};
+use crate::services::{ServiceLocation, probe};
 
 /// Number of nodes: the fewest that tolerate one failure.
 pub(crate) const NODES: usize = 3;
 
 /// Three nodes of one system.
-pub(crate) struct Cluster {
-    pub(crate) nodes: [Service; NODES],
+pub(crate) struct ThreeNodes {
+    pub(crate) nodes: [ServiceSpec; NODES],
     /// Returns an error with the reason, unless the node at that place is the leader.
-    pub(crate) leads: fn(&Place) -> Result<(), String>,
+    pub(crate) leads: fn(&ServiceLocation) -> Result<(), String>,
 }
 
 const ETCD_PORTS: [u16; NODES] = [16520, 16530, 16540];
 const ZOOKEEPER_PORTS: [u16; NODES] = [16550, 16560, 16570];
 
 /// etcd with default settings: it detects a dead leader after one second or a little more.
-pub(crate) const ETCD_CLUSTER: Cluster = Cluster {
+pub(crate) const ETCD_CLUSTER: ThreeNodes = ThreeNodes {
     nodes: [
         etcd_node("etcd-1", ETCD_PORTS[0]),
         etcd_node("etcd-2", ETCD_PORTS[1]),
@@ -34,7 +34,7 @@ pub(crate) const ETCD_CLUSTER: Cluster = Cluster {
 };
 
 /// ZooKeeper with the settings of its own example for several nodes.
-pub(crate) const ZOOKEEPER_CLUSTER: Cluster = Cluster {
+pub(crate) const ZOOKEEPER_CLUSTER: ThreeNodes = ThreeNodes {
     nodes: [
         zookeeper_node("zookeeper-1", ZOOKEEPER_PORTS[0]),
         zookeeper_node("zookeeper-2", ZOOKEEPER_PORTS[1]),
@@ -43,12 +43,12 @@ pub(crate) const ZOOKEEPER_CLUSTER: Cluster = Cluster {
     leads: |place| probe::ask(place.port, "srvr", "Mode: leader"),
 };
 
-const fn etcd_node(name: &'static str, port: u16) -> Service {
-    Service { name, port, command: |place| etcd(place, &ETCD_PORTS), ..ETCD }
+const fn etcd_node(name: &'static str, port: u16) -> ServiceSpec {
+    ServiceSpec { name, port, command: |place| etcd(place, &ETCD_PORTS), ..ETCD }
 }
 
-const fn zookeeper_node(name: &'static str, port: u16) -> Service {
-    Service {
+const fn zookeeper_node(name: &'static str, port: u16) -> ServiceSpec {
+    ServiceSpec {
         name,
         port,
         prepare: prepare_zookeeper,
@@ -58,7 +58,7 @@ const fn zookeeper_node(name: &'static str, port: u16) -> Service {
     }
 }
 
-fn prepare_zookeeper(place: &Place) -> Outcome {
+fn prepare_zookeeper(place: &ServiceLocation) -> TaskResult {
     let servers: String = ZOOKEEPER_PORTS
         .iter()
         .zip(1..)
@@ -71,7 +71,7 @@ fn prepare_zookeeper(place: &Place) -> Outcome {
 }
 
 /// The number of the node at `place`, counted from 1 in the order of `ports`.
-pub(crate) fn number(place: &Place, ports: &[u16; NODES]) -> usize {
+pub(crate) fn number(place: &ServiceLocation, ports: &[u16; NODES]) -> usize {
     ports.iter().position(|port| *port == place.port).map_or(0, |index| index + 1)
 }
 
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::services::catalogue::SERVICES;
 
-    const CLUSTERS: [&Cluster; 2] = [&ETCD_CLUSTER, &ZOOKEEPER_CLUSTER];
+    const CLUSTERS: [&ThreeNodes; 2] = [&ETCD_CLUSTER, &ZOOKEEPER_CLUSTER];
 
     #[test]
     fn node_names_and_ports_are_unique() {
@@ -106,7 +106,7 @@ mod tests {
             let mut told = Vec::new();
             for node in &cluster.nodes {
                 let root = tempfile::tempdir().unwrap();
-                let place = Place { folder: root.path().join(node.name), port: node.port };
+                let place = ServiceLocation { folder: root.path().join(node.name), port: node.port };
                 fs::create_dir_all(place.data()).unwrap();
                 (node.prepare)(&place).unwrap();
                 let command = (node.command)(&place);
@@ -128,7 +128,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
-        let place = Place { folder: "/nowhere".into(), port };
+        let place = ServiceLocation { folder: "/nowhere".into(), port };
         for cluster in CLUSTERS {
             assert!((cluster.leads)(&place).is_err());
             assert!(cluster.nodes.iter().all(|node| (node.ready)(&place).is_err()));
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn nodes_are_numbered_from_one_by_port() {
-        let place = |port| Place { folder: "/nowhere".into(), port };
+        let place = |port| ServiceLocation { folder: "/nowhere".into(), port };
         assert_eq!(number(&place(ETCD_PORTS[0]), &ETCD_PORTS), 1);
         assert_eq!(number(&place(ETCD_PORTS[2]), &ETCD_PORTS), 3);
     }

@@ -25,10 +25,10 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::Outcome;
+use crate::TaskResult;
 use crate::needs::{self, Need};
 use crate::process::not_started;
-use crate::services::catalogue::{SERVICES, Service};
+use crate::services::catalogue::{SERVICES, ServiceSpec};
 
 /// Time limit for a service to become ready. The slowest, a Java one, needs about a second on an idle machine.
 const READY_WITHIN: Duration = Duration::from_secs(30);
@@ -68,7 +68,7 @@ pub(crate) enum Services {
 }
 
 /// Runs `cargo xtask services …`.
-pub(crate) fn run(task: &Services) -> Outcome {
+pub(crate) fn run(task: &Services) -> TaskResult {
     match task {
         Services::Up { names } => up(&select(names)?),
         Services::Down { names } => down(&select(names)?),
@@ -77,13 +77,13 @@ pub(crate) fn run(task: &Services) -> Outcome {
 }
 
 /// The folder and port of a service.
-pub(crate) struct Place {
+pub(crate) struct ServiceLocation {
     /// Absolute, so that the service's command line identifies the process as ours.
     pub(crate) folder: PathBuf,
     pub(crate) port: u16,
 }
 
-impl Place {
+impl ServiceLocation {
     /// The service's data. Emptied before each start.
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.join("data")
@@ -104,7 +104,7 @@ impl Place {
 }
 
 /// Installs the programs that `services` need, starts those that don't run, and waits until all are ready.
-pub(crate) fn up(services: &[&Service]) -> Outcome {
+pub(crate) fn up(services: &[&ServiceSpec]) -> TaskResult {
     let services = with_needed(services);
     let needs: Vec<Need> =
         services.iter().flat_map(|service| service.needs).chain(DETACHING).copied().collect();
@@ -122,7 +122,7 @@ pub(crate) fn up(services: &[&Service]) -> Outcome {
 
 /// Restarts `service` with the data of its previous run, and waits until it is ready.
 #[cfg(feature = "peers")]
-pub(crate) fn revive(service: &Service) -> Outcome {
+pub(crate) fn revive(service: &ServiceSpec) -> TaskResult {
     let root = root()?;
     let _turn = turn(&root)?;
     let place = place(service, &root);
@@ -132,14 +132,14 @@ pub(crate) fn revive(service: &Service) -> Outcome {
 
 /// Stops `service` with `signal`.
 #[cfg(feature = "peers")]
-pub(crate) fn end(service: &Service, signal: Signal) -> Outcome {
+pub(crate) fn end(service: &ServiceSpec, signal: Signal) -> TaskResult {
     let root = root()?;
     let _turn = turn(&root)?;
     if stop(&place(service, &root), signal)? { Ok(()) } else { Err(format!("{} did not run", service.name)) }
 }
 
 /// Stops all `services` that run.
-pub(crate) fn down(services: &[&Service]) -> Outcome {
+pub(crate) fn down(services: &[&ServiceSpec]) -> TaskResult {
     let root = root()?;
     let _turn = turn(&root)?;
     for service in services {
@@ -149,7 +149,7 @@ pub(crate) fn down(services: &[&Service]) -> Outcome {
     Ok(())
 }
 
-fn status(services: &[&Service]) -> Outcome {
+fn status(services: &[&ServiceSpec]) -> TaskResult {
     let root = root()?;
     println!("{:<14} {:<10} {:>6} {:>8}  state", "name", "version", "port", "pid");
     for service in services {
@@ -170,20 +170,20 @@ fn status(services: &[&Service]) -> Outcome {
 
 /// The folder and port of `service`, whether it runs or not.
 #[cfg(feature = "peers")]
-pub(crate) fn place_of(service: &Service) -> Outcome<Place> {
+pub(crate) fn place_of(service: &ServiceSpec) -> TaskResult<ServiceLocation> {
     Ok(place(service, &root()?))
 }
 
 /// The version that the service's program prints; `None` if it isn't installed.
-fn version(service: &Service, place: &Place) -> Option<String> {
+fn version(service: &ServiceSpec, place: &ServiceLocation) -> Option<String> {
     let output = (service.version)(place).stdin(Stdio::null()).output().ok()?;
     find_version(&String::from_utf8_lossy(&output.stdout))
 }
 
 /// The services whose name or family is in `names`, each once, in the catalogue's order; all services if `names` is
 /// empty.
-fn select(names: &[String]) -> Outcome<Vec<&'static Service>> {
-    let is_meant = |service: &Service, name: &str| name == service.name || name == service.family;
+fn select(names: &[String]) -> TaskResult<Vec<&'static ServiceSpec>> {
+    let is_meant = |service: &ServiceSpec, name: &str| name == service.name || name == service.family;
     for name in names {
         if !SERVICES.iter().any(|service| is_meant(service, name)) {
             let known: BTreeSet<&str> =
@@ -192,13 +192,13 @@ fn select(names: &[String]) -> Outcome<Vec<&'static Service>> {
             return Err(format!("there is no service `{name}`; there are: {}", known.join(", ")));
         }
     }
-    let wanted = |service: &&Service| names.is_empty() || names.iter().any(|name| is_meant(service, name));
+    let wanted = |service: &&ServiceSpec| names.is_empty() || names.iter().any(|name| is_meant(service, name));
     Ok(SERVICES.iter().filter(wanted).collect())
 }
 
 /// Returns `services`, each preceded by the service it depends on.
-fn with_needed<'a>(services: &[&'a Service]) -> Vec<&'a Service> {
-    let mut all: Vec<&Service> = Vec::new();
+fn with_needed<'a>(services: &[&'a ServiceSpec]) -> Vec<&'a ServiceSpec> {
+    let mut all: Vec<&ServiceSpec> = Vec::new();
     for service in services {
         for one in service.after.into_iter().chain([*service]) {
             if !all.iter().any(|other| other.name == one.name) {
@@ -211,7 +211,7 @@ fn with_needed<'a>(services: &[&'a Service]) -> Vec<&'a Service> {
 
 /// Starts all `services` that don't run, waits until all are ready, and returns for each whether it was started. All
 /// are started before the first wait: the nodes of a cluster become ready together.
-fn start(services: &[&Service], root: &Path) -> Outcome<Vec<bool>> {
+fn start(services: &[&ServiceSpec], root: &Path) -> TaskResult<Vec<bool>> {
     let mut children = Vec::new();
     for service in services {
         let place = place(service, root);
@@ -226,7 +226,7 @@ fn start(services: &[&Service], root: &Path) -> Outcome<Vec<bool>> {
 }
 
 /// Starts `service`, which doesn't run, with an empty folder.
-fn start_empty(service: &Service, place: &Place) -> Outcome<Child> {
+fn start_empty(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     let name = service.name;
     if TcpStream::connect(("127.0.0.1", place.port)).is_ok() {
         return Err(format!(
@@ -245,7 +245,7 @@ fn start_empty(service: &Service, place: &Place) -> Outcome<Child> {
 }
 
 /// Starts the process of `service` in its existing folder.
-fn spawn(service: &Service, place: &Place) -> Outcome<Child> {
+fn spawn(service: &ServiceSpec, place: &ServiceLocation) -> TaskResult<Child> {
     let name = service.name;
     let failed = |what: &str, error: std::io::Error| format!("{name}: cannot {what}: {error}");
     let log = File::create(place.log()).map_err(|error| failed("make its log", error))?;
@@ -264,7 +264,7 @@ fn spawn(service: &Service, place: &Place) -> Outcome<Child> {
 }
 
 /// Waits until `service` is ready. Returns an error if it ends before. `child` is its process if we started it.
-fn wait_until_ready(service: &Service, place: &Place, mut child: Option<Child>) -> Outcome {
+fn wait_until_ready(service: &ServiceSpec, place: &ServiceLocation, mut child: Option<Child>) -> TaskResult {
     let name = service.name;
     let until = Instant::now() + READY_WITHIN;
     loop {
@@ -291,7 +291,7 @@ fn wait_until_ready(service: &Service, place: &Place, mut child: Option<Child>) 
 }
 
 /// Stops the process at `place` with `ends_by`, or with SIGKILL if that fails. Returns whether a process ran.
-fn stop(place: &Place, ends_by: Signal) -> Outcome<bool> {
+fn stop(place: &ServiceLocation, ends_by: Signal) -> TaskResult<bool> {
     let Some(pid) = place.pid() else { return Ok(false) };
     let target = Pid::from_raw(i32::try_from(pid).map_err(|_| format!("pid {pid} is no pid"))?);
     for signal in [ends_by, Signal::SIGKILL] {
@@ -312,7 +312,7 @@ fn stop(place: &Place, ends_by: Signal) -> Outcome<bool> {
 }
 
 /// The folder of all services: in cargo's target folder, so that `cargo clean` removes it too.
-pub(crate) fn root() -> Outcome<PathBuf> {
+pub(crate) fn root() -> TaskResult<PathBuf> {
     // Cached: asking cargo takes a tenth of a second, and the benchmark calls this often.
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     if let Some(root) = ROOT.get() {
@@ -326,12 +326,12 @@ pub(crate) fn root() -> Outcome<PathBuf> {
     Ok(ROOT.get_or_init(|| root).clone())
 }
 
-fn place(service: &Service, root: &Path) -> Place {
-    Place { folder: root.join(service.name), port: service.port }
+fn place(service: &ServiceSpec, root: &Path) -> ServiceLocation {
+    ServiceLocation { folder: root.join(service.name), port: service.port }
 }
 
 /// Takes the lock that serializes starts and stops of services; it is held until the result is dropped.
-fn turn(root: &Path) -> Outcome<Flock<File>> {
+fn turn(root: &Path) -> TaskResult<Flock<File>> {
     let path = root.join("lock");
     let file = fs::create_dir_all(root).and_then(|()| File::create(&path));
     let file = file.map_err(|error| format!("cannot make {}: {error}", path.display()))?;
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_family_selects_its_members_and_an_unknown_name_is_an_error_with_all_names() {
-        let names = |typed: &[&str]| -> Outcome<Vec<&str>> {
+        let names = |typed: &[&str]| -> TaskResult<Vec<&str>> {
             let typed: Vec<String> = typed.iter().map(|name| (*name).to_owned()).collect();
             Ok(select(&typed)?.into_iter().map(|service| service.name).collect())
         };
@@ -401,7 +401,7 @@ mod tests {
     #[test]
     fn a_service_that_ends_at_once_is_an_error_with_the_end_of_its_log() {
         let root = tempfile::tempdir().unwrap();
-        let service = Service {
+        let service = ServiceSpec {
             command: |_| {
                 let mut command = Command::new("sh");
                 command.args(["-c", "echo no licence found >&2; exit 3"]);
@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn a_service_is_started_once_and_stopped_by_its_pid() {
         let root = tempfile::tempdir().unwrap();
-        let service = Service {
+        let service = ServiceSpec {
             command: |_| {
                 let mut command = Command::new("sleep");
                 command.arg("1000");

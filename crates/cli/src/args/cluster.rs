@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use super::Service;
+use super::ServiceArgs;
 use super::service::{listed, node};
 use crate::settings::duration;
 
 /// `cluster`.
 #[derive(Subcommand, Debug)]
-pub enum Cluster {
+pub enum ClusterCommand {
     /// List the nodes: the leader, the voters, and how far each is behind
     #[command(after_help = "Example:\n  lockkeeper cluster status --locks lockkeeper://db1,db2,db3")]
     Status(ClusterStatus),
@@ -33,7 +33,7 @@ Example, on the new node and then anywhere:
 pub struct ClusterStatus {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -44,7 +44,7 @@ pub struct ClusterStatus {
 pub struct ClusterAdd {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// The node, and its address for other nodes
     #[arg(value_name = "N=HOST:PORT", value_parser = listed)]
     pub node: (u64, String),
@@ -61,7 +61,7 @@ pub struct ClusterAdd {
 pub struct ClusterRemove {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// The node
     #[arg(value_name = "N", value_parser = node)]
     pub node: u64,
@@ -78,7 +78,7 @@ pub struct ClusterRemove {
 pub struct ClusterTransfer {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// To this node; by default to the voter with the longest log
     #[arg(long, value_name = "N", value_parser = node)]
     pub to: Option<u64>,

@@ -15,10 +15,10 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::exit::{BUSY, Failure, LOST, USAGE};
 use crate::settings::duration;
 
-pub use cluster::{Cluster, ClusterAdd, ClusterRemove, ClusterStatus, ClusterTransfer};
+pub use cluster::{ClusterCommand, ClusterAdd, ClusterRemove, ClusterStatus, ClusterTransfer};
 pub use fence::{Fence, FenceArgs, FenceMode, FenceReset, FenceShow, FenceTarget};
 pub use service::{Backup, LogFormat, Permits, Restore, Serve, Sessions, SetLimit};
-pub use torture::{Fault, Fenced, Pause, Torture};
+pub use torture::{HolderFault, TokenUse, Pause, Torture};
 
 /// Distributed locks that keep their promise even when a holder stalls.
 #[derive(Parser, Debug)]
@@ -61,7 +61,7 @@ pub enum Command {
     /// Show the nodes of our own service, add one, remove one, transfer the leadership
     #[command(after_help = "Example:\n  lockkeeper cluster status --locks lockkeeper://127.0.0.1")]
     #[command(subcommand)]
-    Cluster(Cluster),
+    Cluster(ClusterCommand),
     /// Save the whole table of our own service to a file, while it serves
     #[command(after_help = "Example:\n  lockkeeper backup /backup/locks --locks lockkeeper://127.0.0.1")]
     Backup(Backup),
@@ -113,7 +113,7 @@ Old sessions and what they held are gone; tokens go on above all that were ever 
 
 /// Options that select the lock service.
 #[derive(Args, Debug, Clone)]
-pub struct Service {
+pub struct ServiceArgs {
     /// The lock service: `file:///dir`, `lockkeeper://host:port`, …; by default a directory of this host
     #[arg(long, value_name = "URL", env = "LOCKKEEPER_URL", hide_env_values = true)]
     pub locks: Option<String>,
@@ -139,7 +139,7 @@ docs/cli.md lists ours."
 pub struct Run {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// Give up after this long (exit code 75)
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "try_")]
     pub wait: Option<Duration>,
@@ -195,7 +195,7 @@ pub struct Run {
 pub struct Ls {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// Only locks at or below this name
     pub prefix: Option<OsString>,
     /// Print JSON
@@ -208,7 +208,7 @@ pub struct Ls {
 pub struct Show {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// The lock's name
     pub name: OsString,
     /// Print JSON
@@ -221,7 +221,7 @@ pub struct Show {
 pub struct Break {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// The lock's name
     pub name: OsString,
     /// The hold's token, as `show` prints it: a break never affects a later hold
@@ -246,7 +246,7 @@ pub struct Break {
 pub struct CheckToken {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// The lock's name
     pub name: OsString,
     /// The token
@@ -261,7 +261,7 @@ pub struct CheckToken {
 pub struct Bench {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// What to measure
     #[arg(long, value_enum, default_value_t = Workload::Uncontended)]
     pub workload: Workload,
@@ -308,7 +308,7 @@ pub struct Doctor {
     pub url: Option<String>,
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::Service;
+use super::ServiceArgs;
 use crate::settings::duration;
 
 /// `serve`.
@@ -89,7 +89,7 @@ pub enum LogFormat {
 pub struct Backup {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// The file; an earlier backup there is replaced once the new one is complete
     pub file: PathBuf,
     /// Print JSON
@@ -148,7 +148,7 @@ fn connections(typed: &str) -> Result<usize, String> {
 pub struct Sessions {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -159,7 +159,7 @@ pub struct Sessions {
 pub struct SetLimit {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// The semaphore's name
     pub name: OsString,
     /// How many permits; `none` removes the number

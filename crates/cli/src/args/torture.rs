@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::Service;
+use super::ServiceArgs;
 use crate::settings::duration;
 
 /// `torture`.
@@ -20,16 +20,16 @@ does and how to read what it prints.")]
 pub struct Torture {
     #[command(flatten)]
     #[allow(missing_docs)]
-    pub service: Service,
+    pub service: ServiceArgs,
     /// Where the workers write: `file:///dir`, `postgres://host/database`, `redis://host`
     #[arg(long, value_name = "URL", required_unless_present = "worker")]
     pub resource: Option<String>,
     /// How the workers use the tokens of their holds
-    #[arg(long, value_enum, default_value_t = Fenced::Enter)]
-    pub fence: Fenced,
+    #[arg(long, value_enum, default_value_t = TokenUse::Enter)]
+    pub fence: TokenUse,
     /// The faults injected into holders
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Fault::Pause, Fault::Kill])]
-    pub faults: Vec<Fault>,
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [HolderFault::Pause, HolderFault::Kill])]
+    pub faults: Vec<HolderFault>,
     /// How many processes compete for the lock
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..=64))]
     pub workers: u32,
@@ -58,7 +58,7 @@ pub struct Torture {
 
 /// How a worker of `torture` uses its token.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fenced {
+pub enum TokenUse {
     /// Not at all: it relies on its lock.
     None,
     /// Every write is checked.
@@ -67,7 +67,7 @@ pub enum Fenced {
     Enter,
 }
 
-impl Fenced {
+impl TokenUse {
     /// The value's name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -81,7 +81,7 @@ impl Fenced {
 
 /// What `torture` does to a holder.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum HolderFault {
     /// Stops the holder's process (SIGSTOP) past its lease.
     Pause,
     /// Ends the holder's process (SIGKILL).
@@ -92,7 +92,7 @@ pub enum Fault {
     Server,
 }
 
-impl Fault {
+impl HolderFault {
     /// The value's name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {

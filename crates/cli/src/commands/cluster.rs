@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lockkeeper::{ClusterInfo, Locks, MembersChange, NodeInfo, NodePart};
 use serde_json::{Value, json};
 
-use crate::args::{Cluster, ClusterAdd, ClusterRemove, ClusterStatus, ClusterTransfer, Service};
+use crate::args::{ClusterCommand, ClusterAdd, ClusterRemove, ClusterStatus, ClusterTransfer, ServiceArgs};
 use crate::exit::{Failure, OK};
 use crate::output;
 use crate::settings;
@@ -13,16 +13,16 @@ use crate::settings;
 /// The interval at which a membership change is polled.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-pub(super) async fn cluster(task: Cluster) -> Result<u8, Failure> {
+pub(super) async fn cluster(task: ClusterCommand) -> Result<u8, Failure> {
     match task {
-        Cluster::Status(args) => status(args).await,
-        Cluster::Add(args) => add(args).await,
-        Cluster::Remove(args) => remove(args).await,
-        Cluster::Transfer(args) => transfer(args).await,
+        ClusterCommand::Status(args) => status(args).await,
+        ClusterCommand::Add(args) => add(args).await,
+        ClusterCommand::Remove(args) => remove(args).await,
+        ClusterCommand::Transfer(args) => transfer(args).await,
     }
 }
 
-async fn connect(service: &Service) -> Result<Locks, Failure> {
+async fn connect(service: &ServiceArgs) -> Result<Locks, Failure> {
     let url = settings::locks_url(service.locks.as_deref(), service.local)?;
     settings::connect(&url, "cluster").await
 }

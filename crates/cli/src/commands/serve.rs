@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 
 use lockkeeper_server::disk::DirectoryError;
-use lockkeeper_server::{Options, Running, ServeError};
+use lockkeeper_server::{ServerOptions, Running, ServeError};
 use serde_json::json;
 use tracing_subscriber::Layer;
 use tracing_subscriber::filter::{LevelFilter, Targets};
@@ -31,8 +31,8 @@ pub(super) fn serve(args: Serve) -> Result<u8, Failure> {
             "a node is twice in `--cluster`: give each its own number".to_owned(),
         ));
     }
-    let usual = Options::new(&data);
-    let options = Options {
+    let usual = ServerOptions::new(&data);
+    let options = ServerOptions {
         snapshot_after: args.snapshot_after.unwrap_or(usual.snapshot_after),
         segment_bytes: args.segment_bytes.unwrap_or(usual.segment_bytes),
         listen: args.listen,

@@ -29,7 +29,7 @@ pub(super) async fn watch(args: Ls) -> Result<u8, Failure> {
     let locks = settings::connect(&url, "watch").await?;
     let mut signals =
         Signals::install().map_err(|error| Failure::system(INTERNAL, "cannot listen to signals", &error))?;
-    let mut told = Told::new(args.json);
+    let mut told = PrintedState::new(args.json);
     let watching = async {
         match locks.watch(prefix.as_ref()) {
             Ok(watch) => follow(&locks, prefix.as_ref(), watch, &mut told).await,
@@ -59,7 +59,7 @@ async fn follow(
     locks: &Locks,
     prefix: Option<&LockName>,
     mut watch: Watch,
-    told: &mut Told,
+    told: &mut PrintedState,
 ) -> Result<Never, Failure> {
     loop {
         let cut = follow_once(&mut watch, told).await?;
@@ -73,7 +73,7 @@ async fn follow(
 }
 
 /// Reads one stream to its end and returns the error that ended it.
-async fn follow_once(watch: &mut Watch, told: &mut Told) -> Result<BackendError, Failure> {
+async fn follow_once(watch: &mut Watch, told: &mut PrintedState) -> Result<BackendError, Failure> {
     told.begin();
     loop {
         match watch.next().await {
@@ -89,7 +89,7 @@ async fn follow_once(watch: &mut Watch, told: &mut Told) -> Result<BackendError,
 
 /// Polls the list of locks. A hold that begins and ends between two polls is not printed, but is evident from the
 /// gap in the tokens.
-async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut Told) -> Result<Never, Failure> {
+async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut PrintedState) -> Result<Never, Failure> {
     loop {
         told.begin();
         for info in locks.list(prefix).await? {
@@ -101,7 +101,7 @@ async fn look(locks: &Locks, prefix: Option<&LockName>, told: &mut Told) -> Resu
 }
 
 /// The state printed so far.
-struct Told {
+struct PrintedState {
     json: bool,
     /// A fingerprint of each lock in use.
     known: BTreeMap<LockName, String>,
@@ -114,7 +114,7 @@ struct Told {
     is_interrupted: bool,
 }
 
-impl Told {
+impl PrintedState {
     fn new(json: bool) -> Self {
         Self {
             json,

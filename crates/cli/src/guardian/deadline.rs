@@ -17,7 +17,7 @@ pub(crate) fn margin(grace: u64) -> u64 {
 
 /// The guardian's next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum DeadlineStep {
     /// Do nothing before that time; `None`: no time is set.
     Wait(Option<u64>),
     /// SIGTERM to all descendants, once, for this reason.
@@ -29,10 +29,10 @@ pub(crate) enum Step {
 pub(crate) struct Schedule {
     valid_until: Option<u64>,
     grace: u64,
-    ending: Option<Ending>,
+    ending: Option<Termination>,
 }
 
-struct Ending {
+struct Termination {
     reason: Reason,
     announced: bool,
     kill_at: u64,
@@ -57,7 +57,7 @@ impl Schedule {
     pub(crate) fn end(&mut self, reason: Reason, kill_at: u64) {
         let kill_at = self.last_moment().map_or(kill_at, |last| last.min(kill_at));
         match &mut self.ending {
-            None => self.ending = Some(Ending { reason, announced: false, kill_at }),
+            None => self.ending = Some(Termination { reason, announced: false, kill_at }),
             Some(ending) => ending.kill_at = ending.kill_at.min(kill_at),
         }
     }
@@ -76,18 +76,18 @@ impl Schedule {
         self.term_at().is_some_and(|at| at <= now)
     }
 
-    pub(crate) fn poll(&mut self, now: u64) -> Step {
+    pub(crate) fn poll(&mut self, now: u64) -> DeadlineStep {
         if self.ending.is_none() && self.is_due(now) {
             self.end(Reason::ValidUntil, u64::MAX);
         }
         match &mut self.ending {
-            None => Step::Wait(self.term_at()),
+            None => DeadlineStep::Wait(self.term_at()),
             Some(ending) if !ending.announced => {
                 ending.announced = true;
-                Step::Terminate(ending.reason)
+                DeadlineStep::Terminate(ending.reason)
             }
-            Some(ending) if ending.kill_at <= now => Step::Kill,
-            Some(ending) => Step::Wait(Some(ending.kill_at)),
+            Some(ending) if ending.kill_at <= now => DeadlineStep::Kill,
+            Some(ending) => DeadlineStep::Wait(Some(ending.kill_at)),
         }
     }
 
@@ -109,11 +109,11 @@ mod tests {
     #[test]
     fn sigterm_is_due_one_grace_before_the_deadline_and_sigkill_one_margin_before() {
         let mut schedule = Schedule::new(Some(10_000 * MS), 1000 * MS);
-        assert_eq!(schedule.poll(0), Step::Wait(Some(9000 * MS)));
-        assert_eq!(schedule.poll(9000 * MS), Step::Terminate(Reason::ValidUntil));
-        assert_eq!(schedule.poll(9000 * MS), Step::Wait(Some(9750 * MS)));
-        assert_eq!(schedule.poll(9750 * MS), Step::Kill);
-        assert_eq!(schedule.poll(9751 * MS), Step::Kill);
+        assert_eq!(schedule.poll(0), DeadlineStep::Wait(Some(9000 * MS)));
+        assert_eq!(schedule.poll(9000 * MS), DeadlineStep::Terminate(Reason::ValidUntil));
+        assert_eq!(schedule.poll(9000 * MS), DeadlineStep::Wait(Some(9750 * MS)));
+        assert_eq!(schedule.poll(9750 * MS), DeadlineStep::Kill);
+        assert_eq!(schedule.poll(9751 * MS), DeadlineStep::Kill);
     }
 
     #[test]
@@ -126,40 +126,40 @@ mod tests {
     #[test]
     fn a_grace_below_the_margin_still_kills_before_the_deadline() {
         let mut schedule = Schedule::new(Some(1000 * MS), 0);
-        assert_eq!(schedule.poll(0), Step::Wait(Some(950 * MS)));
-        assert_eq!(schedule.poll(950 * MS), Step::Terminate(Reason::ValidUntil));
-        assert_eq!(schedule.poll(950 * MS), Step::Kill);
+        assert_eq!(schedule.poll(0), DeadlineStep::Wait(Some(950 * MS)));
+        assert_eq!(schedule.poll(950 * MS), DeadlineStep::Terminate(Reason::ValidUntil));
+        assert_eq!(schedule.poll(950 * MS), DeadlineStep::Kill);
     }
 
     #[test]
     fn a_renewal_moves_the_deadline_only_before_termination() {
         let mut schedule = Schedule::new(Some(1000 * MS), 200 * MS);
         schedule.set_valid_until(2000 * MS);
-        assert_eq!(schedule.poll(1000 * MS), Step::Wait(Some(1800 * MS)));
-        assert_eq!(schedule.poll(1800 * MS), Step::Terminate(Reason::ValidUntil));
+        assert_eq!(schedule.poll(1000 * MS), DeadlineStep::Wait(Some(1800 * MS)));
+        assert_eq!(schedule.poll(1800 * MS), DeadlineStep::Terminate(Reason::ValidUntil));
         schedule.set_valid_until(9000 * MS);
-        assert_eq!(schedule.poll(1950 * MS), Step::Kill);
+        assert_eq!(schedule.poll(1950 * MS), DeadlineStep::Kill);
     }
 
     #[test]
     fn without_a_deadline_no_time_is_set() {
         let mut schedule = Schedule::new(None, 100 * MS);
-        assert_eq!(schedule.poll(u64::MAX), Step::Wait(None));
+        assert_eq!(schedule.poll(u64::MAX), DeadlineStep::Wait(None));
         schedule.end_after_grace(Reason::WrapperGone, 5 * MS);
-        assert_eq!(schedule.poll(5 * MS), Step::Terminate(Reason::WrapperGone));
-        assert_eq!(schedule.poll(5 * MS), Step::Wait(Some(105 * MS)));
+        assert_eq!(schedule.poll(5 * MS), DeadlineStep::Terminate(Reason::WrapperGone));
+        assert_eq!(schedule.poll(5 * MS), DeadlineStep::Wait(Some(105 * MS)));
     }
 
     #[test]
     fn end_never_exceeds_the_deadline_and_a_second_end_only_shortens_it() {
         let mut schedule = Schedule::new(Some(1000 * MS), 400 * MS);
         schedule.end(Reason::Asked, 5000 * MS);
-        assert_eq!(schedule.poll(0), Step::Terminate(Reason::Asked));
-        assert_eq!(schedule.poll(0), Step::Wait(Some(900 * MS)));
+        assert_eq!(schedule.poll(0), DeadlineStep::Terminate(Reason::Asked));
+        assert_eq!(schedule.poll(0), DeadlineStep::Wait(Some(900 * MS)));
         schedule.end(Reason::WrapperGone, 300 * MS);
-        assert_eq!(schedule.poll(0), Step::Wait(Some(300 * MS)), "the reason is told once");
+        assert_eq!(schedule.poll(0), DeadlineStep::Wait(Some(300 * MS)), "the reason is told once");
         schedule.end(Reason::Asked, 800 * MS);
-        assert_eq!(schedule.poll(300 * MS), Step::Kill);
+        assert_eq!(schedule.poll(300 * MS), DeadlineStep::Kill);
     }
 
     #[test]

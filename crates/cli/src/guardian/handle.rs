@@ -1,7 +1,7 @@
 //! The wrapper's side: starts a guarded command, sends it orders, and receives its events.
 //!
 //! The caller decides what a loss or an exit means for `lockkeeper run`. This module guarantees that the command
-//! and all its descendants are gone when it returns [`Event::Gone`] or [`Event::GuardianDied`]: the caller may
+//! and all its descendants are gone when it returns [`GuardianEvent::Gone`] or [`GuardianEvent::GuardianDied`]: the caller may
 //! release the lock only then.
 
 use std::ffi::{OsStr, OsString};
@@ -21,7 +21,7 @@ use super::channel::{Channel, Incoming};
 use super::deadline::margin;
 use super::inherited::inherited;
 use super::process::Startup;
-use super::protocol::{Order, Outcome, Reason, Report};
+use super::protocol::{GuardianOrder, CommandEnd, Reason, GuardianReport};
 use super::signals::{Received, hand_terminal_to, stop_self};
 use super::{GUARDIAN_ARGUMENT, boot_now, tree};
 
@@ -89,12 +89,12 @@ pub enum SpawnError {
 
 /// An event reported by the guardian.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum GuardianEvent {
     /// The command stopped in a process group of its own (for example, an interactive shell that suspends
     /// itself). The caller must call [`Guarded::stop_too`].
     Stopped,
     /// The command ended. Its descendants may still run.
-    Exited(Outcome),
+    Exited(CommandEnd),
     /// The command has ended, but these descendants still run; the guardian waits for them and does not end them.
     LeftBehind {
         /// The number of remaining descendants.
@@ -127,7 +127,7 @@ pub struct Guarded {
     valid_until: Option<u64>,
     grace: u64,
     /// The last event, once returned; every later call returns it again.
-    finished: Option<Event>,
+    finished: Option<GuardianEvent>,
     gone_at: Option<u64>,
 }
 
@@ -148,11 +148,11 @@ impl Guarded {
             Err(source) => return Err(SpawnError::Guardian { program, source }),
         };
         let errno = match guarded.report().await {
-            Some(Report::Started { pid }) => {
+            Some(GuardianReport::Started { pid }) => {
                 guarded.pid = pid;
                 return Ok(guarded);
             }
-            Some(Report::SpawnFailed { errno }) => errno,
+            Some(GuardianReport::SpawnFailed { errno }) => errno,
             Some(_) | None => {
                 guarded.end_orphans().await;
                 let source = io::Error::other("the guardian ended before it had started the command");
@@ -231,18 +231,18 @@ impl Guarded {
     /// begun. Never blocks; like every order, it is sent by [`Guarded::next`] if the socket is full.
     pub fn set_valid_until(&mut self, at: u64) {
         self.valid_until = Some(at);
-        self.channel.get_mut().send(Order::ValidUntil(at).encode(), true);
+        self.channel.get_mut().send(GuardianOrder::ValidUntil(at).encode(), true);
     }
 
     /// Sends a signal to the command. No effect once the command has ended.
     pub fn forward(&mut self, signal: Signal) {
-        self.order(Order::Forward(signal as i32));
+        self.order(GuardianOrder::Forward(signal as i32));
     }
 
     /// Ends all descendants: SIGTERM now, SIGKILL at `by` (`CLOCK_BOOTTIME`, ns), or before the lock's deadline if
     /// that is earlier.
     pub fn end(&mut self, by: u64) {
-        self.order(Order::End { by });
+        self.order(GuardianOrder::End { by });
     }
 
     /// This process was continued (SIGCONT): continues the command if it is stopped. A command that stopped in
@@ -251,10 +251,10 @@ impl Guarded {
         if std::mem::take(&mut self.has_stopped_too) && !self.command_ended {
             hand_terminal_to(self.pid);
         }
-        self.order(Order::Continue);
+        self.order(GuardianOrder::Continue);
     }
 
-    /// The response to [`Event::Stopped`]: stops this process, so that the parent shell takes over. Once that
+    /// The response to [`GuardianEvent::Stopped`]: stops this process, so that the parent shell takes over. Once that
     /// shell continues the process, [`Signals`](super::Signals) yields SIGCONT, which must be passed to
     /// [`Guarded::relay`].
     pub fn stop_too(&mut self) {
@@ -276,48 +276,48 @@ impl Guarded {
         }
     }
 
-    /// The next event. Cancel-safe. The last one, [`Event::Gone`] or [`Event::GuardianDied`], is returned again
+    /// The next event. Cancel-safe. The last one, [`GuardianEvent::Gone`] or [`GuardianEvent::GuardianDied`], is returned again
     /// by every later call.
-    pub async fn next(&mut self) -> Event {
+    pub async fn next(&mut self) -> GuardianEvent {
         if let Some(last) = &self.finished {
             return last.clone();
         }
         while let Some(report) = self.report().await {
             match report {
-                Report::Stopped => return Event::Stopped,
-                Report::LeftBehind { total, pids } => return Event::LeftBehind { total, pids },
-                Report::Exited(outcome) => {
+                GuardianReport::Stopped => return GuardianEvent::Stopped,
+                GuardianReport::LeftBehind { total, pids } => return GuardianEvent::LeftBehind { total, pids },
+                GuardianReport::Exited(outcome) => {
                     self.command_ended = true;
-                    return Event::Exited(outcome);
+                    return GuardianEvent::Exited(outcome);
                 }
-                Report::Terminating(reason) => return Event::Terminating(reason),
+                GuardianReport::Terminating(reason) => return GuardianEvent::Terminating(reason),
                 // Reported once the guardian has exited: until then it holds the lock's descriptors open.
-                Report::Gone { at } => self.gone_at = Some(at),
-                Report::Started { .. } | Report::SpawnFailed { .. } => {}
+                GuardianReport::Gone { at } => self.gone_at = Some(at),
+                GuardianReport::Started { .. } | GuardianReport::SpawnFailed { .. } => {}
             }
         }
         let last = match self.gone_at {
             Some(at) => {
                 // The socket is closed, so the guardian is exiting: this wait is short.
                 let _ = self.guardian.wait();
-                Event::Gone { at }
+                GuardianEvent::Gone { at }
             }
             None => {
                 self.end_orphans().await;
-                Event::GuardianDied
+                GuardianEvent::GuardianDied
             }
         };
         self.finished = Some(last.clone());
         last
     }
 
-    fn order(&mut self, order: Order) {
+    fn order(&mut self, order: GuardianOrder) {
         self.channel.get_mut().send(order.encode(), false);
     }
 
     /// The next message of the guardian, or `None` when its end is closed. Flushes queued messages meanwhile.
     /// Cancel-safe.
-    async fn report(&mut self) -> Option<Report> {
+    async fn report(&mut self) -> Option<GuardianReport> {
         loop {
             let mut interest = Interest::READABLE;
             if self.channel.get_ref().has_waiting() {
@@ -332,7 +332,7 @@ impl Guarded {
             channel.flush();
             let is_flushed = !channel.has_waiting();
             match channel.receive() {
-                Incoming::Message(message) => match Report::decode(&message) {
+                Incoming::Message(message) => match GuardianReport::decode(&message) {
                     Some(report) => return Some(report),
                     None => continue,
                 },

@@ -39,9 +39,9 @@ mod tree;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-pub use handle::{Event, Guarded, SpawnError, Spec};
+pub use handle::{GuardianEvent, Guarded, SpawnError, Spec};
 pub use nix::sys::signal::Signal;
-pub use protocol::{Outcome, Reason};
+pub use protocol::{CommandEnd, Reason};
 pub use signals::{Received, Signals};
 
 /// The first argument that makes this binary a guardian. Internal: users never type it.

@@ -20,9 +20,9 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 use nix::unistd::{Pid, dup2_stderr, dup2_stdin, dup2_stdout, getpgid, getpgrp, getppid, setsid};
 
 use super::channel::{Channel, Incoming};
-use super::deadline::{Schedule, Step};
+use super::deadline::{Schedule, DeadlineStep};
 use super::inherited::Inherited;
-use super::protocol::{Order, Outcome, PIDS_MAX, Reason, Report};
+use super::protocol::{GuardianOrder, CommandEnd, PIDS_MAX, Reason, GuardianReport};
 use super::{boot_now, tree};
 
 /// The longest interval for which the timer is armed, in ns. The clock is read at each wake-up, so a timer that
@@ -106,7 +106,7 @@ pub(crate) fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
         Ok(None) => return ExitCode::SUCCESS,
         Err(errno) => errno,
     };
-    channel.send(Report::SpawnFailed { errno: errno as i32 }.encode(), false);
+    channel.send(GuardianReport::SpawnFailed { errno: errno as i32 }.encode(), false);
     ExitCode::SUCCESS
 }
 
@@ -175,7 +175,7 @@ impl Guardian {
         }
         let pid = spawn(&startup)?;
         guardian.command = Some(pid);
-        channel.send(Report::Started { pid: pid.as_raw() }.encode(), false);
+        channel.send(GuardianReport::Started { pid: pid.as_raw() }.encode(), false);
         leave(&null);
         Ok(Some(guardian))
     }
@@ -185,7 +185,7 @@ impl Guardian {
         let mut channel = Some(channel);
         loop {
             if self.reap_all(&mut channel) {
-                tell(&mut channel, &Report::Gone { at: boot_now() });
+                tell(&mut channel, &GuardianReport::Gone { at: boot_now() });
                 return ExitCode::SUCCESS;
             }
             if self.command.is_none() && !self.left_behind_told {
@@ -193,13 +193,13 @@ impl Guardian {
             }
             let now = boot_now();
             let wake = match self.schedule.poll(now) {
-                Step::Wait(until) => until.map(|at| at.saturating_sub(now)),
-                Step::Terminate(reason) => {
+                DeadlineStep::Wait(until) => until.map(|at| at.saturating_sub(now)),
+                DeadlineStep::Terminate(reason) => {
                     tree::terminate_all();
-                    tell(&mut channel, &Report::Terminating(reason));
+                    tell(&mut channel, &GuardianReport::Terminating(reason));
                     continue;
                 }
-                Step::Kill => {
+                DeadlineStep::Kill => {
                     tree::kill_all();
                     let pause = self.kill_pause;
                     self.kill_pause = (pause * 2).min(KILL_PAUSE_NS_MAX);
@@ -262,15 +262,15 @@ impl Guardian {
                 Incoming::Empty => return true,
                 Incoming::Closed => return false,
             };
-            match Order::decode(&message) {
-                Some(Order::ValidUntil(at)) => self.schedule.set_valid_until(at),
-                Some(Order::End { by }) => self.schedule.end(Reason::Asked, by),
-                Some(Order::Forward(signal)) => {
+            match GuardianOrder::decode(&message) {
+                Some(GuardianOrder::ValidUntil(at)) => self.schedule.set_valid_until(at),
+                Some(GuardianOrder::End { by }) => self.schedule.end(Reason::Asked, by),
+                Some(GuardianOrder::Forward(signal)) => {
                     if let (Some(command), Ok(signal)) = (self.command, Signal::try_from(signal)) {
                         let _ = kill(command, signal);
                     }
                 }
-                Some(Order::Continue) => self.continue_command(),
+                Some(GuardianOrder::Continue) => self.continue_command(),
                 // Unreachable, since both sides are the same binary; ignoring the message is safe.
                 None => {}
             }
@@ -294,13 +294,13 @@ impl Guardian {
                 let is_elsewhere = getpgid(Some(pid)).is_ok_and(|group| group != self.wrapper_group);
                 if is_elsewhere && !self.schedule.is_ending() {
                     self.wrapper_paused = true;
-                    tell(channel, &Report::Stopped);
+                    tell(channel, &GuardianReport::Stopped);
                 }
             } else if libc::WIFCONTINUED(status) {
                 self.wake_wrapper();
             } else {
                 self.command = None;
-                tell(channel, &Report::Exited(outcome(status)));
+                tell(channel, &GuardianReport::Exited(outcome(status)));
                 self.wake_wrapper();
             }
         }
@@ -339,22 +339,22 @@ impl Guardian {
         self.left_behind_told = true;
         let total = u32::try_from(alive.len()).unwrap_or(u32::MAX);
         let pids = alive.into_iter().take(PIDS_MAX).collect();
-        tell(channel, &Report::LeftBehind { total, pids });
+        tell(channel, &GuardianReport::LeftBehind { total, pids });
     }
 }
 
-fn tell(channel: &mut Option<Channel>, report: &Report) {
+fn tell(channel: &mut Option<Channel>, report: &GuardianReport) {
     if let Some(channel) = channel {
         channel.send(report.encode(), false);
     }
 }
 
-fn outcome(status: i32) -> Outcome {
+fn outcome(status: i32) -> CommandEnd {
     if libc::WIFSIGNALED(status) {
-        Outcome::Signal(libc::WTERMSIG(status))
+        CommandEnd::Signal(libc::WTERMSIG(status))
     } else {
         // The kernel keeps 8 bits of an exit code.
-        Outcome::Code((libc::WEXITSTATUS(status) & 0xff) as u8)
+        CommandEnd::Code((libc::WEXITSTATUS(status) & 0xff) as u8)
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) const PIDS_MAX: usize = 32;
 
 /// A message from the wrapper to the guardian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum GuardianOrder {
     /// The lock's new deadline (`CLOCK_BOOTTIME`, ns).
     ValidUntil(u64),
     /// Send this signal to the command.
@@ -27,14 +27,14 @@ pub(crate) enum Order {
 
 /// How the command ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandEnd {
     /// It exited with this code.
     Code(u8),
     /// A signal ended it. An integer, since real-time signals have no name.
     Signal(i32),
 }
 
-impl Outcome {
+impl CommandEnd {
     /// The exit code by which the wrapper reports the outcome: the code itself, or 128 + n for signal n.
     #[must_use]
     pub fn exit_code(self) -> u8 {
@@ -61,17 +61,17 @@ pub enum Reason {
 
 /// A message from the guardian to the wrapper.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Report {
+pub(crate) enum GuardianReport {
     Started { pid: i32 },
     SpawnFailed { errno: i32 },
     Stopped,
     LeftBehind { total: u32, pids: Vec<i32> },
-    Exited(Outcome),
+    Exited(CommandEnd),
     Terminating(Reason),
     Gone { at: u64 },
 }
 
-impl Order {
+impl GuardianOrder {
     pub(crate) fn encode(self) -> Vec<u8> {
         match self {
             Self::ValidUntil(at) => with_u64(b'V', at),
@@ -94,7 +94,7 @@ impl Order {
     }
 }
 
-impl Report {
+impl GuardianReport {
     pub(crate) fn encode(&self) -> Vec<u8> {
         match self {
             Self::Started { pid } => with_i32(b's', *pid),
@@ -106,8 +106,8 @@ impl Report {
                 bytes.extend(pids.iter().take(PIDS_MAX).flat_map(|pid| pid.to_le_bytes()));
                 bytes
             }
-            Self::Exited(Outcome::Code(code)) => vec![b'c', *code],
-            Self::Exited(Outcome::Signal(signal)) => with_i32(b'k', *signal),
+            Self::Exited(CommandEnd::Code(code)) => vec![b'c', *code],
+            Self::Exited(CommandEnd::Signal(signal)) => with_i32(b'k', *signal),
             Self::Terminating(reason) => vec![
                 b't',
                 match reason {
@@ -133,8 +133,8 @@ impl Report {
                 let pids = pids.chunks(4).map(i32_of).collect::<Option<_>>()?;
                 Self::LeftBehind { total: u32::from_le_bytes(total.try_into().ok()?), pids }
             }
-            (b'c', [code]) => Self::Exited(Outcome::Code(*code)),
-            (b'k', _) => Self::Exited(Outcome::Signal(i32_of(rest)?)),
+            (b'c', [code]) => Self::Exited(CommandEnd::Code(*code)),
+            (b'k', _) => Self::Exited(CommandEnd::Signal(i32_of(rest)?)),
             (b't', [b'v']) => Self::Terminating(Reason::ValidUntil),
             (b't', [b'w']) => Self::Terminating(Reason::WrapperGone),
             (b't', [b'a']) => Self::Terminating(Reason::Asked),
@@ -179,42 +179,42 @@ mod tests {
 
     #[test]
     fn every_message_round_trips() {
-        for order in [Order::ValidUntil(u64::MAX), Order::Forward(15), Order::End { by: 7 }, Order::Continue]
+        for order in [GuardianOrder::ValidUntil(u64::MAX), GuardianOrder::Forward(15), GuardianOrder::End { by: 7 }, GuardianOrder::Continue]
         {
-            assert_eq!(Order::decode(&order.encode()), Some(order));
+            assert_eq!(GuardianOrder::decode(&order.encode()), Some(order));
         }
         let reasons = [Reason::ValidUntil, Reason::WrapperGone, Reason::Asked, Reason::Told];
-        let mut reports: Vec<_> = reasons.map(Report::Terminating).into();
+        let mut reports: Vec<_> = reasons.map(GuardianReport::Terminating).into();
         reports.extend([
-            Report::Started { pid: 1 },
-            Report::SpawnFailed { errno: 2 },
-            Report::Stopped,
-            Report::LeftBehind { total: 40, pids: (0..32).collect() },
-            Report::Exited(Outcome::Code(255)),
-            Report::Exited(Outcome::Signal(64)),
-            Report::Gone { at: 9 },
+            GuardianReport::Started { pid: 1 },
+            GuardianReport::SpawnFailed { errno: 2 },
+            GuardianReport::Stopped,
+            GuardianReport::LeftBehind { total: 40, pids: (0..32).collect() },
+            GuardianReport::Exited(CommandEnd::Code(255)),
+            GuardianReport::Exited(CommandEnd::Signal(64)),
+            GuardianReport::Gone { at: 9 },
         ]);
         for report in reports {
             let bytes = report.encode();
             assert!(bytes.len() <= MESSAGE_BYTES_MAX);
-            assert_eq!(Report::decode(&bytes), Some(report));
+            assert_eq!(GuardianReport::decode(&bytes), Some(report));
         }
     }
 
     #[test]
     fn truncated_or_unknown_messages_are_refused() {
         for bytes in [&b""[..], b"V", b"V123", b"F12345", b"C1", b"?"] {
-            assert_eq!(Order::decode(bytes), None, "{bytes:?}");
+            assert_eq!(GuardianOrder::decode(bytes), None, "{bytes:?}");
         }
         for bytes in [&b""[..], b"s", b"z1", b"l123", b"l123456", b"c", b"t?", b"?"] {
-            assert_eq!(Report::decode(bytes), None, "{bytes:?}");
+            assert_eq!(GuardianReport::decode(bytes), None, "{bytes:?}");
         }
     }
 
     #[test]
     fn exit_code_of_a_signal_is_128_plus_its_number() {
-        assert_eq!(Outcome::Code(3).exit_code(), 3);
-        assert_eq!(Outcome::Signal(15).exit_code(), 143);
-        assert_eq!(Outcome::Signal(64).exit_code(), 192);
+        assert_eq!(CommandEnd::Code(3).exit_code(), 3);
+        assert_eq!(CommandEnd::Signal(15).exit_code(), 143);
+        assert_eq!(CommandEnd::Signal(64).exit_code(), 192);
     }
 }

@@ -22,7 +22,7 @@ use super::boot_now;
 
 /// A process at the time of a scan. Its start time distinguishes it from a later process with the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Process {
+pub(crate) struct ProcessInfo {
     pub(crate) pid: i32,
     parent: i32,
     state: u8,
@@ -30,7 +30,7 @@ pub(crate) struct Process {
     started: u64,
 }
 
-impl Process {
+impl ProcessInfo {
     /// Stopped by a signal, not by a tracer.
     pub(crate) fn is_stopped(&self) -> bool {
         self.state == b'T'
@@ -73,25 +73,25 @@ fn pidfd_open(pid: i32) -> Option<OwnedFd> {
 }
 
 /// Reads one process by its id; `None` if there is none.
-pub(crate) fn look(pid: i32) -> Option<Process> {
+pub(crate) fn look(pid: i32) -> Option<ProcessInfo> {
     parse_stat(pid, &fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// Parses `pid (name) state ppid …`; the name may contain spaces and parentheses.
-fn parse_stat(pid: i32, stat: &[u8]) -> Option<Process> {
+fn parse_stat(pid: i32, stat: &[u8]) -> Option<ProcessInfo> {
     let after_name = stat.iter().rposition(|byte| *byte == b')')? + 1;
     let mut fields = std::str::from_utf8(&stat[after_name..]).ok()?.split_ascii_whitespace();
     let state = *fields.next()?.as_bytes().first()?;
     let parent = fields.next()?.parse().ok()?;
     // `starttime` is field 22 of the line; state is field 3 and the parent field 4.
     let started = fields.nth(17)?.parse().ok()?;
-    Some(Process { pid, parent, state, started })
+    Some(ProcessInfo { pid, parent, state, started })
 }
 
 /// Scans `/proc` once and calls `found` for each descendant of this process as soon as it is recognised. `/proc`
 /// lists ids in ascending order and children mostly have higher ids than their parents, so one scan finds even
 /// most processes that were forked while it runs. Returns the number of descendants found.
-fn walk(mut found: impl FnMut(&Process)) -> usize {
+fn walk(mut found: impl FnMut(&ProcessInfo)) -> usize {
     let own = std::process::id().cast_signed();
     let mut family = HashSet::from([own]);
     let mut others = Vec::new();
@@ -124,11 +124,11 @@ fn walk(mut found: impl FnMut(&Process)) -> usize {
 
 /// All descendants. One scan can miss a process whose parent dies during the scan, so the results of several
 /// scans are merged until a scan finds no new process.
-pub(crate) fn descendants() -> Vec<Process> {
+pub(crate) fn descendants() -> Vec<ProcessInfo> {
     /// Bounds the loop if the descendants never stop forking.
     const WALKS_MAX: usize = 8;
     let mut seen = HashSet::new();
-    let mut all: Vec<Process> = Vec::new();
+    let mut all: Vec<ProcessInfo> = Vec::new();
     for _ in 0..WALKS_MAX {
         let before = all.len();
         walk(|process| {

@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockkeeper_cli::guardian::{Event, Guarded, Signal, Signals, SpawnError, Spec, boot_now};
+use lockkeeper_cli::guardian::{GuardianEvent, Guarded, Signal, Signals, SpawnError, Spec, boot_now};
 use nix::fcntl::{Flock, FlockArg};
 
 /// The wrapper's parameters for a test, passed as arguments.
@@ -108,21 +108,21 @@ async fn guarded_run(options: &Options, argv: Vec<OsString>, lock: &Flock<File>)
     loop {
         tokio::select! {
             event = guarded.next() => match event {
-                Event::Stopped => {
+                GuardianEvent::Stopped => {
                     say("stopped".into());
                     guarded.stop_too();
                 }
-                Event::Exited(outcome) => {
+                GuardianEvent::Exited(outcome) => {
                     say(format!("exited {outcome:?}"));
                     code = outcome.exit_code();
                 }
-                Event::LeftBehind { total, pids } => say(format!("left-behind {total} {pids:?}")),
-                Event::Terminating(reason) => say(format!("terminating {reason:?}")),
-                Event::Gone { at } => {
+                GuardianEvent::LeftBehind { total, pids } => say(format!("left-behind {total} {pids:?}")),
+                GuardianEvent::Terminating(reason) => say(format!("terminating {reason:?}")),
+                GuardianEvent::Gone { at } => {
                     say(format!("gone {at}"));
                     return code;
                 }
-                Event::GuardianDied => {
+                GuardianEvent::GuardianDied => {
                     say("guardian-died".into());
                     return GUARDIAN_DIED;
                 }

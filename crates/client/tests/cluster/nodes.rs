@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use lockkeeper::Locks;
 use lockkeeper_rig::Port;
-use lockkeeper_server::{Options, Running, ServeError};
+use lockkeeper_server::{ServerOptions, Running, ServeError};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{Role, StatusRequest};
 use tempfile::TempDir;
@@ -22,7 +22,7 @@ pub(crate) struct Nodes {
 }
 
 struct Node {
-    options: Options,
+    options: ServerOptions,
     /// Bound for as long as this lives, so that nobody else is given them.
     clients: Port,
     _peers: Port,
@@ -37,12 +37,12 @@ impl Nodes {
         let at = |port: &Port| format!("127.0.0.1:{}", port.number());
         let cluster: BTreeMap<u64, String> = (1..).zip(ports.iter().map(|(_, peers)| at(peers))).collect();
         let node = |(id, (clients, peers)): (u64, (Port, Port))| {
-            let options = Options {
+            let options = ServerOptions {
                 listen: at(&clients),
                 node: Some(id),
                 cluster: cluster.clone(),
                 segment_bytes: 1 << 20,
-                ..Options::new(data.path().join(id.to_string()))
+                ..ServerOptions::new(data.path().join(id.to_string()))
             };
             Node { options, clients, _peers: peers, serving: None }
         };
@@ -109,7 +109,7 @@ impl Nodes {
 type Serving = JoinHandle<Result<(), ServeError>>;
 
 /// Starts a node; tells when it serves.
-fn begin(options: Options) -> (Serving, mpsc::Receiver<Running>) {
+fn begin(options: ServerOptions) -> (Serving, mpsc::Receiver<Running>) {
     let (sender, ready) = mpsc::channel();
     let serve = move || lockkeeper_server::run(options, move |running| sender.send(running).unwrap());
     (std::thread::spawn(serve), ready)

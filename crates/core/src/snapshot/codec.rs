@@ -14,9 +14,9 @@ use crate::reply::{End, Rejection, Reply};
 use crate::table::SnapshotError;
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
-pub(super) struct Writer<'a>(&'a mut Vec<u8>);
+pub(super) struct ItemWriter<'a>(&'a mut Vec<u8>);
 
-impl<'a> Writer<'a> {
+impl<'a> ItemWriter<'a> {
     pub(super) fn new(out: &'a mut Vec<u8>) -> Self {
         Self(out)
     }
@@ -175,11 +175,11 @@ impl<'a> Writer<'a> {
     }
 }
 
-pub(super) struct Reader<'a>(&'a [u8]);
+pub(super) struct ItemReader<'a>(&'a [u8]);
 
 type Read<T> = Result<T, SnapshotError>;
 
-impl<'a> Reader<'a> {
+impl<'a> ItemReader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }

@@ -18,7 +18,7 @@ use std::ops::AddAssign;
 use unsigned_varint::{decode, encode};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::codec::{Reader, Writer};
+use super::codec::{ItemReader, ItemWriter};
 use super::view::RequestView;
 use super::{EndingState, FreedState, LimitState, RequestState, SessionState, Snapshot};
 use crate::name::LockName;
@@ -61,10 +61,10 @@ impl AddAssign for Digest {
 
 /// Appends one item. The length is written before its content, which is moved only if the length takes more than one
 /// byte.
-fn put(out: &mut Vec<u8>, tag: u8, parts: impl FnOnce(&mut Writer<'_>)) -> Digest {
+fn put(out: &mut Vec<u8>, tag: u8, parts: impl FnOnce(&mut ItemWriter<'_>)) -> Digest {
     let at = out.len();
     out.extend_from_slice(&[0, tag]);
-    parts(&mut Writer::new(out));
+    parts(&mut ItemWriter::new(out));
     let digest = Digest(xxh3_128(&out[at + 1..]));
     let mut buffer = encode::usize_buffer();
     let length = encode::usize(out.len() - at - 1, &mut buffer);
@@ -181,17 +181,17 @@ impl Snapshot {
         let mut stream = StreamReader::default();
         stream.push(bytes, |item| {
             match item {
-                Item::Header(header) => {
+                SnapshotItem::Header(header) => {
                     snapshot.rules = header.rules;
                     snapshot.last_token = header.last_token;
                     snapshot.last_ticket = header.last_ticket;
                     snapshot.last_session = header.last_session;
                 }
-                Item::Session(session) => snapshot.sessions.push(session),
-                Item::Request(request) => snapshot.requests.push(request),
-                Item::Limit(limit) => snapshot.limits.push(limit),
-                Item::Ending(ending) => snapshot.ending.push(ending),
-                Item::Freed(freed) => snapshot.freed.push(freed),
+                SnapshotItem::Session(session) => snapshot.sessions.push(session),
+                SnapshotItem::Request(request) => snapshot.requests.push(request),
+                SnapshotItem::Limit(limit) => snapshot.limits.push(limit),
+                SnapshotItem::Ending(ending) => snapshot.ending.push(ending),
+                SnapshotItem::Freed(freed) => snapshot.freed.push(freed),
             }
             Ok(())
         })?;
@@ -211,7 +211,7 @@ impl Snapshot {
 }
 
 /// An item of a stream, except its end.
-pub(crate) enum Item {
+pub(crate) enum SnapshotItem {
     Header(Header),
     Session(SessionState),
     Request(RequestState),
@@ -230,11 +230,11 @@ pub(crate) struct StreamReader {
     /// An incomplete item, with its length.
     begun: Vec<u8>,
     digest: Digest,
-    state: State,
+    state: ReaderState,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
-enum State {
+enum ReaderState {
     #[default]
     BeforeHeader,
     Items,
@@ -246,7 +246,7 @@ impl StreamReader {
     pub(crate) fn push(
         &mut self,
         mut bytes: &[u8],
-        mut each: impl FnMut(Item) -> Result<(), SnapshotError>,
+        mut each: impl FnMut(SnapshotItem) -> Result<(), SnapshotError>,
     ) -> Result<(), SnapshotError> {
         while !self.begun.is_empty() && !bytes.is_empty() {
             // Takes exactly the bytes that the incomplete item lacks; while its length is incomplete, one byte at a
@@ -278,38 +278,38 @@ impl StreamReader {
     fn item(
         &mut self,
         bytes: &[u8],
-        each: &mut impl FnMut(Item) -> Result<(), SnapshotError>,
+        each: &mut impl FnMut(SnapshotItem) -> Result<(), SnapshotError>,
     ) -> Result<(), SnapshotError> {
-        let mut r = Reader::new(bytes);
+        let mut r = ItemReader::new(bytes);
         let item = match (self.state, r.u8()?) {
-            (State::BeforeHeader, HEADER) => {
-                self.state = State::Items;
-                Item::Header(header(&mut r)?)
+            (ReaderState::BeforeHeader, HEADER) => {
+                self.state = ReaderState::Items;
+                SnapshotItem::Header(header(&mut r)?)
             }
-            (State::BeforeHeader, _) => {
+            (ReaderState::BeforeHeader, _) => {
                 return refuse(format!(
                     "it does not begin with a header; this program reads format {FORMAT}, which nothing older wrote"
                 ));
             }
-            (State::Items, SESSION) => Item::Session(r.session()?),
-            (State::Items, REQUEST) => Item::Request(r.request()?),
-            (State::Items, LIMIT) => {
-                Item::Limit(LimitState { name: r.name()?, limit: r.narrow()?, stored: r.flag()? })
+            (ReaderState::Items, SESSION) => SnapshotItem::Session(r.session()?),
+            (ReaderState::Items, REQUEST) => SnapshotItem::Request(r.request()?),
+            (ReaderState::Items, LIMIT) => {
+                SnapshotItem::Limit(LimitState { name: r.name()?, limit: r.narrow()?, stored: r.flag()? })
             }
-            (State::Items, ENDING) => {
-                Item::Ending(EndingState { delay_ms: r.number()?, session: r.session()? })
+            (ReaderState::Items, ENDING) => {
+                SnapshotItem::Ending(EndingState { delay_ms: r.number()?, session: r.session()? })
             }
-            (State::Items, FREED) => Item::Freed(FreedState {
+            (ReaderState::Items, FREED) => SnapshotItem::Freed(FreedState {
                 number: r.number()?,
                 name: r.name()?,
                 subtree: r.flag()?,
                 kind: r.kind()?,
                 after: Ticket(r.number()?),
             }),
-            (State::Items, END) => {
+            (ReaderState::Items, END) => {
                 let digest = u128::from_le_bytes(r.array()?);
                 r.end()?;
-                self.state = State::Ended;
+                self.state = ReaderState::Ended;
                 return if digest == self.digest.0 {
                     Ok(())
                 } else {
@@ -319,8 +319,8 @@ impl StreamReader {
                     ))
                 };
             }
-            (State::Items, tag) => return refuse(format!("no item has the tag {tag} there")),
-            (State::Ended, _) => return refuse("it goes on after its end"),
+            (ReaderState::Items, tag) => return refuse(format!("no item has the tag {tag} there")),
+            (ReaderState::Ended, _) => return refuse("it goes on after its end"),
         };
         r.end()?;
         self.digest += Digest(xxh3_128(bytes));
@@ -330,14 +330,14 @@ impl StreamReader {
     /// The digest, after the end was read and its digest matched.
     pub(crate) fn finish(&self) -> Result<u128, SnapshotError> {
         match self.state {
-            State::Ended if self.begun.is_empty() => Ok(self.digest.0),
-            State::Ended => refuse("it goes on after its end"),
-            State::BeforeHeader | State::Items => refuse("it stops before its end: the rest is missing"),
+            ReaderState::Ended if self.begun.is_empty() => Ok(self.digest.0),
+            ReaderState::Ended => refuse("it goes on after its end"),
+            ReaderState::BeforeHeader | ReaderState::Items => refuse("it stops before its end: the rest is missing"),
         }
     }
 }
 
-fn header(r: &mut Reader<'_>) -> Result<Header, SnapshotError> {
+fn header(r: &mut ItemReader<'_>) -> Result<Header, SnapshotError> {
     let format = r.number()?;
     if format != FORMAT {
         return refuse(format!("its format is {format}, this program reads {FORMAT}"));

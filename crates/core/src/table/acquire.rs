@@ -2,7 +2,7 @@
 
 use super::Table;
 use super::names::NodeId;
-use super::request::{Extras, Few, Owner, Request, RequestId, Stage, base_bytes};
+use super::request::{Extras, Few, Owner, RequestEntry, RequestId, RequestStage, base_bytes};
 use crate::command::{Acquire, IfBusy};
 use crate::limits;
 use crate::name::LockName;
@@ -102,7 +102,7 @@ impl Table {
         let extras = (!acquire.value.is_empty() || !acquire.meta.is_empty())
             .then(|| Box::new(Extras { value: acquire.value, meta: acquire.meta, ..Extras::default() }));
         let id = self.requests.insert(
-            Request {
+            RequestEntry {
                 ticket,
                 owner: Some(Owner { session: acquire.session, seq: acquire.seq }),
                 nodes,
@@ -111,7 +111,7 @@ impl Table {
                 subtree: acquire.subtree,
                 keep_closed_ms: acquire.keep_closed_ms as u32,
                 base_bytes,
-                stage: Stage::Waiting { at_most_ms: at_most_ms.flatten() },
+                stage: RequestStage::Waiting { at_most_ms: at_most_ms.flatten() },
                 extras,
             },
             &self.names,
@@ -193,9 +193,9 @@ impl Table {
         let session = self.sessions.get(id).ok_or(Reply::SessionGone)?;
         let &request = session.live.get(&target).ok_or(not_held.clone())?;
         match self.requests[request as usize].stage {
-            Stage::Held { .. } => Ok(request),
-            Stage::Revoked { token } => Err(Reply::Revoked { token }),
-            Stage::Waiting { .. } | Stage::Closed { .. } => Err(not_held),
+            RequestStage::Held { .. } => Ok(request),
+            RequestStage::Revoked { token } => Err(Reply::Revoked { token }),
+            RequestStage::Waiting { .. } | RequestStage::Closed { .. } => Err(not_held),
         }
     }
 }

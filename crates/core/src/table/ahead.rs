@@ -15,7 +15,7 @@ use crate::types::SessionId;
 /// Split into chunks, because commands may change all entries before the next piece: writing or freeing one chunk takes
 /// a short time.
 #[derive(Default)]
-pub(super) struct Saved {
+pub(super) struct CopyOnWriteBuffer {
     chunks: VecDeque<Vec<u8>>,
     digest: Digest,
 }
@@ -23,7 +23,7 @@ pub(super) struct Saved {
 /// Chunk size in bytes from which no further item is added.
 const CHUNK_BYTES: usize = 1 << 16;
 
-impl Saved {
+impl CopyOnWriteBuffer {
     pub(super) fn save(&mut self, put: impl FnOnce(&mut Vec<u8>) -> Digest) {
         if self.chunks.back().is_none_or(|chunk| chunk.len() >= CHUNK_BYTES) {
             self.chunks.push_back(Vec::new());
@@ -34,7 +34,7 @@ impl Saved {
     }
 
     /// Writes chunks until the budget is spent; returns true once the buffer is empty.
-    pub(super) fn write(&mut self, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn write(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         *pen.digest += std::mem::take(&mut self.digest);
         while !pen.is_spent() {
             let Some(chunk) = self.chunks.pop_front() else { return true };
@@ -45,17 +45,17 @@ impl Saved {
 }
 
 /// Output of the snapshot iterator, with the remaining budget of the current piece.
-pub(super) struct Pen<'a> {
+pub(super) struct SnapshotWriter<'a> {
     out: &'a mut Vec<u8>,
     digest: &'a mut Digest,
     /// Remaining budget, in sixteenths of an item.
     left: usize,
 }
 
-/// Cost of an ordinary item, in units of [`Pen::left`].
+/// Cost of an ordinary item, in units of [`SnapshotWriter::left`].
 const ITEM: usize = 16;
 
-impl<'a> Pen<'a> {
+impl<'a> SnapshotWriter<'a> {
     pub(super) fn new(budget_items: usize, out: &'a mut Vec<u8>, digest: &'a mut Digest) -> Self {
         Self { out, digest, left: budget_items.max(1).saturating_mul(ITEM) }
     }
@@ -88,19 +88,19 @@ impl<'a> Pen<'a> {
 }
 
 /// Iterator position and changed entries of a slab.
-pub(super) struct SlabAhead {
+pub(super) struct SlabCursor {
     /// Next entry to visit.
     next: u32,
     /// Entries from this index on are new.
     end: u32,
     /// A bit for each entry that differs from the start of the snapshot: saved, or inserted into a vacant place.
     changed: Vec<u64>,
-    pub(super) saved: Saved,
+    pub(super) saved: CopyOnWriteBuffer,
 }
 
-impl SlabAhead {
+impl SlabCursor {
     pub(super) fn new(places: usize) -> Self {
-        Self { next: 0, end: places as u32, changed: vec![0; places.div_ceil(64)], saved: Saved::default() }
+        Self { next: 0, end: places as u32, changed: vec![0; places.div_ceil(64)], saved: CopyOnWriteBuffer::default() }
     }
 
     /// Records that an entry is about to change. Returns true if its old state must be saved: this is its first change,
@@ -120,7 +120,7 @@ impl SlabAhead {
 
     /// The next place to write, if occupied: its entry, if any, is unchanged. `None` at the end, or when the budget is
     /// spent.
-    pub(super) fn next(&mut self, pen: &mut Pen<'_>) -> Option<u32> {
+    pub(super) fn next(&mut self, pen: &mut SnapshotWriter<'_>) -> Option<u32> {
         while self.next < self.end && !pen.is_spent() {
             let id = self.next;
             self.next += 1;
@@ -138,21 +138,21 @@ impl SlabAhead {
 }
 
 /// Iterator position and changed entries of the sessions, in the order of their ids.
-pub(super) struct SessionsAhead {
+pub(super) struct SessionsCursor {
     /// Last session passed.
     passed: SessionId,
     /// Sessions with higher ids are new.
     last: SessionId,
     changed: BTreeSet<SessionId>,
-    pub(super) saved: Saved,
+    pub(super) saved: CopyOnWriteBuffer,
 }
 
-impl SessionsAhead {
+impl SessionsCursor {
     pub(super) fn new(last: SessionId) -> Self {
-        Self { passed: SessionId(0), last, changed: BTreeSet::new(), saved: Saved::default() }
+        Self { passed: SessionId(0), last, changed: BTreeSet::new(), saved: CopyOnWriteBuffer::default() }
     }
 
-    /// As [`SlabAhead::note`].
+    /// As [`SlabCursor::note`].
     pub(super) fn note(&mut self, id: SessionId) -> bool {
         id > self.passed && id <= self.last && self.changed.insert(id)
     }
@@ -163,7 +163,7 @@ impl SessionsAhead {
     }
 
     /// Moves past a session; returns true if it is unchanged.
-    pub(super) fn pass(&mut self, id: SessionId, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn pass(&mut self, id: SessionId, pen: &mut SnapshotWriter<'_>) -> bool {
         pen.look();
         self.passed = id;
         !self.changed.remove(&id)
@@ -175,17 +175,17 @@ impl SessionsAhead {
 }
 
 /// Iterator position of the freed names, which are removed in the order of their numbers.
-pub(super) struct FreedAhead {
+pub(super) struct FreedCursor {
     /// Number of the next freed name to write.
     next: u64,
     /// Freed names from this number on are new.
     end: u64,
-    pub(super) saved: Saved,
+    pub(super) saved: CopyOnWriteBuffer,
 }
 
-impl FreedAhead {
+impl FreedCursor {
     pub(super) fn new(end: u64) -> Self {
-        Self { next: 0, end, saved: Saved::default() }
+        Self { next: 0, end, saved: CopyOnWriteBuffer::default() }
     }
 
     /// Records that the first freed name is removed. Returns true if it must be saved: the iterator has not reached it.

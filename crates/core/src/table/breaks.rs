@@ -5,7 +5,7 @@ use super::crowd::Class;
 use super::describe::TokenStatus;
 use super::end::Closure;
 use super::names::NodeId;
-use super::request::{RequestId, Stage};
+use super::request::{RequestId, RequestStage};
 use crate::command::Break;
 use crate::limits;
 use crate::name::{self, LockName};
@@ -23,15 +23,15 @@ impl Table {
         };
         let request = &self.requests[id as usize];
         match (request.stage, order.now) {
-            (Stage::Closed { .. }, true) => self.open_closed(id),
-            (Stage::Closed { .. }, false) => return Reply::StillClosed,
+            (RequestStage::Closed { .. }, true) => self.open_closed(id),
+            (RequestStage::Closed { .. }, false) => return Reply::StillClosed,
             (_, true) => self.end_unasked(id, End::Broken, Closure::None, out),
-            (Stage::Held { token }, false) => {
+            (RequestStage::Held { token }, false) => {
                 if let Some(owner) = request.owner {
                     out.push(Effect::Revoked { session: owner.session, seq: owner.seq, token });
                 }
                 self.requests.edit(id, &self.names, |request| {
-                    request.stage = Stage::Revoked { token };
+                    request.stage = RequestStage::Revoked { token };
                     let extras = request.extras_mut();
                     extras.reason.clone_from(&order.reason);
                     extras.by.clone_from(&order.by);
@@ -39,7 +39,7 @@ impl Table {
                 self.revoked.insert(token, id);
             }
             // If revoked already, the first reason stays (B3). A waiter has no token and is never broken.
-            (Stage::Revoked { .. } | Stage::Waiting { .. }, false) => {}
+            (RequestStage::Revoked { .. } | RequestStage::Waiting { .. }, false) => {}
         }
         Reply::Done
     }
@@ -58,7 +58,7 @@ impl Table {
 
     /// Whether the hold is live and not revoked.
     fn is_held(&self, id: RequestId) -> bool {
-        matches!(self.requests[id as usize].stage, Stage::Held { .. })
+        matches!(self.requests[id as usize].stage, RequestStage::Held { .. })
     }
 
     /// The hold, possibly closed, that has this token and covers the name: at the name, or as a subtree above it.

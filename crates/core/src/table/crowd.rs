@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use super::request::{Request, RequestId};
+use super::request::{RequestEntry, RequestId};
 use super::requests::Requests;
 use crate::types::{ModeKind, Slot, Ticket, Token};
 
@@ -314,7 +314,7 @@ impl Here {
 }
 
 /// The token of a hold, which is set before the hold is added here.
-fn token_of(hold: &Request) -> Token {
+fn token_of(hold: &RequestEntry) -> Token {
     let Some(token) = hold.token() else { unreachable!("a hold has its token") };
     token
 }

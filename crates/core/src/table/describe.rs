@@ -2,8 +2,8 @@
 
 use super::Table;
 use super::crowd::{Class, Here};
-use super::names::{Node, NodeId};
-use super::request::{RequestId, Stage};
+use super::names::{NameNode, NodeId};
+use super::request::{RequestId, RequestStage};
 use crate::limits;
 use crate::name::LockName;
 use crate::reply::{Grant, PermitGrant, Reply};
@@ -197,7 +197,7 @@ impl Table {
     #[must_use]
     pub fn names_in_use(&self, prefix: Option<&LockName>) -> Vec<LockName> {
         let used =
-            |(id, node): (NodeId, &Node)| (!matches!(node.here, Here::Idle)).then(|| self.names.name(id));
+            |(id, node): (NodeId, &NameNode)| (!matches!(node.here, Here::Idle)).then(|| self.names.name(id));
         let mut names: Vec<LockName> = match prefix {
             None => self.names.all().filter_map(used).collect(),
             Some(prefix) => self.names.find(prefix.as_str()).map_or_else(Vec::new, |top| {
@@ -273,13 +273,13 @@ impl Table {
         let request = &self.requests[id as usize];
         let extras = request.extras.as_deref();
         let state = match request.stage {
-            Stage::Waiting { .. } => return None,
-            Stage::Held { .. } => HoldState::Held,
-            Stage::Revoked { .. } => HoldState::Revoked {
+            RequestStage::Waiting { .. } => return None,
+            RequestStage::Held { .. } => HoldState::Held,
+            RequestStage::Revoked { .. } => HoldState::Revoked {
                 reason: extras.map(|extras| extras.reason.clone()).unwrap_or_default(),
                 by: extras.map(|extras| extras.by.clone()).unwrap_or_default(),
             },
-            Stage::Closed { ms, .. } => HoldState::Closed { ms },
+            RequestStage::Closed { ms, .. } => HoldState::Closed { ms },
         };
         let nodes = request.nodes.as_slice();
         let index = nodes.iter().position(|&node| Some(node) == asked);
@@ -319,7 +319,7 @@ impl Table {
     pub(super) fn present_state(&self, id: RequestId) -> Reply {
         let request = &self.requests[id as usize];
         match request.stage {
-            Stage::Waiting { .. } => {
+            RequestStage::Waiting { .. } => {
                 let permit = request.kind == ModeKind::Permit;
                 let nodes = if permit { request.nodes.as_slice() } else { &[] };
                 Reply::Queued {
@@ -327,8 +327,8 @@ impl Table {
                     limits: nodes.iter().map(|&node| self.limit_in_force(node)).collect(),
                 }
             }
-            Stage::Revoked { token } => Reply::Revoked { token },
-            Stage::Held { .. } | Stage::Closed { .. } => Reply::Granted(self.grant_of(id)),
+            RequestStage::Revoked { token } => Reply::Revoked { token },
+            RequestStage::Held { .. } | RequestStage::Closed { .. } => Reply::Granted(self.grant_of(id)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Ends of requests: finish, time-out, and the ends of closed and revoked holds (R3, R4, W1, D1–D4, B1).
 
-use super::request::{RequestId, Stage};
+use super::request::{RequestId, RequestStage};
 use super::{EndOf, Table, tell_ends};
 use crate::reply::{Effect, Effects, End, Reply};
 use crate::types::{ModeKind, Seq, SessionId, Token};
@@ -22,9 +22,9 @@ impl Table {
             return Reply::Finished(session.finish_kept(target, seq));
         };
         let end = match self.requests[request as usize].stage {
-            Stage::Waiting { .. } => End::Left,
-            Stage::Revoked { .. } => End::Broken,
-            Stage::Held { .. } | Stage::Closed { .. } => End::Released,
+            RequestStage::Waiting { .. } => End::Left,
+            RequestStage::Revoked { .. } => End::Broken,
+            RequestStage::Held { .. } | RequestStage::Closed { .. } => End::Released,
         };
         session.keep(target, Reply::Finished(end), Some(seq));
         drop(session);
@@ -37,7 +37,7 @@ impl Table {
     pub(super) fn time_out(&mut self, id: SessionId, target: Seq, out: &mut Effects) -> Reply {
         let Some(session) = self.sessions.get(id) else { return Reply::SessionGone };
         if let Some(&request) = session.live.get(&target)
-            && matches!(self.requests[request as usize].stage, Stage::Waiting { at_most_ms: Some(_) })
+            && matches!(self.requests[request as usize].stage, RequestStage::Waiting { at_most_ms: Some(_) })
         {
             self.end_unasked(request, End::TimedOut, Closure::AsAgreed, out);
         }
@@ -91,7 +91,7 @@ impl Table {
             self.remove_waiter(id);
             return None;
         };
-        if matches!(request.stage, Stage::Revoked { .. }) {
+        if matches!(request.stage, RequestStage::Revoked { .. }) {
             self.revoked.remove(&token);
         }
         let ms = keep_ms.max(delay_ms);
@@ -100,7 +100,7 @@ impl Table {
             return None;
         }
         self.requests.edit(id, &self.names, |request| {
-            request.stage = Stage::Closed { token, ms };
+            request.stage = RequestStage::Closed { token, ms };
             request.owner = None;
             request.extras = None;
             request.keep_closed_ms = 0;

@@ -3,13 +3,13 @@
 use super::Table;
 use super::acquire::Wanted;
 use super::crowd::{Class, Here, opposed};
-use super::names::{Node, NodeId};
-use super::request::{Request, RequestId, Stage};
+use super::names::{NameNode, NodeId};
+use super::request::{RequestEntry, RequestId, RequestStage};
 use crate::limits;
 use crate::reply::{Effect, Effects};
 use crate::types::{ModeKind, Ticket, Token};
 
-impl Request {
+impl RequestEntry {
     pub(super) fn wanted(&self) -> Wanted<'_> {
         Wanted { nodes: self.nodes.as_slice(), kind: self.kind, subtree: self.subtree, of: None }
     }
@@ -50,7 +50,7 @@ impl Table {
             || self.is_covered_above(node, kind, ticket)
     }
 
-    fn has_conflict(&self, node: &Node, kind: ModeKind, classes: &[Class], ticket: Ticket) -> bool {
+    fn has_conflict(&self, node: &NameNode, kind: ModeKind, classes: &[Class], ticket: Ticket) -> bool {
         opposed(kind, classes).any(|class| {
             node.here.holds(class, &self.requests) > 0
                 || node
@@ -114,7 +114,7 @@ impl Table {
     pub(super) fn hold(&mut self, id: RequestId) {
         self.last_token += 1;
         let Some(token) = Token::new(self.last_token) else { unreachable!("callers check TOKEN_MAX") };
-        self.requests.edit(id, &self.names, |request| request.stage = Stage::Held { token });
+        self.requests.edit(id, &self.names, |request| request.stage = RequestStage::Held { token });
         let request = &self.requests[id as usize];
         let shared = request.kind == ModeKind::Shared;
         let nodes = request.nodes.clone();

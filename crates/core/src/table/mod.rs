@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 pub use describe::{Description, HoldInfo, HoldState, Page, SessionInfo, TokenStatus, WaiterInfo};
 pub use pending::Pending;
 pub use restore::{Restorer, SnapshotError};
-pub use walk::{WalkState, WalkUnderWay};
+pub use walk::{SnapshotProgress, WalkUnderWay};
 
 use crate::command::Command;
 use crate::limits;
@@ -38,7 +38,7 @@ use names::{Names, NodeId};
 use request::RequestId;
 use requests::Requests;
 use session::Sessions;
-use walk::Walk;
+use walk::SnapshotIterator;
 use work::{Freed, Unpassed};
 
 /// The replicated state: all locks, all sessions and the token counter.
@@ -66,7 +66,7 @@ pub struct Table {
     /// [`limits::WORK_PER_COMMAND_MAX`], or less in tests.
     work_max: usize,
     /// The snapshot iterator, while a snapshot is written in pieces.
-    walk: Option<Walk>,
+    walk: Option<SnapshotIterator>,
 }
 
 impl Table {

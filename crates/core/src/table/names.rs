@@ -11,7 +11,7 @@ use hashbrown::HashTable;
 use siphasher::sip::SipHasher13;
 use slab::Slab;
 
-use super::ahead::{Pen, SlabAhead};
+use super::ahead::{SnapshotWriter, SlabCursor};
 use super::crowd::Here;
 use super::request::{RequestId, insert};
 use super::work::Visits;
@@ -19,12 +19,12 @@ use crate::name::{self, LockName};
 use crate::snapshot::items::put_limit;
 use crate::types::Ticket;
 
-/// Index of a [`Node`]. Reused after the node is removed.
+/// Index of a [`NameNode`]. Reused after the node is removed.
 pub(super) type NodeId = u32;
 const NONE: NodeId = NodeId::MAX;
 
 /// A name that has a hold, a waiter or a limit, or a prefix of such a name.
-pub(super) struct Node {
+pub(super) struct NameNode {
     /// The last segment of the name. The node's ancestors store the other segments, so a deep name costs only its own
     /// length.
     segment: Box<str>,
@@ -67,11 +67,11 @@ impl WaitersBelow {
 }
 
 pub(super) struct Names {
-    nodes: Slab<Node>,
+    nodes: Slab<NameNode>,
     index: HashTable<NodeId>,
     /// Makes hashes unpredictable to clients, who choose names. Affects no result.
     hash_seed: u64,
-    walk: Option<Box<SlabAhead>>,
+    walk: Option<Box<SlabCursor>>,
     visits: Visits,
 }
 
@@ -136,7 +136,7 @@ impl Names {
         self.visits.add(1);
         let id = insert(
             &mut self.nodes,
-            Node {
+            NameNode {
                 segment: segment.into(),
                 hash,
                 parent,
@@ -187,7 +187,7 @@ impl Names {
         }
     }
 
-    pub(super) fn get(&self, id: NodeId) -> &Node {
+    pub(super) fn get(&self, id: NodeId) -> &NameNode {
         self.visits.add(1);
         &self.nodes[id as usize]
     }
@@ -214,11 +214,11 @@ impl Names {
     }
 
     pub(super) fn begin_walk(&mut self) {
-        self.walk = Some(Box::new(SlabAhead::new(self.nodes.capacity())));
+        self.walk = Some(Box::new(SlabCursor::new(self.nodes.capacity())));
     }
 
     /// Advances the snapshot iterator over the limits; returns true when done.
-    pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn walk_on(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         let Some(mut walk) = self.walk.take() else { return true };
         while let Some(id) = walk.next(pen) {
             // Removed and inserted nodes need no extra check: a removed node had no limit, and `here_mut` has marked a
@@ -236,7 +236,7 @@ impl Names {
     }
 
     /// Writes out the copy-on-write buffer of limits; returns true once it is empty.
-    pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn write_saved(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
     }
 
@@ -245,7 +245,7 @@ impl Names {
     }
 
     /// The node's ancestors, nearest first.
-    pub(super) fn above(&self, id: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
+    pub(super) fn above(&self, id: NodeId) -> impl Iterator<Item = (NodeId, &NameNode)> {
         let mut at = self.nodes[id as usize].parent;
         std::iter::from_fn(move || {
             let found = at;
@@ -256,7 +256,7 @@ impl Names {
     }
 
     /// All nodes strictly below, each once, in an order that must not affect any result.
-    pub(super) fn below(&self, top: NodeId) -> impl Iterator<Item = (NodeId, &Node)> {
+    pub(super) fn below(&self, top: NodeId) -> impl Iterator<Item = (NodeId, &NameNode)> {
         let mut at = self.nodes[top as usize].first_child;
         std::iter::from_fn(move || {
             let found = at;
@@ -339,14 +339,14 @@ impl Names {
         &self,
         from: usize,
         count: usize,
-    ) -> (impl Iterator<Item = (NodeId, &Node)>, Option<usize>) {
+    ) -> (impl Iterator<Item = (NodeId, &NameNode)>, Option<usize>) {
         let end = from.saturating_add(count).min(self.nodes.capacity());
         let nodes = (from..end).filter_map(|place| Some((place as NodeId, self.nodes.get(place)?)));
         (nodes, (end < self.nodes.capacity()).then_some(end))
     }
 
     /// All nodes, in memory order: only for sums, sorting and checks.
-    pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, &Node)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, &NameNode)> {
         self.nodes.iter().map(|(id, node)| (id as NodeId, node))
     }
 }

@@ -2,7 +2,7 @@
 //! again at every attach (R3).
 
 use super::Table;
-use super::request::Stage;
+use super::request::RequestStage;
 use crate::reply::End;
 use crate::types::{Seq, SessionId, Token};
 
@@ -48,11 +48,11 @@ impl Table {
         let from = usize::try_from(cursor).unwrap_or(usize::MAX);
         let (requests, next) = self.requests.part(from, places);
         let pending = requests.filter_map(|request| match (request.stage, request.owner) {
-            (Stage::Waiting { at_most_ms: Some(at_most_ms) }, Some(owner)) => {
+            (RequestStage::Waiting { at_most_ms: Some(at_most_ms) }, Some(owner)) => {
                 Some(Pending::Wait { session: owner.session, seq: owner.seq, at_most_ms })
             }
-            (Stage::Closed { token, ms }, _) => Some(Pending::Closed { token, ms }),
-            (Stage::Revoked { token }, Some(owner)) => {
+            (RequestStage::Closed { token, ms }, _) => Some(Pending::Closed { token, ms }),
+            (RequestStage::Revoked { token }, Some(owner)) => {
                 Some(Pending::Revoked { session: owner.session, seq: owner.seq, token })
             }
             _ => None,
@@ -64,7 +64,7 @@ impl Table {
     #[must_use]
     pub fn is_waiting(&self, session: SessionId, seq: Seq) -> bool {
         let live = self.sessions.get(session).and_then(|it| it.live.get(&seq));
-        live.is_some_and(|&id| matches!(self.requests[id as usize].stage, Stage::Waiting { .. }))
+        live.is_some_and(|&id| matches!(self.requests[id as usize].stage, RequestStage::Waiting { .. }))
     }
 
     /// Requests of a session that ended without a command of its client, and whose end no `Finish` has confirmed (R3):

@@ -10,10 +10,10 @@ use crate::name::LockName;
 use crate::snapshot::view::{PhaseView, RequestView};
 use crate::types::{ModeKind, Seq, SessionId, Slot, Ticket, Token};
 
-/// Index of a [`Request`]. Reused after the request is removed.
+/// Index of a [`RequestEntry`]. Reused after the request is removed.
 pub(super) type RequestId = u32;
 
-pub(super) struct Request {
+pub(super) struct RequestEntry {
     pub(super) ticket: Ticket,
     /// `None` for a closed hold, which belongs to no session (D2).
     pub(super) owner: Option<Owner>,
@@ -27,7 +27,7 @@ pub(super) struct Request {
     pub(super) keep_closed_ms: u32,
     /// Accounted size in bytes without the extras: see [`base_bytes`].
     pub(super) base_bytes: u32,
-    pub(super) stage: Stage,
+    pub(super) stage: RequestStage,
     pub(super) extras: Option<Box<Extras>>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Owner {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stage {
+pub(super) enum RequestStage {
     Waiting { at_most_ms: Option<u64> },
     Held { token: Token },
     Revoked { token: Token },
@@ -66,7 +66,7 @@ pub(super) fn base_bytes(names: &[LockName]) -> u32 {
     (REQUEST_BYTES + names.sum::<usize>()) as u32
 }
 
-impl Request {
+impl RequestEntry {
     /// Accounted size in bytes.
     pub(super) fn bytes(&self) -> u64 {
         let extras = self
@@ -83,8 +83,8 @@ impl Request {
     /// The token of a hold or closed hold.
     pub(super) fn token(&self) -> Option<Token> {
         match self.stage {
-            Stage::Waiting { .. } => None,
-            Stage::Held { token } | Stage::Revoked { token } | Stage::Closed { token, .. } => Some(token),
+            RequestStage::Waiting { .. } => None,
+            RequestStage::Held { token } | RequestStage::Revoked { token } | RequestStage::Closed { token, .. } => Some(token),
         }
     }
 
@@ -109,13 +109,13 @@ impl Request {
             value: extras.map_or(&[], |extras| &extras.value),
             meta: extras.map_or(&[], |extras| &extras.meta),
             phase: match self.stage {
-                Stage::Waiting { at_most_ms } => PhaseView::Waiting { at_most_ms },
-                Stage::Held { token } => PhaseView::Held { token, slots },
-                Stage::Revoked { token } => {
+                RequestStage::Waiting { at_most_ms } => PhaseView::Waiting { at_most_ms },
+                RequestStage::Held { token } => PhaseView::Held { token, slots },
+                RequestStage::Revoked { token } => {
                     let (reason, by) = extras.map_or(("", ""), |extras| (&extras.reason, &extras.by));
                     PhaseView::Revoked { token, slots, reason, by }
                 }
-                Stage::Closed { token, ms } => PhaseView::Closed { token, slots, ms },
+                RequestStage::Closed { token, ms } => PhaseView::Closed { token, slots, ms },
             },
         }
     }

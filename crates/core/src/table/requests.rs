@@ -5,9 +5,9 @@ use std::ops::{Bound, Index};
 
 use slab::Slab;
 
-use super::ahead::{Pen, SlabAhead};
+use super::ahead::{SnapshotWriter, SlabCursor};
 use super::names::Names;
-use super::request::{Request, RequestId, insert};
+use super::request::{RequestEntry, RequestId, insert};
 use super::work::Visits;
 use crate::name::LockName;
 use crate::snapshot::items::put_request;
@@ -17,10 +17,10 @@ use crate::snapshot::items::put_request;
 /// the names.
 #[derive(Default)]
 pub(super) struct Requests {
-    slab: Slab<Request>,
-    walk: Option<Box<SlabAhead>>,
+    slab: Slab<RequestEntry>,
+    walk: Option<Box<SlabCursor>>,
     visits: Visits,
-    /// Sum of [`Request::bytes`].
+    /// Sum of [`RequestEntry::bytes`].
     bytes: u64,
     /// Names whose requests have changed; `None` without a watcher.
     changes: Option<BTreeSet<LockName>>,
@@ -30,9 +30,9 @@ pub(super) struct Requests {
 }
 
 impl Index<usize> for Requests {
-    type Output = Request;
+    type Output = RequestEntry;
 
-    fn index(&self, index: usize) -> &Request {
+    fn index(&self, index: usize) -> &RequestEntry {
         self.visits.add(1);
         &self.slab[index]
     }
@@ -44,18 +44,18 @@ impl Requests {
     }
 
     /// In memory order: only for sums, sorting and checks.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Request)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &RequestEntry)> {
         self.slab.iter().map(|(id, request)| (id as RequestId, request))
     }
 
     /// Requests at the slab places `from..from + count`, and the place after them, if any.
-    pub(super) fn part(&self, from: usize, count: usize) -> (impl Iterator<Item = &Request>, Option<usize>) {
+    pub(super) fn part(&self, from: usize, count: usize) -> (impl Iterator<Item = &RequestEntry>, Option<usize>) {
         let end = from.saturating_add(count).min(self.slab.capacity());
         let requests = (from..end).filter_map(|place| self.slab.get(place));
         (requests, (end < self.slab.capacity()).then_some(end))
     }
 
-    pub(super) fn insert(&mut self, request: Request, names: &Names) -> RequestId {
+    pub(super) fn insert(&mut self, request: RequestEntry, names: &Names) -> RequestId {
         self.bytes += request.bytes();
         let id = insert(&mut self.slab, request);
         self.note(id, names);
@@ -71,7 +71,7 @@ impl Requests {
         &mut self,
         id: RequestId,
         names: &Names,
-        change: impl FnOnce(&mut Request) -> T,
+        change: impl FnOnce(&mut RequestEntry) -> T,
     ) -> T {
         self.preserve(id, names);
         let request = &mut self.slab[id as usize];
@@ -87,7 +87,7 @@ impl Requests {
         self.bytes -= self.slab.remove(id as usize).bytes();
     }
 
-    /// Sum of [`Request::bytes`].
+    /// Sum of [`RequestEntry::bytes`].
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -142,11 +142,11 @@ impl Requests {
     }
 
     pub(super) fn begin_walk(&mut self) {
-        self.walk = Some(Box::new(SlabAhead::new(self.slab.capacity())));
+        self.walk = Some(Box::new(SlabCursor::new(self.slab.capacity())));
     }
 
     /// Advances the snapshot iterator; returns true when done.
-    pub(super) fn walk_on(&mut self, names: &Names, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn walk_on(&mut self, names: &Names, pen: &mut SnapshotWriter<'_>) -> bool {
         let Some(walk) = &mut self.walk else { return true };
         while let Some(id) = walk.next(pen) {
             if let Some(request) = self.slab.get(id as usize) {
@@ -158,7 +158,7 @@ impl Requests {
     }
 
     /// Writes out the copy-on-write buffer; returns true once it is empty.
-    pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn write_saved(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
     }
 

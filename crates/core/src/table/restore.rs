@@ -9,11 +9,11 @@
 
 use super::Table;
 use super::crowd::{Class, Limit};
-use super::request::{Extras, Few, Owner, Request, RequestId, Stage, base_bytes};
+use super::request::{Extras, Few, Owner, RequestEntry, RequestId, RequestStage, base_bytes};
 use super::session::Session;
 use crate::limits;
 use crate::name;
-use crate::snapshot::items::{Header, Item, StreamReader};
+use crate::snapshot::items::{Header, SnapshotItem, StreamReader};
 use crate::snapshot::{EndingState, FreedState, LimitState, Phase, RequestState, SessionState, Snapshot};
 use crate::types::{ModeKind, Seq, SessionId, Slot};
 
@@ -56,12 +56,12 @@ impl Restorer {
         }
         let table = &mut self.table;
         let result = self.stream.push(bytes, |item| match item {
-            Item::Header(header) => table.restore_header(&header),
-            Item::Session(state) => table.restore_session(state, None),
-            Item::Ending(EndingState { session, delay_ms }) => table.restore_session(session, Some(delay_ms)),
-            Item::Freed(state) => table.restore_freed(state),
-            Item::Request(state) => table.restore_request(state),
-            Item::Limit(state) => table.restore_limit(&state),
+            SnapshotItem::Header(header) => table.restore_header(&header),
+            SnapshotItem::Session(state) => table.restore_session(state, None),
+            SnapshotItem::Ending(EndingState { session, delay_ms }) => table.restore_session(session, Some(delay_ms)),
+            SnapshotItem::Freed(state) => table.restore_freed(state),
+            SnapshotItem::Request(state) => table.restore_request(state),
+            SnapshotItem::Limit(state) => table.restore_limit(&state),
         });
         self.failed = result.clone().err();
         result
@@ -182,21 +182,21 @@ impl Table {
         let (mode, subtree) = (state.mode, state.subtree);
         let (stage, slots, reason, by) = match state.phase {
             Phase::Waiting { at_most_ms } => {
-                (Stage::Waiting { at_most_ms }, Vec::new(), Box::default(), Box::default())
+                (RequestStage::Waiting { at_most_ms }, Vec::new(), Box::default(), Box::default())
             }
-            Phase::Held { token, slots } => (Stage::Held { token }, slots, Box::default(), Box::default()),
-            Phase::Revoked { token, slots, reason, by } => (Stage::Revoked { token }, slots, reason, by),
+            Phase::Held { token, slots } => (RequestStage::Held { token }, slots, Box::default(), Box::default()),
+            Phase::Revoked { token, slots, reason, by } => (RequestStage::Revoked { token }, slots, reason, by),
             Phase::Closed { token, slots, ms } => {
-                (Stage::Closed { token, ms }, slots, Box::default(), Box::default())
+                (RequestStage::Closed { token, ms }, slots, Box::default(), Box::default())
             }
         };
         let has_extras =
-            !(state.value.is_empty() && state.meta.is_empty()) || matches!(stage, Stage::Revoked { .. });
+            !(state.value.is_empty() && state.meta.is_empty()) || matches!(stage, RequestStage::Revoked { .. });
         let keep_closed_ms = u32::try_from(state.keep_closed_ms)
             .map_err(|_| SnapshotError(format!("keep_closed of {} ms", state.keep_closed_ms)))?;
         let nodes: Few<_> = state.names.iter().map(|name| self.names.intern(name.as_str())).collect();
         let id = self.requests.insert(
-            Request {
+            RequestEntry {
                 ticket,
                 owner: state.owner.map(|(session, seq)| Owner { session, seq }),
                 nodes: nodes.clone(),
@@ -211,15 +211,15 @@ impl Table {
             },
             &self.names,
         );
-        self.closing += usize::from(keep_closed_ms > 0 || matches!(stage, Stage::Closed { .. }));
+        self.closing += usize::from(keep_closed_ms > 0 || matches!(stage, RequestStage::Closed { .. }));
         match stage {
-            Stage::Waiting { .. } => {
+            RequestStage::Waiting { .. } => {
                 self.queue(id);
                 return Ok(());
             }
-            Stage::Held { .. } => {}
-            Stage::Revoked { token } => drop(self.revoked.insert(token, id)),
-            Stage::Closed { token, .. } => drop(self.closed.insert(token, id)),
+            RequestStage::Held { .. } => {}
+            RequestStage::Revoked { token } => drop(self.revoked.insert(token, id)),
+            RequestStage::Closed { token, .. } => drop(self.closed.insert(token, id)),
         }
         let shared = mode == ModeKind::Shared;
         for (index, &node) in nodes.as_slice().iter().enumerate() {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, Deref, DerefMut};
 
-use super::ahead::{Pen, SessionsAhead};
+use super::ahead::{SnapshotWriter, SessionsCursor};
 use super::request::{Owner, RequestId};
 use super::work::Budget;
 use crate::limits;
@@ -22,7 +22,7 @@ pub(super) struct Session {
     pub(super) highest: Seq,
     pub(super) done_through: Seq,
     pub(super) live: BTreeMap<Seq, RequestId>,
-    kept: BTreeMap<Seq, Kept>,
+    kept: BTreeMap<Seq, KeptReply>,
     /// `(until, seq)` of every kept answer with an `until`, in the order in which a rising `done_through` drops them.
     by_until: BTreeSet<(Seq, Seq)>,
     /// Kept answers without an `until`: ends that the client has not confirmed.
@@ -38,7 +38,7 @@ pub(super) struct Session {
 const SESSION_BYTES: u64 = 512;
 const KEPT_BYTES: u64 = 160;
 
-struct Kept {
+struct KeptReply {
     reply: Reply,
     until: Option<Seq>,
 }
@@ -91,7 +91,7 @@ impl Session {
         self.by_until.first().is_some_and(|&(until, _)| until <= self.done_through)
     }
 
-    fn remove_kept(&mut self, seq: Seq) -> Option<Kept> {
+    fn remove_kept(&mut self, seq: Seq) -> Option<KeptReply> {
         let kept = self.kept.remove(&seq)?;
         self.kept_name_bytes -= name_bytes(&kept.reply);
         match kept.until {
@@ -123,7 +123,7 @@ impl Session {
             }
         }
         self.kept_name_bytes += name_bytes(&reply);
-        self.kept.insert(seq, Kept { reply, until });
+        self.kept.insert(seq, KeptReply { reply, until });
     }
 
     pub(super) fn kept(&self, seq: Seq) -> Option<&Reply> {
@@ -194,7 +194,7 @@ impl Session {
     /// The session as plain data, without its live requests, which refer to the session.
     pub(super) fn state(&self, id: SessionId) -> SessionState {
         let kept =
-            |(&seq, kept): (&Seq, &Kept)| KeptAnswer { seq, reply: kept.reply.clone(), until: kept.until };
+            |(&seq, kept): (&Seq, &KeptReply)| KeptAnswer { seq, reply: kept.reply.clone(), until: kept.until };
         SessionState {
             id,
             secret_hash: self.secret_hash,
@@ -230,7 +230,7 @@ pub(super) struct Sessions {
     /// Sessions with confirmed answers that are still kept.
     forgetting: BTreeSet<SessionId>,
     bytes: u64,
-    walk: Option<Box<SessionsAhead>>,
+    walk: Option<Box<SessionsCursor>>,
 }
 
 /// Mutable access to a session. Updates the sums and lists over all sessions when dropped.
@@ -405,11 +405,11 @@ impl Sessions {
 
     /// Starts the snapshot iterator; sessions with ids above `last` will be new.
     pub(super) fn begin_walk(&mut self, last: SessionId) {
-        self.walk = Some(Box::new(SessionsAhead::new(last)));
+        self.walk = Some(Box::new(SessionsCursor::new(last)));
     }
 
     /// Advances the snapshot iterator; returns true when done.
-    pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn walk_on(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         let Some(walk) = &mut self.walk else { return true };
         for (&id, session) in self.by_id.range(walk.range()) {
             if pen.is_spent() {
@@ -424,7 +424,7 @@ impl Sessions {
     }
 
     /// Writes out the copy-on-write buffer; returns true once it is empty.
-    pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn write_saved(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
     }
 

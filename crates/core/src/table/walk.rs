@@ -1,15 +1,15 @@
 //! Snapshots of the table: at once as plain data, or by a snapshot iterator in pieces, between which commands are
 //! applied.
 //!
-//! The iterator (`Walk`) writes every entry in its state at the start of the snapshot. It follows the order in memory,
+//! The iterator (`SnapshotIterator`) writes every entry in its state at the start of the snapshot. It follows the order in memory,
 //! so its readers must sort by ticket and name. Before a command changes an entry that the iterator has not reached,
 //! the entry's store (`requests`, `session`, `names`, `work`) encodes the old state into a copy-on-write buffer
 //! (`ahead`), from which it is written. A command pays for this at most once per snapshot and entry, and changes a
 //! bounded number of entries (M2). A session with all its kept answers is one entry.
 
 use super::Table;
-use super::ahead::Pen;
-use super::names::{Node, NodeId};
+use super::ahead::SnapshotWriter;
+use super::names::{NameNode, NodeId};
 use crate::snapshot::items::{Digest, Header, put_end, put_header};
 use crate::snapshot::{LimitState, RequestState, Snapshot};
 use crate::types::SessionId;
@@ -17,7 +17,7 @@ use crate::types::SessionId;
 /// Result of writing a piece.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
-pub enum WalkState {
+pub enum SnapshotProgress {
     /// More pieces follow.
     Continue,
     /// The end of the stream was written, and the snapshot is complete.
@@ -35,7 +35,7 @@ pub enum WalkState {
 pub struct WalkUnderWay;
 
 /// Shared state of the snapshot iterator. The position is in each store.
-pub(super) struct Walk {
+pub(super) struct SnapshotIterator {
     /// Header at the start of the snapshot; `None` once written.
     header: Option<Header>,
     digest: Digest,
@@ -55,7 +55,7 @@ impl Table {
         self.requests.begin_walk();
         self.sessions.begin_walk(SessionId(self.last_session));
         self.names.begin_walk();
-        self.walk = Some(Walk { header: Some(self.header()), digest: Digest::default() });
+        self.walk = Some(SnapshotIterator { header: Some(self.header()), digest: Digest::default() });
         Ok(())
     }
 
@@ -65,12 +65,12 @@ impl Table {
     /// docs/benchmarks.md). Items are not split: a session with very many kept answers is written at once.
     ///
     /// A [`Restorer`](crate::Restorer) and [`Snapshot::decode`] read the concatenation of all pieces.
-    pub fn walk_piece(&mut self, budget_items: usize, out: &mut Vec<u8>) -> WalkState {
-        let Some(mut walk) = self.walk.take() else { return WalkState::NoWalk };
+    pub fn walk_piece(&mut self, budget_items: usize, out: &mut Vec<u8>) -> SnapshotProgress {
+        let Some(mut walk) = self.walk.take() else { return SnapshotProgress::NoWalk };
         if let Some(header) = walk.header.take() {
             walk.digest += put_header(out, &header);
         }
-        let mut pen = Pen::new(budget_items, out, &mut walk.digest);
+        let mut pen = SnapshotWriter::new(budget_items, out, &mut walk.digest);
         // The copy-on-write buffers come first, to free their memory early.
         let is_done = self.unpassed.write_saved(&mut pen)
             && self.requests.write_saved(&mut pen)
@@ -82,11 +82,11 @@ impl Table {
             && self.names.walk_on(&mut pen);
         if !is_done {
             self.walk = Some(walk);
-            return WalkState::Continue;
+            return SnapshotProgress::Continue;
         }
         put_end(out, walk.digest);
         self.abandon_walk();
-        WalkState::Done { digest: walk.digest.0 }
+        SnapshotProgress::Done { digest: walk.digest.0 }
     }
 
     /// Cancels the snapshot in progress, if any. Its pieces written so far are useless.
@@ -119,7 +119,7 @@ impl Table {
         let mut requests: Vec<RequestState> =
             self.requests.iter().map(|(_, request)| request.view(&self.names).into_state()).collect();
         requests.sort_unstable_by_key(|request| request.ticket);
-        let limit_state = |(id, node): (NodeId, &Node)| {
+        let limit_state = |(id, node): (NodeId, &NameNode)| {
             let limit = node.here.limit()?;
             Some(LimitState { name: self.names.name(id), limit: limit.number, stored: limit.stored })
         };

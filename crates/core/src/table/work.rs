@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use super::Table;
-use super::ahead::{FreedAhead, Pen};
+use super::ahead::{FreedCursor, SnapshotWriter};
 use super::names::NodeId;
 use super::request::RequestId;
 use crate::command::Command;
@@ -72,7 +72,7 @@ pub(super) struct Unpassed {
     /// Keyed by a running number. Stores names instead of nodes, because a node is removed once its name is unused.
     /// Numbering restarts at 0 whenever the map is empty, so a node restored from a snapshot assigns the same numbers.
     names: BTreeMap<u64, Freed<LockName>>,
-    walk: Option<Box<FreedAhead>>,
+    walk: Option<Box<FreedCursor>>,
 }
 
 impl Unpassed {
@@ -109,11 +109,11 @@ impl Unpassed {
     }
 
     pub(super) fn begin_walk(&mut self) {
-        self.walk = Some(Box::new(FreedAhead::new(self.next_number())));
+        self.walk = Some(Box::new(FreedCursor::new(self.next_number())));
     }
 
     /// Advances the snapshot iterator; returns true when done.
-    pub(super) fn walk_on(&mut self, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn walk_on(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         let Some(walk) = &mut self.walk else { return true };
         for (&number, freed) in self.names.range(walk.range()) {
             if pen.is_spent() {
@@ -127,7 +127,7 @@ impl Unpassed {
     }
 
     /// Writes out the copy-on-write buffer; returns true once it is empty.
-    pub(super) fn write_saved(&mut self, pen: &mut Pen<'_>) -> bool {
+    pub(super) fn write_saved(&mut self, pen: &mut SnapshotWriter<'_>) -> bool {
         self.walk.as_mut().is_none_or(|walk| walk.saved.write(pen))
     }
 

@@ -3,7 +3,7 @@
 use super::Resource;
 use super::error::DynamoDbError;
 use super::marks::{self, ANY, DELETED, SLOTS, Try, WRITER};
-use super::request::{Operation, Request};
+use super::request::{Operation, DynamoRequest};
 use super::update::{Effect, Update};
 use super::value::{Item, Value};
 use crate::rule::{Action, Section};
@@ -20,7 +20,7 @@ pub struct Guarded {
     section: Section,
     effect: Effect,
     this: Try,
-    request: Request,
+    request: DynamoRequest,
 }
 
 impl Guarded {
@@ -52,7 +52,7 @@ impl Guarded {
 
     /// The request to send.
     #[must_use]
-    pub fn request(&self) -> &Request {
+    pub fn request(&self) -> &DynamoRequest {
         &self.request
     }
 
@@ -82,7 +82,7 @@ impl Guarded {
 }
 
 /// The request for one try.
-fn build(resource: &Resource, action: Action, section: Section, effect: &Effect, this: Try) -> Request {
+fn build(resource: &Resource, action: Action, section: Section, effect: &Effect, this: Try) -> DynamoRequest {
     let rule = marks::rule(action, section, this);
     let (mut names, mut values) = match effect {
         Effect::Update(update) => (update.names.clone(), update.values.clone()),
@@ -135,7 +135,7 @@ fn build(resource: &Resource, action: Action, section: Section, effect: &Effect,
             }
         }
     };
-    Request {
+    DynamoRequest {
         table_name: resource.table().to_owned(),
         operation,
         condition_expression: conditions.join(" AND "),
@@ -155,13 +155,13 @@ fn expression(set: &[String], remove: &[String], add: &[String], delete: &[Strin
 }
 
 /// Sets the base marks, and removes those of the slots that `item` has.
-pub(super) fn reset(resource: &Resource, item: Option<&Item>, to: crate::Token) -> Request {
+pub(super) fn reset(resource: &Resource, item: Option<&Item>, to: crate::Token) -> DynamoRequest {
     let slots: Vec<String> = item.into_iter().flat_map(marks::slot_marks).map(str::to_owned).collect();
     let gone: Vec<String> =
         slots.into_iter().chain([SLOTS.to_owned()]).map(|attribute| format!("#{attribute}")).collect();
     let set = [ANY, WRITER].map(|mark| format!("#{mark} = {TOKEN}"));
     let names = [ANY, WRITER].into_iter().map(|mark| format!("#{mark}")).chain(gone.iter().cloned());
-    Request {
+    DynamoRequest {
         table_name: resource.table().to_owned(),
         operation: Operation::UpdateItem {
             key: resource.key().clone(),

@@ -1,7 +1,7 @@
 //! A fence in DynamoDB: the marks are attributes of the guarded item, the check is a condition of the write.
 //! Feature `dynamodb`.
 //!
-//! Builds the requests and interprets refusals. It sends nothing, and needs no SDK: a [`Request`] has the
+//! Builds the requests and interprets refusals. It sends nothing, and needs no SDK: a [`DynamoRequest`] has the
 //! parameters of DynamoDB's API as plain values, for any client to send.
 //!
 //! ```
@@ -64,7 +64,7 @@ mod value;
 pub use error::DynamoDbError;
 pub use guarded::Guarded;
 pub use marks::DELETED;
-pub use request::{Operation, Request};
+pub use request::{Operation, DynamoRequest};
 pub use transaction::{IDEMPOTENCY_BYTES_MAX, MEMBERS_MAX, Reason, Transaction};
 pub use update::{Effect, Update};
 pub use value::{Item, Value, item_from_json, item_to_json};
@@ -176,7 +176,7 @@ impl DynamoDbFence {
     /// that a lock service with lower tokens takes over, or that marks are damaged, and with all writers stopped:
     /// lowering the marks lets stale sections pass.
     #[must_use]
-    pub fn reset(&self, resource: &Resource, item: Option<&Item>, to: Token) -> Request {
+    pub fn reset(&self, resource: &Resource, item: Option<&Item>, to: Token) -> DynamoRequest {
         guarded::reset(resource, item, to)
     }
 }

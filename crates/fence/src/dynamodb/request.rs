@@ -21,7 +21,7 @@ pub enum Operation {
 /// determines the reason for a refusal from it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the names are DynamoDB's own")]
-pub struct Request {
+pub struct DynamoRequest {
     pub table_name: String,
     pub operation: Operation,
     /// Empty for none.
@@ -33,7 +33,7 @@ pub struct Request {
     pub return_all_new: bool,
 }
 
-impl Request {
+impl DynamoRequest {
     /// The header `X-Amz-Target`.
     #[must_use]
     pub fn target(&self) -> &'static str {

@@ -16,7 +16,7 @@ use nix::fcntl::{Flock, FlockArg, OFlag};
 
 use super::Paths;
 use super::error::{FileError, Unguardable};
-use super::steps::{self, Disk, Target};
+use super::steps::{self, FenceFiles, Target};
 use crate::format::{self, Unreadable};
 use crate::rule::Marks;
 
@@ -87,12 +87,12 @@ pub(super) fn read(data: &Path) -> Result<Option<Vec<u8>>, FileError> {
 pub(super) fn peek(paths: &Paths) -> Result<Marks, FileError> {
     let lock =
         absent_ok(open_options().read(true).open(&paths.lock)).map_err(FileError::io("open", &paths.lock))?;
-    steps::load(&mut Held { paths, lock: lock.map_or(Lock::Absent, Lock::Seen), data: None })
+    steps::load(&mut LockedFiles { paths, lock: lock.map_or(LockFile::Absent, LockFile::Seen), data: None })
 }
 
 /// The lock file.
 #[derive(Debug)]
-enum Lock {
+enum LockFile {
     /// Read without the flock; the file was never fenced.
     Absent,
     /// Read without the flock.
@@ -101,7 +101,7 @@ enum Lock {
     Held(Flock<File>),
 }
 
-impl Lock {
+impl LockFile {
     fn file(&self) -> Option<&File> {
         match self {
             Self::Absent => None,
@@ -111,16 +111,16 @@ impl Lock {
     }
 }
 
-/// The files of a fence. [`Held::open`] takes the flock.
+/// The files of a fence. [`LockedFiles::open`] takes the flock.
 #[derive(Debug)]
-pub(super) struct Held<'a> {
+pub(super) struct LockedFiles<'a> {
     paths: &'a Paths,
-    lock: Lock,
+    lock: LockFile,
     /// Metadata of the guarded file when the flock was taken; replacements keep its mode and owner.
     data: Option<Metadata>,
 }
 
-impl<'a> Held<'a> {
+impl<'a> LockedFiles<'a> {
     /// Takes the flock, waiting at most `limit`.
     pub(super) fn open(paths: &'a Paths, limit: Duration) -> Result<Self, FileError> {
         let started = Instant::now();
@@ -135,7 +135,7 @@ impl<'a> Held<'a> {
                 .map_err(FileError::io("look at", &paths.lock))?;
             if named.is_some_and(|named| (named.dev(), named.ino()) == (ours.dev(), ours.ino())) {
                 let data = inspect(&paths.data)?;
-                return Ok(Self { paths, lock: Lock::Held(file), data });
+                return Ok(Self { paths, lock: LockFile::Held(file), data });
             }
         }
     }
@@ -162,7 +162,7 @@ impl<'a> Held<'a> {
     }
 }
 
-impl Disk for Held<'_> {
+impl FenceFiles for LockedFiles<'_> {
     fn marks(&mut self) -> Result<Option<Vec<u8>>, FileError> {
         let path = &self.paths.marks;
         let Some(bytes) = read_up_to(path, format::BYTES_MAX + 1)? else {

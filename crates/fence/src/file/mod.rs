@@ -28,7 +28,7 @@ use std::time::Duration;
 use lockkeeper_core::Token;
 
 use crate::rule::{Action, Marks, Section};
-use disk::Held;
+use disk::LockedFiles;
 pub use error::{FileError, Unguardable};
 
 /// Default limit of the wait for another process that holds the flock. Checks take milliseconds, so a process that
@@ -172,16 +172,16 @@ impl FileFence {
     /// As [`marks`](Self::marks) and [`enter`](Self::enter): damaged or missing marks are refused here too. After
     /// an I/O error the marks may be the old or the new ones; call `reset` again.
     pub fn reset(&self, to: Token) -> Result<(), FileError> {
-        steps::reset(&mut Held::open(&self.paths, self.wait)?, to)
+        steps::reset(&mut LockedFiles::open(&self.paths, self.wait)?, to)
     }
 
     fn pass<R>(
         &self,
         action: Action,
         section: Section,
-        effect: impl FnOnce(&mut Held<'_>) -> Result<R, FileError>,
+        effect: impl FnOnce(&mut LockedFiles<'_>) -> Result<R, FileError>,
     ) -> Result<R, FileError> {
-        let mut held = Held::open(&self.paths, self.wait)?;
+        let mut held = LockedFiles::open(&self.paths, self.wait)?;
         steps::pass(&mut held, action, section)?;
         effect(&mut held)
     }

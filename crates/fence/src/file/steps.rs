@@ -1,7 +1,7 @@
 //! The order of the steps of a check and of a write, without the system calls.
 //!
 //! Guarantees that after a kill or a power loss data never exists without its mark, and that a call returns only
-//! once its changes are durable. Drives a [`Disk`] instead of the filesystem, so that `steps_tests` can simulate a
+//! once its changes are durable. Drives a [`FenceFiles`] instead of the filesystem, so that `steps_tests` can simulate a
 //! power loss after every step.
 
 use lockkeeper_core::Token;
@@ -18,7 +18,7 @@ pub(super) enum Target {
 }
 
 /// The files of one fence, while the flock is held.
-pub(super) trait Disk {
+pub(super) trait FenceFiles {
     /// The bytes of the mark file, if it exists.
     fn marks(&mut self) -> Result<Option<Vec<u8>>, FileError>;
     /// Whether marks were ever made durable here.
@@ -40,7 +40,7 @@ pub(super) trait Disk {
 }
 
 /// Reads the marks. Missing ones mean a resource never seen, unless `founded` is true.
-pub(super) fn load(disk: &mut impl Disk) -> Result<Marks, FileError> {
+pub(super) fn load(disk: &mut impl FenceFiles) -> Result<Marks, FileError> {
     // Read `founded` first: a reader without the flock could otherwise find no marks and then, after a concurrent
     // first check, `founded`.
     let founded = disk.founded()?;
@@ -52,7 +52,7 @@ pub(super) fn load(disk: &mut impl Disk) -> Result<Marks, FileError> {
 }
 
 /// Checks, and makes the marks durable. The effect must come after it.
-pub(super) fn pass(disk: &mut impl Disk, action: Action, section: Section) -> Result<(), FileError> {
+pub(super) fn pass(disk: &mut impl FenceFiles, action: Action, section: Section) -> Result<(), FileError> {
     let mut marks = load(disk)?;
     if marks.check(action, section)? == Passed::Raised {
         replace(disk, &marks)?;
@@ -61,21 +61,21 @@ pub(super) fn pass(disk: &mut impl Disk, action: Action, section: Section) -> Re
 }
 
 /// Replaces the marks unconditionally, but refuses to overwrite damaged ones.
-pub(super) fn reset(disk: &mut impl Disk, to: Token) -> Result<(), FileError> {
+pub(super) fn reset(disk: &mut impl FenceFiles, to: Token) -> Result<(), FileError> {
     load(disk)?;
     let base = Pair { any: Some(to), writer: Some(to) };
     replace(disk, &Marks { base, ..Marks::default() })?;
     settle(disk)
 }
 
-fn replace(disk: &mut impl Disk, marks: &Marks) -> Result<(), FileError> {
+fn replace(disk: &mut impl FenceFiles, marks: &Marks) -> Result<(), FileError> {
     disk.prepare(Target::Marks, &format::encode(marks))?;
     disk.rename(Target::Marks)
 }
 
 /// Runs even if no mark rose: the mark, or the data that this section will read, may have been renamed into place
 /// by a process that was killed before it called this.
-fn settle(disk: &mut impl Disk) -> Result<(), FileError> {
+fn settle(disk: &mut impl FenceFiles) -> Result<(), FileError> {
     disk.sync_names()?;
     if !disk.founded()? {
         disk.found()?;
@@ -84,7 +84,7 @@ fn settle(disk: &mut impl Disk) -> Result<(), FileError> {
 }
 
 /// Replaces the data. Only after [`pass`].
-pub(super) fn put(disk: &mut impl Disk, bytes: &[u8]) -> Result<(), FileError> {
+pub(super) fn put(disk: &mut impl FenceFiles, bytes: &[u8]) -> Result<(), FileError> {
     disk.prepare(Target::Data, bytes)?;
     disk.rename(Target::Data)?;
     disk.sync_names().map_err(|source| disk.unsure(source))

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use lockkeeper_core::Token;
 
 use super::error::FileError;
-use super::steps::{self, Disk, Target};
+use super::steps::{self, FenceFiles, Target};
 use crate::format;
 use crate::rule::{Action, Marks, Section};
 
@@ -76,7 +76,7 @@ impl Model {
     }
 }
 
-impl Disk for Model {
+impl FenceFiles for Model {
     fn marks(&mut self) -> Result<Option<Vec<u8>>, FileError> {
         Ok(self.seen.marks.clone())
     }

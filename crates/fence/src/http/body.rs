@@ -19,14 +19,14 @@ pin_project! {
   /// could block the next holder indefinitely.
   pub struct FencedBody<B> {
     #[pin]
-    inner: Inner<B>,
+    inner: BodyInner<B>,
     pass: Option<Pass>,
   }
 }
 
 pin_project! {
   #[project = InnerProjection]
-  enum Inner<B> {
+  enum BodyInner<B> {
     Handler { #[pin] body: B },
     Own { bytes: Option<Bytes> },
   }
@@ -35,11 +35,11 @@ pin_project! {
 impl<B: Body> FencedBody<B> {
     pub(super) fn of_handler(body: B, pass: Option<Pass>) -> Self {
         let pass = pass.filter(|_| !body.is_end_stream());
-        Self { inner: Inner::Handler { body }, pass }
+        Self { inner: BodyInner::Handler { body }, pass }
     }
 
     pub(super) fn own(bytes: Bytes) -> Self {
-        Self { inner: Inner::Own { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) }, pass: None }
+        Self { inner: BodyInner::Own { bytes: Some(bytes).filter(|bytes| !bytes.is_empty()) }, pass: None }
     }
 }
 
@@ -72,15 +72,15 @@ where
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
-            Inner::Handler { body } => body.is_end_stream(),
-            Inner::Own { bytes } => bytes.is_none(),
+            BodyInner::Handler { body } => body.is_end_stream(),
+            BodyInner::Own { bytes } => bytes.is_none(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
-            Inner::Handler { body } => body.size_hint(),
-            Inner::Own { bytes } => {
+            BodyInner::Handler { body } => body.size_hint(),
+            BodyInner::Own { bytes } => {
                 SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
             }
         }

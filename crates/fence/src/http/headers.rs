@@ -23,14 +23,14 @@ pub const ACTION: HeaderName = HeaderName::from_static("fencing-action");
 
 /// The parsed fencing headers of a request.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct FenceHeaders {
     pub(super) section: Section,
     pub(super) action: Option<Action>,
     pub(super) resource: Option<Resource>,
 }
 
 /// `None` if the request has no fencing headers.
-pub(super) fn read(headers: &HeaderMap) -> Result<Option<Said>, Problem> {
+pub(super) fn read(headers: &HeaderMap) -> Result<Option<FenceHeaders>, Problem> {
     let Some(token) = one(headers, &TOKEN)? else {
         // Another fencing header without a token means that the token was forgotten; an unchecked pass would hide
         // the mistake.
@@ -51,7 +51,7 @@ pub(super) fn read(headers: &HeaderMap) -> Result<Option<Said>, Problem> {
         }
         None => None,
     };
-    Ok(Some(Said { section, action, resource }))
+    Ok(Some(FenceHeaders { section, action, resource }))
 }
 
 fn one<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Problem> {
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    fn said(headers: &[(HeaderName, &str)]) -> Result<Option<Said>, Problem> {
+    fn said(headers: &[(HeaderName, &str)]) -> Result<Option<FenceHeaders>, Problem> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.append(name, HeaderValue::from_bytes(value.as_bytes()).expect("a value"));

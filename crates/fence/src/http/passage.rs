@@ -10,29 +10,29 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::problem::Problem;
-use crate::door::{Answer, Door, Knock, Place};
+use crate::door::{WaitOutcome, Door, Knock, Place};
 use crate::resource::Resource;
 use crate::rule::{Action, Refused, Section};
 use crate::store::MarkStore;
 
 /// Receives the verdict for a waiting request.
-type Verdict = oneshot::Receiver<Result<(), Refused>>;
+type AdmissionReceiver = oneshot::Receiver<Result<(), Refused>>;
 
 /// The `Door`s in use, by resource.
 #[derive(Debug, Default)]
 pub(super) struct Doors {
-    doors: Mutex<HashMap<Resource, Kept>>,
+    doors: Mutex<HashMap<Resource, DoorEntry>>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct DoorEntry {
     door: Door,
     waiting: HashMap<Place, oneshot::Sender<Result<(), Refused>>>,
 }
 
-impl Kept {
-    fn tell(&mut self, answers: Vec<Answer>) {
-        for Answer { place, verdict } in answers {
+impl DoorEntry {
+    fn tell(&mut self, answers: Vec<WaitOutcome>) {
+        for WaitOutcome { place, verdict } in answers {
             if let Some(teller) = self.waiting.remove(&place) {
                 // A cancelled request leaves through its `Pass`.
                 let _ = teller.send(verdict);
@@ -78,7 +78,7 @@ impl Doors {
         resource: Resource,
         action: Action,
         section: Section,
-    ) -> Result<(Pass, Option<Verdict>), Refused> {
+    ) -> Result<(Pass, Option<AdmissionReceiver>), Refused> {
         let mut doors = self.lock();
         let kept = doors.entry(resource.clone()).or_default();
         let mut answers = Vec::new();
@@ -106,7 +106,7 @@ impl Doors {
         self.lock().len()
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Resource, Kept>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Resource, DoorEntry>> {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

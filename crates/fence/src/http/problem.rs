@@ -24,12 +24,12 @@ const RETRY_AFTER_S: u32 = 1;
 /// Why a request was refused.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
-    kind: Kind,
+    kind: ProblemKind,
     detail: String,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum ProblemKind {
     Malformed,
     SharedWrite,
     Repeated(Token),
@@ -42,19 +42,19 @@ enum Kind {
 impl Problem {
     /// `why` follows the header's name in the text.
     pub(super) fn malformed(header: &HeaderName, why: String) -> Self {
-        Self { kind: Kind::Malformed, detail: format!("{} {why}", shown(header)) }
+        Self { kind: ProblemKind::Malformed, detail: format!("{} {why}", shown(header)) }
     }
 
     /// A request whose headers are inconsistent.
     pub(super) fn meaningless(detail: String) -> Self {
-        Self { kind: Kind::Malformed, detail }
+        Self { kind: ProblemKind::Malformed, detail }
     }
 
     pub(super) fn token_required(method: &Method) -> Self {
         let detail = format!(
             "{method} is guarded here: send the token of your lock's grant as Fencing-Token, after you entered with it"
         );
-        Self { kind: Kind::TokenRequired, detail }
+        Self { kind: ProblemKind::TokenRequired, detail }
     }
 
     pub(super) fn busy(waited: Duration) -> Self {
@@ -62,16 +62,16 @@ impl Problem {
             "a request with a lower token is still at work on this resource after {waited:?}; it will be waited for again \
        when you send this request again. Nothing was done"
         );
-        Self { kind: Kind::Busy, detail }
+        Self { kind: ProblemKind::Busy, detail }
     }
 
     pub(super) fn status(&self) -> StatusCode {
         match self.kind {
-            Kind::Malformed | Kind::SharedWrite => StatusCode::BAD_REQUEST,
-            Kind::Repeated(_) => StatusCode::CONFLICT,
-            Kind::Stale { .. } => StatusCode::PRECONDITION_FAILED,
-            Kind::TokenRequired => StatusCode::PRECONDITION_REQUIRED,
-            Kind::Busy | Kind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ProblemKind::Malformed | ProblemKind::SharedWrite => StatusCode::BAD_REQUEST,
+            ProblemKind::Repeated(_) => StatusCode::CONFLICT,
+            ProblemKind::Stale { .. } => StatusCode::PRECONDITION_FAILED,
+            ProblemKind::TokenRequired => StatusCode::PRECONDITION_REQUIRED,
+            ProblemKind::Busy | ProblemKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
 
@@ -82,13 +82,13 @@ impl Problem {
 
     fn kind_and_title(&self) -> (&'static str, &'static str) {
         match self.kind {
-            Kind::Malformed => ("malformed", "What the request says about fencing can't be understood"),
-            Kind::SharedWrite => ("shared-write", "A shared hold may only read"),
-            Kind::Repeated(_) => ("repeated", "This token has been here before"),
-            Kind::Stale { .. } => ("stale", "A later section has been here"),
-            Kind::TokenRequired => ("token-required", "A fencing token is required"),
-            Kind::Busy => ("busy", "The section before is still at work"),
-            Kind::Unavailable => ("unavailable", "The fence can't check at the moment"),
+            ProblemKind::Malformed => ("malformed", "What the request says about fencing can't be understood"),
+            ProblemKind::SharedWrite => ("shared-write", "A shared hold may only read"),
+            ProblemKind::Repeated(_) => ("repeated", "This token has been here before"),
+            ProblemKind::Stale { .. } => ("stale", "A later section has been here"),
+            ProblemKind::TokenRequired => ("token-required", "A fencing token is required"),
+            ProblemKind::Busy => ("busy", "The section before is still at work"),
+            ProblemKind::Unavailable => ("unavailable", "The fence can't check at the moment"),
         }
     }
 
@@ -101,11 +101,11 @@ impl Problem {
           "detail": self.detail,
         });
         match self.kind {
-            Kind::Stale { offered, highest } => {
+            ProblemKind::Stale { offered, highest } => {
                 body["offered"] = offered.get().into();
                 body["highest"] = highest.get().into();
             }
-            Kind::Repeated(token) => body["offered"] = token.get().into(),
+            ProblemKind::Repeated(token) => body["offered"] = token.get().into(),
             _ => {}
         }
         let mut response = Response::new(Bytes::from(body.to_string()));
@@ -123,10 +123,10 @@ impl Problem {
 impl From<Refused> for Problem {
     fn from(refused: Refused) -> Self {
         let kind = match refused {
-            Refused::Stale { offered, highest } => Kind::Stale { offered, highest },
-            Refused::Repeated { token } => Kind::Repeated(token),
-            Refused::SharedWrite { .. } => Kind::SharedWrite,
-            Refused::SlotWithoutPermit { .. } | Refused::SlotTooHigh { .. } => Kind::Malformed,
+            Refused::Stale { offered, highest } => ProblemKind::Stale { offered, highest },
+            Refused::Repeated { token } => ProblemKind::Repeated(token),
+            Refused::SharedWrite { .. } => ProblemKind::SharedWrite,
+            Refused::SlotWithoutPermit { .. } | Refused::SlotTooHigh { .. } => ProblemKind::Malformed,
         };
         Self { kind, detail: refused.to_string() }
     }
@@ -144,7 +144,7 @@ impl From<MarksError> for Problem {
                 let detail = "its marks could not be read or made durable; the log of the service says why. Nothing was done; \
                       send the request again with the same token, but a `check_once` with a new one: its token counts as used"
           .to_owned();
-                Self { kind: Kind::Unavailable, detail }
+                Self { kind: ProblemKind::Unavailable, detail }
             }
         }
     }

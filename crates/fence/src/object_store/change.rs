@@ -46,7 +46,7 @@ pub(super) struct Objects {
 }
 
 /// A record as read, and the version for a conditional put.
-struct Seen {
+struct ReadRecord {
     record: Record,
     version: UpdateVersion,
 }
@@ -61,7 +61,7 @@ pub(super) struct Next<T> {
 
 /// A put that was sent, or is about to be.
 struct Attempt<T> {
-    base: Option<Seen>,
+    base: Option<ReadRecord>,
     nonce: Nonce,
     bytes: Bytes,
     answer: T,
@@ -107,7 +107,7 @@ impl Objects {
         Ok(self.see(path).await?.map(|seen| seen.record))
     }
 
-    async fn see(&self, path: &Path) -> Result<Option<Seen>, ObjectError> {
+    async fn see(&self, path: &Path) -> Result<Option<ReadRecord>, ObjectError> {
         let failed = |error| ObjectError::store("read", path)(error);
         let got = match self.store.get_opts(path, GetOptions::default()).await {
             Ok(got) => got,
@@ -133,7 +133,7 @@ impl Objects {
             };
             return Err(ObjectError::OtherFence { resource: resource(), found, use_instead });
         }
-        Ok(Some(Seen { record, version }))
+        Ok(Some(ReadRecord { record, version }))
     }
 
     /// Changes the object as decided by `decide`, which is called again each time another writer changed the object
@@ -204,7 +204,7 @@ impl Objects {
 
     fn attempt<T>(
         &self,
-        base: Option<Seen>,
+        base: Option<ReadRecord>,
         decide: &mut impl FnMut(Option<&Record>) -> Result<Next<T>, ObjectError>,
     ) -> Result<Attempt<T>, ObjectError> {
         let last = base.as_ref().map(|seen| &seen.record);
@@ -224,7 +224,7 @@ impl Objects {
 }
 
 impl<T> Attempt<T> {
-    fn fate(&self, seen: Option<&Seen>) -> Fate {
+    fn fate(&self, seen: Option<&ReadRecord>) -> Fate {
         let (now, base) = match (seen, &self.base) {
             (None, None) => return Fate::Open,
             (None, Some(_)) => return Fate::Removed,

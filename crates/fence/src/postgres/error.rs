@@ -163,18 +163,18 @@ impl Reported<'_> {
     }
 
     /// The meaning of the error for the caller.
-    pub(super) fn verdict(&self, action: Action) -> Verdict {
+    pub(super) fn verdict(&self, action: Action) -> PostgresErrorKind {
         if let Some(refused) = self.refused(action) {
-            return Verdict::Refused(refused);
+            return PostgresErrorKind::Refused(refused);
         }
         match self.sqlstate {
-            Some("40001" | "40P01") => Verdict::TryAgain,
+            Some("40001" | "40P01") => PostgresErrorKind::TryAgain,
             // The schema or function is missing, or the role lacks rights to it; but the error may concern the
             // caller's own objects.
-            Some("3F000" | "42883" | "42501") if names_the_fence(self.message) => Verdict::NotInstalled,
-            Some("25006") => Verdict::Replica,
-            Some("LK005") => Verdict::NoToken { message: self.message.to_owned() },
-            _ => Verdict::Other,
+            Some("3F000" | "42883" | "42501") if names_the_fence(self.message) => PostgresErrorKind::NotInstalled,
+            Some("25006") => PostgresErrorKind::Replica,
+            Some("LK005") => PostgresErrorKind::NoToken { message: self.message.to_owned() },
+            _ => PostgresErrorKind::Other,
         }
     }
 }
@@ -188,7 +188,7 @@ fn names_the_fence(message: &str) -> bool {
 }
 
 /// [`PostgresError`] without its source, which the caller owns.
-pub(super) enum Verdict {
+pub(super) enum PostgresErrorKind {
     Refused(Refused),
     TryAgain,
     NotInstalled,
@@ -197,7 +197,7 @@ pub(super) enum Verdict {
     Other,
 }
 
-impl Verdict {
+impl PostgresErrorKind {
     pub(super) fn of(
         self,
         doing: &'static str,

@@ -17,13 +17,13 @@ pub const WORDS_MAX: usize = 4000;
 /// Keys are distinguished from arguments because a script must declare the keys that it accesses: a cluster routes
 /// by them, and ACLs are checked against them.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Command {
+pub struct RedisCommand {
     words: Vec<Vec<u8>>,
     /// Indices of the words that are keys.
     keys: Vec<usize>,
 }
 
-impl Command {
+impl RedisCommand {
     /// A command without keys and arguments, e.g. `SET` or `HINCRBY`.
     #[must_use]
     pub fn new(name: &str) -> Self {
@@ -144,13 +144,13 @@ mod tests {
 
     #[test]
     fn command_lists_its_keys_and_rejects_unsafe_commands() {
-        let copy = Command::new("COPY").key("from").key("to").arg("REPLACE");
+        let copy = RedisCommand::new("COPY").key("from").key("to").arg("REPLACE");
         assert_eq!(copy.keys().collect::<Vec<_>>(), [b"from".as_slice(), b"to"]);
         assert_eq!(copy.words().len(), 4);
         assert_eq!(copy.fault(), None);
-        let push = |values: usize| Command::new("RPUSH").key("list").arg(vec![7; values]);
+        let push = |values: usize| RedisCommand::new("RPUSH").key("list").arg(vec![7; values]);
         assert_eq!(push(WORDS_MAX - 2).fault(), None);
-        for bad in [push(WORDS_MAX - 1), Command::new(""), Command::new("flushAll")] {
+        for bad in [push(WORDS_MAX - 1), RedisCommand::new(""), RedisCommand::new("flushAll")] {
             assert!(bad.fault().is_some(), "{}", bad.name());
         }
     }

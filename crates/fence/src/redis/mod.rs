@@ -43,7 +43,7 @@ use std::sync::LazyLock;
 use redis::aio::ConnectionLike;
 use redis::{Cmd, ErrorKind, ServerErrorKind, ToRedisArgs, Value};
 
-pub use command::{Command, FenceScript, WORDS_MAX};
+pub use command::{RedisCommand, FenceScript, WORDS_MAX};
 pub use error::RedisFenceError;
 pub use settings::Finding;
 
@@ -144,7 +144,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         &self,
         resource: &str,
         section: Section,
-        commands: &[Command],
+        commands: &[RedisCommand],
     ) -> Result<Vec<Value>, RedisFenceError> {
         self.pass(resource, Action::Write, section, commands).await
     }
@@ -159,7 +159,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         &self,
         resource: &str,
         section: Section,
-        commands: &[Command],
+        commands: &[RedisCommand],
     ) -> Result<Vec<Value>, RedisFenceError> {
         self.pass(resource, Action::CheckOnce, section, commands).await
     }
@@ -184,8 +184,8 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         with_section(&mut call, Action::Write, section)?;
         call.arg(args);
         match self.run(script.script(), call, &marks, section).await? {
-            Answer::Done(mut answer) => Ok(answer.pop().unwrap_or(Value::Nil)),
-            Answer::Failed { message, .. } => Err(RedisFenceError::Script { message }),
+            ScriptOutcome::Done(mut answer) => Ok(answer.pop().unwrap_or(Value::Nil)),
+            ScriptOutcome::Failed { message, .. } => Err(RedisFenceError::Script { message }),
         }
     }
 
@@ -231,26 +231,26 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         resource: &str,
         action: Action,
         section: Section,
-        commands: &[Command],
+        commands: &[RedisCommand],
     ) -> Result<Vec<Value>, RedisFenceError> {
-        let marks = self.marks_beside(resource, commands.iter().flat_map(Command::keys))?;
+        let marks = self.marks_beside(resource, commands.iter().flat_map(RedisCommand::keys))?;
         if let Some((command, why)) = commands.iter().find_map(|command| Some((command, command.fault()?))) {
             return Err(RedisFenceError::Command { command: command.name(), why });
         }
         let keys: Vec<&[u8]> =
-            [marks.as_bytes()].into_iter().chain(commands.iter().flat_map(Command::keys)).collect();
+            [marks.as_bytes()].into_iter().chain(commands.iter().flat_map(RedisCommand::keys)).collect();
         let mut call = COMMANDS.call(&keys);
         with_section(&mut call, action, section)?;
         for command in commands {
             call.arg(command.words().len()).arg(command.words());
         }
         match self.run(&COMMANDS, call, &marks, section).await? {
-            Answer::Done(mut answer) => match answer.pop() {
+            ScriptOutcome::Done(mut answer) => match answer.pop() {
                 Some(Value::Array(results)) => Ok(results),
                 _ => Err(RedisFenceError::unreadable("the script's answer has no list of results")),
             },
-            Answer::Failed { done, message } => {
-                let command = commands.get(done).map(Command::name).unwrap_or_default();
+            ScriptOutcome::Failed { done, message } => {
+                let command = commands.get(done).map(RedisCommand::name).unwrap_or_default();
                 Err(RedisFenceError::Failed { done, of: commands.len(), command, message })
             }
         }
@@ -291,7 +291,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         call: Cmd,
         marks: &str,
         section: Section,
-    ) -> Result<Answer, RedisFenceError> {
+    ) -> Result<ScriptOutcome, RedisFenceError> {
         let Value::Array(answer) = self.send(script, call, marks).await? else {
             return Err(RedisFenceError::unreadable("the script's answer is no list"));
         };
@@ -305,10 +305,10 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
         let unreadable = || RedisFenceError::unreadable("the script's answer has an unknown form");
         let offered = section.token();
         match word().ok_or_else(unreadable)?.as_str() {
-            "done" => Ok(Answer::Done(words.collect())),
+            "done" => Ok(ScriptOutcome::Done(words.collect())),
             "failed" => {
                 let done = word().and_then(|done| done.parse().ok()).ok_or_else(unreadable)?;
-                Ok(Answer::Failed { done, message: word().unwrap_or_default() })
+                Ok(ScriptOutcome::Failed { done, message: word().unwrap_or_default() })
             }
             "stale" => {
                 let highest = word().and_then(|mark| mark.parse().ok()).and_then(Token::new);
@@ -336,7 +336,7 @@ impl<C: ConnectionLike + Clone> RedisFence<C> {
 }
 
 /// The outcome of a script whose check passed.
-enum Answer {
+enum ScriptOutcome {
     Done(Vec<Value>),
     Failed { done: usize, message: String },
 }

@@ -28,13 +28,13 @@ const CACHE: usize = 8 << 20;
 
 /// The database, opened until an error occurs.
 #[derive(Debug)]
-pub(super) struct Disk {
+pub(super) struct MarkDatabase {
     path: PathBuf,
     /// redb must be reopened after an error; `None` until that succeeds.
     database: Option<Database>,
 }
 
-impl Disk {
+impl MarkDatabase {
     pub(super) fn open(path: &Path) -> Result<Self, MarksError> {
         let mut disk = Self { path: path.to_owned(), database: None };
         match fs::metadata(path) {

@@ -21,7 +21,7 @@ fn name(number: u64) -> Resource {
 
 /// A cleanly closed file with `resources` resources.
 fn filled(path: &Path, resources: u64) -> Vec<(Resource, Marks)> {
-    let mut disk = Disk::open(path).expect("new");
+    let mut disk = MarkDatabase::open(path).expect("new");
     disk.commit(&[(name(1), marks(1))]).expect("written");
     let changes: Vec<_> = (1..=resources).map(|number| (name(number), marks(number * 10))).collect();
     disk.commit(&changes).expect("written");
@@ -33,7 +33,7 @@ fn marks_survive_a_close_and_an_unseen_resource_has_none() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("marks.redb");
     let kept = filled(&path, 50);
-    let mut disk = Disk::open(&path).expect("whole");
+    let mut disk = MarkDatabase::open(&path).expect("whole");
     for (resource, marks) in &kept {
         assert_eq!(&disk.load(resource).expect("whole"), marks);
     }
@@ -45,12 +45,12 @@ fn marks_survive_a_close_and_an_unseen_resource_has_none() {
 fn second_open_fails_with_in_use() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("marks.redb");
-    let first = Disk::open(&path).expect("new");
-    let error = Disk::open(&path).expect_err("in use");
+    let first = MarkDatabase::open(&path).expect("new");
+    let error = MarkDatabase::open(&path).expect_err("in use");
     assert!(matches!(error, MarksError::InUse { .. }), "{error:?}");
     assert!(error.to_string().contains("another process"), "{error}");
     drop(first);
-    Disk::open(&path).expect("free again");
+    MarkDatabase::open(&path).expect("free again");
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn file_without_marks_is_refused_and_left_unchanged() {
     ] {
         let path = dir.path().join("marks.redb");
         fs::write(&path, bytes).expect("written");
-        let error = Disk::open(&path).expect_err(what);
+        let error = MarkDatabase::open(&path).expect_err(what);
         assert!(matches!(error, MarksError::Damaged { .. }), "{what}: {error:?}");
         // Opening and closing a database of another program lets redb write to it.
         let left = fs::read(&path).expect("readable") == bytes;
@@ -95,7 +95,7 @@ fn bit_flip_never_lowers_a_mark() {
         let mut flipped = whole.clone();
         flipped[at] ^= 1 << (at % 8);
         fs::write(&path, &flipped).expect("written");
-        match Disk::open(&path) {
+        match MarkDatabase::open(&path) {
             Err(MarksError::Damaged { .. }) => refused += 1,
             Err(other) => panic!("byte {at}: {other:?}"),
             Ok(mut disk) => {

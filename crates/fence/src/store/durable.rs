@@ -10,9 +10,9 @@ use std::thread::{self, JoinHandle};
 
 use lockkeeper_core::Token;
 
-use super::disk::Disk;
+use super::disk::MarkDatabase;
 use super::error::MarksError;
-use super::rounds::{Decision, RESOURCES_IN_MEMORY_MAX, Rounds, Told};
+use super::rounds::{Decision, RESOURCES_IN_MEMORY_MAX, GroupCommit, CommitReceiver};
 use super::{MarkStore, reset_marks};
 use crate::resource::Resource;
 use crate::rule::{Action, Marks, Passed, Section};
@@ -22,17 +22,17 @@ use crate::rule::{Action, Marks, Passed, Section};
 /// Any number of resources; those not checked recently are on disk only. No acknowledged mark is lost by a killed
 /// process or a power loss, provided that the disk keeps the data that it reported as synced.
 pub struct DurableMarks {
-    shared: Arc<Shared>,
+    shared: Arc<DurableShared>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
-    state: Mutex<State>,
+struct DurableShared {
+    state: Mutex<DurableState>,
     work: Condvar,
 }
 
-struct State {
-    rounds: Rounds,
+struct DurableState {
+    rounds: GroupCommit,
     /// No further checks are decided: the store is closed, or its thread has ended.
     ended: bool,
 }
@@ -49,14 +49,14 @@ impl DurableMarks {
     }
 
     pub(crate) fn with_room(path: &Path, resources: usize) -> Result<Self, MarksError> {
-        let disk = Disk::open(path)?;
-        let state = Mutex::new(State { rounds: Rounds::new(resources), ended: false });
-        let shared = Arc::new(Shared { state, work: Condvar::new() });
+        let disk = MarkDatabase::open(path)?;
+        let state = Mutex::new(DurableState { rounds: GroupCommit::new(resources), ended: false });
+        let shared = Arc::new(DurableShared { state, work: Condvar::new() });
         let of_thread = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name("fence-marks".to_owned())
             .spawn(move || {
-                let ending = Ending(of_thread);
+                let ending = WakeWaitersOnDrop(of_thread);
                 ending.0.run(disk);
             })
             .map_err(|source| MarksError::Io {
@@ -92,7 +92,7 @@ impl DurableMarks {
     }
 }
 
-async fn wait(told: Told) -> Result<(), MarksError> {
+async fn wait(told: CommitReceiver) -> Result<(), MarksError> {
     told.await.unwrap_or(Err(MarksError::Ended))
 }
 
@@ -131,18 +131,18 @@ impl MarkStore for DurableMarks {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl DurableShared {
+    fn lock(&self) -> MutexGuard<'_, DurableState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open(&self) -> Result<MutexGuard<'_, State>, MarksError> {
+    fn open(&self) -> Result<MutexGuard<'_, DurableState>, MarksError> {
         let state = self.lock();
         if state.ended { Err(MarksError::Ended) } else { Ok(state) }
     }
 
     /// The thread's loop: commits all pending changes at once, until the store is closed.
-    fn run(&self, mut disk: Disk) {
+    fn run(&self, mut disk: MarkDatabase) {
         loop {
             let (work, loads) = {
                 let mut state = self.lock();
@@ -170,9 +170,9 @@ impl Shared {
 }
 
 /// Cancels all waiting checks when the thread ends, even by a panic.
-struct Ending(Arc<Shared>);
+struct WakeWaitersOnDrop(Arc<DurableShared>);
 
-impl Drop for Ending {
+impl Drop for WakeWaitersOnDrop {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.ended = true;

@@ -22,28 +22,28 @@ use crate::rule::{Marks, Passed};
 pub(super) const RESOURCES_IN_MEMORY_MAX: usize = 100_000;
 
 /// Completes when a round is durable, or has failed.
-pub(super) type Told = oneshot::Receiver<Result<(), MarksError>>;
-type Teller = oneshot::Sender<Result<(), MarksError>>;
+pub(super) type CommitReceiver = oneshot::Receiver<Result<(), MarksError>>;
+type CommitSender = oneshot::Sender<Result<(), MarksError>>;
 
 /// The in-memory state of the store.
 #[derive(Debug)]
-pub(super) struct Rounds {
-    resources: HashMap<Resource, Entry>,
+pub(super) struct GroupCommit {
+    resources: HashMap<Resource, CachedMarks>,
     /// Pending loads: resources that are not in memory.
-    loads: Vec<(Resource, Teller)>,
-    collecting: Round,
-    committing: Option<Round>,
+    loads: Vec<(Resource, CommitSender)>,
+    collecting: CommitBatch,
+    committing: Option<CommitBatch>,
     limit: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedMarks {
     marks: Marks,
-    kept: Kept,
+    kept: Durability,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kept {
+enum Durability {
     Durable,
     /// Durable once the round of this number commits successfully.
     With(u64),
@@ -53,10 +53,10 @@ enum Kept {
 
 /// One commit: the changed resources and the checks that wait for it.
 #[derive(Debug, Default)]
-struct Round {
+struct CommitBatch {
     number: u64,
     changed: Vec<Resource>,
-    waiting: Vec<Teller>,
+    waiting: Vec<CommitSender>,
 }
 
 /// The outcome of a check so far.
@@ -66,9 +66,9 @@ pub(super) enum Decision<T> {
     /// Decided, and durable.
     Now(T),
     /// Decided; durable once a round is.
-    With(T, Told),
+    With(T, CommitReceiver),
     /// The marks are not in memory: ask again once they are loaded.
-    Load(Told),
+    Load(CommitReceiver),
 }
 
 /// The work of one round, to be done outside the mutex.
@@ -78,12 +78,12 @@ pub(super) struct Work {
     pub(super) changes: Vec<(Resource, Marks)>,
 }
 
-impl Rounds {
+impl GroupCommit {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             resources: HashMap::new(),
             loads: Vec::new(),
-            collecting: Round { number: 1, ..Round::default() },
+            collecting: CommitBatch { number: 1, ..CommitBatch::default() },
             committing: None,
             limit,
         }
@@ -104,17 +104,17 @@ impl Rounds {
             return Ok(Decision::Load(told));
         };
         let passed = change(&mut entry.marks)?;
-        let collecting = Kept::With(self.collecting.number);
-        if (passed == Passed::Raised || entry.kept == Kept::Not) && entry.kept != collecting {
+        let collecting = Durability::With(self.collecting.number);
+        if (passed == Passed::Raised || entry.kept == Durability::Not) && entry.kept != collecting {
             entry.kept = collecting;
             self.collecting.changed.push(resource.clone());
         }
         let round = match entry.kept {
-            Kept::With(number) if number == self.collecting.number => &mut self.collecting,
-            Kept::With(_) => {
+            Durability::With(number) if number == self.collecting.number => &mut self.collecting,
+            Durability::With(_) => {
                 self.committing.as_mut().expect("a round is collected, then committed, then settled")
             }
-            Kept::Durable | Kept::Not => return Ok(Decision::Now(passed)),
+            Durability::Durable | Durability::Not => return Ok(Decision::Now(passed)),
         };
         let (teller, told) = oneshot::channel();
         round.waiting.push(teller);
@@ -136,10 +136,10 @@ impl Rounds {
         self.loads.is_empty() && self.collecting.changed.is_empty()
     }
 
-    /// Takes all pending work; [`Rounds::settle`] must follow.
+    /// Takes all pending work; [`GroupCommit::settle`] must follow.
     pub(super) fn take(&mut self) -> (Work, Loads) {
         debug_assert!(self.committing.is_none(), "one round at a time");
-        let next = Round { number: self.collecting.number + 1, ..Round::default() };
+        let next = CommitBatch { number: self.collecting.number + 1, ..CommitBatch::default() };
         let round = mem::replace(&mut self.collecting, next);
         let marks = |resource: &Resource| self.resources.get(resource).map(|entry| entry.marks.clone());
         let changes =
@@ -160,9 +160,9 @@ impl Rounds {
         let round = self.committing.take().unwrap_or_default();
         for resource in &round.changed {
             if let Some(entry) = self.resources.get_mut(resource)
-                && entry.kept == Kept::With(round.number)
+                && entry.kept == Durability::With(round.number)
             {
-                entry.kept = if committed.is_ok() { Kept::Durable } else { Kept::Not };
+                entry.kept = if committed.is_ok() { Durability::Durable } else { Durability::Not };
             }
         }
         self.make_room();
@@ -173,7 +173,7 @@ impl Rounds {
         }
         for ((resource, teller), marks) in loads.0.into_iter().zip(loaded) {
             let _ = teller.send(marks.map(|marks| {
-                self.resources.entry(resource).or_insert(Entry { marks, kept: Kept::Durable });
+                self.resources.entry(resource).or_insert(CachedMarks { marks, kept: Durability::Durable });
             }));
         }
     }
@@ -193,7 +193,7 @@ impl Rounds {
         }
         let mut surplus = self.resources.len() - self.limit / 2;
         self.resources.retain(|_, entry| {
-            let drop = surplus > 0 && entry.kept == Kept::Durable;
+            let drop = surplus > 0 && entry.kept == Durability::Durable;
             surplus -= usize::from(drop);
             !drop
         });
@@ -202,7 +202,7 @@ impl Rounds {
 
 /// Pending loads and the checks that wait for them.
 #[derive(Debug)]
-pub(super) struct Loads(Vec<(Resource, Teller)>);
+pub(super) struct Loads(Vec<(Resource, CommitSender)>);
 
 #[cfg(test)]
 #[path = "rounds_tests.rs"]

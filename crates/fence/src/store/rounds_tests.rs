@@ -16,9 +16,9 @@ fn name(text: &str) -> Resource {
 }
 
 /// Rounds with the default marks of `resources` in memory.
-fn knowing(resources: &[&str]) -> Rounds {
-    let mut rounds = Rounds::new(10);
-    let mut told: Vec<Told> = Vec::new();
+fn knowing(resources: &[&str]) -> GroupCommit {
+    let mut rounds = GroupCommit::new(10);
+    let mut told: Vec<CommitReceiver> = Vec::new();
     for resource in resources {
         match enter(&mut rounds, resource, 1) {
             Ok(Decision::Load(loaded)) => told.push(loaded),
@@ -30,12 +30,12 @@ fn knowing(resources: &[&str]) -> Rounds {
     rounds
 }
 
-fn enter(rounds: &mut Rounds, resource: &str, token: u64) -> Result<Decision<Passed>, Refused> {
+fn enter(rounds: &mut GroupCommit, resource: &str, token: u64) -> Result<Decision<Passed>, Refused> {
     rounds.decide(&name(resource), |marks| marks.check(Action::Enter, exclusive(token)))
 }
 
 #[track_caller]
-fn waits(rounds: &mut Rounds, resource: &str, token: u64) -> Told {
+fn waits(rounds: &mut GroupCommit, resource: &str, token: u64) -> CommitReceiver {
     match enter(rounds, resource, token) {
         Ok(Decision::With(_, told)) => told,
         other => panic!("{other:?}"),
@@ -43,13 +43,13 @@ fn waits(rounds: &mut Rounds, resource: &str, token: u64) -> Told {
 }
 
 #[track_caller]
-fn is_answered_at_once(rounds: &mut Rounds, resource: &str, token: u64) {
+fn is_answered_at_once(rounds: &mut GroupCommit, resource: &str, token: u64) {
     let decision = enter(rounds, resource, token);
     assert!(matches!(decision, Ok(Decision::Now(Passed::Unchanged))), "{decision:?}");
 }
 
 /// Runs a whole round; returns the committed changes.
-fn finish(rounds: &mut Rounds, how: Result<(), MarksError>) -> Vec<(Resource, Marks)> {
+fn finish(rounds: &mut GroupCommit, how: Result<(), MarksError>) -> Vec<(Resource, Marks)> {
     let (work, loads) = rounds.take();
     let loaded = work.loads.iter().map(|_| Ok(Marks::default())).collect();
     rounds.settle(loads, loaded, &how);

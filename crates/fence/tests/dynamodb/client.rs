@@ -8,7 +8,7 @@ use hyper_util::client::legacy::Client as Http;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use lockkeeper_fence::dynamodb::{
-    DynamoDbError, Guarded, Item, Reason, Request, Resource, Transaction, Value, item_from_json, item_to_json,
+    DynamoDbError, Guarded, Item, Reason, DynamoRequest, Resource, Transaction, Value, item_from_json, item_to_json,
 };
 use lockkeeper_rig::DynamoDb;
 use lockkeeper_rig::dynamodb::{AUTHORIZATION, TABLE};
@@ -53,7 +53,7 @@ impl Client {
     }
 
     /// Sends a request; `Err` with the item of a failed condition. Any other error is a panic.
-    pub(crate) async fn send(&self, request: &Request) -> Result<serde_json::Value, Option<Item>> {
+    pub(crate) async fn send(&self, request: &DynamoRequest) -> Result<serde_json::Value, Option<Item>> {
         let (status, answer) = self.ask(request.target(), &request.body()).await;
         if status == 200 {
             return Ok(answer);

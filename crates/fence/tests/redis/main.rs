@@ -9,7 +9,7 @@ mod writes;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use lockkeeper_fence::redis::{Command, RedisFence, RedisFenceError};
+use lockkeeper_fence::redis::{RedisCommand, RedisFence, RedisFenceError};
 use lockkeeper_fence::{Marks, Refused, Section};
 use lockkeeper_rig::Redis;
 use redis::aio::MultiplexedConnection;
@@ -38,8 +38,8 @@ fn exclusive(value: u64) -> Section {
     Section::exclusive(suite::token(value))
 }
 
-fn set(key: &str, value: u64) -> Command {
-    Command::new("SET").key(key).arg(value)
+fn set(key: &str, value: u64) -> RedisCommand {
+    RedisCommand::new("SET").key(key).arg(value)
 }
 
 fn refusal<T>(result: Result<T, RedisFenceError>) -> Result<T, Refused> {

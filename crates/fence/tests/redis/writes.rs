@@ -1,6 +1,6 @@
 //! The caller's commands and scripts in a fenced write.
 
-use lockkeeper_fence::redis::{Command, FenceScript, RedisFenceError};
+use lockkeeper_fence::redis::{RedisCommand, FenceScript, RedisFenceError};
 use lockkeeper_fence::{BadResource, Marks, Pair, Refused, Section};
 use lockkeeper_rig::Redis;
 use redis::Value;
@@ -19,10 +19,10 @@ async fn commands_run_in_order_and_their_replies_are_returned() {
     let fence = fence(&redis).await;
     let commands = [
         set("stock", 3),
-        Command::new("HSET").key("{stock}:log").arg(&["a", "1", "b", "two words"]),
-        Command::new("INCRBY").key("stock").arg(4),
-        Command::new("GET").key("nothing"),
-        Command::new("HGET").key("{stock}:log").arg("b"),
+        RedisCommand::new("HSET").key("{stock}:log").arg(&["a", "1", "b", "two words"]),
+        RedisCommand::new("INCRBY").key("stock").arg(4),
+        RedisCommand::new("GET").key("nothing"),
+        RedisCommand::new("HGET").key("{stock}:log").arg("b"),
     ];
     let answers = fence.write("stock", exclusive(5), &commands).await.expect("never seen");
     let [Value::Okay, Value::Int(2), Value::Int(7), Value::Nil, Value::BulkString(text)] = &answers[..]
@@ -93,7 +93,7 @@ async fn failed_command_ends_the_write_and_earlier_ones_stay() {
     let redis = Redis::start();
     let fence = fence(&redis).await;
     redis.cli(&["SET", "word", "not a number"]);
-    let commands = [set("first", 1), Command::new("INCR").key("word"), set("third", 3)];
+    let commands = [set("first", 1), RedisCommand::new("INCR").key("word"), set("third", 3)];
     let error = fence.write("stock", exclusive(5), &commands).await.expect_err("INCR of a word");
     let RedisFenceError::Failed { done: 1, of: 3, command, message } = &error else { panic!("{error:?}") };
     assert!(command == "INCR" && message.contains("not an integer"), "{error}");
@@ -108,7 +108,7 @@ async fn failed_command_ends_the_write_and_earlier_ones_stay() {
     redis.cli(&["SET", "word", "7"]);
     assert_eq!(fence.write("stock", exclusive(5), &commands).await.expect("mended").len(), 3);
     // `check_once` uses the token even if its command fails.
-    let once = fence.check_once("stock", exclusive(6), &[Command::new("NO-SUCH-COMMAND")]).await;
+    let once = fence.check_once("stock", exclusive(6), &[RedisCommand::new("NO-SUCH-COMMAND")]).await;
     assert!(matches!(once, Err(RedisFenceError::Failed { done: 0, of: 1, .. })), "{once:?}");
     let again = fence.check_once("stock", exclusive(6), &[set("first", 6)]).await;
     assert!(matches!(again, Err(RedisFenceError::Refused(Refused::Repeated { .. }))), "{again:?}");
@@ -175,11 +175,11 @@ async fn unsafe_commands_are_refused_before_they_are_sent() {
     let fence = fence(&redis).await;
     fence.enter("stock", exclusive(5)).await.expect("never seen");
     for bad in [
-        Command::new("FlushAll"),
-        Command::new("FLUSHDB").arg("ASYNC"),
-        Command::new(""),
-        Command::new("DEL").key("{stock}:lockkeeper:fence"),
-        Command::new("RPUSH").key("list").arg(vec![1; 4000]),
+        RedisCommand::new("FlushAll"),
+        RedisCommand::new("FLUSHDB").arg("ASYNC"),
+        RedisCommand::new(""),
+        RedisCommand::new("DEL").key("{stock}:lockkeeper:fence"),
+        RedisCommand::new("RPUSH").key("list").arg(vec![1; 4000]),
     ] {
         let result = fence.write("stock", exclusive(9), &[set("stock", 9), bad]).await;
         assert!(matches!(result, Err(RedisFenceError::Command { .. })), "{result:?}");
@@ -196,7 +196,7 @@ async fn unsafe_commands_are_refused_before_they_are_sent() {
     assert_eq!(redis.cli(&["EXISTS", "stock"]), "0");
     fence.enter("stock", exclusive(5)).await.expect("nothing was raised");
     // The longest allowed command succeeds.
-    let longest = Command::new("RPUSH").key("list").arg(vec![1; 3998]);
+    let longest = RedisCommand::new("RPUSH").key("list").arg(vec![1; 3998]);
     fence.write("stock", exclusive(5), &[longest]).await.expect("live");
     assert_eq!(redis.cli(&["LLEN", "list"]), "3998");
 }

@@ -40,11 +40,11 @@ impl Operation {
 /// An in-memory disk. Clones share its content.
 #[derive(Clone, Default, Debug)]
 pub struct MemoryDisk {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<MemoryDiskState>>,
 }
 
 #[derive(Default, Debug)]
-struct State {
+struct MemoryDiskState {
     files: BTreeMap<u64, Contents>,
     next_file: u64,
     /// The names as running programs see them.
@@ -54,7 +54,7 @@ struct State {
     changes: Vec<NameChange>,
     /// Number of the current run of the node; files that an earlier run opened are invalid.
     run: u64,
-    faults: Vec<Fault>,
+    faults: Vec<InjectedFault>,
     outage: Option<Outage>,
     is_lying: bool,
     counts: BTreeMap<Operation, u64>,
@@ -68,7 +68,7 @@ enum NameChange {
 }
 
 #[derive(Debug)]
-struct Fault {
+struct InjectedFault {
     on: Operation,
     /// The number of calls that still succeed before the fault.
     after: u64,
@@ -143,7 +143,7 @@ impl MemoryDisk {
     /// Makes one call of `on` fail with `errno`, after `after` more calls of it have succeeded. A failing write writes
     /// its first half, rounded down to whole sectors.
     pub fn fail(&self, on: Operation, after: u64, errno: i32) {
-        self.lock().faults.push(Fault { on, after, errno });
+        self.lock().faults.push(InjectedFault { on, after, errno });
     }
 
     /// Makes every call of these operations fail with `errno` until [`MemoryDisk::heal`], after `after` calls, counted
@@ -210,24 +210,24 @@ impl MemoryDisk {
         let state = self.lock();
         let files =
             state.files.iter().map(|(file, contents)| (*file, Contents { open: 0, ..contents.clone() }));
-        let fork = State {
+        let fork = MemoryDiskState {
             files: files.collect(),
             next_file: state.next_file,
             names: state.names.clone(),
             durable_names: state.durable_names.clone(),
             changes: state.changes.clone(),
             run: state.run + 1,
-            ..State::default()
+            ..MemoryDiskState::default()
         };
         Self { state: Arc::new(Mutex::new(fork)) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MemoryDiskState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl MemoryDiskState {
     /// Counts an operation, and returns its injected error if there is one.
     fn enter(&mut self, operation: Operation) -> io::Result<()> {
         *self.counts.entry(operation).or_default() += 1;

@@ -11,7 +11,7 @@ use crate::members::{Members, NODES_MAX};
 
 /// The identity of a cluster member: the source of its hello, and the basis of its admission checks.
 #[derive(Clone, Copy, Debug)]
-pub struct Identity<'a> {
+pub struct NodeIdentity<'a> {
     /// The bootstrap record.
     pub founding: &'a Founding,
     /// The members of the cluster, up to the last entry that this node has applied.
@@ -24,7 +24,7 @@ pub struct Identity<'a> {
     pub client_address: &'a str,
 }
 
-impl Identity<'_> {
+impl NodeIdentity<'_> {
     /// The hello for a connection to node `to`; 0 means any node at that address.
     #[must_use]
     pub fn hello(&self, to: u64, lane: Lane) -> Hello {

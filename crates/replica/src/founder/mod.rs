@@ -29,7 +29,7 @@ use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
 use sha2::{Digest, Sha256};
 
 use crate::members::Members;
-pub use admit::Identity;
+pub use admit::NodeIdentity;
 use admit::check;
 use refusals::{gone, gone_while_founding, malformed, not_added, refusal, too_old};
 pub use refusals::{not_reached, removed};
@@ -42,7 +42,7 @@ const ID_BYTES: usize = 16;
 
 /// The bootstrap state machine of a node without a bootstrap record.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Founder {
+pub struct Bootstrap {
     own: Candidate,
     /// The latest candidate received from each other node of the list.
     heard: BTreeMap<u64, Candidate>,
@@ -50,13 +50,13 @@ pub struct Founder {
 
 /// The next action of a node without a bootstrap record.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Step {
+pub enum BootstrapStep {
     /// Connect to these nodes repeatedly. Empty: wait to be added to a cluster.
     Wait {
         /// The nodes from which a candidate, or after this node's own promise a promise, was not received.
         missing: Vec<u64>,
     },
-    /// Replace the stored candidate by this one, durably; then pass it to [`Founder::promised`].
+    /// Replace the stored candidate by this one, durably; then pass it to [`Bootstrap::promised`].
     Promise(Candidate),
     /// Write this bootstrap record, durably: then the node is a member.
     Found(Founding),
@@ -66,7 +66,7 @@ pub enum Step {
     Stop(Refusal),
 }
 
-impl Founder {
+impl Bootstrap {
     /// Starts with `own`, which must be durable.
     #[must_use]
     pub fn new(own: Candidate) -> Self {
@@ -104,7 +104,7 @@ impl Founder {
 
     /// Returns the next action in the current state.
     #[must_use]
-    pub fn step(&self) -> Step {
+    pub fn step(&self) -> BootstrapStep {
         let me = member(&self.own).node;
         let is_missing = |listed: &&Listed| {
             listed.node != me
@@ -112,7 +112,7 @@ impl Founder {
         };
         let missing: Vec<u64> = self.own.nodes.iter().filter(is_missing).map(|listed| listed.node).collect();
         if !missing.is_empty() || self.own.nodes.is_empty() {
-            return Step::Wait { missing };
+            return BootstrapStep::Wait { missing };
         }
         let all = || self.heard.values().chain([&self.own]);
         if !has_promised(&self.own) {
@@ -122,29 +122,29 @@ impl Founder {
             for listed in &mut own.nodes {
                 listed.incarnation = incarnations.get(&listed.node).copied().cloned().unwrap_or_default();
             }
-            return Step::Promise(own);
+            return BootstrapStep::Promise(own);
         }
-        Step::Found(founding(all(), &self.own))
+        BootstrapStep::Found(founding(all(), &self.own))
     }
 
     /// Handles the hello of another node, on a connection that either side opened.
-    pub fn heard(&mut self, hello: &Hello) -> Step {
+    pub fn heard(&mut self, hello: &Hello) -> BootstrapStep {
         let own = member(&self.own);
         if let Err(refusal) = check(hello, own) {
-            return Step::Refuse(refusal);
+            return BootstrapStep::Refuse(refusal);
         }
         match (&hello.founding, &hello.candidate) {
             (Some(founding), _) => self.heard_member(hello, founding),
             (None, Some(candidate)) => self.heard_candidate(hello, candidate),
-            (None, None) => Step::Refuse(malformed(hello)),
+            (None, None) => BootstrapStep::Refuse(malformed(hello)),
         }
     }
 
-    fn heard_candidate(&mut self, hello: &Hello, candidate: &Candidate) -> Step {
+    fn heard_candidate(&mut self, hello: &Hello, candidate: &Candidate) -> BootstrapStep {
         let (own, node) = (member(&self.own), hello.node);
         let said = candidate.member.as_ref();
         if said.is_none_or(|said| (said.node, &said.incarnation) != (node, &hello.incarnation)) {
-            return Step::Refuse(malformed(hello));
+            return BootstrapStep::Refuse(malformed(hello));
         }
         if self.own.nodes.is_empty() {
             let text = format!(
@@ -152,7 +152,7 @@ impl Founder {
                  `--cluster`",
                 own.node
             );
-            return Step::Refuse(refusal(RefusalCode::Stranger, text));
+            return BootstrapStep::Refuse(refusal(RefusalCode::Stranger, text));
         }
         if let Some(difference) = difference(&self.own, candidate) {
             let text = format!(
@@ -160,12 +160,12 @@ impl Founder {
                  same `--cluster`",
                 own.node
             );
-            return Step::Refuse(refusal(RefusalCode::Stranger, text));
+            return BootstrapStep::Refuse(refusal(RefusalCode::Stranger, text));
         }
         if !self.own.nodes.iter().any(|listed| listed.node == node) {
             let text =
                 format!("node {node} is not in the list of nodes that found this cluster (`--cluster`)");
-            return Step::Refuse(refusal(RefusalCode::Stranger, text));
+            return BootstrapStep::Refuse(refusal(RefusalCode::Stranger, text));
         }
         for (ours, theirs) in self.own.nodes.iter().zip(&candidate.nodes) {
             // The list of a candidate contains incarnations only after its promise.
@@ -173,14 +173,14 @@ impl Founder {
                 && !theirs.incarnation.is_empty()
                 && theirs.incarnation != own.incarnation
             {
-                return Step::Stop(gone_while_founding(own.node));
+                return BootstrapStep::Stop(gone_while_founding(own.node));
             }
             if has_promised(&self.own) {
                 if ours.node == node && ours.incarnation != hello.incarnation {
-                    return Step::Refuse(gone_while_founding(node));
+                    return BootstrapStep::Refuse(gone_while_founding(node));
                 }
                 if !theirs.incarnation.is_empty() && theirs.incarnation != ours.incarnation {
-                    return Step::Refuse(gone_while_founding(theirs.node));
+                    return BootstrapStep::Refuse(gone_while_founding(theirs.node));
                 }
             } else if !theirs.incarnation.is_empty()
                 && self.heard.get(&theirs.node).is_some_and(|it| member(it).incarnation != theirs.incarnation)
@@ -193,32 +193,32 @@ impl Founder {
         self.step()
     }
 
-    fn heard_member(&self, hello: &Hello, founding: &Founding) -> Step {
+    fn heard_member(&self, hello: &Hello, founding: &Founding) -> BootstrapStep {
         let own = member(&self.own);
         if hello.cluster.len() != ID_BYTES || founding.cluster != hello.cluster {
-            return Step::Refuse(malformed(hello));
+            return BootstrapStep::Refuse(malformed(hello));
         }
         let members = hello.members.clone().map_or_else(|| Members::founded(founding), Members::from);
         if members.removed.contains_key(&own.node) {
-            return Step::Stop(removed(own.node));
+            return BootstrapStep::Stop(removed(own.node));
         }
         let Some(known) = members.nodes.get(&own.node) else {
             // A node that waits to be added sends its candidate to every peer that asks: `cluster add` depends on that.
             return match self.own.nodes.is_empty() {
                 true => self.step(),
-                false => Step::Refuse(not_added(&self.own)),
+                false => BootstrapStep::Refuse(not_added(&self.own)),
             };
         };
         let founder = founding.members.iter().find(|founder| founder.node == own.node);
         // A bootstrap node has made a promise. If it is missing, these data are a copy from before the promise.
         let has_forgotten = founder.is_some() && cluster(&promise(&self.own)) != founding.cluster;
         if known.incarnation != own.incarnation || has_forgotten {
-            return Step::Stop(gone(own.node));
+            return BootstrapStep::Stop(gone(own.node));
         }
         if founding.rules > self.own.rules {
-            return Step::Stop(too_old(own.node, self.own.rules, founding.rules));
+            return BootstrapStep::Stop(too_old(own.node, self.own.rules, founding.rules));
         }
-        Step::Found(Founding { node: own.node, incarnation: own.incarnation.clone(), ..founding.clone() })
+        BootstrapStep::Found(Founding { node: own.node, incarnation: own.incarnation.clone(), ..founding.clone() })
     }
 }
 

@@ -31,7 +31,7 @@ fn address(node: u64) -> String {
 #[derive(Clone, PartialEq, Debug)]
 enum Node {
     /// The candidates received since the start are in memory only; the rest is durable.
-    Forming(Founder),
+    Forming(Bootstrap),
     Founded(Founding),
     /// It was refused for good.
     Stopped,
@@ -39,7 +39,7 @@ enum Node {
 
 impl Node {
     fn new(node: u64, generation: u8) -> Self {
-        Self::Forming(Founder::new(candidate(node, generation)))
+        Self::Forming(Bootstrap::new(candidate(node, generation)))
     }
 
     fn hello(&self) -> Option<Hello> {
@@ -57,16 +57,16 @@ impl Node {
         let mut step = founder.heard(hello);
         loop {
             match step {
-                Step::Wait { .. } | Step::Refuse(_) => return,
-                Step::Promise(own) => {
+                BootstrapStep::Wait { .. } | BootstrapStep::Refuse(_) => return,
+                BootstrapStep::Promise(own) => {
                     founder.promised(own);
                     step = founder.step();
                 }
-                Step::Found(founding) => {
+                BootstrapStep::Found(founding) => {
                     *self = Self::Founded(founding);
                     return;
                 }
-                Step::Stop(_) => {
+                BootstrapStep::Stop(_) => {
                     *self = Self::Stopped;
                     return;
                 }
@@ -76,13 +76,13 @@ impl Node {
 
     fn crash(&mut self) {
         if let Self::Forming(founder) = self {
-            *self = Self::Forming(Founder::new(founder.own().clone()));
+            *self = Self::Forming(Bootstrap::new(founder.own().clone()));
         }
     }
 }
 
-fn identity<'a>(founding: &'a Founding, members: &'a Members) -> Identity<'a> {
-    Identity { founding, members, rules: 1, rules_max: 1, client_address: "client:1" }
+fn identity<'a>(founding: &'a Founding, members: &'a Members) -> NodeIdentity<'a> {
+    NodeIdentity { founding, members, rules: 1, rules_max: 1, client_address: "client:1" }
 }
 
 fn hash(what: &impl std::fmt::Debug) -> u64 {
@@ -209,10 +209,10 @@ fn a_disk_wiped_at_any_time_never_leads_to_two_clusters() {
     assert!(stopped > 0, "the node with the wiped disk was told");
 }
 
-fn text(step: Step) -> String {
+fn text(step: BootstrapStep) -> String {
     match step {
-        Step::Refuse(refusal) => refusal.text,
-        Step::Stop(refusal) => format!("STOP {}", refusal.text),
+        BootstrapStep::Refuse(refusal) => refusal.text,
+        BootstrapStep::Stop(refusal) => format!("STOP {}", refusal.text),
         step => panic!("{step:?}"),
     }
 }
@@ -231,7 +231,7 @@ fn member_hello(founding: &Founding) -> Hello {
 }
 
 fn refused(founding: &Founding, members: &Members, hello: &Hello) -> String {
-    let identity = Identity { rules: 1, ..identity(founding, members) };
+    let identity = NodeIdentity { rules: 1, ..identity(founding, members) };
     identity
         .admit(hello)
         .map_or_else(|refusal| format!("{:?} {}", refusal.code(), refusal.text), |()| "welcome".to_owned())
@@ -277,7 +277,7 @@ fn member_admits_known_peers_and_refuses_others_with_instructions() {
                 data directory. The cluster knows another data directory of node 2; without what that one held it could \
                 help to undo what was acknowledged";
     assert_eq!(changed(&|hello| hello.incarnation = vec![33; ID_BYTES]), gone);
-    let wiped = Founder::new(candidate(2, 1)).hello(1, Lane::Greeting);
+    let wiped = Bootstrap::new(candidate(2, 1)).hello(1, Lane::Greeting);
     assert_eq!(refused(&founding, &members, &wiped), gone, "it has nothing any more");
     assert_eq!(
         changed(&|hello| hello.rules_max = 0),
@@ -285,14 +285,14 @@ fn member_admits_known_peers_and_refuses_others_with_instructions() {
          of the other nodes"
     );
     let mut four = candidate(4, 0);
-    let listing = Founder::new(four.clone()).hello(0, Lane::Greeting);
+    let listing = Bootstrap::new(four.clone()).hello(0, Lane::Greeting);
     assert_eq!(
         refused(&founding, &members, &listing),
         "Stranger this cluster was founded without node 4: start it with `--join` instead of `--cluster`, then `lockkeeper \
          cluster add 4=peer-4:1`"
     );
     four.nodes.clear();
-    let waiting = Founder::new(four).hello(0, Lane::Greeting);
+    let waiting = Bootstrap::new(four).hello(0, Lane::Greeting);
     assert_eq!(
         refused(&founding, &members, &waiting),
         "Later node 4 is not added yet to this cluster: `lockkeeper cluster add 4=peer-4:1`"
@@ -357,9 +357,9 @@ fn refusals_contain_no_cluster_id_and_no_incarnation() {
     let members = Members::founded(&founding);
     let stranger = |node: u64, change: &dyn Fn(&mut Hello)| {
         let mut hello =
-            Founder::new(Candidate { nodes: Vec::new(), ..candidate(node, 7) }).hello(1, Lane::Messages);
+            Bootstrap::new(Candidate { nodes: Vec::new(), ..candidate(node, 7) }).hello(1, Lane::Messages);
         change(&mut hello);
-        Step::Refuse(identity(&founding, &members).admit(&hello).expect_err("it is a stranger"))
+        BootstrapStep::Refuse(identity(&founding, &members).admit(&hello).expect_err("it is a stranger"))
     };
     let all = [
         stranger(2, &|_| {}),
@@ -372,7 +372,7 @@ fn refusals_contain_no_cluster_id_and_no_incarnation() {
         stranger(4, &|hello| hello.protocol = 9),
         stranger(4, &|hello| hello.rules_max = 0),
         stranger(4, &|hello| hello.to = 3),
-        Founder::new(candidate(4, 0)).heard(&member_hello(&founding)),
+        Bootstrap::new(candidate(4, 0)).heard(&member_hello(&founding)),
     ];
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     let secrets: Vec<String> =
@@ -387,7 +387,7 @@ fn candidate_refuses_nodes_of_other_lists_with_the_difference() {
     let heard = |change: &dyn Fn(&mut Candidate)| {
         let mut other = candidate(2, 0);
         change(&mut other);
-        text(Founder::new(candidate(1, 0)).heard(&Founder::new(other).hello(1, Lane::Greeting)))
+        text(Bootstrap::new(candidate(1, 0)).heard(&Bootstrap::new(other).hello(1, Lane::Greeting)))
     };
     let differ = "nodes 1 and 2 were told to found different clusters: ";
     assert_eq!(
@@ -405,14 +405,14 @@ fn candidate_refuses_nodes_of_other_lists_with_the_difference() {
         heard(&|other| other.nodes.push(Listed { node: 7, ..Listed::default() })),
         format!("{differ}node 7 is in the list of node 2 only; start all founders with the same `--cluster`")
     );
-    let seven = Founder::new(Candidate { nodes: candidate(1, 0).nodes, ..candidate(7, 0) });
+    let seven = Bootstrap::new(Candidate { nodes: candidate(1, 0).nodes, ..candidate(7, 0) });
     assert_eq!(
-        text(Founder::new(candidate(1, 0)).heard(&seven.hello(1, Lane::Greeting))),
+        text(Bootstrap::new(candidate(1, 0)).heard(&seven.hello(1, Lane::Greeting))),
         "node 7 is not in the list of nodes that found this cluster (`--cluster`)"
     );
     let joiner = Candidate { nodes: Vec::new(), ..candidate(4, 0) };
     assert_eq!(
-        text(Founder::new(joiner).heard(&Founder::new(candidate(2, 0)).hello(4, Lane::Greeting))),
+        text(Bootstrap::new(joiner).heard(&Bootstrap::new(candidate(2, 0)).hello(4, Lane::Greeting))),
         "node 4 waits to be added to a cluster (`--join`), it founds none: node 2 must not list it in `--cluster`"
     );
 }
@@ -421,13 +421,13 @@ fn candidate_refuses_nodes_of_other_lists_with_the_difference() {
 fn node_wiped_during_bootstrap_is_refused_and_stops() {
     let gone = "node 2's data are gone, while its cluster was being founded. If no node serves yet, empty the data \
                 directories of all of them and start again; else `lockkeeper cluster remove 2`, then add it under a new id";
-    let mut one = Founder::new(candidate(1, 0));
-    one.heard(&Founder::new(candidate(2, 0)).hello(1, Lane::Greeting));
-    let Step::Promise(own) = one.heard(&Founder::new(candidate(3, 0)).hello(1, Lane::Greeting)) else {
+    let mut one = Bootstrap::new(candidate(1, 0));
+    one.heard(&Bootstrap::new(candidate(2, 0)).hello(1, Lane::Greeting));
+    let BootstrapStep::Promise(own) = one.heard(&Bootstrap::new(candidate(3, 0)).hello(1, Lane::Greeting)) else {
         panic!("all were heard")
     };
     one.promised(own);
-    let mut wiped = Founder::new(candidate(2, 1));
+    let mut wiped = Bootstrap::new(candidate(2, 1));
     assert_eq!(text(one.heard(&wiped.hello(1, Lane::Greeting))), gone);
     assert_eq!(text(wiped.heard(&one.hello(2, Lane::Greeting))), format!("STOP {gone}"));
     let founding = founded();
@@ -441,18 +441,18 @@ fn member_hello_of_one(founding: &Founding) -> Hello {
 #[test]
 fn joining_node_waits_until_it_is_listed_and_copies_the_bootstrap_record() {
     let joiner = Candidate { nodes: Vec::new(), rules: 6, ..candidate(4, 0) };
-    let mut founder = Founder::new(joiner.clone());
-    assert_eq!(founder.step(), Step::Wait { missing: Vec::new() });
+    let mut founder = Bootstrap::new(joiner.clone());
+    assert_eq!(founder.step(), BootstrapStep::Wait { missing: Vec::new() });
     let founding = founded();
     let mut members = Members::founded(&founding);
     let hello = |members: &Members| identity(&founding, members).hello(4, Lane::Messages);
-    assert_eq!(founder.heard(&hello(&members)), Step::Wait { missing: Vec::new() });
+    assert_eq!(founder.heard(&hello(&members)), BootstrapStep::Wait { missing: Vec::new() });
     members.at = 12;
     members.nodes.insert(4, joiner.member.clone().expect("it has one"));
     let expected = Founding { node: 4, incarnation: vec![64; ID_BYTES], ..founding.clone() };
-    assert_eq!(founder.heard(&hello(&members)), Step::Found(expected));
+    assert_eq!(founder.heard(&hello(&members)), BootstrapStep::Found(expected));
 
-    let mut older = Founder::new(Candidate { rules: 5, ..joiner });
+    let mut older = Bootstrap::new(Candidate { rules: 5, ..joiner });
     assert_eq!(
         text(older.heard(&hello(&members))),
         "STOP node 4 knows the rules of the table up to version 5, the cluster uses version 6: start it with the release of \
@@ -466,14 +466,14 @@ fn joining_node_waits_until_it_is_listed_and_copies_the_bootstrap_record() {
     members.removed.insert(4, vec![64; ID_BYTES]);
     assert!(text(founder.heard(&hello(&members))).starts_with("STOP node 4 was removed from the cluster"));
     // A bootstrap node without a promise runs on an old copy of its data.
-    let step = Founder::new(candidate(2, 0)).heard(&member_hello_of_one(&founding));
+    let step = Bootstrap::new(candidate(2, 0)).heard(&member_hello_of_one(&founding));
     assert!(text(step).starts_with("STOP node 2's data are gone: "));
 }
 
 #[test]
 fn inconsistent_hello_is_refused() {
-    let mut founder = Founder::new(candidate(1, 0));
-    let sound = Founder::new(candidate(2, 0)).hello(1, Lane::Greeting);
+    let mut founder = Bootstrap::new(candidate(1, 0));
+    let sound = Bootstrap::new(candidate(2, 0)).hello(1, Lane::Greeting);
     let changes: [fn(&mut Hello); 4] = [
         |hello| hello.candidate = None,
         |hello| hello.candidate = Some(candidate(3, 0)),

@@ -14,7 +14,7 @@ use crate::event::{Answer, Output};
 use crate::mutant::Mutant;
 
 /// Fields of a command that are needed after `Table::apply` has consumed it.
-enum Note {
+enum CommandSummary {
     Nothing,
     Acquire { at_most: Option<Duration> },
     Finish { target: Seq },
@@ -38,13 +38,13 @@ struct Begun {
 
 /// The work budget of this turn, and the committed entries left for later turns.
 #[derive(Default)]
-pub(super) struct Turn {
+pub(super) struct ApplyQueue {
     left: u64,
     begun: Option<Begun>,
     committed: VecDeque<Committed>,
 }
 
-impl Turn {
+impl ApplyQueue {
     pub(super) fn begin(&mut self, visits_max: u64) {
         self.left = visits_max;
     }
@@ -191,35 +191,35 @@ impl Replica {
         Ok(())
     }
 
-    fn note(&self, command: &Command) -> Note {
+    fn note(&self, command: &Command) -> CommandSummary {
         match command {
             Command::Acquire(it) => {
                 let at_most = match it.if_busy {
                     IfBusy::Wait { at_most_ms } => at_most_ms.map(ms),
                     IfBusy::Fail => None,
                 };
-                Note::Acquire { at_most }
+                CommandSummary::Acquire { at_most }
             }
-            Command::Finish { target, .. } => Note::Finish { target: *target },
-            Command::OpenSession(open) => Note::Open { ttl: ms(open.ttl_ms), linger: ms(open.linger_ms) },
-            Command::CloseSession { session } => Note::Close { known: self.book.lease(*session).is_some() },
-            Command::SetLimit { .. } => Note::SetLimit,
-            _ => Note::Nothing,
+            Command::Finish { target, .. } => CommandSummary::Finish { target: *target },
+            Command::OpenSession(open) => CommandSummary::Open { ttl: ms(open.ttl_ms), linger: ms(open.linger_ms) },
+            Command::CloseSession { session } => CommandSummary::Close { known: self.book.lease(*session).is_some() },
+            Command::SetLimit { .. } => CommandSummary::SetLimit,
+            _ => CommandSummary::Nothing,
         }
     }
 
-    fn answer_origin(&mut self, origin: Origin, note: Note, reply: Reply) {
+    fn answer_origin(&mut self, origin: Origin, note: CommandSummary, reply: Reply) {
         match origin {
             Origin::Session { stream, session, seq } => {
                 match (&note, &reply) {
                     // The client gets `SessionGone` from the effect instead.
-                    (Note::Close { known: true }, _) => return,
-                    (Note::Acquire { at_most: Some(at_most) }, Reply::Queued { .. }) => {
+                    (CommandSummary::Close { known: true }, _) => return,
+                    (CommandSummary::Acquire { at_most: Some(at_most) }, Reply::Queued { .. }) => {
                         let until = self.lease_now.saturating_add(*at_most);
                         self.book.waits(session, seq, until);
                     }
                     (_, Reply::Granted(grant)) => self.since.granted(self.now, grant.token),
-                    (Note::Finish { target }, _) => self.over(session, *target),
+                    (CommandSummary::Finish { target }, _) => self.over(session, *target),
                     _ => {}
                 }
                 if self.book.lease(session).is_none_or(|lease| lease.stream == Some(stream)) {
@@ -228,13 +228,13 @@ impl Replica {
                     let item = answer::reply_item(session, seq, reply, label);
                     self.tell(stream, item);
                 }
-                if let Note::Finish { target } = note {
+                if let CommandSummary::Finish { target } = note {
                     self.end_confirmed(stream, session, target);
                 }
             }
             Origin::Open { stream, attach, secret_prefix, received } => {
                 let (what, session) = match (note, reply) {
-                    (Note::Open { ttl, linger }, Reply::Opened { session }) => {
+                    (CommandSummary::Open { ttl, linger }, Reply::Opened { session }) => {
                         let now = self.lease_now;
                         self.book.opened(session, ttl, linger, now, false);
                         if !self.claim(stream, session, attach) {
@@ -321,7 +321,7 @@ impl Replica {
     }
 }
 
-fn operator_answer(note: &Note, reply: Reply) -> Answer {
+fn operator_answer(note: &CommandSummary, reply: Reply) -> Answer {
     use v1::BreakResult::{Done, NotCurrent, StillClosed};
     let broken = |result: v1::BreakResult, live: Vec<u64>| {
         Answer::Broken(v1::BreakResponse { result: result.into(), live })
@@ -330,7 +330,7 @@ fn operator_answer(note: &Note, reply: Reply) -> Answer {
         Reply::Refused(rejection) => Answer::Refused(answer::refused(&rejection)),
         Reply::NotCurrent { live } => broken(NotCurrent, live.into_iter().map(Token::get).collect()),
         Reply::StillClosed => broken(StillClosed, Vec::new()),
-        _ if matches!(note, Note::SetLimit) => Answer::LimitSet,
+        _ if matches!(note, CommandSummary::SetLimit) => Answer::LimitSet,
         _ => broken(Done, Vec::new()),
     }
 }

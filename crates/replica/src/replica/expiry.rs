@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use lockkeeper_core::{Command, Seq, SessionId};
 
-use super::rounds::Asked;
+use super::rounds::PendingRead;
 use super::{Origin, Proposal, Replica};
-use crate::book::Due;
+use crate::book::Timer;
 use crate::event::Output;
 use crate::mutant::Mutant;
 
@@ -74,14 +74,14 @@ impl Replica {
         let now = self.clock.now();
         for due in self.book.take_due(now, DUE_PER_TURN.min(self.room())) {
             match due {
-                Due::Session(session) if self.is(Mutant::ExpiryAtDeadline) => {
+                Timer::Session(session) if self.is(Mutant::ExpiryAtDeadline) => {
                     if let Some(lease) = self.book.lease_mut(session) {
                         lease.ending = true;
                         self.propose_own(Command::ExpireSession { session });
                     }
                 }
-                Due::Session(session) => drop(self.expiry.candidates.insert(session)),
-                Due::TimeOut(session, target) => {
+                Timer::Session(session) => drop(self.expiry.candidates.insert(session)),
+                Timer::TimeOut(session, target) => {
                     if self.is(Mutant::TimeOutUnchecked) {
                         self.propose_own(Command::Finish {
                             session,
@@ -93,8 +93,8 @@ impl Replica {
                         self.propose_own(Command::TimeOut { session, target });
                     }
                 }
-                Due::EndDelay(token) => self.propose_own(Command::EndDelay { token }),
-                Due::EndRevoked(token) => self.propose_own(Command::EndRevoked { token }),
+                Timer::EndDelay(token) => self.propose_own(Command::EndDelay { token }),
+                Timer::EndRevoked(token) => self.propose_own(Command::EndRevoked { token }),
             }
         }
         self.begin_check();
@@ -149,7 +149,7 @@ impl Replica {
             confirmed: false,
             drained: trusting,
         });
-        self.rounds.ask(Asked::Silence(number));
+        self.rounds.ask(PendingRead::Silence(number));
         self.outputs.push(Output::Drain(number));
     }
 

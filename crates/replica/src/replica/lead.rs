@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::{Command, Pending, SessionId};
 
 use super::{Origin, Proposal, Replica};
-use crate::book::Book;
+use crate::book::Deadlines;
 use crate::event::{Answer, Output};
 use crate::lease::LeaseClock;
 use crate::mutant::Mutant;
@@ -88,13 +88,13 @@ impl Replica {
         self.end_watches();
         self.handle_early();
         self.leave_streams();
-        self.book = Book::default();
+        self.book = Deadlines::default();
     }
 
     /// The first entry of this leader's term is applied, so the table has everything that earlier leaders committed.
     pub(super) fn begin_zero_point(&mut self) {
         if self.lead.is_coming() {
-            self.book = Book::default();
+            self.book = Deadlines::default();
             self.reading = Some(Reading::Sessions { after: SessionId(0) });
         }
     }

@@ -35,7 +35,7 @@ use lockkeeper_core::{Command, Effects, Seq, SessionId, Table};
 use lockkeeper_wire::peer::PeerMessage;
 use lockkeeper_wire::{store, v1};
 
-use crate::book::Book;
+use crate::book::Deadlines;
 use crate::engine::{Engine, Persisted, Position, Start, Write};
 use crate::event::{Answer, AskId, Event, Output, Question, Received, StreamId};
 use crate::lease::LeaseClock;
@@ -43,18 +43,18 @@ use crate::members::Members;
 use crate::mutant::Mutant;
 use crate::since::Since;
 pub use apply::TURN_VISITS_MAX;
-use apply::Turn;
+use apply::ApplyQueue;
 use change::Changes;
 use checks::Checks;
 use expiry::Expiry;
 use lead::{Lead, Reading};
 use parking::Parked;
 use propose::Batch;
-use rounds::Rounds;
+use rounds::QuorumReads;
 pub use snapshots::ITEMS_PER_PIECE;
 use snapshots::Snapshots;
 pub use streams::ENDS_PER_PART;
-use streams::Stream;
+use streams::ClientStream;
 use transfer::Handover;
 use watch::Watcher;
 
@@ -134,9 +134,9 @@ pub struct Replica {
     lease_now: Duration,
     next_tick: Duration,
     lead: Lead,
-    book: Book,
+    book: Deadlines,
     since: Since,
-    streams: BTreeMap<StreamId, Stream>,
+    streams: BTreeMap<StreamId, ClientStream>,
     /// Client events received before this leader was ready, and the number of requests in them.
     early: VecDeque<Event>,
     early_requests: usize,
@@ -144,7 +144,7 @@ pub struct Replica {
     reading: Option<Reading>,
     parked: Parked,
     queue: VecDeque<Proposal>,
-    turn: Turn,
+    turn: ApplyQueue,
     /// A `Resume` is proposed and not applied yet.
     is_resuming: bool,
     /// The engine refused the last proposal; the next attempt follows the next event or tick.
@@ -152,7 +152,7 @@ pub struct Replica {
     in_flight: VecDeque<Batch>,
     /// Until this time, batches are proposed without waiting for the commit of the previous one.
     unheld_until: Duration,
-    rounds: Rounds,
+    rounds: QuorumReads,
     expiry: Expiry,
     snapshots: Snapshots,
     checks: Checks,
@@ -222,7 +222,7 @@ impl Replica {
             clock: LeaseClock::new(now),
             lease_now: Duration::ZERO,
             lead: Lead::No,
-            book: Book::default(),
+            book: Deadlines::default(),
             since: Since::default(),
             streams: BTreeMap::new(),
             early: VecDeque::new(),
@@ -230,12 +230,12 @@ impl Replica {
             reading: None,
             parked: Parked::default(),
             queue: VecDeque::new(),
-            turn: Turn::default(),
+            turn: ApplyQueue::default(),
             is_resuming: false,
             is_refused: false,
             in_flight: VecDeque::new(),
             unheld_until: Duration::ZERO,
-            rounds: Rounds::default(),
+            rounds: QuorumReads::default(),
             expiry: Expiry::default(),
             snapshots: Snapshots::default(),
             checks: Checks::default(),

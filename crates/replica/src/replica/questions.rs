@@ -7,7 +7,7 @@ use lockkeeper_wire::{mode_number, v1};
 use prost::Message;
 
 use super::lead::ms;
-use super::rounds::Asked;
+use super::rounds::PendingRead;
 use super::{Origin, Proposal, Replica};
 use crate::event::{Answer, AskId, Output, Question};
 
@@ -27,7 +27,7 @@ impl Replica {
             Question::SetLimit { name, limit } => Command::SetLimit { name, limit },
             Question::Change(change) => return self.change_asked(ask, change),
             Question::Transfer { to } => return self.transfer_asked(ask, to),
-            question => return self.rounds.ask(Asked::Question(ask, question)),
+            question => return self.rounds.ask(PendingRead::Question(ask, question)),
         };
         self.queue.push_back(Proposal { command, origin: Origin::Ask(ask) });
     }

@@ -24,7 +24,7 @@ const PACE: Duration = Duration::from_millis(10);
 
 /// A request that needs a round begun after its arrival.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Asked {
+pub(super) enum PendingRead {
     KeepAlive {
         stream: StreamId,
         session: SessionId,
@@ -47,21 +47,21 @@ pub(super) enum Asked {
 }
 
 #[derive(Default)]
-pub(super) struct Rounds {
+pub(super) struct QuorumReads {
     last: u64,
     /// The round in progress: its number, when it was last sent, and the requests that it serves.
-    open: Option<(u64, Duration, Vec<Asked>)>,
+    open: Option<(u64, Duration, Vec<PendingRead>)>,
     /// When the last round began.
     begun: Option<Duration>,
-    waiting: Vec<Asked>,
+    waiting: Vec<PendingRead>,
     /// Requests served by a batch that was proposed after they arrived.
-    riding: VecDeque<(Position, Vec<Asked>)>,
+    riding: VecDeque<(Position, Vec<PendingRead>)>,
     /// Confirmed requests, answered once all entries up to the index are applied.
-    confirmed: VecDeque<(u64, Vec<Asked>)>,
+    confirmed: VecDeque<(u64, Vec<PendingRead>)>,
 }
 
-impl Rounds {
-    pub(super) fn ask(&mut self, asked: Asked) {
+impl QuorumReads {
+    pub(super) fn ask(&mut self, asked: PendingRead) {
         self.waiting.push(asked);
     }
 
@@ -76,7 +76,7 @@ impl Rounds {
 
     /// Drops a cancelled call, so that no watch begins after it was cancelled.
     pub(super) fn forget(&mut self, ask: AskId) {
-        let other = |asked: &Asked| !matches!(asked, Asked::Question(it, _) if *it == ask);
+        let other = |asked: &PendingRead| !matches!(asked, PendingRead::Question(it, _) if *it == ask);
         self.waiting.retain(other);
         if let Some((_, _, asked)) = &mut self.open {
             asked.retain(other);
@@ -109,7 +109,7 @@ impl Rounds {
     /// Begins a new round, or repeats one that was not confirmed in time (raft-rs drops some silently). `is_free`:
     /// this node is the only voter, so a round costs no messages.
     fn begin(&mut self, now: Duration, patience: Duration, is_free: bool) -> Option<u64> {
-        let is_keep_alive = |asked: &Asked| matches!(asked, Asked::KeepAlive { .. });
+        let is_keep_alive = |asked: &PendingRead| matches!(asked, PendingRead::KeepAlive { .. });
         let is_early = self.begun.is_some_and(|begun| now < begun + PACE);
         let asked = match self.open.take() {
             Some((number, at, asked)) if now < at + patience => {
@@ -135,7 +135,7 @@ impl Rounds {
     }
 
     /// Takes the confirmed requests that need no entry after `applied`.
-    fn take_answerable(&mut self, applied: u64) -> Vec<Asked> {
+    fn take_answerable(&mut self, applied: u64) -> Vec<PendingRead> {
         let mut answerable = Vec::new();
         while let Some((index, _)) = self.confirmed.front()
             && *index <= applied
@@ -152,7 +152,7 @@ impl Rounds {
         let riding = self.riding.drain(..).flat_map(|(_, asked)| asked);
         let all = open.into_iter().chain(confirmed).chain(riding).chain(self.waiting.drain(..));
         let asks = all.filter_map(|asked| match asked {
-            Asked::Question(ask, _) => Some(ask),
+            PendingRead::Question(ask, _) => Some(ask),
             _ => None,
         });
         asks.collect()
@@ -182,22 +182,22 @@ impl Replica {
         }
         for asked in self.rounds.take_answerable(self.applied.index) {
             match asked {
-                Asked::KeepAlive { stream, session, id } => self
+                PendingRead::KeepAlive { stream, session, id } => self
                     .acknowledge(stream, session, |revoked| What::KeptAlive(v1::KeptAlive { id, revoked })),
-                Asked::Attach { stream, session, attach } => {
+                PendingRead::Attach { stream, session, attach } => {
                     self.acknowledge(stream, session, |revoked| {
                         What::Attached(v1::Attached { attach, revoked })
                     });
                     self.tell_unconfirmed_ends(stream, session, Seq(0));
                 }
-                Asked::Unknown { stream, session, seq } => {
+                PendingRead::Unknown { stream, session, seq } => {
                     let what = Some(What::SessionGone(v1::SessionGone {}));
                     if self.book.lease(session).is_none() {
                         self.tell(stream, v1::ServerItem { session: session.0, seq: seq.0, what });
                     }
                 }
-                Asked::Question(ask, question) => self.answer(ask, question),
-                Asked::Silence(check) => self.expiry.confirmed(check),
+                PendingRead::Question(ask, question) => self.answer(ask, question),
+                PendingRead::Silence(check) => self.expiry.confirmed(check),
             }
         }
     }

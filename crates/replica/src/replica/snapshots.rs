@@ -1,6 +1,6 @@
 //! Snapshots for log compaction, written in bounded pieces while commands go on, and sent to lagging followers.
 
-use lockkeeper_core::WalkState;
+use lockkeeper_core::SnapshotProgress;
 use lockkeeper_wire::peer::SnapshotOffer;
 use lockkeeper_wire::{store, v1};
 
@@ -24,19 +24,19 @@ pub(super) struct Snapshots {
     size: u64,
     /// The last stored snapshot, if any.
     stored: Option<store::SnapshotHead>,
-    under_way: Option<UnderWay>,
+    under_way: Option<RunningSnapshot>,
     /// Calls that need a snapshot begun from now on.
     wanted_by: Vec<AskId>,
 }
 
-struct UnderWay {
+struct RunningSnapshot {
     head: store::SnapshotHead,
     logged_before: u64,
     pieces: u64,
     bytes: u64,
     /// A step was sent to the disk and is not reported done.
     is_busy: bool,
-    stage: Stage,
+    stage: SnapshotStage,
     /// Calls answered when it is stored, and the token counter for that answer.
     wanted_by: Vec<AskId>,
     last_token: u64,
@@ -44,7 +44,7 @@ struct UnderWay {
     is_named: bool,
 }
 
-enum Stage {
+enum SnapshotStage {
     Pieces,
     Tail {
         digest: u128,
@@ -67,7 +67,7 @@ impl Snapshots {
         let Some(mut it) = self.under_way.take() else { return Vec::new() };
         let waited = std::mem::take(&mut it.wanted_by);
         if it.is_busy {
-            it.stage = Stage::GivenUp;
+            it.stage = SnapshotStage::GivenUp;
             self.under_way = Some(it);
         }
         waited
@@ -107,29 +107,29 @@ impl Replica {
         }
         let Some(it) = self.snapshots.under_way.as_mut().filter(|it| !it.is_busy) else { return };
         let step = match it.stage {
-            Stage::Pieces => {
+            SnapshotStage::Pieces => {
                 let mut piece = Vec::new();
                 match self.table.walk_piece(ITEMS_PER_PIECE, &mut piece) {
-                    WalkState::Continue => {}
-                    WalkState::Done { digest } => {
+                    SnapshotProgress::Continue => {}
+                    SnapshotProgress::Done { digest } => {
                         if it.is_named {
                             self.checks.taken(it.head.index, digest, self.now);
                         }
-                        it.stage = Stage::Tail { digest };
+                        it.stage = SnapshotStage::Tail { digest };
                     }
                     // Can't happen: only this module starts iterators, and a replaced table abandons its snapshot.
-                    WalkState::NoWalk => return self.snapshot_failed(),
+                    SnapshotProgress::NoWalk => return self.snapshot_failed(),
                 }
                 it.pieces += 1;
                 it.bytes += piece.len() as u64;
                 SnapshotStep::Piece(piece)
             }
-            Stage::Tail { digest } => {
-                it.stage = Stage::Finishing;
+            SnapshotStage::Tail { digest } => {
+                it.stage = SnapshotStage::Finishing;
                 let digest = digest.to_le_bytes().to_vec();
                 SnapshotStep::Finish(store::SnapshotTail { pieces: it.pieces, bytes: it.bytes, digest })
             }
-            Stage::Finishing | Stage::GivenUp => return,
+            SnapshotStage::Finishing | SnapshotStage::GivenUp => return,
         };
         it.is_busy = true;
         self.outputs.push(Output::Snapshot(step));
@@ -194,13 +194,13 @@ impl Replica {
             self.engine.snapshot_begun(self.applied.index);
         }
         let head = self.snapshot_head();
-        self.snapshots.under_way = Some(UnderWay {
+        self.snapshots.under_way = Some(RunningSnapshot {
             head: head.clone(),
             logged_before: self.snapshots.logged,
             pieces: 0,
             bytes: 0,
             is_busy: true,
-            stage: Stage::Pieces,
+            stage: SnapshotStage::Pieces,
             wanted_by: std::mem::take(&mut self.snapshots.wanted_by),
             last_token: self.table.last_token(),
             is_named,
@@ -217,12 +217,12 @@ impl Replica {
     pub(super) fn snapshot_step_done(&mut self) {
         let Some(mut it) = self.snapshots.under_way.take() else { return };
         match it.stage {
-            Stage::GivenUp => {}
-            Stage::Pieces | Stage::Tail { .. } => {
+            SnapshotStage::GivenUp => {}
+            SnapshotStage::Pieces | SnapshotStage::Tail { .. } => {
                 it.is_busy = false;
                 self.snapshots.under_way = Some(it);
             }
-            Stage::Finishing => {
+            SnapshotStage::Finishing => {
                 let stored = Answer::BackupStored { index: it.head.index, last_token: it.last_token };
                 for ask in it.wanted_by {
                     self.outputs.push(Output::Answer(ask, stored.clone()));

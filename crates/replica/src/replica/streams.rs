@@ -8,14 +8,14 @@ use lockkeeper_wire::request::{self, Open, Request, Secret};
 use lockkeeper_wire::v1::{self, server_item::What};
 use sha2::{Digest, Sha256};
 
-use super::rounds::Asked;
+use super::rounds::PendingRead;
 use super::{Origin, Proposal, Replica};
 use crate::event::{Output, StreamId};
 use crate::mutant::Mutant;
 
 /// An open stream.
 #[derive(Default)]
-pub(super) struct Stream {
+pub(super) struct ClientStream {
     /// Items sent in one frame at the end of the turn.
     pub(super) items: Vec<v1::ServerItem>,
     /// The sessions whose latest attach came over this stream.
@@ -35,7 +35,7 @@ fn hash(secret: &Secret) -> [u8; 32] {
 
 impl Replica {
     pub(super) fn stream_opened(&mut self, stream: StreamId) {
-        self.streams.insert(stream, Stream::default());
+        self.streams.insert(stream, ClientStream::default());
     }
 
     /// Closes a stream. From here on none of its attaches counts or is acknowledged.
@@ -117,7 +117,7 @@ impl Replica {
 
     fn command(&mut self, stream: StreamId, session: SessionId, seq: Seq, command: Command) {
         let Some(lease) = self.book.lease_mut(session) else {
-            return self.rounds.ask(Asked::Unknown { stream, session, seq });
+            return self.rounds.ask(PendingRead::Unknown { stream, session, seq });
         };
         if lease.stream != Some(stream) {
             return self.not_attached(stream, session, seq);
@@ -152,14 +152,14 @@ impl Replica {
     fn keep_alive(&mut self, stream: StreamId, session: SessionId, id: u64) {
         let (now, late) = (self.clock.now(), self.is(Mutant::KeepAliveAfterEnd));
         let Some(lease) = self.book.lease_mut(session) else {
-            return self.rounds.ask(Asked::Unknown { stream, session, seq: Seq(0) });
+            return self.rounds.ask(PendingRead::Unknown { stream, session, seq: Seq(0) });
         };
         if lease.stream != Some(stream) {
             return self.not_attached(stream, session, Seq(0));
         }
         if !lease.ending || late {
             lease.deadline = lease.deadline.max(now + lease.ttl);
-            self.rounds.ask(Asked::KeepAlive { stream, session, id });
+            self.rounds.ask(PendingRead::KeepAlive { stream, session, id });
         }
     }
 
@@ -189,7 +189,7 @@ impl Replica {
 
     fn attach(&mut self, stream: StreamId, session: SessionId, secret: &Secret, attach: u64) {
         let Some(known) = self.table.secret_hash(session) else {
-            return self.rounds.ask(Asked::Unknown { stream, session, seq: Seq(0) });
+            return self.rounds.ask(PendingRead::Unknown { stream, session, seq: Seq(0) });
         };
         if *known != hash(secret) {
             let text = format!("the secret is not the one that session {session} was opened with");
@@ -199,7 +199,7 @@ impl Replica {
             let now = self.clock.now();
             if let Some(lease) = self.book.lease_mut(session).filter(|lease| !lease.ending) {
                 lease.deadline = lease.deadline.max(now + lease.ttl);
-                self.rounds.ask(Asked::Attach { stream, session, attach });
+                self.rounds.ask(PendingRead::Attach { stream, session, attach });
             }
         }
     }

@@ -10,7 +10,7 @@ use lockkeeper_wire::store::BackupHead;
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{FORMAT_VERSION, Frame, Header, Identity, Kind, SECTOR, put_frame, read_frame};
+use super::format::{FORMAT_VERSION, Frame, Header, DirectoryIdentity, FileKind, SECTOR, put_frame, read_frame};
 use super::pieces::Pieces;
 use super::snapshot::{SnapshotReader, Snapshots};
 use crate::disk::{Disk, DiskFile};
@@ -91,7 +91,7 @@ impl<D: Disk> Snapshots<D> {
     pub fn backup(&self, head: BackupHead) -> Result<BackupParts<D>, OpenError> {
         let snapshot = self.open(head.index)?;
         let head = BackupHead { term: snapshot.head().term, rules: snapshot.head().rules, ..head };
-        let (header, seed) = Header::plain(Kind::Backup, self.identity(), head.index).encode();
+        let (header, seed) = Header::plain(FileKind::Backup, self.identity(), head.index).encode();
         let mut frame = Vec::new();
         put_frame(&mut frame, seed, SECTOR, Frame::Head, &head.encode_to_vec());
         let begin = [header.as_slice(), &frame].concat();
@@ -128,7 +128,7 @@ impl<D: Disk> BackupParts<D> {
 /// A backup that is being read. Each piece is verified before it is returned.
 #[derive(Debug)]
 pub struct BackupReader<F> {
-    identity: Identity,
+    identity: DirectoryIdentity,
     head: BackupHead,
     pieces: Pieces<F>,
 }
@@ -139,7 +139,7 @@ impl<F: DiskFile> BackupReader<F> {
     /// # Errors
     /// [`BackupError`] by kind.
     pub fn open(file: F, name: &str) -> Result<Self, BackupError> {
-        let (header, seed) = Header::read_any(&file, name, Kind::Backup)?;
+        let (header, seed) = Header::read_any(&file, name, FileKind::Backup)?;
         let size = file.size().map_err(OpenError::io("measure", name))?;
         let (what, payload, at) = read_frame(&file, name, seed, SECTOR, size)?;
         let head = match (what, BackupHead::decode(payload.as_slice())) {

@@ -7,16 +7,16 @@ use lockkeeper_wire::store::Candidate;
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{Frame, Identity, Kind, PIECE_BYTES_MAX, SECTOR};
+use super::format::{Frame, DirectoryIdentity, FileKind, PIECE_BYTES_MAX, SECTOR};
 use super::single;
 use crate::disk::Disk;
 
 pub(super) const NAME: &str = "candidate";
 
 /// The header's identity for a candidate: no cluster id yet.
-fn identity(candidate: &Candidate) -> Option<Identity> {
+fn identity(candidate: &Candidate) -> Option<DirectoryIdentity> {
     let incarnation = candidate.member.as_ref()?.incarnation.as_slice().try_into().ok()?;
-    Some(Identity { cluster: [0; 16], incarnation })
+    Some(DirectoryIdentity { cluster: [0; 16], incarnation })
 }
 
 /// Replaces the stored candidate, durably.
@@ -26,12 +26,12 @@ pub(super) fn write(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenE
     if candidate.encoded_len() > PIECE_BYTES_MAX {
         return Err(OpenError::Unfounded { what: "its list of nodes is longer than 1 MiB" });
     }
-    single::write(disk, NAME, (Kind::Candidate, Frame::Candidate), identity, &candidate.encode_to_vec())
+    single::write(disk, NAME, (FileKind::Candidate, Frame::Candidate), identity, &candidate.encode_to_vec())
 }
 
 /// Reads the stored candidate.
 pub(super) fn read(disk: &impl Disk) -> Result<Candidate, OpenError> {
-    let (owner, what, payload) = single::read(disk, NAME, Kind::Candidate)?;
+    let (owner, what, payload) = single::read(disk, NAME, FileKind::Candidate)?;
     match (what, Candidate::decode(payload.as_slice())) {
         (Frame::Candidate, Ok(candidate)) if identity(&candidate) == Some(owner) => Ok(candidate),
         _ => {

@@ -27,12 +27,12 @@ const CHECKSUM_AT: usize = SECTOR_BYTES - 4;
 
 /// The data directory that a file belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Identity {
+pub(super) struct DirectoryIdentity {
     pub(super) cluster: [u8; 16],
     pub(super) incarnation: [u8; 16],
 }
 
-impl std::fmt::Display for Identity {
+impl std::fmt::Display for DirectoryIdentity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let (cluster, incarnation) =
             (u128::from_be_bytes(self.cluster), u128::from_be_bytes(self.incarnation));
@@ -42,7 +42,7 @@ impl std::fmt::Display for Identity {
 
 /// The kind of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Kind {
+pub(super) enum FileKind {
     Founding = 1,
     Segment = 2,
     Snapshot = 3,
@@ -60,8 +60,8 @@ pub(super) struct Position {
 /// The first sector of every file.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Header {
-    pub(super) kind: Kind,
-    pub(super) identity: Identity,
+    pub(super) kind: FileKind,
+    pub(super) identity: DirectoryIdentity,
     /// Segment: its position in the log, from 1. Snapshot: its index.
     pub(super) number: u64,
     /// Segment: its size in bytes, header and seal included.
@@ -77,7 +77,7 @@ pub(super) struct Header {
 
 impl Header {
     /// The header of a file without segment fields.
-    pub(super) fn plain(kind: Kind, identity: Identity, number: u64) -> Self {
+    pub(super) fn plain(kind: FileKind, identity: DirectoryIdentity, number: u64) -> Self {
         Self {
             kind,
             identity,
@@ -122,7 +122,7 @@ impl Header {
     pub(super) fn decode(
         bytes: &[u8; SECTOR_BYTES],
         file: &str,
-        kind: Kind,
+        kind: FileKind,
     ) -> Result<(Self, u32), OpenError> {
         let corrupt = |offset, what: String| Err(OpenError::corrupt(file, offset, what));
         if bytes[..8] != MAGIC {
@@ -145,7 +145,7 @@ impl Header {
         }
         let header = Self {
             kind,
-            identity: Identity { cluster: array_at(bytes, 16), incarnation: array_at(bytes, 32) },
+            identity: DirectoryIdentity { cluster: array_at(bytes, 16), incarnation: array_at(bytes, 32) },
             number: u64_at(bytes, 48),
             size: u64_at(bytes, 56),
             first_record: u64_at(bytes, 64),
@@ -161,7 +161,7 @@ impl Header {
     }
 
     /// Reads the header of a file, which must be of `kind`. Accepts any number and any identity.
-    pub(super) fn read_any(from: &impl DiskFile, file: &str, kind: Kind) -> Result<(Self, u32), OpenError> {
+    pub(super) fn read_any(from: &impl DiskFile, file: &str, kind: FileKind) -> Result<(Self, u32), OpenError> {
         let size = from.size().map_err(OpenError::io("measure", file))?;
         if size < SECTOR {
             return Err(OpenError::corrupt(
@@ -179,9 +179,9 @@ impl Header {
     pub(super) fn read(
         from: &impl DiskFile,
         file: &str,
-        kind: Kind,
+        kind: FileKind,
         number: u64,
-        identity: Option<Identity>,
+        identity: Option<DirectoryIdentity>,
     ) -> Result<(Self, u32), OpenError> {
         let (header, seed) = Self::read_any(from, file, kind)?;
         if let Some(expected) = identity.filter(|expected| *expected != header.identity) {

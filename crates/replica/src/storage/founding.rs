@@ -4,22 +4,22 @@ use lockkeeper_wire::store::Founding;
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{Frame, Identity, Kind, PIECE_BYTES_MAX, SECTOR};
+use super::format::{Frame, DirectoryIdentity, FileKind, PIECE_BYTES_MAX, SECTOR};
 use super::single;
 use crate::disk::Disk;
 
 pub(super) const NAME: &str = "founding";
 
 /// The identity in the headers of all files of this cluster and data directory.
-pub(super) fn identity(founding: &Founding) -> Option<Identity> {
-    Some(Identity {
+pub(super) fn identity(founding: &Founding) -> Option<DirectoryIdentity> {
+    Some(DirectoryIdentity {
         cluster: founding.cluster.as_slice().try_into().ok()?,
         incarnation: founding.incarnation.as_slice().try_into().ok()?,
     })
 }
 
 /// Checks a bootstrap record before it is written; returns its identity.
-pub(super) fn check(founding: &Founding) -> Result<Identity, OpenError> {
+pub(super) fn check(founding: &Founding) -> Result<DirectoryIdentity, OpenError> {
     let identity = identity(founding)
         .ok_or(OpenError::Unfounded { what: "the ids of cluster and data directory have 16 bytes each" })?;
     if founding.node == 0 {
@@ -32,13 +32,13 @@ pub(super) fn check(founding: &Founding) -> Result<Identity, OpenError> {
 }
 
 /// Writes the record, durably.
-pub(super) fn write(disk: &impl Disk, founding: &Founding, identity: Identity) -> Result<(), OpenError> {
-    single::write(disk, NAME, (Kind::Founding, Frame::Founding), identity, &founding.encode_to_vec())
+pub(super) fn write(disk: &impl Disk, founding: &Founding, identity: DirectoryIdentity) -> Result<(), OpenError> {
+    single::write(disk, NAME, (FileKind::Founding, Frame::Founding), identity, &founding.encode_to_vec())
 }
 
 /// Reads the record.
-pub(super) fn read(disk: &impl Disk) -> Result<(Founding, Identity), OpenError> {
-    let (owner, what, payload) = single::read(disk, NAME, Kind::Founding)?;
+pub(super) fn read(disk: &impl Disk) -> Result<(Founding, DirectoryIdentity), OpenError> {
+    let (owner, what, payload) = single::read(disk, NAME, FileKind::Founding)?;
     match (what, Founding::decode(payload.as_slice())) {
         (Frame::Founding, Ok(founding)) if identity(&founding) == Some(owner) => Ok((founding, owner)),
         _ => Err(OpenError::corrupt(NAME, SECTOR, "no founding record of this header's cluster stands here")),

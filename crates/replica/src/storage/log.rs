@@ -16,7 +16,7 @@ use lockkeeper_wire::store::{Entry, HardState, Record};
 use prost::Message;
 
 use super::Removal;
-use super::format::{Header, Identity, Kind, Position, SECTOR};
+use super::format::{Header, DirectoryIdentity, FileKind, Position, SECTOR};
 use super::record::{self, RECORD_BYTES_MAX};
 use super::segment::{self, SECTORS_MIN, Spare, SpareMaker};
 use crate::disk::{Disk, DiskFile};
@@ -28,7 +28,7 @@ const BUFFER_BYTES_KEPT: usize = 4 << 20;
 #[derive(Debug)]
 pub struct Log<D: Disk> {
     pub(super) disk: D,
-    pub(super) identity: Identity,
+    pub(super) identity: DirectoryIdentity,
     pub(super) segment_bytes: u64,
     pub(super) maker: SpareMaker<D>,
     /// Segments before the current one, oldest first.
@@ -223,7 +223,7 @@ impl<D: Disk> Log<D> {
             }
         };
         let header = Header {
-            kind: Kind::Segment,
+            kind: FileKind::Segment,
             identity: self.identity,
             number: self.current.number + 1,
             size: spare.size,

@@ -48,7 +48,7 @@ pub use restore::{RESTORE_MARKER, restore};
 pub use segment::{Spare, SpareMaker};
 pub use snapshot::{Sealed, SnapshotReader, SnapshotWriter, Snapshots};
 
-use format::{Header, Kind, Position, SECTOR};
+use format::{Header, FileKind, Position, SECTOR};
 use log::{Buffers, Current};
 use replay::Replay;
 use segment::{SECTORS_MIN, TEMPORARY};
@@ -57,12 +57,12 @@ use crate::disk::{Disk, DiskFile};
 
 /// Settings of a data directory.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct LogOptions {
     /// The size of a new log segment, in bytes, rounded up to whole sectors. Existing segments keep their size.
     pub segment_bytes: u64,
 }
 
-impl Default for Options {
+impl Default for LogOptions {
     /// 64 MiB: a few seconds of the heaviest load. Compaction then frees space soon, and new segments are rarely
     /// needed.
     fn default() -> Self {
@@ -70,7 +70,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl LogOptions {
     fn segment_bytes(self) -> u64 {
         self.segment_bytes.max(SECTORS_MIN * SECTOR).next_multiple_of(SECTOR)
     }
@@ -238,12 +238,12 @@ impl Names {
 /// # Errors
 /// [`OpenError`] by kind; its text contains the next step for the user. Snapshot pieces are checked only when they are
 /// read.
-pub fn open<D: Disk>(disk: &D, options: Options) -> Result<Opened<D>, OpenError> {
+pub fn open<D: Disk>(disk: &D, options: LogOptions) -> Result<Opened<D>, OpenError> {
     let names = Names::finished(disk)?;
     open_listed(disk, options, &names)
 }
 
-fn open_listed<D: Disk>(disk: &D, options: Options, names: &Names) -> Result<Opened<D>, OpenError> {
+fn open_listed<D: Disk>(disk: &D, options: LogOptions, names: &Names) -> Result<Opened<D>, OpenError> {
     if !names.is_founded {
         names.check_unfounded(disk)?;
         return Ok(match names.is_candidate {
@@ -317,8 +317,8 @@ fn behind(replay: &mut Replay, at: Position, first_segment: &str) -> Result<Opti
 /// Replaces the last segment by a fresh synced copy, and returns the log positioned at its end.
 fn go_on<D: Disk>(
     disk: &D,
-    options: Options,
-    identity: format::Identity,
+    options: LogOptions,
+    identity: format::DirectoryIdentity,
     replay: Replay,
     last: Position,
 ) -> io::Result<Log<D>> {
@@ -381,7 +381,7 @@ pub fn stand(disk: &impl Disk, candidate: &Candidate) -> Result<(), OpenError> {
 /// # Errors
 /// [`OpenError::Founded`] if there already is a record; [`OpenError::Unfounded`] if `founding` is invalid;
 /// [`OpenError::Io`]: whether the record was written is unknown then, and the next start detects it.
-pub fn found<D: Disk>(disk: &D, options: Options, founding: &Founding) -> Result<Existing<D>, OpenError> {
+pub fn found<D: Disk>(disk: &D, options: LogOptions, founding: &Founding) -> Result<Existing<D>, OpenError> {
     let identity = founding::check(founding)?;
     let names = Names::finished(disk)?;
     if names.is_founded {
@@ -395,18 +395,18 @@ pub fn found<D: Disk>(disk: &D, options: Options, founding: &Founding) -> Result
 }
 
 /// Creates the log before the bootstrap record exists: if a record is present and the log is missing, the log was lost.
-fn begin_log<D: Disk>(disk: &D, options: Options, identity: format::Identity) -> Result<(), OpenError> {
+fn begin_log<D: Disk>(disk: &D, options: LogOptions, identity: format::DirectoryIdentity) -> Result<(), OpenError> {
     let begin = || {
         let spare = SpareMaker::new(disk.clone(), 0).make_sized(options.segment_bytes())?;
         let header =
-            Header { size: spare.size, first_record: 1, ..Header::plain(Kind::Segment, identity, 1) };
+            Header { size: spare.size, first_record: 1, ..Header::plain(FileKind::Segment, identity, 1) };
         log::begin(disk, spare, &header)
     };
     begin().map(drop).map_err(OpenError::io("make", &segment::name(1)))
 }
 
 /// Opens the files that were just written.
-fn reopen<D: Disk>(disk: &D, options: Options) -> Result<Existing<D>, OpenError> {
+fn reopen<D: Disk>(disk: &D, options: LogOptions) -> Result<Existing<D>, OpenError> {
     match open_listed(disk, options, &Names::list(disk)?)? {
         Opened::Existing(existing) => Ok(existing),
         Opened::Empty | Opened::Candidate(_) => {

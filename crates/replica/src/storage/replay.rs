@@ -8,7 +8,7 @@ use lockkeeper_wire::store::{Entry, HardState, Record};
 use prost::Message;
 
 use super::error::OpenError;
-use super::format::{Header, Identity, Kind, Position, SECTOR};
+use super::format::{Header, DirectoryIdentity, FileKind, Position, SECTOR};
 use super::log::{Closed, follows};
 use super::record::{self, Found};
 use super::segment::{self, SECTORS_MIN};
@@ -51,7 +51,7 @@ struct Segment {
 }
 
 /// Reads the segments with these numbers, in ascending order.
-pub(super) fn read(disk: &impl Disk, identity: Identity, numbers: &[u64]) -> Result<Replay, OpenError> {
+pub(super) fn read(disk: &impl Disk, identity: DirectoryIdentity, numbers: &[u64]) -> Result<Replay, OpenError> {
     let (Some(first), Some(last)) = (numbers.first(), numbers.last()) else {
         return Err(missing(1, "and so is every other part of the log, though a cluster was founded here"));
     };
@@ -66,7 +66,7 @@ pub(super) fn read(disk: &impl Disk, identity: Identity, numbers: &[u64]) -> Res
             ));
         }
     }
-    let mut reader: Option<Reader> = None;
+    let mut reader: Option<ReplayState> = None;
     for number in numbers {
         let name = segment::name(*number);
         let (header, seed, bytes) = load(disk, &name, *number, identity)?;
@@ -75,7 +75,7 @@ pub(super) fn read(disk: &impl Disk, identity: Identity, numbers: &[u64]) -> Res
                 reader.go_on(&header, &name)?;
                 reader
             }
-            None => reader.insert(Reader::begin(&header)),
+            None => reader.insert(ReplayState::begin(&header)),
         };
         reader.segment(header, seed, bytes, &name, number == last)?;
     }
@@ -90,7 +90,7 @@ fn missing(number: u64, what: &str) -> OpenError {
 pub(super) fn is_unused(disk: &impl Disk, number: u64) -> Result<bool, OpenError> {
     let name = segment::name(number);
     let file = disk.open(&name).map_err(OpenError::io("open", &name))?;
-    let (header, _) = Header::read(&file, &name, Kind::Segment, number, None)?;
+    let (header, _) = Header::read(&file, &name, FileKind::Segment, number, None)?;
     let (_, _, bytes) = load(disk, &name, number, header.identity)?;
     Ok(record::first_written(&bytes[SECTOR as usize..]).is_none())
 }
@@ -99,10 +99,10 @@ fn load(
     disk: &impl Disk,
     name: &str,
     number: u64,
-    identity: Identity,
+    identity: DirectoryIdentity,
 ) -> Result<(Header, u32, Vec<u8>), OpenError> {
     let file = disk.open(name).map_err(OpenError::io("open", name))?;
-    let (header, seed) = Header::read(&file, name, Kind::Segment, number, Some(identity))?;
+    let (header, seed) = Header::read(&file, name, FileKind::Segment, number, Some(identity))?;
     let size = file.size().map_err(OpenError::io("measure", name))?;
     if header.size != size || !size.is_multiple_of(SECTOR) || size < SECTORS_MIN * SECTOR {
         return Err(OpenError::corrupt(
@@ -117,7 +117,7 @@ fn load(
 }
 
 /// The log as read so far.
-struct Reader {
+struct ReplayState {
     base: u64,
     base_term: Option<u64>,
     entries: Vec<Entry>,
@@ -126,7 +126,7 @@ struct Reader {
     segments: Vec<Segment>,
 }
 
-impl Reader {
+impl ReplayState {
     fn begin(header: &Header) -> Self {
         Self {
             base: header.last.index,

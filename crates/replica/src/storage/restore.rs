@@ -8,7 +8,7 @@ use lockkeeper_wire::store::{Founding, SnapshotHead, SnapshotTail};
 
 use super::error::OpenError;
 use super::format::PIECE_BYTES_MAX;
-use super::{Existing, Names, Options, Removal, Snapshots, begin_log, founding, reopen};
+use super::{Existing, Names, LogOptions, Removal, Snapshots, begin_log, founding, reopen};
 use crate::disk::{Disk, DiskFile};
 
 /// The marker of an unfinished restore. Only its name matters; its content is for people.
@@ -27,7 +27,7 @@ const MARKER_TEXT: &[u8] =
 /// created or only the last step, the marker's removal, failed.
 pub fn restore<D: Disk>(
     disk: &D,
-    options: Options,
+    options: LogOptions,
     founding: &Founding,
     pieces: impl Iterator<Item = Vec<u8>>,
     digest: impl FnOnce() -> Vec<u8>,

@@ -1,7 +1,7 @@
 //! A file with a single message: the bootstrap record or the candidate.
 
 use super::error::OpenError;
-use super::format::{Frame, Header, Identity, Kind, SECTOR, put_frame, read_frame};
+use super::format::{Frame, Header, DirectoryIdentity, FileKind, SECTOR, put_frame, read_frame};
 use super::segment::TEMPORARY;
 use crate::disk::{Disk, DiskFile};
 
@@ -9,8 +9,8 @@ use crate::disk::{Disk, DiskFile};
 pub(super) fn write(
     disk: &impl Disk,
     name: &str,
-    (kind, frame): (Kind, Frame),
-    identity: Identity,
+    (kind, frame): (FileKind, Frame),
+    identity: DirectoryIdentity,
     message: &[u8],
 ) -> Result<(), OpenError> {
     let temporary = format!("{name}{TEMPORARY}");
@@ -33,8 +33,8 @@ pub(super) fn write(
 pub(super) fn read(
     disk: &impl Disk,
     name: &str,
-    kind: Kind,
-) -> Result<(Identity, Frame, Vec<u8>), OpenError> {
+    kind: FileKind,
+) -> Result<(DirectoryIdentity, Frame, Vec<u8>), OpenError> {
     let file = disk.open(name).map_err(OpenError::io("open", name))?;
     let (header, seed) = Header::read(&file, name, kind, 0, None)?;
     let size = file.size().map_err(OpenError::io("measure", name))?;

@@ -21,7 +21,7 @@ use prost::Message;
 
 use super::Removal;
 use super::error::OpenError;
-use super::format::{Frame, Header, Identity, Kind, PIECE_BYTES_MAX, SECTOR, put_frame, read_frame};
+use super::format::{Frame, Header, DirectoryIdentity, FileKind, PIECE_BYTES_MAX, SECTOR, put_frame, read_frame};
 use super::pieces::Pieces;
 use super::segment::{TEMPORARY, numbered};
 use crate::disk::{Disk, DiskFile};
@@ -40,16 +40,16 @@ pub(super) fn index(name: &str) -> Option<u64> {
 #[derive(Clone, Debug)]
 pub struct Snapshots<D> {
     disk: D,
-    identity: Identity,
+    identity: DirectoryIdentity,
     begun: Arc<AtomicU64>,
 }
 
 impl<D: Disk> Snapshots<D> {
-    pub(super) fn new(disk: D, identity: Identity) -> Self {
+    pub(super) fn new(disk: D, identity: DirectoryIdentity) -> Self {
         Self { disk, identity, begun: Arc::default() }
     }
 
-    pub(super) fn identity(&self) -> Identity {
+    pub(super) fn identity(&self) -> DirectoryIdentity {
         self.identity
     }
 
@@ -59,7 +59,7 @@ impl<D: Disk> Snapshots<D> {
     /// The disk's I/O error. No other data are harmed.
     pub fn begin(&self, head: &SnapshotHead) -> io::Result<SnapshotWriter<D>> {
         let temporary = format!("incoming-{}{TEMPORARY}", self.begun.fetch_add(1, Ordering::Relaxed));
-        let (header, seed) = Header::plain(Kind::Snapshot, self.identity, head.index).encode();
+        let (header, seed) = Header::plain(FileKind::Snapshot, self.identity, head.index).encode();
         let mut file = self.disk.create(&temporary)?;
         file.write_at(0, &header)?;
         let mut writer = SnapshotWriter {
@@ -87,7 +87,7 @@ impl<D: Disk> Snapshots<D> {
     pub fn open(&self, index: u64) -> Result<SnapshotReader<D>, OpenError> {
         let file_name = name(index);
         let file = self.disk.open(&file_name).map_err(OpenError::io("open", &file_name))?;
-        let (_, seed) = Header::read(&file, &file_name, Kind::Snapshot, index, Some(self.identity))?;
+        let (_, seed) = Header::read(&file, &file_name, FileKind::Snapshot, index, Some(self.identity))?;
         let size = file.size().map_err(OpenError::io("measure", &file_name))?;
         let (what, payload, at) = read_frame(&file, &file_name, seed, SECTOR, size)?;
         let head = match (what, SnapshotHead::decode(payload.as_slice())) {

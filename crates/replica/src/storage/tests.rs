@@ -5,13 +5,13 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use prost::Message;
 
-use super::format::{Frame, Header, Identity, Kind, put_frame, read_frame};
+use super::format::{Frame, Header, DirectoryIdentity, FileKind, put_frame, read_frame};
 use super::record::{self, Found};
-use super::{OpenError, Opened, Options, SECTOR_BYTES, found, open};
+use super::{OpenError, Opened, LogOptions, SECTOR_BYTES, found, open};
 use crate::disk::memory::MemoryDisk;
 use crate::disk::{Disk, DiskFile};
 
-const SMALL: Options = Options { segment_bytes: 4096 };
+const SMALL: LogOptions = LogOptions { segment_bytes: 4096 };
 const SEGMENT: &str = "log-00000000000000000001";
 
 fn founded() -> MemoryDisk {
@@ -28,7 +28,7 @@ fn with_records(payloads: &[Vec<u8>]) -> MemoryDisk {
     let mut file = disk.open(SEGMENT).expect("it was founded");
     let mut header = [0; SECTOR_BYTES];
     file.read_at(0, &mut header).expect("a sound disk");
-    let (_, seed) = Header::decode(&header, SEGMENT, Kind::Segment).expect("a sound disk");
+    let (_, seed) = Header::decode(&header, SEGMENT, FileKind::Segment).expect("a sound disk");
     let (mut at, mut sectors) = (SECTOR_BYTES as u64, Vec::new());
     for (number, payload) in (1..).zip(payloads) {
         record::put(&mut sectors, seed, number, payload);
@@ -123,7 +123,7 @@ proptest! {
         }
         prop_assert!(matches!(record::look(&bytes, 0, 1), Found::Bad(..)));
         let header = bytes.first_chunk().expect("it is longer");
-        prop_assert!(Header::decode(header, "x", Kind::Segment).is_err());
+        prop_assert!(Header::decode(header, "x", FileKind::Segment).is_err());
         let disk = MemoryDisk::new();
         disk.set_bytes("x", bytes.clone());
         let file = disk.open("x").expect("it is there");
@@ -142,14 +142,14 @@ proptest! {
         payload in vec(any::<u8>(), 0..300), numbers: [u64; 5], seed: u32,
     ) {
         let disk = founded();
-        let identity = Identity { cluster: [1; 16], incarnation: [2; 16] };
+        let identity = DirectoryIdentity { cluster: [1; 16], incarnation: [2; 16] };
         let [number, size, first_record, index, term] = numbers;
         let header = Header {
             size, first_record, last: super::Position { index, term },
-            ..Header::plain(Kind::Segment, identity, number)
+            ..Header::plain(FileKind::Segment, identity, number)
         };
         let (bytes, _) = header.encode();
-        prop_assert_eq!(Header::decode(&bytes, "x", Kind::Segment).expect("it was just made").0, header.clone());
+        prop_assert_eq!(Header::decode(&bytes, "x", FileKind::Segment).expect("it was just made").0, header.clone());
         let mut frame = Vec::new();
         put_frame(&mut frame, seed, 0, Frame::Piece, &payload);
         disk.set_bytes("x", frame.clone());
@@ -158,7 +158,7 @@ proptest! {
         prop_assert_eq!((what, &read, end), (Frame::Piece, &payload, frame.len() as u64));
 
         // The same content in a bootstrap record, and in the header of a segment.
-        let (bytes, seed) = Header::plain(Kind::Founding, identity, 0).encode();
+        let (bytes, seed) = Header::plain(FileKind::Founding, identity, 0).encode();
         put_frame(&mut frame, seed, 512, Frame::Founding, &payload);
         let whole = disk.copy();
         whole.set_bytes("founding", [bytes.as_slice(), &frame].concat());

@@ -1,11 +1,11 @@
 //! Small data directories, and the state that a node reads from one.
 
 use lockkeeper_replica::disk::memory::MemoryDisk;
-use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, Options};
+use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, LogOptions};
 use lockkeeper_wire::store::{Entry, Founding, HardState, Member, Record, SnapshotHead, SnapshotTail};
 
 /// Small segments: a few records fill one, and some records need a segment of their own size.
-pub(crate) const SMALL: Options = Options { segment_bytes: 4096 };
+pub(crate) const SMALL: LogOptions = LogOptions { segment_bytes: 4096 };
 
 /// Everything that a node reads from its disk at a start.
 #[derive(Clone, PartialEq, Debug)]

@@ -11,7 +11,7 @@ use tonic::{Extensions, Request, Response, Status, Streaming};
 use super::ask::unexpected;
 use super::backup::Parts;
 use super::connection::Starting;
-use super::stream::{Outgoing, stream_end};
+use super::stream::{StreamResponses, stream_end};
 use super::watch::{Watcher, Watching};
 use super::{Ask, Front};
 
@@ -48,14 +48,14 @@ fn token(value: u64) -> Result<Token, Status> {
 
 #[tonic::async_trait]
 impl Lockkeeper for Api {
-    type SessionStream = Outgoing;
+    type SessionStream = StreamResponses;
     type WatchStream = Watching;
     type BackupStream = Parts;
 
     async fn session(
         &self,
         request: Request<Streaming<v1::ClientFrame>>,
-    ) -> Result<Response<Outgoing>, Status> {
+    ) -> Result<Response<StreamResponses>, Status> {
         let (_, mut extensions, inbound) = request.into_parts();
         let starting = starting(&mut extensions)?;
         let stream = self.0.open_stream(starting.connection());
@@ -64,7 +64,7 @@ impl Lockkeeper for Api {
         if self.0.stopping.is_cancelled() {
             stream.end(stream_end(StreamEndReason::Shutdown, "this node shuts down".to_owned()));
         }
-        Ok(Response::new(Outgoing(stream)))
+        Ok(Response::new(StreamResponses(stream)))
     }
 
     async fn describe(

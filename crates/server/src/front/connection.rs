@@ -15,8 +15,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::Front;
-use super::gate::Gate;
-use super::stream::Stream;
+use super::gate::DrainBarrier;
+use super::stream::SessionStream;
 
 /// Most calls of a connection whose answers, up to about 400 KiB each, may be unsent: further calls wait before their
 /// questions go to the replica. So a client that does not read costs some MiB, for any number of calls.
@@ -28,7 +28,7 @@ pub(super) const WATCHED_BYTES_MAX: usize = 16 << 20;
 pub(super) struct Connection {
     pub(super) id: u64,
     front: Arc<Front>,
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     /// Limits the calls with unsent answers.
     pub(super) answers: Arc<Semaphore>,
     /// Unsent bytes of all its watches.
@@ -38,11 +38,11 @@ pub(super) struct Connection {
 }
 
 #[derive(Default)]
-struct State {
-    gate: Gate,
+struct ConnectionState {
+    gate: DrainBarrier,
     /// The task that reads the socket.
     reader: Option<Waker>,
-    streams: BTreeMap<StreamId, Arc<Stream>>,
+    streams: BTreeMap<StreamId, Arc<SessionStream>>,
     /// FIN or RST was read. Streams can't distinguish that from other ends, and only that starts `linger`.
     closed_by_peer: bool,
     had_streams: bool,
@@ -99,7 +99,7 @@ impl Connection {
         self.lock().had_streams
     }
 
-    pub(super) fn opened(&self, stream: &Arc<Stream>) {
+    pub(super) fn opened(&self, stream: &Arc<SessionStream>) {
         let mut state = self.lock();
         state.gate.opened(stream.id);
         state.streams.insert(stream.id, stream.clone());
@@ -131,7 +131,7 @@ impl Connection {
         self.settle(state);
     }
 
-    fn settle(&self, state: MutexGuard<'_, State>) {
+    fn settle(&self, state: MutexGuard<'_, ConnectionState>) {
         let is_empty = state.gate.is_empty();
         drop(state);
         if is_empty {
@@ -140,7 +140,7 @@ impl Connection {
         self.front.barrier_moved();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ConnectionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -20,7 +20,7 @@ use lockkeeper_replica::StreamId;
 
 /// The barrier state of one connection. Barriers are numbered upwards from 1.
 #[derive(Default, Debug)]
-pub(super) struct Gate {
+pub(super) struct DrainBarrier {
     /// The latest barrier that began.
     wanted: u64,
     /// The latest barrier after whose beginning the socket was found empty.
@@ -33,7 +33,7 @@ pub(super) struct Gate {
     readers: BTreeMap<StreamId, u64>,
 }
 
-impl Gate {
+impl DrainBarrier {
     /// A barrier begins. Returns `true` if it is new.
     pub(super) fn want(&mut self, barrier: u64) -> bool {
         let is_new = barrier > self.wanted;
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn idle_connection_passes_once_its_socket_was_found_empty() {
-        let mut gate = Gate::default();
+        let mut gate = DrainBarrier::default();
         assert!(!gate.wants_proof(), "nobody asks");
         assert!(gate.want(7));
         assert!(!gate.want(7), "no news");
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn checks_before_the_barrier_began_do_not_count() {
-        let mut gate = Gate::default();
+        let mut gate = DrainBarrier::default();
         gate.opened(A);
         gate.seen_empty();
         gate.idle(A);
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn barrier_waits_for_every_reader_and_for_new_streams_without_one() {
-        let mut gate = Gate::default();
+        let mut gate = DrainBarrier::default();
         gate.opened(A);
         gate.want(1);
         gate.starting();
@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn closed_connection_passes_after_its_last_input_was_handed_on() {
-        let mut gate = Gate::default();
+        let mut gate = DrainBarrier::default();
         gate.opened(A);
         gate.want(1);
         gate.over();
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn barrier_does_not_wait_for_closed_readers() {
-        let mut gate = Gate::default();
+        let mut gate = DrainBarrier::default();
         gate.opened(A);
         gate.opened(B);
         gate.want(1);

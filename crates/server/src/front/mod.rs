@@ -30,11 +30,11 @@ use tokio::sync::{oneshot, watch as shown};
 use tokio_util::sync::CancellationToken;
 
 use crate::disk::DataDirectory;
-use crate::inbox::{Inbox, State};
+use crate::inbox::{Inbox, ReplicaStatus};
 use crate::observe;
 use crate::peers::Directory;
 use connection::Connection;
-use stream::Stream;
+use stream::SessionStream;
 use watch::Watcher;
 
 pub(crate) use accept::Acceptor;
@@ -70,7 +70,7 @@ pub(crate) struct Front {
     barrier: AtomicU64,
     pump: Mutex<Option<Waker>>,
     /// The state of the replica.
-    state: shown::Sender<State>,
+    state: shown::Sender<ReplicaStatus>,
     /// The client address of each node.
     clients: Mutex<BTreeMap<u64, String>>,
     /// Connections to the leader, while this node is a follower.
@@ -80,7 +80,7 @@ pub(crate) struct Front {
 #[derive(Default)]
 struct Registry {
     connections: BTreeMap<u64, Arc<Connection>>,
-    streams: BTreeMap<StreamId, Arc<Stream>>,
+    streams: BTreeMap<StreamId, Arc<SessionStream>>,
     asks: BTreeMap<AskId, Ask>,
 }
 
@@ -106,13 +106,13 @@ impl Front {
             is_pushed: AtomicBool::new(false),
             barrier: AtomicU64::new(0),
             pump: Mutex::default(),
-            state: shown::Sender::new(State::default()),
+            state: shown::Sender::new(ReplicaStatus::default()),
             links: forward::Links::default(),
         })
     }
 
     /// The state of the replica, with notifications of changes.
-    pub(crate) fn state(&self) -> shown::Receiver<State> {
+    pub(crate) fn state(&self) -> shown::Receiver<ReplicaStatus> {
         self.state.subscribe()
     }
 
@@ -157,8 +157,8 @@ impl Front {
         observe::connections(registry.connections.len());
     }
 
-    fn open_stream(&self, connection: &Arc<Connection>) -> Arc<Stream> {
-        let stream = Stream::new(StreamId(self.next_id()), connection.clone());
+    fn open_stream(&self, connection: &Arc<Connection>) -> Arc<SessionStream> {
+        let stream = SessionStream::new(StreamId(self.next_id()), connection.clone());
         let mut registry = self.registry();
         registry.streams.insert(stream.id, stream.clone());
         observe::streams(registry.streams.len());

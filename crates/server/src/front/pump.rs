@@ -12,7 +12,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::accept::Acceptor;
 use super::{Ask, Front};
-use crate::inbox::{Outbox, State};
+use crate::inbox::{Outbox, ReplicaStatus};
 
 /// A connection that does not pass a barrier is closed after this many checks. Counted, not timed: a stall of this
 /// process is one check, however long it was.
@@ -44,7 +44,7 @@ impl Pump {
         let state = self.outbox.take(&mut self.outputs, cx);
         self.deliver();
         self.front.state.send_if_modified(|known| std::mem::replace(known, state) != state);
-        if state == State::Ended {
+        if state == ReplicaStatus::Ended {
             return Poll::Ready(());
         }
         self.see_barrier_through(cx);

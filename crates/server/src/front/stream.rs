@@ -35,14 +35,14 @@ const FRAME_ITEMS_MAX: usize = 4096;
 const FIRST_FRAME: Duration = Duration::from_secs(30);
 
 /// An open stream.
-pub(super) struct Stream {
+pub(super) struct SessionStream {
     pub(super) id: StreamId,
     connection: Arc<Connection>,
-    state: Mutex<State>,
+    state: Mutex<StreamBuffer>,
 }
 
 #[derive(Default)]
-struct State {
+struct StreamBuffer {
     items: VecDeque<v1::ServerItem>,
     /// The number of frames that the client has taken.
     taken: u64,
@@ -56,7 +56,7 @@ struct State {
 }
 
 /// The reason why reading a stream ended.
-enum Ended {
+enum StreamClose {
     /// The client closed it.
     ByClient,
     /// This side closed it, or the reason is unknown.
@@ -65,7 +65,7 @@ enum Ended {
     Protocol(String),
 }
 
-impl Stream {
+impl SessionStream {
     pub(super) fn new(id: StreamId, connection: Arc<Connection>) -> Arc<Self> {
         let stream = Arc::new(Self { id, connection, state: Mutex::default() });
         stream.connection.opened(&stream);
@@ -147,13 +147,13 @@ impl Stream {
             loop {
                 // The unread input of a connection that was given up is dropped.
                 if self.is_over(cx) || self.connection.kill.is_cancelled() {
-                    return Poll::Ready(Ended::Otherwise);
+                    return Poll::Ready(StreamClose::Otherwise);
                 }
                 if let Some(silence) = &mut silence
                     && pin!(silence).poll(cx).is_ready()
                 {
                     let text = format!("nothing was said on this stream for {} s", FIRST_FRAME.as_secs());
-                    return Poll::Ready(Ended::Protocol(text));
+                    return Poll::Ready(StreamClose::Protocol(text));
                 }
                 if front.inbox.poll_room(&mut turn, cx).is_pending() {
                     return Poll::Pending;
@@ -163,7 +163,7 @@ impl Stream {
                         silence = None;
                         let (requests, refusals) = match request::requests(frame.items) {
                             Ok(read) => read,
-                            Err(malformed) => return Poll::Ready(Ended::Protocol(malformed.to_string())),
+                            Err(malformed) => return Poll::Ready(StreamClose::Protocol(malformed.to_string())),
                         };
                         if !refusals.is_empty() {
                             self.deliver(refusals);
@@ -171,7 +171,7 @@ impl Stream {
                         front.push(Event::Frame(self.id, requests));
                     }
                     Poll::Ready(Some(Err(status))) => return Poll::Ready(self.failed(&status)),
-                    Poll::Ready(None) => return Poll::Ready(Ended::ByClient),
+                    Poll::Ready(None) => return Poll::Ready(StreamClose::ByClient),
                     Poll::Pending => {
                         self.connection.idle(self.id);
                         return Poll::Pending;
@@ -181,8 +181,8 @@ impl Stream {
         })
         .await;
         // An end that this side caused may be indistinguishable from one by the client.
-        let by_client = matches!(ended, Ended::ByClient) && !self.connection.kill.is_cancelled();
-        if let Ended::Protocol(text) = ended {
+        let by_client = matches!(ended, StreamClose::ByClient) && !self.connection.kill.is_cancelled();
+        if let StreamClose::Protocol(text) = ended {
             observe::stream_refused("protocol");
             tracing::warn!(stream = self.id.0, "a client's stream ends: {text}");
             self.end(stream_end(StreamEndReason::Protocol, text));
@@ -195,23 +195,23 @@ impl Stream {
     }
 
     /// The reason of a failed read.
-    fn failed(&self, status: &Status) -> Ended {
+    fn failed(&self, status: &Status) -> StreamClose {
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(status);
         while let Some(error) = cause {
             if let Some(error) = error.downcast_ref::<h2::Error>() {
                 let reset = error.is_reset() && error.is_remote();
                 let by_client = reset || self.connection.is_closed_by_peer();
-                return if by_client { Ended::ByClient } else { Ended::Otherwise };
+                return if by_client { StreamClose::ByClient } else { StreamClose::Otherwise };
             }
             cause = error.source();
         }
         if self.connection.is_closed_by_peer() {
-            return Ended::ByClient;
+            return StreamClose::ByClient;
         }
         if self.connection.kill.is_cancelled() {
-            return Ended::Otherwise;
+            return StreamClose::Otherwise;
         }
-        Ended::Protocol(status.message().to_owned())
+        StreamClose::Protocol(status.message().to_owned())
     }
 
     fn finish(&self) {
@@ -229,7 +229,7 @@ impl Stream {
         state.is_over
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StreamBuffer> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -246,9 +246,9 @@ fn wake(waker: &mut Option<Waker>) {
 }
 
 /// The frames that are sent to the client.
-pub(super) struct Outgoing(pub(super) Arc<Stream>);
+pub(super) struct StreamResponses(pub(super) Arc<SessionStream>);
 
-impl tonic::codegen::tokio_stream::Stream for Outgoing {
+impl tonic::codegen::tokio_stream::Stream for StreamResponses {
     type Item = Result<v1::ServerFrame, Status>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

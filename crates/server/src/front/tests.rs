@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, LocalSet};
 
 use super::{About, Acceptor, Front, pump};
-use crate::inbox::{Inbox, Outbox, State};
+use crate::inbox::{Inbox, Outbox, ReplicaStatus};
 
 /// Far longer than any test here takes.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -46,7 +46,7 @@ impl Rig {
     }
 
     fn drain(&self, number: u64) {
-        self.outbox.put(&mut vec![Output::Drain(number)], State::Waiting);
+        self.outbox.put(&mut vec![Output::Drain(number)], ReplicaStatus::Waiting);
     }
 
     /// Waits until `count` events have arrived in total; returns all of them.
@@ -334,7 +334,7 @@ async fn connection_paused_by_this_side_is_closed_so_that_a_barrier_passes() {
 async fn calls_of_a_client_that_does_not_read_wait_before_they_reach_the_replica() {
     local(async {
         let mut rig = Rig::start().await;
-        rig.outbox.put(&mut Vec::new(), State::Ready);
+        rig.outbox.put(&mut Vec::new(), ReplicaStatus::Ready);
         let socket = TcpStream::connect(rig.address).await.unwrap();
         let mut builder = h2::client::Builder::new();
         let (requests, connection) =
@@ -359,18 +359,18 @@ async fn calls_of_a_client_that_does_not_read_wait_before_they_reach_the_replica
             answers.push(answer);
         }
         let asked: Vec<_> = rig.events(16).await.iter().map(asked).collect();
-        rig.outbox.put(&mut vec![Output::Drain(1)], State::Ready);
+        rig.outbox.put(&mut vec![Output::Drain(1)], ReplicaStatus::Ready);
         assert!(matches!(rig.events(17).await[16], Event::Drained(1)), "only so many are asked");
         let lock = v1::Lock { name: "x".repeat(100_000), ..v1::Lock::default() };
         let answer = Answer::Described(v1::DescribeResponse { lock: Some(lock) });
         let mut outputs = asked.into_iter().map(|ask| Output::Answer(ask, answer.clone())).collect();
-        rig.outbox.put(&mut outputs, State::Ready);
+        rig.outbox.put(&mut outputs, ReplicaStatus::Ready);
         // The response headers have arrived, and no byte of the bodies.
         let mut heads = Vec::new();
         for answer in answers.drain(..16) {
             heads.push(answer.await.unwrap());
         }
-        rig.outbox.put(&mut vec![Output::Drain(2)], State::Ready);
+        rig.outbox.put(&mut vec![Output::Drain(2)], ReplicaStatus::Ready);
         assert!(matches!(rig.events(18).await[17], Event::Drained(2)), "none of them was read");
         // Cancelled calls make room.
         drop(heads);

@@ -16,11 +16,11 @@ use super::connection::{Connection, WATCHED_BYTES_MAX};
 /// Changes that wait to be sent.
 pub(super) struct Watcher {
     connection: Arc<Connection>,
-    state: Mutex<State>,
+    state: Mutex<WatchBuffer>,
 }
 
 #[derive(Default)]
-struct State {
+struct WatchBuffer {
     changes: std::collections::VecDeque<WatchResponse>,
     bytes: usize,
     end: Option<Status>,
@@ -67,7 +67,7 @@ impl Watcher {
         state.wake();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WatchBuffer> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -79,7 +79,7 @@ impl Drop for Watcher {
     }
 }
 
-impl State {
+impl WatchBuffer {
     fn end(&mut self, status: Status) {
         if !self.is_over {
             self.is_over = true;

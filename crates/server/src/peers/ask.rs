@@ -9,9 +9,9 @@ use super::directory::Directory;
 use super::greet::{self, Greeter, NoLink};
 
 /// Accepts any node: nothing follows the handshake.
-struct Asking(Arc<Directory>);
+struct HandshakeOnly(Arc<Directory>);
 
-impl Greeter for Asking {
+impl Greeter for HandshakeOnly {
     fn hello(&self, to: u64, lane: Lane) -> Hello {
         self.0.hello(to, lane)
     }
@@ -39,7 +39,7 @@ pub(crate) async fn who_waits(
     if let Some(removed) = directory.refuses(node) {
         return Err(removed.to_string());
     }
-    let hello = match greet::open(address, node, Lane::Greeting, &Asking(directory.clone())).await {
+    let hello = match greet::open(address, node, Lane::Greeting, &HandshakeOnly(directory.clone())).await {
         Ok((_, hello)) => hello,
         Err(NoLink::Refused(refusal) | NoLink::Unwanted(refusal)) => return Err(refusal.text),
         Err(NoLink::Unreachable(error)) => {

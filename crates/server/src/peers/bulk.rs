@@ -25,7 +25,7 @@ use tokio::sync::{mpsc as tokio_mpsc, oneshot};
 
 use super::directory::Directory;
 use super::greet;
-use crate::chores::Done;
+use crate::chores::DiskTaskResult;
 use crate::inbox::Inbox;
 
 /// Time limits of either side.
@@ -63,7 +63,7 @@ pub(crate) struct Bulk<D: Disk> {
     pub(crate) directory: Arc<Directory>,
     pub(crate) snapshots: Snapshots<D>,
     pub(crate) inbox: Arc<Inbox>,
-    pub(crate) done: Sender<Done<D>>,
+    pub(crate) done: Sender<DiskTaskResult<D>>,
     /// Only one is received at a time: each takes disk and processor time.
     pub(crate) is_receiving: AtomicBool,
     pub(crate) patience: Patience,
@@ -167,7 +167,7 @@ impl<D: Disk + Sync> Bulk<D> {
         let (settled, settles) = mpsc::channel();
         let received = Box::new(Received { offer, table, bytes });
         self.done
-            .send(Done::Received(received, Box::new(Arrived { head, sealed, settled })))
+            .send(DiskTaskResult::Received(received, Box::new(Arrived { head, sealed, settled })))
             .map_err(|_| io::Error::other("this node stops"))?;
         self.inbox.ring();
         settles

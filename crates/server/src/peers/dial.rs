@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::directory::Directory;
 use super::greet::{self, NoLink};
-use super::{Handover, Link, Way};
+use super::{Handover, PeerConnection, Way};
 use crate::inbox::Inbox;
 
 /// The first and the longest pause between two attempts.
@@ -86,7 +86,7 @@ impl Dialler {
                     let (alive, over) = oneshot::channel();
                     match socket.into_std() {
                         Ok(socket) => self.handover.give(
-                            Link {
+                            PeerConnection {
                                 number,
                                 node,
                                 way: Way::Out,

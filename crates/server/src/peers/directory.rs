@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lockkeeper_core::limits;
-use lockkeeper_replica::founder::{self, Identity};
+use lockkeeper_replica::founder::{self, NodeIdentity};
 use lockkeeper_replica::{Change, Members, NODES_MAX, Rejected};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Founding, Member};
@@ -232,8 +232,8 @@ impl Directory {
         }
     }
 
-    fn identity<'a>(&'a self, known: &'a Known) -> Identity<'a> {
-        Identity {
+    fn identity<'a>(&'a self, known: &'a Known) -> NodeIdentity<'a> {
+        NodeIdentity {
             founding: &self.founding,
             members: &known.members,
             rules: known.rules,

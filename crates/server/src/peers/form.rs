@@ -1,11 +1,11 @@
 //! A node without data bootstraps a cluster with the other nodes of its list, or is added to one that exists.
 //!
-//! Responsible for: every decision of the `Founder` is durable before any message that depends on it is sent.
+//! Responsible for: every decision of the `Bootstrap` is durable before any message that depends on it is sent.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lockkeeper_replica::founder::{Founder, Step};
+use lockkeeper_replica::founder::{Bootstrap, BootstrapStep};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Candidate, Founding};
 use tokio::net::TcpListener;
@@ -22,7 +22,7 @@ const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// The outcome of [`form`].
 #[derive(Clone, Debug)]
-enum Outcome {
+enum FormationOutcome {
     Found(Founding),
     Stop(Refusal),
 }
@@ -32,9 +32,9 @@ type Keep = Box<dyn Fn(&Candidate) -> Result<(), ServeError> + Send + Sync>;
 
 /// A node without a cluster, as handshakes of other nodes see it.
 struct Forming {
-    founder: Mutex<Founder>,
+    founder: Mutex<Bootstrap>,
     keep: Keep,
-    outcome: watch::Sender<Option<Outcome>>,
+    outcome: watch::Sender<Option<FormationOutcome>>,
     failed: Mutex<Option<ServeError>>,
     /// Notified when this node's hello has changed.
     moved: Notify,
@@ -53,7 +53,7 @@ pub(crate) async fn form(
 ) -> Result<Founding, ServeError> {
     let (sender, mut outcome) = watch::channel(None);
     let forming = Arc::new(Forming {
-        founder: Mutex::new(Founder::new(own.clone())),
+        founder: Mutex::new(Bootstrap::new(own.clone())),
         keep: Box::new(keep),
         outcome: sender,
         failed: Mutex::default(),
@@ -78,44 +78,44 @@ pub(crate) async fn form(
         return Err(error);
     }
     match decided {
-        Some(Outcome::Found(founding)) => Ok(founding),
-        Some(Outcome::Stop(refusal)) => Err(ServeError::Refused(refusal)),
+        Some(FormationOutcome::Found(founding)) => Ok(founding),
+        Some(FormationOutcome::Stop(refusal)) => Err(ServeError::Refused(refusal)),
         None => Err(ServeError::Panicked { thread: "the caller's" }),
     }
 }
 
 impl Forming {
-    fn founder(&self) -> MutexGuard<'_, Founder> {
+    fn founder(&self) -> MutexGuard<'_, Bootstrap> {
         self.founder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Executes the steps of the `Founder` until it waits or is done.
-    fn follow(&self, ask: impl FnOnce(&mut Founder) -> Step) -> Result<(), Refusal> {
+    /// Executes the steps of the `Bootstrap` until it waits or is done.
+    fn follow(&self, ask: impl FnOnce(&mut Bootstrap) -> BootstrapStep) -> Result<(), Refusal> {
         let mut founder = self.founder();
         let mut step = ask(&mut founder);
         loop {
             match step {
-                Step::Wait { .. } => return Ok(()),
-                Step::Refuse(refusal) => return Err(refusal),
-                Step::Promise(own) => {
+                BootstrapStep::Wait { .. } => return Ok(()),
+                BootstrapStep::Refuse(refusal) => return Err(refusal),
+                BootstrapStep::Promise(own) => {
                     if let Err(error) = (self.keep)(&own) {
                         // A promise must survive a restart before it is sent, so nothing more is sent.
                         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
                         let text = "this node's disk failed".to_owned();
                         let refusal = Refusal { text, ..Refusal::default() };
-                        self.outcome.send_replace(Some(Outcome::Stop(refusal.clone())));
+                        self.outcome.send_replace(Some(FormationOutcome::Stop(refusal.clone())));
                         return Err(refusal);
                     }
                     founder.promised(own);
                     self.moved.notify_waiters();
                     step = founder.step();
                 }
-                Step::Found(founding) => {
-                    self.outcome.send_replace(Some(Outcome::Found(founding)));
+                BootstrapStep::Found(founding) => {
+                    self.outcome.send_replace(Some(FormationOutcome::Found(founding)));
                     return Ok(());
                 }
-                Step::Stop(refusal) => {
-                    self.outcome.send_replace(Some(Outcome::Stop(refusal.clone())));
+                BootstrapStep::Stop(refusal) => {
+                    self.outcome.send_replace(Some(FormationOutcome::Stop(refusal.clone())));
                     return Err(refusal);
                 }
             }
@@ -132,7 +132,7 @@ impl Forming {
             let text = match greet::open(&address, node, Lane::Greeting, &*self).await {
                 Ok(_) => String::new(),
                 Err(NoLink::Refused(refusal)) if is_final(&refusal, me) => {
-                    self.outcome.send_replace(Some(Outcome::Stop(refusal)));
+                    self.outcome.send_replace(Some(FormationOutcome::Stop(refusal)));
                     return;
                 }
                 Err(NoLink::Unreachable(error)) => {
@@ -161,7 +161,7 @@ impl Forming {
                 (founder.step(), founder.own().clone())
             };
             match step {
-                Step::Wait { missing } if missing.is_empty() => {
+                BootstrapStep::Wait { missing } if missing.is_empty() => {
                     let member = own.member.unwrap_or_default();
                     tracing::info!(
                         "waiting to be added: `lockkeeper cluster add {}={}`",
@@ -169,7 +169,7 @@ impl Forming {
                         member.peer_address
                     );
                 }
-                Step::Wait { missing } => {
+                BootstrapStep::Wait { missing } => {
                     let of = own.nodes.iter().filter(|listed| missing.contains(&listed.node));
                     let text: Vec<_> = of.map(|it| format!("{}={}", it.node, it.peer_address)).collect();
                     tracing::info!("waiting for the other nodes of the new cluster: {}", text.join(", "));
@@ -192,7 +192,7 @@ impl Greeter for Forming {
     /// Only a node at an address that the operator gave can make this one stop; that node is asked again soon.
     fn admit_guest(&self, hello: &Hello) -> Result<(), Refusal> {
         self.follow(|founder| match founder.heard(hello) {
-            Step::Stop(refusal) => Step::Refuse(refusal),
+            BootstrapStep::Stop(refusal) => BootstrapStep::Refuse(refusal),
             step => step,
         })
     }

@@ -29,7 +29,7 @@ const CONTEXT_BYTES_MAX: usize = 32;
 const LENGTH_BYTES: usize = 4;
 
 /// Pending bytes for one peer.
-pub(super) struct Outgoing {
+pub(super) struct PeerOutbox {
     socket: TcpStream,
     waiting: Vec<u8>,
     /// The number of bytes in `waiting` that are written.
@@ -39,7 +39,7 @@ pub(super) struct Outgoing {
     last_write: Instant,
 }
 
-impl Outgoing {
+impl PeerOutbox {
     pub(super) fn new(socket: TcpStream) -> Self {
         let ends = VecDeque::new();
         Self { socket, waiting: Vec::new(), written: 0, ends, last_write: Instant::now() }

@@ -20,13 +20,13 @@ const SAID_MAX: usize = 256;
 
 /// Refusals that were logged: a refused node tries again every second.
 #[derive(Default)]
-struct Said {
+struct LoggedRefusals {
     /// By node and a hash of the text, whose length the other side can choose.
     texts: BTreeSet<(u64, u64)>,
     hasher: RandomState,
 }
 
-impl Said {
+impl LoggedRefusals {
     /// Whether this text was not logged yet for this node.
     fn is_news(&mut self, node: u64, text: &str) -> bool {
         if self.texts.len() >= SAID_MAX {
@@ -50,7 +50,7 @@ pub(super) async fn listen<N: Copy + Send + 'static>(
     number: impl Fn() -> N,
     take: impl Fn(N, TcpStream, Hello) + Clone + Send + 'static,
 ) {
-    let said = Arc::new(Mutex::new(Said::default()));
+    let said = Arc::new(Mutex::new(LoggedRefusals::default()));
     let greetings = Arc::new(Semaphore::new(GREETINGS_MAX));
     loop {
         // The semaphore is never closed.
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn refusal_is_logged_once_for_each_node_and_text_until_the_node_is_accepted() {
-        let mut said = Said::default();
+        let mut said = LoggedRefusals::default();
         assert!(said.is_news(2, "its data are gone"));
         assert!(!said.is_news(2, "its data are gone"));
         // Two machines that both claim to be node 2 take turns.
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn number_of_remembered_refusals_is_bounded() {
-        let mut said = Said::default();
+        let mut said = LoggedRefusals::default();
         for node in 0..10_000 {
             assert!(said.is_news(node, "who is that"));
             assert!(said.texts.len() <= SAID_MAX);

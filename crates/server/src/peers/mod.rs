@@ -54,7 +54,7 @@ pub(crate) use bulk::{Arrived, Bulk, PATIENCE};
 use dial::Dialler;
 pub(crate) use directory::Directory;
 pub(crate) use form::form;
-use link::{Incoming, Looked, Outgoing};
+use link::{Incoming, Looked, PeerOutbox};
 use listen::listen;
 pub(crate) use poll::Bell;
 use poll::Poller;
@@ -76,7 +76,7 @@ pub(crate) enum Way {
 
 /// A connection after its handshake: each side knows and accepts the other.
 #[derive(Debug)]
-pub(crate) struct Link {
+pub(crate) struct PeerConnection {
     /// See [`Handover::number`].
     pub(crate) number: u64,
     pub(crate) node: u64,
@@ -92,7 +92,7 @@ pub(crate) struct Link {
 /// New links from the front, for the replica's thread.
 #[derive(Debug)]
 pub(crate) struct Handover {
-    arrived: Mutex<Vec<Link>>,
+    arrived: Mutex<Vec<PeerConnection>>,
     last: AtomicU64,
     /// `TCP_USER_TIMEOUT`: a link ends if the peer's system does not acknowledge data for this long.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the system has no such setting"))]
@@ -112,7 +112,7 @@ impl Handover {
     }
 
     /// The replica takes the link at its next turn.
-    pub(crate) fn give(&self, link: Link, inbox: &Inbox) {
+    pub(crate) fn give(&self, link: PeerConnection, inbox: &Inbox) {
         #[cfg(target_os = "linux")]
         if let Err(error) = SockRef::from(&link.socket).set_tcp_user_timeout(Some(self.unacknowledged)) {
             tracing::warn!(%error, "a connection with node {} keeps the system's patience: {error}", link.node);
@@ -121,7 +121,7 @@ impl Handover {
         inbox.ring();
     }
 
-    fn take(&self) -> Vec<Link> {
+    fn take(&self) -> Vec<PeerConnection> {
         std::mem::take(&mut self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -146,7 +146,7 @@ pub(crate) fn talk<D: Disk + Sync>(
             Ok(socket) if hello.lane() == Lane::Messages => {
                 let Hello { node, rules_max, client_address, .. } = hello;
                 let link =
-                    Link { number, node, way: Way::In, socket, rules_max, client_address, alive: None };
+                    PeerConnection { number, node, way: Way::In, socket, rules_max, client_address, alive: None };
                 handover.give(link, &inbox);
             }
             Ok(socket) if hello.lane() == Lane::Snapshot => bulk.receive(hello.node, socket),
@@ -282,7 +282,7 @@ struct In {
 
 struct Out {
     number: u64,
-    bytes: Outgoing,
+    bytes: PeerOutbox,
     _alive: Option<oneshot::Sender<()>>,
 }
 
@@ -363,8 +363,8 @@ impl Links {
         }
     }
 
-    fn welcome(&mut self, link: Link, out: &mut Vec<Event>) {
-        let Link { number, node, way, socket, rules_max, client_address, alive } = link;
+    fn welcome(&mut self, link: PeerConnection, out: &mut Vec<Event>) {
+        let PeerConnection { number, node, way, socket, rules_max, client_address, alive } = link;
         let present = match way {
             Way::In => self.incoming.get(&node).map(|link| link.number),
             Way::Out => self.outgoing.get(&node).map(|link| link.number),
@@ -387,7 +387,7 @@ impl Links {
             }
             Way::Out => {
                 self.drop_outgoing(node);
-                self.outgoing.insert(node, Out { number, bytes: Outgoing::new(socket), _alive: alive });
+                self.outgoing.insert(node, Out { number, bytes: PeerOutbox::new(socket), _alive: alive });
             }
         }
         // Earlier losses are reported before the new link.

@@ -45,7 +45,7 @@ impl Fixture {
         socket.set_nonblocking(true).expect("a socket");
         let client_address = "client:2".to_owned();
         self.handover.give(
-            Link { number, node: 2, way, socket, rules_max: 7, client_address, alive: None },
+            PeerConnection { number, node: 2, way, socket, rules_max: 7, client_address, alive: None },
             &self.inbox,
         );
         theirs

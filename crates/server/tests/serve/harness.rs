@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lockkeeper_server::{Options, Running, ServeError, run};
+use lockkeeper_server::{ServerOptions, Running, ServeError, run};
 use lockkeeper_wire::v1::lockkeeper_client::LockkeeperClient;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 use tempfile::TempDir;
@@ -27,10 +27,10 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(data: &Path) -> Self {
-        Self::start_with(Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data) })
+        Self::start_with(ServerOptions { listen: "127.0.0.1:0".to_owned(), ..ServerOptions::new(data) })
     }
 
-    pub(crate) fn start_with(options: Options) -> Self {
+    pub(crate) fn start_with(options: ServerOptions) -> Self {
         let (sender, ready) = mpsc::channel();
         let thread = std::thread::spawn(move || run(options, move |running| sender.send(running).unwrap()));
         match ready.recv_timeout(DEADLINE) {

@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use lockkeeper_server::{Options, ServeError, run};
+use lockkeeper_server::{ServerOptions, ServeError, run};
 use lockkeeper_wire::v1::{self, StreamEndReason, server_item::What};
 
 use crate::harness::{Client, SECRET, Server, directory};
@@ -56,7 +56,7 @@ async fn acknowledged_grants_survive_a_shutdown_under_load() {
 fn non_loopback_address_is_refused_before_anything_is_written() {
     let parent = directory();
     let data = parent.path().join("data");
-    let options = Options { listen: "0.0.0.0:0".to_owned(), ..Options::new(&data) };
+    let options = ServerOptions { listen: "0.0.0.0:0".to_owned(), ..ServerOptions::new(&data) };
     let error = run(options, |_| panic!("it must not serve")).unwrap_err();
     assert!(matches!(error, ServeError::NotLoopback { .. }), "{error}");
     assert!(!data.exists());
@@ -68,7 +68,7 @@ fn port_in_use_is_named_and_bootstraps_no_cluster() {
     let data = parent.path().join("data");
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = other.local_addr().unwrap();
-    let options = Options { listen: address.to_string(), ..Options::new(&data) };
+    let options = ServerOptions { listen: address.to_string(), ..ServerOptions::new(&data) };
     let error = run(options, |_| panic!("it must not serve")).unwrap_err();
     assert!(matches!(error, ServeError::AddressInUse { .. }), "{error}");
     assert!(error.to_string().contains(&address.to_string()), "{error}");
@@ -76,7 +76,7 @@ fn port_in_use_is_named_and_bootstraps_no_cluster() {
 }
 
 /// The reason why a node doesn't serve; runs on a thread without a runtime.
-async fn not_served(options: Options) -> ServeError {
+async fn not_served(options: ServerOptions) -> ServeError {
     let run = || run(options, |_| panic!("it must not serve")).unwrap_err();
     tokio::task::spawn_blocking(|| std::thread::spawn(run).join().unwrap()).await.unwrap()
 }
@@ -85,7 +85,7 @@ async fn not_served(options: Options) -> ServeError {
 async fn two_nodes_do_not_share_a_directory() {
     let data = directory();
     let server = Server::start(data.path());
-    let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };
+    let options = ServerOptions { listen: "127.0.0.1:0".to_owned(), ..ServerOptions::new(data.path()) };
     let error = not_served(options).await;
     assert!(error.to_string().contains("in use") && !error.to_string().contains('\n'), "{error}");
     server.stop().await.unwrap();
@@ -96,7 +96,7 @@ async fn two_nodes_do_not_share_a_directory() {
 fn directory_with_foreign_content_is_refused() {
     let data = directory();
     std::fs::write(data.path().join("founding"), b"something else").unwrap();
-    let options = Options { listen: "127.0.0.1:0".to_owned(), ..Options::new(data.path()) };
+    let options = ServerOptions { listen: "127.0.0.1:0".to_owned(), ..ServerOptions::new(data.path()) };
     let error = run(options, |_| panic!("it must not serve")).unwrap_err();
     assert!(matches!(error, ServeError::Open { .. }), "{error}");
     assert!(error.to_string().contains(&data.path().display().to_string()), "{error}");

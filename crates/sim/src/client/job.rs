@@ -7,14 +7,14 @@ use lockkeeper::simulation::{Event, Granted, Key, NotAcquired, Releasing, Want, 
 use lockkeeper_core::{LockName, Mode};
 use lockkeeper_fence::Section;
 
-use super::Client;
+use super::SimClient;
 use crate::clock::{MS, Nanos};
 use crate::core::{Core, Happening};
-use crate::mutants::Place;
-use crate::resource::{Resources, Seen};
+use crate::mutants::MutantLocation;
+use crate::resource::{Resources, SectionRead};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
+pub(crate) enum JobState {
     Waiting,
     Held,
     Releasing,
@@ -25,13 +25,13 @@ pub(crate) enum State {
 pub(crate) struct Job {
     pub(crate) session: usize,
     pub(crate) key: Key,
-    pub(crate) state: State,
+    pub(crate) state: JobState,
     pub(crate) is_lost: bool,
     pub(crate) token: Option<u64>,
     wanted: Arc<Wanted>,
     section: Option<(String, Section)>,
-    seen: Option<Seen>,
-    stage: Stage,
+    seen: Option<SectionRead>,
+    stage: JobStage,
     /// Checks its guard before each step; careless jobs depend on the fence.
     is_careful: bool,
     /// Its future was dropped: no result may be delivered any more.
@@ -40,13 +40,13 @@ pub(crate) struct Job {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum JobStage {
     Enter,
     Write,
     End,
 }
 
-impl Client {
+impl SimClient {
     /// Starts a caller with a random request.
     pub(crate) fn begin_job(&mut self, core: &mut Core) {
         let scenario = core.scenario.clone();
@@ -112,13 +112,13 @@ impl Client {
         let job = Job {
             session,
             key,
-            state: State::Waiting,
+            state: JobState::Waiting,
             is_lost: false,
             token: None,
             wanted: wanted.clone(),
             section: None,
             seen: None,
-            stage: Stage::Enter,
+            stage: JobStage::Enter,
             is_careful: dice.chance(50),
             is_dropped: false,
             step_max: if stormy { dice.spread(work.0, work.1) } else { 10 * MS },
@@ -142,17 +142,17 @@ impl Client {
     pub(super) fn granted(&mut self, core: &mut Core, key: Key, grant: Granted) {
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
         let Some(token) = grant.token else { return core.broken("P2", "a grant without a token") };
-        if job.state != State::Waiting {
-            if !(job.is_dropped && core.is(Place::DropForgotten)) {
+        if job.state != JobState::Waiting {
+            if !(job.is_dropped && core.is(MutantLocation::DropForgotten)) {
                 let what = format!("client {} {key:?} is granted while {:?}", self.index, job.state);
                 core.broken("P7", &what);
             }
             return;
         }
-        job.state = State::Held;
+        job.state = JobState::Held;
         self.holding.insert(key.0);
         job.token = Some(token.get());
-        if core.is(Place::GrantRenews) {
+        if core.is(MutantLocation::GrantRenews) {
             let (session, now) = (&mut self.sessions[job.session], self.clock.instant(core.now));
             session.belief = session.spec.ttl.map(|ttl| now + ttl * 99 / 100);
         }
@@ -180,7 +180,7 @@ impl Client {
         if let NotAcquired::Ambiguous = why {
             core.oracle.seen.ambiguous += 1;
         }
-        if job.state != State::Waiting {
+        if job.state != JobState::Waiting {
             let what = format!("client {} {key:?} is told {why:?} while {:?}", self.index, job.state);
             return core.broken("P7", &what);
         }
@@ -189,7 +189,7 @@ impl Client {
 
     pub(super) fn released(&mut self, core: &mut Core, key: Key, how: Releasing) {
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
-        if job.state != State::Releasing {
+        if job.state != JobState::Releasing {
             let what = format!("client {} {key:?} is told {how:?} while {:?}", self.index, job.state);
             return core.broken("P7", &what);
         }
@@ -198,7 +198,7 @@ impl Client {
 
     fn over(&mut self, core: &mut Core, key: Key) {
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
-        job.state = State::Over;
+        job.state = JobState::Over;
         self.holding.remove(&key.0);
         self.sessions[job.session].wanted.remove(&key);
         if core.is_stormy {
@@ -212,15 +212,15 @@ impl Client {
         let Some(job) = self.jobs.get(&key) else { return };
         let key = job.key;
         match job.state {
-            State::Over => {}
+            JobState::Over => {}
             // The only step of a waiting job is its drop.
-            State::Waiting => self.drop_job(core, key),
-            State::Releasing => {
+            JobState::Waiting => self.drop_job(core, key),
+            JobState::Releasing => {
                 if core.is_stormy && core.dice.chance(20) {
                     self.drop_job(core, key);
                 }
             }
-            State::Held => self.work(core, resources, key),
+            JobState::Held => self.work(core, resources, key),
         }
     }
 
@@ -228,7 +228,7 @@ impl Client {
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
         job.is_dropped = true;
         let session = job.session;
-        let forgets = core.is(Place::DropForgotten) && job.state == State::Waiting;
+        let forgets = core.is(MutantLocation::DropForgotten) && job.state == JobState::Waiting;
         core.note(format_args!("client {} drops {key:?}", self.index));
         self.over(core, key);
         if !forgets {
@@ -242,14 +242,14 @@ impl Client {
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
         let Some((name, section)) = job.section.clone() else { return };
         let writes = section.mode() != lockkeeper_fence::ModeKind::Shared;
-        let stage = if stops { Stage::End } else { job.stage };
+        let stage = if stops { JobStage::End } else { job.stage };
         match stage {
-            Stage::Enter => {
+            JobStage::Enter => {
                 job.seen = Some(resources.enter(&name, section));
-                job.stage = if writes { Stage::Write } else { Stage::End };
+                job.stage = if writes { JobStage::Write } else { JobStage::End };
             }
-            Stage::Write => {
-                job.stage = Stage::End;
+            JobStage::Write => {
+                job.stage = JobStage::End;
                 if let Some(seen) = &job.seen {
                     match resources.write(&name, section, seen) {
                         Ok(written) => {
@@ -259,7 +259,7 @@ impl Client {
                     }
                 }
             }
-            Stage::End => return self.end_job(core, key),
+            JobStage::End => return self.end_job(core, key),
         }
         let pause = core.dice.spread(MS, job.step_max);
         self.step_after(core, pause, key);
@@ -270,7 +270,7 @@ impl Client {
             return self.drop_job(core, key);
         }
         let Some(job) = self.jobs.get_mut(&key.0) else { return };
-        job.state = State::Releasing;
+        job.state = JobState::Releasing;
         self.holding.remove(&key.0);
         let session = job.session;
         let pause = core.dice.spread(MS, 100 * MS);

@@ -17,25 +17,25 @@ use lockkeeper_core::Seq;
 use lockkeeper_replica::StreamId;
 use lockkeeper_wire::v1::StreamEndReason;
 
-use crate::clock::{Clock, MS, Nanos};
+use crate::clock::{DriftingClock, MS, Nanos};
 use crate::core::{Core, Happening};
-use crate::mutants::Place;
+use crate::mutants::MutantLocation;
 use crate::net::Down;
 use crate::node::{client_address, node_at};
-pub(crate) use job::{Job, State};
+pub(crate) use job::{Job, JobState};
 
 /// Identifies a call to the carrier: session index and call.
 type Handle = (usize, CallId);
 
-pub(crate) struct Client {
+pub(crate) struct SimClient {
     pub(crate) index: usize,
     /// Counts starts of the client; events for an earlier one are dropped.
     pub(crate) life: u64,
-    pub(crate) clock: Clock,
+    pub(crate) clock: DriftingClock,
     /// The client is paused until this time.
     pub(crate) paused_until: Nanos,
     pub(crate) is_alive: bool,
-    pub(crate) sessions: Vec<Session>,
+    pub(crate) sessions: Vec<SimSession>,
     carrier: Carrier<Handle>,
     stream: Option<(Carried, StreamId)>,
     is_connecting: bool,
@@ -51,7 +51,7 @@ pub(crate) struct Client {
     next_key: u64,
 }
 
-pub(crate) struct Session {
+pub(crate) struct SimSession {
     pub(crate) machine: Machine,
     carried: SessionKey,
     spec: Spec,
@@ -63,15 +63,15 @@ pub(crate) struct Session {
     sent: BTreeMap<Seq, u64>,
 }
 
-impl Client {
+impl SimClient {
     pub(crate) fn new(core: &mut Core, index: usize, life: u64) -> Self {
         let drift = core.scenario.drift;
         let ppm = core.dice.within(0, 2 * drift as u64) as i64 - drift;
-        let ppm = if core.is(Place::DriftBeyondMargin) { -50_000 } else { ppm };
+        let ppm = if core.is(MutantLocation::DriftBeyondMargin) { -50_000 } else { ppm };
         let origin = core.dice.within(1_000 * MS, 1_000_000_000 * MS);
         let mut carrier = Carrier::new();
         let sessions = core.scenario.specs.clone().into_iter();
-        let sessions = sessions.map(|spec| Session {
+        let sessions = sessions.map(|spec| SimSession {
             machine: Machine::new(spec),
             carried: carrier.add(spec, &format!("client {index}"), core.dice.secret()),
             spec,
@@ -89,7 +89,7 @@ impl Client {
         Self {
             index,
             life,
-            clock: Clock::new(origin, ppm),
+            clock: DriftingClock::new(origin, ppm),
             paused_until: 0,
             is_alive: true,
             sessions,
@@ -184,13 +184,13 @@ impl Client {
                     session.carried = self.carrier.add(session.spec, &label, core.dice.secret());
                     session.sent.clear();
                 }
-                let Some(what) = session.call(what, core.is(Place::RetryRenumbered)) else { return };
+                let Some(what) = session.call(what, core.is(MutantLocation::RetryRenumbered)) else { return };
                 let mut outcomes = Vec::new();
                 self.carrier.submit(now, session.carried, what, (index, call), &mut outcomes);
                 self.outcomes(core, outcomes, events);
             }
             Output::Belief(until) => {
-                let from_receipt = core.is(Place::DeadlineFromReceipt);
+                let from_receipt = core.is(MutantLocation::DeadlineFromReceipt);
                 let late = session.spec.ttl.filter(|_| from_receipt).map(|ttl| now + ttl * 99 / 100);
                 session.belief = until.map(|until| late.unwrap_or(until));
             }
@@ -200,8 +200,8 @@ impl Client {
             Output::Released { key, how } => self.released(core, key, how),
             Output::Lost { key, cause } => {
                 core.oracle.seen.lost += 1;
-                let ignored = core.is(Place::LossIgnored)
-                    || (core.is(Place::DeadlineFromReceipt) && cause == LossCause::Expired);
+                let ignored = core.is(MutantLocation::LossIgnored)
+                    || (core.is(MutantLocation::DeadlineFromReceipt) && cause == LossCause::Expired);
                 if let Some(job) = self.jobs.get_mut(&key.0)
                     && !ignored
                 {
@@ -225,7 +225,7 @@ impl Client {
                 Outcome::Resolved((session, call), Err(error)) => {
                     events.push_back((session, Event::Failed { call, sent: error.sent }));
                 }
-                Outcome::Push(_, Push::Detached { .. }) if core.is(Place::DetachUnheard) => {}
+                Outcome::Push(_, Push::Detached { .. }) if core.is(MutantLocation::DetachUnheard) => {}
                 Outcome::Push(key, push) => self.pushed(key, push, events),
                 Outcome::EndStream(ending) => {
                     core.note(format_args!("client {} ends its stream: {ending:?}", self.index));
@@ -365,7 +365,7 @@ impl Client {
     /// Whether the guard of a job reports "held" now (P5).
     pub(crate) fn says_held(&self, core: &Core, job: &Job) -> bool {
         let now = self.clock.instant(core.now);
-        job.state == State::Held
+        job.state == JobState::Held
             && !job.is_lost
             && self.sessions[job.session].belief.is_some_and(|until| now < until)
     }
@@ -373,7 +373,7 @@ impl Client {
     /// Whether all jobs are over, and no call is pending.
     pub(crate) fn is_idle(&self) -> bool {
         !self.is_alive
-            || (self.jobs.values().all(|job| job.state == State::Over)
+            || (self.jobs.values().all(|job| job.state == JobState::Over)
                 && self.sessions.iter().all(|session| session.machine.is_idle()))
     }
 
@@ -388,7 +388,7 @@ impl Client {
     }
 }
 
-impl Session {
+impl SimSession {
     fn call(&mut self, what: What, renumbers: bool) -> Option<Call> {
         Some(match what {
             What::Open { fresh } => Call::Open { fresh },

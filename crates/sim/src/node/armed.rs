@@ -3,7 +3,7 @@
 use lockkeeper_wire::peer::PeerFrame;
 use lockkeeper_wire::store::Record;
 
-use super::Node;
+use super::SimNode;
 use crate::clock::{MS, Nanos};
 use crate::core::{Core, Happening};
 
@@ -22,7 +22,7 @@ pub(crate) enum Arm {
     SlowEnd,
 }
 
-impl Node {
+impl SimNode {
     pub(crate) fn arm(&mut self, arm: Arm) {
         if let Some(process) = &mut self.process {
             process.arm = Some(arm);

@@ -2,19 +2,19 @@
 //! is durable before any message that depends on it is sent.
 
 use lockkeeper_replica::disk::memory::Operation;
-use lockkeeper_replica::founder::{Founder, Step};
+use lockkeeper_replica::founder::{Bootstrap, BootstrapStep};
 use lockkeeper_replica::storage::{self, OpenError};
 use lockkeeper_wire::peer::{Hello, Lane, Refusal};
 use lockkeeper_wire::store::{Candidate, Founding, Listed, Member};
 
 use super::start::{OPTIONS, TOKENS_ABOVE, client_address, peer_address};
-use super::{EIO, Node};
+use super::{EIO, SimNode};
 use crate::clock::MS;
 use crate::core::{Core, Happening, Id};
 
 /// The state of a node that belongs to no cluster yet.
 pub(super) struct Forming {
-    founder: Founder,
+    founder: Bootstrap,
     /// The bootstrap record that is about to be written.
     decided: Option<Founding>,
 }
@@ -32,7 +32,7 @@ impl Forming {
     }
 }
 
-impl Node {
+impl SimNode {
     /// The identity that an operator uses to add the node to a cluster.
     pub(crate) fn candidate(&self) -> Option<Member> {
         self.forming.as_ref().and_then(|forming| forming.founder.own().member.clone())
@@ -70,7 +70,7 @@ impl Node {
         self.disk.heal();
         let others: Vec<Id> =
             own.nodes.iter().map(|listed| listed.node).filter(|node| *node != self.id).collect();
-        self.forming = Some(Forming { founder: Founder::new(own), decided: None });
+        self.forming = Some(Forming { founder: Bootstrap::new(own), decided: None });
         // Its stored promise may be the last one that was missing.
         let _ = self.follow(core, |founder| founder.step());
         for to in if others.is_empty() { vec![0] } else { others } {
@@ -85,14 +85,14 @@ impl Node {
     }
 
     /// Carries out the founder's steps until it waits or is done.
-    fn follow(&mut self, core: &mut Core, ask: impl FnOnce(&mut Founder) -> Step) -> Result<(), Refusal> {
+    fn follow(&mut self, core: &mut Core, ask: impl FnOnce(&mut Bootstrap) -> BootstrapStep) -> Result<(), Refusal> {
         let Some(forming) = &mut self.forming else { return Err(Refusal::default()) };
         let mut step = ask(&mut forming.founder);
         loop {
             match step {
-                Step::Wait { .. } => return Ok(()),
-                Step::Refuse(refusal) => return Err(refusal),
-                Step::Promise(own) => {
+                BootstrapStep::Wait { .. } => return Ok(()),
+                BootstrapStep::Refuse(refusal) => return Err(refusal),
+                BootstrapStep::Promise(own) => {
                     core.note(format_args!("node {} promises", self.id));
                     self.may_fail(core);
                     if let Err(error) = storage::stand(&self.disk, &own) {
@@ -105,7 +105,7 @@ impl Node {
                     forming.founder.promised(own);
                     step = forming.founder.step();
                 }
-                Step::Found(founding) => {
+                BootstrapStep::Found(founding) => {
                     if let Some(forming) = self.forming.as_mut().filter(|it| it.decided.is_none()) {
                         forming.decided = Some(founding);
                         let pause = core.dice.spread(MS / 10, 100 * MS);
@@ -113,7 +113,7 @@ impl Node {
                     }
                     return Ok(());
                 }
-                Step::Stop(refusal) => {
+                BootstrapStep::Stop(refusal) => {
                     core.note(format_args!("node {} has no place: {}", self.id, refusal.text));
                     self.ends(core);
                     return Err(refusal);

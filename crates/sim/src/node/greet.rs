@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use lockkeeper_replica::Members;
-use lockkeeper_replica::founder::Identity;
+use lockkeeper_replica::founder::NodeIdentity;
 use lockkeeper_wire::peer::{Hello, Lane, Refusal, RefusalCode};
 use lockkeeper_wire::store::Founding;
 
-use super::Node;
+use super::SimNode;
 use super::start::client_address;
 use crate::clock::MS;
 use crate::core::{Core, Id};
@@ -37,7 +37,7 @@ impl Directory {
     }
 }
 
-impl Node {
+impl SimNode {
     /// Whether it has data and runs on it.
     pub(crate) fn is_member(&self) -> bool {
         self.process.is_some()
@@ -79,7 +79,7 @@ impl Node {
         match (&self.process, &self.forming) {
             (Some(process), _) => {
                 let client_address = client_address(self.id);
-                let identity = Identity {
+                let identity = NodeIdentity {
                     founding: &process.directory.founding,
                     members: &process.directory.members,
                     rules: process.replica.table().rules(),
@@ -96,7 +96,7 @@ impl Node {
     /// Applies the admission rules to a handshake.
     pub(crate) fn admit(&mut self, core: &mut Core, hello: &Hello) -> Result<(), Refusal> {
         let Some(process) = &mut self.process else { return self.hears(core, hello) };
-        let identity = Identity {
+        let identity = NodeIdentity {
             founding: &process.directory.founding,
             members: &process.directory.members,
             rules: process.replica.table().rules(),

@@ -25,7 +25,7 @@ use lockkeeper_wire::store::Record;
 
 use crate::bulk::BulkId;
 use crate::chores::Chores;
-use crate::clock::{Clock, MS, Nanos, SECOND};
+use crate::clock::{DriftingClock, MS, Nanos, SECOND};
 use crate::core::{Core, Id};
 use crate::net::{Down, Up};
 pub(crate) use armed::Arm;
@@ -39,13 +39,13 @@ const LOOKS_EVERY: Nanos = 100 * MS;
 /// The error code that a failing disk returns.
 const EIO: i32 = 5;
 
-pub(crate) struct Node {
+pub(crate) struct SimNode {
     pub(crate) id: Id,
-    pub(crate) clock: Clock,
+    pub(crate) clock: DriftingClock,
     disk: MemoryDisk,
     /// Counts starts of the process.
     pub(crate) run: u64,
-    process: Option<Process>,
+    process: Option<NodeProcess>,
     /// Set while the node has no data and is looking for its cluster.
     forming: Option<Forming>,
     seed: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Node {
 }
 
 /// The state lost in a crash.
-struct Process {
+struct NodeProcess {
     replica: Replica,
     directory: Directory,
     log: Log<MemoryDisk>,
@@ -101,7 +101,7 @@ struct Process {
     visits_before: u64,
 }
 
-impl Process {
+impl NodeProcess {
     /// When the event loop may run next.
     fn runs_at(&self) -> Nanos {
         self.stopped_until.max(self.loop_until)
@@ -135,14 +135,14 @@ struct Barrier {
     waits: BTreeMap<StreamId, usize>,
 }
 
-impl Node {
+impl SimNode {
     pub(crate) fn new(core: &mut Core, id: Id, is_founder: bool) -> Self {
         let ppm = core.scenario.drift;
         let ppm = core.dice.within(0, 2 * ppm as u64) as i64 - ppm;
         let origin = core.dice.within(SECOND, 1_000_000 * SECOND);
         Self {
             id,
-            clock: Clock::new(origin, ppm),
+            clock: DriftingClock::new(origin, ppm),
             disk: MemoryDisk::new(),
             run: 0,
             process: None,

@@ -4,14 +4,14 @@ use lockkeeper_replica::{Event, Received, StreamId};
 use lockkeeper_wire::request::Request;
 
 use super::start::client_address;
-use super::{Barrier, Node, Process};
+use super::{Barrier, SimNode, NodeProcess};
 use crate::bulk::BulkId;
 use crate::clock::MS;
 use crate::core::{Core, Happening, Id};
 use crate::net::{Down, Up};
 use crate::peers::LinkId;
 
-impl Node {
+impl SimNode {
     /// A packet arrives in a socket.
     pub(crate) fn arrives(&mut self, core: &mut Core, stream: StreamId, packet: Up) {
         let Some(line) = core.net.lines.get_mut(&stream) else { return };
@@ -128,7 +128,7 @@ impl Node {
     }
 }
 
-impl Process {
+impl NodeProcess {
     /// Begins a drain barrier: all input that is in a socket now must be read before it passes.
     pub(super) fn begin_barrier(&mut self, number: u64) {
         let waits = self.sockets.iter().map(|(&stream, unread)| (stream, unread.len()));

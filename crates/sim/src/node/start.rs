@@ -4,18 +4,18 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use lockkeeper_core::limits;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
-use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, Options};
+use lockkeeper_replica::storage::{self, Existing, OpenError, Opened, LogOptions};
 use lockkeeper_replica::{Config, Members, Recovered, Replica, TICK};
 use lockkeeper_wire::store::Founding;
 
-use super::{Directory, EIO, Node, Process};
+use super::{Directory, EIO, SimNode, NodeProcess};
 use crate::chores::{Chores, read_table};
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
-use crate::mutants::Place;
+use crate::mutants::MutantLocation;
 
 /// Small, so that a run of some minutes fills several segments.
-pub(super) const OPTIONS: Options = Options { segment_bytes: 16 << 10 };
+pub(super) const OPTIONS: LogOptions = LogOptions { segment_bytes: 16 << 10 };
 /// The first token is above this one: an earlier table may have issued all tokens up to it (T1).
 pub(crate) const TOKENS_ABOVE: u64 = 1_000;
 
@@ -34,7 +34,7 @@ pub(crate) fn node_at(address: &str) -> Option<Id> {
     address.strip_prefix("node-")?.split(':').next()?.parse().ok()
 }
 
-impl Node {
+impl SimNode {
     fn config(&self, core: &Core) -> Config {
         Config {
             node: self.id,
@@ -47,7 +47,7 @@ impl Node {
             turn_visits_max: core.scenario.budgets.turn_visits_max,
             ends_per_part: core.scenario.budgets.ends_per_part,
             mutant: match core.mutant {
-                Some(Place::Replica(mutant)) => Some(mutant),
+                Some(MutantLocation::Replica(mutant)) => Some(mutant),
                 _ => None,
             },
         }
@@ -83,7 +83,7 @@ impl Node {
     fn begins(&mut self, core: &mut Core) {
         let incarnation = core.dice.secret().to_vec();
         let is_alone = self.is_founder && core.scenario.nodes == 1 && !self.is_wiped;
-        let forgets = self.record.clone().filter(|_| core.is(Place::WipedNodeVotes));
+        let forgets = self.record.clone().filter(|_| core.is(MutantLocation::WipedNodeVotes));
         let record = forgets.or_else(|| {
             let member = self.member(incarnation.clone());
             is_alone.then(|| Founding {
@@ -113,7 +113,7 @@ impl Node {
     pub(super) fn goes_on(&mut self, core: &mut Core, existing: Existing<MemoryDisk>) {
         let Existing { founding, hard_state, entries, log, mut leftovers, snapshot, snapshots } = existing;
         // From here on the disk of the mutant skips syncs: it may lose log data, but not the bootstrap record.
-        self.disk.lie(core.is(Place::SyncSkipped));
+        self.disk.lie(core.is(MutantLocation::SyncSkipped));
         let at = snapshot.as_ref().map_or((0, 0), |it| (it.head().index, it.head().term));
         let members = snapshot.as_ref().and_then(|it| it.head().members.clone());
         let members = members.map_or_else(|| Members::founded(&founding), Members::from);
@@ -147,7 +147,7 @@ impl Node {
             }
         };
         self.record = Some(founding.clone());
-        self.process = Some(Process {
+        self.process = Some(NodeProcess {
             replica,
             directory: Directory::new(founding, members),
             log,
@@ -204,7 +204,7 @@ impl Node {
         self.crash(core, true);
         core.note(format_args!("the disk of node {} is lost", self.id));
         self.disk = MemoryDisk::new();
-        self.is_wiped = !core.is(Place::WipedNodeVotes);
+        self.is_wiped = !core.is(MutantLocation::WipedNodeVotes);
         core.oracle.wiped(self.id, self.is_wiped);
     }
 
@@ -229,7 +229,7 @@ impl Node {
             }
         }
         self.disk.heal();
-        if power || core.is(Place::SyncSkipped) {
+        if power || core.is(MutantLocation::SyncSkipped) {
             let dice = &mut core.dice;
             self.disk.crash(|n| dice.below(n));
         } else {

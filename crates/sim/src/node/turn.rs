@@ -8,16 +8,16 @@ use lockkeeper_wire::peer::{Hello, Lane, PeerFrame, PeerKind};
 use lockkeeper_wire::request::Request;
 use prost::Message;
 
-use super::{Node, Pending, Process};
+use super::{SimNode, Pending, NodeProcess};
 use crate::bulk::Bulk;
-use crate::chores::Done;
+use crate::chores::DiskTaskResult;
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
-use crate::mutants::Place;
+use crate::mutants::MutantLocation;
 use crate::net::Down;
 use crate::scenario::Fault;
 
-impl Node {
+impl SimNode {
     pub(super) fn turn_soon(&mut self, core: &mut Core, at: Nanos) {
         let Some(process) = &mut self.process else { return };
         let runs_at = process.runs_at();
@@ -44,7 +44,7 @@ impl Node {
             return;
         }
         core.oracle.turn(core.now, self.id, local, &process.replica);
-        let before = process.read_before.take().filter(|_| core.is(Place::ClockBeforeInput));
+        let before = process.read_before.take().filter(|_| core.is(MutantLocation::ClockBeforeInput));
         process.visits_before = process.replica.table().visits();
         process.replica.begin(before.unwrap_or(local));
         for (from, frame) in std::mem::take(&mut process.frames) {
@@ -108,7 +108,7 @@ impl Node {
         let term = core.oracle.installing(self.id, index);
         let dies = core.is_stormy && core.dice.chance(25);
         let died = || std::io::Error::other("the power goes");
-        let swapped = core.is(Place::InstallOrderSwapped);
+        let swapped = core.is(MutantLocation::InstallOrderSwapped);
         if swapped {
             process.log.reset(index, term)?;
             if dies {
@@ -138,9 +138,9 @@ impl Node {
         }
         match process.chores.step(&self.disk) {
             None => {}
-            Some(Done::Step) => process.inbox.push_back(Event::SnapshotStepDone),
-            Some(Done::Failed) => process.inbox.push_back(Event::SnapshotFailed),
-            Some(Done::Stop(error)) => {
+            Some(DiskTaskResult::Step) => process.inbox.push_back(Event::SnapshotStepDone),
+            Some(DiskTaskResult::Failed) => process.inbox.push_back(Event::SnapshotFailed),
+            Some(DiskTaskResult::Stop(error)) => {
                 core.note(format_args!("node {node} aborts: {error}"));
                 return self.crash(core, true);
             }
@@ -189,7 +189,7 @@ impl Node {
             // These outputs do not depend on the write.
             self.put_out(core);
             let Some(process) = &mut self.process else { return };
-            if core.is(Place::ReplyBeforeSync) {
+            if core.is(MutantLocation::ReplyBeforeSync) {
                 process.writes.push_back(Pending::Late(write.record().clone()));
                 if let Err(error) = process.replica.persisted(now, write.synced()) {
                     return core.broken("P10", &format!("node {} stops: {error}", self.id));
@@ -315,7 +315,7 @@ impl Node {
 }
 
 /// Lets the oracle read the replica; entries visited by the oracle do not count as work of the turn.
-fn observe(core: &mut Core, node: Id, process: &mut Process) {
+fn observe(core: &mut Core, node: Id, process: &mut NodeProcess) {
     let before = process.replica.table().visits();
     core.observe(node, &process.replica);
     process.visits_before += process.replica.table().visits() - before;

@@ -6,28 +6,28 @@ use std::collections::BTreeMap;
 use lockkeeper_core::{Command, Table};
 use lockkeeper_wire::{entry, store};
 
-use super::told::Verdict;
+use super::told::CheckResult;
 use crate::clock::Nanos;
 use crate::core::Id;
 
 type Wrong = (&'static str, String);
 
-struct Entry {
+struct LoggedEntry {
     data: Vec<u8>,
     commands: Vec<Command>,
 }
 
 #[derive(Default)]
-pub(crate) struct Log {
+pub(crate) struct AgreedLog {
     /// All entries ever written by any node, by index and term.
-    entries: BTreeMap<(u64, u64), Entry>,
+    entries: BTreeMap<(u64, u64), LoggedEntry>,
     /// The term of the entry at each index, as first applied.
     agreed: BTreeMap<u64, u64>,
     /// The node that wrote the first entry of each term, and when: it had been elected by then.
     elected: BTreeMap<u64, (Id, Nanos)>,
 }
 
-impl Log {
+impl AgreedLog {
     /// A node writes an entry. Returns the entry's commands if no node has written it before: then it is a proposal.
     fn written(&mut self, now: Nanos, node: Id, it: &store::Entry) -> Result<Option<&[Command]>, Wrong> {
         let at = (it.index, it.term);
@@ -41,7 +41,7 @@ impl Log {
         if *leader != node {
             return Err(("P1", format!("nodes {leader} and {node} both lead in term {}", it.term)));
         }
-        let known = Entry { data: it.data.to_vec(), commands: commands(it)? };
+        let known = LoggedEntry { data: it.data.to_vec(), commands: commands(it)? };
         Ok(Some(&self.entries.entry(at).or_insert(known).commands))
     }
 
@@ -113,7 +113,7 @@ impl Copy {
     /// A node begins to write a record. Returns the commands of new entries: these are proposals.
     pub(crate) fn wrote(
         &mut self,
-        log: &mut Log,
+        log: &mut AgreedLog,
         now: Nanos,
         node: Id,
         record: &store::Record,
@@ -167,12 +167,12 @@ impl Copy {
     /// P10: the snapshot, or the log after it, contains all synced entries unchanged.
     pub(crate) fn recovered(
         &mut self,
-        log: &Log,
+        log: &AgreedLog,
         node: Id,
         at: u64,
         hard_state: &store::HardState,
         found: &[store::Entry],
-    ) -> Verdict {
+    ) -> CheckResult {
         let terms: BTreeMap<u64, u64> = found.iter().map(|entry| (entry.index, entry.term)).collect();
         for (index, term) in self.durable.range(at + 1..) {
             // Unless the entries belong to a history that the snapshot being installed has replaced.
@@ -230,7 +230,7 @@ impl Copy {
     }
 
     /// Whether the node's table equals the one that the agreed log produces.
-    pub(crate) fn compare(&mut self, node: Id, table: &Table, expected: Option<u128>) -> Verdict {
+    pub(crate) fn compare(&mut self, node: Id, table: &Table, expected: Option<u128>) -> CheckResult {
         self.compared = self.applied;
         if expected == Some(table.snapshot().digest()) {
             return Ok(());

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use lockkeeper_replica::Members;
 use lockkeeper_wire::store::{Configuration, Founding, Member};
 
-use super::told::Verdict;
+use super::told::CheckResult;
 use crate::core::Id;
 
 /// The part of the membership that must be equal on every node; addresses may differ for a while.
@@ -34,7 +34,7 @@ impl Taking {
     }
 
     /// P1: every node that is bootstrapped or joins belongs to the same cluster.
-    pub(super) fn founded(&mut self, node: Id, founding: &Founding) -> Verdict {
+    pub(super) fn founded(&mut self, node: Id, founding: &Founding) -> CheckResult {
         let first = self.founding.get_or_insert_with(|| founding.clone());
         let names = |of: &Founding| -> Vec<(Id, Vec<u8>)> {
             of.members.iter().map(|Member { node, incarnation, .. }| (*node, incarnation.clone())).collect()
@@ -48,7 +48,7 @@ impl Taking {
     }
 
     /// A node has applied `members`; `newest` is the membership after the highest entry applied by any node.
-    pub(super) fn applied(&mut self, members: &Members, newest: &Members) -> Verdict {
+    pub(super) fn applied(&mut self, members: &Members, newest: &Members) -> CheckResult {
         self.configuration.clone_from(&newest.configuration);
         let nodes = members.nodes.values().map(|it| (it.node, it.incarnation.clone())).collect();
         let (configuration, removed) = (members.configuration.clone(), members.removed.clone());

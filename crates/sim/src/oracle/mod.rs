@@ -28,14 +28,14 @@ use crate::core::{Core, Id};
 use crate::crowd::Budgets;
 use crate::net::Up;
 use crate::scenario::{Fault, Scenario};
-use log::{Copy, Log};
+use log::{Copy, AgreedLog};
 use members::Taking;
-use order::Order;
+use order::ProposalOrder;
 use reads::Reads;
-use rounds::Rounds;
+use rounds::QuorumReadChecker;
 use silence::Silence;
 use table::History;
-use told::{Told, Verdict};
+use told::{ReplyChecker, CheckResult};
 
 /// A node's table is compared with the oracle's after this many more entries.
 const COMPARED_EVERY: u64 = 16;
@@ -46,7 +46,7 @@ const READS_MAX: u64 = (ITEMS_PER_PIECE * (1 + limits::NAME_SEGMENTS_MAX)) as u6
 
 /// A broken promise.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub struct BrokenPromise {
     /// The number of the promise, such as `P5`.
     pub promise: String,
     /// True time, in nanoseconds.
@@ -56,38 +56,38 @@ pub struct Failure {
 }
 
 pub(crate) struct Oracle {
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<BrokenPromise>,
     /// The scenario has slow disks, on which a write may take seconds.
     has_slow_disk: bool,
     budgets: Budgets,
     pub(crate) history: History,
-    log: Log,
-    nodes: Vec<Watched>,
+    log: AgreedLog,
+    nodes: Vec<ObservedNode>,
     members: Taking,
     /// Sessions whose stream was closed by the network, where the node detected the close first, and which have not
     /// been acknowledged since: the one exception to P5.
     excused: BTreeSet<u64>,
-    rounds: Rounds,
+    rounds: QuorumReadChecker,
     reads: Reads,
-    told: Told,
-    pub(crate) seen: Seen,
+    told: ReplyChecker,
+    pub(crate) seen: Coverage,
 }
 
 /// The oracle's view of one node.
 #[derive(Default)]
-struct Watched {
+struct ObservedNode {
     /// The newest version of the table's rules that its binary supports.
     rules: u32,
     /// Its disk is lost: it no longer counts as a voter that has data.
     is_wiped: bool,
     copy: Copy,
     silence: Silence,
-    order: Order,
+    order: ProposalOrder,
 }
 
 /// Counters of a run: one in which nothing happened proves nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Seen {
+pub struct Coverage {
     /// Commands applied.
     pub commands: u64,
     /// Grants.
@@ -122,7 +122,7 @@ pub struct Seen {
     pub most_reads: u64,
 }
 
-impl Seen {
+impl Coverage {
     /// Adds the counters of another run.
     pub fn add(&mut self, other: Self) {
         self.commands += other.commands;
@@ -156,25 +156,25 @@ impl Oracle {
             budgets,
             failure: None,
             history: History::new(limits::RULES_VERSION, budgets),
-            log: Log::default(),
-            nodes: (0..scenario.nodes).map(|_| Watched::default()).collect(),
+            log: AgreedLog::default(),
+            nodes: (0..scenario.nodes).map(|_| ObservedNode::default()).collect(),
             members: Taking::default(),
             excused: BTreeSet::new(),
-            rounds: Rounds::default(),
+            rounds: QuorumReadChecker::default(),
             reads: Reads::default(),
-            told: Told::default(),
-            seen: Seen::default(),
+            told: ReplyChecker::default(),
+            seen: Coverage::default(),
         }
     }
 
     /// Records a failure; only the first one counts.
     pub(crate) fn fail(&mut self, at: Nanos, promise: &str, what: &str) {
         if self.failure.is_none() {
-            self.failure = Some(Failure { promise: promise.to_owned(), at, what: what.to_owned() });
+            self.failure = Some(BrokenPromise { promise: promise.to_owned(), at, what: what.to_owned() });
         }
     }
 
-    fn judge(&mut self, now: Nanos, verdict: Verdict) {
+    fn judge(&mut self, now: Nanos, verdict: CheckResult) {
         if let Err((promise, what)) = verdict {
             self.fail(now, promise, &what);
         }
@@ -182,7 +182,7 @@ impl Oracle {
 
     /// Another node joins.
     pub(crate) fn joins(&mut self) {
-        self.nodes.push(Watched::default());
+        self.nodes.push(ObservedNode::default());
     }
 
     /// A node starts as a member, with this bootstrap record and a binary that supports these rules.
@@ -222,7 +222,7 @@ impl Oracle {
         self.seen.starts += 1;
         let of = &mut self.nodes[place(node)];
         of.silence = Silence::default();
-        of.order = Order::default();
+        of.order = ProposalOrder::default();
         let mut verdict = of.copy.recovered(&self.log, node, at, hard_state, entries);
         if verdict.is_ok() && self.history.digest(at) != Some(table.snapshot().digest()) {
             let what = format!("the snapshot of entry {at} on node {node} is not the table that was there");
@@ -278,7 +278,7 @@ impl Oracle {
     }
 
     /// Checks the commands that no node has written before: they are a leader's proposals.
-    fn propose(&mut self, now: Nanos, node: Id, record: &store::Record) -> Verdict {
+    fn propose(&mut self, now: Nanos, node: Id, record: &store::Record) -> CheckResult {
         let of = &mut self.nodes[place(node)];
         for command in of.copy.wrote(&mut self.log, now, node, record)? {
             of.order.proposed(&command)?;
@@ -376,7 +376,7 @@ impl Oracle {
     }
 
     /// Checks a replica after any possible change. An entry counts as applied once a node has begun to apply it.
-    fn observe(&mut self, node: Id, replica: &Replica) -> Verdict {
+    fn observe(&mut self, node: Id, replica: &Replica) -> CheckResult {
         let of = &mut self.nodes[place(node)];
         let (index, begun) = (replica.applied_index(), replica.begun_index());
         let rules = replica.table().rules();
@@ -429,10 +429,10 @@ impl Oracle {
 
     /// Updates whether the node leads. Returns whether it has just become a ready leader.
     fn follow_lead(
-        of: &mut Watched,
+        of: &mut ObservedNode,
         node: Id,
         replica: &Replica,
-        log: &Log,
+        log: &AgreedLog,
         history: &History,
     ) -> Result<bool, (&'static str, String)> {
         let term = of.copy.term();

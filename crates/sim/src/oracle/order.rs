@@ -7,10 +7,10 @@ use lockkeeper_core::{Command, Seq, SessionId};
 use lockkeeper_replica::Event;
 use lockkeeper_wire::request::Request;
 
-use super::told::Verdict;
+use super::told::CheckResult;
 
 #[derive(Default)]
-pub(crate) struct Order {
+pub(crate) struct ProposalOrder {
     /// First and last time that an acquire was handed to the replica in this run, as a count.
     handed: BTreeMap<(SessionId, Seq), (u64, u64)>,
     handings: u64,
@@ -18,7 +18,7 @@ pub(crate) struct Order {
     logged: (u64, Option<(SessionId, Seq)>),
 }
 
-impl Order {
+impl ProposalOrder {
     /// An event is handed to the replica.
     pub(crate) fn handed_over(&mut self, event: &Event) {
         let Event::Frame(_, requests) = event else { return };
@@ -32,7 +32,7 @@ impl Order {
     }
 
     /// The replica proposes a command.
-    pub(crate) fn proposed(&mut self, command: &Command) -> Verdict {
+    pub(crate) fn proposed(&mut self, command: &Command) -> CheckResult {
         let Command::Acquire(it) = command else { return Ok(()) };
         let Some(&(first, last)) = self.handed.get(&(it.session, it.seq)) else { return Ok(()) };
         if last < self.logged.0 {

@@ -8,7 +8,7 @@ use lockkeeper_replica::{Answer, AskId, Question};
 use lockkeeper_wire::v1::TokenStatus;
 
 use super::table::History;
-use super::told::Verdict;
+use super::told::CheckResult;
 
 /// Pending requests, with the applied index when each was sent.
 #[derive(Default)]
@@ -23,7 +23,7 @@ impl Reads {
         }
     }
 
-    pub(crate) fn answered(&mut self, ask: AskId, answer: &Answer, history: &History) -> Verdict {
+    pub(crate) fn answered(&mut self, ask: AskId, answer: &Answer, history: &History) -> CheckResult {
         let (Some((name, token, before)), Answer::Checked(checked)) = (self.open.remove(&ask), answer) else {
             return Ok(());
         };

@@ -7,8 +7,8 @@ use lockkeeper_replica::{AskId, Event, StreamId};
 use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, server_item::What};
 
-use super::log::Log;
-use super::told::Verdict;
+use super::log::AgreedLog;
+use super::told::CheckResult;
 use crate::clock::Nanos;
 use crate::core::Id;
 
@@ -22,11 +22,11 @@ enum Sign {
 
 /// When each request was first handed to a node.
 #[derive(Default)]
-pub(crate) struct Rounds {
+pub(crate) struct QuorumReadChecker {
     given: BTreeMap<Sign, Nanos>,
 }
 
-impl Rounds {
+impl QuorumReadChecker {
     pub(crate) fn handed_over(&mut self, now: Nanos, event: &Event) {
         match event {
             Event::Asked(ask, _) => self.given(now, Sign::Ask(*ask)),
@@ -58,8 +58,8 @@ impl Rounds {
         term: Option<u64>,
         stream: StreamId,
         item: &v1::ServerItem,
-        log: &Log,
-    ) -> Verdict {
+        log: &AgreedLog,
+    ) -> CheckResult {
         let sign = match &item.what {
             Some(What::KeptAlive(it)) => Sign::KeepAlive(stream, item.session, it.id),
             Some(What::Attached(it)) => Sign::Attach(stream, item.session, it.attach),
@@ -69,11 +69,11 @@ impl Rounds {
     }
 
     /// A leader of `term` answers a read.
-    pub(crate) fn read(&mut self, node: Id, term: Option<u64>, ask: AskId, log: &Log) -> Verdict {
+    pub(crate) fn read(&mut self, node: Id, term: Option<u64>, ask: AskId, log: &AgreedLog) -> CheckResult {
         self.answered(node, term, Sign::Ask(ask), log)
     }
 
-    fn answered(&mut self, node: Id, term: Option<u64>, sign: Sign, log: &Log) -> Verdict {
+    fn answered(&mut self, node: Id, term: Option<u64>, sign: Sign, log: &AgreedLog) -> CheckResult {
         let Some(given) = self.given.remove(&sign) else { return Ok(()) };
         let Some(term) = term else {
             return Err(("P6", format!("node {node} answers {sign:?}, and does not lead")));

@@ -10,7 +10,7 @@ use lockkeeper_wire::request::Request;
 use lockkeeper_wire::v1::{self, client_item, server_item};
 
 use super::table::{History, Timer};
-use super::told::Verdict;
+use super::told::CheckResult;
 use crate::clock::Nanos;
 use crate::net::Up;
 
@@ -94,7 +94,7 @@ impl Silence {
     }
 
     /// P5: a session whose expiry is proposed may end at any moment, so it must not be acknowledged any more.
-    pub(crate) fn may_tell(&self, item: &v1::ServerItem) -> Verdict {
+    pub(crate) fn may_tell(&self, item: &v1::ServerItem) -> CheckResult {
         let is_sign =
             matches!(item.what, Some(server_item::What::KeptAlive(_) | server_item::What::Attached(_)));
         if is_sign && self.ending.contains(&item.session) {
@@ -117,7 +117,7 @@ impl Silence {
 
     /// A leader fires a timer only after its full duration on the lease clock, which a new leader restarts (P9, B1, D1,
     /// W1).
-    pub(crate) fn may_end(&self, command: &Command, history: &History) -> Verdict {
+    pub(crate) fn may_end(&self, command: &Command, history: &History) -> CheckResult {
         let Some(timer) = Timer::of(command) else { return Ok(()) };
         let Some(needs) = history.lasts(timer) else { return Ok(()) };
         let zero = self.zero();
@@ -138,7 +138,7 @@ impl Silence {
     }
 
     /// Checks that every pending timer fires in time, which finds leaders that forget one.
-    pub(crate) fn is_late(&self, applied: u64, history: &History, has_slow_disk: bool) -> Verdict {
+    pub(crate) fn is_late(&self, applied: u64, history: &History, has_slow_disk: bool) -> CheckResult {
         let late = if has_slow_disk { LATE_ON_A_SLOW_DISK } else { LATE };
         let Some((_, zero)) = self.leads else { return Ok(()) };
         for (timer, needs, index) in history.pending() {
@@ -270,7 +270,7 @@ impl Silence {
 
     /// P9: a session expires only after its ttl without a keep-alive, counting only time in which the node ran. Input
     /// that had arrived before the last drain barrier counts, read or not, and a new leader gives the full ttl.
-    pub(crate) fn may_expire(&self, now: Nanos, session: SessionId, history: &History) -> Verdict {
+    pub(crate) fn may_expire(&self, now: Nanos, session: SessionId, history: &History) -> CheckResult {
         let Some(info) = history.table().session(session) else { return Ok(()) };
         let ttl = Duration::from_millis(info.ttl_ms);
         let linger = Duration::from_millis(info.linger_ms);

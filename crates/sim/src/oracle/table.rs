@@ -10,7 +10,7 @@ use lockkeeper_core::{
     Command, Effect, Effects, End, LockName, Reply, Seq, SessionId, Snapshot, Table, invariants,
 };
 
-use super::{Seen, told::Verdict};
+use super::{Coverage, told::CheckResult};
 use crate::crowd::Budgets;
 use crate::node::TOKENS_ABOVE;
 
@@ -19,7 +19,7 @@ const CROWD: usize = 64;
 
 /// A hold, kept from its grant to the end of the run.
 #[derive(Clone, Debug)]
-pub(crate) struct Hold {
+pub(crate) struct RecordedHold {
     pub(crate) session: SessionId,
     pub(crate) seq: Seq,
     /// The entry that granted it.
@@ -35,7 +35,7 @@ pub(crate) struct Hold {
     subtree: bool,
 }
 
-impl Hold {
+impl RecordedHold {
     /// Whether it covers a name: the name itself, or a subtree that contains it.
     pub(crate) fn covers(&self, name: &LockName) -> bool {
         let below = |own: &LockName| {
@@ -50,7 +50,7 @@ pub(crate) struct History {
     table: Table,
     snapshot: Snapshot,
     digests: BTreeMap<u64, u128>,
-    holds: BTreeMap<u64, Hold>,
+    holds: BTreeMap<u64, RecordedHold>,
     /// Holds that have not ended.
     live: BTreeSet<u64>,
     /// Duration of each timer, and the entry that began it: closed and revoked holds by token, waits by request.
@@ -120,7 +120,7 @@ impl History {
         &self.table
     }
 
-    pub(crate) fn hold(&self, token: u64) -> Option<&Hold> {
+    pub(crate) fn hold(&self, token: u64) -> Option<&RecordedHold> {
         self.holds.get(&token)
     }
 
@@ -150,8 +150,8 @@ impl History {
         index: u64,
         commands: &[Command],
         excused: &BTreeSet<u64>,
-        seen: &mut Seen,
-    ) -> Verdict {
+        seen: &mut Coverage,
+    ) -> CheckResult {
         for (place, command) in commands.iter().enumerate() {
             seen.commands += 1;
             seen.resumed += u64::from(*command == Command::Resume);
@@ -196,7 +196,7 @@ impl History {
     }
 
     /// Checks every invariant of the present table.
-    pub(crate) fn check(&self) -> Verdict {
+    pub(crate) fn check(&self) -> CheckResult {
         invariants::all(&self.table).map_err(|what| (promise_of(&what), what))
     }
 
@@ -207,8 +207,8 @@ impl History {
         command: &Command,
         after: &Snapshot,
         excused: &BTreeSet<u64>,
-        seen: &mut Seen,
-    ) -> Verdict {
+        seen: &mut Coverage,
+    ) -> CheckResult {
         let mut live = BTreeMap::new();
         for request in &after.requests {
             let (Phase::Held { token, .. } | Phase::Revoked { token, .. }) = &request.phase else { continue };
@@ -235,7 +235,7 @@ impl History {
                     seen.grants += 1;
                     let (names, subtree) = (request.names.clone(), request.subtree);
                     let (ended, stopped, is_excused) = (None, None, false);
-                    let hold = Hold { session, seq, index, ended, is_excused, stopped, names, subtree };
+                    let hold = RecordedHold { session, seq, index, ended, is_excused, stopped, names, subtree };
                     self.holds.insert(token, hold);
                     self.live.insert(token);
                 }

@@ -6,11 +6,11 @@ use lockkeeper_wire::v1::{self, server_item::What};
 
 use super::table::History;
 
-pub(crate) type Verdict = Result<(), (&'static str, String)>;
+pub(crate) type CheckResult = Result<(), (&'static str, String)>;
 
 /// R3: the ended requests sent together with the confirmation of an attach are one part, of at most `most`; the rest
 /// follows later.
-pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> Verdict {
+pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> CheckResult {
     for (index, item) in items.iter().enumerate() {
         let Some(What::Attached(_)) = item.what else { continue };
         let is_end =
@@ -26,20 +26,20 @@ pub(crate) fn ends_of_attach(items: &[v1::ServerItem], most: usize) -> Verdict {
 }
 
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct ReplyChecker {
     /// The first reported end of each request, by session and seq.
     ends: BTreeMap<(u64, u64), String>,
     tokens: BTreeMap<(u64, u64), u64>,
 }
 
-impl Told {
+impl ReplyChecker {
     /// Checks one item; `has` returns whether an entry would survive a power cut now.
     pub(crate) fn item(
         &mut self,
         item: &v1::ServerItem,
         history: &History,
         has: impl Fn(u64) -> bool,
-    ) -> Verdict {
+    ) -> CheckResult {
         let request = (item.session, item.seq);
         match &item.what {
             Some(What::Granted(granted)) => self.granted(request, granted.token, history, has),
@@ -59,7 +59,7 @@ impl Told {
         token: u64,
         history: &History,
         has: impl Fn(u64) -> bool,
-    ) -> Verdict {
+    ) -> CheckResult {
         let Some(hold) = history.hold(token) else {
             return Err(("P1", format!("{request:?} is told token {token}, which was never granted")));
         };
@@ -84,7 +84,7 @@ impl Told {
         }
     }
 
-    fn ended(&mut self, request: (u64, u64), end: String) -> Verdict {
+    fn ended(&mut self, request: (u64, u64), end: String) -> CheckResult {
         let first = self.ends.entry(request).or_insert_with(|| end.clone());
         // A repeated finish is answered with `Gone`, which `item` does not check.
         if *first == end {

@@ -3,11 +3,11 @@
 use lockkeeper_core::{LockName, limits};
 
 use super::{World, at};
-use crate::client::{Client, State};
+use crate::client::{SimClient, JobState};
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::Happening;
-use crate::hand::Hand;
-use crate::node::Node;
+use crate::hand::RawClient;
+use crate::node::SimNode;
 
 /// How often completion is checked.
 const LOOK_EVERY: Nanos = 50 * MS;
@@ -21,7 +21,7 @@ const BACKLOG_WITHIN: Nanos = 10 * SECOND;
 
 /// The phases after the faults have ended. Each must complete within a time limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Ending {
+pub(super) enum SettlingStage {
     /// Every member runs, and there is a leader.
     Leader,
     /// Membership changes complete: no lost disk counts as a member, and removed nodes have learned of their removal.
@@ -59,11 +59,11 @@ impl World {
         for client in self.clients.iter_mut().filter(|client| client.is_alive) {
             client.resume(&mut self.core);
         }
-        self.end_by(Ending::Leader, LEADER_WITHIN);
+        self.end_by(SettlingStage::Leader, LEADER_WITHIN);
         self.core.after(LOOK_EVERY, Happening::Settled);
     }
 
-    fn end_by(&mut self, ending: Ending, within: Nanos) {
+    fn end_by(&mut self, ending: SettlingStage, within: Nanos) {
         self.core.note(format_args!("{ending:?}"));
         self.ending = ending;
         self.ending_by = self.core.now + within;
@@ -73,39 +73,39 @@ impl World {
         let ttl = self.core.scenario.ttl_max;
         let table = self.core.oracle.history.table();
         let is_empty = table.request_count() == 0 && table.sessions().next().is_none();
-        let idle = self.clients.iter().all(Client::is_idle) && self.hand.as_ref().is_none_or(Hand::is_over);
-        let closed = self.clients.iter().all(Client::is_closed);
-        let is_led = self.nodes.iter().any(Node::is_ready) && self.members().all(Node::is_member);
+        let idle = self.clients.iter().all(SimClient::is_idle) && self.hand.as_ref().is_none_or(RawClient::is_over);
+        let closed = self.clients.iter().all(SimClient::is_closed);
+        let is_led = self.nodes.iter().any(SimNode::is_ready) && self.members().all(SimNode::is_member);
         match self.ending {
-            Ending::Leader if is_led => self.end_by(Ending::Members, MEMBERS_WITHIN),
-            Ending::Members if self.is_settled() => self.end_by(Ending::Backlog, BACKLOG_WITHIN),
-            Ending::Backlog if !self.members().any(Node::has_backlog) => {
+            SettlingStage::Leader if is_led => self.end_by(SettlingStage::Members, MEMBERS_WITHIN),
+            SettlingStage::Members if self.is_settled() => self.end_by(SettlingStage::Backlog, BACKLOG_WITHIN),
+            SettlingStage::Backlog if !self.members().any(SimNode::has_backlog) => {
                 self.core.oracle.check_queue(self.core.now);
-                self.end_by(Ending::Answers, 100 * ttl + 120 * SECOND);
+                self.end_by(SettlingStage::Answers, 100 * ttl + 120 * SECOND);
             }
-            Ending::Answers if idle => {
+            SettlingStage::Answers if idle => {
                 self.clients.iter_mut().for_each(|client| client.shut_down(&mut self.core));
-                self.end_by(Ending::Leaving, 8 * ttl + 20 * SECOND);
+                self.end_by(SettlingStage::Leaving, 8 * ttl + 20 * SECOND);
             }
-            Ending::Leaving if closed && is_empty => {
+            SettlingStage::Leaving if closed && is_empty => {
                 let index = self.clients.len();
-                let mut fresh = Client::new(&mut self.core, index, 1);
+                let mut fresh = SimClient::new(&mut self.core, index, 1);
                 for name in self.core.scenario.names.clone() {
                     fresh.begin_probe(&mut self.core, name);
                 }
                 self.clients.push(fresh);
-                self.end_by(Ending::Fresh, 4 * ttl + 20 * SECOND);
+                self.end_by(SettlingStage::Fresh, 4 * ttl + 20 * SECOND);
             }
-            Ending::Fresh if idle => {
+            SettlingStage::Fresh if idle => {
                 self.clients.iter_mut().for_each(|client| client.shut_down(&mut self.core));
-                self.end_by(Ending::Gone, 4 * ttl + 20 * SECOND);
+                self.end_by(SettlingStage::Gone, 4 * ttl + 20 * SECOND);
             }
-            Ending::Gone if closed && is_empty => self.end_by(Ending::Equal, 10 * SECOND),
-            Ending::Equal if self.is_equal() => {
+            SettlingStage::Gone if closed && is_empty => self.end_by(SettlingStage::Equal, 10 * SECOND),
+            SettlingStage::Equal if self.is_equal() => {
                 for node in &self.nodes {
                     node.compare(&mut self.core);
                 }
-                return self.end_by(Ending::Done, 0);
+                return self.end_by(SettlingStage::Done, 0);
             }
             _ if self.core.now > self.ending_by => {
                 let what = self.unsettled();
@@ -122,12 +122,12 @@ impl World {
         let history = &self.core.oracle.history;
         let newest = limits::RULES_VERSION;
         let is_raised = history.table().rules() == newest || self.members().any(|node| node.rules < newest);
-        let is_done = |node: &Node| node.applied() == Some(history.applied()) && !node.has_backlog();
+        let is_done = |node: &SimNode| node.applied() == Some(history.applied()) && !node.has_backlog();
         is_raised && self.members().all(is_done)
     }
 
     /// The members whose disks are intact.
-    fn members(&self) -> impl Iterator<Item = &Node> {
+    fn members(&self) -> impl Iterator<Item = &SimNode> {
         self.core.members.nodes.keys().map(|node| &self.nodes[at(*node)]).filter(|node| !node.is_wiped)
     }
 
@@ -139,7 +139,7 @@ impl World {
             .iter()
             .filter(|client| !client.is_idle())
             .map(|client| {
-                let jobs = client.jobs.values().filter(|job| job.state != State::Over);
+                let jobs = client.jobs.values().filter(|job| job.state != JobState::Over);
                 let jobs: Vec<_> = jobs.map(|job| (job.key, job.state)).collect();
                 format!("client {}: {jobs:?}", client.index)
             })

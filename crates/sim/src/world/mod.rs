@@ -11,16 +11,16 @@ mod operator;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::client::Client;
+use crate::client::SimClient;
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Core, Happening, Id};
-use crate::hand::Hand;
-use crate::mutants::{Mutant, Place};
+use crate::hand::RawClient;
+use crate::mutants::{Mutant, MutantLocation};
 use crate::net::{Down, Up};
-use crate::node::Node;
-use crate::oracle::{Failure, Seen};
+use crate::node::SimNode;
+use crate::oracle::{BrokenPromise, Coverage};
 use crate::resource::{Checks, Resources};
-use ending::Ending;
+use ending::SettlingStage;
 use operator::Operator;
 
 /// A run with more events than this is considered a livelock.
@@ -28,11 +28,11 @@ const EVENTS_MAX: u64 = 5_000_000;
 
 /// The result of a run.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct RunReport {
     /// The seed.
     pub seed: u64,
     /// The first broken promise.
-    pub failure: Option<Failure>,
+    pub failure: Option<BrokenPromise>,
     /// Hash of the trace: equal for equal runs.
     pub hash: u64,
     /// Number of events processed.
@@ -40,19 +40,19 @@ pub struct Report {
     /// Virtual time at the end of the run, in nanoseconds.
     pub virtual_nanos: u64,
     /// Counters of the events observed.
-    pub seen: Seen,
+    pub seen: Coverage,
     /// The trace, if it was requested.
     pub lines: Vec<String>,
 }
 
 struct World {
     core: Core,
-    nodes: Vec<Node>,
-    clients: Vec<Client>,
-    hand: Option<Hand>,
+    nodes: Vec<SimNode>,
+    clients: Vec<SimClient>,
+    hand: Option<RawClient>,
     resources: Resources,
     operator: Operator,
-    ending: Ending,
+    ending: SettlingStage,
     ending_by: Nanos,
     /// Numbers the operators' requests.
     asks: u64,
@@ -62,15 +62,15 @@ struct World {
 
 /// Runs the simulation of a seed.
 #[must_use]
-pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
+pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> RunReport {
     let mut core = Core::new(seed, mutant.map(|mutant| mutant.place), keep_trace);
     let checks = match core.mutant {
-        Some(Place::NoFence) => Checks::Nothing,
-        Some(Place::FenceWithoutEnter) => Checks::WriteOnly,
+        Some(MutantLocation::NoFence) => Checks::Nothing,
+        Some(MutantLocation::FenceWithoutEnter) => Checks::WriteOnly,
         _ => Checks::EnterAndWrite,
     };
-    let nodes = (1..=core.scenario.nodes).map(|id| Node::new(&mut core, id, true)).collect();
-    let hand = core.scenario.has_hand.then(|| Hand::new(&mut core));
+    let nodes = (1..=core.scenario.nodes).map(|id| SimNode::new(&mut core, id, true)).collect();
+    let hand = core.scenario.has_hand.then(|| RawClient::new(&mut core));
     let mut world = World {
         core,
         nodes,
@@ -78,7 +78,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
         hand,
         resources: Resources::new(checks),
         operator: Operator::default(),
-        ending: Ending::Answers,
+        ending: SettlingStage::Answers,
         ending_by: 0,
         asks: 0,
         compared: 0,
@@ -86,7 +86,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
     world.begin();
     let mut events = 0;
     while world.core.oracle.failure.is_none()
-        && world.ending != Ending::Done
+        && world.ending != SettlingStage::Done
         && let Some(happening) = world.core.next()
     {
         events += 1;
@@ -114,7 +114,7 @@ pub fn run(seed: u64, mutant: Option<Mutant>, keep_trace: bool) -> Report {
     let virtual_nanos = world.core.now;
     let failure = world.core.oracle.failure.take();
     let (hash, _, lines) = world.core.trace.finish();
-    Report { seed, failure, hash, events, virtual_nanos, seen, lines }
+    RunReport { seed, failure, hash, events, virtual_nanos, seen, lines }
 }
 
 impl World {
@@ -126,7 +126,7 @@ impl World {
         }
         self.core.after(SECOND, Happening::OperatorActs);
         for index in 0..self.core.scenario.clients {
-            let client = Client::new(&mut self.core, index, 1);
+            let client = SimClient::new(&mut self.core, index, 1);
             self.clients.push(client);
             self.employ(index);
         }
@@ -287,7 +287,7 @@ impl World {
             Happening::ClientStarts { client } => {
                 if self.core.is_stormy {
                     let life = self.clients[client].life + 1;
-                    self.clients[client] = Client::new(&mut self.core, client, life);
+                    self.clients[client] = SimClient::new(&mut self.core, client, life);
                     self.employ(client);
                 }
             }

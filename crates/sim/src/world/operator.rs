@@ -12,7 +12,7 @@ use lockkeeper_wire::v1;
 use super::{World, at};
 use crate::clock::{MS, Nanos, SECOND};
 use crate::core::{Happening, Id};
-use crate::node::Node;
+use crate::node::SimNode;
 
 /// Largest number of voters.
 const VOTERS_MAX: usize = 5;
@@ -65,7 +65,7 @@ impl World {
     /// Whether the membership has settled: no change is under way, no member's disk is lost, and no removed node that
     /// could learn of its removal still runs.
     pub(super) fn is_settled(&self) -> bool {
-        let stays = |node: &&Node| {
+        let stays = |node: &&SimNode| {
             let is_removed = self.core.members.removed.contains_key(&node.id);
             is_removed && node.is_up() && node.knows_any(&self.core.present)
         };
@@ -162,7 +162,7 @@ impl World {
     /// Adds a node with an empty disk and an unused id.
     fn another_node(&mut self) -> Id {
         let id = self.nodes.len() as Id + 1;
-        let node = Node::new(&mut self.core, id, false);
+        let node = SimNode::new(&mut self.core, id, false);
         self.nodes.push(node);
         self.core.present.push(id);
         self.core.oracle.joins();

@@ -13,8 +13,8 @@ use etcd_client::{
 use tokio::task::JoinSet;
 
 use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, TTL, failed, many, renewals, watch_cpu};
-use crate::Outcome;
-use crate::bench::server::Server;
+use crate::TaskResult;
+use crate::bench::server::ServerProcesses;
 
 pub(crate) struct Etcd {
     connections: Vec<Client>,
@@ -22,15 +22,15 @@ pub(crate) struct Etcd {
     leases: Vec<i64>,
 }
 
-pub(crate) struct Held {
+pub(crate) struct EtcdHold {
     client: usize,
     key: String,
 }
 
 impl Peer for Etcd {
-    type Held = Held;
+    type Held = EtcdHold;
 
-    async fn connect(setup: Setup<'_>) -> Outcome<Self> {
+    async fn connect(setup: Setup<'_>) -> TaskResult<Self> {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS.min(setup.clients) {
             let nodes: Vec<&str> = setup.at.split(',').collect();
@@ -40,19 +40,19 @@ impl Peer for Etcd {
         Ok(Self { connections, leases })
     }
 
-    async fn acquire(&self, client: usize, name: &str) -> Outcome<Held> {
+    async fn acquire(&self, client: usize, name: &str) -> TaskResult<EtcdHold> {
         let lease = self.leases[client];
         let connection = self.connection(client);
         let key = acquire(connection, lease, name).await.map_err(failed("etcd", "acquire"))?;
-        Ok(Held { client, key })
+        Ok(EtcdHold { client, key })
     }
 
-    async fn release(&self, held: Held) -> Outcome {
+    async fn release(&self, held: EtcdHold) -> TaskResult {
         let answer = self.connection(held.client).kv_client().delete(held.key, None).await;
         answer.map(|_| ()).map_err(failed("etcd", "release"))
     }
 
-    async fn close(self) -> Outcome {
+    async fn close(self) -> TaskResult {
         revoke_leases(&self.connections, &self.leases).await
     }
 }
@@ -65,10 +65,10 @@ impl Etcd {
     /// Renews `sessions` leases, each on its own stream, as the crate does.
     pub(crate) async fn keep_alive(
         at: &str,
-        server: &Server,
+        server: &ServerProcesses,
         sessions: usize,
         duration: Duration,
-    ) -> Outcome<f64> {
+    ) -> TaskResult<f64> {
         let peer = Self::connect(Setup { at, clients: CONNECTIONS, contended: false, ttl: TTL }).await?;
         let leases = grant_leases(&peer.connections, sessions, KEEPALIVE_TTL).await?;
         let mut renewing = JoinSet::new();
@@ -171,7 +171,7 @@ fn first(answer: TxnOpResponse) -> Option<KeyValue> {
     }
 }
 
-async fn grant_leases(connections: &[Client], count: usize, ttl: Duration) -> Outcome<Vec<i64>> {
+async fn grant_leases(connections: &[Client], count: usize, ttl: Duration) -> TaskResult<Vec<i64>> {
     let seconds = ttl.as_secs() as i64;
     many(count, |number| {
         let mut client = connections[number % connections.len()].lease_client();
@@ -183,7 +183,7 @@ async fn grant_leases(connections: &[Client], count: usize, ttl: Duration) -> Ou
     .await
 }
 
-async fn revoke_leases(connections: &[Client], leases: &[i64]) -> Outcome {
+async fn revoke_leases(connections: &[Client], leases: &[i64]) -> TaskResult {
     let revoked = many(leases.len(), |number| {
         let mut client = connections[number % connections.len()].lease_client();
         let lease = leases[number];

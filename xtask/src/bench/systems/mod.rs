@@ -15,13 +15,13 @@ use std::time::Duration;
 
 pub(crate) use etcd::Etcd;
 pub(crate) use ours::{CLUSTER as CLUSTER_OF_OURS, Ours, SERVICE as SERVICE_OF_OURS};
-pub(crate) use redis::Redis;
+pub(crate) use redis::RedisSystem;
 pub(crate) use zookeeper::Zookeeper;
 
 use tokio::task::JoinSet;
 
-use crate::Outcome;
-use crate::bench::server::Server;
+use crate::TaskResult;
+use crate::bench::server::ServerProcesses;
 
 /// Number of connections that all clients of a run share.
 pub(crate) const CONNECTIONS: usize = 4;
@@ -52,20 +52,20 @@ pub(crate) trait Peer: Sized + Send + Sync + 'static {
     type Held: Send + 'static;
 
     /// Connects, with [`CONNECTIONS`] connections at most.
-    fn connect(setup: Setup<'_>) -> impl Future<Output = Outcome<Self>> + Send;
+    fn connect(setup: Setup<'_>) -> impl Future<Output = TaskResult<Self>> + Send;
 
     /// Acquires the lock `name` for client number `client`; waits without limit.
-    fn acquire(&self, client: usize, name: &str) -> impl Future<Output = Outcome<Self::Held>> + Send;
+    fn acquire(&self, client: usize, name: &str) -> impl Future<Output = TaskResult<Self::Held>> + Send;
 
     /// Releases the lock; returns when the system has acknowledged it.
-    fn release(&self, held: Self::Held) -> impl Future<Output = Outcome> + Send;
+    fn release(&self, held: Self::Held) -> impl Future<Output = TaskResult> + Send;
 
     /// Ends all sessions and everything that they hold.
-    fn close(self) -> impl Future<Output = Outcome> + Send;
+    fn close(self) -> impl Future<Output = TaskResult> + Send;
 }
 
 /// CPU use of `server` for `duration`, as a share of one core, while running tasks keep sessions alive.
-async fn watch_cpu(server: &Server, duration: Duration) -> Outcome<f64> {
+async fn watch_cpu(server: &ServerProcesses, duration: Duration) -> TaskResult<f64> {
     // The first renewals come within a third of the ttl; the start-up phase is not measured.
     tokio::time::sleep(KEEPALIVE_TTL / 3).await;
     let before = server.cpu_seconds()?;
@@ -84,9 +84,9 @@ fn renewals(number: usize, sessions: usize) -> tokio::time::Interval {
 
 /// Runs `make` for each number below `count`, with limited concurrency: one at a time, each would wait for a sync of
 /// its own; all at once, a server would refuse some.
-async fn many<T: Send + 'static, F>(count: usize, make: impl Fn(usize) -> F) -> Outcome<Vec<T>>
+async fn many<T: Send + 'static, F>(count: usize, make: impl Fn(usize) -> F) -> TaskResult<Vec<T>>
 where
-    F: Future<Output = Outcome<T>> + Send + 'static,
+    F: Future<Output = TaskResult<T>> + Send + 'static,
 {
     const AT_ONCE: usize = 256;
     let mut running = JoinSet::new();

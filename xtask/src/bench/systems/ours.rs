@@ -14,15 +14,15 @@ use tonic::transport::Endpoint;
 
 use super::sessions::{self, KeptAlive};
 use super::{CONNECTIONS, Peer, Setup, failed};
-use crate::Outcome;
-use crate::bench::server::Server;
+use crate::TaskResult;
+use crate::bench::server::ServerProcesses;
 use crate::process::{cargo, run};
-use crate::services::catalogue::Service;
-use crate::services::clusters::{Cluster, NODES, number};
-use crate::services::{Place, probe};
+use crate::services::catalogue::ServiceSpec;
+use crate::services::clusters::{ThreeNodes, NODES, number};
+use crate::services::{ServiceLocation, probe};
 
 /// One node of our own service, built from this tree.
-pub(crate) const SERVICE: Service = Service {
+pub(crate) const SERVICE: ServiceSpec = ServiceSpec {
     name: "lockkeeper",
     family: "lockkeeper",
     port: 16430,
@@ -55,7 +55,7 @@ const SETTINGS: &str = "\x04\0\0\0\0\0";
 const CLUSTER_PORTS: [u16; NODES] = [16580, 16590, 16600];
 
 /// Three nodes, bootstrapped together, with default settings.
-pub(crate) const CLUSTER: Cluster = Cluster {
+pub(crate) const CLUSTER: ThreeNodes = ThreeNodes {
     nodes: [
         node("lockkeeper-1", CLUSTER_PORTS[0]),
         node("lockkeeper-2", CLUSTER_PORTS[1]),
@@ -67,8 +67,8 @@ pub(crate) const CLUSTER: Cluster = Cluster {
     },
 };
 
-const fn node(name: &'static str, port: u16) -> Service {
-    Service {
+const fn node(name: &'static str, port: u16) -> ServiceSpec {
+    ServiceSpec {
         name,
         port,
         command: |place| {
@@ -91,7 +91,7 @@ const fn node(name: &'static str, port: u16) -> Service {
 }
 
 /// The status reported by the node at `place`.
-fn status(place: &Place) -> Result<v1::StatusResponse, String> {
+fn status(place: &ServiceLocation) -> Result<v1::StatusResponse, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("cannot start tokio: {error}"))?;
     let uri = format!("http://127.0.0.1:{}", place.port);
@@ -115,7 +115,7 @@ pub(crate) struct Ours {
 impl Peer for Ours {
     type Held = Guard<Unfenced>;
 
-    async fn connect(setup: Setup<'_>) -> Outcome<Self> {
+    async fn connect(setup: Setup<'_>) -> TaskResult<Self> {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS.min(setup.clients) {
             connections.push(Locks::connect(setup.at).await.map_err(failed("lockkeeper", "connect"))?);
@@ -123,16 +123,16 @@ impl Peer for Ours {
         Ok(Self { connections, ttl: setup.ttl })
     }
 
-    async fn acquire(&self, client: usize, name: &str) -> Outcome<Self::Held> {
+    async fn acquire(&self, client: usize, name: &str) -> TaskResult<Self::Held> {
         let lock = self.connections[client % self.connections.len()].mutex(name).ttl(self.ttl);
         lock.acquire().await.map_err(failed("lockkeeper", "acquire"))
     }
 
-    async fn release(&self, held: Self::Held) -> Outcome {
+    async fn release(&self, held: Self::Held) -> TaskResult {
         held.release().await.map_err(failed("lockkeeper", "release"))
     }
 
-    async fn close(self) -> Outcome {
+    async fn close(self) -> TaskResult {
         for locks in self.connections {
             let report = locks.shutdown(Duration::from_secs(10)).await;
             if report.left > 0 {
@@ -147,16 +147,16 @@ impl Ours {
     /// Keeps `sessions` sessions alive on [`CONNECTIONS`] streams.
     pub(crate) async fn keep_alive(
         at: &str,
-        server: &Server,
+        server: &ServerProcesses,
         sessions: usize,
         duration: Duration,
-    ) -> Outcome<KeptAlive> {
+    ) -> TaskResult<KeptAlive> {
         sessions::keep_alive(at, server, sessions, duration).await
     }
 }
 
 /// The services' folder is in cargo's target folder.
-fn release_build(place: &Place) -> PathBuf {
+fn release_build(place: &ServiceLocation) -> PathBuf {
     let target = place.folder.ancestors().nth(2).unwrap_or(&place.folder);
     target.join("release").join("lockkeeper")
 }

@@ -17,8 +17,8 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, TTL, failed, renewals, watch_cpu};
-use crate::Outcome;
-use crate::bench::server::Server;
+use crate::TaskResult;
+use crate::bench::server::ServerProcesses;
 
 const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0";
@@ -31,14 +31,14 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// More than all clients of a workload have in flight, so that none waits for space in the queue.
 const QUEUED_MAX: usize = 4096;
 
-pub(crate) struct Redis {
-    connections: Vec<Connection>,
+pub(crate) struct RedisSystem {
+    connections: Vec<BenchConnection>,
     release: Script,
     ttl: Duration,
 }
 
 /// A connection and its waiters.
-struct Connection {
+struct BenchConnection {
     redis: MultiplexedConnection,
     /// Serializes subscriptions, so that no waiter uses a channel before the subscription is confirmed.
     subscribing: tokio::sync::Mutex<()>,
@@ -49,27 +49,27 @@ struct Connection {
 #[derive(Default)]
 struct Channels(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
 
-pub(crate) struct Held {
+pub(crate) struct RedisHold {
     client: usize,
     name: String,
     value: String,
 }
 
-impl Peer for Redis {
-    type Held = Held;
+impl Peer for RedisSystem {
+    type Held = RedisHold;
 
-    async fn connect(setup: Setup<'_>) -> Outcome<Self> {
+    async fn connect(setup: Setup<'_>) -> TaskResult<Self> {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS.min(setup.clients) {
-            connections.push(Connection::open(setup.at).await?);
+            connections.push(BenchConnection::open(setup.at).await?);
         }
         let release = Script::new(if setup.contended { RELEASE_AND_TELL } else { RELEASE });
         Ok(Self { connections, release, ttl: setup.ttl })
     }
 
-    async fn acquire(&self, client: usize, name: &str) -> Outcome<Held> {
+    async fn acquire(&self, client: usize, name: &str) -> TaskResult<RedisHold> {
         let connection = self.connection(client);
-        let held = Held { client, name: name.to_owned(), value: random_value()? };
+        let held = RedisHold { client, name: name.to_owned(), value: random_value()? };
         if connection.try_acquire(&held, self.ttl).await? {
             return Ok(held);
         }
@@ -81,7 +81,7 @@ impl Peer for Redis {
         Ok(held)
     }
 
-    async fn release(&self, held: Held) -> Outcome {
+    async fn release(&self, held: RedisHold) -> TaskResult {
         let mut redis = self.connection(held.client).redis.clone();
         let freed: u32 = self
             .release
@@ -93,24 +93,24 @@ impl Peer for Redis {
         if freed == 1 { Ok(()) } else { Err(format!("Redis has lost the lock {}", held.name)) }
     }
 
-    async fn close(self) -> Outcome {
+    async fn close(self) -> TaskResult {
         let mut redis = self.connection(0).redis.clone();
         redis::cmd("FLUSHALL").query_async(&mut redis).await.map_err(failed("Redis", "forget all locks"))
     }
 }
 
-impl Redis {
-    fn connection(&self, client: usize) -> &Connection {
+impl RedisSystem {
+    fn connection(&self, client: usize) -> &BenchConnection {
         &self.connections[client % self.connections.len()]
     }
 
     /// Keeps `sessions` locks, each extended by its own script call: Redis has no other sessions.
     pub(crate) async fn keep_alive(
         at: &str,
-        server: &Server,
+        server: &ServerProcesses,
         sessions: usize,
         duration: Duration,
-    ) -> Outcome<f64> {
+    ) -> TaskResult<f64> {
         let peer =
             Arc::new(Self::connect(Setup { at, clients: CONNECTIONS, contended: false, ttl: TTL }).await?);
         let mut renewing = JoinSet::new();
@@ -143,8 +143,8 @@ impl Redis {
     }
 }
 
-impl Connection {
-    async fn open(at: &str) -> Outcome<Self> {
+impl BenchConnection {
+    async fn open(at: &str) -> TaskResult<Self> {
         let channels = Arc::new(Channels::default());
         let told = channels.clone();
         // The plan has a time-out for all systems; one for each command would cost a timer for each.
@@ -163,7 +163,7 @@ impl Connection {
         Ok(Self { redis, subscribing: tokio::sync::Mutex::default(), channels })
     }
 
-    async fn try_acquire(&self, held: &Held, ttl: Duration) -> Outcome<bool> {
+    async fn try_acquire(&self, held: &RedisHold, ttl: Duration) -> TaskResult<bool> {
         let options = SetOptions::default()
             .conditional_set(ExistenceCheck::NX)
             .with_expiration(SetExpiry::PX(ttl.as_millis() as u64));
@@ -179,7 +179,7 @@ impl Connection {
     }
 
     /// Subscribes to the messages about lock `name`; returns the object that they notify.
-    async fn subscribe(&self, name: &str) -> Outcome<Arc<Notify>> {
+    async fn subscribe(&self, name: &str) -> TaskResult<Arc<Notify>> {
         let channel = format!("{name}:free");
         let _turn = self.subscribing.lock().await;
         if let Some(freed) = self.channels.lock().get(channel.as_bytes()) {
@@ -204,7 +204,7 @@ impl Channels {
     }
 }
 
-fn random_value() -> Outcome<String> {
+fn random_value() -> TaskResult<String> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).map_err(|error| format!("the system gives no random bytes: {error}"))?;
     Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))

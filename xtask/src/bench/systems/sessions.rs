@@ -18,8 +18,8 @@ use tonic::Streaming;
 use tonic::transport::Endpoint;
 
 use super::{CONNECTIONS, KEEPALIVE_TTL, failed, renewals, watch_cpu};
-use crate::Outcome;
-use crate::bench::server::Server;
+use crate::TaskResult;
+use crate::bench::server::ServerProcesses;
 
 /// The server's CPU use, as a share of one core.
 pub(crate) struct KeptAlive {
@@ -32,16 +32,16 @@ pub(crate) struct KeptAlive {
 /// Keeps `sessions` sessions alive for `duration` with each of the two patterns.
 pub(super) async fn keep_alive(
     at: &str,
-    server: &Server,
+    server: &ServerProcesses,
     sessions: usize,
     duration: Duration,
-) -> Outcome<KeptAlive> {
-    let seen = Arc::new(Seen::default());
+) -> TaskResult<KeptAlive> {
+    let seen = Arc::new(StreamTotals::default());
     let mut reading = JoinSet::new();
     let mut streams = Vec::new();
     for number in 0..CONNECTIONS {
         let share = (sessions + CONNECTIONS - 1 - number) / CONNECTIONS;
-        let (stream, answers) = Stream::open(at, share).await?;
+        let (stream, answers) = BenchStream::open(at, share).await?;
         reading.spawn(read(answers, share, seen.clone()));
         streams.push(stream);
     }
@@ -74,20 +74,20 @@ pub(super) async fn keep_alive(
 
 /// Counters shared by all streams.
 #[derive(Default)]
-struct Seen {
+struct StreamTotals {
     kept_alive: AtomicU64,
     closing: AtomicBool,
 }
 
 /// A connection with one stream, and the sessions that it carries.
-struct Stream {
+struct BenchStream {
     outgoing: UnboundedSender<v1::ClientFrame>,
     sessions: Vec<u64>,
 }
 
-impl Stream {
+impl BenchStream {
     /// Opens `count` sessions on a new stream.
-    async fn open(at: &str, count: usize) -> Outcome<(Self, Streaming<v1::ServerFrame>)> {
+    async fn open(at: &str, count: usize) -> TaskResult<(Self, Streaming<v1::ServerFrame>)> {
         let uri = format!("http://{}", at.strip_prefix("lockkeeper://").unwrap_or(at));
         let endpoint = Endpoint::from_shared(uri).map_err(failed("lockkeeper", "read its URL"))?;
         let channel = endpoint.tcp_nodelay(true).connect().await.map_err(failed("lockkeeper", "connect"))?;
@@ -122,7 +122,7 @@ impl Stream {
     }
 
     /// Sends `what` for each session, in one frame.
-    fn send(&self, what: impl Fn() -> client_item::What) -> Outcome {
+    fn send(&self, what: impl Fn() -> client_item::What) -> TaskResult {
         let frame = frame(&self.sessions, what);
         self.outgoing.send(frame).map_err(failed("lockkeeper", "send on a stream"))
     }
@@ -148,7 +148,7 @@ async fn renew(outgoing: UnboundedSender<v1::ClientFrame>, sessions: Vec<u64>, m
 }
 
 /// Counts the answers of a stream until its `count` sessions are closed. Returns an error if the stream ends before.
-async fn read(mut answers: Streaming<v1::ServerFrame>, count: usize, seen: Arc<Seen>) -> Outcome {
+async fn read(mut answers: Streaming<v1::ServerFrame>, count: usize, seen: Arc<StreamTotals>) -> TaskResult {
     let mut open = count;
     while open > 0 {
         let mut kept_alive = 0;
@@ -169,7 +169,7 @@ async fn read(mut answers: Streaming<v1::ServerFrame>, count: usize, seen: Arc<S
     Ok(())
 }
 
-async fn next(answers: &mut Streaming<v1::ServerFrame>) -> Outcome<Vec<v1::ServerItem>> {
+async fn next(answers: &mut Streaming<v1::ServerFrame>) -> TaskResult<Vec<v1::ServerItem>> {
     let frame = answers.message().await.map_err(failed("lockkeeper", "read a stream"))?;
     Ok(frame.ok_or("lockkeeper ended a stream")?.items)
 }
@@ -177,12 +177,12 @@ async fn next(answers: &mut Streaming<v1::ServerFrame>) -> Outcome<Vec<v1::Serve
 /// CPU use of `server` while sessions are renewed. Returns an error if a stream ends or too few answers arrive; the
 /// renewals of one round may still be pending at the end.
 async fn watch(
-    server: &Server,
+    server: &ServerProcesses,
     sessions: usize,
     duration: Duration,
-    seen: &Seen,
-    reading: &mut JoinSet<Outcome>,
-) -> Outcome<f64> {
+    seen: &StreamTotals,
+    reading: &mut JoinSet<TaskResult>,
+) -> TaskResult<f64> {
     let before = seen.kept_alive.load(Ordering::SeqCst);
     let began = Instant::now();
     let cores = tokio::select! {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use zookeeper_client::{Acls, Client, CreateMode, LockOptions, LockPrefix};
 
 use super::{CONNECTIONS, KEEPALIVE_TTL, Peer, Setup, failed, many, watch_cpu};
-use crate::Outcome;
-use crate::bench::server::Server;
+use crate::TaskResult;
+use crate::bench::server::ServerProcesses;
 
 /// The server's limit: 20 of its ticks.
 const SESSION_TIMEOUT_MAX: Duration = Duration::from_secs(40);
@@ -15,20 +15,20 @@ pub(crate) struct Zookeeper {
     connections: Vec<Client>,
 }
 
-pub(crate) struct Held {
+pub(crate) struct ZooKeeperHold {
     client: usize,
     path: String,
 }
 
 impl Peer for Zookeeper {
-    type Held = Held;
+    type Held = ZooKeeperHold;
 
-    async fn connect(setup: Setup<'_>) -> Outcome<Self> {
+    async fn connect(setup: Setup<'_>) -> TaskResult<Self> {
         let connections = sessions(setup.at, CONNECTIONS.min(setup.clients), setup.ttl).await?;
         Ok(Self { connections })
     }
 
-    async fn acquire(&self, client: usize, name: &str) -> Outcome<Held> {
+    async fn acquire(&self, client: usize, name: &str) -> TaskResult<ZooKeeperHold> {
         let folder = format!("/{name}");
         let prefix = LockPrefix::new_curator(&folder, "lock-").map_err(failed("ZooKeeper", "name a lock"))?;
         let parents = CreateMode::Persistent.with_acls(Acls::anyone_all());
@@ -39,14 +39,14 @@ impl Peer for Zookeeper {
         let path = lock.lock_path().to_owned();
         // Dropping the lock would delete the node without a completion; `release` deletes it and waits.
         std::mem::forget(lock);
-        Ok(Held { client, path })
+        Ok(ZooKeeperHold { client, path })
     }
 
-    async fn release(&self, held: Held) -> Outcome {
+    async fn release(&self, held: ZooKeeperHold) -> TaskResult {
         self.connection(held.client).delete(&held.path, None).await.map_err(failed("ZooKeeper", "release"))
     }
 
-    async fn close(self) -> Outcome {
+    async fn close(self) -> TaskResult {
         // A session ends when its last handle is dropped.
         drop(self.connections);
         Ok(())
@@ -61,10 +61,10 @@ impl Zookeeper {
     /// Opens `count` sessions, each with its own connection, kept alive by the crate.
     pub(crate) async fn keep_alive(
         at: &str,
-        server: &Server,
+        server: &ServerProcesses,
         count: usize,
         duration: Duration,
-    ) -> Outcome<f64> {
+    ) -> TaskResult<f64> {
         let sessions = sessions(at, count, KEEPALIVE_TTL).await?;
         let cores = watch_cpu(server, duration).await?;
         drop(sessions);
@@ -72,7 +72,7 @@ impl Zookeeper {
     }
 }
 
-async fn sessions(at: &str, count: usize, ttl: Duration) -> Outcome<Vec<Client>> {
+async fn sessions(at: &str, count: usize, ttl: Duration) -> TaskResult<Vec<Client>> {
     many(count, |_| {
         let at = at.to_owned();
         async move {

@@ -15,19 +15,19 @@ use crate::settings;
 const BEHIND_MAX: u64 = 10_000;
 
 /// One node of the given address.
-pub(super) struct Node {
+pub(super) struct ProbedNode {
     address: String,
     status: Result<ServiceStatus, Failure>,
 }
 
 /// Requests the status of every node of a `lockkeeper://` address.
-pub(super) async fn ask(url: &str) -> Vec<Node> {
+pub(super) async fn ask(url: &str) -> Vec<ProbedNode> {
     let Ok(parsed) = url.parse::<Url>() else { return Vec::new() };
     let mut nodes = Vec::with_capacity(parsed.hosts.len());
     for host in &parsed.hosts {
         let address = address(host);
         let status = status(&address).await;
-        nodes.push(Node { address, status });
+        nodes.push(ProbedNode { address, status });
     }
     nodes
 }
@@ -42,8 +42,8 @@ fn address(host: &Host) -> String {
 }
 
 /// The nodes' status as JSON.
-pub(super) fn json(nodes: &[Node]) -> Value {
-    let one = |node: &Node| match &node.status {
+pub(super) fn json(nodes: &[ProbedNode]) -> Value {
+    let one = |node: &ProbedNode| match &node.status {
         Err(failure) => json!({ "address": node.address, "answers": false, "error": failure.message }),
         Ok(status) => json!({
             "address": node.address,
@@ -69,8 +69,8 @@ pub(super) fn json(nodes: &[Node]) -> Value {
 }
 
 /// The nodes' status as text.
-pub(super) fn lines(nodes: &[Node]) -> Vec<String> {
-    let one = |node: &Node| {
+pub(super) fn lines(nodes: &[ProbedNode]) -> Vec<String> {
+    let one = |node: &ProbedNode| {
         let address = &node.address;
         let Ok(status) = &node.status else { return format!("{address}: does not answer") };
         let role = if status.leads { "leads" } else { "follows" };
@@ -94,10 +94,10 @@ pub(super) fn lines(nodes: &[Node]) -> Vec<String> {
 }
 
 /// Problems and their remedies.
-pub(super) fn warnings(nodes: &[Node]) -> Vec<String> {
+pub(super) fn warnings(nodes: &[ProbedNode]) -> Vec<String> {
     let mut said = Vec::new();
     let mut clusters = BTreeSet::new();
-    for Node { address, status } in nodes {
+    for ProbedNode { address, status } in nodes {
         if !is_loopback(address) {
             said.push(format!(
                 "{address} is reached over a network without encryption, and asks nobody who they are: whoever \
@@ -161,7 +161,7 @@ mod tests {
 
     #[test]
     fn unreachable_node_yields_its_own_warning() {
-        let nodes = [Node {
+        let nodes = [ProbedNode {
             address: "192.0.2.1:5625".into(),
             status: Err(Failure::new(69, "no lock service answers")),
         }];

@@ -4,21 +4,21 @@ use lockkeeper::Token;
 use lockkeeper_fence::{Marks, Pair};
 use serde_json::{Value, json};
 
-use super::store::Store;
+use super::store::FenceStore;
 use super::token;
 use crate::args::{FenceReset, FenceShow};
 use crate::exit::{Failure, OK, USAGE};
 use crate::{output, settings};
 
 pub(super) async fn show(args: &FenceShow) -> Result<u8, Failure> {
-    let marks = Store::open(&args.which).await?.marks().await?;
+    let marks = FenceStore::open(&args.which).await?.marks().await?;
     if args.which.json { output::json(&marks_json(&marks)) } else { output::line(marks_text(&marks)) }?;
     Ok(OK)
 }
 
 pub(super) async fn reset(args: &FenceReset) -> Result<u8, Failure> {
     let to = token(args.to)?;
-    let store = Store::open(&args.which).await?;
+    let store = FenceStore::open(&args.which).await?;
     // Unreadable marks may be the reason for the reset (on a server; the file fence refuses a reset of unreadable
     // marks).
     let before = store.marks().await;

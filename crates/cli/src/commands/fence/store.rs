@@ -11,7 +11,7 @@ use crate::args::FenceTarget;
 use crate::exit::{Failure, USAGE, chain};
 
 /// The fence of one resource.
-pub(super) enum Store {
+pub(super) enum FenceStore {
     File(FileFence),
     #[cfg(feature = "postgres")]
     Postgres(tokio_postgres::Client, String),
@@ -19,7 +19,7 @@ pub(super) enum Store {
     Redis(redis::Fence, String),
 }
 
-impl Store {
+impl FenceStore {
     /// # Errors
     /// The target is not a fence or is unreachable; or the resource name is missing, or not applicable.
     pub(super) async fn open(which: &FenceTarget) -> Result<Self, Failure> {

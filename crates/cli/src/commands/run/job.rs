@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use lockkeeper::{BootInstant, Guard, LockName, LossCause, Lost, Unfenced};
 
-use super::End;
+use super::RunEnd;
 use crate::args::Run;
-use crate::guardian::{Event, Guarded, Outcome, Reason, Signals, SpawnError, Spec, boot_now};
+use crate::guardian::{GuardianEvent, Guarded, CommandEnd, Reason, Signals, SpawnError, Spec, boot_now};
 use crate::output::say;
 
 /// Limits on the command's run time.
@@ -65,11 +65,11 @@ pub(super) async fn supervise(
     guard: &Guard<Unfenced>,
     limits: &Limits,
     signals: &mut Signals,
-) -> Result<End, SpawnError> {
+) -> Result<RunEnd, SpawnError> {
     let name = name.as_str();
     let mut told_until = spec.valid_until;
     let mut guarded = Guarded::spawn(spec).await?;
-    let mut outcome: Option<Outcome> = None;
+    let mut outcome: Option<CommandEnd> = None;
     let mut cause: Option<LossCause> = None;
     let lost = guard.lost();
     // The lease deadline last compared with the guardian's. Initially none: a renewal may have arrived since the
@@ -78,10 +78,10 @@ pub(super) async fn supervise(
     loop {
         tokio::select! {
             event = guarded.next() => match event {
-                Event::Stopped => guarded.stop_too(),
-                Event::Exited(how) => outcome = Some(how),
-                Event::LeftBehind { total, pids } => left_behind(name, total, &pids),
-                Event::Terminating(Reason::ValidUntil) => {
+                GuardianEvent::Stopped => guarded.stop_too(),
+                GuardianEvent::Exited(how) => outcome = Some(how),
+                GuardianEvent::LeftBehind { total, pids } => left_behind(name, total, &pids),
+                GuardianEvent::Terminating(Reason::ValidUntil) => {
                     let held_too_long = told_until.is_some() && told_until == limits.latest;
                     let (why, text) = if held_too_long {
                         (LossCause::MaxHold, "--max-hold is over")
@@ -91,16 +91,16 @@ pub(super) async fn supervise(
                     cause = Some(cause.unwrap_or(why));
                     say(format_args!("`{name}`: {text}; ending the command"));
                 }
-                Event::Terminating(Reason::Told) => say("the guardian was told to stop; ending the command"),
-                Event::Terminating(Reason::Asked | Reason::WrapperGone) => {}
-                Event::Gone { .. } => return Ok(match (cause, outcome) {
-                    (Some(cause), outcome) => End::Lost(cause, outcome),
-                    (None, Some(outcome)) => End::Ran(outcome),
-                    (None, None) => End::GuardianDied,
+                GuardianEvent::Terminating(Reason::Told) => say("the guardian was told to stop; ending the command"),
+                GuardianEvent::Terminating(Reason::Asked | Reason::WrapperGone) => {}
+                GuardianEvent::Gone { .. } => return Ok(match (cause, outcome) {
+                    (Some(cause), outcome) => RunEnd::Lost(cause, outcome),
+                    (None, Some(outcome)) => RunEnd::Ran(outcome),
+                    (None, None) => RunEnd::GuardianDied,
                 }),
-                Event::GuardianDied => {
+                GuardianEvent::GuardianDied => {
                     say(format_args!("the guardian of `{name}` was killed; the command and all it started were ended"));
-                    return Ok(End::GuardianDied);
+                    return Ok(RunEnd::GuardianDied);
                 }
             },
             () = lost.cancelled(), if cause.is_none() => {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use lockkeeper::{Guard, Lock, LockName, Locks, LossCause, ReleaseError, Unfenced};
 
-use self::status::{Outcome, Status, StatusFile};
+use self::status::{RunOutcome, Status, StatusFile};
 use crate::args::Run;
 use crate::exit::{self, Failure};
 use crate::guardian::{self, Signals, SpawnError};
@@ -27,15 +27,15 @@ const GRACE_OF_THE_HOLD: Duration = Duration::from_secs(5);
 const SHUTDOWN_LIMIT: Duration = Duration::from_secs(2);
 
 /// Why `run` ends; determines the exit code and the status file.
-enum End {
+enum RunEnd {
     /// The command ran to its end under the lock.
-    Ran(guardian::Outcome),
+    Ran(guardian::CommandEnd),
     /// The lock was not free, and no wait was requested.
     Busy(String),
     /// The lock did not become free in time.
     TimedOut(String),
     /// The lock was lost before the command was started, or while it ran; with the command's outcome, if observed.
-    Lost(LossCause, Option<guardian::Outcome>),
+    Lost(LossCause, Option<guardian::CommandEnd>),
     /// A signal arrived during the wait.
     Interrupted(guardian::Signal),
     /// The guardian was killed; the command and all its descendants have ended.
@@ -44,24 +44,24 @@ enum End {
 
 /// The hold's data for the status file.
 #[derive(Default)]
-struct Held {
+struct HoldStatus {
     token: Option<u64>,
     slot: Option<u32>,
 }
 
 pub(super) async fn run(args: Run) -> Result<u8, Failure> {
     let file = args.status_file.as_deref().map(StatusFile::prepare).transpose()?;
-    let mut held = Held::default();
+    let mut held = HoldStatus::default();
     let end = try_run(&args, &mut held).await;
     let code = match &end {
-        Ok(End::Ran(outcome)) => outcome.exit_code(),
-        Ok(End::Busy(_) | End::TimedOut(_)) => args.busy_exit,
-        Ok(End::Lost(..)) => args.lost_exit,
-        Ok(End::Interrupted(signal)) => 128 + *signal as u8,
-        Ok(End::GuardianDied) => exit::INTERNAL,
+        Ok(RunEnd::Ran(outcome)) => outcome.exit_code(),
+        Ok(RunEnd::Busy(_) | RunEnd::TimedOut(_)) => args.busy_exit,
+        Ok(RunEnd::Lost(..)) => args.lost_exit,
+        Ok(RunEnd::Interrupted(signal)) => 128 + *signal as u8,
+        Ok(RunEnd::GuardianDied) => exit::INTERNAL,
         Err(failure) => failure.code,
     };
-    if let Ok(End::Busy(text) | End::TimedOut(text)) = &end {
+    if let Ok(RunEnd::Busy(text) | RunEnd::TimedOut(text)) = &end {
         output::say(text);
     }
     if let Some(file) = file {
@@ -78,21 +78,21 @@ pub(super) async fn run(args: Run) -> Result<u8, Failure> {
     end.map(|_| code)
 }
 
-fn status_of(end: &Result<End, Failure>) -> Status {
+fn status_of(end: &Result<RunEnd, Failure>) -> Status {
     let (outcome, child, error) = match end {
-        Ok(End::Ran(child)) => (Outcome::Ran, Some(*child), None),
-        Ok(End::Busy(text)) => (Outcome::Busy, None, Some(text.clone())),
-        Ok(End::TimedOut(text)) => (Outcome::TimedOut, None, Some(text.clone())),
-        Ok(End::Lost(cause, child)) => (Outcome::Lost, *child, Some(cause.to_string())),
-        Ok(End::Interrupted(signal)) => (Outcome::Failed, None, Some(format!("{signal} while it waited"))),
-        Ok(End::GuardianDied) => (Outcome::Failed, None, Some("the guardian was killed".to_owned())),
-        Err(_) => (Outcome::Failed, None, None),
+        Ok(RunEnd::Ran(child)) => (RunOutcome::Ran, Some(*child), None),
+        Ok(RunEnd::Busy(text)) => (RunOutcome::Busy, None, Some(text.clone())),
+        Ok(RunEnd::TimedOut(text)) => (RunOutcome::TimedOut, None, Some(text.clone())),
+        Ok(RunEnd::Lost(cause, child)) => (RunOutcome::Lost, *child, Some(cause.to_string())),
+        Ok(RunEnd::Interrupted(signal)) => (RunOutcome::Failed, None, Some(format!("{signal} while it waited"))),
+        Ok(RunEnd::GuardianDied) => (RunOutcome::Failed, None, Some("the guardian was killed".to_owned())),
+        Err(_) => (RunOutcome::Failed, None, None),
     };
-    let lost = if let Ok(End::Lost(cause, _)) = end { Some(*cause) } else { None };
+    let lost = if let Ok(RunEnd::Lost(cause, _)) = end { Some(*cause) } else { None };
     Status { outcome, child, lost, error, ..Status::default() }
 }
 
-async fn try_run(args: &Run, held: &mut Held) -> Result<End, Failure> {
+async fn try_run(args: &Run, held: &mut HoldStatus) -> Result<RunEnd, Failure> {
     if args.argv.is_empty() {
         let text = "no command to run; write it behind `--`, as in `lockkeeper run NAME -- COMMAND`";
         return Err(Failure::new(exit::USAGE, text));
@@ -109,22 +109,22 @@ async fn try_run(args: &Run, held: &mut Held) -> Result<End, Failure> {
     let waited = waiting::acquire(&locks, &lock, &name, &mut signals, args.verbose).await;
     let guard = match waited? {
         waiting::Waited::Acquired(guard) => guard,
-        waiting::Waited::Busy(busy) => return Ok(End::Busy(format!("`{}` is busy: {busy}", name.as_str()))),
+        waiting::Waited::Busy(busy) => return Ok(RunEnd::Busy(format!("`{}` is busy: {busy}", name.as_str()))),
         waiting::Waited::TimedOut(waited) => {
             let text = format!("`{}` did not become free within {}", name.as_str(), output::human(waited));
-            return Ok(End::TimedOut(text));
+            return Ok(RunEnd::TimedOut(text));
         }
         waiting::Waited::Interrupted(signal) => {
             // Removes the request from the queue.
             let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
-            return Ok(End::Interrupted(signal));
+            return Ok(RunEnd::Interrupted(signal));
         }
     };
     let limits = job::Limits::from_now(args.max_hold, grace);
-    *held = Held { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() };
+    *held = HoldStatus { token: guard.token_hint().map(|token| token.get()), slot: guard.slot() };
     let ended = match job::spec(args, &name, &guard, &limits) {
         Ok(spec) => job::supervise(spec, &name, &guard, &limits, &mut signals).await,
-        Err(lost) => Ok(End::Lost(lost.cause, None)),
+        Err(lost) => Ok(RunEnd::Lost(lost.cause, None)),
     };
     give_back(guard, &name, &ended).await;
     let _ = locks.shutdown(SHUTDOWN_LIMIT).await;
@@ -132,9 +132,9 @@ async fn try_run(args: &Run, held: &mut Held) -> Result<End, Failure> {
 }
 
 /// Prints a release error, unless the command's outcome already implies it.
-async fn give_back(guard: Guard<Unfenced>, name: &LockName, ended: &Result<End, SpawnError>) {
+async fn give_back(guard: Guard<Unfenced>, name: &LockName, ended: &Result<RunEnd, SpawnError>) {
     match (guard.release().await, ended) {
-        (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(End::Lost(..)) | Err(_)) => {}
+        (Ok(()), _) | (Err(ReleaseError::AlreadyLost(_)), Ok(RunEnd::Lost(..)) | Err(_)) => {}
         (Err(error), _) => output::say(format_args!("`{}`: {error}", name.as_str())),
     }
 }

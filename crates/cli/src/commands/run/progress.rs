@@ -3,9 +3,9 @@
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A line on standard error, cut to the terminal's width. Cleared on drop.
-pub(super) struct Line(ProgressBar);
+pub(super) struct ProgressLine(ProgressBar);
 
-impl Line {
+impl ProgressLine {
     pub(super) fn new() -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
         // The template is constant and valid; if it were not, the default style would do.
@@ -20,7 +20,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for ProgressLine {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

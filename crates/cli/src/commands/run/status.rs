@@ -12,7 +12,7 @@ use crate::guardian;
 
 /// The outcome of a `run`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) enum Outcome {
+pub(super) enum RunOutcome {
     /// The command ran under the lock; `exit_code` or `signal` gives its outcome.
     Ran,
     /// The lock was not free.
@@ -29,11 +29,11 @@ pub(super) enum Outcome {
 /// The contents of the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Status {
-    pub(super) outcome: Outcome,
+    pub(super) outcome: RunOutcome,
     pub(super) name: String,
     pub(super) token: Option<u64>,
     pub(super) slot: Option<u32>,
-    pub(super) child: Option<guardian::Outcome>,
+    pub(super) child: Option<guardian::CommandEnd>,
     pub(super) lost: Option<LossCause>,
     pub(super) exit: u8,
     pub(super) error: Option<String>,
@@ -42,7 +42,7 @@ pub(super) struct Status {
 impl Default for Status {
     fn default() -> Self {
         Self {
-            outcome: Outcome::Failed,
+            outcome: RunOutcome::Failed,
             name: String::new(),
             token: None,
             slot: None,
@@ -80,17 +80,17 @@ impl StatusFile {
     /// Writes the file atomically: readers never see a partial file.
     pub(super) fn write(self, status: &Status) -> Result<(), Failure> {
         let (code, signal) = match status.child {
-            Some(guardian::Outcome::Code(code)) => (Some(code), None),
-            Some(guardian::Outcome::Signal(signal)) => (None, Some(signal)),
+            Some(guardian::CommandEnd::Code(code)) => (Some(code), None),
+            Some(guardian::CommandEnd::Signal(signal)) => (None, Some(signal)),
             None => (None, None),
         };
         let json = json!({
             "outcome": match status.outcome {
-                Outcome::Ran => "ran",
-                Outcome::Busy => "busy",
-                Outcome::TimedOut => "timed-out",
-                Outcome::Lost => "lost",
-                Outcome::Failed => "failed",
+                RunOutcome::Ran => "ran",
+                RunOutcome::Busy => "busy",
+                RunOutcome::TimedOut => "timed-out",
+                RunOutcome::Lost => "lost",
+                RunOutcome::Failed => "failed",
             },
             "name": status.name,
             "token": status.token,

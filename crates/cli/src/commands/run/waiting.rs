@@ -8,7 +8,7 @@ use std::time::Duration;
 use lockkeeper::{AcquireError, Busy, Guard, Lock, LockName, Locks, Unfenced};
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-use super::progress::Line;
+use super::progress::ProgressLine;
 use crate::exit::Failure;
 use crate::guardian::{Signal, Signals};
 use crate::output;
@@ -41,7 +41,7 @@ pub(super) async fn acquire(
         move |waiters| ahead.store(waiters, Ordering::Relaxed)
     });
     let on_terminal = stderr().is_terminal();
-    let mut line: Option<Line> = None;
+    let mut line: Option<ProgressLine> = None;
     let mut looks = interval_at(Instant::now() + FIRST_LOOK, LOOKS);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut tells = on_terminal || verbose;
@@ -74,7 +74,7 @@ pub(super) async fn acquire(
                     () = tokio::time::sleep(LOOKS) => continue,
                 };
                 if on_terminal {
-                    line.get_or_insert_with(Line::new).show(text);
+                    line.get_or_insert_with(ProgressLine::new).show(text);
                 } else {
                     output::say(text);
                     tells = false;

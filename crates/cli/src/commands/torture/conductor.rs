@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 use super::crew::{Crew, Stop};
 use super::journal::now;
 use super::worker::Point;
-use crate::args::Fault;
+use crate::args::HolderFault;
 use crate::exit::{Failure, UNAVAILABLE, USAGE};
 
 /// Added to pause and leases: far longer than a healthy lock service needs for a handover.
@@ -29,7 +29,7 @@ const QUIET: usize = 4;
 /// A fault that was injected into a holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Injected {
-    pub(super) fault: Fault,
+    pub(super) fault: HolderFault,
     /// The worker's serial number.
     pub(super) serial: u32,
     /// The time of the fault, on the workers' clock.
@@ -40,8 +40,8 @@ pub(super) struct Injected {
 
 /// One kind of round.
 #[derive(Clone, Copy, Debug)]
-struct Round {
-    fault: Fault,
+struct TortureRound {
+    fault: HolderFault,
     /// The point of A at which the fault is injected.
     point: Point,
     /// B writes before A resumes.
@@ -65,15 +65,15 @@ pub(super) struct Conductor {
 }
 
 /// All rounds for these faults.
-fn rounds(faults: &[Fault]) -> Vec<Round> {
-    let all = |fault: Fault| {
-        let at = |point, late| Round { fault, point, late };
+fn rounds(faults: &[HolderFault]) -> Vec<TortureRound> {
+    let all = |fault: HolderFault| {
+        let at = |point, late| TortureRound { fault, point, late };
         match fault {
-            Fault::Pause | Fault::Cut => {
+            HolderFault::Pause | HolderFault::Cut => {
                 vec![at(Point::Write, false), at(Point::Write, true), at(Point::Read, true)]
             }
-            Fault::Server => vec![at(Point::Write, false), at(Point::Write, true)],
-            Fault::Kill => vec![at(Point::Read, true), at(Point::Write, true), at(Point::Done, true)],
+            HolderFault::Server => vec![at(Point::Write, false), at(Point::Write, true)],
+            HolderFault::Kill => vec![at(Point::Read, true), at(Point::Write, true), at(Point::Done, true)],
         }
     };
     let mut seen = Vec::new();
@@ -125,7 +125,7 @@ impl Conductor {
 
     /// Runs every round once, and repeats them until the duration is over; then lets all workers finish their
     /// sections.
-    pub(super) fn conduct(&mut self, faults: &[Fault], workers: u32) -> Result<(), Stop> {
+    pub(super) fn conduct(&mut self, faults: &[HolderFault], workers: u32) -> Result<(), Stop> {
         let end = Instant::now() + self.times.duration;
         for _ in 0..workers {
             self.crew.start()?;
@@ -136,7 +136,7 @@ impl Conductor {
                 break;
             }
             match round.fault {
-                Fault::Kill => self.killed(*round)?,
+                HolderFault::Kill => self.killed(*round)?,
                 _ => self.stalled(*round)?,
             }
         }
@@ -160,7 +160,7 @@ impl Conductor {
         Err(self.nobody())
     }
 
-    fn killed(&mut self, round: Round) -> Result<(), Stop> {
+    fn killed(&mut self, round: TortureRound) -> Result<(), Stop> {
         let a = self.first(round.point)?;
         let at = now();
         self.crew.kill(a)?;
@@ -172,13 +172,13 @@ impl Conductor {
         }
     }
 
-    fn stalled(&mut self, round: Round) -> Result<(), Stop> {
+    fn stalled(&mut self, round: TortureRound) -> Result<(), Stop> {
         let a = self.first(round.point)?;
         let at = now();
         let pause_over = Instant::now() + self.times.pause;
         let patience = match round.fault {
             // A connection or a descriptor holds the lock: no other worker gets it, which is the expected result.
-            Fault::Pause if !self.leased => pause_over,
+            HolderFault::Pause if !self.leased => pause_over,
             _ => self.patience() + self.times.pause,
         };
         self.begin(round.fault, a, pause_over)?;
@@ -191,7 +191,7 @@ impl Conductor {
             self.crew.go(b)?;
         }
         self.first_at(pause_over, |_, _| false)?;
-        if round.fault == Fault::Pause {
+        if round.fault == HolderFault::Pause {
             self.crew.resume(a)?;
         }
         self.crew.go(a)?;
@@ -206,21 +206,21 @@ impl Conductor {
     }
 
     /// Starts the stall. A stopped lock server is continued here, once the pause is over.
-    fn begin(&mut self, fault: Fault, a: u32, pause_over: Instant) -> Result<(), Stop> {
+    fn begin(&mut self, fault: HolderFault, a: u32, pause_over: Instant) -> Result<(), Stop> {
         match (fault, self.server) {
-            (Fault::Pause, _) => self.crew.stop(a),
-            (Fault::Cut, _) => {
+            (HolderFault::Pause, _) => self.crew.stop(a),
+            (HolderFault::Cut, _) => {
                 self.crew.cut(a);
                 Ok(())
             }
-            (Fault::Server, Some(pid)) => {
+            (HolderFault::Server, Some(pid)) => {
                 let stopped = Stopped::new(pid)?;
                 // Workers that reach a point meanwhile continue, and wait for the server.
                 self.first_at(pause_over, |_, _| false)?;
                 drop(stopped);
                 Ok(())
             }
-            (Fault::Server | Fault::Kill, _) => Ok(()),
+            (HolderFault::Server | HolderFault::Kill, _) => Ok(()),
         }
     }
 

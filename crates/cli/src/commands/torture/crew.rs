@@ -44,7 +44,7 @@ impl From<std::io::Error> for Stop {
 }
 
 /// An event from a worker or from the signal handler.
-pub(super) enum Event {
+pub(super) enum CrewEvent {
     /// The worker with this serial number has reached a point and waits.
     At(u32, Point),
     /// A worker failed, with the exit code that it would have used.
@@ -56,13 +56,13 @@ pub(super) enum Event {
 }
 
 /// One worker.
-struct Worker {
+struct CrewMember {
     child: Child,
     go: Option<ChildStdin>,
     proxy: Option<Proxy>,
 }
 
-impl Drop for Worker {
+impl Drop for CrewMember {
     fn drop(&mut self) {
         // SIGKILL also ends a stopped process.
         let _ = self.child.kill();
@@ -77,10 +77,10 @@ pub(super) struct Crew {
     hosts: Vec<(String, u16)>,
     directory: PathBuf,
     runtime: Handle,
-    workers: BTreeMap<u32, Worker>,
+    workers: BTreeMap<u32, CrewMember>,
     next: u32,
-    tell: mpsc::Sender<Event>,
-    told: mpsc::Receiver<Event>,
+    tell: mpsc::Sender<CrewEvent>,
+    told: mpsc::Receiver<CrewEvent>,
 }
 
 impl Crew {
@@ -96,7 +96,7 @@ impl Crew {
     }
 
     /// A sender for events.
-    pub(super) fn sender(&self) -> mpsc::Sender<Event> {
+    pub(super) fn sender(&self) -> mpsc::Sender<CrewEvent> {
         self.tell.clone()
     }
 
@@ -134,7 +134,7 @@ impl Crew {
             .process_group(0)
             .spawn()?;
         let (go, says) = (child.stdin.take(), child.stdout.take());
-        let mut worker = Worker { child, go, proxy };
+        let mut worker = CrewMember { child, go, proxy };
         let (Some(go), Some(says)) = (&mut worker.go, says) else {
             return Err(Failure::new(INTERNAL, "a worker was started without its pipes"));
         };
@@ -145,7 +145,7 @@ impl Crew {
             for line in BufReader::new(says).lines().map_while(Result::ok) {
                 let _ = tell.send(event(serial, &line));
             }
-            let _ = tell.send(Event::Gone(serial));
+            let _ = tell.send(CrewEvent::Gone(serial));
         });
         self.workers.insert(serial, worker);
         self.next += 1;
@@ -162,13 +162,13 @@ impl Crew {
                 return Ok(None);
             };
             match event {
-                Event::Interrupted => return Err(Stop::Interrupted),
+                CrewEvent::Interrupted => return Err(Stop::Interrupted),
                 // Messages that a worker sent before it was killed.
-                Event::At(serial, _) | Event::Gone(serial) | Event::Failed(serial, _)
+                CrewEvent::At(serial, _) | CrewEvent::Gone(serial) | CrewEvent::Failed(serial, _)
                     if !self.workers.contains_key(&serial) => {}
-                Event::At(serial, point) => return Ok(Some((serial, point))),
-                Event::Failed(_, failure) => return Err(failure.into()),
-                Event::Gone(serial) => {
+                CrewEvent::At(serial, point) => return Ok(Some((serial, point))),
+                CrewEvent::Failed(_, failure) => return Err(failure.into()),
+                CrewEvent::Gone(serial) => {
                     let why = format!("worker {serial} ended by itself; its own message is above");
                     return Err(Failure::new(INTERNAL, why).into());
                 }
@@ -250,8 +250,8 @@ impl Crew {
         let mut left = self.workers.len();
         while left > 0 {
             match self.told.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(Event::Gone(_)) => left -= 1,
-                Ok(Event::Interrupted) | Err(_) => return,
+                Ok(CrewEvent::Gone(_)) => left -= 1,
+                Ok(CrewEvent::Interrupted) | Err(_) => return,
                 Ok(_) => {}
             }
         }
@@ -267,14 +267,14 @@ impl Crew {
     }
 }
 
-fn event(serial: u32, line: &str) -> Event {
+fn event(serial: u32, line: &str) -> CrewEvent {
     if let Some(point) = Point::named(line) {
-        return Event::At(serial, point);
+        return CrewEvent::At(serial, point);
     }
     let mut words = line.splitn(3, ' ');
     let failure = match (words.next(), words.next().and_then(|code| code.parse().ok()), words.next()) {
         (Some("failed"), Some(code), Some(why)) => Failure::new(code, format!("worker {serial}: {why}")),
         _ => Failure::new(INTERNAL, format!("worker {serial} said what no worker says: {line}")),
     };
-    Event::Failed(serial, failure)
+    CrewEvent::Failed(serial, failure)
 }

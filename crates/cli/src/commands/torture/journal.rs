@@ -18,7 +18,7 @@ pub(super) fn now() -> u64 {
 
 /// A step of a worker, or a reply that it received.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Step {
+pub(super) enum JournalStep {
     /// Requests the lock.
     Asked,
     /// Acquired the lock.
@@ -42,7 +42,7 @@ pub(super) enum Step {
     Releasing,
 }
 
-impl std::fmt::Display for Step {
+impl std::fmt::Display for JournalStep {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let or_none =
             |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
@@ -61,7 +61,7 @@ impl std::fmt::Display for Step {
     }
 }
 
-impl FromStr for Step {
+impl FromStr for JournalStep {
     type Err = ();
     fn from_str(line: &str) -> Result<Self, ()> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
@@ -91,7 +91,7 @@ impl FromStr for Step {
 }
 
 /// The steps of one worker, each with its time.
-pub(super) type Steps = Vec<(u64, Step)>;
+pub(super) type Steps = Vec<(u64, JournalStep)>;
 
 /// A journal opened for appending.
 pub(super) struct Journal(File);
@@ -103,7 +103,7 @@ impl Journal {
 
     /// Appends a step with one system call. A kill during the call can leave a partial line, which the reader
     /// ignores.
-    pub(super) fn note(&mut self, step: &Step) -> std::io::Result<()> {
+    pub(super) fn note(&mut self, step: &JournalStep) -> std::io::Result<()> {
         self.0.write_all(format!("{} {step}\n", now()).as_bytes())
     }
 }
@@ -116,7 +116,7 @@ impl Journal {
 pub(super) fn read(path: &Path) -> std::io::Result<Steps> {
     let text = std::fs::read_to_string(path)?;
     let Some(end) = text.rfind('\n') else { return Ok(Vec::new()) };
-    let step = |line: &str| -> Option<(u64, Step)> {
+    let step = |line: &str| -> Option<(u64, JournalStep)> {
         let (at, step) = line.split_once(' ')?;
         Some((at.parse().ok()?, step.parse().ok()?))
     };
@@ -137,24 +137,24 @@ mod tests {
         let path = directory.path().join("worker");
         let update = || "3.17".to_owned();
         let steps = [
-            Step::Asked,
-            Step::Granted { token: None },
-            Step::Granted { token: Token::new(17) },
-            Step::Entered,
-            Step::Read,
-            Step::GaveUp { believed_until: None },
-            Step::GaveUp { believed_until: Some(5) },
-            Step::Writes { update: update() },
-            Step::Acknowledged { update: update() },
-            Step::Stale { offered: 4, highest: 5 },
-            Step::Trouble { why: "no route to host".to_owned() },
-            Step::Releasing,
+            JournalStep::Asked,
+            JournalStep::Granted { token: None },
+            JournalStep::Granted { token: Token::new(17) },
+            JournalStep::Entered,
+            JournalStep::Read,
+            JournalStep::GaveUp { believed_until: None },
+            JournalStep::GaveUp { believed_until: Some(5) },
+            JournalStep::Writes { update: update() },
+            JournalStep::Acknowledged { update: update() },
+            JournalStep::Stale { offered: 4, highest: 5 },
+            JournalStep::Trouble { why: "no route to host".to_owned() },
+            JournalStep::Releasing,
         ];
         let mut journal = Journal::create(&path).unwrap();
         for step in &steps {
             journal.note(step).unwrap();
         }
-        let read: Vec<Step> = read(&path).unwrap().into_iter().map(|(_, step)| step).collect();
+        let read: Vec<JournalStep> = read(&path).unwrap().into_iter().map(|(_, step)| step).collect();
         assert_eq!(read, steps);
     }
 
@@ -163,7 +163,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("worker");
         std::fs::write(&path, "5 asked\n6 gra").unwrap();
-        assert_eq!(read(&path).unwrap(), [(5, Step::Asked)], "cut by a kill");
+        assert_eq!(read(&path).unwrap(), [(5, JournalStep::Asked)], "cut by a kill");
         for line in ["", "asked", "5 rested", "5 granted x", "5 granted 0", "5 stale 4", "x asked"] {
             std::fs::write(&path, format!("5 asked\n{line}\n")).unwrap();
             let error = read(&path).unwrap_err().to_string();

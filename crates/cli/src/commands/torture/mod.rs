@@ -23,17 +23,17 @@ use lockkeeper::{Capabilities, Fencing, Reach};
 use nix::unistd::Pid;
 use tokio::runtime::{Handle, Runtime};
 
-use crate::args::{Fault, Fenced, Torture};
+use crate::args::{HolderFault, TokenUse, Torture};
 use crate::exit::{Failure, INTERNAL, NO, OK, USAGE};
 use crate::guardian::{Signal, Signals};
 use crate::output;
 use crate::settings;
 use conductor::{Conductor, Times};
-use crew::{Crew, Event, Stop};
-use journal::{Step, Steps};
-use report::Report;
-use resource::Resource;
-use verdict::Verdict;
+use crew::{Crew, CrewEvent, Stop};
+use journal::{JournalStep, Steps};
+use report::TortureReport;
+use resource::OpenLedger;
+use verdict::TortureVerdict;
 use worker::Orders;
 
 /// A session that is not closed in time expires by itself.
@@ -61,7 +61,7 @@ pub(super) fn torture(args: &Torture) -> Result<u8, Failure> {
     let ledger = format!("{name}-ledger");
     let resource_url = args.resource.clone().unwrap_or_default();
     let shown = settings::shown(&url);
-    let mut resource = runtime.block_on(Resource::open(&resource_url, &ledger, args.fence))?;
+    let mut resource = runtime.block_on(OpenLedger::open(&resource_url, &ledger, args.fence))?;
     runtime.block_on(resource.create())?;
     let orders = Orders {
         locks: url,
@@ -106,16 +106,16 @@ fn possible(args: &Torture, url: &str, can: &Capabilities) -> Result<Vec<(String
     if can.reach == Reach::Process {
         return cannot("torture", "each worker is a process, and would have locks of its own");
     }
-    if let (Fencing::None { why, instead }, true) = (&can.fencing, args.fence != Fenced::None) {
+    if let (Fencing::None { why, instead }, true) = (&can.fencing, args.fence != TokenUse::None) {
         return cannot(
             &format!("--fence {}", args.fence.name()),
             &format!("{why}; {instead}; or try --fence none"),
         );
     }
-    if let (true, Some(pid)) = (args.faults.contains(&Fault::Server), args.server_pid) {
+    if let (true, Some(pid)) = (args.faults.contains(&HolderFault::Server), args.server_pid) {
         conductor::can_signal(Pid::from_raw(pid))?;
     }
-    if !args.faults.contains(&Fault::Cut) {
+    if !args.faults.contains(&HolderFault::Cut) {
         return Ok(Vec::new());
     }
     let hosts = proxy::hosts(url);
@@ -130,7 +130,7 @@ fn conduct(
     args: &Torture,
     (locks, can): (String, &Capabilities),
     crew: Crew,
-    resource: &mut Resource,
+    resource: &mut OpenLedger,
     runtime: &Runtime,
 ) -> Result<u8, Failure> {
     let began = Instant::now();
@@ -151,8 +151,8 @@ fn conduct(
         let why = format!("the ledger {} can't be read: {}", resource.place(), trouble.why());
         Failure::new(crate::exit::IO, why)
     })?;
-    let verdict = Verdict::new(&journals, &ledger, &conductor.injected);
-    let report = Report {
+    let verdict = TortureVerdict::new(&journals, &ledger, &conductor.injected);
+    let report = TortureReport {
         locks,
         resource: settings::shown(args.resource.as_deref().unwrap_or_default()),
         fence: args.fence,
@@ -192,7 +192,7 @@ fn journals(crew: &Crew, some: bool) -> Result<Vec<(u32, Steps)>, Failure> {
 fn explained(failure: Failure, crew: &Crew) -> Failure {
     let steps = journals(crew, true).unwrap_or_default().into_iter().flat_map(|(_, steps)| steps);
     let troubles = steps.filter_map(|(at, step)| match step {
-        Step::Trouble { why } => Some((at, why)),
+        JournalStep::Trouble { why } => Some((at, why)),
         _ => None,
     });
     match troubles.max() {
@@ -223,7 +223,7 @@ fn listen(crew: &Crew, runtime: &Handle) -> Result<(), Failure> {
             }
             asked = true;
             // The receiver is gone if the conductor has ended.
-            let _ = tell.send(Event::Interrupted);
+            let _ = tell.send(CrewEvent::Interrupted);
         }
     });
     Ok(())

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::conductor::Injected;
-use super::verdict::Verdict;
-use crate::args::{Fault, Fenced};
+use super::verdict::TortureVerdict;
+use crate::args::{HolderFault, TokenUse};
 use crate::exit::Failure;
 use crate::output::{self, human};
 
@@ -14,23 +14,23 @@ use crate::output::{self, human};
 const NAMED: usize = 20;
 
 /// A finished run.
-pub(super) struct Report<'a> {
+pub(super) struct TortureReport<'a> {
     /// Addresses for display, without passwords.
     pub(super) locks: String,
     pub(super) resource: String,
-    pub(super) fence: Fenced,
+    pub(super) fence: TokenUse,
     pub(super) workers: u32,
     /// `None` if the locks have no leases.
     pub(super) ttl: Option<Duration>,
     pub(super) pause: Duration,
     pub(super) took: Duration,
     pub(super) injected: &'a [Injected],
-    pub(super) verdict: &'a Verdict,
+    pub(super) verdict: &'a TortureVerdict,
     pub(super) interrupted: bool,
 }
 
-impl Report<'_> {
-    fn count(&self, fault: Fault) -> usize {
+impl TortureReport<'_> {
+    fn count(&self, fault: HolderFault) -> usize {
         self.injected.iter().filter(|injected| injected.fault == fault).count()
     }
 
@@ -53,19 +53,19 @@ impl Report<'_> {
 
     /// The verdict, in one sentence.
     fn sentence(&self) -> String {
-        let Verdict { acknowledged, lost, token_regressions, .. } = self.verdict;
+        let TortureVerdict { acknowledged, lost, token_regressions, .. } = self.verdict;
         let faults = self.injected.len();
         let fell = token_regressions.unwrap_or(0);
         if !lost.is_empty() {
             let why = match self.fence {
-                Fenced::None => {
+                TokenUse::None => {
                     "a holder that had lost its lock wrote, and nothing stopped it; try `--fence enter`"
                 }
-                Fenced::Write => {
+                TokenUse::Write => {
                     "every write was checked, but a holder that stalled had read before, and was written over by one \
                      that had read the same: enter before you read (`--fence enter`)"
                 }
-                Fenced::Enter => "this must not be: please report it, with what `--keep` leaves",
+                TokenUse::Enter => "this must not be: please report it, with what `--keep` leaves",
             };
             return format!("LOST {} of {acknowledged} acknowledged updates: {why}", lost.len());
         }
@@ -91,10 +91,10 @@ impl Report<'_> {
     }
 
     pub(super) fn print_json(&self) -> Result<(), Failure> {
-        let Verdict { acknowledged, lost, stale_rejected, overlaps, token_regressions, .. } = self.verdict;
+        let TortureVerdict { acknowledged, lost, stale_rejected, overlaps, token_regressions, .. } = self.verdict;
         let (p50, max) = self.handover();
         let mut injected: serde_json::Map<String, Value> =
-            [Fault::Pause, Fault::Kill, Fault::Cut, Fault::Server]
+            [HolderFault::Pause, HolderFault::Kill, HolderFault::Cut, HolderFault::Server]
                 .into_iter()
                 .map(|fault| (fault.name().to_owned(), self.count(fault).into()))
                 .collect();
@@ -125,12 +125,12 @@ impl Report<'_> {
     }
 
     pub(super) fn print_text(&self) -> Result<(), Failure> {
-        let Verdict { acknowledged, lost, stale_rejected, overlaps, token_regressions, .. } = self.verdict;
+        let TortureVerdict { acknowledged, lost, stale_rejected, overlaps, token_regressions, .. } = self.verdict;
         let field = |name: &str, value: String| output::line(format!("{name:<20} {value}"));
         let ttl = self.ttl.map_or_else(|| "no ttl".to_owned(), |ttl| format!("ttl {}", human(ttl)));
         field("locks", format!("{}, {ttl}", self.locks))?;
         field("resource", format!("{}, fence {}", self.resource, self.fence.name()))?;
-        let done: Vec<String> = [Fault::Pause, Fault::Kill, Fault::Cut, Fault::Server]
+        let done: Vec<String> = [HolderFault::Pause, HolderFault::Kill, HolderFault::Cut, HolderFault::Server]
             .into_iter()
             .filter(|fault| self.count(*fault) > 0)
             .map(|fault| format!("{} {}", fault.name(), self.count(fault)))

@@ -6,11 +6,11 @@
 use std::collections::HashSet;
 
 use super::conductor::Injected;
-use super::journal::{Step, Steps};
+use super::journal::{JournalStep, Steps};
 
 /// The figures.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub(super) struct Verdict {
+pub(super) struct TortureVerdict {
     /// Updates whose write succeeded.
     pub(super) acknowledged: usize,
     /// Acknowledged updates that are missing from the ledger.
@@ -47,21 +47,21 @@ struct Section {
     releasing: Option<u64>,
 }
 
-impl Verdict {
+impl TortureVerdict {
     pub(super) fn new(journals: &[(u32, Steps)], ledger: &str, injected: &[Injected]) -> Self {
         let mut verdict = Self::default();
         let there: HashSet<&str> = ledger.lines().collect();
         for step in journals.iter().flat_map(|(_, steps)| steps).map(|(_, step)| step) {
             match step {
-                Step::Acknowledged { update } => {
+                JournalStep::Acknowledged { update } => {
                     verdict.acknowledged += 1;
                     if !there.contains(update.as_str()) {
                         verdict.lost.push(update.clone());
                     }
                 }
-                Step::Stale { .. } => verdict.stale_rejected += 1,
-                Step::GaveUp { .. } => verdict.gave_up += 1,
-                Step::Trouble { why } => {
+                JournalStep::Stale { .. } => verdict.stale_rejected += 1,
+                JournalStep::GaveUp { .. } => verdict.gave_up += 1,
+                JournalStep::Trouble { why } => {
                     verdict.troubles += 1;
                     verdict.last_trouble = Some(why.clone());
                 }
@@ -84,23 +84,23 @@ impl Verdict {
     }
 }
 
-fn sections(serial: u32, steps: &[(u64, Step)]) -> Vec<Section> {
+fn sections(serial: u32, steps: &[(u64, JournalStep)]) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
     let mut asked = 0;
     for (at, step) in steps {
         let at = *at;
         let current = sections.last_mut().filter(|section| section.releasing.is_none());
         match (step, current) {
-            (Step::Asked, _) => asked = at,
-            (Step::Granted { token }, _) => {
+            (JournalStep::Asked, _) => asked = at,
+            (JournalStep::Granted { token }, _) => {
                 let token = token.map(lockkeeper::Token::get);
                 sections.push(Section { serial, asked, granted: at, token, end: at, releasing: None });
             }
             // The worker took no action after its deadline, even if it resumed later and only then gave up.
-            (Step::GaveUp { believed_until }, Some(section)) => {
+            (JournalStep::GaveUp { believed_until }, Some(section)) => {
                 section.end = at.min(believed_until.unwrap_or(u64::MAX)).max(section.end);
             }
-            (Step::Releasing, Some(section)) => section.releasing = Some(at),
+            (JournalStep::Releasing, Some(section)) => section.releasing = Some(at),
             (_, Some(section)) => section.end = at,
             (_, None) => {}
         }
@@ -151,7 +151,7 @@ fn handovers(sections: &[Section], injected: &[Injected]) -> Vec<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::Fault;
+    use crate::args::HolderFault;
 
     /// Parses `5 asked, 6 granted 17, …` as a journal.
     fn journal(serial: u32, lines: &str) -> (u32, Steps) {
@@ -162,8 +162,8 @@ mod tests {
         (serial, steps.collect())
     }
 
-    fn judged(journals: &[(u32, Steps)], ledger: &str, injected: &[Injected]) -> Verdict {
-        Verdict::new(journals, ledger, injected)
+    fn judged(journals: &[(u32, Steps)], ledger: &str, injected: &[Injected]) -> TortureVerdict {
+        TortureVerdict::new(journals, ledger, injected)
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
         let second = |asked: u64| journal(1, &format!("{asked} asked, 27 granted 6"));
         assert_eq!(judged(&[journal(0, first), second(10)], "", &[]).handover_ns, [7]);
         assert_eq!(judged(&[journal(0, first), second(21)], "", &[]).handover_ns, [0u64; 0]);
-        let killed = Injected { fault: Fault::Kill, serial: 0, at: 5, taken_over: true };
+        let killed = Injected { fault: HolderFault::Kill, serial: 0, at: 5, taken_over: true };
         let journals = [journal(0, "1 asked, 2 granted 5, 3 read"), second(4)];
         assert_eq!(judged(&journals, "", &[killed]).handover_ns, [22], "since it was killed");
         assert_eq!(judged(&journals, "", &[]).handover_ns, [0u64; 0]);

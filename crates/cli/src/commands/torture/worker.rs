@@ -15,9 +15,9 @@ use lockkeeper_fence::Section;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::journal::{Journal, Step, now};
-use super::resource::{Resource, Trouble};
-use crate::args::Fenced;
+use super::journal::{Journal, JournalStep, now};
+use super::resource::{OpenLedger, LedgerError};
+use crate::args::TokenUse;
 use crate::exit::{Failure, INTERNAL, OK};
 use crate::settings;
 
@@ -63,7 +63,7 @@ impl Point {
 pub(super) struct Orders {
     pub(super) locks: String,
     pub(super) resource: String,
-    pub(super) fence: Fenced,
+    pub(super) fence: TokenUse,
     pub(super) ttl: Duration,
     /// The lock's name.
     pub(super) name: String,
@@ -93,7 +93,7 @@ impl Orders {
         Some(Self {
             locks: text("locks")?,
             resource: text("resource")?,
-            fence: [Fenced::None, Fenced::Write, Fenced::Enter]
+            fence: [TokenUse::None, TokenUse::Write, TokenUse::Enter]
                 .into_iter()
                 .find(|way| way.name() == fence)?,
             ttl: Duration::from_millis(orders["ttl_ms"].as_u64()?),
@@ -126,8 +126,8 @@ pub(super) async fn work() -> Result<u8, Failure> {
 struct Worker {
     locks: Locks,
     lock: Lock<Unfenced>,
-    resource: Resource,
-    fence: Fenced,
+    resource: OpenLedger,
+    fence: TokenUse,
     journal: Journal,
     serial: u32,
     updates: u32,
@@ -160,7 +160,7 @@ impl Worker {
         Ok(Self {
             lock,
             locks,
-            resource: Resource::open(&orders.resource, &orders.ledger, orders.fence).await?,
+            resource: OpenLedger::open(&orders.resource, &orders.ledger, orders.fence).await?,
             fence: orders.fence,
             journal: Journal::create(&orders.journal)?,
             serial: orders.serial,
@@ -182,16 +182,16 @@ impl Worker {
 
     async fn section(&mut self) -> Result<(), Cut> {
         reached(Point::Idle)?;
-        self.journal.note(&Step::Asked)?;
+        self.journal.note(&JournalStep::Asked)?;
         let guard = match self.lock.acquire().await {
             Ok(guard) => guard,
             Err(error) => {
-                self.journal.note(&Step::Trouble { why: crate::exit::chain(&error) })?;
+                self.journal.note(&JournalStep::Trouble { why: crate::exit::chain(&error) })?;
                 tokio::time::sleep(BREATH).await;
                 return Ok(());
             }
         };
-        self.journal.note(&Step::Granted { token: guard.token_hint() })?;
+        self.journal.note(&JournalStep::Granted { token: guard.token_hint() })?;
         // Runs on the runtime's other thread: this one blocks at the points.
         let lost_at = Arc::new(OnceLock::new());
         let (lost, stamp) = (guard.lost(), lost_at.clone());
@@ -203,16 +203,16 @@ impl Worker {
         watching.abort();
         match held? {
             Ok(()) => {}
-            Err(Trouble::Stale { offered, highest }) => {
-                self.journal.note(&Step::Stale { offered, highest })?
+            Err(LedgerError::Stale { offered, highest }) => {
+                self.journal.note(&JournalStep::Stale { offered, highest })?
             }
-            Err(Trouble::Failed(why)) => {
-                self.journal.note(&Step::Trouble { why })?;
+            Err(LedgerError::Failed(why)) => {
+                self.journal.note(&JournalStep::Trouble { why })?;
                 tokio::time::sleep(BREATH).await;
             }
         }
         reached(Point::Done)?;
-        self.journal.note(&Step::Releasing)?;
+        self.journal.note(&JournalStep::Releasing)?;
         // Errors are ignored: the loss of a hold is evident from the journals' times.
         let _ = guard.release().await;
         Ok(())
@@ -223,43 +223,43 @@ impl Worker {
         &mut self,
         guard: &Guard<Unfenced>,
         lost_at: &OnceLock<u64>,
-    ) -> Result<Result<(), Trouble>, Cut> {
+    ) -> Result<Result<(), LedgerError>, Cut> {
         let section = match (self.fence, guard.token_hint()) {
-            (Fenced::None, _) => None,
+            (TokenUse::None, _) => None,
             (_, Some(token)) => Some(Section::exclusive(token)),
             // Unreachable: the conductor checks for tokens before it starts a worker.
             (_, None) => {
-                return Ok(Err(Trouble::Failed("a hold without a token can't be fenced".to_owned())));
+                return Ok(Err(LedgerError::Failed("a hold without a token can't be fenced".to_owned())));
             }
         };
-        if let (Fenced::Enter, Some(section)) = (self.fence, section) {
+        if let (TokenUse::Enter, Some(section)) = (self.fence, section) {
             if let Err(trouble) = self.resource.enter(section).await {
                 return Ok(Err(trouble));
             }
-            self.journal.note(&Step::Entered)?;
+            self.journal.note(&JournalStep::Entered)?;
         }
         let mut ledger = match self.resource.read().await {
             Ok(ledger) => ledger,
             Err(trouble) => return Ok(Err(trouble)),
         };
-        self.journal.note(&Step::Read)?;
+        self.journal.note(&JournalStep::Read)?;
         let deadline = guard.valid_until().ok().flatten().map(lockkeeper::BootInstant::as_nanos);
         reached(Point::Read)?;
         if guard.check(Duration::ZERO).is_err() {
             let told = lost_at.get().copied();
             let believed_until = [deadline, told].into_iter().flatten().min();
-            self.journal.note(&Step::GaveUp { believed_until })?;
+            self.journal.note(&JournalStep::GaveUp { believed_until })?;
             return Ok(Ok(()));
         }
         self.updates += 1;
         let update = format!("{}.{}", self.serial, self.updates);
         ledger.push_str(&update);
         ledger.push('\n');
-        self.journal.note(&Step::Writes { update: update.clone() })?;
+        self.journal.note(&JournalStep::Writes { update: update.clone() })?;
         reached(Point::Write)?;
         let written = self.resource.write(section, &ledger).await;
         if written.is_ok() {
-            self.journal.note(&Step::Acknowledged { update })?;
+            self.journal.note(&JournalStep::Acknowledged { update })?;
         }
         Ok(written)
     }
@@ -294,7 +294,7 @@ mod tests {
         let orders = Orders {
             locks: "redis://u:p%20w@host/?fencing=counter".to_owned(),
             resource: "file:///tmp".to_owned(),
-            fence: Fenced::Write,
+            fence: TokenUse::Write,
             ttl: Duration::from_millis(1500),
             name: "a/b".to_owned(),
             ledger: "a-b".to_owned(),

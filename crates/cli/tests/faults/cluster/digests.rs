@@ -57,7 +57,7 @@ fn tamper(data: &Path) {
         let entry = entry.unwrap();
         disk.set_bytes(&entry.file_name().to_string_lossy(), fs::read(entry.path()).unwrap());
     }
-    let Opened::Existing(existing) = storage::open(&disk, storage::Options::default()).unwrap() else {
+    let Opened::Existing(existing) = storage::open(&disk, storage::LogOptions::default()).unwrap() else {
         panic!("it has no data")
     };
     let mut reader = existing.snapshot.expect("it has a snapshot");

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use lockkeeper::{BreakOrder, HolderState, Locks};
 use lockkeeper_rig::Port;
-use lockkeeper_server::Options;
+use lockkeeper_server::ServerOptions;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
@@ -208,7 +208,7 @@ impl Subject for Service {
 fn the_process_that_serves() {
     let Ok(order) = std::env::var(SERVE) else { return };
     let mut order = order.split(' ');
-    let mut options = Options::new(order.next().expect("a directory"));
+    let mut options = ServerOptions::new(order.next().expect("a directory"));
     options.listen = order.next().expect("an address").to_owned();
     if let (Some(node), Some(cluster)) = (order.next(), order.next()) {
         let peer =

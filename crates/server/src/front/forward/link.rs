@@ -25,11 +25,11 @@ const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// The shared connection of all calls with one answer. Streams have their own: a node accepts some hundred streams on a
 /// connection, and streams last long.
 #[derive(Default)]
-pub(in crate::front) struct Links(Mutex<Option<(String, Link)>>);
+pub(in crate::front) struct Links(Mutex<Option<(String, ForwardConnection)>>);
 
 impl Links {
     /// The open connection, or a new one. Concurrent callers wait for the same one.
-    pub(super) async fn to(&self, address: &str) -> io::Result<Link> {
+    pub(super) async fn to(&self, address: &str) -> io::Result<ForwardConnection> {
         let mut open = self.0.lock().await;
         if let Some((whose, link)) = &*open
             && whose == address
@@ -46,18 +46,18 @@ impl Links {
 
 /// A client connection to a node. It closes when its last handle was dropped and its last answer is complete.
 #[derive(Clone)]
-pub(super) struct Link(SendRequest<Full<Bytes>>);
+pub(super) struct ForwardConnection(SendRequest<Full<Bytes>>);
 
 /// The reason why there is no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Failed {
+pub(super) enum ForwardError {
     /// The call was not sent.
     Unsent,
     /// The call may have been executed.
     Unanswered,
 }
 
-pub(super) async fn dial(address: &str) -> io::Result<Link> {
+pub(super) async fn dial(address: &str) -> io::Result<ForwardConnection> {
     let dial = async {
         let socket = TcpStream::connect(address).await?;
         socket.set_nodelay(true)?;
@@ -73,33 +73,33 @@ pub(super) async fn dial(address: &str) -> io::Result<Link> {
                 tracing::debug!(%error, "the connection for calls to the leader ended: {error}");
             }
         });
-        Ok(Link(link))
+        Ok(ForwardConnection(link))
     };
     tokio::time::timeout(CONNECT_LIMIT, dial).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-impl Link {
-    pub(super) async fn send(&mut self, call: Request<Full<Bytes>>) -> Result<Response<Incoming>, Failed> {
-        self.0.ready().await.map_err(|_| Failed::Unsent)?;
+impl ForwardConnection {
+    pub(super) async fn send(&mut self, call: Request<Full<Bytes>>) -> Result<Response<Incoming>, ForwardError> {
+        self.0.ready().await.map_err(|_| ForwardError::Unsent)?;
         self.0.try_send_request(call).await.map_err(|mut failed| match failed.take_message() {
-            Some(_) => Failed::Unsent,
-            None => Failed::Unanswered,
+            Some(_) => ForwardError::Unsent,
+            None => ForwardError::Unanswered,
         })
     }
 }
 
 /// The leader's answer for the caller.
 pub(super) fn passed(answer: Response<Incoming>) -> Response<Body> {
-    answer.map(|body| Body::new(Passed { body, is_cut: false }))
+    answer.map(|body| Body::new(ForwardedBody { body, is_cut: false }))
 }
 
 /// A body that ends with a status even if the leader dies in the middle of it.
-struct Passed {
+struct ForwardedBody {
     body: Incoming,
     is_cut: bool,
 }
 
-impl hyper::body::Body for Passed {
+impl hyper::body::Body for ForwardedBody {
     type Data = Bytes;
     type Error = Infallible;
 

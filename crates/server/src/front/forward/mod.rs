@@ -28,8 +28,8 @@ use tower_service::Service as _;
 use super::Front;
 use super::ask::{LEADER_METADATA, PATIENCE, deadline, no_leader, shuts_down};
 use super::connection::Starting;
-use crate::inbox::State;
-use link::Failed;
+use crate::inbox::ReplicaStatus;
+use link::ForwardError;
 pub(super) use link::Links;
 
 /// The header of a forwarded call: the incarnation of the forwarding node's data directory.
@@ -43,7 +43,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// How a call may be forwarded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum CallKind {
     /// Idempotent: may be sent again.
     Again,
     /// Must not be sent again: it may have been executed even without an answer.
@@ -59,15 +59,15 @@ pub(super) fn has_one_answer(path: &str) -> bool {
 }
 
 /// How a call is forwarded to the leader; `None`: this node answers it, whether it leads or not.
-fn kind(path: &str) -> Option<Kind> {
+fn kind(path: &str) -> Option<CallKind> {
     match path.strip_prefix("/lockkeeper.v1.Lockkeeper/")? {
         "Session" | "Status" => None,
-        "Watch" | "Backup" => Some(Kind::Stream),
+        "Watch" | "Backup" => Some(CallKind::Stream),
         // A break names a token, which is never issued again.
-        "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" => Some(Kind::Again),
+        "Describe" | "List" | "ListSessions" | "CheckToken" | "Break" => Some(CallKind::Again),
         // A change that was already made counts as success.
-        "Members" | "ChangeMembers" => Some(Kind::Again),
-        _ => Some(Kind::Once),
+        "Members" | "ChangeMembers" => Some(CallKind::Again),
+        _ => Some(CallKind::Once),
     }
 }
 
@@ -78,8 +78,8 @@ pub(super) async fn route(
     mut request: Request<Incoming>,
 ) -> Response<Body> {
     let kind = kind(request.uri().path());
-    let leads = *front.state().borrow() == State::Ready;
-    let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == Some(Kind::Stream));
+    let leads = *front.state().borrow() == ReplicaStatus::Ready;
+    let is_mine = request.headers().contains_key(FORWARDED) || (leads && kind == Some(CallKind::Stream));
     match kind {
         // Also while this node leads: it may lose the leadership before it has answered.
         Some(kind) if !is_mine => {
@@ -103,7 +103,7 @@ fn answered(answer: Result<Response<Body>, std::convert::Infallible>) -> Respons
 /// A call that is being forwarded.
 struct Forwarding {
     front: Arc<Front>,
-    kind: Kind,
+    kind: CallKind,
     parts: Parts,
     body: Bytes,
     /// The caller's deadline.
@@ -112,7 +112,7 @@ struct Forwarding {
 }
 
 impl Forwarding {
-    async fn new(front: Arc<Front>, kind: Kind, request: Request<Incoming>) -> Result<Self, Status> {
+    async fn new(front: Arc<Front>, kind: CallKind, request: Request<Incoming>) -> Result<Self, Status> {
         front.check_serving()?;
         let begun = Instant::now();
         let (parts, body) = request.into_parts();
@@ -137,16 +137,16 @@ impl Forwarding {
             let now = *state.borrow_and_update();
             let mut wake_at = self.until.min(leaderless_since + LEADERLESS);
             match now {
-                State::Ready => {
+                ReplicaStatus::Ready => {
                     let body = Body::new(Full::new(self.body.clone()));
                     let answer = answered(routes.call(Request::from_parts(self.parts.clone(), body)).await);
-                    if self.kind != Kind::Again || !says_not_leader(answer.headers()) {
+                    if self.kind != CallKind::Again || !says_not_leader(answer.headers()) {
                         return Ok(answer);
                     }
                     leaderless_since = Instant::now();
                     wake_at = self.until.min(leaderless_since + PAUSE);
                 }
-                State::Following { leader } => {
+                ReplicaStatus::Following { leader } => {
                     if let Some(address) = self.address_of(leader) {
                         if let Some(answer) = self.ask(leader, &address, &mut state).await? {
                             return Ok(answer);
@@ -157,7 +157,7 @@ impl Forwarding {
                     }
                     wake_at = self.until.min(Instant::now() + PAUSE);
                 }
-                State::Ended => return Err(shuts_down()),
+                ReplicaStatus::Ended => return Err(shuts_down()),
                 _ if Instant::now() >= leaderless_since + LEADERLESS => return Err(no_leader()),
                 _ => {}
             }
@@ -185,36 +185,36 @@ impl Forwarding {
         &self,
         leader: u64,
         address: &str,
-        state: &mut shown::Receiver<State>,
+        state: &mut shown::Receiver<ReplicaStatus>,
     ) -> Result<Option<Response<Body>>, Status> {
         let request = self.request(address)?;
         let asked = async {
             let link = match self.kind {
-                Kind::Stream => link::dial(address).await,
-                Kind::Again | Kind::Once => self.front.links.to(address).await,
+                CallKind::Stream => link::dial(address).await,
+                CallKind::Again | CallKind::Once => self.front.links.to(address).await,
             };
             match link {
                 Ok(mut link) => link.send(request).await,
                 Err(why) => {
                     tracing::debug!(leader, address, "a call can't be passed on: {why}");
-                    Err(Failed::Unsent)
+                    Err(ForwardError::Unsent)
                 }
             }
         };
         let answer = tokio::select! {
             answer = tokio::time::timeout_at(self.until, asked) => answer,
             // A call that must not be repeated keeps waiting for its answer.
-            () = until_other(state, leader), if self.kind != Kind::Once => {
+            () = until_other(state, leader), if self.kind != CallKind::Once => {
                 return Ok(None);
             }
         };
         let answer = match answer {
             Ok(Ok(answer)) if !says_not_leader(answer.headers()) => return Ok(Some(link::passed(answer))),
-            Ok(Err(Failed::Unsent)) => return Ok(None),
+            Ok(Err(ForwardError::Unsent)) => return Ok(None),
             other => other,
         };
         match (self.kind, answer) {
-            (Kind::Once, _) => Err(Status::unavailable(format!(
+            (CallKind::Once, _) => Err(Status::unavailable(format!(
                 "node {leader}, to which this call was passed on, did not answer it; whether it was done is unknown"
             ))),
             (_, Err(_)) => {
@@ -249,9 +249,9 @@ impl Forwarding {
 }
 
 /// Completes when this node no longer follows `leader`.
-async fn until_other(state: &mut shown::Receiver<State>, leader: u64) {
+async fn until_other(state: &mut shown::Receiver<ReplicaStatus>, leader: u64) {
     // Fails only if the front is gone, and this task with it.
-    drop(state.wait_for(|state| *state != State::Following { leader }).await);
+    drop(state.wait_for(|state| *state != ReplicaStatus::Following { leader }).await);
 }
 
 /// Whether the answering node does not lead, or shuts down.

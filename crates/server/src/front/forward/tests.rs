@@ -155,13 +155,13 @@ impl Follower {
         let acceptor = Acceptor::new(listener, front.clone(), health, 100).unwrap();
         let outbox = Arc::new(Outbox::default());
         if leader.is_some() {
-            outbox.put(&mut Vec::new(), State::Following { leader: LEADER });
+            outbox.put(&mut Vec::new(), ReplicaStatus::Following { leader: LEADER });
         }
         tokio::spawn(pump(front.clone(), acceptor.clone(), outbox));
         tokio::spawn(acceptor.run());
         if leader.is_some() {
             let mut state = front.state();
-            state.wait_for(|state| *state != State::Waiting).await.unwrap();
+            state.wait_for(|state| *state != ReplicaStatus::Waiting).await.unwrap();
         }
         Self { front, address }
     }
@@ -243,7 +243,7 @@ async fn pending_call_moves_to_the_next_leader_unless_it_must_not_be_repeated() 
     while hangs.heard().len() < 3 {
         tokio::task::yield_now().await;
     }
-    follower.front.state.send_replace(State::Following { leader: LEADER + 1 });
+    follower.front.state.send_replace(ReplicaStatus::Following { leader: LEADER + 1 });
     asked.await.unwrap().unwrap();
     watching.await.unwrap().unwrap();
     assert!(!setting.is_finished(), "it may have been done");
@@ -268,7 +268,7 @@ async fn set_limit_is_sent_once_and_a_missing_answer_is_reported_as_unknown() {
 async fn call_without_a_leader_waits_until_one_is_known() {
     let leader = Leader::that(&[Does::Answers]).await;
     let follower = Follower::of(Some(leader.address)).await;
-    follower.front.state.send_replace(State::Waiting);
+    follower.front.state.send_replace(ReplicaStatus::Waiting);
     let mut calls = follower.calls().await;
     let asked = tokio::spawn(async move { calls.check_token(token()).await });
     // The connection was accepted; without a leader the call can't be answered.
@@ -276,7 +276,7 @@ async fn call_without_a_leader_waits_until_one_is_known() {
         tokio::task::yield_now().await;
     }
     assert!(leader.heard().is_empty());
-    follower.front.state.send_replace(State::Following { leader: LEADER });
+    follower.front.state.send_replace(ReplicaStatus::Following { leader: LEADER });
     asked.await.unwrap().unwrap();
     assert_eq!(leader.heard().len(), 1);
 }

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use lockkeeper_core::Table;
 use lockkeeper_replica::Members;
 use lockkeeper_replica::disk::memory::{MemoryDisk, Operation};
-use lockkeeper_replica::storage::{self, Existing, Options};
+use lockkeeper_replica::storage::{self, Existing, LogOptions};
 use lockkeeper_wire::store::{Founding, Member};
 
 use super::greet::Greeter;
@@ -26,7 +26,7 @@ const SHORT: Patience = Patience {
 struct End {
     disk: MemoryDisk,
     bulk: Arc<Bulk<MemoryDisk>>,
-    done: mpsc::Receiver<Done<MemoryDisk>>,
+    done: mpsc::Receiver<DiskTaskResult<MemoryDisk>>,
 }
 
 impl End {
@@ -47,7 +47,7 @@ impl End {
             rules: 1,
         };
         let disk = MemoryDisk::new();
-        let options = Options { segment_bytes: 4096 };
+        let options = LogOptions { segment_bytes: 4096 };
         let Existing { snapshots, .. } =
             storage::found(&disk, options, &founding).expect("an empty disk can be founded");
         let members = Members::founded(&founding);
@@ -111,7 +111,7 @@ impl End {
             }
             assert!(Instant::now() < deadline, "none has arrived");
         };
-        let Done::Received(received, arrived) = done else { panic!("something else was done") };
+        let DiskTaskResult::Received(received, arrived) = done else { panic!("something else was done") };
         assert_eq!(received.table.snapshot().digest(), Table::new(7).snapshot().digest());
         arrived.sealed.publish().expect("a sound disk").run(&self.disk).expect("a sound disk");
         arrived.settled.send(()).expect("it waits for that");

@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 use lockkeeper::url::Url;
 use lockkeeper_fence::{FileError, FileFence, Section};
 
-use super::Trouble;
+use super::LedgerError;
 use crate::exit::{CANNOT_CREATE, Failure, IO, USAGE, chain};
 
-pub(in super::super) struct Ledger {
+pub(in super::super) struct FileLedger {
     fence: FileFence,
     path: PathBuf,
 }
 
-impl Ledger {
+impl FileLedger {
     pub(super) fn open(url: &Url, name: &str) -> Result<Self, Failure> {
         let directory = PathBuf::from(&url.path);
         if !url.hosts.is_empty() || !directory.is_absolute() {
@@ -42,15 +42,15 @@ impl Ledger {
         made.map(drop).map_err(|error| Failure::system(CANNOT_CREATE, &doing(), &error))
     }
 
-    pub(super) fn enter(&self, section: Section) -> Result<(), Trouble> {
+    pub(super) fn enter(&self, section: Section) -> Result<(), LedgerError> {
         Ok(self.fence.enter(section)?)
     }
 
-    pub(super) fn read(&self) -> Result<String, Trouble> {
-        fs::read_to_string(&self.path).map_err(|error| Trouble::failed(&error))
+    pub(super) fn read(&self) -> Result<String, LedgerError> {
+        fs::read_to_string(&self.path).map_err(|error| LedgerError::failed(&error))
     }
 
-    pub(super) fn write(&self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
+    pub(super) fn write(&self, section: Option<Section>, ledger: &str) -> Result<(), LedgerError> {
         match section {
             Some(section) => Ok(self.fence.write(section, ledger.as_bytes())?),
             None => {
@@ -59,7 +59,7 @@ impl Ledger {
                 // excludes two writers.
                 let new = self.beside(&format!(".{}", std::process::id()));
                 let put = write_new(&new, ledger).and_then(|()| fs::rename(&new, &self.path));
-                put.map_err(|error| Trouble::failed(&error))
+                put.map_err(|error| LedgerError::failed(&error))
             }
         }
     }
@@ -105,7 +105,7 @@ fn write_new(path: &Path, ledger: &str) -> std::io::Result<()> {
     file.write_all(ledger.as_bytes())
 }
 
-impl From<FileError> for Trouble {
+impl From<FileError> for LedgerError {
     fn from(error: FileError) -> Self {
         match error {
             FileError::Refused(refused) => refused.into(),

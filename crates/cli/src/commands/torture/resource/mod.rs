@@ -12,7 +12,7 @@ mod redis;
 use lockkeeper::url::Url;
 use lockkeeper_fence::{Refused, Section};
 
-use crate::args::Fenced;
+use crate::args::TokenUse;
 use crate::exit::{Failure, USAGE, chain};
 
 /// The valid forms of a resource's address.
@@ -25,20 +25,20 @@ const KNOWN: &[&str] = &[
 ];
 
 /// An open ledger.
-pub(super) enum Resource {
+pub(super) enum OpenLedger {
     /// A file, guarded by the file fence.
-    File(file::Ledger),
+    File(file::FileLedger),
     /// A table of a PostgreSQL database, guarded by the fence in that database.
     #[cfg(feature = "postgres")]
-    Postgres(postgres::Ledger),
+    Postgres(postgres::PostgresLedger),
     /// A Redis key, guarded by the Redis fence.
     #[cfg(feature = "redis")]
-    Redis(redis::Ledger),
+    Redis(redis::RedisLedger),
 }
 
 /// Why an operation on the resource failed.
 #[derive(Debug)]
-pub(super) enum Trouble {
+pub(super) enum LedgerError {
     /// The fence refused the operation: it had no effect.
     Stale {
         /// The token of the refused operation.
@@ -50,13 +50,13 @@ pub(super) enum Trouble {
     Failed(String),
 }
 
-impl Trouble {
+impl LedgerError {
     fn failed(error: &dyn std::error::Error) -> Self {
         Self::Failed(chain(error))
     }
 }
 
-impl Trouble {
+impl LedgerError {
     /// The error message.
     pub(super) fn why(&self) -> String {
         match self {
@@ -66,7 +66,7 @@ impl Trouble {
     }
 }
 
-impl From<Refused> for Trouble {
+impl From<Refused> for LedgerError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Stale { offered, highest } => {
@@ -77,7 +77,7 @@ impl From<Refused> for Trouble {
     }
 }
 
-impl Resource {
+impl OpenLedger {
     /// Opens the ledger `name` at this address, for workers that use its fence in this way.
     ///
     /// # Errors
@@ -86,17 +86,17 @@ impl Resource {
         not(feature = "postgres"),
         allow(unused_variables, reason = "only a database can lack its fence")
     )]
-    pub(super) async fn open(url: &str, name: &str, fence: Fenced) -> Result<Self, Failure> {
+    pub(super) async fn open(url: &str, name: &str, fence: TokenUse) -> Result<Self, Failure> {
         let parsed: Url =
             url.parse().map_err(|error| Failure::new(USAGE, format!("--resource: {}", chain(&error))))?;
         match parsed.scheme.as_str() {
-            "file" => file::Ledger::open(&parsed, name).map(Self::File),
+            "file" => file::FileLedger::open(&parsed, name).map(Self::File),
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
-                postgres::Ledger::open(url, name, fence != Fenced::None).await.map(Self::Postgres)
+                postgres::PostgresLedger::open(url, name, fence != TokenUse::None).await.map(Self::Postgres)
             }
             #[cfg(feature = "redis")]
-            "redis" => redis::Ledger::open(url, name).await.map(Self::Redis),
+            "redis" => redis::RedisLedger::open(url, name).await.map(Self::Redis),
             scheme => Err(Failure::new(
                 USAGE,
                 format!("`{scheme}:` is no resource of torture; known: {}", KNOWN.join(", ")),
@@ -119,7 +119,7 @@ impl Resource {
     }
 
     /// Raises the marks.
-    pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
+    pub(super) async fn enter(&mut self, section: Section) -> Result<(), LedgerError> {
         match self {
             Self::File(file) => file.enter(section),
             #[cfg(feature = "postgres")]
@@ -130,7 +130,7 @@ impl Resource {
     }
 
     /// Returns the whole ledger.
-    pub(super) async fn read(&mut self) -> Result<String, Trouble> {
+    pub(super) async fn read(&mut self) -> Result<String, LedgerError> {
         match self {
             Self::File(file) => file.read(),
             #[cfg(feature = "postgres")]
@@ -141,7 +141,7 @@ impl Resource {
     }
 
     /// Replaces the whole ledger: checked by the section's token, or without the fence if there is no section.
-    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
+    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), LedgerError> {
         match self {
             Self::File(file) => file.write(section, ledger),
             #[cfg(feature = "postgres")]

@@ -7,13 +7,13 @@ use tokio::time::timeout;
 use tokio_postgres::Client;
 use tokio_postgres::error::SqlState;
 
-use super::Trouble;
+use super::LedgerError;
 use crate::commands::fence::LIMIT;
 use crate::commands::fence::postgres::{connect, failed};
 use crate::exit::{Failure, UNAVAILABLE, chain};
 use crate::output;
 
-pub(in super::super) struct Ledger {
+pub(in super::super) struct PostgresLedger {
     url: String,
     name: String,
     fenced: bool,
@@ -21,7 +21,7 @@ pub(in super::super) struct Ledger {
     client: Option<Client>,
 }
 
-impl Ledger {
+impl PostgresLedger {
     pub(super) async fn open(url: &str, name: &str, fenced: bool) -> Result<Self, Failure> {
         let client = connect(url).await?;
         if fenced {
@@ -43,19 +43,19 @@ impl Ledger {
         self.run(&make).await.map_err(|trouble| self.failed("make", trouble))
     }
 
-    pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
+    pub(super) async fn enter(&mut self, section: Section) -> Result<(), LedgerError> {
         let name = self.name.clone();
         let entered = within(fence::enter(self.client().await?, &name, section)).await;
         self.told(entered)
     }
 
-    pub(super) async fn read(&mut self) -> Result<String, Trouble> {
+    pub(super) async fn read(&mut self) -> Result<String, LedgerError> {
         let ask = format!("SELECT ledger FROM {}", self.table());
         let row = within(self.client().await?.query_one(&ask, &[])).await;
-        self.told(row.and_then(|row| row.try_get(0).map_err(Trouble::from)))
+        self.told(row.and_then(|row| row.try_get(0).map_err(LedgerError::from)))
     }
 
-    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
+    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), LedgerError> {
         let (name, table) = (self.name.clone(), self.table());
         let client = self.client().await?;
         let written = async {
@@ -64,7 +64,7 @@ impl Ledger {
                 fence::write(&transaction, &name, section).await?;
             }
             transaction.execute(&format!("UPDATE {table} SET ledger = $1"), &[&ledger]).await?;
-            Ok::<_, Trouble>(transaction.commit().await?)
+            Ok::<_, LedgerError>(transaction.commit().await?)
         };
         let written = within(written).await;
         self.told(written)
@@ -100,40 +100,40 @@ impl Ledger {
         }
     }
 
-    async fn run(&mut self, sql: &str) -> Result<(), Trouble> {
+    async fn run(&mut self, sql: &str) -> Result<(), LedgerError> {
         let done = within(self.client().await?.batch_execute(sql)).await;
         self.told(done)
     }
 
-    async fn client(&mut self) -> Result<&mut Client, Trouble> {
+    async fn client(&mut self) -> Result<&mut Client, LedgerError> {
         let client = match self.client.take() {
             Some(client) => client,
-            None => connect(&self.url).await.map_err(|failure| Trouble::Failed(failure.message))?,
+            None => connect(&self.url).await.map_err(|failure| LedgerError::Failed(failure.message))?,
         };
         Ok(self.client.insert(client))
     }
 
     /// Drops the connection after an error other than a refusal.
-    fn told<T, E: Into<Trouble>>(&mut self, result: Result<T, E>) -> Result<T, Trouble> {
+    fn told<T, E: Into<LedgerError>>(&mut self, result: Result<T, E>) -> Result<T, LedgerError> {
         let result = result.map_err(Into::into);
-        if let Err(Trouble::Failed(_)) = result {
+        if let Err(LedgerError::Failed(_)) = result {
             self.client = None;
         }
         result
     }
 
-    fn failed(&self, doing: &str, trouble: Trouble) -> Failure {
+    fn failed(&self, doing: &str, trouble: LedgerError) -> Failure {
         Failure::new(UNAVAILABLE, format!("cannot {doing} {}: {}", self.place(), trouble.why()))
     }
 }
 
-impl From<tokio_postgres::Error> for Trouble {
+impl From<tokio_postgres::Error> for LedgerError {
     fn from(error: tokio_postgres::Error) -> Self {
         Self::Failed(chain(&error))
     }
 }
 
-impl From<PostgresError> for Trouble {
+impl From<PostgresError> for LedgerError {
     fn from(error: PostgresError) -> Self {
         match error {
             PostgresError::Refused(refused) => refused.into(),
@@ -143,13 +143,13 @@ impl From<PostgresError> for Trouble {
 }
 
 /// Applies the timeout: an unresponsive database must not delay the end of the program.
-async fn within<T, E: Into<Trouble>>(call: impl Future<Output = Result<T, E>>) -> Result<T, Trouble> {
+async fn within<T, E: Into<LedgerError>>(call: impl Future<Output = Result<T, E>>) -> Result<T, LedgerError> {
     match timeout(LIMIT, call).await {
         Ok(answer) => answer.map_err(Into::into),
         Err(_) => Err(silent()),
     }
 }
 
-fn silent() -> Trouble {
-    Trouble::Failed(format!("the database has not answered for {LIMIT:?}"))
+fn silent() -> LedgerError {
+    LedgerError::Failed(format!("the database has not answered for {LIMIT:?}"))
 }

@@ -1,22 +1,22 @@
 //! A Redis key, guarded by the Redis fence.
 
 use lockkeeper_fence::Section;
-use lockkeeper_fence::redis::{Command, RedisFenceError};
+use lockkeeper_fence::redis::{RedisCommand, RedisFenceError};
 use redis::AsyncCommands;
 use redis::aio::MultiplexedConnection;
 
-use super::Trouble;
+use super::LedgerError;
 use crate::commands::fence::redis::{Fence, connect};
 use crate::exit::{Failure, UNAVAILABLE, chain};
 
-pub(in super::super) struct Ledger {
+pub(in super::super) struct RedisLedger {
     url: String,
     key: String,
     /// `None` after a failure: the next operation reconnects.
     link: Option<(MultiplexedConnection, Fence)>,
 }
 
-impl Ledger {
+impl RedisLedger {
     pub(super) async fn open(url: &str, name: &str) -> Result<Self, Failure> {
         Ok(Self { url: url.to_owned(), key: name.to_owned(), link: Some(connect(url).await?) })
     }
@@ -25,26 +25,26 @@ impl Ledger {
         self.write(None, "").await.map_err(|trouble| self.failed("cannot make", trouble))
     }
 
-    pub(super) async fn enter(&mut self, section: Section) -> Result<(), Trouble> {
+    pub(super) async fn enter(&mut self, section: Section) -> Result<(), LedgerError> {
         let (_, fence) = self.link().await?;
         let entered = fence.enter(&self.key, section).await;
         self.told(entered)
     }
 
-    pub(super) async fn read(&mut self) -> Result<String, Trouble> {
+    pub(super) async fn read(&mut self) -> Result<String, LedgerError> {
         let (mut connection, _) = self.link().await?;
         let ledger: Result<Option<String>, _> = connection.get(&self.key).await;
         match self.told(ledger)? {
             Some(ledger) => Ok(ledger),
-            None => Err(Trouble::Failed(format!("the key `{}` is gone", self.key))),
+            None => Err(LedgerError::Failed(format!("the key `{}` is gone", self.key))),
         }
     }
 
-    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), Trouble> {
+    pub(super) async fn write(&mut self, section: Option<Section>, ledger: &str) -> Result<(), LedgerError> {
         let (mut connection, fence) = self.link().await?;
         match section {
             Some(section) => {
-                let set = Command::new("SET").key(&self.key).arg(ledger);
+                let set = RedisCommand::new("SET").key(&self.key).arg(ledger);
                 let written = fence.write(&self.key, section, &[set]).await;
                 self.told(written).map(drop)
             }
@@ -76,36 +76,36 @@ impl Ledger {
         removed.map_err(|trouble| self.failed("cannot remove", trouble))
     }
 
-    async fn link(&mut self) -> Result<(MultiplexedConnection, Fence), Trouble> {
+    async fn link(&mut self) -> Result<(MultiplexedConnection, Fence), LedgerError> {
         if let Some(link) = &self.link {
             return Ok(link.clone());
         }
-        let link = connect(&self.url).await.map_err(|failure| Trouble::Failed(failure.message))?;
+        let link = connect(&self.url).await.map_err(|failure| LedgerError::Failed(failure.message))?;
         self.link = Some(link.clone());
         Ok(link)
     }
 
     /// Drops the connection after an error other than a refusal.
-    fn told<T, E: Into<Trouble>>(&mut self, result: Result<T, E>) -> Result<T, Trouble> {
+    fn told<T, E: Into<LedgerError>>(&mut self, result: Result<T, E>) -> Result<T, LedgerError> {
         let result = result.map_err(Into::into);
-        if let Err(Trouble::Failed(_)) = result {
+        if let Err(LedgerError::Failed(_)) = result {
             self.link = None;
         }
         result
     }
 
-    fn failed(&self, doing: &str, trouble: Trouble) -> Failure {
+    fn failed(&self, doing: &str, trouble: LedgerError) -> Failure {
         Failure::new(UNAVAILABLE, format!("{doing} the key `{}`: {}", self.key, trouble.why()))
     }
 }
 
-impl From<redis::RedisError> for Trouble {
+impl From<redis::RedisError> for LedgerError {
     fn from(error: redis::RedisError) -> Self {
         Self::Failed(chain(&error))
     }
 }
 
-impl From<RedisFenceError> for Trouble {
+impl From<RedisFenceError> for LedgerError {
     fn from(error: RedisFenceError) -> Self {
         match error {
             RedisFenceError::Refused(refused) => refused.into(),
