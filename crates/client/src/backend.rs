@@ -1,8 +1,7 @@
 //! The interface between the library and a lock service.
 //!
 //! A new backend implements [`Backend`] and [`Conn`], adds its scheme in `backends/mod.rs`, one constructor to the
-//! contract
-//! suite, and one page to `docs/backends/`.
+//! contract suite, and one page to `docs/backends/`.
 
 use std::fmt;
 use std::future::Future;
@@ -35,8 +34,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
     }
 
     /// The backend's I/O thread, if it has one. Its sessions then send keep-alives on that thread too, so that they
-    /// process
-    /// the events of their streams without delay.
+    /// process the events of their streams without delay.
     fn worker(&self) -> Option<Worker> {
         None
     }
@@ -118,14 +116,11 @@ pub(crate) trait Backend: Send + Sync + 'static {
 /// The transport of one session: a connection, a stream, a directory.
 pub(crate) trait Conn: Send + Sync + 'static {
     /// Submits a call. The service must see a session's calls in the order of `submit` (R5), so the step that fixes the
-    /// order
-    /// happens here; the future does the rest on the task that polls it. `submit` itself must not block.
+    /// order happens here; the future does the rest on the task that polls it. `submit` itself must not block.
     ///
     /// A call that does not wait in a queue is answered or fails within the backend's own time limit. The future of a
-    /// waiting
-    /// acquire resolves when the request is granted or has ended. Dropping a future discards the answer; the call may
-    /// have
-    /// been executed.
+    /// waiting acquire resolves when the request is granted or has ended. Dropping a future discards the answer; the
+    /// call may have been executed.
     fn submit(&self, call: Call) -> Submitted;
 
     /// The error of the latest call without an answer, for users: the node and its message.

@@ -186,8 +186,7 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Runs `body` under the lock and releases the lock afterwards. The body must check [`loss`](crate::Guard::loss)
-    /// from time
-    /// to time; a lost lock does not stop it.
+    /// from time to time; a lost lock does not stop it.
     ///
     /// # Errors
     /// As [`crate::Lock::run`].

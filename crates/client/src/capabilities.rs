@@ -1,6 +1,5 @@
 //! Abilities and promises of a backend. They are declared here, measured by the contract suite, and a test compares
-//! both
-//! with the backend's page (P11).
+//! both with the backend's page (P11).
 
 use std::fmt;
 
@@ -15,8 +14,7 @@ pub struct Capabilities {
     /// Whether holds have fencing tokens.
     pub fencing: Fencing,
     /// Whether a hold has a deadline that must be renewed. Otherwise a connection or a descriptor holds the lock, and a
-    /// stopped
-    /// holder keeps it.
+    /// stopped holder keeps it.
     pub ttl: bool,
     /// Locks shared by readers.
     pub shared: bool,

@@ -228,8 +228,7 @@ pub enum AcquireError {
         why: Option<String>,
     },
     /// A request was sent and no answer arrived: the lock may be held by this client for up to its ttl (P12). The
-    /// client keeps
-    /// trying to release it.
+    /// client keeps trying to release it.
     #[error("the lock service did not answer for {waited:?}; the lock may be held until its ttl has passed{}", because(.why))]
     Ambiguous {
         /// The duration of the attempts.

@@ -56,8 +56,7 @@ impl<F: Kind> Guard<F> {
     }
 
     /// Waits until [`Guard::valid_until`] differs from `known`, and returns it: for programs that pass the deadline on
-    /// to
-    /// another process. Cancel-safe.
+    /// to another process. Cancel-safe.
     ///
     /// # Errors
     /// [`Lost`] once the hold is lost.
@@ -77,8 +76,7 @@ impl<F: Kind> Guard<F> {
     }
 
     /// Asks the lock service whether the hold is live. One round trip. The answer may be stale on arrival: only a fence
-    /// gives a
-    /// guarantee.
+    /// gives a guarantee.
     ///
     /// # Errors
     /// [`VerifyError`].
@@ -106,8 +104,7 @@ impl<F: Kind> Guard<F> {
     }
 
     /// Another guard of the same hold, for code that is called under it and takes a guard of its own. The hold is
-    /// released
-    /// with its last guard.
+    /// released with its last guard.
     pub fn reenter(&self) -> Self {
         Self { inner: self.inner.clone(), kind: PhantomData }
     }
@@ -133,8 +130,7 @@ impl<F: Kind> Guard<F> {
     }
 
     /// Descriptors that keep this hold alive in any process that has them, even after this process has died (`file:`).
-    /// The
-    /// guard owns them: duplicate or inherit them, do not close them. Empty where no descriptor holds the lock.
+    /// The guard owns them: duplicate or inherit them, do not close them. Empty where no descriptor holds the lock.
     #[must_use]
     pub fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
         self.inner.hold.descriptors()

@@ -10,12 +10,9 @@
 //!
 //! # Enter before you read
 //! A holder that stalls for longer than its lease does not notice that another client has acquired the lock. Every
-//! write
-//! therefore carries the hold's fencing token, and the resource rejects tokens below the highest one it has seen.
-//! Checking
-//! writes alone still loses updates, because the data read earlier may be stale. A fenced section therefore *enters*
-//! the
-//! fence before it reads:
+//! write therefore carries the hold's fencing token, and the resource rejects tokens below the highest one it has seen.
+//! Checking writes alone still loses updates, because the data read earlier may be stale. A fenced section therefore
+//! *enters* the fence before it reads:
 //!
 //! ```
 //! use std::time::Duration;
@@ -48,20 +45,18 @@
 //! # Loss
 //! A hold depends on a lease, which a thread of the library renews. If no renewal is acknowledged in time, the hold is
 //! lost at its deadline, before any other client can acquire the lock (P5): [`Guard::lost`] fires, and [`Guard::check`]
-//! and
-//! [`Guard::valid_until`] return the loss without I/O. A loss is final: stop the work and acquire again. [`Lock::run`]
-//! returns [`RunError::Lost`] with the body's result; [`OnLost`] selects how the body is treated. A hold is also lost
-//! by an
-//! operator's break, after [`Lock::max_hold`], and by [`Locks::shutdown`]; [`LossCause`] gives the reason.
+//! and [`Guard::valid_until`] return the loss without I/O. A loss is final: stop the work and acquire again.
+//! [`Lock::run`] returns [`RunError::Lost`] with the body's result; [`OnLost`] selects how the body is treated. A hold
+//! is also lost by an operator's break, after [`Lock::max_hold`], and by [`Locks::shutdown`]; [`LossCause`] gives the
+//! reason.
 //!
 //! Deadlines are measured on [`BootInstant`], which keeps counting during suspend. No decision depends on a wall clock.
 //!
 //! # Runtime and cancellation
 //! The async API needs a tokio runtime with I/O and time enabled for waiting and for [`Locks::shutdown`]. Renewals run
-//! on
-//! a separate thread: a blocked or starved runtime does not lose locks. Guards may be dropped anywhere, including
-//! outside
-//! of a runtime and after the runtime has ended; dropping never blocks. Programs without a runtime use [`blocking`].
+//! on a separate thread: a blocked or starved runtime does not lose locks. Guards may be dropped anywhere, including
+//! outside of a runtime and after the runtime has ended; dropping never blocks. Programs without a runtime use
+//! [`blocking`].
 //!
 //! Dropping the future of [`Lock::acquire`] at any await point leaves neither a hold nor a queued request. Dropping the
 //! future of [`Guard::release`] lets the release continue in the background. A future that is kept alive but not polled

@@ -97,8 +97,7 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Session ttl: how long the hold outlives its last keep-alive. 1 s to 1 h, 30 s by default; renewed every third of
-    /// it.
-    /// Has no effect where a descriptor or a connection holds the lock ([`Capabilities::ttl`]).
+    /// it. Has no effect where a descriptor or a connection holds the lock ([`Capabilities::ttl`]).
     pub fn ttl(self, ttl: Duration) -> Self {
         self.with(|options| options.ttl = ttl)
     }
@@ -119,15 +118,13 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Maximum duration of a hold, so that a hung holder does not renew forever. After it the hold counts as lost, and
-    /// it ends
-    /// when the grace period is over. 1 h by default; `None` is unlimited.
+    /// it ends when the grace period is over. 1 h by default; `None` is unlimited.
     pub fn max_hold(self, max: Option<Duration>) -> Self {
         self.with(|options| options.max_hold = max)
     }
 
     /// Keeps the lock closed for this duration after the hold has ended for any reason: at most one hold per interval,
-    /// even if
-    /// the holder dies. At most 24 h.
+    /// even if the holder dies. At most 24 h.
     pub fn keep_closed(self, duration: Duration) -> Self {
         self.with(|options| options.keep_closed = duration)
     }
@@ -150,8 +147,7 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the hold. A
-    /// sixth of
-    /// the ttl by default.
+    /// sixth of the ttl by default.
     pub fn grace(self, grace: Duration) -> Self {
         self.with(|options| options.grace = Some(grace))
     }
@@ -162,8 +158,7 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Adds a key and value that describe the hold's purpose to operators. Keys must not contain `=`, neither part may
-    /// contain
-    /// line breaks; 1 KiB in all.
+    /// contain line breaks; 1 KiB in all.
     pub fn meta(self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.with(|options| options.meta.push((key.into(), value.into())))
     }
@@ -184,8 +179,7 @@ impl<F: Kind> Lock<F> {
     }
 
     /// Acquires the lock if it is free; `None` if it is not. Waits for a lock service that does not answer for at most
-    /// 10 s or
-    /// the ttl, whichever is shorter.
+    /// 10 s or the ttl, whichever is shorter.
     ///
     /// # Errors
     /// [`AcquireError`], but never [`AcquireError::Busy`].

@@ -115,8 +115,7 @@ impl<F: Kind> Locks<F> {
     }
 
     /// A lock with up to `permits` holders at a time. All clients must give the same number, unless a limit is stored
-    /// for the
-    /// name.
+    /// for the name.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock<F> {
         self.lock(parse(name), Mode::Permit { of: Some(permits) })
     }
@@ -192,8 +191,7 @@ impl<F: Kind> Locks<F> {
     }
 
     /// Stores a semaphore's limit, which overrides the limits given in requests; `None` removes it. After a reduction,
-    /// permits
-    /// in excess are not revoked: the number falls as they are released.
+    /// permits in excess are not revoked: the number falls as they are released.
     ///
     /// # Errors
     /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] the limit may have been stored: check it, then repeat
@@ -221,8 +219,7 @@ impl<F: Kind> Locks<F> {
     }
 
     /// Changes the members of the cluster. The change is in force on return: an added node is a learner first and a
-    /// voter
-    /// later; a removed node is leaving. [`Locks::cluster`] shows the progress. Repeating a change has no effect.
+    /// voter later; a removed node is leaving. [`Locks::cluster`] shows the progress. Repeating a change has no effect.
     ///
     /// # Errors
     /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.
@@ -231,8 +228,7 @@ impl<F: Kind> Locks<F> {
     }
 
     /// Transfers the leadership of the service to node `to`, or else to the voter with the longest log; returns the new
-    /// leader.
-    /// Clients reconnect on their own.
+    /// leader. Clients reconnect on their own.
     ///
     /// # Errors
     /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.

@@ -52,8 +52,7 @@ struct Inner {
 }
 
 /// Inputs that arrived while another thread held the state's lock; that thread processes them. Blocking on the lock
-/// would
-/// give up the processor for a critical section of a few hundred nanoseconds.
+/// would give up the processor for a critical section of a few hundred nanoseconds.
 #[derive(Default)]
 struct Inbox {
     inputs: Mutex<VecDeque<Input>>,
@@ -77,8 +76,7 @@ enum Input {
 struct State {
     machine: Machine,
     /// The connection of the present session. Each session has its own, so that a late answer or push of an earlier
-    /// session is
-    /// never applied to this one.
+    /// session is never applied to this one.
     conn: Arc<dyn Conn>,
     generation: u64,
     /// Whether a session was ever opened on `conn`.
@@ -209,8 +207,7 @@ async fn tend(inner: Arc<Inner>, mut stream: Stream, mut streams: UnboundedRecei
 
 impl Inner {
     /// Feeds the machine and performs its outputs: on this thread, or on the thread that holds the state's lock. Calls
-    /// leave in
-    /// the machine's order, because they are submitted under that lock (R5).
+    /// leave in the machine's order, because they are submitted under that lock (R5).
     fn input(self: &Arc<Self>, input: Input) {
         match self.try_state() {
             Some(mut state) => self.work_off(&mut state, Some(input)),
@@ -243,8 +240,7 @@ impl Inner {
     fn catch_up(self: &Arc<Self>) {
         loop {
             // With this fence, either the thread that filled the inbox sees the lock free, or the thread that freed the
-            // lock sees the
-            // inbox filled.
+            // lock sees the inbox filled.
             fence(Ordering::SeqCst);
             if self.inbox.is_empty() {
                 return;
@@ -328,8 +324,7 @@ impl Inner {
         mut future: BoxFuture<Result<Answer, CallError>>,
     ) -> Option<Event> {
         // The future must not depend on the current runtime, not even in its first poll: a guard may be dropped outside
-        // of a
-        // runtime, or in one that is no longer driven.
+        // of a runtime, or in one that is no longer driven.
         let entered = self.worker.enter();
         if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return Some(to_event(call, result));

@@ -11,8 +11,7 @@ use tokio::sync::Notify;
 /// A moment on this host's `CLOCK_BOOTTIME` (macOS: `CLOCK_MONOTONIC_RAW`), in nanoseconds since boot.
 ///
 /// Unlike [`std::time::Instant`] it keeps counting during suspend: after an hour of suspend a client sees that its
-/// lease
-/// has ended. Comparable between processes of one host until it reboots.
+/// lease has ended. Comparable between processes of one host until it reboots.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootInstant(u64);
 
@@ -120,8 +119,7 @@ pub(crate) struct Alarm {
 
 impl Alarm {
     /// Sets the alarm to ring at `at` or slightly later; `None` disables it. Callable from any thread; an earlier time
-    /// wakes
-    /// the waiting loop.
+    /// wakes the waiting loop.
     pub(crate) fn set(&self, at: Option<BootInstant>) {
         let at = at.map_or(u64::MAX, BootInstant::as_nanos);
         if at < self.at.swap(at, Ordering::SeqCst) {
@@ -184,8 +182,7 @@ impl VirtualClock {
     }
 
     /// Advances the clock and runs everything due in between in order of time: returns when all timers up to the new
-    /// time
-    /// have fired and their loops have finished their turns.
+    /// time have fired and their loops have finished their turns.
     ///
     /// # Panics
     /// If a loop does not finish its turn within 10 s of real time.
@@ -229,8 +226,7 @@ impl VirtualClock {
 }
 
 /// A timer is armed for at most this long, then the clock is read again: the clock may jump under a timer (a suspend
-/// that
-/// the kernel's timer missed, a test's shim).
+/// that the kernel's timer missed, a test's shim).
 const STEP: Duration = Duration::from_secs(1);
 
 async fn boot_sleep_until(at: BootInstant) {

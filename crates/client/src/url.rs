@@ -1,8 +1,7 @@
 //! URLs of lock services: `scheme://host:port,host:port/path?key=value`.
 //!
 //! The parser is our own, because general URL parsers reject a list of hosts. Errors quote the invalid part and suggest
-//! the
-//! nearest valid one.
+//! the nearest valid one.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
@@ -283,8 +282,7 @@ fn decode(text: &str) -> Option<String> {
 }
 
 /// ` (did you mean …?)`, if one of `known` is similar: one is a prefix of the other, or the edit distance is at most
-/// half of
-/// its length.
+/// half of its length.
 pub(crate) fn did_you_mean(text: &str, known: &[&str], suffix: &str) -> String {
     let begins =
         |candidate: &&&str| text.len() > 1 && (candidate.starts_with(text) || text.starts_with(**candidate));

@@ -31,8 +31,7 @@ impl Watch {
     }
 
     /// The next event. After an error or `None` nothing follows: start a new watch, which sends the state again. A slow
-    /// reader
-    /// may miss intermediate states, never the last one.
+    /// reader may miss intermediate states, never the last one.
     pub async fn next(&mut self) -> Option<Result<WatchEvent, BackendError>> {
         self.events.recv().await
     }

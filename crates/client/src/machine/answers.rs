@@ -94,8 +94,7 @@ impl Machine {
     }
 
     /// After a new lease deadline: returns early grants to their callers, or releases and requests them again if even
-    /// this
-    /// deadline leaves less than `min_validity`.
+    /// this deadline leaves less than `min_validity`.
     pub(super) fn hand_out_early(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         // The answer to an old call may arrive first, with a deadline that has already passed.
         if self.early.is_empty() || !self.believes(now, Duration::ZERO) {
@@ -178,8 +177,7 @@ impl Machine {
     }
 
     /// Handles the end of a request that was not ended by its caller. Its grant may still be in flight and must be
-    /// ignored when
-    /// it arrives.
+    /// ignored when it arrives.
     fn ended_before_it_held(
         &mut self,
         now: BootInstant,

@@ -74,8 +74,7 @@ pub enum Push {
         end: End,
     },
     /// The session's stream ended at `at` without a message of the service. With `linger`, the lease deadline moves to
-    /// `at`
-    /// plus `linger`, until a later attach is acknowledged.
+    /// `at` plus `linger`, until a later attach is acknowledged.
     #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "only streams end"))]
     Detached {
         at: BootInstant,

@@ -10,8 +10,7 @@ use crate::error::LossCause;
 use crate::time::BootInstant;
 
 /// Minimum silence after which a backend counts as unreachable when a wait ends while its session is being opened. A
-/// shorter
-/// wait does not show that the backend is unreachable.
+/// shorter wait does not show that the backend is unreachable.
 const SILENCE: Duration = Duration::from_secs(1);
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
@@ -37,8 +36,7 @@ pub(super) enum Stage {
         seq: Seq,
     },
     /// Granted while the lease was not valid, or not for long enough. Once it is, the grant is returned to the caller,
-    /// so that
-    /// the request keeps its turn, or it is released.
+    /// so that the request keeps its turn, or it is released.
     Early {
         seq: Seq,
         grant: Granted,

@@ -100,8 +100,7 @@ impl Machine {
     }
 
     /// The stream has ended: the service may have cut the session's remaining time to `linger`. Calls sent before may
-    /// have been
-    /// acknowledged on that stream, so only calls sent from now on extend the deadline.
+    /// have been acknowledged on that stream, so only calls sent from now on extend the deadline.
     pub(super) fn detached(&mut self, now: BootInstant, at: BootInstant, out: &mut Vec<Output>) {
         if self.spec.linger.is_zero() {
             return;

@@ -151,8 +151,7 @@ impl Machine {
     }
 
     /// Updates the indexes after a request has changed or ended: a session may have a million holds, and no event may
-    /// scan all
-    /// of them.
+    /// scan all of them.
     fn index(&mut self, key: Key) {
         let (pending, unsent, early, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
             None => (false, false, false, None),
@@ -241,8 +240,7 @@ impl Machine {
         }
         if self.stopping && self.belief.is_some_and(|until| now >= until) {
             // A session in shutdown stops its retries once the service has been silent for a whole ttl: the service has
-            // ended the
-            // session by then.
+            // ended the session by then.
             self.session_gone(now, LossCause::ShutDown, out);
         }
         if let Link::Live { .. } = self.link {

@@ -52,8 +52,7 @@ impl Hold {
     }
 
     /// The hold's deadline; `None` if it has none. `deadline` reads the session's deadline in nanoseconds, `u64::MAX`
-    /// if it has
-    /// none; `now` reads the clock.
+    /// if it has none; `now` reads the clock.
     fn valid_until(
         &self,
         deadline: impl FnOnce() -> u64,
@@ -63,8 +62,7 @@ impl Hold {
         let own = self.ends_at.load(Ordering::SeqCst);
         let deadline = deadline();
         // Read after the deadline: a loss is signalled before a later deadline is stored, so a thread that reads the
-        // later
-        // deadline also sees the loss.
+        // later deadline also sees the loss.
         if let Some(&cause) = self.cause.get() {
             return Err(Lost { cause });
         }
@@ -186,8 +184,7 @@ impl HoldHandle {
             };
             *carried = None;
             // Letters caused by this input are read by the next iteration: a wake-up here would schedule this task once
-            // more and wake
-            // a thread for it.
+            // more and wake a thread for it.
             self.letters.look_up();
             self.session.0.input(Input::Event(to_event(call, result)));
         }
@@ -201,8 +198,7 @@ impl HoldHandle {
             let seq = state.machine.seq_of(self.key)?;
             let want = state.callers.get(&self.key)?.wanted.clone();
             // A retry of the acquire returns the request's present state (P7-a). Submitted under the lock: in a session
-            // opened a
-            // moment later this seq would be a new request.
+            // opened a moment later this seq would be a new request.
             let call = Call::Acquire { seq, done_through: Seq(0), want, wait_left: Some(Duration::ZERO) };
             Some((seq, state.generation, state.conn.submit(call)))
         });

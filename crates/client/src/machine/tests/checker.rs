@@ -1,6 +1,5 @@
 //! Invariants checked after every event, for any sequence of events. The checker uses the machine's inputs and outputs;
-//! it
-//! reads internal state only to find forgotten requests.
+//! it reads internal state only to find forgotten requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -151,8 +151,7 @@ fn a_request_that_waits_for_a_failing_renewal_causes_no_busy_loop() {
 }
 
 /// After a stall of the service, a grant may arrive before the keep-alives are answered. Regression: the client
-/// released
-/// such a grant and lost its place in the queue.
+/// released such a grant and lost its place in the queue.
 #[test]
 fn a_grant_received_before_the_session_is_confirmed_keeps_its_turn() {
     let mut state = open();

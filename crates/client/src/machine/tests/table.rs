@@ -1,6 +1,5 @@
 //! The machine against the real table, over a network that loses, delays and duplicates messages, with clocks whose
-//! rates
-//! differ by 1 %.
+//! rates differ by 1 %.
 //!
 //! The service is a stub: it only expires sessions that were silent for their ttl on its own clock.
 
