@@ -1,4 +1,4 @@
-//! node-redlock beside `redlock://`, on five servers, and beside `redis://`, on one.
+//! node-redlock with `redlock://` on five servers, and with `redis://` on one.
 
 use lockkeeper_rig::Redis;
 
@@ -6,7 +6,7 @@ use crate::prove;
 use crate::scenarios::{Leased, World};
 use crate::script::Script;
 
-/// Independent servers, of which both need a majority; or one, which is a majority of itself.
+/// Independent servers, of which both clients need a majority; or a single one, which is its own majority.
 struct Servers(Vec<Redis>);
 
 impl Servers {
@@ -38,7 +38,7 @@ impl Leased for Servers {
     }
 }
 
-/// Our URL of these servers.
+/// The `redlock://` URL of these servers.
 pub(crate) fn redlock_url(servers: &[Redis]) -> String {
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     format!("redlock://{}", hosts.join(","))
@@ -60,7 +60,7 @@ mod on_five_servers {
         nothing_we_send_for_a_deleted_lock_touches_theirs,
     }
 
-    /// Two of five servers are gone: both still find the same majority.
+    /// With two of five servers down, both clients still need the same majority.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn without_a_minority_they_still_exclude_each_other() {
         use std::time::Duration;

@@ -1,4 +1,4 @@
-//! redis-py's `Lock` beside `redis://`, and single locks of it beside `redlock://`.
+//! redis-py's `Lock` with `redis://`, and its single-server locks with `redlock://`.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::script::Script;
 /// Longer than any test runs.
 const TTL: Duration = Duration::from_secs(600);
 
-/// One server, which both use.
+/// One server, used by both clients.
 struct OneServer(Redis);
 
 impl World for OneServer {
@@ -48,9 +48,9 @@ prove! {
     nothing_we_send_for_a_deleted_lock_touches_theirs,
 }
 
-/// As `client.lock(name)` makes it when nobody says otherwise: a key without an expiry.
+/// The default of `client.lock(name)`: a key without an expiry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_of_theirs_without_an_end_is_waited_for_until_they_release_it() {
+async fn a_peer_lock_without_expiry_blocks_until_its_release() {
     let world = OneServer(Redis::start());
     let locks = Locks::connect(&world.url()).await.unwrap();
     let mut peer = world.peer();
@@ -67,7 +67,7 @@ async fn a_lock_of_theirs_without_an_end_is_waited_for_until_they_release_it() {
     assert!(peer.finds_free("x", TTL));
 }
 
-/// A client of single servers beside a lock of a majority: it is in the way from the third server of five on.
+/// A single-server lock against a majority lock: it conflicts once it is held on three of the five servers.
 #[cfg(feature = "redlock")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn locks_on_single_servers_count_for_a_majority_and_are_left_alone() {
@@ -83,7 +83,7 @@ async fn locks_on_single_servers_count_for_a_majority_and_are_left_alone() {
     assert!(peers[2].release("x"));
     let guard = waiter.granted().await;
     for (server, peer) in peers.iter_mut().enumerate() {
-        // On two servers it is theirs, which our majority goes without; on the others it is ours.
+        // On two servers the lock is the peer's, and the majority does without them; on the others it is Lockkeeper's.
         if server < 2 {
             assert!(peer.still_holds("x", TTL), "server {server}");
         } else {

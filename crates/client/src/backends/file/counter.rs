@@ -1,8 +1,8 @@
 //! The token counter of one directory: crash-safe, and never below a token that was issued.
 //!
 //! One preallocated file of two 512-byte sectors, each a checksummed slot, written alternately with one fdatasync each.
-//! The older slot is never more than 1 below the newest, so a valid slot beside an invalid one counts as its value + 1:
-//! whichever of the two was torn, no token is issued twice.
+//! The older slot is never more than 1 below the newest, so a valid slot beside a torn one counts as its value + 1: no
+//! token is issued twice, even if the newest slot was torn.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -2,8 +2,7 @@
 //! node accepts connections but does not answer, and must not use up the caller's whole time limit.
 //!
 //! The search only sends status calls, which change nothing. A command is sent to one node at a time, and only to one
-//! that answered: a late answer never causes a second change (P12). answers: nobody asks for a change twice because an
-//! answer is late (P12).
+//! that answered: a late answer never causes a second change (P12).
 
 use std::time::Duration;
 
