@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_stops_at_the_ends() {
+    fn boot_instant_arithmetic_saturates() {
         assert_eq!(BootInstant::MAX + Duration::from_secs(1), BootInstant::MAX);
         assert_eq!(BootInstant::from_nanos(1) - BootInstant::from_nanos(2), Duration::ZERO);
     }

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_an_address() {
+    fn a_url_is_split_into_its_parts() {
         let url = parse("lockkeeper://a:5625,[::1]:7,b/path%20x?ttl=5s&x=%2F").unwrap();
         assert_eq!(url.scheme, "lockkeeper");
         let hosts: Vec<_> = url.hosts.iter().map(|host| (host.name.as_str(), host.port)).collect();
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_read_and_never_shown() {
+    fn a_password_is_parsed_and_never_printed() {
         let url = parse("lockkeeper://me:a%3Ab%40c@h:1,[::1]/x").unwrap();
         assert_eq!(url.user.as_deref(), Some("me"));
         assert_eq!(url.password.as_ref().unwrap().reveal(), "a:b@c");
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_parameter_names_the_nearest_right_one() {
+    fn the_error_for_an_unknown_parameter_suggests_the_nearest_valid_one() {
         let error =
             parse("file:///x?token_above=3").unwrap().only_parameters(&["tokens_above", "mode"]).unwrap_err();
         assert!(error.to_string().contains("did you mean `tokens_above`"), "{error}");

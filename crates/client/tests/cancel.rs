@@ -223,7 +223,7 @@ async fn the_last_of_several_reentered_guards_releases() {
 }
 
 #[tokio::test]
-async fn a_lock_kept_closed_stays_shut_after_a_cancelled_holder_too() {
+async fn keep_closed_applies_after_a_dropped_guard_too() {
     let server = Server::with_virtual_time();
     let (alice, bob) = (server.client("alice"), server.client("bob"));
     drop(alice.mutex("a").keep_closed(secs(60)).acquire().await.unwrap());
@@ -305,7 +305,7 @@ async fn with_drop_body_the_body_is_dropped_at_the_loss() {
 }
 
 #[tokio::test]
-async fn an_acquire_of_a_cut_off_client_ends_and_works_again_once_it_is_back() {
+async fn an_acquire_of_a_cut_off_client_fails_and_succeeds_after_reconnecting() {
     let server = Server::with_virtual_time();
     let alice = server.client("alice");
     let held = alice.mutex("a").ttl(secs(10)).acquire().await.unwrap();

@@ -167,11 +167,11 @@ mod by_session {
 
     prove! {
         Server::start("session") =>
-        two_of_them_exclude_each_other,
-        while_they_hold_we_are_told_who_and_get_it_after_their_release,
-        while_we_hold_they_fail_and_get_it_after_our_release,
-        when_they_crash_we_get_it,
-        when_we_crash_they_get_it,
+        two_peers_exclude_each_other,
+        a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
+        our_hold_excludes_peers_until_its_release,
+        a_crashed_peers_lock_is_granted_to_us,
+        our_crashed_holders_lock_is_granted_to_a_peer,
     }
 }
 
@@ -180,17 +180,17 @@ mod by_transaction {
 
     prove! {
         Server::start("transaction") =>
-        two_of_them_exclude_each_other,
-        while_they_hold_we_are_told_who_and_get_it_after_their_release,
-        while_we_hold_they_fail_and_get_it_after_our_release,
-        when_they_crash_we_get_it,
-        when_we_crash_they_get_it,
+        two_peers_exclude_each_other,
+        a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
+        our_hold_excludes_peers_until_its_release,
+        a_crashed_peers_lock_is_granted_to_us,
+        our_crashed_holders_lock_is_granted_to_a_peer,
     }
 }
 
 /// Both directions for each rule: a key computed by only one side would be free for the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_rule_computes_the_same_key_as_its_library() {
+async fn every_key_rule_computes_the_same_key_as_its_library() {
     let mut server = Server::start("session");
     for convention in CONVENTIONS {
         let Convention { rule, name, .. } = *convention;
@@ -209,7 +209,7 @@ async fn every_rule_computes_the_same_key_as_its_library() {
 
 /// The error for an unknown rule lists all rules.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_rule_is_tested_here() {
+async fn every_key_rule_is_tested() {
     let server = Server::start("session");
     let url = format!("{}?lock=session&key=none", server.postgres.url());
     let error = Locks::connect(&url).await.map(drop).unwrap_err().to_string();

@@ -37,15 +37,15 @@ impl Leased for OneServer {
 
 prove! {
     OneServer(Redis::start()) =>
-    two_of_them_exclude_each_other,
-    while_they_hold_we_are_told_who_and_get_it_after_their_release,
-    while_we_hold_they_fail_and_get_it_after_our_release,
-    when_they_crash_we_get_it,
-    when_we_crash_they_get_it,
-    our_renewals_keep_them_out,
-    their_late_release_does_not_free_ours,
-    our_late_release_does_not_free_theirs,
-    nothing_we_send_for_a_deleted_lock_touches_theirs,
+    two_peers_exclude_each_other,
+    a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
+    our_hold_excludes_peers_until_its_release,
+    a_crashed_peers_lock_is_granted_to_us,
+    our_crashed_holders_lock_is_granted_to_a_peer,
+    our_renewals_exclude_peers_beyond_the_ttl,
+    a_peers_late_release_does_not_free_our_lock,
+    our_late_release_does_not_free_a_peers_lock,
+    our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched,
 }
 
 /// The default of `client.lock(name)`: a key without an expiry.
@@ -70,7 +70,7 @@ async fn a_peer_lock_without_expiry_blocks_until_its_release() {
 /// A single-server lock against a majority lock: it conflicts once it is held on three of the five servers.
 #[cfg(feature = "redlock")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_on_single_servers_count_for_a_majority_and_are_left_alone() {
+async fn single_server_locks_conflict_from_a_majority_on_and_are_never_deleted() {
     let servers: Vec<Redis> = (0..5).map(|_| Redis::start()).collect();
     let mut peers: Vec<Script> = servers.iter().map(|server| Script::redis_py(server.port())).collect();
     let locks = Locks::connect(&crate::node_redlock::redlock_url(&servers)).await.unwrap();

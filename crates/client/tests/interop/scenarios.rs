@@ -44,7 +44,7 @@ async fn refusal(locks: &Locks) -> String {
 }
 
 /// The peers alone: without this property, the other scenarios would prove nothing about Lockkeeper.
-pub(crate) async fn two_of_them_exclude_each_other(world: &impl World) {
+pub(crate) async fn two_peers_exclude_each_other(world: &impl World) {
     let (mut one, mut two) = (world.peer(), world.peer());
     one.takes(NAME, LONG);
     assert_eq!(two.try_acquire(NAME, LONG), None);
@@ -55,7 +55,7 @@ pub(crate) async fn two_of_them_exclude_each_other(world: &impl World) {
     assert!(!one.finds_free(NAME, LONG));
 }
 
-pub(crate) async fn while_they_hold_we_are_told_who_and_get_it_after_their_release<W: World>(world: &W) {
+pub(crate) async fn a_peers_hold_is_named_in_our_error_and_granted_after_its_release<W: World>(world: &W) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let holder = peer.takes(NAME, LONG);
@@ -73,7 +73,7 @@ pub(crate) async fn while_they_hold_we_are_told_who_and_get_it_after_their_relea
     assert!(!peer.finds_free(NAME, LONG));
 }
 
-pub(crate) async fn while_we_hold_they_fail_and_get_it_after_our_release(world: &impl World) {
+pub(crate) async fn our_hold_excludes_peers_until_its_release(world: &impl World) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let guard = locks.mutex(NAME).acquire().await.unwrap();
@@ -89,7 +89,7 @@ pub(crate) async fn while_we_hold_they_fail_and_get_it_after_our_release(world: 
 }
 
 /// The peer's lease expires; a peer's connection ends with its process.
-pub(crate) async fn when_they_crash_we_get_it(world: &impl World) {
+pub(crate) async fn a_crashed_peers_lock_is_granted_to_us(world: &impl World) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     peer.takes(NAME, SHORT);
@@ -101,7 +101,7 @@ pub(crate) async fn when_they_crash_we_get_it(world: &impl World) {
 }
 
 /// All resources of the library end with its process, so that nothing is renewed afterwards.
-pub(crate) async fn when_we_crash_they_get_it(world: &impl World) {
+pub(crate) async fn our_crashed_holders_lock_is_granted_to_a_peer(world: &impl World) {
     let mut peer = world.peer();
     let holder = Holder::start(&world.url(), NAME, SHORT);
     assert!(!peer.finds_free(NAME, LONG));
@@ -112,7 +112,7 @@ pub(crate) async fn when_we_crash_they_get_it(world: &impl World) {
 }
 
 /// A short lease that is renewed: the peer must not acquire the lock between two renewals.
-pub(crate) async fn our_renewals_keep_them_out(world: &impl Leased) {
+pub(crate) async fn our_renewals_exclude_peers_beyond_the_ttl(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let guard = locks.mutex(NAME).ttl(SHORT).acquire().await.unwrap();
@@ -128,7 +128,7 @@ pub(crate) async fn our_renewals_keep_them_out(world: &impl Leased) {
 }
 
 /// A peer that slept past its lease wakes up and releases.
-pub(crate) async fn their_late_release_does_not_free_ours(world: &impl Leased) {
+pub(crate) async fn a_peers_late_release_does_not_free_our_lock(world: &impl Leased) {
     let locks = connect(world).await;
     let (mut late, mut other) = (world.peer(), world.peer());
     late.takes(NAME, SHORT);
@@ -140,7 +140,7 @@ pub(crate) async fn their_late_release_does_not_free_ours(world: &impl Leased) {
 }
 
 /// The same for Lockkeeper: by the time the peer can acquire the lock, the guard has reported its loss (P5).
-pub(crate) async fn our_late_release_does_not_free_theirs(world: &impl Leased) {
+pub(crate) async fn our_late_release_does_not_free_a_peers_lock(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let late = locks.mutex(NAME).ttl(SHORT).no_renew().acquire().await.unwrap();
@@ -155,7 +155,7 @@ pub(crate) async fn our_late_release_does_not_free_theirs(world: &impl Leased) {
 
 /// The entry was deleted and replaced by the peer's: every command must compare the entry's value first. (A guard whose
 /// lease has ended sends no commands.)
-pub(crate) async fn nothing_we_send_for_a_deleted_lock_touches_theirs(world: &impl Leased) {
+pub(crate) async fn our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let guard = locks.mutex(NAME).acquire().await.unwrap();

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_never_goes_down() {
+    fn a_counter_never_decreases() {
         let (_dir, counter) = counter(&fresh(10));
         counter.lock().unwrap().raise_to(4).unwrap();
         assert_eq!(counter.lock().unwrap().value(), 10);

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn no_cut_or_flipped_body_is_a_panic() {
+    fn decoding_a_cut_or_flipped_body_never_panics() {
         let (name, state) = closed_before_a_reboot();
         let good = state.encode(&name);
         assert_eq!(State::decode(&good), Ok((name, state)));

@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn two_bad_headers_are_damage() {
+    fn two_bad_headers_are_reported_as_damage() {
         let file = tempfile::tempfile().unwrap();
         let first = write(&file, None, b"a").unwrap();
         write(&file, Some(first), b"b").unwrap();

@@ -144,7 +144,7 @@ async fn files_get_permissions_matching_the_directory() {
 }
 
 #[tokio::test]
-async fn a_holder_notices_that_its_directory_was_deleted() {
+async fn deleting_the_directory_is_reported_as_a_loss_to_its_holders() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("locks");
     let backend = FileBackend::with_config(config(&path)).unwrap();

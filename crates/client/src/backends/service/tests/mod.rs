@@ -99,7 +99,7 @@ async fn a_node_that_accepts_but_never_answers_is_skipped() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_goes_from_hand_to_hand_in_order() {
+async fn a_released_lock_is_granted_to_the_next_waiter() {
     let service = StandIn::start();
     let (one, two) = (service.client("one").await, service.client("two").await);
     let held = one.mutex("a").acquire().await.unwrap();

@@ -273,7 +273,7 @@ fn a_refused_open_returns_the_reason_and_is_not_repeated() {
 }
 
 #[test]
-fn nonsense_ends_the_stream_and_loses_no_call() {
+fn an_invalid_item_ends_the_stream_and_loses_no_call() {
     let bad: [(u64, What); 5] = [
         (1, granted(0)),
         (1, What::Finished(v1::Finished { end: 77 })),
@@ -377,7 +377,7 @@ fn the_addresses_of_the_nodes_are_forwarded() {
 }
 
 #[test]
-fn a_frame_is_never_larger_than_the_service_reads() {
+fn a_frame_never_exceeds_the_limits_of_the_service() {
     // Each exceeds one frame by another limit: bytes, names, items.
     for (count, names, length) in [(300, 64, 500), (2_000, 64, 2), (20_000, 1, 5)] {
         split_into_frames(count, names, length);
