@@ -101,7 +101,7 @@ impl fmt::Display for Busy {
     }
 }
 
-/// The backend lacks the ability. Reported at the first use, never silently replaced by a weaker guarantee (P11).
+/// The backend lacks the ability. Reported as an error, never silently replaced by a weaker guarantee (P11).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{backend}` can't {what}: {why}; {instead}")]
 pub struct Unsupported {

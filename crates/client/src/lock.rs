@@ -129,7 +129,8 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.keep_closed = duration)
     }
 
-    /// Keeps the lock closed for this duration if the holder's session expires instead of releasing. At most 1 h.
+    /// Keeps the lock closed for this duration after a holder that vanished: its session expired without a release. At
+    /// most 1 h.
     pub fn lock_delay(self, delay: Duration) -> Self {
         self.with(|options| options.lock_delay = delay)
     }

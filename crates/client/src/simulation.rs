@@ -2,9 +2,9 @@
 //!
 //! A simulated client is a [`Machine`] for each session and one [`Carrier`] for each connection: [`Output::Call`]s of
 //! the machine go into [`Carrier::submit`] in their order, with the [`CallId`] as handle; [`Outcome::Resolved`] returns
-//! as [`Event::Answered`] or [`Event::Failed`], [`Outcome::Push`] as [`Event::Pushed`]. Each new session (`What::Open {
-//! fresh: true }` after the first) gets a key of its own ([`Carrier::add`] and [`Carrier::remove`]); outcomes for the
-//! earlier key are ignored.
+//! as [`Event::Answered`] or [`Event::Failed`], [`Outcome::Push`] as [`Event::Pushed`]. Each new session
+//! (`What::Open { fresh: true }` after the first) gets a key of its own ([`Carrier::add`] and [`Carrier::remove`]);
+//! outcomes for the earlier key are ignored.
 
 pub use crate::backend::{Call, CallError, Wanted};
 pub use crate::backends::service::addresses::{Address, Addresses};

@@ -73,8 +73,8 @@ pub enum Push {
         seq: Seq,
         end: End,
     },
-    /// The session's stream ended at `at` without a message of the service. With `linger`, the lease deadline moves to
-    /// `at` plus `linger`, until a later attach is acknowledged.
+    /// The session's stream ended at `at` without a message of the service. With `linger`, the lease is valid for at
+    /// most `linger` after `at`, until a later attach is acknowledged.
     #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "only streams end"))]
     Detached {
         at: BootInstant,

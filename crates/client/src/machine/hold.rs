@@ -101,7 +101,7 @@ impl Machine {
             let unheard = !is_heard && now >= request.since + SILENCE;
             match request.stage {
                 Stage::Held(_) => {}
-                // No answer shows that the lock is not free.
+                // The backend has not answered that the lock is busy.
                 Stage::Unsent if waited && unheard => over.push((key, None, NotAcquired::Unreachable)),
                 Stage::Unsent if waited => over.push((key, None, NotAcquired::TimedOut)),
                 Stage::Unsent if silent => over.push((key, None, NotAcquired::Unreachable)),

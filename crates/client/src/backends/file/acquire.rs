@@ -221,8 +221,7 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
             });
         }
         let watched = record.state().watched().remove(&owner).unwrap_or_default();
-        // The holders too, although each waiter watches only the one before it, which may be stopped and miss their
-        // end.
+        // Holders are checked too: the waiter before this one, which watches them, may be stopped and miss their end.
         let whom: Vec<SessionId> = watched.iter().copied().chain(holders(record.state())).collect();
         let mut looked = look(&session.store, record, Some(tag), whom)?;
         if looked.is_clean() {

@@ -46,7 +46,7 @@ impl Looked {
     }
 }
 
-/// Checks `sessions` of a record (except this process' own, which lives) and its closed holds.
+/// Checks `sessions` of a record (except the caller's own session, which lives) and its closed holds.
 pub(super) fn look(
     store: &Store,
     record: &Record,

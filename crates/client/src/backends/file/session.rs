@@ -1,7 +1,7 @@
 //! One client session over a lock directory: the library's calls, and the wake-ups from the session's pipe.
 //!
-//! Keeps every request of the session for as long as the client may retry it (P7, R4). An answer can only be lost
-//! together with this process, which also ends the session, so memory is durable enough.
+//! Keeps every request of the session for as long as the client may retry it (P7, R4). Answers can get lost only with
+//! this process, whose end also ends the session, so they need no storage more durable than memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;

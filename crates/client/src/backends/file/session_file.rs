@@ -65,7 +65,7 @@ impl SessionFile {
                 Err(Errno::EEXIST) => continue,
                 Err(errno) => return Err(fault("make", errno.into())),
             }
-            // Before the file is flocked, a sweep takes it for a dead session's file and removes it.
+            // A sweep may find the file before it is flocked, take it for a dead session's file and remove it.
             let pipe = match open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK) {
                 Ok(pipe) => pipe,
                 Err(e) if e.kind() == io::ErrorKind::NotFound && store.is_current() => continue,
@@ -137,8 +137,8 @@ pub(super) enum Life {
     Dead,
 }
 
-/// Checks whether a session lives: first opens the pipe, then tries the flock. If the session dies after the check, it
-/// had the pipe open later than this process opened it, so the hang-up cannot be missed.
+/// Checks whether a session lives: first opens the pipe, then tries the flock. A session found alive was still a writer
+/// of the pipe after this process had opened it, so its hang-up cannot be missed.
 pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
     let name = tag.file();
     let fault =

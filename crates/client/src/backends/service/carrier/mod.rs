@@ -196,8 +196,8 @@ impl<H> Carrier<H> {
     }
 
     /// Handles a stream that ended without a message, could not be opened, or is being closed by the driver. In the
-    /// last case this must be called before the peer can see the close: with `linger`, the lease deadline moves to
-    /// `linger` from now.
+    /// last case this must be called before the peer can see the close: with `linger`, the lease is then valid for at
+    /// most `linger` from now.
     pub fn stream_lost(&mut self, now: BootInstant, stream: StreamId, out: &mut Vec<Outcome<H>>) {
         if self.stream == Some(stream) {
             self.end_stream(now, true, out);
