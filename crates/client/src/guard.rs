@@ -75,7 +75,7 @@ impl<F: Kind> Guard<F> {
         }
     }
 
-    /// Asks the lock service whether the hold is live. One round trip. The answer may be stale on arrival: only a fence
+    /// Checks with the lock service that the hold is live. One round trip. The answer may be stale on arrival: only a fence
     /// gives a guarantee.
     ///
     /// # Errors

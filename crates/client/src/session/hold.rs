@@ -190,7 +190,7 @@ impl HoldHandle {
         }
     }
 
-    /// Asks the backend whether the hold is live. One round trip.
+    /// Checks with the backend that the hold is live. One round trip.
     pub(crate) async fn verify(&self) -> Result<(), VerifyError> {
         self.valid_until()?;
         let inner = &self.session.0;
