@@ -1,7 +1,7 @@
-//! What a lock service must offer so that the library can stand on it.
+//! The interface between the library and a lock service.
 //!
-//! A further backend implements [`Backend`] and [`Conn`], adds its scheme in `backends/mod.rs`, one constructor to
-//! the contract suite, and one page to `docs/backends/`.
+//! A new backend implements [`Backend`] and [`Conn`], adds its scheme in `backends/mod.rs`, one constructor to the
+//! contract suite, and one page to `docs/backends/`.
 
 use std::fmt;
 use std::future::Future;
@@ -24,7 +24,7 @@ use crate::worker::Worker;
 
 pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send + 'static>>;
 
-/// One lock service, as the URL names it.
+/// One lock service, as identified by the URL.
 pub(crate) trait Backend: Send + Sync + 'static {
     fn capabilities(&self) -> &Capabilities;
 
@@ -33,25 +33,25 @@ pub(crate) trait Backend: Send + Sync + 'static {
         Clock::Boot
     }
 
-    /// The thread on which it does its I/O, if it has one: sessions are then kept alive there as well, so that each
-    /// hears in time what its stream does.
+    /// The backend's I/O thread, if it has one. Its sessions then send keep-alives on that thread too, so that they
+    /// process the events of their streams without delay.
     fn worker(&self) -> Option<Worker> {
         None
     }
 
-    /// Carries one session. Does no I/O yet.
+    /// Creates the connection for one session. Does no I/O yet.
     fn session(&self, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Arc<dyn Conn>;
 
-    /// Who holds and who waits.
+    /// The holders and the waiters of a lock.
     fn inspect(&self, name: LockName) -> BoxFuture<Result<LockInfo, BackendError>>;
 
-    /// Every lock in use at or below `prefix`, by name.
+    /// All locks in use at or below `prefix`, by name.
     fn list(&self, prefix: Option<LockName>) -> BoxFuture<Result<Vec<LockInfo>, BackendError>>;
 
-    /// What a token is worth now.
+    /// The present status of a token.
     fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>>;
 
-    /// Ends another's hold.
+    /// Ends another client's hold.
     fn break_hold(&self, order: BreakOrder) -> BoxFuture<Result<Broken, BackendError>>;
 
     /// The live sessions, by id.
@@ -76,36 +76,36 @@ pub(crate) trait Backend: Send + Sync + 'static {
         Box::pin(async { Err(error) })
     }
 
-    /// How the node that answers is.
+    /// The status of the node that answers.
     fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
         let error = self.not_ours("say how it is");
         Box::pin(async { Err(error) })
     }
 
-    /// Who takes part in the service.
+    /// The members of the cluster.
     fn cluster(&self) -> BoxFuture<Result<ClusterInfo, BackendError>> {
         let error = self.not_ours("list its nodes");
         Box::pin(async { Err(error) })
     }
 
-    /// Changes who takes part.
+    /// Changes the members of the cluster.
     fn change_members(&self, _change: MembersChange) -> BoxFuture<Result<(), BackendError>> {
         let error = self.not_ours("change its nodes");
         Box::pin(async { Err(error) })
     }
 
-    /// Hands the leadership over; returns who has it.
+    /// Transfers the leadership; returns the new leader.
     fn transfer(&self, _to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
         let error = self.not_ours("hand its leadership over");
         Box::pin(async { Err(error) })
     }
 
-    /// What the service's own settings mean for its locks, for `doctor`.
+    /// What the service's own settings imply for its locks, for `doctor`.
     fn findings(&self) -> BoxFuture<Result<Vec<Finding>, BackendError>> {
         Box::pin(async { Ok(Vec::new()) })
     }
 
-    /// What only our own service can do (P11).
+    /// The error for an ability that only Lockkeeper's own service has (P11).
     fn not_ours(&self, what: &'static str) -> BackendError {
         let backend = self.capabilities().backend;
         let (why, instead) = ("only our own service can", "use `lockkeeper://`");
@@ -113,33 +113,32 @@ pub(crate) trait Backend: Send + Sync + 'static {
     }
 }
 
-/// What carries one session: a connection, a stream, a directory.
+/// The transport of one session: a connection, a stream, a directory.
 pub(crate) trait Conn: Send + Sync + 'static {
-    /// Takes a call. The order of `submit` is the order in which the service must see a session's calls (R5), so
-    /// whatever fixes that order happens here; the future does the rest on the task that polls it. `submit` itself
-    /// must not block.
+    /// Submits a call. The service must see a session's calls in the order of `submit` (R5), so the step that fixes the
+    /// order happens here; the future does the rest on the task that polls it. `submit` itself must not block.
     ///
     /// A call that does not wait in a queue is answered or fails within the backend's own time limit. The future of a
-    /// waiting acquire resolves when it is granted or over. Dropping a future means that nobody waits for the answer;
-    /// the call may have been executed.
+    /// waiting acquire resolves when the request is granted or has ended. Dropping a future discards the answer; the
+    /// call may have been executed.
     fn submit(&self, call: Call) -> Submitted;
 
-    /// What the latest call without an answer failed of, for people: which node said what.
+    /// The error of the latest call without an answer, for users: the node and its message.
     fn trouble(&self) -> Option<String> {
         None
     }
 
-    /// Descriptors that keep the hold of request `seq` alive in whatever process has them.
+    /// Descriptors that keep the hold of request `seq` alive in any process that has them.
     fn descriptors(&self, _seq: Seq) -> Vec<std::os::fd::RawFd> {
         Vec::new()
     }
 }
 
-/// What a call comes to.
+/// The state of a submitted call.
 pub(crate) enum Submitted {
-    /// It is answered already, or has failed.
+    /// Answered or failed already.
     Answered(Result<Answer, CallError>),
-    /// Whoever polls this carries it.
+    /// The call proceeds while this future is polled.
     UnderWay(BoxFuture<Result<Answer, CallError>>),
 }
 
@@ -167,7 +166,7 @@ impl IntoFuture for Submitted {
 #[derive(Clone, Debug)]
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 pub enum Call {
-    /// Opens the session; with `fresh`, a new one, otherwise the same one whose answer was lost.
+    /// Opens the session: with `fresh` a new one, otherwise the same one again, because the answer was lost.
     Open {
         fresh: bool,
     },
@@ -176,7 +175,7 @@ pub enum Call {
         seq: Seq,
         done_through: Seq,
         want: Arc<Wanted>,
-        /// What is left of the caller's wait, for services that enforce it; `None` is for ever.
+        /// The rest of the caller's wait, for services that enforce it; `None` is unlimited.
         wait_left: Option<Duration>,
     },
     Finish {
@@ -187,20 +186,20 @@ pub enum Call {
     Close,
 }
 
-/// What a request asks for.
+/// The content of an acquire.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(unreachable_pub, missing_docs, reason = "public to the simulator only")]
 pub struct Wanted {
     pub names: Vec<LockName>,
     pub mode: Mode,
     pub subtree: bool,
-    /// Queue if it isn't free.
+    /// Queue if the lock is not free.
     pub wait: bool,
     pub keep_closed: Duration,
     pub meta: Box<[u8]>,
 }
 
-/// No answer came.
+/// The call got no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub struct CallError {
@@ -213,27 +212,27 @@ pub struct CallError {
 pub struct BreakOrder {
     /// A name that the hold covers.
     pub name: LockName,
-    /// The hold's token: a break never hits a later hold.
+    /// The hold's token, so that a break never ends a later hold.
     pub token: Token,
-    /// Why, for the audit.
+    /// The reason, for the audit log.
     pub reason: String,
-    /// Who, for the audit.
+    /// The operator, for the audit log.
     pub by: String,
-    /// Do not wait for the holder to stop.
+    /// End the hold without waiting for the holder to stop.
     pub now: bool,
 }
 
-/// What a break did.
+/// The result of a break.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Broken {
-    /// The holder is told to stop, or the hold is over already.
+    /// The holder has been asked to stop, or the hold has ended already.
     Done,
     /// No live hold has that token and covers that name.
     NotCurrent {
         /// The tokens of the live holds that cover the name, ascending.
         live: Vec<Token>,
     },
-    /// The hold is over but stays closed; only a break with `now` opens it.
+    /// The hold has ended but stays closed; only a break with `now` opens it.
     StillClosed,
 }
 

@@ -1,10 +1,10 @@
-//! A backup of our own service, for whoever keeps it.
+//! Backups of Lockkeeper's own service.
 
 use tokio::sync::mpsc::Receiver;
 
 use crate::error::BackendError;
 
-/// The file of a backup, part by part ([`Locks::backup`](crate::Locks::backup)). Ends when it is dropped.
+/// A backup file in parts ([`Locks::backup`](crate::Locks::backup)). Dropping it ends the backup.
 #[derive(Debug)]
 #[must_use = "a backup ends when it is dropped"]
 pub struct Backup {
@@ -17,8 +17,8 @@ impl Backup {
         Self { parts }
     }
 
-    /// The next bytes of the file; `None` after the last. Whether the file is whole, its own end says: look at it before
-    /// you rely on it, as `lockkeeper backup` does.
+    /// The next bytes of the file; `None` after the last part. The end of the file shows whether it is complete: check
+    /// it before you rely on the backup, as `lockkeeper backup` does.
     pub async fn next(&mut self) -> Option<Result<Vec<u8>, BackendError>> {
         self.parts.recv().await
     }

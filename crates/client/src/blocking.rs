@@ -1,4 +1,4 @@
-//! The same API for programs without an async runtime. It brings a runtime of its own.
+//! The same API for programs without an async runtime. It creates a runtime internally.
 //!
 //! ```
 //! use lockkeeper::blocking::Locks;
@@ -10,7 +10,7 @@
 //! ```
 //!
 //! # Panics
-//! Every call panics inside of an async runtime, where it would block a worker thread: use the async API there.
+//! Every call panics inside an async runtime, because it would block a worker thread: use the async API there.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub struct Guard<F: Kind> {
     runtime: Own,
 }
 
-/// The runtime that all of a client's calls run on.
+/// The runtime on which all calls of a client run.
 #[derive(Clone, Debug)]
 struct Own(Arc<Runtime>);
 
@@ -66,10 +66,10 @@ impl Locks<Unfenced> {
     /// See [`crate::Locks::connect`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     ///
     /// # Panics
-    /// Inside of an async runtime, and if no runtime can be started.
+    /// Inside an async runtime, and if no runtime can be created.
     pub fn connect(url: &str) -> Result<Self, ConnectError> {
         let runtime =
             Builder::new_current_thread().enable_all().build().expect("a runtime of one thread can be made");
@@ -81,7 +81,7 @@ impl Locks<Unfenced> {
     /// See [`crate::Locks::fenced`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn fenced(self) -> Result<Locks<Fenced>, Unsupported> {
         Ok(Locks { locks: self.locks.fenced()?, runtime: self.runtime })
     }
@@ -93,12 +93,12 @@ impl<F: Kind> Locks<F> {
         self.own(self.locks.mutex(name))
     }
 
-    /// The readers' side of [`crate::Locks::rw`].
+    /// The readers' lock of [`crate::Locks::rw`].
     pub fn read(&self, name: impl AsRef<str>) -> Lock<F> {
         self.own(self.locks.rw(name).read())
     }
 
-    /// The writers' side of [`crate::Locks::rw`].
+    /// The writer's lock of [`crate::Locks::rw`].
     pub fn write(&self, name: impl AsRef<str>) -> Lock<F> {
         self.own(self.locks.rw(name).write())
     }
@@ -122,7 +122,7 @@ impl<F: Kind> Locks<F> {
     /// See [`crate::Locks::inspect`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn inspect(&self, name: &LockName) -> Result<LockInfo, BackendError> {
         self.runtime.wait(self.locks.inspect(name))
     }
@@ -130,7 +130,7 @@ impl<F: Kind> Locks<F> {
     /// See [`crate::Locks::list`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn list(&self, prefix: Option<&LockName>) -> Result<Vec<LockInfo>, BackendError> {
         self.runtime.wait(self.locks.list(prefix))
     }
@@ -138,7 +138,7 @@ impl<F: Kind> Locks<F> {
     /// See [`crate::Locks::check_token`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn check_token(&self, name: &LockName, token: u64) -> Result<TokenStatus, BackendError> {
         self.runtime.wait(self.locks.check_token(name, token))
     }
@@ -146,7 +146,7 @@ impl<F: Kind> Locks<F> {
     /// See [`crate::Locks::break_hold`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn break_hold(&self, order: BreakOrder) -> Result<Broken, BackendError> {
         self.runtime.wait(self.locks.break_hold(order))
     }
@@ -170,7 +170,7 @@ impl<F: Kind> Lock<F> {
     /// See [`crate::Lock::acquire`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn acquire(&self) -> Result<Guard<F>, AcquireError> {
         let guard = self.runtime.wait(self.lock.acquire())?;
         Ok(Guard { guard, runtime: self.runtime.clone() })
@@ -179,14 +179,14 @@ impl<F: Kind> Lock<F> {
     /// See [`crate::Lock::try_acquire`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn try_acquire(&self) -> Result<Option<Guard<F>>, AcquireError> {
         let guard = self.runtime.wait(self.lock.try_acquire())?;
         Ok(guard.map(|guard| Guard { guard, runtime: self.runtime.clone() }))
     }
 
-    /// Runs `body` under the lock and releases it afterwards. The body must look at [`loss`](crate::Guard::loss) from time to
-    /// time; a lost lock does not stop it.
+    /// Runs `body` under the lock and releases the lock afterwards. The body must check [`loss`](crate::Guard::loss)
+    /// from time to time; a lost lock does not stop it.
     ///
     /// # Errors
     /// As [`crate::Lock::run`].
@@ -208,7 +208,7 @@ impl<F: Kind> Guard<F> {
     /// See [`crate::Guard::release`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn release(self) -> Result<(), ReleaseError> {
         self.runtime.wait(self.guard.release())
     }
@@ -216,7 +216,7 @@ impl<F: Kind> Guard<F> {
     /// See [`crate::Guard::verify`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn verify(&self) -> Result<(), VerifyError> {
         self.runtime.wait(self.guard.verify())
     }
@@ -224,7 +224,7 @@ impl<F: Kind> Guard<F> {
     /// See [`crate::Guard::check`].
     ///
     /// # Errors
-    /// As there.
+    /// Those of the async method.
     pub fn check(&self, need: Duration) -> Result<(), Lost> {
         self.guard.check(need)
     }

@@ -1,55 +1,55 @@
-//! What a backend can do and which promises it keeps: declared here, derived by the contract suite, held against each
-//! other and against the backend's page (P11).
+//! Abilities and promises of a backend. They are declared here, measured by the contract suite, and a test compares
+//! both with the backend's page (P11).
 
 use std::fmt;
 
-/// What a backend can do. `docs/backends/<name>.md` says the same, and a test compares.
+/// The abilities of a backend. A test compares them with `docs/backends/<name>.md`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The URL scheme: `file`, `memory`, …
     pub backend: &'static str,
-    /// Whom it excludes: this process, this host, everyone who uses the service.
+    /// The scope of exclusion: this process, this host, or all clients of the service.
     pub reach: Reach,
     /// Whether holds have fencing tokens.
     pub fencing: Fencing,
-    /// Whether a hold has a deadline that must be renewed. Otherwise a connection or a descriptor holds it, and a
+    /// Whether a hold has a deadline that must be renewed. Otherwise a connection or a descriptor holds the lock, and a
     /// stopped holder keeps it.
     pub ttl: bool,
-    /// Readers side by side.
+    /// Locks shared by readers.
     pub shared: bool,
-    /// One of N.
+    /// Semaphores: one permit of N.
     pub permits: bool,
-    /// A hold that covers everything below its name.
+    /// Holds that cover all names below theirs.
     pub subtree: bool,
-    /// Several names at once, all or nothing.
+    /// Several names in one request, all or nothing.
     pub multi: bool,
-    /// Waiting instead of failing.
+    /// Waiting for a lock that is not free.
     pub wait: bool,
-    /// First come, first served.
+    /// Grants in the order of arrival.
     pub fair: bool,
-    /// Staying closed after the end of a hold.
+    /// Locks that stay closed after the end of a hold.
     pub keep_closed: bool,
-    /// Staying closed for a while after a holder vanished.
+    /// Locks that stay closed for a while after a holder vanished.
     pub lock_delay: bool,
-    /// Saying who holds and who waits.
+    /// Queries for holders and waiters.
     pub inspect: bool,
-    /// Ending another's hold, giving it time to stop.
+    /// Breaking another client's hold with a grace period for its holder.
     pub break_hold: bool,
-    /// Ending another's hold at once.
+    /// Breaking another client's hold at once.
     pub break_now: bool,
-    /// P1 to P12.
+    /// The promises P1 to P12.
     pub promises: [Promise; 12],
 }
 
-/// Whom a backend's locks exclude.
+/// The scope in which a backend's locks exclude.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reach {
     /// This process only.
     Process,
-    /// Every process of this host that may use the same directory.
+    /// All processes of this host that can use the same directory.
     Host,
-    /// Everyone who uses the same service.
+    /// All clients of the same service.
     Network,
 }
 
@@ -63,24 +63,24 @@ impl fmt::Display for Reach {
     }
 }
 
-/// Whether holds have tokens, and where they come from.
+/// Whether holds have tokens, and their source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fencing {
     /// Each grant has a higher token than every earlier one (P2).
     Tokens {
-        /// Where they come from.
+        /// The source of the tokens.
         source: &'static str,
     },
-    /// There are none.
+    /// Holds have no tokens.
     None {
-        /// Why.
+        /// The reason.
         why: &'static str,
-        /// What to use.
+        /// The recommended alternative.
         instead: &'static str,
     },
 }
 
-/// Whether a promise of `docs/SAFETY.md` is kept.
+/// Whether the backend keeps a promise of `docs/SAFETY.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Promise {
     /// Kept.
@@ -102,7 +102,7 @@ impl fmt::Display for Promise {
 }
 
 impl Capabilities {
-    /// Every yes-or-no ability with its name, in the order of the backends' pages.
+    /// Every boolean ability with its name, in the order used by the backends' pages.
     #[must_use]
     pub fn abilities(&self) -> [(&'static str, bool); 13] {
         [

@@ -1,22 +1,22 @@
-//! The nodes of our own service, for operators: who takes part, and how far each is.
+//! The nodes of Lockkeeper's own service: members and their progress, for operators.
 
 use std::fmt;
 
-/// The cluster, as its leader sees it.
+/// The cluster as seen by its leader.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ClusterInfo {
     /// Its nodes, by id.
     pub nodes: Vec<NodeInfo>,
-    /// Who leads.
+    /// The leader's id.
     pub leader: u64,
-    /// The consensus' term.
+    /// The Raft term.
     pub term: u64,
-    /// The last entry of the leader's log.
+    /// Index of the last entry of the leader's log.
     pub last: u64,
-    /// Whether a change of the members is under way.
+    /// Whether a membership change is in progress.
     pub changing: bool,
-    /// The ids of nodes that took part once. They never come back.
+    /// Ids of removed nodes. They are never reused.
     pub removed: Vec<u64>,
 }
 
@@ -26,27 +26,27 @@ pub struct ClusterInfo {
 pub struct NodeInfo {
     /// Its id.
     pub node: u64,
-    /// Where it listens to the other nodes.
+    /// Its address for other nodes.
     pub peer_address: String,
-    /// Where it serves clients.
+    /// Its address for clients.
     pub client_address: String,
-    /// What it is there.
+    /// Its role in the cluster.
     pub part: NodePart,
-    /// Whether the leader has heard it lately.
+    /// Whether the leader received a message from it recently.
     pub answers: bool,
-    /// The last entry that it is known to have.
+    /// Index of the last log entry that the node is known to have.
     pub matched: u64,
-    /// A snapshot is on its way to it: it lags too far behind for the log.
+    /// Whether a snapshot is being sent to it, because the log no longer reaches back to its position.
     pub receives_snapshot: bool,
 }
 
-/// What a node is in its cluster.
+/// A node's role in its cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum NodePart {
     /// It votes.
     Voter,
-    /// It follows, and counts for nothing; it votes once it has caught up.
+    /// It receives the log but does not vote or count for a quorum; it becomes a voter once it has caught up.
     Learner,
     /// It is being removed.
     Leaving,
@@ -62,18 +62,18 @@ impl fmt::Display for NodePart {
     }
 }
 
-/// A change of who takes part. Asking for one that was made already is no error.
+/// A change of the members. Repeating a change that has been made is no error.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum MembersChange {
-    /// A node that waits (`serve --join`) is let in: it follows first, and votes once it has caught up.
+    /// Adds a waiting node (`serve --join`): as a learner first, and as a voter once it has caught up.
     Add {
         /// Its id.
         node: u64,
-        /// Where it listens to other nodes, `HOST:PORT`: the leader asks there who it is.
+        /// Its address for other nodes, `HOST:PORT`: the leader asks there for its identity.
         peer_address: String,
     },
-    /// A node is taken out, for good: its id never comes back.
+    /// Removes a node for good: its id is never reused.
     Remove {
         /// Its id.
         node: u64,

@@ -1,4 +1,4 @@
-//! What can go wrong, one type a boundary, each variant by whose move is next.
+//! Errors, one type per API boundary. The variants are divided by the reaction that they need.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,28 +6,28 @@ use std::time::Duration;
 
 use lockkeeper_core::{NameError, Rejection};
 
-/// Why a hold is no longer to be relied on. Stop using its token; acquire again.
+/// Why a hold is no longer valid. Stop using its token and acquire again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[non_exhaustive]
 pub enum LossCause {
     /// Its deadline passed before a keep-alive was acknowledged (P5).
     Expired,
-    /// The lock service says that the session is over.
+    /// The lock service ended the session.
     SessionEnded,
-    /// The lock service does not know it any more: it was deleted by hand, or lost in a fail-over or a restart.
+    /// The lock service has no record of the hold: it was deleted by hand, or lost in a fail-over or a restart.
     Forgotten,
     /// An operator broke it.
     Broken,
     /// It was held for longer than `max_hold`.
     MaxHold,
-    /// What carried it is gone: a connection, a lock directory.
+    /// The connection or lock directory that carried the hold is gone.
     Disconnected,
-    /// [`Locks::shutdown`](crate::Locks::shutdown) took it back.
+    /// [`Locks::shutdown`](crate::Locks::shutdown) released it.
     ShutDown,
 }
 
 impl LossCause {
-    /// One word for metrics and JSON.
+    /// The cause as one word, for metrics and JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -60,28 +60,28 @@ impl fmt::Display for LossCause {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the lock was lost: {cause}; stop using its token, then acquire again")]
 pub struct Lost {
-    /// Why.
+    /// The cause of the loss.
     pub cause: LossCause,
 }
 
-/// What a round trip to the lock service found out about a hold.
+/// The result of [`Guard::verify`](crate::Guard::verify) when the hold is not confirmed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
-    /// It is lost.
+    /// The hold is lost.
     #[error(transparent)]
     Lost(#[from] Lost),
-    /// The service did not answer; the hold is believed in until its deadline.
+    /// The service did not answer; the hold remains valid until its deadline.
     #[error("the lock service did not answer; the hold can be relied on until its deadline, not longer")]
     NoAnswer,
 }
 
-/// Who is in the way.
+/// The conflicting holder and the queue in front of a request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Busy {
-    /// The conflicting holder, as it labelled itself; `None` behind waiters or closed holds only.
+    /// The label of the conflicting holder; `None` if only waiters or closed holds conflict.
     pub holder: Option<String>,
-    /// How many wait already.
+    /// The number of requests already waiting.
     pub queued_ahead: u64,
 }
 
@@ -101,53 +101,53 @@ impl fmt::Display for Busy {
     }
 }
 
-/// This backend can't do that. Said once, never silently replaced by something weaker (P11).
+/// The backend lacks the ability. Reported as an error, never silently replaced by a weaker guarantee (P11).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("`{backend}` can't {what}: {why}; {instead}")]
 pub struct Unsupported {
     /// The backend's URL scheme.
     pub backend: &'static str,
-    /// What was asked for.
+    /// The requested ability.
     pub what: &'static str,
-    /// Why it can't.
+    /// Why the backend lacks it.
     pub why: &'static str,
-    /// What to do.
+    /// The recommended alternative.
     pub instead: &'static str,
 }
 
-/// A failure of the lock service, or of what lies between.
+/// A failure of the lock service, or of the network in between.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct BackendError {
-    /// What was wrong, the value, what to do.
+    /// The problem, the value and the remedy.
     pub message: String,
-    /// Whose move is next.
+    /// The reaction that the error needs.
     pub kind: BackendErrorKind,
     #[source]
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
-/// Whose move is next after a [`BackendError`].
+/// The reaction that a [`BackendError`] needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum BackendErrorKind {
-    /// The caller asked for something illegal: another value helps.
+    /// The request was illegal: the caller must change a value.
     Refused,
-    /// The backend can't do it at all.
+    /// The backend lacks the ability.
     Unsupported,
     /// Permissions, full disk, damaged state: an operator must act.
     Operator,
-    /// Out of reach: trying later may help.
+    /// The service is unreachable: a later retry may succeed.
     Unreachable,
 }
 
 impl BackendError {
-    /// A failure without a cause below it.
+    /// A failure without a source error.
     pub(crate) fn new(kind: BackendErrorKind, message: impl Into<String>) -> Self {
         Self { message: message.into(), kind, source: None }
     }
 
-    /// A failure with its cause, which `Display` does not repeat.
+    /// A failure with a source error, which `Display` does not repeat.
     pub(crate) fn caused(
         kind: BackendErrorKind,
         message: impl Into<String>,
@@ -169,14 +169,14 @@ impl From<Unsupported> for BackendError {
     }
 }
 
-/// Why a client couldn't be made.
+/// Why a client couldn't be created.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// The URL is not one.
+    /// The URL is invalid.
     #[error(transparent)]
     Url(#[from] crate::url::UrlError),
-    /// The backend can't do what the URL or the program asks for.
+    /// The backend lacks an ability that the URL or the program requests.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// The backend failed.
@@ -184,36 +184,36 @@ pub enum ConnectError {
     Backend(#[from] BackendError),
 }
 
-/// Why a lock wasn't acquired. Nothing is held, except where [`AcquireError::Ambiguous`] says otherwise.
+/// Why a lock wasn't acquired. Nothing is held, unless the variant is [`AcquireError::Ambiguous`].
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// The name is not one.
+    /// The name is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// An option has a value that is not allowed.
+    /// An option has an illegal value.
     #[error("{option} is {value}, {allowed}")]
     Invalid {
-        /// Which option.
+        /// The option.
         option: &'static str,
         /// Its value.
         value: String,
-        /// What is allowed.
+        /// The allowed values.
         allowed: String,
     },
-    /// A limit that holds for every lock service is passed. Nothing was sent.
+    /// The request exceeds a limit that applies to every lock service. Nothing was sent.
     #[error(transparent)]
     Limit(#[from] Rejection),
-    /// It isn't free, and the caller did not want to wait.
+    /// The lock is not free, and the caller did not want to wait.
     #[error("the lock is busy: {0}")]
     Busy(Busy),
-    /// It did not become free in time.
+    /// The lock did not become free in time.
     #[error("the lock did not become free within {waited:?}")]
     TimedOut {
-        /// How long it was waited for.
+        /// The duration of the wait.
         waited: Duration,
     },
-    /// The backend can't do that (P11).
+    /// The backend lacks the ability (P11).
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
     /// The backend refused or failed.
@@ -222,43 +222,44 @@ pub enum AcquireError {
     /// The backend didn't answer, and nothing was sent.
     #[error("the lock service did not answer for {waited:?}; nothing was acquired{}", because(.why))]
     Unreachable {
-        /// For how long it was tried.
+        /// The duration of the attempts.
         waited: Duration,
-        /// What the latest try failed of, where the backend can tell.
+        /// The error of the latest attempt, if the backend reports one.
         why: Option<String>,
     },
-    /// Something was sent and nothing came back: the lock may be held in our name for up to its ttl (P12). The
-    /// client goes on giving it back.
+    /// A request was sent and no answer arrived: the lock may be held by this client for up to its ttl (P12). The
+    /// client keeps trying to release it.
     #[error("the lock service did not answer for {waited:?}; the lock may be held until its ttl has passed{}", because(.why))]
     Ambiguous {
-        /// For how long it was tried.
+        /// The duration of the attempts.
         waited: Duration,
-        /// What the latest try failed of, where the backend can tell.
+        /// The error of the latest attempt, if the backend reports one.
         why: Option<String>,
     },
-    /// The client is being shut down.
+    /// The client is shutting down.
     #[error("the client is shutting down")]
     ShuttingDown,
 }
 
-/// The cause behind an error's first words.
+/// The reason as a suffix of an error message.
 fn because(why: &Option<String>) -> String {
     why.as_ref().map_or_else(String::new, |why| format!(": {why}"))
 }
 
-/// What became of a release.
+/// Why a release did not succeed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReleaseError {
-    /// It was lost before: somebody else may have held the lock meanwhile.
+    /// The hold was lost before the release: another client may have held the lock meanwhile.
     #[error("the lock was lost before it was released: {0}; check what you wrote with its token")]
     AlreadyLost(LossCause),
-    /// No answer came. The client goes on releasing; at the latest the lock is free when its ttl has passed (P12).
+    /// No answer arrived. The client keeps trying to release; the lock is free no later than when its ttl has passed
+    /// (P12).
     #[error("the release was not answered; the lock is free at the latest when its ttl has passed")]
     Ambiguous,
 }
 
-/// What became of [`Lock::run`](crate::Lock::run).
+/// Why [`Lock::run`](crate::Lock::run) did not succeed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError<T, E> {
@@ -268,18 +269,18 @@ pub enum RunError<T, E> {
     /// The lock was lost while the body ran.
     #[error("the lock was lost while the work ran: {cause}")]
     Lost {
-        /// Why.
+        /// The cause of the loss.
         cause: LossCause,
-        /// What the body made of it; `None` if it was dropped ([`OnLost::DropBody`](crate::OnLost)).
+        /// The body's result; `None` if the body was dropped ([`OnLost::DropBody`](crate::OnLost)).
         body: Option<Result<T, E>>,
     },
     /// The body failed; the lock was released.
     #[error("the work failed under the lock")]
     Body(#[source] E),
-    /// The body succeeded, and its value is here; only the release is in doubt.
+    /// The body succeeded; only the release failed or remained without an answer.
     #[error("the work succeeded, but its lock's release did not: {source}")]
     ReleaseFailed {
-        /// What the body returned.
+        /// The body's value.
         value: T,
         /// Why the release failed.
         source: ReleaseError,

@@ -1,4 +1,4 @@
-//! A held lock: what it may still be relied on for, and how it is given back.
+//! A held lock: its validity and its release.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -15,9 +15,9 @@ use crate::observe;
 use crate::session::HoldHandle;
 use crate::time::BootInstant;
 
-/// A held lock. Dropping it releases the lock in the background; [`Guard::release`] says whether that went well.
+/// A held lock. Dropping it releases the lock in the background; [`Guard::release`] returns the result.
 ///
-/// Not tied to a thread or a task. The hold can be lost at any time, so that work under it must be able to stop
+/// Not tied to a thread or a task. The hold can be lost at any time, so work under it must be able to stop
 /// ([`Guard::lost`]) and writes must carry [`Guard::token`] to a fence.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<F: Kind> {
@@ -35,39 +35,39 @@ impl<F: Kind> Guard<F> {
         Self { inner: Arc::new(Inner { backend, hold }), kind: PhantomData }
     }
 
-    /// Fires when the hold is lost: at its deadline at the latest, from a timer that waits for no I/O (P5).
+    /// Fires when the hold is lost: no later than its deadline, from a timer that does not depend on I/O (P5).
     #[must_use]
     pub fn lost(&self) -> CancellationToken {
         self.inner.hold.lost().clone()
     }
 
-    /// Why the hold is lost, if it is.
+    /// The cause of the loss, if the hold is lost.
     #[must_use]
     pub fn loss(&self) -> Option<LossCause> {
         self.valid_until().err().map(|lost| lost.cause)
     }
 
-    /// Until when the hold may be relied on; later, as keep-alives are acknowledged. `None`: it has no deadline.
+    /// The hold's deadline, which moves forward as keep-alives are acknowledged. `None` if the hold has no deadline.
     ///
     /// # Errors
-    /// [`Lost`] if that moment has come.
+    /// [`Lost`] if the deadline has passed.
     pub fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
         self.inner.hold.valid_until()
     }
 
-    /// Waits until [`Guard::valid_until`] is another than `known`, and returns it: for those who pass the deadline on to
-    /// another process. Cancel-safe.
+    /// Waits until [`Guard::valid_until`] differs from `known`, and returns it: for programs that pass the deadline on
+    /// to another process. Cancel-safe.
     ///
     /// # Errors
-    /// [`Lost`] once the hold is.
+    /// [`Lost`] once the hold is lost.
     pub async fn valid_until_changes(&self, known: Option<BootInstant>) -> Result<Option<BootInstant>, Lost> {
         self.inner.hold.valid_until_changes(known).await
     }
 
-    /// Whether the hold can be relied on for `need` more, as far as this process knows. No I/O.
+    /// Checks that the hold remains valid for at least `need`, by the state of this process. No I/O.
     ///
     /// # Errors
-    /// [`Lost`], with [`LossCause::Expired`] also where it is merely too short.
+    /// [`Lost`]; also with [`LossCause::Expired`] if the remaining validity is merely shorter than `need`.
     pub fn check(&self, need: Duration) -> Result<(), Lost> {
         match self.valid_until()? {
             Some(until) if until - self.inner.hold.now() < need => Err(Lost { cause: LossCause::Expired }),
@@ -75,8 +75,8 @@ impl<F: Kind> Guard<F> {
         }
     }
 
-    /// Asks the lock service whether the hold is live. One round trip. The answer is old when it arrives: only a
-    /// fence decides.
+    /// Checks with the lock service that the hold is live. One round trip. The answer may be stale on arrival: only a fence
+    /// gives a guarantee.
     ///
     /// # Errors
     /// [`VerifyError`].
@@ -84,38 +84,39 @@ impl<F: Kind> Guard<F> {
         self.inner.hold.verify().await
     }
 
-    /// The first permit's number, for a permit.
+    /// The slot of the first permit, for a permit.
     #[must_use]
     pub fn slot(&self) -> Option<Slot> {
         self.permits().first().map(|permit| permit.slot)
     }
 
-    /// Permit and limit, one a name in byte order; empty for other modes.
+    /// Slot and limit of each permit, one per name in byte order; empty for other modes.
     #[must_use]
     pub fn permits(&self) -> &[PermitGrant] {
         &self.inner.hold.granted.permits
     }
 
-    /// The token as a number for display and logs; `None` where the backend has none. To fence writes, connect with
+    /// The token as a number for display and logs; `None` if the backend issues none. To fence writes, connect with
     /// [`Locks::fenced`](crate::Locks::fenced) and use [`Guard::token`].
     #[must_use]
     pub fn token_hint(&self) -> Option<Token> {
         self.inner.hold.granted.token
     }
 
-    /// The same hold once more, for code that is called under it and takes a guard of its own. It is released when
-    /// the last of them is.
+    /// Another guard of the same hold, for code that is called under it and takes a guard of its own. The hold is
+    /// released with its last guard.
     pub fn reenter(&self) -> Self {
         Self { inner: self.inner.clone(), kind: PhantomData }
     }
 
-    /// Gives the lock back and waits for the answer. With guards from [`Guard::reenter`] left, only drops this one.
+    /// Releases the lock and waits for the answer. While other guards from [`Guard::reenter`] exist, only drops this
+    /// one.
     ///
-    /// Dropping the future goes on releasing in the background.
+    /// If the future is dropped, the release continues in the background.
     ///
     /// # Errors
-    /// [`ReleaseError::AlreadyLost`] if it was lost before: check what was written meanwhile.
-    /// [`ReleaseError::Ambiguous`] if no answer came.
+    /// [`ReleaseError::AlreadyLost`] if the hold was lost before: check the writes made since then.
+    /// [`ReleaseError::Ambiguous`] if no answer arrived.
     pub async fn release(self) -> Result<(), ReleaseError> {
         let Some(Inner { backend, hold }) = Arc::into_inner(self.inner) else { return Ok(()) };
         observe::released(backend, hold.now() - hold.since);
@@ -128,8 +129,8 @@ impl<F: Kind> Guard<F> {
         }
     }
 
-    /// Descriptors that keep this hold alive in whatever process has them, also after this one has died (`file:`).
-    /// They stay this guard's: duplicate or inherit them, don't close them. Empty where no descriptor holds the lock.
+    /// Descriptors that keep this hold alive in any process that has them, even after this process has died (`file:`).
+    /// The guard owns them: duplicate or inherit them, do not close them. Empty where no descriptor holds the lock.
     #[must_use]
     pub fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
         self.inner.hold.descriptors()
@@ -141,7 +142,7 @@ impl<F: Kind> Guard<F> {
 }
 
 impl Guard<Fenced> {
-    /// The fencing token of this hold: higher than every earlier hold's (P2). Send it along with every write.
+    /// The fencing token of this hold, higher than the token of every earlier hold (P2). Send it with every write.
     #[must_use]
     pub fn token(&self) -> Token {
         let token = self.inner.hold.granted.token;
@@ -159,7 +160,7 @@ impl<F: Kind> fmt::Debug for Guard<F> {
     }
 }
 
-/// A lock that is held for as long as the body of [`Lock::run`](crate::Lock::run) runs.
+/// The lock held while the body of [`Lock::run`](crate::Lock::run) runs.
 #[derive(Clone, Copy)]
 pub struct Held<'a, F: Kind> {
     guard: &'a Guard<F>,

@@ -1,24 +1,24 @@
-//! What people are shown of a lock.
+//! The descriptions of locks, sessions and services that operators see.
 
 use std::time::Duration;
 
 use lockkeeper_core::{LockName, ModeKind, Slot, Token};
 
-/// Who holds a lock and who waits for it.
+/// The holders and the waiters of a lock.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LockInfo {
     /// Its name.
     pub name: LockName,
-    /// Holds that cover it, by token: the first ones, where there are very many.
+    /// Holds that cover the lock, by token; only the first ones if there are very many.
     pub holders: Vec<HolderInfo>,
-    /// How many there are.
+    /// The number of holds.
     pub holder_count: usize,
-    /// How many wait.
+    /// The number of waiters.
     pub waiter_count: usize,
-    /// The first of them, in their order.
+    /// The first waiters, in the order of the queue.
     pub waiters: Vec<WaiterInfo>,
-    /// The number of permits in force.
+    /// The limit in force: the semaphore's number of permits.
     pub limit: Option<u32>,
 }
 
@@ -26,40 +26,40 @@ pub struct LockInfo {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct HolderInfo {
-    /// Its token; `None` where the backend has none.
+    /// Its token; `None` if the backend issues none.
     pub token: Option<Token>,
     /// Its mode.
     pub mode: ModeKind,
-    /// Whether it covers what is below its name.
+    /// Whether it covers all names below its own.
     pub subtree: bool,
     /// Its permit.
     pub slot: Option<Slot>,
-    /// Who, as the holder labelled itself; empty for a closed hold.
+    /// The holder's label; empty for a closed hold.
     pub owner: String,
-    /// For how long it has been held, as far as the backend knows.
+    /// How long it has been held, if the backend knows.
     pub held_for: Option<Duration>,
     /// Held, under a break, or closed.
     pub state: HolderState,
-    /// What it is for.
+    /// The holder's meta data.
     pub meta: Vec<(String, String)>,
 }
 
-/// Where a hold stands.
+/// The state of a hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum HolderState {
     /// Held.
     Held,
-    /// Under a break; its holder was told to stop.
+    /// Under a break; its holder was asked to stop.
     Revoked {
-        /// Why.
+        /// The reason.
         reason: String,
-        /// Who ordered it.
+        /// The operator who ordered it.
         by: String,
     },
-    /// Over, and still shut.
+    /// Ended, but still closed.
     Closed {
-        /// For how much longer.
+        /// The remaining time.
         left: Duration,
     },
 }
@@ -68,89 +68,89 @@ pub enum HolderState {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct WaiterInfo {
-    /// Who, as it labelled itself.
+    /// The waiter's label.
     pub owner: String,
-    /// The mode it wants.
+    /// The requested mode.
     pub mode: ModeKind,
-    /// What it is for.
+    /// The waiter's meta data.
     pub meta: Vec<(String, String)>,
 }
 
-/// A live session, as the service knows it.
+/// A live session, as seen by the service.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SessionInfo {
-    /// Its number.
+    /// Its id.
     pub id: u64,
-    /// Who, as it labelled itself.
+    /// The client's label.
     pub owner: String,
-    /// How long it lives without a keep-alive.
+    /// Its ttl: how long it lives without a keep-alive.
     pub ttl: Duration,
     /// How long its holds stay closed if it expires.
     pub lock_delay: Duration,
-    /// The time left once its client closed the stream; zero is off.
+    /// The time left to the session once its client has closed the stream; zero disables it.
     pub linger: Duration,
-    /// How many requests of it hold or wait.
+    /// The number of its requests that hold or wait.
     pub requests: u64,
-    /// Whether a stream carries it at the moment.
+    /// Whether a stream is attached to it.
     pub attached: bool,
-    /// What is left of its ttl.
+    /// The rest of its ttl.
     pub left: Duration,
 }
 
-/// How the node that answered is.
+/// The status of the node that answered.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ServiceStatus {
     /// The service's version.
     pub version: String,
-    /// The node's number.
+    /// The node's id.
     pub node: u64,
-    /// What tells its data directory from any other.
+    /// Identifies the node's data directory.
     pub incarnation: String,
-    /// What tells its cluster from any other.
+    /// Identifies the cluster.
     pub cluster: String,
-    /// Whether it leads.
+    /// Whether the node is the leader.
     pub leads: bool,
-    /// The leader's number, if one is known.
+    /// The leader's id, if known.
     pub leader: Option<u64>,
     /// The term of that leader.
     pub term: u64,
-    /// The position in the log up to which commands are applied.
+    /// Index of the last applied log entry.
     pub applied: u64,
-    /// The position up to which they are decided.
+    /// Index of the last committed log entry.
     pub committed: u64,
-    /// The position of the latest snapshot.
+    /// Log index of the latest snapshot.
     pub snapshot: u64,
-    /// The last token that was given.
+    /// The last token issued.
     pub last_token: u64,
-    /// Live sessions.
+    /// The number of live sessions.
     pub sessions: u64,
-    /// Holds, waiters and closed holds.
+    /// The number of holds, waiters and closed holds.
     pub requests: u64,
-    /// Streams of clients at this node.
+    /// The number of client streams at this node.
     pub streams: u64,
-    /// The version of the rules in force.
+    /// The version of the table rules in force.
     pub rules: u32,
 }
 
-/// What one of a lock service's own settings means for its locks.
+/// What one setting of a lock service implies for its locks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
-    /// Whether it spoils something that a user would count on: what, and what to set instead, stands in `says`.
+    /// Whether the setting breaks a guarantee that users rely on. `says` then names the guarantee and a better setting.
     pub spoils: bool,
-    /// The setting, its value, what follows from it, and what to do.
+    /// The setting, its value, the consequence and the remedy.
     pub says: String,
 }
 
-/// Meta data as bytes: `key=value` lines.
+/// Meta data as bytes: one `key=value` per line.
 pub(crate) fn encode_meta(pairs: &[(String, String)]) -> Box<[u8]> {
     let lines: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
     lines.join("\n").into_bytes().into()
 }
 
-/// The pairs of [`encode_meta`]; what is not one is shown as a value without a key.
+/// The pairs of [`encode_meta`]; a line without `=` becomes a value without a key.
 pub(crate) fn decode_meta(bytes: &[u8]) -> Vec<(String, String)> {
     let text = String::from_utf8_lossy(bytes);
     let pair = |line: &str| {
@@ -161,7 +161,7 @@ pub(crate) fn decode_meta(bytes: &[u8]) -> Vec<(String, String)> {
 }
 
 impl LockInfo {
-    /// What a table says of a name, in the words of this library.
+    /// Converts a table's description of a name.
     pub(crate) fn from_description(
         name: LockName,
         description: lockkeeper_core::Description,

@@ -1,4 +1,4 @@
-//! Fenced or unfenced: decided once, when the client is made, and then a matter of types (P11).
+//! Fenced or unfenced clients: checked once when the client is created, and then encoded in the types (P11).
 
 mod sealed {
     pub trait Sealed {}
@@ -11,7 +11,7 @@ pub trait Kind: sealed::Sealed + Copy + Send + Sync + Unpin + 'static {}
 #[derive(Clone, Copy, Debug)]
 pub enum Fenced {}
 
-/// Holds may have no token: there is no `token()` to call.
+/// Holds may have no token; `guard.token()` does not exist.
 #[derive(Clone, Copy, Debug)]
 pub enum Unfenced {}
 

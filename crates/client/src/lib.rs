@@ -1,4 +1,4 @@
-//! Distributed locks that keep their promise even when a holder stalls.
+//! Distributed locks that stay safe even when a holder stalls.
 //!
 //! ```
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -9,9 +9,10 @@
 //! ```
 //!
 //! # Enter before you read
-//! A holder that stalls for longer than its lease does not know that another one holds by now. So every write carries
-//! the hold's fencing token, and the resource refuses tokens below the highest it has seen. A check on writes alone
-//! still loses updates: what was read before may be old. A fenced section therefore *enters* before it reads:
+//! A holder that stalls for longer than its lease does not notice that another client has acquired the lock. Every
+//! write therefore carries the hold's fencing token, and the resource rejects tokens below the highest one it has seen.
+//! Checking writes alone still loses updates, because the data read earlier may be stale. A fenced section therefore
+//! *enters* the fence before it reads:
 //!
 //! ```
 //! use std::time::Duration;
@@ -38,26 +39,28 @@
 //! # Ok(()) }
 //! ```
 //!
-//! [`Locks::fenced`] asks once whether the lock service can give tokens, and is an error if it can't.
-//! `Guard::token` exists on [`Guard`]`<`[`Fenced`]`>` only, so that code which needs a token does not compile without.
+//! [`Locks::fenced`] checks once whether the lock service issues tokens, and returns an error if it does not.
+//! `Guard::token` exists only on [`Guard`]`<`[`Fenced`]`>`, so code that needs a token does not compile without one.
 //!
 //! # Loss
-//! A hold lives on a lease that a thread of the library renews. If no renewal is acknowledged in time, the hold is
-//! lost at its deadline, before anybody else can hold (P5): [`Guard::lost`] fires, [`Guard::check`] and
-//! [`Guard::valid_until`] say so without I/O. A loss is for good: stop, and acquire again. [`Lock::run`] returns
-//! [`RunError::Lost`] with the body's result; [`OnLost`] chooses what happens to the body. A hold is also lost by an
-//! operator's break, after [`Lock::max_hold`], and by [`Locks::shutdown`]; [`LossCause`] says which.
+//! A hold depends on a lease, which a thread of the library renews. If no renewal is acknowledged in time, the hold is
+//! lost at its deadline, before any other client can acquire the lock (P5): [`Guard::lost`] fires, and [`Guard::check`]
+//! and [`Guard::valid_until`] return the loss without I/O. A loss is final: stop the work and acquire again.
+//! [`Lock::run`] returns [`RunError::Lost`] with the body's result; [`OnLost`] selects how the body is treated. A hold
+//! is also lost by an operator's break, after [`Lock::max_hold`], and by [`Locks::shutdown`]; [`LossCause`] gives the
+//! reason.
 //!
-//! Deadlines are measured on [`BootInstant`], which goes on while the machine sleeps. Wall clocks decide nothing.
+//! Deadlines are measured on [`BootInstant`], which keeps counting during suspend. No decision depends on a wall clock.
 //!
 //! # Runtime and cancellation
 //! The async API needs a tokio runtime with I/O and time enabled for waiting and for [`Locks::shutdown`]. Renewals run
-//! on a thread of their own: a blocked or starved runtime does not lose locks. Guards may be dropped anywhere, also
-//! outside of a runtime and after it has ended; dropping never blocks. Without a runtime use [`blocking`].
+//! on a separate thread: a blocked or starved runtime does not lose locks. Guards may be dropped anywhere, including
+//! outside of a runtime and after the runtime has ended; dropping never blocks. Programs without a runtime use
+//! [`blocking`].
 //!
-//! Dropping the future of [`Lock::acquire`] at any await leaves nothing held and nobody in the queue. Dropping the
-//! future of [`Guard::release`] goes on releasing in the background. A future that is kept but not polled may hold
-//! the lock without saying so.
+//! Dropping the future of [`Lock::acquire`] at any await point leaves neither a hold nor a queued request. Dropping the
+//! future of [`Guard::release`] lets the release continue in the background. A future that is kept alive but not polled
+//! may hold the lock without returning it.
 
 mod backend;
 pub mod backends;

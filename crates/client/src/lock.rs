@@ -1,4 +1,4 @@
-//! One lock with its options: cheap to make and to clone, no I/O until it is acquired.
+//! A lock with its options: cheap to create and to clone, no I/O before it is acquired.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -21,29 +21,29 @@ use crate::time::BootInstant;
 /// How long an acquire waits for a lock that isn't free.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// Not at all.
+    /// Do not wait.
     No,
-    /// Until it is granted.
+    /// Wait until the lock is granted.
     Forever,
-    /// For at most so long.
+    /// Wait for at most this duration.
     For(Duration),
-    /// Until this moment.
+    /// Wait until this moment.
     Until(BootInstant),
 }
 
 /// What [`Lock::run`] does when the lock is lost while the body runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OnLost {
-    /// The body goes on and is expected to watch [`Guard::lost`]; its result comes back in [`RunError::Lost`].
+    /// The body continues and is expected to watch [`Guard::lost`]; [`RunError::Lost`] returns its result.
     #[default]
     Signal,
-    /// The body's future is dropped at once. Only for bodies that may stop at any await.
+    /// The body's future is dropped at once. Only for bodies that may stop at any await point.
     DropBody,
     /// The process aborts.
     AbortProcess,
 }
 
-/// A lock that can be acquired. Made by [`Locks`](crate::Locks); options are set by methods that return it.
+/// A lock that can be acquired. Created by [`Locks`](crate::Locks); each option method returns the changed lock.
 #[derive(Clone)]
 #[must_use = "a lock does nothing until it is acquired"]
 pub struct Lock<F: Kind = Unfenced> {
@@ -96,57 +96,59 @@ impl<F: Kind> Lock<F> {
         self
     }
 
-    /// How long the hold outlives its last keep-alive: 1 s to 1 h, 30 s unless set. Renewed every third of it.
-    /// Without meaning where a descriptor or a connection holds the lock ([`Capabilities::ttl`]).
+    /// Session ttl: how long the hold outlives its last keep-alive. 1 s to 1 h, 30 s by default; renewed every third of
+    /// it. Has no effect where a descriptor or a connection holds the lock ([`Capabilities::ttl`]).
     pub fn ttl(self, ttl: Duration) -> Self {
         self.with(|options| options.ttl = ttl)
     }
 
-    /// Does not renew: the hold ends a ttl after it was acquired, whatever happens.
+    /// Disables renewal: the hold ends one ttl after it was acquired.
     pub fn no_renew(self) -> Self {
         self.with(|options| options.renew = false)
     }
 
-    /// How long to wait if it isn't free; for ever unless set.
+    /// How long to wait for a lock that is not free; forever by default.
     pub fn wait(self, wait: Wait) -> Self {
         self.with(|options| options.wait = wait)
     }
 
-    /// Covers everything below the names too: `a` then excludes `a/b/c`.
+    /// Covers all names below the given ones too: a hold of `a` then excludes `a/b/c`.
     pub fn subtree(self) -> Self {
         self.with(|options| options.subtree = true)
     }
 
-    /// After so long the hold counts as lost, and ends when the grace is over: a hung holder must not renew for ever.
-    /// 1 h unless set; `None` is never.
+    /// Maximum duration of a hold, so that a hung holder does not renew forever. After it the hold counts as lost, and
+    /// it ends when the grace period is over. 1 h by default; `None` is unlimited.
     pub fn max_hold(self, max: Option<Duration>) -> Self {
         self.with(|options| options.max_hold = max)
     }
 
-    /// Keeps the lock shut for so long after the hold has ended, however it ended: at most once per interval, even
-    /// if the holder dies. At most 24 h.
+    /// Keeps the lock closed for this duration after the hold has ended for any reason: at most one hold per interval,
+    /// even if the holder dies. At most 24 h.
     pub fn keep_closed(self, duration: Duration) -> Self {
         self.with(|options| options.keep_closed = duration)
     }
 
-    /// Keeps the lock shut for so long if the holder vanishes instead of releasing. At most 1 h.
+    /// Keeps the lock closed for this duration after a holder that vanished: its session expired without a release. At
+    /// most 1 h.
     pub fn lock_delay(self, delay: Duration) -> Self {
         self.with(|options| options.lock_delay = delay)
     }
 
-    /// Frees the lock already so long after the holder's connection was closed by its end, instead of after the whole
-    /// ttl. The one exception to P5: a connection that a middlebox closes can end the hold before its holder knows.
+    /// Frees the lock this long after the holder's connection was closed from the holder's side, instead of after the whole
+    /// ttl. The one exception to P5: a connection that a middlebox closes can end the hold before its holder notices.
     pub fn linger(self, linger: Duration) -> Self {
         self.with(|options| options.linger = linger)
     }
 
-    /// A grant that arrives with less than this left is given back and asked for again, never handed out.
+    /// Minimum remaining validity of a grant. A grant that arrives with less is released and requested again, never
+    /// returned.
     pub fn min_validity(self, need: Duration) -> Self {
         self.with(|options| options.min_validity = need)
     }
 
-    /// Between the signal of a loss that has time (`max_hold`, a break) and the end of the hold. A sixth of the ttl
-    /// unless set.
+    /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the hold. A
+    /// sixth of the ttl by default.
     pub fn grace(self, grace: Duration) -> Self {
         self.with(|options| options.grace = Some(grace))
     }
@@ -156,28 +158,29 @@ impl<F: Kind> Lock<F> {
         self.with(|options| options.on_lost = on_lost)
     }
 
-    /// Says what the hold is for, to people who look. Keys without `=`, and no line breaks; 1 KiB in all.
+    /// Adds a key and value that describe the hold's purpose to operators. Keys must not contain `=`, neither part may
+    /// contain line breaks; 1 KiB in all.
     pub fn meta(self, key: impl Into<String>, value: impl Into<String>) -> Self {
         self.with(|options| options.meta.push((key.into(), value.into())))
     }
 
-    /// Called with the number of waiters ahead whenever the backend tells it, once at least when queued.
+    /// Callback for the number of waiters ahead: called on every report of the backend, and at least once when queued.
     pub fn on_queued(self, tell: impl Fn(u64) + Send + Sync + 'static) -> Self {
         self.with(|options| options.on_queued = Some(Arc::new(tell)))
     }
 
-    /// Waits as [`Lock::wait`] says, and holds.
+    /// Acquires the lock, and waits for it as configured by [`Lock::wait`].
     ///
-    /// Cancel-safe: a future that is dropped at any await leaves nothing held or queued.
+    /// Cancel-safe: a future dropped at any await point leaves nothing held or queued.
     ///
     /// # Errors
-    /// [`AcquireError`]; nothing is held then, except where [`AcquireError::Ambiguous`] says so.
+    /// [`AcquireError`]; nothing is held then, unless the variant is [`AcquireError::Ambiguous`].
     pub async fn acquire(&self) -> Result<Guard<F>, AcquireError> {
         self.acquire_for(self.options.wait).await
     }
 
-    /// Holds, if that is possible at once; `None` if the lock isn't free. A lock service that does not answer is waited
-    /// for, but for no longer than 10 s or the ttl, whichever is less.
+    /// Acquires the lock if it is free; `None` if it is not. Waits for a lock service that does not answer for at most
+    /// 10 s or the ttl, whichever is shorter.
     ///
     /// # Errors
     /// [`AcquireError`], but never [`AcquireError::Busy`].
@@ -189,11 +192,11 @@ impl<F: Kind> Lock<F> {
         }
     }
 
-    /// Runs `body` under the lock and releases it afterwards. The body watches [`Guard::lost`] and hands
-    /// [`Guard::token`] to its fence: `enter` before it reads what it will write.
+    /// Runs `body` under the lock and releases the lock afterwards. The body should watch [`Guard::lost`] and pass
+    /// [`Guard::token`] to its fence: `enter` before it reads the data that it will write.
     ///
     /// # Errors
-    /// [`RunError`]; the body's value survives a failed release.
+    /// [`RunError`]; a failed release still returns the body's value.
     pub async fn run<T, E>(
         &self,
         body: impl AsyncFnOnce(Held<'_, F>) -> Result<T, E>,
@@ -285,13 +288,13 @@ impl<F: Kind> Lock<F> {
         result
     }
 
-    /// Everything that can be judged before anything is sent.
+    /// All checks that need no answer from the backend.
     fn check(&self, can: &Capabilities, names: usize, wait: Wait) -> Result<(), AcquireError> {
         let options = &self.options;
         let invalid =
             |option, value: String, allowed: String| AcquireError::Invalid { option, value, allowed };
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        // The label is cut to its limit when the client is made.
+        // The label was cut to its limit when the client was created.
         let session = SessionContent {
             ttl_ms: ms(options.ttl),
             lock_delay_ms: ms(options.lock_delay),
@@ -308,7 +311,7 @@ impl<F: Kind> Lock<F> {
             meta_bytes: encode_meta(&options.meta).len(),
         };
         acquire.check()?;
-        // Two thirds: a session is renewed every third of its ttl, less the drift margin.
+        // About two thirds: a session is renewed every third of its ttl; the drift margin is subtracted.
         let validity_max = options.ttl * 65 / 100;
         if can.ttl && options.min_validity > validity_max {
             let allowed = format!("at most {validity_max:?} (65 % of the ttl) can be had; use a longer ttl");
@@ -347,10 +350,9 @@ impl<F: Kind> Lock<F> {
     }
 }
 
-/// Where nothing expires, nothing hurries either.
+/// Grace period for backends whose holds do not expire.
 const GRACE_WITHOUT_TTL: Duration = Duration::from_secs(5);
-/// Who does not want to wait for a lock, does not want to wait for its service either; but a change of leader is waited
-/// for.
+/// Limit for an acquire without waiting when the service does not answer; long enough for a change of leader.
 const PATIENCE_WITHOUT_WAIT: Duration = Duration::from_secs(10);
 
 fn outcome<F: Kind>(result: &Result<Guard<F>, AcquireError>) -> &'static str {

@@ -1,4 +1,4 @@
-//! The client of one lock service: makes locks, answers questions, shuts down.
+//! The client of one lock service: creates locks, answers queries, shuts down.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -27,7 +27,7 @@ pub struct Locks<F: Kind = Unfenced> {
     kind: PhantomData<F>,
 }
 
-/// What the clones of a client share.
+/// State shared by the clones of a client.
 pub(crate) struct Core {
     backend: Arc<dyn Backend>,
     label: String,
@@ -37,33 +37,35 @@ pub(crate) struct Core {
 #[derive(Default)]
 struct State {
     worker: Option<Worker>,
-    /// One session per distinct spec: all locks of a process share it (DESIGN section 6).
+    /// One session per distinct spec, shared by all locks of the client: the cost of keep-alives does not grow with the
+    /// locks.
     sessions: BTreeMap<Spec, Arc<Session>>,
-    /// Those without renewal belong to one hold each; a shutdown must find them all the same.
+    /// Sessions without renewal belong to one hold each. They are kept here so that a shutdown finds them.
     unshared: Vec<Weak<Session>>,
     stopping: bool,
 }
 
-/// What [`Locks::shutdown`] could not finish in time.
+/// The result of [`Locks::shutdown`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[must_use]
 pub struct ShutdownReport {
-    /// Sessions that were closed, with everything in them given back.
+    /// Sessions that were closed, with all their holds released.
     pub closed: usize,
-    /// Sessions that weren't yet. What they hold is free at the latest when their ttl has passed.
+    /// Sessions not closed in time. Their holds are free once the ttl has passed.
     pub left: usize,
 }
 
 impl Locks<Unfenced> {
-    /// Makes a client: `file:///dir`, `memory:`, …
+    /// Creates a client: `file:///dir`, `memory:`, …
     ///
     /// # Errors
-    /// [`ConnectError`]: the URL is wrong, or the lock service can't do what it asks for, or is out of reach.
+    /// [`ConnectError`]: the URL is invalid, or the lock service lacks an ability that the URL requests, or is
+    /// unreachable.
     pub async fn connect(url: &str) -> Result<Self, ConnectError> {
         Self::connect_as(url, &default_label()).await
     }
 
-    /// As [`Locks::connect`], with a label of one's own for people who look: 1 to 256 bytes.
+    /// As [`Locks::connect`], with an explicit label of 1 to 256 bytes, which is shown to operators.
     ///
     /// # Errors
     /// As [`Locks::connect`].
@@ -72,7 +74,7 @@ impl Locks<Unfenced> {
     }
 
     pub(crate) fn over(backend: Arc<dyn Backend>, label: &str) -> Self {
-        // A label is for people: one that is too long is cut, not refused.
+        // The label is informative only: one that is too long is cut, not refused.
         let cut = (0..=label.len().min(lockkeeper_core::limits::LABEL_BYTES_MAX))
             .rev()
             .find(|&at| label.is_char_boundary(at))
@@ -81,10 +83,10 @@ impl Locks<Unfenced> {
         Self { core: Arc::new(Core { backend, label, state: Mutex::default() }), kind: PhantomData }
     }
 
-    /// The same client, of which every hold has a token.
+    /// Converts the client to one on which every hold has a token.
     ///
     /// # Errors
-    /// [`Unsupported`], once and here, if this lock service can't fence (P11).
+    /// [`Unsupported`] if this lock service issues no tokens (P11). This is the only place where that is checked.
     pub fn fenced(self) -> Result<Locks<Fenced>, Unsupported> {
         match self.capabilities().fencing {
             Fencing::Tokens { .. } => Ok(Locks { core: self.core, kind: PhantomData }),
@@ -99,12 +101,12 @@ impl Locks<Unfenced> {
 }
 
 impl<F: Kind> Locks<F> {
-    /// A lock that one holder has alone.
+    /// A lock with one holder at a time.
     pub fn mutex(&self, name: impl AsRef<str>) -> Lock<F> {
         self.lock(parse(name), Mode::Exclusive)
     }
 
-    /// A lock that readers share and a writer has alone.
+    /// A lock that readers share and a writer holds alone.
     pub fn rw(&self, name: impl AsRef<str>) -> RwLock<F> {
         RwLock {
             read: self.lock(parse(&name), Mode::Shared),
@@ -112,34 +114,34 @@ impl<F: Kind> Locks<F> {
         }
     }
 
-    /// A lock that `permits` holders have side by side. All who use it must name the same number, unless one is
-    /// stored for it.
+    /// A lock with up to `permits` holders at a time. All clients must give the same number, unless a limit is stored
+    /// for the name.
     pub fn semaphore(&self, name: impl AsRef<str>, permits: u32) -> Lock<F> {
         self.lock(parse(name), Mode::Permit { of: Some(permits) })
     }
 
-    /// As [`Locks::semaphore`], with the number of permits that is in force already.
+    /// As [`Locks::semaphore`], with the limit that is in force already.
     pub fn semaphore_in_force(&self, name: impl AsRef<str>) -> Lock<F> {
         self.lock(parse(name), Mode::Permit { of: None })
     }
 
-    /// Several names at once, all or nothing, with one token; two of these never deadlock.
+    /// Several names at once, all or nothing, with one token; two such requests never deadlock.
     pub fn all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> Lock<F> {
         self.lock(names.into_iter().map(|name| LockName::parse(name.as_ref())).collect(), Mode::Exclusive)
     }
 
-    /// A lock with a name that is parsed already, in any mode.
+    /// A lock in any mode for names that are parsed already.
     pub(crate) fn lock(&self, names: Result<Vec<LockName>, NameError>, mode: Mode) -> Lock<F> {
         Lock::new(self.core.clone(), names, mode)
     }
 
-    /// What this lock service can do.
+    /// The abilities of this lock service.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         self.core.capabilities()
     }
 
-    /// Who holds a lock and who waits for it.
+    /// The holders and the waiters of a lock.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -147,7 +149,7 @@ impl<F: Kind> Locks<F> {
         self.core.backend.inspect(name.clone()).await
     }
 
-    /// Every lock in use at or below `prefix`, by name.
+    /// All locks in use at or below `prefix`, by name.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -155,7 +157,7 @@ impl<F: Kind> Locks<F> {
         self.core.backend.list(prefix.cloned()).await
     }
 
-    /// What a token is worth now. Old when it arrives: only a fence decides.
+    /// The present status of a token. The answer may be stale on arrival: only a fence gives a guarantee.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -163,7 +165,7 @@ impl<F: Kind> Locks<F> {
         self.core.backend.check_token(name.clone(), token).await
     }
 
-    /// Ends another's hold: an operator's last resort.
+    /// Ends another client's hold: an operator's last resort.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -172,10 +174,10 @@ impl<F: Kind> Locks<F> {
         self.core.backend.break_hold(order).await
     }
 
-    /// The live sessions of the service, by id: for operators.
+    /// The live sessions of the service, by id, for operators.
     ///
     /// # Errors
-    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service knows no sessions or doesn't tell.
+    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service has no sessions or does not list them.
     pub async fn sessions(&self) -> Result<Vec<SessionInfo>, BackendError> {
         self.core.backend.sessions().await
     }
@@ -183,57 +185,58 @@ impl<F: Kind> Locks<F> {
     /// The state of the locks at and below `prefix`, then every change of them.
     ///
     /// # Errors
-    /// [`BackendErrorKind::Unsupported`] where the service can't say. All else comes as an event.
+    /// [`BackendErrorKind::Unsupported`] where the service has no watches. Other errors arrive as events.
     pub fn watch(&self, prefix: Option<&LockName>) -> Result<Watch, BackendError> {
         self.core.backend.watch(prefix.cloned())
     }
 
-    /// Stores a semaphore's number of permits, which then goes for everyone whatever they ask for; `None` removes it.
-    /// After a shrink, permits above the number drain.
+    /// Stores a semaphore's limit, which overrides the limits given in requests; `None` removes it. After a reduction,
+    /// permits in excess are not revoked: the number falls as they are released.
     ///
     /// # Errors
-    /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] it may have been stored: look, then repeat it.
+    /// [`BackendError`]. With [`BackendErrorKind::Unreachable`] the limit may have been stored: check it, then repeat
+    /// the call.
     pub async fn set_limit(&self, name: &LockName, permits: Option<u32>) -> Result<(), BackendError> {
         permits.map_or(Ok(()), validate::permits)?;
         self.core.backend.set_limit(name.clone(), permits).await
     }
 
-    /// A backup of the whole table, from the node that leads: everything that was answered before this call is in it. From
-    /// its file `lockkeeper restore` makes a new cluster.
+    /// A backup of the whole table from the leader. It contains everything acknowledged before this call.
+    /// `lockkeeper restore` makes a new cluster from its file.
     ///
     /// # Errors
-    /// [`BackendErrorKind::Unsupported`] where the service makes none. All else comes with the parts.
+    /// [`BackendErrorKind::Unsupported`] where the service makes no backups. Other errors arrive in place of a part.
     pub fn backup(&self) -> Result<Backup, BackendError> {
         self.core.backend.backup()
     }
 
-    /// The nodes of the service: who takes part, and how far each is.
+    /// The nodes of the service: the members of the cluster and their progress.
     ///
     /// # Errors
-    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service isn't ours.
+    /// [`BackendError`]; [`BackendErrorKind::Unsupported`] where the service is not Lockkeeper's own.
     pub async fn cluster(&self) -> Result<ClusterInfo, BackendError> {
         self.core.backend.cluster().await
     }
 
-    /// Changes who takes part in the service. It is in force when this returns: an added node follows, and votes later; a
-    /// removed one is on its way out. [`Locks::cluster`] shows how far it is. Asking again does nothing.
+    /// Changes the members of the cluster. The change is in force on return: an added node is a learner first and a
+    /// voter later; a removed node is leaving. [`Locks::cluster`] shows the progress. Repeating a change has no effect.
     ///
     /// # Errors
-    /// [`BackendError`]; [`BackendErrorKind::Refused`] says in words why not.
+    /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.
     pub async fn change_members(&self, change: MembersChange) -> Result<(), BackendError> {
         self.core.backend.change_members(change).await
     }
 
-    /// Hands the leadership of the service to node `to`, else to the voter that is furthest; returns who leads then. Clients
-    /// follow by themselves.
+    /// Transfers the leadership of the service to node `to`, or else to the voter with the longest log; returns the new
+    /// leader. Clients reconnect on their own.
     ///
     /// # Errors
-    /// [`BackendError`]; [`BackendErrorKind::Refused`] says in words why not.
+    /// [`BackendError`]; the message of [`BackendErrorKind::Refused`] gives the reason.
     pub async fn transfer_leadership(&self, to: Option<u64>) -> Result<u64, BackendError> {
         self.core.backend.transfer(to).await
     }
 
-    /// How the node of the service that answers is.
+    /// The status of the node that answers.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -241,7 +244,7 @@ impl<F: Kind> Locks<F> {
         self.core.backend.status().await
     }
 
-    /// What the service's own settings mean for its locks: persistence, eviction, poolers, caches.
+    /// What the service's own settings (persistence, eviction, poolers, caches) imply for its locks.
     ///
     /// # Errors
     /// [`BackendError`].
@@ -249,7 +252,7 @@ impl<F: Kind> Locks<F> {
         self.core.backend.findings().await
     }
 
-    /// Gives everything back and closes all sessions; holds count as lost at once. Waits at most `limit`.
+    /// Releases everything and closes all sessions; holds count as lost at once. Waits for at most `limit`.
     pub async fn shutdown(self, limit: Duration) -> ShutdownReport {
         let sessions: Vec<Arc<Session>> = {
             let mut state = self.core.state();
@@ -279,7 +282,7 @@ impl Core {
         self.capabilities().backend
     }
 
-    /// The session that all locks with this spec share; one without renewal is nobody else's.
+    /// The session shared by all locks with this spec. A session without renewal is not shared.
     pub(crate) fn session(&self, spec: Spec) -> Result<Arc<Session>, AcquireError> {
         let mut state = self.state();
         if state.stopping {
@@ -320,7 +323,7 @@ impl<F: Kind> Clone for Locks<F> {
     }
 }
 
-/// A lock that readers share and a writer has alone. Fair: a waiting writer holds up later readers.
+/// A lock that readers share and a writer holds alone. Fair: a waiting writer blocks later readers.
 #[derive(Clone)]
 pub struct RwLock<F: Kind = Unfenced> {
     read: Lock<F>,
@@ -328,18 +331,18 @@ pub struct RwLock<F: Kind = Unfenced> {
 }
 
 impl<F: Kind> RwLock<F> {
-    /// Sets options for both sides.
+    /// Sets options for both locks.
     #[must_use]
     pub fn with(self, change: impl Fn(Lock<F>) -> Lock<F>) -> Self {
         Self { read: change(self.read), write: change(self.write) }
     }
 
-    /// The readers' side.
+    /// The readers' lock.
     pub fn read(&self) -> Lock<F> {
         self.read.clone()
     }
 
-    /// The writers' side.
+    /// The writer's lock.
     pub fn write(&self) -> Lock<F> {
         self.write.clone()
     }
@@ -349,7 +352,7 @@ fn parse(name: impl AsRef<str>) -> Result<Vec<LockName>, NameError> {
     LockName::parse(name.as_ref()).map(|name| vec![name])
 }
 
-/// `program[pid]@host`: what people look for first.
+/// `program[pid]@host`.
 fn default_label() -> String {
     let program = std::env::args_os().next().unwrap_or_default();
     let program =

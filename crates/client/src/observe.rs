@@ -1,4 +1,4 @@
-//! Metrics, through the `metrics` facade: what happened, how long it took. Names are listed in `docs/metrics.md`.
+//! Metrics, through the `metrics` facade: outcomes and durations. Names are listed in `docs/metrics.md`.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
-//! Drives one session's machine: gives it the time, carries its calls, tells its callers.
+//! Driver of one session's [`Machine`]: feeds it events and the time, executes its calls, and notifies its callers.
 //!
-//! All decisions are the machine's. Calls of a caller are carried on the caller's task, all else on the worker.
+//! All decisions are made by the machine. A caller's calls run on the caller's task, all others on the worker.
 
 mod hold;
 #[cfg(test)]
@@ -26,63 +26,63 @@ use crate::mailbox::{Writer, mailbox};
 use crate::time::{Alarm, BootInstant, Clock};
 use crate::worker::Worker;
 
-/// A session in use. When the last reference goes, everything is released and the session is closed.
+/// A session in use. Dropping the last reference releases everything and closes the session.
 pub(crate) struct Session(Arc<Inner>);
 
 struct Inner {
     backend: Arc<dyn Backend>,
     spec: Spec,
     label: String,
-    /// Where the loop hears of a new session's pushes.
+    /// Sends the push channel of each new session to the loop.
     streams: UnboundedSender<Stream>,
     clock: Clock,
     worker: Worker,
     alarm: Arc<Alarm>,
     has_ttl: bool,
-    /// The session's deadline in nanoseconds; 0 before there is one.
+    /// The session's lease deadline in nanoseconds; 0 before there is one.
     belief: AtomicU64,
-    /// `belief` has changed.
+    /// Notified when `belief` changes.
     deadline_moved: Notify,
-    /// The session is over for good, after a shutdown.
+    /// Cancelled when the session has closed for good, after a shutdown.
     closed: CancellationToken,
-    /// Names callers.
+    /// Counter for the keys of callers.
     last_key: AtomicU64,
     state: Mutex<State>,
     inbox: Inbox,
 }
 
-/// What came while another thread had the state: that one works it off. A thread that waited for it instead would lose
-/// its processor to a few hundred nanoseconds of another's work.
+/// Inputs that arrived while another thread held the state's lock; that thread processes them. Blocking on the lock
+/// would give up the processor for a critical section of a few hundred nanoseconds.
 #[derive(Default)]
 struct Inbox {
     inputs: Mutex<VecDeque<Input>>,
-    /// How many there are.
+    /// The length of `inputs`, readable without its lock.
     count: AtomicUsize,
 }
 
-/// Whatever happens to a session.
+/// An input of the session.
 enum Input {
-    /// A caller wants a hold.
+    /// A caller requests a hold.
     Acquire(Key, Caller, Want),
-    /// A caller gives its hold back; whether it can carry calls itself.
+    /// A caller releases its hold; the flag is `Caller::carries`.
     Release(Key, bool),
-    /// A caller is gone.
+    /// A caller's future or guard was dropped.
     Abandon(Key),
-    /// A word of the backend on the session of that generation, which may be over by now.
+    /// A push of the backend for the session of this generation, which may have ended since.
     Pushed(u64, Push),
     Event(Event),
 }
 
 struct State {
     machine: Machine,
-    /// What carries the present session. Each session has its own, so that what a late call or push of an earlier
-    /// one says can't be taken for a word on this one.
+    /// The connection of the present session. Each session has its own, so that a late answer or push of an earlier
+    /// session is never applied to this one.
     conn: Arc<dyn Conn>,
     generation: u64,
     /// Whether a session was ever opened on `conn`.
     opened: bool,
     callers: BTreeMap<Key, Caller>,
-    /// Room for a turn, kept from one to the next.
+    /// Buffers for one turn, kept to avoid allocations.
     events: VecDeque<Event>,
     outputs: Vec<Output>,
 }
@@ -97,7 +97,7 @@ struct Caller {
     wanted: Arc<Wanted>,
     letters: Writer<Letter>,
     hold: Arc<Hold>,
-    /// Whether it runs on a tokio runtime: outside of one it can't carry I/O itself.
+    /// Whether the caller runs on a tokio runtime: without one it cannot drive I/O itself.
     carries: bool,
 }
 
@@ -144,7 +144,7 @@ impl Session {
         Arc::new(Self(inner))
     }
 
-    /// Asks for a hold and waits for it. Cancel-safe: dropped at any await, it leaves nothing held or queued.
+    /// Requests a hold and waits for it. Cancel-safe: dropped at any await point, it leaves nothing held or queued.
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         wanted: Arc<Wanted>,
@@ -155,7 +155,7 @@ impl Session {
         let hold = Arc::new(Hold::new());
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
         let caller = Caller { wanted, letters: letters_in, hold: hold.clone(), carries: can_carry() };
-        // From here on dropping this abandons the request.
+        // From here on, dropping `handle` abandons the request.
         let mut handle = HoldHandle::new(self.clone(), key, letters, hold);
         self.0.input(Input::Acquire(key, caller, want));
         handle.until_held(&want, on_queued).await?;
@@ -166,22 +166,22 @@ impl Session {
         self.0.clock.now()
     }
 
-    /// What the latest call without an answer failed of, if the backend knows.
+    /// The error of the latest call without an answer, if the backend reports one.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.0.with_state(|state| state.conn.clone()).trouble()
     }
 
-    /// Gives everything back and closes, in the background.
+    /// Releases everything and closes the session, in the background.
     pub(crate) fn shut_down(&self) {
         self.0.input(Input::Event(Event::Shutdown));
     }
 
-    /// Whether everything was given back and the session is closed.
+    /// Whether everything has been released and the session is closed.
     pub(crate) fn is_closed(&self) -> bool {
         self.0.with_state(|state| state.machine.is_closed())
     }
 
-    /// Returns once it is.
+    /// Returns once the session is closed.
     pub(crate) async fn closed(&self) {
         self.0.closed.cancelled().await;
     }
@@ -193,7 +193,7 @@ impl Drop for Session {
     }
 }
 
-/// The session's loop on the worker: its alarm, and what the backend says unasked.
+/// The session's loop on the worker: its alarm and the backend's pushes.
 async fn tend(inner: Arc<Inner>, mut stream: Stream, mut streams: UnboundedReceiver<Stream>) {
     loop {
         tokio::select! {
@@ -206,8 +206,8 @@ async fn tend(inner: Arc<Inner>, mut stream: Stream, mut streams: UnboundedRecei
 }
 
 impl Inner {
-    /// Feeds the machine and does what it says: here and now, or on the thread that is at it. Calls leave in the machine's
-    /// order, under one lock (R5).
+    /// Feeds the machine and performs its outputs: on this thread, or on the thread that holds the state's lock. Calls
+    /// leave in the machine's order, because they are submitted under that lock (R5).
     fn input(self: &Arc<Self>, input: Input) {
         match self.try_state() {
             Some(mut state) => self.work_off(&mut state, Some(input)),
@@ -216,12 +216,12 @@ impl Inner {
         self.catch_up();
     }
 
-    /// As [`Self::input`], and it is done when this returns.
+    /// As [`Self::input`], but the input has been processed on return.
     fn input_now(self: &Arc<Self>, input: Input) {
         self.with_state(|state| self.work_off(state, Some(input)));
     }
 
-    /// Looks at the state, or changes it, as soon as no other thread has it.
+    /// Runs `look` on the state; blocks while another thread holds the lock.
     fn with_state<T>(self: &Arc<Self>, look: impl FnOnce(&mut State) -> T) -> T {
         let looked = look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         self.catch_up();
@@ -236,10 +236,11 @@ impl Inner {
         }
     }
 
-    /// Whoever had the state sees to what came meanwhile; whoever has it now does so later.
+    /// Drains the inbox if the lock is free; otherwise the lock's holder drains it after unlocking.
     fn catch_up(self: &Arc<Self>) {
         loop {
-            // Either who put something in sees that the state is free, or who has just freed it sees what was put in.
+            // With this fence, either the thread that filled the inbox sees the lock free, or the thread that freed the
+            // lock sees the inbox filled.
             fence(Ordering::SeqCst);
             if self.inbox.is_empty() {
                 return;
@@ -249,7 +250,7 @@ impl Inner {
         }
     }
 
-    /// What waits, and then what is new: each thread's in its order.
+    /// Processes the queued inputs, then the new one: each thread's inputs keep their order.
     fn work_off(self: &Arc<Self>, state: &mut State, new: Option<Input>) {
         while let Some(waiting) = self.inbox.take() {
             self.take_in(state, waiting);
@@ -286,12 +287,12 @@ impl Inner {
         self.backend.capabilities().backend
     }
 
-    /// A session that is opened anew gets a carrier of its own.
+    /// Gives a newly opened session a connection of its own.
     fn renew_conn(&self, state: &mut State) {
         let (pushes_in, pushes) = unbounded_channel();
         state.conn = self.backend.session(self.spec, &self.label, pushes_in);
         state.generation += 1;
-        // The loop ends with the session, and then nobody needs its pushes.
+        // The send fails only if the loop has ended with the session; the pushes are not needed then.
         let _ = self.streams.send(Stream { generation: state.generation, pushes });
     }
 
@@ -302,7 +303,7 @@ impl Inner {
         while let Some(event) = events.pop_front() {
             state.machine.handle(self.clock.now(), event, &mut outputs);
             for output in outputs.drain(..) {
-                // Backends that answer at once are heard at once, without a task or a thread in between.
+                // Calls answered at once are processed at once, without another task or thread.
                 events.extend(self.perform(state, output));
             }
         }
@@ -315,15 +316,15 @@ impl Inner {
         }
     }
 
-    /// Has the worker carry a call. Its first step is done here, so that all is done when this returns where a backend
-    /// needs no more of them.
+    /// Runs a call on the worker. The first poll happens here, so that calls of a backend that needs no further one are
+    /// complete on return.
     fn carry(
         self: &Arc<Self>,
         call: CallId,
         mut future: BoxFuture<Result<Answer, CallError>>,
     ) -> Option<Event> {
-        // It must not depend on another's runtime, from the first step on: whoever drops a guard may be in none, or in one
-        // that nobody drives any more.
+        // The future must not depend on the current runtime, not even in its first poll: a guard may be dropped outside
+        // of a runtime, or in one that is no longer driven.
         let entered = self.worker.enter();
         if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return Some(to_event(call, result));
@@ -404,7 +405,7 @@ impl Inbox {
     }
 }
 
-/// Whether whoever runs here can carry a call.
+/// Whether the current task can drive a call, which needs a tokio runtime.
 fn can_carry() -> bool {
     Handle::try_current().is_ok()
 }
@@ -412,12 +413,12 @@ fn can_carry() -> bool {
 impl State {
     fn tell(&self, key: Key, letter: Letter) {
         if let Some(caller) = self.callers.get(&key) {
-            // A caller that is gone has abandoned its request: the machine knows.
+            // The send fails only if the caller has abandoned its request, of which the machine is informed separately.
             let _ = caller.letters.send(letter);
         }
     }
 
-    /// As [`Self::tell`], for what ends a request.
+    /// As [`Self::tell`], for a letter that ends a request.
     fn tell_last(&mut self, key: Key, letter: Letter) {
         if let Some(caller) = self.callers.remove(&key) {
             let _ = caller.letters.send(letter);

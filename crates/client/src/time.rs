@@ -1,4 +1,4 @@
-//! The only clock that leases are measured on: it counts suspend, and only its rate is trusted (P5).
+//! The clock of leases. It counts suspend, and only its rate is trusted (P5).
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -10,16 +10,16 @@ use tokio::sync::Notify;
 
 /// A moment on this host's `CLOCK_BOOTTIME` (macOS: `CLOCK_MONOTONIC_RAW`), in nanoseconds since boot.
 ///
-/// Unlike [`std::time::Instant`] it goes on while the machine sleeps, so a laptop that was closed for an hour knows
-/// that its lease is over. Comparable between processes of one host until it reboots.
+/// Unlike [`std::time::Instant`] it keeps counting during suspend: after an hour of suspend a client sees that its
+/// lease has ended. Comparable between processes of one host until it reboots.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BootInstant(u64);
 
 impl BootInstant {
-    /// Later than anything that is waited for.
+    /// Later than every deadline.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// Now.
+    /// The present moment.
     #[must_use]
     pub fn now() -> Self {
         #[cfg(target_os = "linux")]
@@ -30,7 +30,7 @@ impl BootInstant {
         compile_error!(
             "Lockkeeper's leases need a clock that counts suspend; none is known for this system (P5)"
         );
-        // Asking a clock that every supported kernel has can't fail; 0 would only end leases early.
+        // Every supported kernel has this clock, so reading it cannot fail; 0 would only end leases early.
         let now = CLOCK.now().map_or(Duration::ZERO, Duration::from);
         Self::from_nanos(u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -47,7 +47,7 @@ impl BootInstant {
         self.0
     }
 
-    /// `None` beyond what the clock can count.
+    /// `self + duration`; `None` on overflow.
     #[must_use]
     pub fn checked_add(self, duration: Duration) -> Option<Self> {
         u64::try_from(duration.as_nanos()).ok().and_then(|nanos| self.0.checked_add(nanos)).map(Self)
@@ -56,7 +56,7 @@ impl BootInstant {
 
 impl Add<Duration> for BootInstant {
     type Output = Self;
-    /// Stops at [`BootInstant::MAX`].
+    /// Saturates at [`BootInstant::MAX`].
     fn add(self, duration: Duration) -> Self {
         self.checked_add(duration).unwrap_or(Self::MAX)
     }
@@ -64,7 +64,7 @@ impl Add<Duration> for BootInstant {
 
 impl Sub for BootInstant {
     type Output = Duration;
-    /// How long after `earlier`; zero if it isn't.
+    /// The time since `earlier`; zero if `earlier` is later.
     fn sub(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -76,7 +76,7 @@ impl fmt::Debug for BootInstant {
     }
 }
 
-/// Where time comes from: the machine, or a test.
+/// The source of time: the system clock, or a test's clock.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Clock {
     #[default]
@@ -92,7 +92,7 @@ impl Clock {
         }
     }
 
-    /// An alarm on this clock, not yet set.
+    /// An alarm on this clock, initially not set.
     pub(crate) fn alarm(&self) -> Arc<Alarm> {
         let alarm = Arc::new(Alarm {
             clock: self.clone(),
@@ -107,18 +107,19 @@ impl Clock {
     }
 }
 
-/// The one timer of a loop. The loop sets it, waits for it, does its turn, and so on.
+/// The single timer of a loop. The loop sets it, waits for it, runs one turn, and repeats.
 #[derive(Debug)]
 pub(crate) struct Alarm {
     clock: Clock,
     at: AtomicU64,
-    /// Virtual time stands still while a loop has its turn.
+    /// Virtual time does not advance while a loop runs its turn.
     running: AtomicBool,
     changed: Notify,
 }
 
 impl Alarm {
-    /// Rings at `at` or a little later; `None` is never. From any thread; an earlier time cuts a wait short.
+    /// Sets the alarm to ring at `at` or slightly later; `None` disables it. Callable from any thread; an earlier time
+    /// wakes the waiting loop.
     pub(crate) fn set(&self, at: Option<BootInstant>) {
         let at = at.map_or(u64::MAX, BootInstant::as_nanos);
         if at < self.at.swap(at, Ordering::SeqCst) {
@@ -126,7 +127,8 @@ impl Alarm {
         }
     }
 
-    /// Waits until the alarm rings, and marks the turn as begun. Needs a tokio runtime with I/O and time enabled.
+    /// Waits until the alarm rings, and marks the loop's turn as begun. Needs a tokio runtime with I/O and time
+    /// enabled.
     pub(crate) async fn ring(&self) {
         loop {
             let at = BootInstant(self.at.load(Ordering::SeqCst));
@@ -156,7 +158,7 @@ impl Drop for Alarm {
     }
 }
 
-/// A clock that a test moves. Cheap to clone; clones are the same clock.
+/// A clock controlled by a test. Cheap to clone; clones are the same clock.
 #[derive(Clone, Debug, Default)]
 pub struct VirtualClock(Arc<Virtual>);
 
@@ -173,14 +175,14 @@ struct VirtualState {
 }
 
 impl VirtualClock {
-    /// What this clock shows.
+    /// The present time of this clock.
     #[must_use]
     pub fn now(&self) -> BootInstant {
         BootInstant(self.state().now)
     }
 
-    /// Moves the clock on, and lets everything that is due on the way happen in its order: it returns when all
-    /// timers up to the new time have had their turn.
+    /// Advances the clock and runs everything due in between in order of time: returns when all timers up to the new
+    /// time have fired and their loops have finished their turns.
     ///
     /// # Panics
     /// If a loop does not finish its turn within 10 s of real time.
@@ -191,7 +193,8 @@ impl VirtualClock {
             state.alarms.retain(|alarm| alarm.strong_count() > 0);
             let alarms: Vec<Arc<Alarm>> = state.alarms.iter().filter_map(Weak::upgrade).collect();
             if alarms.iter().any(|alarm| alarm.running.load(Ordering::SeqCst)) {
-                // Not under the lock: the last reference to an alarm may go here.
+                // Dropped outside of the lock: this may be the last reference to an alarm, and its `drop` notifies the
+                // condvar.
                 drop(alarms);
                 let (again, waited) = self
                     .0
@@ -222,8 +225,8 @@ impl VirtualClock {
     }
 }
 
-/// A timer is armed for at most this long, then the clock is read again: a clock may be moved under a timer (a
-/// suspend that the kernel's timer missed, a test's shim).
+/// A timer is armed for at most this long, then the clock is read again: the clock may jump under a timer (a suspend
+/// that the kernel's timer missed, a test's shim).
 const STEP: Duration = Duration::from_secs(1);
 
 async fn boot_sleep_until(at: BootInstant) {
@@ -236,7 +239,7 @@ async fn boot_sleep_until(at: BootInstant) {
     }
 }
 
-/// One wait on a timerfd of the same clock: tokio's own timers stand still during suspend.
+/// Waits once on a timerfd of the same clock: tokio's own timers do not count suspend.
 #[cfg(target_os = "linux")]
 async fn step(wait: Duration) {
     use std::os::fd::OwnedFd;
@@ -254,12 +257,12 @@ async fn step(wait: Duration) {
     let timer = armed.ok().and_then(|timer| crate::fd::watch(OwnedFd::from(timer), Interest::READABLE).ok());
     match timer {
         Some(timer) => drop(timer.readable().await),
-        // Out of descriptors: a short sleep, and the clock is read again, so that no deadline is missed by much.
+        // Out of descriptors: a short sleep before the clock is read again, so that no deadline is missed by much.
         None => tokio::time::sleep(wait.min(Duration::from_millis(10))).await,
     }
 }
 
-/// Short sleeps on tokio's timers, with the clock read after each.
+/// Short sleeps on tokio's timers; the clock is read after each.
 #[cfg(not(target_os = "linux"))]
 async fn step(wait: Duration) {
     tokio::time::sleep(wait.min(Duration::from_millis(50))).await;
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_virtual_clock_moves_only_when_it_is_told() {
+    async fn a_virtual_clock_advances_only_when_advanced() {
         let clock = VirtualClock::default();
         let alarm = Clock::Virtual(clock.clone()).alarm();
         let rung = Arc::new(Mutex::new(Vec::new()));
@@ -306,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn arithmetic_stops_at_the_ends() {
+    fn boot_instant_arithmetic_saturates() {
         assert_eq!(BootInstant::MAX + Duration::from_secs(1), BootInstant::MAX);
         assert_eq!(BootInstant::from_nanos(1) - BootInstant::from_nanos(2), Duration::ZERO);
     }

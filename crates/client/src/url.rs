@@ -1,33 +1,33 @@
-//! The addresses of lock services: `scheme://host:port,host:port/path?key=value`.
+//! URLs of lock services: `scheme://host:port,host:port/path?key=value`.
 //!
-//! Our own small parser, since a list of hosts is not a legal URL elsewhere. Errors quote the bad part and name the
-//! nearest right one.
+//! The parser is our own, because general URL parsers reject a list of hosts. Errors quote the invalid part and suggest
+//! the nearest valid one.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-/// An address, taken apart. Which parts mean something is the backend's to say.
+/// A parsed URL. The backend decides which parts have a meaning.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Url {
     /// Before the first colon.
     pub scheme: String,
     /// Before an `@` in front of the hosts, percent-decoded.
     pub user: Option<String>,
-    /// Behind the user's colon, percent-decoded. Never shown: `Display` and `Debug` hide it.
+    /// After the user's colon, percent-decoded. `Display` and `Debug` hide it.
     pub password: Option<Password>,
-    /// The comma list behind `//`.
+    /// The comma-separated list after `//`.
     pub hosts: Vec<Host>,
-    /// From the first `/` behind the hosts, percent-decoded.
+    /// From the first `/` after the hosts, percent-decoded.
     pub path: String,
     query: BTreeMap<String, String>,
 }
 
-/// A password, which is never shown.
+/// A password, never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Password(String);
 
 impl Password {
-    /// The password itself, for the service that asks for it.
+    /// The password itself, for the connection to the service.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -40,9 +40,9 @@ impl std::fmt::Debug for Password {
     }
 }
 
-/// What is shown in place of a password.
+/// Printed in place of a password.
 const HIDDEN: &str = "***";
-/// Parameters whose value nobody may see.
+/// Parameters whose values are secret.
 const SECRET: [&str; 2] = ["password", "sslpassword"];
 
 /// One of the hosts.
@@ -50,11 +50,11 @@ const SECRET: [&str; 2] = ["password", "sslpassword"];
 pub struct Host {
     /// A name or an address; an IPv6 address without its brackets.
     pub name: String,
-    /// Behind the colon, if there is one.
+    /// The number after the colon, if present.
     pub port: Option<u16>,
 }
 
-/// Why a text is not the address of a lock service.
+/// Why a text is not the URL of a lock service.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UrlError {
@@ -63,17 +63,17 @@ pub enum UrlError {
     NoScheme {
         /// The whole text.
         url: String,
-        /// The schemes that are known.
+        /// The known schemes.
         schemes: String,
     },
-    /// A scheme that nobody answers to.
+    /// No backend has this scheme.
     #[error("`{scheme}:` is no lock service of this program{hint}; known: {known}")]
     UnknownScheme {
-        /// As given.
+        /// The scheme as given.
         scheme: String,
-        /// The most similar one, if one is similar.
+        /// The most similar scheme, if one is similar.
         hint: String,
-        /// All of them.
+        /// All known schemes.
         known: String,
     },
     /// A scheme whose cargo feature is off.
@@ -82,9 +82,9 @@ pub enum UrlError {
          {feature}`, or `cargo install lockkeeper-cli --features {feature}`"
     )]
     NotCompiledIn {
-        /// As given.
+        /// The scheme as given.
         scheme: String,
-        /// The feature that brings it.
+        /// The feature that adds it.
         feature: &'static str,
     },
     /// A parameter that the scheme doesn't have.
@@ -92,21 +92,21 @@ pub enum UrlError {
     UnknownParameter {
         /// The scheme.
         scheme: String,
-        /// As given.
+        /// The parameter as given.
         key: String,
-        /// The most similar one, if one is similar.
+        /// The most similar parameter, if one is similar.
         hint: String,
-        /// All of them.
+        /// All parameters of the scheme.
         known: String,
     },
-    /// A part that can't be read.
+    /// A part that cannot be parsed.
     #[error("`{part}` in `{url}` is not {wanted}")]
     BadPart {
         /// The whole text.
         url: String,
-        /// The bad part.
+        /// The invalid part.
         part: String,
-        /// What belongs there.
+        /// The expected form.
         wanted: &'static str,
     },
 }
@@ -115,7 +115,7 @@ impl Url {
     /// The value of a parameter, parsed.
     ///
     /// # Errors
-    /// [`UrlError::BadPart`] if it can't be.
+    /// [`UrlError::BadPart`] if the value cannot be parsed.
     pub(crate) fn parameter<T: FromStr>(
         &self,
         key: &str,
@@ -139,7 +139,7 @@ impl Url {
         }
     }
 
-    /// A part that is not what the backend needs.
+    /// The error for a part that does not suit the backend.
     pub(crate) fn bad_part(&self, part: impl Into<String>, wanted: &'static str) -> UrlError {
         UrlError::BadPart { url: self.to_string(), part: part.into(), wanted }
     }
@@ -147,7 +147,7 @@ impl Url {
     pub(crate) fn parse(text: &str, schemes: &[&str]) -> Result<Self, UrlError> {
         let bad = |part: &str, wanted| {
             let url = without_password(text);
-            // What looks like a part may be a piece of the password.
+            // A fragment that appears to be a part of the URL may be a piece of the password.
             let part = if url.contains(part) { part } else { HIDDEN };
             UrlError::BadPart { part: part.to_owned(), url, wanted }
         };
@@ -194,7 +194,7 @@ impl Url {
     }
 }
 
-/// Takes an address apart, whatever its scheme; a lock service need not answer to it.
+/// Parses a URL with any scheme, whether or not a backend exists for it.
 impl FromStr for Url {
     type Err = UrlError;
     fn from_str(text: &str) -> Result<Self, UrlError> {
@@ -202,7 +202,7 @@ impl FromStr for Url {
     }
 }
 
-/// As it is shown: a log must not have what an error hides.
+/// As `Display`: a log must not contain the secrets that an error hides.
 impl std::fmt::Debug for Url {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Url({self})")
@@ -229,7 +229,7 @@ impl std::fmt::Display for Url {
         }
         f.write_str(&self.path)?;
         for (index, (key, value)) in self.query.iter().enumerate() {
-            // Postgres' addresses may have it among the parameters.
+            // PostgreSQL URLs may carry the password as a parameter.
             let value = if SECRET.contains(&key.as_str()) { HIDDEN } else { value.as_str() };
             write!(f, "{}{key}={value}", if index == 0 { '?' } else { '&' })?;
         }
@@ -237,10 +237,10 @@ impl std::fmt::Display for Url {
     }
 }
 
-/// The text, fit to be shown in an error.
+/// The text with its password hidden, for errors.
 fn without_password(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("//") else { return text.to_owned() };
-    // Up to the last `@`, wherever it is: a password may have the `/` or `?` that makes the text no URL.
+    // Up to the last `@` at any position: the text may be an invalid URL because its password contains `/` or `?`.
     match rest.rsplit_once('@').and_then(|(login, end)| Some((login.split_once(':')?.0, end))) {
         Some((user, end)) => format!("{scheme}//{user}:{HIDDEN}@{end}"),
         None => text.to_owned(),
@@ -281,7 +281,8 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// ` (did you mean …?)`, if one of `known` is similar: begins alike, or differs in less than half of its letters.
+/// ` (did you mean …?)`, if one of `known` is similar: one is a prefix of the other, or the edit distance is at most
+/// half of its length.
 pub(crate) fn did_you_mean(text: &str, known: &[&str], suffix: &str) -> String {
     let begins =
         |candidate: &&&str| text.len() > 1 && (candidate.starts_with(text) || text.starts_with(**candidate));
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parts_of_an_address() {
+    fn a_url_is_split_into_its_parts() {
         let url = parse("lockkeeper://a:5625,[::1]:7,b/path%20x?ttl=5s&x=%2F").unwrap();
         assert_eq!(url.scheme, "lockkeeper");
         let hosts: Vec<_> = url.hosts.iter().map(|host| (host.name.as_str(), host.port)).collect();
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_read_and_never_shown() {
+    fn a_password_is_parsed_and_never_printed() {
         let url = parse("lockkeeper://me:a%3Ab%40c@h:1,[::1]/x").unwrap();
         assert_eq!(url.user.as_deref(), Some("me"));
         assert_eq!(url.password.as_ref().unwrap().reveal(), "a:b@c");
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_parameter_names_the_nearest_right_one() {
+    fn the_error_for_an_unknown_parameter_suggests_the_nearest_valid_one() {
         let error =
             parse("file:///x?token_above=3").unwrap().only_parameters(&["tokens_above", "mode"]).unwrap_err();
         assert!(error.to_string().contains("did you mean `tokens_above`"), "{error}");

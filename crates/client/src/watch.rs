@@ -1,19 +1,19 @@
-//! Locks as they change, for people and tools that look on.
+//! Watches: locks as they change.
 
 use tokio::sync::mpsc::Receiver;
 
 use crate::error::BackendError;
 use crate::info::LockInfo;
 
-/// What a watch tells, in this order: the locks in use, [`WatchEvent::Synced`], then every change.
+/// An event of a watch. The order is: the locks in use, [`WatchEvent::Synced`], then every change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum WatchEvent {
     /// A lock that was in use when the watch began.
     State(LockInfo),
-    /// That was the state; changes follow.
+    /// The state is complete; changes follow.
     Synced,
-    /// A lock as it stands after a change; without holders it is free.
+    /// A lock's state after a change; without holders the lock is free.
     Changed(LockInfo),
 }
 
@@ -30,8 +30,8 @@ impl Watch {
         Self { events }
     }
 
-    /// The next event. After an error, and after `None`, nothing follows: watch again, and the state comes anew.
-    /// Whoever reads too slowly may miss states in between, never the last one.
+    /// The next event. After an error or `None` nothing follows: start a new watch, which sends the state again. A slow
+    /// reader may miss intermediate states, never the last one.
     pub async fn next(&mut self) -> Option<Result<WatchEvent, BackendError>> {
         self.events.recv().await
     }

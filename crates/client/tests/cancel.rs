@@ -1,4 +1,4 @@
-//! Futures that are dropped at each await, guards that are dropped anywhere, and a runtime that does not run.
+//! Futures dropped at each await point, guards dropped anywhere, and a runtime that does not run.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -14,7 +14,7 @@ fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// Polls at most `polls` times, letting everything else run in between; `None` if it is not ready by then.
+/// Polls at most `polls` times and lets other tasks run in between; `None` if the future is not ready by then.
 async fn poll_times<T>(polls: usize, mut future: Pin<&mut impl Future<Output = T>>) -> Option<T> {
     for _ in 0..polls {
         let mut context = Context::from_waker(Waker::noop());
@@ -26,7 +26,7 @@ async fn poll_times<T>(polls: usize, mut future: Pin<&mut impl Future<Output = T
     None
 }
 
-/// Waits until nobody holds and nobody waits.
+/// Waits until there are no holders and no waiters.
 async fn becomes_empty(server: &Server) {
     let observer = server.client("observer");
     let until = Instant::now() + DEADLINE;
@@ -49,7 +49,7 @@ async fn waits_for_waiters(server: &Server, count: usize) {
     }
 }
 
-/// One way in which the service treats the acquire before the caller goes away.
+/// A fault of the service during an acquire.
 type Trouble = fn(&Server);
 
 const TROUBLES: [(&str, Trouble); 6] = [
@@ -61,7 +61,7 @@ const TROUBLES: [(&str, Trouble); 6] = [
     ("a stall", Server::stall),
 ];
 
-/// Drops an acquire after 1, 2, 3 … polls, with and without a holder in the way and a session open before.
+/// Drops an acquire after 1, 2, 3 … polls, with and without a conflicting holder and a session opened before.
 async fn cancel_everywhere(make: impl Fn(&Locks) -> Lock<Unfenced>) {
     let mut completed = 0;
     for (trouble, begin) in TROUBLES {
@@ -104,7 +104,7 @@ async fn a_mutex_whose_acquire_is_dropped_at_any_await_is_free() {
 }
 
 #[tokio::test]
-async fn a_limited_wait_that_is_dropped_at_any_await_leaves_nobody_in_the_queue() {
+async fn a_limited_wait_dropped_at_any_await_leaves_no_waiter() {
     cancel_everywhere(|locks| locks.mutex("a").wait(Wait::For(secs(60))).min_validity(secs(5))).await;
 }
 
@@ -125,7 +125,7 @@ async fn a_session_without_renewal_dropped_at_any_await_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_release_that_is_dropped_at_any_await_goes_on() {
+async fn a_release_dropped_at_any_await_continues() {
     for (_, begin) in TROUBLES {
         for polls in 0..8 {
             let server = Server::new();
@@ -202,7 +202,7 @@ fn a_starved_runtime_does_not_lose_its_lock() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let held = server.client("alice").mutex("a").ttl(secs(1)).acquire().await.unwrap();
-        // Three times the ttl, in which this runtime polls nothing.
+        // Three times the ttl, during which this runtime polls nothing.
         std::thread::sleep(secs(3));
         held.check(Duration::ZERO).unwrap();
         assert!(server.client("bob").mutex("a").try_acquire().await.unwrap().is_none());
@@ -223,7 +223,7 @@ async fn the_last_of_several_reentered_guards_releases() {
 }
 
 #[tokio::test]
-async fn a_lock_kept_closed_stays_shut_after_a_cancelled_holder_too() {
+async fn keep_closed_applies_after_a_dropped_guard_too() {
     let server = Server::with_virtual_time();
     let (alice, bob) = (server.client("alice"), server.client("bob"));
     drop(alice.mutex("a").keep_closed(secs(60)).acquire().await.unwrap());
@@ -260,7 +260,7 @@ async fn a_hold_without_renewal_ends_with_its_ttl() {
 }
 
 #[tokio::test]
-async fn a_shutdown_takes_everything_back_also_what_is_not_renewed() {
+async fn a_shutdown_releases_all_holds_including_those_without_renewal() {
     let server = Server::new();
     let alice = server.client("alice");
     let held = alice.mutex("a").acquire().await.unwrap();
@@ -274,7 +274,7 @@ async fn a_shutdown_takes_everything_back_also_what_is_not_renewed() {
 }
 
 #[tokio::test]
-async fn a_waiter_is_told_of_the_shutdown() {
+async fn a_shutdown_ends_a_wait_with_an_error() {
     let server = Server::new();
     let (alice, bob) = (server.client("alice"), server.client("bob"));
     let held = alice.mutex("a").acquire().await.unwrap();
@@ -291,7 +291,7 @@ async fn a_waiter_is_told_of_the_shutdown() {
 }
 
 #[tokio::test]
-async fn a_body_that_may_be_dropped_is_dropped_at_the_loss() {
+async fn with_drop_body_the_body_is_dropped_at_the_loss() {
     let server = Server::with_virtual_time();
     let lock = server.client("alice").mutex("a").ttl(secs(10)).on_lost(OnLost::DropBody);
     let result = lock
@@ -305,7 +305,7 @@ async fn a_body_that_may_be_dropped_is_dropped_at_the_loss() {
 }
 
 #[tokio::test]
-async fn an_acquire_of_a_cut_off_client_ends_and_works_again_once_it_is_back() {
+async fn an_acquire_of_a_cut_off_client_fails_and_succeeds_after_reconnecting() {
     let server = Server::with_virtual_time();
     let alice = server.client("alice");
     let held = alice.mutex("a").ttl(secs(10)).acquire().await.unwrap();

@@ -1,4 +1,4 @@
-//! The library against the service in this process, with virtual time and faults.
+//! The library against the in-process service, with virtual time and fault injection.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ async fn a_second_holder_waits_until_the_first_has_released() {
 }
 
 #[tokio::test]
-async fn a_live_holder_keeps_its_lock_for_as_long_as_it_likes() {
+async fn a_live_holder_keeps_its_lock_without_limit() {
     let server = Server::with_virtual_time();
     let (alice, bob) = (server.client("alice"), server.client("bob"));
     let held = alice.mutex("a").ttl(TTL).max_hold(None).acquire().await.unwrap();
@@ -37,7 +37,7 @@ async fn a_live_holder_keeps_its_lock_for_as_long_as_it_likes() {
 }
 
 #[tokio::test]
-async fn a_cut_off_holder_knows_of_its_loss_before_the_next_one_holds() {
+async fn a_cut_off_holder_loses_its_hold_before_the_next_grant() {
     let server = Server::with_virtual_time();
     let (alice, bob) = (server.client("alice"), server.client("bob"));
     let held = alice.mutex("a").ttl(TTL).acquire().await.unwrap();
@@ -61,7 +61,7 @@ async fn a_cut_off_holder_knows_of_its_loss_before_the_next_one_holds() {
 }
 
 #[tokio::test]
-async fn a_wait_limit_ends_the_wait_and_leaves_nobody_in_the_queue() {
+async fn a_wait_limit_ends_the_wait_and_leaves_no_waiter() {
     let server = Server::with_virtual_time();
     let (alice, bob) = (server.client("alice"), server.client("bob"));
     let held = alice.mutex("a").acquire().await.unwrap();
@@ -77,14 +77,14 @@ async fn a_wait_limit_ends_the_wait_and_leaves_nobody_in_the_queue() {
 }
 
 #[tokio::test]
-async fn lost_answers_and_lost_calls_are_resolved_under_the_same_number() {
+async fn lost_answers_and_lost_calls_are_retried_under_the_same_seq() {
     let server = Server::new();
     let alice = server.client("alice");
     for lost in 1..6 {
         server.lose_answers(lost);
         let held = alice.mutex("a").acquire().await.unwrap();
         server.lose_calls(lost);
-        // The caller of an unanswered release is told so (P12); the release itself goes on.
+        // An unanswered release is reported to its caller as ambiguous (P12); it is retried in the background.
         assert!(matches!(held.release().await, Err(ReleaseError::Ambiguous)));
     }
     let held = alice.mutex("a").acquire().await.unwrap();
@@ -116,7 +116,7 @@ async fn a_stall_of_the_service_ends_no_session() {
 }
 
 #[tokio::test]
-async fn run_returns_the_bodys_value_and_says_when_the_lock_was_lost() {
+async fn run_returns_the_bodys_value_and_reports_a_loss() {
     let server = Server::with_virtual_time();
     let alice = server.client("alice").fenced().unwrap();
     let value = alice.mutex("a").run(async |held| Ok::<_, ()>(held.token().get())).await.unwrap();

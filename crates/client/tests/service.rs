@@ -1,4 +1,4 @@
-//! What only our own service can do for tools and people, against a real one in this process.
+//! Features that only Lockkeeper's own service has, against a real service in this process.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,7 +40,7 @@ impl Drop for Service {
     }
 }
 
-/// A proxy that counts connections: each stream of a client has its own.
+/// A proxy that counts connections: each stream of a client has a connection of its own.
 struct ConnectionCounter {
     address: SocketAddr,
     accepted: Arc<AtomicUsize>,
@@ -56,7 +56,7 @@ impl ConnectionCounter {
                 accepted.fetch_add(1, Ordering::SeqCst);
                 tokio::spawn(async move {
                     let mut to = TcpStream::connect(to).await.unwrap();
-                    // Either end may close or reset it.
+                    // Either end may close or reset the connection.
                     let _ = tokio::io::copy_bidirectional(&mut from, &mut to).await;
                 });
             }
@@ -102,7 +102,7 @@ async fn operators_see_sessions_locks_tokens_and_the_node() {
 
 /// More than one page of each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn long_lists_come_whole() {
+async fn long_lists_are_complete() {
     let service = Service::start();
     let locks = service.client("one").await;
     let lock = |number: u32| locks.mutex(format!("many/{number:05}"));
@@ -127,7 +127,7 @@ async fn long_lists_come_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_tells_the_state_and_then_every_change() {
+async fn a_watch_sends_the_state_and_then_every_change() {
     let service = Service::start();
     let locks = service.client("one").await;
     let held = locks.mutex("w/a").acquire().await.unwrap();
@@ -145,7 +145,7 @@ async fn a_watch_tells_the_state_and_then_every_change() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stored_number_of_permits_goes_for_everyone() {
+async fn a_stored_limit_overrides_the_limits_of_requests() {
     let service = Service::start();
     let locks = service.client("one").await;
     locks.set_limit(&name("pool"), Some(2)).await.unwrap();
@@ -161,7 +161,7 @@ async fn a_stored_number_of_permits_goes_for_everyone() {
 }
 
 #[tokio::test]
-async fn other_services_say_that_they_cannot() {
+async fn other_backends_return_unsupported() {
     let locks = Locks::connect("memory:").await.unwrap();
     let error = locks.status().await.unwrap_err();
     assert!(error.kind == BackendErrorKind::Unsupported && error.message.contains("`memory`"), "{error}");
@@ -169,10 +169,10 @@ async fn other_services_say_that_they_cannot() {
     assert!(locks.set_limit(&name("a"), None).await.is_err());
 }
 
-/// One case for each limit of a request. Another lock of the same client is held and a further one is acquired each time:
-/// a stream that ends would need another connection.
+/// One case for each limit of a request. Another lock of the same client is held, and a further one is acquired each
+/// time; if a stream ended, the client would need another connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_over_a_limit_is_an_error_with_value_and_limit_and_ends_no_stream() {
+async fn a_request_over_a_limit_is_refused_with_value_and_limit_and_ends_no_stream() {
     let service = Service::start();
     let counter = ConnectionCounter::start(&service).await;
     let locks = Locks::connect(&format!("lockkeeper://{}", counter.address)).await.unwrap();
@@ -193,7 +193,7 @@ async fn a_request_over_a_limit_is_an_error_with_value_and_limit_and_ends_no_str
         (a().ttl(ms(999)), "999 ms", "1000 ms"),
         (a().ttl(ms(3_600_001)), "3600001 ms", "3600000 ms"),
         (a().keep_closed(ms(86_400_001)), "86400001 ms", "86400000 ms"),
-        // In milliseconds this is 2^64 and some.
+        // In milliseconds this exceeds 2^64.
         (
             a().keep_closed(Duration::from_secs(18_446_744_073_709_552)),
             "18446744073709551615 ms",

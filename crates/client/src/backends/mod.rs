@@ -1,4 +1,4 @@
-//! The lock services behind the one API, by their URL scheme.
+//! Backends: the lock services behind the API, selected by URL scheme.
 
 pub(crate) mod file;
 #[cfg(any(feature = "postgres", feature = "redis"))]
@@ -21,7 +21,7 @@ use crate::backend::Backend;
 use crate::error::ConnectError;
 use crate::url::{Url, UrlError, did_you_mean};
 
-/// Every scheme, with the cargo feature that brings it.
+/// Every scheme with the cargo feature that enables it.
 const SCHEMES: &[(&str, Option<&str>)] = &[
     ("file", None),
     ("memory", None),
@@ -43,7 +43,7 @@ type Connecting<'a> = Pin<Box<dyn Future<Output = Result<Arc<dyn Backend>, Conne
 pub(crate) async fn connect(url: &str) -> Result<Arc<dyn Backend>, ConnectError> {
     let known: Vec<&str> = SCHEMES.iter().map(|(scheme, _)| *scheme).collect();
     let url = Url::parse(url, &known)?;
-    // Boxed: the future of one who connects should not have the size of all ways to connect.
+    // Boxed, so that the caller's future does not have the size of all connect futures together.
     let connecting: Connecting<'_> = match url.scheme.as_str() {
         "file" => return file::FileBackend::open(&url),
         "memory" => return memory::connect(&url),

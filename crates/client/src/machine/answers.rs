@@ -1,4 +1,4 @@
-//! What the backend answers, and what it says by itself.
+//! The backend's answers and pushes.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ impl Machine {
     pub(super) fn answered(&mut self, now: BootInstant, call: CallId, answer: Answer, out: &mut Vec<Output>) {
         let Some(sent) = self.calls.remove(&call) else { return };
         if let Answer::SessionGone = answer {
-            // An answer to a call of an earlier session says nothing of this one: those calls were forgotten.
+            // Never the answer to a call of an earlier session: those calls were dropped when that session ended.
             return self.session_gone(now, LossCause::SessionEnded, out);
         }
         match sent.what {
@@ -28,7 +28,7 @@ impl Machine {
                 self.unanswered.remove(&seq);
                 self.unfinished.remove(&seq);
                 if let Some(finishing) = self.finishing.remove(&seq) {
-                    // Whatever the acquire's answer was, this one stands for it (R4).
+                    // The Finish's answer settles the acquire too, whether or not that was answered (R4).
                     self.unanswered.remove(&finishing.target);
                     finishing.tell(answer, out);
                 }
@@ -58,26 +58,26 @@ impl Machine {
                 request.since = now;
                 request.stage = Stage::Early { seq, grant };
                 if !self.hand_out(now, key, out) {
-                    // The next keep-alive that is acknowledged decides.
+                    // The next acknowledged keep-alive decides whether the grant is returned to the caller.
                     self.index(key);
                     self.link.renew_soon(now, self.spec.try_every());
                 }
             }
             Answer::Finished(End::TimedOut) => {
-                // An end that nobody asked for is kept until a Finish names it (R3).
+                // The service keeps an end that the client did not request until a Finish names it (R3).
                 self.remove(key);
                 self.finish(seq, None);
                 out.push(Output::NotAcquired { key, why: NotAcquired::TimedOut });
             }
             Answer::Busy(busy) => self.refused(key, seq, NotAcquired::Busy(busy), out),
             Answer::Refused(refusal) => self.refused(key, seq, NotAcquired::Refused(refusal), out),
-            // Broken before we knew of the grant, or dead by a gap: ask anew.
+            // Broken before the grant arrived, or its seq fell into a gap: request the lock again.
             Answer::Finished(_) | Answer::Revoked => self.ask_anew(now, key, seq),
             Answer::Opened | Answer::KeptAlive | Answer::SessionGone | Answer::Closed => {}
         }
     }
 
-    /// Hands a grant out if the session can be believed in for long enough (P5, `min_validity`).
+    /// Returns a grant to its caller if the session's lease is valid for long enough (P5, `min_validity`).
     fn hand_out(&mut self, now: BootInstant, key: Key, out: &mut Vec<Output>) -> bool {
         let need = self.requests.get(&key).map_or(Duration::ZERO, |request| request.want.min_validity);
         if !self.believes(now, need) {
@@ -93,10 +93,10 @@ impl Machine {
         true
     }
 
-    /// The session can be believed in once more: grants that came early are handed out, or, where even that is not for
-    /// long enough, given back and asked for again.
+    /// After a new lease deadline: returns early grants to their callers, or releases and requests them again if even
+    /// this deadline leaves less than `min_validity`.
     pub(super) fn hand_out_early(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        // An answer to what was sent long ago may come first, and say nothing of now.
+        // The answer to an old call may arrive first, with a deadline that has already passed.
         if self.early.is_empty() || !self.believes(now, Duration::ZERO) {
             return;
         }
@@ -112,7 +112,7 @@ impl Machine {
         }
     }
 
-    /// What was asked under `seq` is over, and asked for under another.
+    /// Ends the request `seq` and sends it again under a new seq.
     fn ask_anew(&mut self, now: BootInstant, key: Key, seq: Seq) {
         if let Some(request) = self.requests.get_mut(&key) {
             request.restart(now);
@@ -132,13 +132,13 @@ impl Machine {
             Push::Queued { seq, position } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
-                // A try that failed is sent again all the same: nobody waits for this one's answer any more.
+                // A failed attempt is sent again all the same: nothing waits for the answer of that call any more.
                 if let Stage::Sent { seq, again: None, .. } = request.stage {
                     request.stage = Stage::Queued { seq };
                     request.since = now;
-                    // It is due no earlier than before: `look_at` stands.
+                    // The request's next deadline is not earlier than before, so `look_at` stays.
                 }
-                // Queued is an answer: it must not hold `done_through` back for as long as it waits (R2).
+                // Queued is an answer: it must not hold back `done_through` for the whole wait (R2).
                 self.unanswered.remove(&seq);
                 if !matches!(request.stage, Stage::Early { .. } | Stage::Held(_)) {
                     out.push(Output::Queued { key, position });
@@ -152,7 +152,7 @@ impl Machine {
                 };
                 if hold.lost.is_none() {
                     hold.lose(key, LossCause::Broken, out);
-                    // What names a hold as revoked never moves that hold's own deadline (B1).
+                    // The push that revokes a hold never moves that hold's own deadline outwards (B1).
                     let grace = now + request.want.grace;
                     hold.ends_at = Some(self.belief.map_or(grace, |until| grace.min(until)));
                     self.index(key);
@@ -165,7 +165,7 @@ impl Machine {
         }
     }
 
-    /// The backend says that a request is over, held or not.
+    /// The backend reports the end of a request, held or not.
     fn hold_over(&mut self, now: BootInstant, seq: Seq, end: End, cause: LossCause, out: &mut Vec<Output>) {
         let Some(&key) = self.by_seq.get(&seq) else { return };
         if let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) {
@@ -176,8 +176,8 @@ impl Machine {
         }
     }
 
-    /// A request ends by itself, and its grant is still on its way to us, if it had one: that one must not count any
-    /// more when it comes.
+    /// Handles the end of a request that was not ended by its caller. Its grant may still be in flight and must be
+    /// ignored when it arrives.
     fn ended_before_it_held(
         &mut self,
         now: BootInstant,
@@ -191,7 +191,7 @@ impl Machine {
         self.acquire_answered(now, key, seq, answer, out);
     }
 
-    /// The session is over: holds are lost, waiters go on in a new one.
+    /// The session has ended: holds are lost, waiters are requested again in a new session.
     pub(super) fn session_gone(&mut self, now: BootInstant, cause: LossCause, out: &mut Vec<Output>) {
         self.link = Link::Closed;
         self.belief = None;
@@ -221,7 +221,7 @@ impl Machine {
     }
 }
 
-/// Why a hold is lost that ended so, at the service and not by us.
+/// The cause of a loss, for a hold that ended in this way at the service.
 fn cause_of(end: End) -> LossCause {
     match end {
         End::Broken => LossCause::Broken,

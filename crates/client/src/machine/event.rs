@@ -1,4 +1,4 @@
-//! What goes into the machine and what comes out.
+//! The machine's inputs and outputs.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use lockkeeper_core::{End, PermitGrant, Seq, Token};
 use crate::error::{BackendError, Busy, LossCause};
 use crate::time::BootInstant;
 
-/// A caller's request, for as long as it lives; stable while the session behind it changes.
+/// Identifies a caller's request for its whole life, across changes of the session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct Key(pub u64);
 
-/// One call to the backend. Never reused.
+/// Identifies one call to the backend. Never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub struct CallId(pub u64);
 
-/// What the machine must know of a request; the rest is the caller's.
+/// The part of a request that the machine needs; the caller keeps the rest.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub struct Want {
-    /// By the caller's own clock.
+    /// End of the wait, on the caller's clock.
     pub wait_until: Option<BootInstant>,
-    /// How long the backend may be silent, where that is shorter than its session's own patience.
+    /// Limit for the backend's silence, if shorter than the session's limit.
     pub patience: Option<Duration>,
     pub min_validity: Duration,
     pub max_hold: Option<Duration>,
-    /// Between the signal of a loss that has time (`max_hold`, a break) and the end of the hold.
+    /// Grace period between the signal of a loss with advance notice (`max_hold`, a break) and the end of the hold.
     pub grace: Duration,
 }
 
@@ -36,7 +36,7 @@ pub enum Event {
         key: Key,
         want: Want,
     },
-    /// The caller is gone: its future or its guard was dropped.
+    /// The caller's future or guard was dropped.
     Abandon {
         key: Key,
     },
@@ -48,7 +48,7 @@ pub enum Event {
         call: CallId,
         answer: Answer,
     },
-    /// No answer came. `sent`: the backend may have seen it (P12).
+    /// The call got no answer. `sent`: the backend may have received it (P12).
     Failed {
         call: CallId,
         sent: bool,
@@ -59,7 +59,7 @@ pub enum Event {
     Shutdown,
 }
 
-/// What a backend says without being asked.
+/// An unsolicited message of the backend.
 #[derive(Clone, Debug)]
 pub enum Push {
     Queued {
@@ -73,13 +73,13 @@ pub enum Push {
         seq: Seq,
         end: End,
     },
-    /// The stream that carried the session ended at `at`, without a word of the service. With `linger`, the session
-    /// is believed in for no longer than that from then on, until a later attach is acknowledged.
+    /// The session's stream ended at `at` without a message of the service. With `linger`, the lease is valid for at
+    /// most `linger` after `at`, until a later attach is acknowledged.
     #[cfg_attr(not(feature = "service"), allow(dead_code, reason = "only streams end"))]
     Detached {
         at: BootInstant,
     },
-    /// What carried one hold is gone: a connection that holds no other.
+    /// The connection that carried this hold, and no other, is gone.
     #[cfg_attr(
         not(feature = "postgres"),
         allow(dead_code, reason = "only connections of one hold end alone")
@@ -88,7 +88,7 @@ pub enum Push {
         seq: Seq,
         cause: LossCause,
     },
-    /// What carried the session is gone: a connection, a directory.
+    /// The connection or directory that carried the session is gone.
     Lost(LossCause),
 }
 
@@ -106,21 +106,21 @@ pub enum Answer {
     Closed,
 }
 
-/// What a grant brought.
+/// The content of a grant.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(test, derive(Hash))]
 pub struct Granted {
-    /// `None` where the backend can't fence.
+    /// `None` if the backend issues no tokens.
     pub token: Option<Token>,
-    /// For permits, one a name in byte order.
+    /// For permits: one per name, in byte order.
     pub permits: Vec<PermitGrant>,
 }
 
-/// A call to the backend. Calls of a session must arrive in the order in which they come out of the machine (R5).
+/// A call to the backend. A session's calls must arrive in the order in which the machine returns them (R5).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub enum What {
-    /// `fresh`: a new session; otherwise the one whose answer was lost.
+    /// `fresh`: a new session; otherwise a retry for the session whose answer was lost.
     Open {
         fresh: bool,
     },
@@ -139,7 +139,7 @@ pub enum What {
     Close,
 }
 
-/// Whose task carries a call.
+/// The task that drives a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum By {
     Caller(Key),
@@ -154,7 +154,7 @@ pub enum Output {
         what: What,
         by: By,
     },
-    /// The session's deadline moved.
+    /// The session's lease deadline moved.
     Belief(Option<BootInstant>),
     Queued {
         key: Key,
@@ -185,7 +185,7 @@ pub enum NotAcquired {
     Refused(BackendError),
     /// Nothing was sent.
     Unreachable,
-    /// Something was sent, and nothing came back (P12).
+    /// The request was sent and not answered (P12).
     Ambiguous,
     ShuttingDown,
 }
@@ -194,6 +194,6 @@ pub enum NotAcquired {
 pub enum Releasing {
     Released,
     AlreadyLost(LossCause),
-    /// The release was sent and not answered; it goes on being sent (P12).
+    /// The release was sent and not answered; it is retried (P12).
     Ambiguous,
 }

@@ -1,4 +1,4 @@
-//! One request of a caller, from its wish to the end of its hold.
+//! One request of a caller, from the acquire to the end of its hold.
 
 use std::time::Duration;
 
@@ -9,23 +9,23 @@ use super::{Finishing, Machine, Outcome, Spec, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
-/// A backend that a session is being opened at, and that has said nothing for so long, is out of reach for whoever gives
-/// up then. A wait that is shorter proves nothing of it.
+/// Minimum silence after which a backend counts as unreachable when a wait ends while its session is being opened. A
+/// shorter wait does not show that the backend is unreachable.
 const SILENCE: Duration = Duration::from_secs(1);
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct Request {
     pub(super) want: Want,
-    /// When it was asked, or when a sign of life of the backend was last seen for it.
+    /// When the request was made, or the time of the backend's latest answer to it.
     pub(super) since: BootInstant,
     pub(super) stage: Stage,
 }
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) enum Stage {
-    /// Waits for a session that can be believed in.
+    /// Waits for a session with a valid lease.
     Unsent,
-    /// Under way, or to be sent again at `again`. `doubt`: an earlier try may have arrived.
+    /// In flight, or to be sent again at `again`. `doubt`: an earlier attempt may have arrived.
     Sent {
         seq: Seq,
         again: Option<BootInstant>,
@@ -35,8 +35,8 @@ pub(super) enum Stage {
     Queued {
         seq: Seq,
     },
-    /// Granted while the session could not be believed in, or not for long enough: handed out as soon as it can, which
-    /// keeps its turn, or given back.
+    /// Granted while the lease was not valid, or not for long enough. Once it is, the grant is returned to the caller,
+    /// so that the request keeps its turn, or it is released.
     Early {
         seq: Seq,
         grant: Granted,
@@ -47,13 +47,13 @@ pub(super) enum Stage {
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub(super) struct Hold {
     pub(super) seq: Seq,
-    /// `max_hold`; once lost, the end of the grace.
+    /// The end by `max_hold`; once lost, the end of the grace period.
     pub(super) ends_at: Option<BootInstant>,
     pub(super) lost: Option<LossCause>,
 }
 
 impl Hold {
-    /// Signals the loss, once; the first cause stays.
+    /// Signals the loss once; the first cause is kept.
     pub(super) fn lose(&mut self, key: Key, cause: LossCause, out: &mut Vec<Output>) {
         if self.lost.is_none() {
             self.lost = Some(cause);
@@ -63,13 +63,13 @@ impl Hold {
 }
 
 impl Request {
-    /// Asks anew. The backend has just been heard, so its silence counts from now.
+    /// Requests the lock again. The backend has just answered, so its silence counts from now.
     pub(super) fn restart(&mut self, now: BootInstant) {
         self.since = now;
         self.stage = Stage::Unsent;
     }
 
-    /// From when on the backend has been silent for too long, if it says nothing.
+    /// The time at which the backend counts as unreachable if it does not answer.
     fn silent_at(&self, spec: &Spec) -> BootInstant {
         let patience = spec.patience();
         self.since + self.want.patience.map_or(patience, |own| own.min(patience))
@@ -88,9 +88,10 @@ impl Request {
 }
 
 impl Machine {
-    /// Waits whose limit has passed by the caller's own clock, and callers whose backend has been silent too long.
+    /// Ends waits whose limit has passed on the caller's clock, and requests whose backend has been silent for too
+    /// long.
     pub(super) fn give_up_waits(&mut self, now: BootInstant, out: &mut Vec<Output>) {
-        // Whoever is believed in has been heard of late.
+        // A valid lease implies a recent answer of the backend.
         let is_heard = self.believes(now, Duration::ZERO);
         let mut over = Vec::new();
         for &key in &self.pending {
@@ -100,7 +101,7 @@ impl Machine {
             let unheard = !is_heard && now >= request.since + SILENCE;
             match request.stage {
                 Stage::Held(_) => {}
-                // Nobody has said that it isn't free.
+                // The backend has not answered that the lock is busy.
                 Stage::Unsent if waited && unheard => over.push((key, None, NotAcquired::Unreachable)),
                 Stage::Unsent if waited => over.push((key, None, NotAcquired::TimedOut)),
                 Stage::Unsent if silent => over.push((key, None, NotAcquired::Unreachable)),
@@ -125,7 +126,7 @@ impl Machine {
             };
             self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { key: k, .. } if k == key));
             if let NotAcquired::TimedOut = why {
-                // The answer of the Finish says for certain that nothing is held.
+                // Only the answer to the Finish shows for certain that nothing is held.
                 self.finish(seq, Some((key, Outcome::TimedOut)));
             } else {
                 self.finish(seq, None);
@@ -134,21 +135,21 @@ impl Machine {
         }
     }
 
-    /// Sends what is new, and again what was not answered, as far as the session can be believed in.
+    /// Sends new requests, and again those without an answer, if the session's lease is valid.
     pub(super) fn send_acquires(&mut self, now: BootInstant, due: bool, out: &mut Vec<Output>) {
         let mut ready = Vec::new();
-        // What was sent before is looked at when something is due, and not before.
+        // Requests already sent are checked only when one is due.
         for &key in if due { &self.pending } else { &self.unsent } {
             let Some(request) = self.requests.get(&key) else { continue };
             match request.stage {
                 Stage::Unsent if self.believes(now, request.want.min_validity) => ready.push((None, key)),
-                // A grant would come too late to be of use: first renew (`min_validity`).
+                // A grant would have less than `min_validity` left: renew first.
                 Stage::Unsent => self.link.renew_soon(now, self.spec.try_every()),
                 Stage::Sent { seq, again: Some(at), .. } if now >= at => ready.push((Some(seq), key)),
                 _ => {}
             }
         }
-        // Those sent before by their seq, then new ones: commands must arrive in the order of their numbers (R5).
+        // Retries by their seq, then new requests: commands must arrive in the order of their seqs (R5).
         ready.sort_by_key(|&(seq, key)| (seq.is_none(), seq, key));
         for (seq, key) in ready {
             let seq = seq.unwrap_or_else(|| self.new_seq());
@@ -166,7 +167,7 @@ impl Machine {
         }
     }
 
-    /// Sends every end that is due. The first try of one whose caller waits goes on the caller's task.
+    /// Sends every Finish that is due. If a caller waits for it, its first attempt runs on the caller's task.
     pub(super) fn send_finishes(&mut self, now: BootInstant, due: bool, out: &mut Vec<Output>) {
         let mut ready = std::mem::take(&mut self.unfinished);
         if due {
@@ -185,7 +186,7 @@ impl Machine {
         }
     }
 
-    /// A call that got no answer: it is sent again, under its own number.
+    /// A call without an answer: it is sent again under its seq.
     pub(super) fn failed(&mut self, now: BootInstant, call: CallId, sent: bool, out: &mut Vec<Output>) {
         let Some(failed) = self.calls.remove(&call) else { return };
         match failed.what {
@@ -200,7 +201,7 @@ impl Machine {
                         *tries += 1;
                     }
                     Stage::Queued { seq } => {
-                        // Its place is kept; the backend has been silent for it from now on only.
+                        // The request keeps its place in the queue; the backend's silence counts from now.
                         request.since = now;
                         request.stage =
                             Stage::Sent { seq: *seq, again: Some(now + pause(0)), tries: 1, doubt: true };

@@ -1,4 +1,4 @@
-//! The session itself: opening it, keeping it alive, closing it.
+//! The session: opening, keep-alives, closing.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use super::{DRIFT_PERCENT, Machine, RETRY_MIN, Sent, pause};
 use crate::error::BackendError;
 use crate::time::BootInstant;
 
-/// Where the session stands.
+/// The state of the session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
 pub(super) enum Link {
     Closed,
-    /// `again`: when to try again, once a try has failed.
+    /// `again`: time of the next attempt, once one has failed.
     Opening {
         again: Option<BootInstant>,
         tries: u32,
     },
-    /// `next`: when the next keep-alive is due; `tried`: when the last one, or the attach, was sent.
+    /// `next`: time of the next keep-alive; `tried`: when the last keep-alive, or the attach, was sent.
     Live {
         next: BootInstant,
         tried: BootInstant,
@@ -34,7 +34,8 @@ impl Link {
         }
     }
 
-    /// Not before `pause` has passed since the last try: a service that fails at once must not be asked in a loop.
+    /// Renews no earlier than `pause` after the last attempt: a service that fails at once must not be called in a
+    /// loop.
     pub(super) fn renew_soon(&mut self, now: BootInstant, pause: Duration) {
         if let Self::Live { next, tried } = self {
             *next = now.max(*tried + pause).min(*next);
@@ -49,7 +50,8 @@ impl Machine {
             Link::Closed if wanted => self.open(now, 0, out),
             Link::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
             Link::Live { next, .. } if self.renews() && now >= next => {
-                // One that is unanswered for ttl/6 is overtaken by another try (DESIGN section 6).
+                // A keep-alive without an answer for ttl/6 is followed by another, so that a lost answer leaves time
+                // for retries.
                 self.link = Link::Live { next: now + self.spec.renew_every() / 2, tried: now };
                 self.call(now, What::KeepAlive, By::Worker, out);
             }
@@ -57,7 +59,7 @@ impl Machine {
         }
     }
 
-    /// A session without renewal is kept alive only while somebody still waits in it.
+    /// A session without renewal is kept alive only while requests wait in it.
     pub(super) fn renews(&self) -> bool {
         self.spec.ttl.is_some() && (self.spec.renew || !self.pending.is_empty())
     }
@@ -67,7 +69,8 @@ impl Machine {
         self.call(now, What::Open { fresh: tries == 0 }, By::Worker, out);
     }
 
-    /// An attach or keep-alive that was sent at `sent_at` is acknowledged: the only thing that moves the deadline (P5).
+    /// Handles the acknowledgement of an attach or keep-alive sent at `sent_at`: the only event that extends the
+    /// deadline (P5).
     pub(super) fn confirmed(
         &mut self,
         now: BootInstant,
@@ -77,7 +80,7 @@ impl Machine {
     ) {
         match answer {
             Answer::Opened | Answer::KeptAlive => {}
-            // A keep-alive that is refused says nothing of holds: their deadline stands (P5).
+            // A refused keep-alive implies nothing about holds: they keep their deadline (P5).
             Answer::Refused(_) if !matches!(self.link, Link::Opening { .. }) => return self.link_failed(now),
             Answer::Refused(error) => return self.open_refused(error, out),
             _ => return,
@@ -96,8 +99,8 @@ impl Machine {
         self.hand_out_early(now, out);
     }
 
-    /// The stream has ended: the service may have cut the session's time to `linger` (DESIGN section 5). What was
-    /// asked before may have been acknowledged on that stream, so only what is asked from now on counts.
+    /// The stream has ended: the service may have cut the session's remaining time to `linger`. Calls sent before may
+    /// have been acknowledged on that stream, so only calls sent from now on extend the deadline.
     pub(super) fn detached(&mut self, now: BootInstant, at: BootInstant, out: &mut Vec<Output>) {
         if self.spec.linger.is_zero() {
             return;
@@ -105,7 +108,7 @@ impl Machine {
         self.calls.retain(|_, Sent { what, .. }| !matches!(what, What::Open { .. } | What::KeepAlive));
         match &mut self.link {
             Link::Opening { again, .. } => *again = Some(again.map_or(now, |again| again.min(now))),
-            // At once, but not twice in a moment: a peer that ends every stream must not be asked in a loop.
+            // Soon, but not twice in a moment: a peer that ends every stream must not be called in a loop.
             link => link.renew_soon(now, RETRY_MIN),
         }
         let until = at + (self.spec.linger - self.spec.linger * DRIFT_PERCENT / 100);
@@ -132,7 +135,7 @@ impl Machine {
                 *again = Some(now + pause(*tries));
                 *tries += 1;
             }
-            // Try again soon: at least every ttl/12 (DESIGN section 6).
+            // Retry soon: at least every ttl/12.
             Link::Live { next, .. } => *next = (*next).min(now + self.spec.try_every()),
             Link::Closed | Link::Closing => {}
         }
@@ -145,7 +148,7 @@ impl Machine {
                 self.call(now, What::Close, By::Worker, out);
             }
             Link::Opening { .. } => {
-                // Nobody wants it any more. If it opens after all, it expires by itself.
+                // The session is no longer needed. If the open succeeds after all, the session expires.
                 self.calls.retain(|_, Sent { what, .. }| !matches!(what, What::Open { .. }));
                 self.link = Link::Closed;
             }

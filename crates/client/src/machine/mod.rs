@@ -1,8 +1,8 @@
-//! One session of a client as a pure machine: what it believes, what it sends, what it tells its callers.
+//! One session of a client as a pure state machine: lease deadline, calls to the backend, results for callers.
 //!
 //! `handle(now, event)` in, [`Output`]s out; no clock, no I/O, no randomness. Production and tests run the same code.
-//! Responsible for: the session's deadline (P5), renewal and its retries, numbering and retries of commands (P7),
-//! loss, `max_hold`, revocation, waiting limits, and giving up without leaving an orphan (P12).
+//! Responsible for: the session's lease deadline (P5), renewal and its retries, numbering and retries of commands (P7),
+//! loss, `max_hold`, revocation, wait limits, and giving up without leaving an orphan (P12).
 
 mod answers;
 mod event;
@@ -29,51 +29,52 @@ use crate::time::BootInstant;
 pub struct Machine {
     spec: Spec,
     link: Link,
-    /// The session's deadline, once it has one; `None` also where nothing expires.
+    /// The session's lease deadline; `None` before the first acknowledgement, and where nothing expires.
     belief: Option<BootInstant>,
     next_seq: u64,
     next_call: u64,
-    /// Numbered commands that have no answer yet: `done_through` stays below them.
+    /// Numbered commands without an answer: `done_through` stays below them.
     unanswered: BTreeSet<Seq>,
     requests: BTreeMap<Key, Request>,
-    /// Requests that are no holds yet: all that has to be looked at whenever something happens.
+    /// Requests that are not yet held: the only ones that must be checked on every event.
     pending: BTreeSet<Key>,
-    /// Those of them that are to be sent as soon as the session can be believed in.
+    /// Subset of `pending`: to be sent as soon as the lease is valid.
     unsent: BTreeSet<Key>,
-    /// Those of them that were granted before it could be.
+    /// Subset of `pending`: granted before the lease was valid.
     early: BTreeSet<Key>,
-    /// Nothing that is pending, and no `Finish`, is due before: only then are all of them looked at. May be early.
+    /// Earliest deadline of all pending requests and Finishes, which are checked only then. May be too early, never too
+    /// late.
     look_at: Option<BootInstant>,
-    /// When holds end by themselves (`max_hold`, a grace), the next one first; and the same by key.
+    /// When holds end by a deadline of their own (`max_hold`, a grace period), in order of time; and the same by key.
     ends: BTreeSet<(BootInstant, Key)>,
     ends_of: BTreeMap<Key, BootInstant>,
     by_seq: BTreeMap<Seq, Key>,
-    /// Ends that are on their way, by the seq of their `Finish`.
+    /// Unanswered Finishes, by their seq.
     finishing: BTreeMap<Seq, Finishing>,
-    /// Those of them that are to be sent now.
+    /// Subset of `finishing`: to be sent now.
     unfinished: BTreeSet<Seq>,
     calls: BTreeMap<CallId, Sent>,
     stopping: bool,
 }
 
-/// A `Finish` until it is answered. Sent again under the same seq until it is (R4).
+/// A `Finish` until it is answered. It is retried under the same seq (R4).
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 struct Finishing {
     target: Seq,
-    /// Whoever waits for the outcome.
+    /// The caller that waits for the outcome.
     waiting: Option<(Key, Outcome)>,
     under_way: bool,
     again: Option<BootInstant>,
     tries: u32,
 }
 
-/// What the caller behind a `Finish` wants to hear.
+/// The reason why a caller waits for a `Finish`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
 enum Outcome {
-    /// It released its guard.
+    /// The caller released its guard.
     Release,
-    /// Its wait was over.
+    /// The caller's wait has ended.
     TimedOut,
 }
 
@@ -108,7 +109,7 @@ impl Machine {
     }
 
     pub fn handle(&mut self, now: BootInstant, event: Event, out: &mut Vec<Output>) {
-        // Whatever happens, first notice what time it is: no answer may hide a deadline that has passed (P5).
+        // Deadlines are checked first, for every event: no answer may hide a deadline that has passed (P5).
         self.pass_deadlines(now, out);
         match event {
             Event::Acquire { key, .. } if self.stopping => {
@@ -129,7 +130,7 @@ impl Machine {
         self.progress(now, out);
     }
 
-    /// When to be woken next.
+    /// The time of the next [`Event::Wake`].
     pub fn next_wake(&self) -> Option<BootInstant> {
         let ends = self.ends.first().map(|&(at, _)| at);
         let has_holds = self.requests.len() > self.pending.len();
@@ -138,7 +139,7 @@ impl Machine {
         self.look_at.into_iter().chain(ends).chain(belief).chain(link).min()
     }
 
-    /// When anything that is pending, or any `Finish`, is due next.
+    /// The earliest deadline of all pending requests and Finishes.
     fn next_due(&self) -> Option<BootInstant> {
         let pending = self.pending.iter().filter_map(|key| self.requests.get(key));
         let pending = pending.filter_map(|request| request.next_wake(&self.spec));
@@ -149,8 +150,8 @@ impl Machine {
         self.look_at = self.look_at.into_iter().chain(at).min();
     }
 
-    /// Keeps the indexes true after a request has changed or gone: a session may have a million holds, and no event
-    /// may cost as much as looking at all of them.
+    /// Updates the indexes after a request has changed or ended: a session may have a million holds, and no event may
+    /// scan all of them.
     fn index(&mut self, key: Key) {
         let (pending, unsent, early, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
             None => (false, false, false, None),
@@ -186,14 +187,14 @@ impl Machine {
         }
     }
 
-    /// Takes a request out.
+    /// Removes a request.
     fn remove(&mut self, key: Key) -> Option<Request> {
         let request = self.requests.remove(&key);
         self.index(key);
         request
     }
 
-    /// The number under which a caller's hold is known to the backend.
+    /// The seq of a caller's hold at the backend.
     pub fn seq_of(&self, key: Key) -> Option<Seq> {
         match self.requests.get(&key)?.stage {
             Stage::Held(Hold { seq, .. }) => Some(seq),
@@ -201,7 +202,7 @@ impl Machine {
         }
     }
 
-    /// Whether nothing is held, wanted or on its way.
+    /// Whether there is no request and no unanswered Finish.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.finishing.is_empty()
     }
@@ -225,25 +226,26 @@ impl Machine {
         seq
     }
 
-    /// Every command up to here is answered (R1, R2: live requests may be passed).
+    /// The highest seq up to which all commands are answered (R1, R2: live requests may be passed).
     fn done_through(&self) -> Seq {
         let first = self.unanswered.first().map_or(self.next_seq, |seq| seq.0);
         Seq(first - 1)
     }
 
-    /// Sends whatever can be sent now, and tells whoever has waited long enough.
+    /// Sends everything that can be sent now, and ends waits that are due.
     fn progress(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         let due = self.look_at.is_some_and(|at| now >= at);
         if due {
             self.give_up_waits(now, out);
         }
         if self.stopping && self.belief.is_some_and(|until| now >= until) {
-            // Who leaves need not go on saying goodbye to a service that has been silent for a whole ttl: the session
-            // ends there by itself.
+            // A session in shutdown stops its retries once the service has been silent for a whole ttl: the service has
+            // ended the session by then.
             self.session_gone(now, LossCause::ShutDown, out);
         }
         if let Link::Live { .. } = self.link {
-            // New numbers are given when an acquire leaves and when an end begins: ends first keeps them in order (R5).
+            // Seqs are assigned when an acquire is sent and when a Finish is created: sending Finishes first keeps the
+            // order (R5).
             self.send_finishes(now, due, out);
             self.send_acquires(now, due, out);
         }
@@ -256,7 +258,7 @@ impl Machine {
         }
     }
 
-    /// Whether the session can be believed in for at least `need` more.
+    /// Whether the session's lease is valid for at least `need` more.
     fn believes(&self, now: BootInstant, need: Duration) -> bool {
         match (self.spec.ttl, self.belief) {
             (None, _) => true,
@@ -265,7 +267,7 @@ impl Machine {
         }
     }
 
-    /// The session's deadline, and the holds' own (P5, `max_hold`, breaks).
+    /// Checks the session's deadline and the holds' own deadlines (P5, `max_hold`, breaks).
     fn pass_deadlines(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         let expired = self.belief.is_some_and(|until| now >= until);
         let held = |request: &Request| matches!(request.stage, Stage::Held(_));
@@ -289,12 +291,12 @@ impl Machine {
             }
         }
         if expired && !self.renews() {
-            // Nobody will move this deadline again: whoever comes next opens a session anew.
+            // No renewal moves this deadline any more: the next request opens a new session.
             self.session_gone(now, LossCause::Expired, out);
         }
     }
 
-    /// Ends a hold's life here; its `Finish` goes out with the next progress.
+    /// Ends a hold; the next `progress` sends its `Finish`.
     fn end_hold(&mut self, key: Key, waiting: Option<Outcome>) {
         let Some(Request { stage: Stage::Held(hold), .. }) = self.remove(key) else { return };
         self.finish(hold.seq, waiting.map(|outcome| (key, outcome)));
@@ -320,7 +322,7 @@ impl Machine {
         }
     }
 
-    /// A caller that waits for the outcome of a Finish is gone: the Finish itself goes on, sent by the worker.
+    /// Handles a caller that stopped waiting for a Finish: the worker sends the Finish instead.
     fn abandon_finish(&mut self, key: Key) {
         for (&seq, finishing) in &mut self.finishing {
             if finishing.waiting.is_some_and(|(waiting, _)| waiting == key) {

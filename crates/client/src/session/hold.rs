@@ -1,4 +1,4 @@
-//! A request on its caller's side: the letters it gets, the calls it carries, and what a guard asks.
+//! The caller's side of a request: its letters, the calls that it drives, and the state behind a guard.
 
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::mailbox::Reader;
 use crate::observe;
 use crate::time::BootInstant;
 
-/// What a guard asks without any lock or I/O.
+/// The state that a guard reads without locks or I/O.
 pub(crate) struct Hold {
     lost: CancellationToken,
     cause: OnceLock<LossCause>,
@@ -36,7 +36,7 @@ pub(crate) struct HoldHandle {
     over: bool,
 }
 
-/// The backend call that a caller's task carries at the moment.
+/// The backend call that a caller's task drives at the moment.
 type Carried = Option<(CallId, BoxFuture<Result<Answer, CallError>>)>;
 
 impl Hold {
@@ -51,8 +51,8 @@ impl Hold {
         self.lost.cancel();
     }
 
-    /// Until when the hold may be relied on; `None` if it has no deadline. `deadline` reads the session's, in nanoseconds,
-    /// `u64::MAX` where it has none; `now` reads the clock.
+    /// The hold's deadline; `None` if it has none. `deadline` reads the session's deadline in nanoseconds, `u64::MAX`
+    /// if it has none; `now` reads the clock.
     fn valid_until(
         &self,
         deadline: impl FnOnce() -> u64,
@@ -61,7 +61,8 @@ impl Hold {
     ) -> Result<Option<BootInstant>, Lost> {
         let own = self.ends_at.load(Ordering::SeqCst);
         let deadline = deadline();
-        // Read after the deadline: a loss is signalled before a later deadline is stored, so with that one it is seen.
+        // Read after the deadline: a loss is signalled before a later deadline is stored, so a thread that reads the
+        // later deadline also sees the loss.
         if let Some(&cause) = self.cause.get() {
             return Err(Lost { cause });
         }
@@ -71,7 +72,7 @@ impl Hold {
         }
         let cause = if own < deadline { LossCause::MaxHold } else { LossCause::Expired };
         self.lose(cause, backend);
-        // The cell has the first cause, which the machine may have set.
+        // The cell holds the first cause, which the machine may have set concurrently.
         Err(Lost { cause: self.cause.get().copied().unwrap_or(cause) })
     }
 }
@@ -82,7 +83,7 @@ impl HoldHandle {
         Self { session, key, letters, hold, granted: Granted::default(), since, over: false }
     }
 
-    /// Waits until it is granted.
+    /// Waits until the request is granted.
     pub(super) async fn until_held(
         &mut self,
         want: &Want,
@@ -113,19 +114,19 @@ impl HoldHandle {
         }
     }
 
-    /// Fires when the hold is lost, at its deadline at the latest (P5).
+    /// Fires when the hold is lost, no later than its deadline (P5).
     pub(crate) fn lost(&self) -> &CancellationToken {
         &self.hold.lost
     }
 
-    /// Until when the hold may be relied on; `None` if it has no deadline. `Err` if that moment has come (P5).
+    /// The hold's deadline; `None` if it has none. `Err` if the deadline has passed (P5).
     pub(crate) fn valid_until(&self) -> Result<Option<BootInstant>, Lost> {
         let inner = &self.session.0;
         let deadline = || if inner.has_ttl { inner.belief.load(Ordering::SeqCst) } else { u64::MAX };
         self.hold.valid_until(deadline, || inner.clock.now(), inner.name())
     }
 
-    /// Waits until [`Self::valid_until`] is another than `known`, and returns it.
+    /// Waits until [`Self::valid_until`] differs from `known`, and returns it.
     pub(crate) async fn valid_until_changes(
         &self,
         known: Option<BootInstant>,
@@ -133,7 +134,7 @@ impl HoldHandle {
         loop {
             let moved = self.session.0.deadline_moved.notified();
             tokio::pin!(moved);
-            // From here on no move is missed.
+            // From here on no notification is missed.
             moved.as_mut().enable();
             let until = self.valid_until()?;
             if until != known {
@@ -150,7 +151,7 @@ impl HoldHandle {
         self.session.0.clock.now()
     }
 
-    /// Gives the hold back and waits for the answer.
+    /// Releases the hold and waits for the answer.
     pub(crate) async fn release(mut self) -> Releasing {
         self.session.0.input(Input::Release(self.key, can_carry()));
         let mut carried = None;
@@ -162,7 +163,7 @@ impl HoldHandle {
         }
     }
 
-    /// The next letter for this caller; meanwhile carries the call it was given last.
+    /// The next letter for this caller; meanwhile drives the call that it received last.
     async fn next_letter(&mut self, carried: &mut Carried) -> Letter {
         loop {
             let work = poll_fn(|context| match carried {
@@ -182,21 +183,22 @@ impl HoldHandle {
                 done = work => done,
             };
             *carried = None;
-            // What comes of it is read right away: a task that wakes itself is run once more, and wakes a thread for it.
+            // Letters caused by this input are read by the next iteration: a wake-up here would schedule this task once
+            // more and wake a thread for it.
             self.letters.look_up();
             self.session.0.input(Input::Event(to_event(call, result)));
         }
     }
 
-    /// Asks the backend whether it still holds. One round trip.
+    /// Checks with the backend that the hold is live. One round trip.
     pub(crate) async fn verify(&self) -> Result<(), VerifyError> {
         self.valid_until()?;
         let inner = &self.session.0;
         let asked = inner.with_state(|state| {
             let seq = state.machine.seq_of(self.key)?;
             let want = state.callers.get(&self.key)?.wanted.clone();
-            // A retry of the acquire is answered by the request's present state (P7-a). Under the lock: in a session
-            // that is opened a moment later this number would be a new request.
+            // A retry of the acquire returns the request's present state (P7-a). Submitted under the lock: in a session
+            // opened a moment later this seq would be a new request.
             let call = Call::Acquire { seq, done_through: Seq(0), want, wait_left: Some(Duration::ZERO) };
             Some((seq, state.generation, state.conn.submit(call)))
         });
@@ -223,7 +225,7 @@ impl HoldHandle {
         Lost { cause: self.hold.cause.get().copied().unwrap_or(cause) }
     }
 
-    /// Descriptors that keep the hold alive in whatever process has them; none where no descriptor holds.
+    /// Descriptors that keep the hold alive in any process that has them; empty where no descriptor holds it.
     pub(crate) fn descriptors(&self) -> Vec<std::os::fd::RawFd> {
         let found = self
             .session
@@ -245,9 +247,9 @@ impl Drop for HoldHandle {
 mod tests {
     use super::*;
 
-    /// The machine signals a loss first and moves the deadline later; a caller may read between the two.
+    /// The machine signals a loss before it moves the deadline; a caller may read between the two.
     #[test]
-    fn a_hold_lost_before_the_deadline_moves_is_lost_to_who_reads_the_later_deadline() {
+    fn a_loss_is_visible_to_a_reader_of_the_later_deadline() {
         let hold = Hold::new();
         let deadline = || {
             hold.lose(LossCause::Broken, "memory");

@@ -1,4 +1,4 @@
-//! What the driver must not mix up: words on one session and words on the next.
+//! The driver keeps the pushes of consecutive sessions apart, and loses no input of concurrent threads.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::error::{BackendError, LossCause};
 use crate::info::LockInfo;
 use crate::locks::Locks;
 
-/// `memory:` that keeps every way by which a session's pushes come, to say something on it later.
+/// `memory:` with the push senders of all sessions recorded, so that a test can send late pushes.
 struct Spy {
     memory: Arc<dyn Backend>,
     pushes: Arc<Mutex<Vec<UnboundedSender<Push>>>>,
@@ -45,7 +45,7 @@ impl Backend for Spy {
 }
 
 #[tokio::test]
-async fn a_late_word_on_a_session_that_is_over_does_not_end_the_next_one() {
+async fn a_late_push_for_an_ended_session_does_not_end_the_next_one() {
     let pushes = Arc::new(Mutex::new(Vec::new()));
     let memory = crate::backends::connect("memory:").await.unwrap();
     let locks = Locks::over(Arc::new(Spy { memory, pushes: pushes.clone() }), "alice");
@@ -64,9 +64,9 @@ async fn a_late_word_on_a_session_that_is_over_does_not_end_the_next_one() {
     second.verify().await.unwrap();
 }
 
-/// A thread that has something to say to a session that another one is at does not wait for it, and is heard.
+/// A thread whose input meets a locked state does not block, and its input is processed by the lock's holder.
 #[tokio::test]
-async fn what_is_said_while_another_thread_has_the_state_is_heard_by_that_one() {
+async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
     let backend = crate::backends::connect("memory:").await.unwrap();
     let spec = Spec {
         ttl: Some(Duration::from_secs(30)),
@@ -107,7 +107,7 @@ async fn what_is_said_while_another_thread_has_the_state_is_heard_by_that_one() 
     assert!(session.is_closed());
 }
 
-/// Whatever the threads that meet at a session, nothing that one of them says is lost: a caller would wait for ever.
+/// No input of concurrent threads is lost: its caller would wait forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn many_callers_on_many_threads_are_all_answered() {
     let locks = Locks::connect("memory:").await.unwrap();

@@ -1,4 +1,4 @@
-//! Three nodes of the service: any of them will do for a client, and a leader may go.
+//! Three nodes of the service: clients may connect to any of them, and the leader may stop.
 #![cfg(feature = "service")]
 
 mod nodes;
@@ -22,7 +22,7 @@ fn check(name: &str, token: u64) -> v1::CheckTokenRequest {
     v1::CheckTokenRequest { name: name.to_owned(), token }
 }
 
-/// By the raw interface: the library would find the leader itself.
+/// Uses the raw interface, because the library would find the leader by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_follower_answers_every_call_as_its_leader_does() {
     let nodes = Nodes::start();
@@ -80,7 +80,7 @@ async fn a_follower_answers_every_call_as_its_leader_does() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_watch_at_a_follower_tells_the_state_and_every_change() {
+async fn a_watch_at_a_follower_sends_the_state_and_every_change() {
     let nodes = Nodes::start();
     let leader = nodes.leader().await;
     let locks = nodes.client(leader).await;
@@ -97,9 +97,9 @@ async fn a_watch_at_a_follower_tells_the_state_and_every_change() {
     assert!(matches!(next().await, What::Changed(lock) if lock.name == "w/a" && lock.holds.is_empty()));
 }
 
-/// Nothing but the one address is known: of the others it hears at that node, and from the leader.
+/// The client starts with one address; that node and the leader report the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_address_of_a_follower_is_all_that_a_client_needs() {
+async fn the_address_of_a_follower_is_sufficient_for_a_client() {
     let nodes = Nodes::start();
     let follower = nodes.others(nodes.leader().await)[0];
     let locks = nodes.client(follower).await;
@@ -119,9 +119,9 @@ async fn the_address_of_a_follower_is_all_that_a_client_needs() {
     held.release().await.unwrap();
 }
 
-/// P9, P7: its clients go along, and no call is lost that was asked of another.
+/// P9, P7: the leader's clients move to another node, and calls to other nodes are not lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_leader_that_stops_costs_no_hold_no_place_and_no_call() {
+async fn a_stopping_leader_loses_no_hold_no_waiter_and_no_call() {
     let mut nodes = Nodes::start();
     let leader = nodes.leader().await;
     let [one, two] = nodes.others(leader)[..] else { panic!("there are three") };

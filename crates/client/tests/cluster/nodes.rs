@@ -1,4 +1,4 @@
-//! Three nodes of the service in this process, on ports of their own.
+//! Three nodes of the service in this process, on separate ports.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc;
@@ -13,7 +13,7 @@ use lockkeeper_wire::v1::{Role, StatusRequest};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
-/// Far longer than anything here takes.
+/// Far longer than any step takes.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Nodes {
@@ -23,14 +23,14 @@ pub(crate) struct Nodes {
 
 struct Node {
     options: ServerOptions,
-    /// Bound for as long as this lives, so that nobody else is given them.
+    /// Reserved while this value lives, so that no other process gets the ports.
     clients: Port,
     _peers: Port,
     serving: Option<(Running, Serving)>,
 }
 
 impl Nodes {
-    /// A new cluster of three.
+    /// A new cluster of three nodes.
     pub(crate) fn start() -> Self {
         let data = tempfile::tempdir().unwrap();
         let ports: Vec<(Port, Port)> = (0..3).map(|_| (Port::free(), Port::free())).collect();
@@ -47,7 +47,7 @@ impl Nodes {
             Node { options, clients, _peers: peers, serving: None }
         };
         let mut nodes: Vec<Node> = (1..).zip(ports).map(node).collect();
-        // None of them serves before all have met.
+        // No node serves before all have met, so they are started together.
         let begun: Vec<_> = nodes.iter().map(|node| begin(node.options.clone())).collect();
         for (node, (thread, ready)) in nodes.iter_mut().zip(begun) {
             let running = ready.recv_timeout(DEADLINE).expect("the node was to serve");
@@ -56,12 +56,12 @@ impl Nodes {
         Self { nodes, _data: data }
     }
 
-    /// Where a node serves clients.
+    /// A node's address for clients.
     pub(crate) fn address(&self, node: usize) -> String {
         format!("127.0.0.1:{}", self.nodes[node].clients.number())
     }
 
-    /// A client that knows one node only.
+    /// A client with the address of one node only.
     pub(crate) async fn client(&self, node: usize) -> Locks {
         Locks::connect(&format!("lockkeeper://{}", self.address(node))).await.unwrap()
     }
@@ -77,7 +77,7 @@ impl Nodes {
         endpoint.connect().await.unwrap()
     }
 
-    /// Who leads, once all that run agree.
+    /// The leader, once all running nodes agree.
     pub(crate) async fn leader(&self) -> usize {
         let begun = Instant::now();
         loop {
@@ -95,12 +95,12 @@ impl Nodes {
         }
     }
 
-    /// Those that follow.
+    /// All nodes except `leader`.
     pub(crate) fn others(&self, leader: usize) -> Vec<usize> {
         (0..self.nodes.len()).filter(|&node| node != leader).collect()
     }
 
-    /// As SIGTERM does. Blocks until the node has ended.
+    /// Stops a node as SIGTERM does. Blocks until the node has ended.
     pub(crate) fn stop(&mut self, node: usize) {
         self.nodes[node].end();
     }
@@ -108,7 +108,7 @@ impl Nodes {
 
 type Serving = JoinHandle<Result<(), ServeError>>;
 
-/// Starts a node; tells when it serves.
+/// Starts a node; the channel receives a value once it serves.
 fn begin(options: ServerOptions) -> (Serving, mpsc::Receiver<Running>) {
     let (sender, ready) = mpsc::channel();
     let serve = move || lockkeeper_server::run(options, move |running| sender.send(running).unwrap());
@@ -126,11 +126,11 @@ impl Node {
 
 impl Drop for Nodes {
     fn drop(&mut self) {
-        // All at once: none of them hands over to one that is about to end as well.
+        // All at once, so that no leader transfers its leadership to a node that is about to stop.
         let serving: Vec<_> = self.nodes.iter_mut().filter_map(|node| node.serving.take()).collect();
         serving.iter().for_each(|(running, _)| running.stop());
         for (_, thread) in serving {
-            // A test that has failed says more than what comes of its end.
+            // If the test has failed, its own panic is more useful than the result of the shutdown.
             let _ = thread.join();
         }
     }

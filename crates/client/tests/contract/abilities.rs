@@ -1,4 +1,4 @@
-//! Derives every ability by trying it.
+//! Measures every ability by trying it.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub(crate) async fn compare(subject: &impl Subject) {
             "subtree" => subtree(subject).await,
             "multi" => multi(subject).await,
             "wait" => waits(subject).await,
-            // An order that nobody promises may be kept by chance.
+            // The order may be right by chance although the backend does not guarantee it.
             "fair" => fair(subject).await && declared,
             "keep_closed" => keep_closed(subject).await,
             "lock_delay" => lock_delay(subject).await,
@@ -37,7 +37,7 @@ pub(crate) async fn compare(subject: &impl Subject) {
     assert!(wrong.is_empty(), "{}: (ability, declared, found): {wrong:?}", subject.scheme());
 }
 
-/// A hold, or `None` where it can't be had at once, by P11 with a clear error where it can't be had at all.
+/// Tries to acquire without waiting. A missing ability must be a clear error (P11).
 async fn attempt(lock: Lock<Unfenced>) -> Attempt {
     match lock.wait(Wait::No).acquire().await {
         Ok(guard) => Attempt::Held(guard),
@@ -138,7 +138,7 @@ async fn multi(subject: &impl Subject) -> bool {
     let a = attempt(two.mutex("abilities/multi/a")).await;
     let b = attempt(two.mutex("abilities/multi/b")).await;
     let joined = attempt(two.mutex("abilities/multi/aabilities/multi/b")).await;
-    // rslock joined the names to one key: neither was excluded (peers' flaw 17).
+    // The rslock client joins the names to one key, so that neither name is excluded.
     both.is_held() && a.is_busy() && b.is_busy() && joined.is_held()
 }
 
@@ -239,7 +239,7 @@ async fn breaks(subject: &impl Subject) -> bool {
     let lost = held.lost();
     until("the holder hears of the break", async || lost.is_cancelled().then_some(())).await;
     let early = attempt(two.mutex("abilities/break")).await.is_busy();
-    // Its holder gives it back when the grace is over; nobody has to wait for a ttl.
+    // The holder's library releases the lock when the grace period is over, long before a ttl.
     subject.pass(2 * SECOND).await;
     early && two.mutex("abilities/break").wait(Wait::For(20 * SECOND)).acquire().await.is_ok()
 }

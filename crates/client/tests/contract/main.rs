@@ -1,7 +1,7 @@
-//! The contract: what a backend says it can do and which promises it keeps is *derived* here by trying, and compared
-//! with its `Capabilities` and with its page in docs/backends/ (P11).
+//! The contract suite: the abilities and promises of a backend are *measured* here, and compared with its
+//! `Capabilities` and with its page in docs/backends/ (P11).
 //!
-//! A further backend costs one module in `subjects/`, one line in `contracts!`, and one page.
+//! A new backend adds one module in `subjects/`, one line in `contracts!`, and one page.
 
 mod abilities;
 mod page;
@@ -28,7 +28,7 @@ macro_rules! contracts {
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn the_page_says_what_the_code_says() {
+            async fn the_page_matches_the_code() {
                 crate::page::compare(&$subject).await;
             }
         }

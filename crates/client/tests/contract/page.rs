@@ -1,10 +1,10 @@
-//! Holds the pages in docs/backends/ against the code: their tables of abilities and promises.
+//! Compares the tables of abilities and promises in docs/backends/ with the code.
 
 use std::path::Path;
 
 use crate::subject::Subject;
 
-/// The rows `| first | second | …` of a page: the first cell, and the one of a column.
+/// The rows `| first | second | …` of a page: the first cell, and the cell of a column.
 fn rows(page: &str, column: usize) -> Vec<(String, String)> {
     let row = |line: &str| {
         let cells: Vec<&str> =

@@ -1,7 +1,7 @@
-//! Derives which of P1–P12 (docs/SAFETY.md) a backend keeps, by scenarios.
+//! Measures by scenarios which of P1–P12 (docs/SAFETY.md) a backend keeps.
 //!
-//! Each promise has an everyday case and, where there is one, a hard case. Kept: both go well. Kept if …: only the
-//! everyday case does, and the condition says what the hard case lacks. Not kept: the everyday case goes wrong.
+//! Each promise has a common case and, where there is one, a hard case. Kept: both succeed. Kept if …: only the common
+//! case does, and the condition names what the hard case lacks. Not kept: the common case fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -67,7 +67,7 @@ async fn derive(subject: &impl Subject, promise: usize) -> Found {
     }
 }
 
-/// Clients in parallel, readers and writers: nobody meets a conflicting holder.
+/// Concurrent clients, readers and writers: none meets a conflicting holder.
 async fn p1_exclusion(subject: &impl Subject) -> bool {
     let writers = Arc::new(AtomicI64::new(0));
     let readers = Arc::new(AtomicI64::new(0));
@@ -105,7 +105,7 @@ async fn token(subject: &impl Subject, label: &str, name: &str) -> Option<Token>
     token
 }
 
-/// Tokens rise from holder to holder, also when the lock was forgotten in between.
+/// Tokens rise from holder to holder, even if the lock was idle in between.
 async fn p2_rising(subject: &impl Subject) -> bool {
     let mut last = None;
     for round in 0..10 {
@@ -128,7 +128,7 @@ async fn p2_after_restart(subject: &impl Subject) -> bool {
     before < after && after < wiped
 }
 
-/// A holder that stalls past its time wakes and writes: the fence turns it away, and nothing is lost.
+/// A stalled holder resumes after its lease and writes: the fence rejects the write, and no update is lost.
 async fn p3_fenced_sections(subject: &impl Subject) -> bool {
     let Some((stalled, next)) = taken_over(subject, "promises/p3").await else { return false };
     let (fence, mut value) = (MemoryFence::new(), 10);
@@ -143,7 +143,7 @@ async fn p3_fenced_sections(subject: &impl Subject) -> bool {
     late.is_err() && value == 11
 }
 
-/// A holder, whose lock is then taken away and held by the next.
+/// A holder whose lock was taken away, and the next holder.
 async fn taken_over(subject: &impl Subject, name: &str) -> Option<(Guard<Unfenced>, Guard<Unfenced>)> {
     let label = format!("stalls in {name}");
     let mut lock = subject.client(&label).await.mutex(name).grace(SECOND / 10);
@@ -156,7 +156,7 @@ async fn taken_over(subject: &impl Subject, name: &str) -> Option<(Guard<Unfence
     Some((stalled, next))
 }
 
-/// The late release of a former holder frees nobody else's lock.
+/// The late release of a former holder does not free the next holder's lock.
 async fn p4_late_release(subject: &impl Subject) -> bool {
     let Some((former, next)) = taken_over(subject, "promises/p4").await else { return false };
     let refused =
@@ -165,7 +165,7 @@ async fn p4_late_release(subject: &impl Subject) -> bool {
     refused && third.is_none() && next.verify().await.is_ok()
 }
 
-/// Whenever the next one holds, the former holder knows that it does not.
+/// Whenever the next client holds the lock, the former holder's guard reports the loss.
 async fn p5_knows_first(subject: &impl Subject) -> bool {
     for round in 0..5 {
         let name = format!("promises/p5/{round}");
@@ -177,9 +177,9 @@ async fn p5_knows_first(subject: &impl Subject) -> bool {
     true
 }
 
-/// A keep-alive that overtakes an acquire of its session did not renew that hold: its holder knows first all the same.
+/// A keep-alive that overtakes an acquire of its session does not renew that hold: the holder still loses it in time.
 async fn p5_overtaken(subject: &impl Subject) -> bool {
-    // A keep-alive comes every third of the ttl; an attempt has a sixth of it for its answer.
+    // Keep-alives are sent every third of the ttl; an attempt must be answered within a sixth of it.
     let (name, ttl) = ("promises/p5/overtaken", 12 * SECOND);
     if !subject.hold_back(name) {
         return true;
@@ -188,7 +188,7 @@ async fn p5_overtaken(subject: &impl Subject) -> bool {
     let locks = subject.client(label).await;
     let lock = |name: &str| locks.mutex(name).ttl(ttl);
     let other = lock("promises/p5/other").acquire().await.unwrap();
-    // By now the callers' own connections are there, where a backend has them.
+    // By now callers have their own connections, if the backend uses them.
     lock("promises/p5/warm").acquire().await.unwrap().release().await.unwrap();
     until("the next keep-alive is near", async || other.check(ttl * 7 / 10).is_err().then_some(())).await;
     let before = other.valid_until();
@@ -205,7 +205,7 @@ async fn p5_overtaken(subject: &impl Subject) -> bool {
     knows && next.is_ok()
 }
 
-/// What is not acknowledged moves no deadline; where nothing expires there is none to move.
+/// Only acknowledged keep-alives move a deadline; where nothing expires there is no deadline.
 async fn p6_confirmed(subject: &impl Subject) -> bool {
     let held =
         subject.client("keeps alive").await.mutex("promises/p6").max_hold(None).acquire().await.unwrap();
@@ -221,7 +221,7 @@ async fn held_by_ttl(subject: &impl Subject) -> bool {
     subject.client("asks").await.capabilities().ttl
 }
 
-/// Lost calls and answers, and futures dropped half-way, leave no orphan and never grant twice.
+/// Lost calls, lost answers and dropped futures leave no orphan and never grant twice.
 async fn p7_retries(subject: &impl Subject) -> bool {
     let name = "promises/p7";
     let locks = subject.client("retries").await;
@@ -255,7 +255,7 @@ async fn p7_retries(subject: &impl Subject) -> bool {
     tokens_rise || tokens[0].is_none()
 }
 
-/// Retries need time; with virtual time somebody must let it pass.
+/// Retries take time, and virtual time must be advanced for them.
 async fn while_time_passes<T>(subject: &impl Subject, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     loop {
@@ -266,7 +266,7 @@ async fn while_time_passes<T>(subject: &impl Subject, work: impl Future<Output =
     }
 }
 
-/// A waiter that gave up or died blocks nobody, and is never granted.
+/// A waiter that gave up or died blocks no other, and is never granted.
 async fn p8_dead_waiter(subject: &impl Subject) -> bool {
     let name = "promises/p8";
     let locks = subject.client("holds").await;
@@ -286,8 +286,8 @@ async fn p8_dead_waiter(subject: &impl Subject) -> bool {
     gave_up && second.await.unwrap().is_ok()
 }
 
-/// A stall of the service ends no session: places in the queue survive, holders whose deadline passed know it, and
-/// new acquires work.
+/// A stall of the service ends no session: places in the queue survive, holders past their deadline report the loss,
+/// and new acquires succeed.
 async fn p9_stall(subject: &impl Subject) -> bool {
     let name = "promises/p9";
     let locks = subject.client("holds").await;
@@ -303,7 +303,7 @@ async fn p9_stall(subject: &impl Subject) -> bool {
     knows && next.is_ok_and(|next| next.check(SECOND).is_ok()) && again.is_ok()
 }
 
-/// A lock that was granted is held after the service started anew.
+/// A granted lock is still held after a restart of the service.
 async fn p10_durable(subject: &impl Subject) -> Found {
     let held = subject.client("holds").await.mutex("promises/p10").acquire().await.unwrap();
     subject.restart().await;
@@ -312,7 +312,7 @@ async fn p10_durable(subject: &impl Subject) -> Found {
     if free { Found::NotKept } else { Found::Kept }
 }
 
-/// What it can't do is an error that says so, before anything is sent.
+/// A missing ability is reported as an error before anything is sent.
 async fn p11_said_once(subject: &impl Subject) -> bool {
     let locks = subject.client("asks").await;
     let can = locks.capabilities().clone();
@@ -327,25 +327,25 @@ async fn p11_said_once(subject: &impl Subject) -> bool {
         && (can.lock_delay || refused(locks.mutex(name).lock_delay(SECOND)).await)
 }
 
-/// A release that got no answer is said to be in doubt, not to have worked; and it is not forgotten.
+/// A release without an answer is reported as ambiguous, not as successful; and it is retried.
 async fn p12_unknown(subject: &impl Subject) -> bool {
     let name = "promises/p12";
     let locks = subject.client("releases").await;
     let held = locks.mutex(name).acquire().await.unwrap();
     if !subject.lose_calls(1) {
-        // Nothing lies between client and service in which an answer could be lost.
+        // No network in between, so no answer can be lost.
         return held.release().await.is_ok();
     }
     let said = held.release().await;
     let name = name.parse().unwrap();
     let honest = match said {
         Err(ReleaseError::Ambiguous) => true,
-        // The call that was lost was another one, or it was found out what became of it: then it must be so.
+        // Another call was lost, or the outcome was found out: then the lock must be free.
         Ok(()) => {
             let looks = subject.client("looks").await;
             until("somebody looks", async || looks.inspect(&name).await.ok()).await.holders.is_empty()
         }
-        // Where a connection is what holds, its end is known to be the hold's.
+        // Where a connection holds the lock, the end of the connection is known to end the hold.
         Err(ReleaseError::AlreadyLost(cause)) => {
             cause == LossCause::Disconnected && !locks.capabilities().ttl
         }

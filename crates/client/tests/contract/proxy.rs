@@ -1,4 +1,4 @@
-//! What lies between a client and the service: a proxy that can lose what passes through it.
+//! A proxy between a client and the service, which injects network faults.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -9,28 +9,28 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 #[derive(Clone, Default)]
 pub(crate) struct Faults {
     state: Arc<Mutex<State>>,
-    /// [`Faults::let_go`] was called.
+    /// Notified by [`Faults::let_go`].
     let_go: Arc<Condvar>,
 }
 
 #[derive(Default)]
 struct State {
     cut_off: BTreeSet<String>,
-    /// Clients that hear nothing any more, nor are heard, while their connections stay.
+    /// Clients without any traffic in either direction, whose connections stay open.
     silent: BTreeSet<String>,
     lose_answers: u32,
     lose_calls: u32,
     hold_back: HoldBack,
-    /// Addresses that a client is told, and what it is told instead: texts of the same length.
+    /// Addresses of nodes to be replaced in the traffic to a client, with their replacements of the same length.
     instead: BTreeMap<String, Vec<(String, String)>>,
-    /// Every connection with the label of its client.
+    /// Every connection, with the label of its client.
     open: Vec<(String, TcpStream)>,
 }
 
-/// Pieces that reach the service only once they are let go, and everything behind them on their connections.
+/// Pieces of traffic that are delayed until released, with everything behind them on their connections.
 #[derive(Default)]
 struct HoldBack {
-    /// What the pieces contain, and how many more are held back.
+    /// The text that marks a piece, and how many more pieces are to be held back.
     next: Option<(String, usize)>,
     held: usize,
 }
@@ -47,24 +47,24 @@ impl Faults {
         self.state.lock().unwrap()
     }
 
-    /// The next `count` pieces that go to the service with `text` in them stay here until [`Faults::let_go`], and with
-    /// them what follows on their connections.
+    /// Holds back the next `count` pieces to the service that contain `text`, and the traffic behind them on their
+    /// connections, until [`Faults::let_go`].
     pub(crate) fn hold_back(&self, text: &str, count: usize) {
         self.state().hold_back = HoldBack { next: Some((text.to_owned(), count)), held: 0 };
     }
 
-    /// How many pieces are held back.
+    /// The number of pieces held back.
     pub(crate) fn held_back(&self) -> usize {
         self.state().hold_back.held
     }
 
-    /// Sends what is held back.
+    /// Sends the pieces held back.
     pub(crate) fn let_go(&self) {
         self.state().hold_back = HoldBack::default();
         self.let_go.notify_all();
     }
 
-    /// Waits while this piece is to be held back.
+    /// Waits while this piece must be held back.
     fn pass_or_wait(&self, piece: &[u8]) {
         let mut state = self.state();
         let Some((text, left @ 1..)) = &mut state.hold_back.next else { return };
@@ -76,14 +76,14 @@ impl Faults {
         let _unlocked = self.let_go.wait_while(state, |state| state.hold_back.held > 0).unwrap();
     }
 
-    /// Nothing of this client passes any more, and its connections are closed.
+    /// Blocks all traffic of this client and closes its connections.
     pub(crate) fn cut_off(&self, label: &str) {
         let mut state = self.state();
         state.cut_off.insert(label.to_owned());
         state.open.iter().filter(|(of, _)| of == label).for_each(|(_, stream)| close(stream));
     }
 
-    /// As a cable that is pulled: nothing of this client passes any more, and nobody is told.
+    /// Like a pulled cable: blocks all traffic of this client, and neither side sees its connections close.
     #[cfg_attr(not(feature = "postgres"), allow(dead_code, reason = "elsewhere a lease ends without a word"))]
     pub(crate) fn silence(&self, label: &str) {
         self.state().silent.insert(label.to_owned());
@@ -93,12 +93,12 @@ impl Faults {
         self.state().silent.contains(label)
     }
 
-    /// The next `count` pieces that come from the service are lost, each with its connection.
+    /// Loses the next `count` pieces from the service, each with its connection.
     pub(crate) fn lose_answers(&self, count: u32) {
         self.state().lose_answers = count;
     }
 
-    /// The next `count` pieces that go to the service are lost, each with its connection.
+    /// Loses the next `count` pieces to the service, each with its connection.
     pub(crate) fn lose_calls(&self, count: u32) {
         self.state().lose_calls = count;
     }
@@ -117,8 +117,8 @@ impl Faults {
         loses
     }
 
-    /// A proxy to each node of a service for one client; where they listen. Whatever a node tells of addresses is
-    /// told as those of the proxies, so that the client does not go round them.
+    /// Starts a proxy to each node of a service for one client; returns their addresses. In the nodes' messages,
+    /// addresses of nodes are replaced by those of the proxies, so that the client does not bypass them.
     pub(crate) fn proxies(&self, label: &str, nodes: &[SocketAddr]) -> Vec<SocketAddr> {
         let listeners: Vec<_> = nodes.iter().map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let proxies: Vec<_> = listeners.iter().map(|listener| listener.local_addr().unwrap()).collect();
@@ -135,7 +135,7 @@ impl Faults {
         proxies
     }
 
-    /// A proxy to the service for one client; where it listens.
+    /// Starts a proxy to the service for one client; returns its address.
     pub(crate) fn proxy(&self, label: &str, service: SocketAddr) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
@@ -148,7 +148,7 @@ impl Faults {
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
                 if faults.is_silent(&label) {
-                    // Not even a connection gets through, for which the service would wait.
+                    // The connection is not forwarded either: the service would wait for its traffic.
                     faults.state().open.push((label.clone(), client));
                     continue;
                 }

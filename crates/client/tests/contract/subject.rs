@@ -1,4 +1,4 @@
-//! What the suite must be able to do with a backend from outside.
+//! The operations on a backend that the suite needs.
 
 use std::time::Duration;
 
@@ -6,53 +6,53 @@ use lockkeeper::Locks;
 
 use crate::proxy::Faults;
 
-/// A backend under test. Every method that causes a fault says whether that fault exists here at all.
+/// A backend under test. Every method that injects a fault returns whether the fault exists for this backend.
 pub(crate) trait Subject: Sync {
     /// The URL scheme.
     fn scheme(&self) -> &'static str;
 
-    /// The page in docs/backends/, and the column of its tables that speaks of this subject.
+    /// The page in docs/backends/, and the column of its tables for this subject.
     fn page(&self) -> (&'static str, usize) {
         (self.scheme(), 1)
     }
 
-    /// The ttl of holds that are to be taken away, where that takes one: short, so that the suite is.
+    /// The ttl for holds that will be taken away, if that depends on the ttl: short, to keep the suite fast.
     fn ttl(&self) -> Option<Duration> {
         None
     }
 
-    /// A client of its own, which excludes the others.
+    /// A separate client, which excludes the others.
     async fn client(&self, label: &str) -> Locks;
 
-    /// Makes a client that holds `name` with these options, and then vanishes as a crashed process does. Returns when
-    /// the service can have noticed.
+    /// Creates a client that holds `name` with these options, and then vanishes like a crashed process. Returns once
+    /// the service can have detected that.
     async fn crash_closing(&self, name: &str, keep_closed: Duration, lock_delay: Duration);
 
-    /// Takes a lock away from a holder that has stopped listening, by the strongest means there is.
+    /// Takes a lock away from a holder that no longer responds, by the strongest means of the backend.
     async fn take_away(&self, label: &str, name: &str);
 
-    /// What lies between clients and the service, where something does.
+    /// The proxies between clients and the service, if there are any.
     fn faults(&self) -> Option<&Faults> {
         None
     }
 
-    /// From now on nothing of this client reaches the service. `false`: nothing lies between them.
+    /// Blocks all traffic of this client. `false`: there is no network in between.
     fn cut_off(&self, label: &str) -> bool {
         self.faults().map(|faults| faults.cut_off(label)).is_some()
     }
 
-    /// The answers to the next calls are lost. `false`: nothing lies between.
+    /// Loses the answers to the next calls. `false`: there is no network in between.
     fn lose_answers(&self, count: u32) -> bool {
         self.faults().map(|faults| faults.lose_answers(count)).is_some()
     }
 
-    /// The next calls are lost.
+    /// Loses the next calls.
     fn lose_calls(&self, count: u32) -> bool {
         self.faults().map(|faults| faults.lose_calls(count)).is_some()
     }
 
-    /// The next attempt to hold `name` is not confirmed before [`Subject::let_go`], while keep-alives are. `false`: an
-    /// attempt can't be overtaken here, or nothing is kept alive.
+    /// Delays the confirmation of the next attempt at `name` until [`Subject::let_go`], while keep-alives are
+    /// acknowledged. `false`: a keep-alive cannot overtake an attempt here, or there are no keep-alives.
     fn hold_back(&self, _name: &str) -> bool {
         false
     }
@@ -62,12 +62,12 @@ pub(crate) trait Subject: Sync {
         self.faults().is_some_and(|faults| faults.held_back() > 0)
     }
 
-    /// Lets the held attempt go on.
+    /// Releases the attempt.
     fn let_go(&self) {
         self.faults().inspect(|faults| faults.let_go());
     }
 
-    /// The service stands still for so long. `false`: there is no service.
+    /// Stalls the service for this duration. `false`: there is no service.
     fn stall(&self, duration: Duration) -> bool;
 
     /// Lets time pass.
@@ -75,14 +75,14 @@ pub(crate) trait Subject: Sync {
         tokio::time::sleep(duration).await;
     }
 
-    /// The service starts anew, with whatever it keeps.
+    /// Restarts the service with its durable state.
     async fn restart(&self);
 
-    /// What the service keeps is deleted, and it starts anew.
+    /// Deletes the service's durable state and restarts it.
     async fn wipe(&self);
 }
 
-/// Waits for a condition, with a deadline that is only there so that a failure ends.
+/// Waits for a condition; the deadline only makes a failure visible.
 pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     loop {
@@ -94,7 +94,7 @@ pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<
     }
 }
 
-/// Waits until so many wait for a lock.
+/// Waits until a lock has `count` waiters.
 pub(crate) async fn until_waiting(locks: &Locks, name: &str, count: usize) {
     let name = name.parse().unwrap();
     until(&format!("{count} waiters of {name}"), async || {

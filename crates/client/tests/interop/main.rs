@@ -1,10 +1,10 @@
-//! Interoperation: our locks and those of other projects' clients, on the same servers, exclude each other.
+//! Interoperation: Lockkeeper's locks and those of other projects' clients exclude each other on the same servers.
 //!
-//! The other side is always the real library in a real process ([`peer`]), so that what is proved is not our reading of
-//! its source. What must hold is written once ([`scenarios`]) and asked of each pair of a peer and a URL of ours. A
-//! further client costs one script in `peers/`, one module here, and a line in xtask/src/foreign.rs.
+//! The peer is always the real library in a real process ([`peer`]), so that the tests do not depend on our reading of
+//! its source. The requirements are written once ([`scenarios`]) and tested for each pair of a peer and a URL. A new
+//! client needs one script in `peers/`, one module here, and a line in xtask/src/foreign.rs.
 //!
-//! `cargo xtask test` installs the clients; without them every test here fails and says so.
+//! `cargo xtask test` installs the clients; without them every test here fails with a message about that.
 
 #[cfg(feature = "redlock")]
 mod node_redlock;
@@ -18,7 +18,7 @@ mod scenarios;
 #[cfg(feature = "redis")]
 mod script;
 
-/// One test per scenario, named after it, in the world that the module calls `start()` for.
+/// Defines one test per scenario, with the scenario's name, in the world created by `start()`.
 macro_rules! prove {
     ($start:expr => $($scenario:ident,)+) => {$(
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! node-redlock beside `redlock://`, on five servers, and beside `redis://`, on one.
+//! node-redlock with `redlock://` on five servers, and with `redis://` on one.
 
 use lockkeeper_rig::Redis;
 
@@ -6,7 +6,7 @@ use crate::prove;
 use crate::scenarios::{Leased, World};
 use crate::script::Script;
 
-/// Independent servers, of which both need a majority; or one, which is a majority of itself.
+/// Independent servers, of which both clients need a majority; or a single one, which is its own majority.
 struct Servers(Vec<Redis>);
 
 impl Servers {
@@ -38,7 +38,7 @@ impl Leased for Servers {
     }
 }
 
-/// Our URL of these servers.
+/// The `redlock://` URL of these servers.
 pub(crate) fn redlock_url(servers: &[Redis]) -> String {
     let hosts: Vec<String> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
     format!("redlock://{}", hosts.join(","))
@@ -49,20 +49,20 @@ mod on_five_servers {
 
     prove! {
         Servers::start(5) =>
-        two_of_them_exclude_each_other,
-        while_they_hold_we_are_told_who_and_get_it_after_their_release,
-        while_we_hold_they_fail_and_get_it_after_our_release,
-        when_they_crash_we_get_it,
-        when_we_crash_they_get_it,
-        our_renewals_keep_them_out,
-        their_late_release_does_not_free_ours,
-        our_late_release_does_not_free_theirs,
-        nothing_we_send_for_a_deleted_lock_touches_theirs,
+        two_peers_exclude_each_other,
+        a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
+        our_hold_excludes_peers_until_its_release,
+        a_crashed_peers_lock_is_granted_to_us,
+        our_crashed_holders_lock_is_granted_to_a_peer,
+        our_renewals_exclude_peers_beyond_the_ttl,
+        a_peers_late_release_does_not_free_our_lock,
+        our_late_release_does_not_free_a_peers_lock,
+        our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched,
     }
 
-    /// Two of five servers are gone: both still find the same majority.
+    /// With two of five servers down, both clients still need the same majority.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn without_a_minority_they_still_exclude_each_other() {
+    async fn the_clients_exclude_each_other_with_a_minority_of_servers_down() {
         use std::time::Duration;
 
         use crate::peer::Peer;
@@ -89,14 +89,14 @@ mod on_one_server {
 
     prove! {
         Servers::start(1) =>
-        two_of_them_exclude_each_other,
-        while_they_hold_we_are_told_who_and_get_it_after_their_release,
-        while_we_hold_they_fail_and_get_it_after_our_release,
-        when_they_crash_we_get_it,
-        when_we_crash_they_get_it,
-        our_renewals_keep_them_out,
-        their_late_release_does_not_free_ours,
-        our_late_release_does_not_free_theirs,
-        nothing_we_send_for_a_deleted_lock_touches_theirs,
+        two_peers_exclude_each_other,
+        a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
+        our_hold_excludes_peers_until_its_release,
+        a_crashed_peers_lock_is_granted_to_us,
+        our_crashed_holders_lock_is_granted_to_a_peer,
+        our_renewals_exclude_peers_beyond_the_ttl,
+        a_peers_late_release_does_not_free_our_lock,
+        our_late_release_does_not_free_a_peers_lock,
+        our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched,
     }
 }

@@ -1,4 +1,4 @@
-//! Our own side of the scenarios: a waiter that is known to wait, and a holder that can be killed.
+//! Lockkeeper's side of the scenarios: a waiter that is known to be queued, and a holder that can be killed.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -7,21 +7,21 @@ use std::time::Duration;
 use lockkeeper::{AcquireError, Guard, Locks, Unfenced};
 use tokio::task::JoinHandle;
 
-/// Tells this test binary, started anew, to hold a lock until it is killed: `url name ttl_ms`.
+/// Environment variable that makes a copy of this test binary hold a lock until it is killed: `url name ttl_ms`.
 const HOLD: &str = "LOCKKEEPER_INTEROP_HOLD";
 
-/// Only there so that a failure ends.
+/// Only bounds the duration of a failing test.
 const COMES_WITHIN: Duration = Duration::from_secs(30);
 
 /// An acquire that waits.
 pub(crate) struct Waiter(JoinHandle<Result<Guard<Unfenced>, AcquireError>>);
 
 impl Waiter {
-    /// Begins to wait for a lock that isn't free. Returns when it is queued.
+    /// Starts waiting for a lock that is not free. Returns once the request is queued.
     pub(crate) async fn start(locks: &Locks, name: &str, ttl: Duration) -> Self {
         let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
         let lock = locks.mutex(name).ttl(ttl).on_queued(move |ahead| {
-            // Later calls may find that nobody listens any more.
+            // The send fails for later calls, once the receiver is dropped.
             let _ = tell.send(ahead);
         });
         let waiter = tokio::spawn(async move { lock.acquire().await });
@@ -30,18 +30,18 @@ impl Waiter {
         Self(waiter)
     }
 
-    /// Its grant.
+    /// Waits for the grant.
     pub(crate) async fn granted(self) -> Guard<Unfenced> {
         let granted = tokio::time::timeout(COMES_WITHIN, self.0).await;
         granted.expect("the lock is free, so our waiter gets it").unwrap().unwrap()
     }
 }
 
-/// A process that holds a lock with our library. Killed when dropped.
+/// A process that holds a lock through Lockkeeper's library. Killed when dropped.
 pub(crate) struct Holder(Child);
 
 impl Holder {
-    /// Starts it. Returns when it holds.
+    /// Starts the process. Returns once it holds the lock.
     pub(crate) fn start(url: &str, name: &str, ttl: Duration) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "ours::the_process_that_is_killed", "--nocapture"])
@@ -55,7 +55,7 @@ impl Holder {
         holder
     }
 
-    /// Ends it by `kill -9`.
+    /// Ends the process by `kill -9`.
     pub(crate) fn crash(mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -64,13 +64,13 @@ impl Holder {
 
 impl Drop for Holder {
     fn drop(&mut self) {
-        // It may have ended already, and a panic may be under way.
+        // It may have ended already, and a panic may be in progress.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Not a scenario, but the victim of one: without its order it only shows that it has none.
+/// Main function of the process that is killed; does nothing unless the variable is set.
 #[test]
 fn the_process_that_is_killed() {
     let Ok(order) = std::env::var(HOLD) else { return };

@@ -1,7 +1,7 @@
-//! A process of another project's client, driven by one line a command.
+//! A process of another project's client, with one line per command.
 //!
-//! Responsible for the process and its lines: what can go wrong with it ends the test and says what was asked last. May
-//! not know what the lines mean.
+//! Responsible for the process and its lines: a failure ends the test with the latest command. Must not depend on the
+//! meaning of the lines.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -9,56 +9,56 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
-/// Only there so that a failure ends: an answer is waited for, whenever it comes.
+/// Only bounds the duration of a failing test: late answers are accepted.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Another project's client. Killed when dropped, as by a crash.
 pub(crate) trait Peer {
-    /// Takes a lock if it is free. If it does: how we are to show its holder.
+    /// Acquires a lock if it is free, and returns the text by which Lockkeeper should show the holder.
     fn try_acquire(&mut self, name: &str, ttl: Duration) -> Option<String>;
 
-    /// Begins to wait for a lock that is not free. Returns when it has found that out.
+    /// Starts waiting for a lock that is not free. Returns once the peer has found that out.
     fn starts_waiting(&mut self, name: &str, ttl: Duration);
 
-    /// Returns when it holds what it has waited for.
+    /// Returns once the peer has acquired the lock that it waits for.
     fn gets_it(&mut self);
 
-    /// Whether it still holds the lock, asked of the server in its own way.
+    /// Whether the peer still holds the lock, by its own query to the server.
     fn still_holds(&mut self, name: &str, ttl: Duration) -> bool;
 
-    /// Gives the lock back. `false`: it says that the lock was not its own any more.
+    /// Releases the lock. `false`: the peer reports that it no longer held the lock.
     fn release(&mut self, name: &str) -> bool;
 
-    /// Ends it by `kill -9`.
+    /// Ends the peer by `kill -9`.
     fn crash(self);
 
-    /// How an error of ours is to name such a holder, so that people see that it is none of ours.
+    /// The name of such a holder in Lockkeeper's errors, which shows users that it is a foreign client.
     fn in_errors(holder: &str) -> String {
         holder.to_owned()
     }
 
-    /// As [`Peer::try_acquire`] of a lock that is free.
+    /// As [`Peer::try_acquire`], for a lock that is free.
     fn takes(&mut self, name: &str, ttl: Duration) -> String {
         self.try_acquire(name, ttl).unwrap_or_else(|| panic!("{name} is free, and the peer does not get it"))
     }
 
-    /// Whether the lock is free for it. Leaves it free then.
+    /// Whether the lock is free for the peer. Leaves it free.
     fn finds_free(&mut self, name: &str, ttl: Duration) -> bool {
         self.try_acquire(name, ttl).is_some() && self.release(name)
     }
 }
 
-/// The process: its program reads commands from stdin, and writes answers to stdout.
+/// The process: reads commands from stdin, and writes answers to stdout.
 pub(crate) struct Process {
     child: Child,
     commands: ChildStdin,
     answers: Receiver<String>,
-    /// The last command, for the message of a failure.
+    /// The latest command, for failure messages.
     asked: String,
 }
 
 impl Process {
-    /// Starts it. `package` is what brings its program.
+    /// Starts the process. `package` installs its program.
     pub(crate) fn start(command: &mut Command, package: &str) -> Self {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap_or_else(|error| {
@@ -68,7 +68,7 @@ impl Process {
         let commands = child.stdin.take().expect("stdin is piped");
         let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
         let (heard, answers) = mpsc::channel();
-        // Ends with the process' output, or when nobody listens any more.
+        // Ends with the process' output, or when the receiver is dropped.
         thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
                 if heard.send(line).is_err() {
@@ -86,7 +86,7 @@ impl Process {
         sent.unwrap_or_else(|error| panic!("the peer does not read `{command}`: {error}"));
     }
 
-    /// The next answer.
+    /// Waits for the next answer.
     pub(crate) fn answer(&mut self) -> String {
         match self.answers.recv_timeout(ANSWERS_WITHIN) {
             Ok(line) => line,
@@ -100,13 +100,13 @@ impl Process {
         }
     }
 
-    /// A command and its answer.
+    /// Sends a command and waits for its answer.
     pub(crate) fn ask(&mut self, command: &str) -> String {
         self.tell(command);
         self.answer()
     }
 
-    /// Ends it by SIGKILL.
+    /// Ends the process by SIGKILL.
     pub(crate) fn kill(&mut self) {
         self.child
             .kill()
@@ -117,7 +117,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already, and a panic may be under way.
+        // It may have ended already, and a panic may be in progress.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

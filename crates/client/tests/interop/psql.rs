@@ -1,7 +1,7 @@
-//! psql with `pg_advisory_lock` beside `postgres://…?lock=session` and `lock=transaction`, for each way from a name to a
-//! key that ours offers.
+//! psql with `pg_advisory_lock` against `postgres://…?lock=session` and `lock=transaction`, for each key rule that
+//! Lockkeeper offers.
 //!
-//! There are no leases here: a session holds, and a crash is the end of its connection.
+//! There are no leases here: a session holds the lock, and a crash is the end of its connection.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -13,29 +13,29 @@ use crate::peer::{Peer, Process};
 use crate::prove;
 use crate::scenarios::World;
 
-/// Only there so that a failure ends.
+/// Only bounds the duration of a failing test.
 const WAITS_WITHIN: Duration = Duration::from_secs(30);
-/// Without meaning here.
+/// Not used: these locks have no ttl.
 const TTL: Duration = Duration::ZERO;
 
-/// How a name becomes a key: by a rule of ours, and by SQL.
+/// A rule from name to key: Lockkeeper's name of it, and the same in SQL.
 struct Convention {
-    /// What `?key=` calls it.
+    /// Its name in `?key=`.
     rule: &'static str,
     name: &'static str,
-    /// The arguments of `pg_advisory_lock`, with `$` for the name as an SQL text.
+    /// The arguments of `pg_advisory_lock`, with `$` in place of the name as an SQL text.
     sql: &'static str,
 }
 
-/// What people write by hand most of all.
+/// The most common form in handwritten SQL.
 const PLAIN: Convention = by("hashtextextended", "orders/42", "hashtextextended($, 0)");
 
 const NAME: &str = "orders:42:checkout";
 const SHA256: &str = "('x' || encode(substr(sha256(convert_to($, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint";
 const OURS: &str = r"('x' || encode(substr(sha256('lockkeeper/1\000' || convert_to($, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint";
 
-/// Keys that PostgreSQL's own functions can't make stand here as numbers, each from the documentation or a run of the
-/// library that brought the rule.
+/// Keys that PostgreSQL's own functions cannot compute are given as numbers, each from the documentation or a run of
+/// the library that defines the rule.
 const CONVENTIONS: &[Convention] = &[
     PLAIN,
     by("hashtextextended", "o'brien/ä", "hashtextextended($, 0)"),
@@ -47,7 +47,7 @@ const CONVENTIONS: &[Convention] = &[
     by("crc32", NAME, "763341982"),
     by("ruby", NAME, "763341982, 0"),
     by("ruby:-7", NAME, "763341982, -7"),
-    // The example of sqlx' own page.
+    // The example from the sqlx documentation.
     by("sqlx", "my first Postgres advisory lock!", "-5560419505042474287"),
     by("sqlx", NAME, "4162161070278803260"),
     // A short name is packed into a pair, a long one is hashed to a number.
@@ -71,10 +71,10 @@ impl Convention {
     }
 }
 
-/// A server, and a convention that both sides follow.
+/// A server, and a convention used by both sides.
 struct Server {
     postgres: Postgres,
-    /// What `?lock=` says.
+    /// The value of `?lock=`.
     lock: &'static str,
     convention: &'static Convention,
 }
@@ -97,7 +97,7 @@ impl World for Server {
     }
 }
 
-/// A session of psql that its stdin keeps open, and another one that looks on.
+/// A psql session, kept open by its stdin, and a second one that observes it.
 struct Psql {
     session: Process,
     pid: String,
@@ -110,7 +110,7 @@ impl Psql {
         let psql = || {
             let mut psql = Command::new("psql");
             psql.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only"]);
-            // An error ends it, and with it the test.
+            // An SQL error ends psql, and with it the test.
             psql.args(["--set=ON_ERROR_STOP=1", "--dbname", &postgres.url()]);
             Process::start(&mut psql, "postgresql-client")
         };
@@ -167,11 +167,11 @@ mod by_session {
 
     prove! {
         Server::start("session") =>
-        two_of_them_exclude_each_other,
-        while_they_hold_we_are_told_who_and_get_it_after_their_release,
-        while_we_hold_they_fail_and_get_it_after_our_release,
-        when_they_crash_we_get_it,
-        when_we_crash_they_get_it,
+        two_peers_exclude_each_other,
+        a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
+        our_hold_excludes_peers_until_its_release,
+        a_crashed_peers_lock_is_granted_to_us,
+        our_crashed_holders_lock_is_granted_to_a_peer,
     }
 }
 
@@ -180,17 +180,17 @@ mod by_transaction {
 
     prove! {
         Server::start("transaction") =>
-        two_of_them_exclude_each_other,
-        while_they_hold_we_are_told_who_and_get_it_after_their_release,
-        while_we_hold_they_fail_and_get_it_after_our_release,
-        when_they_crash_we_get_it,
-        when_we_crash_they_get_it,
+        two_peers_exclude_each_other,
+        a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
+        our_hold_excludes_peers_until_its_release,
+        a_crashed_peers_lock_is_granted_to_us,
+        our_crashed_holders_lock_is_granted_to_a_peer,
     }
 }
 
-/// Both ways for each; a key that only one side makes would be free for the other.
+/// Both directions for each rule: a key computed by only one side would be free for the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_rule_makes_the_key_that_its_library_makes() {
+async fn every_key_rule_computes_the_same_key_as_its_library() {
     let mut server = Server::start("session");
     for convention in CONVENTIONS {
         let Convention { rule, name, .. } = *convention;
@@ -207,9 +207,9 @@ async fn every_rule_makes_the_key_that_its_library_makes() {
     }
 }
 
-/// A rule that is none is answered with all there are.
+/// The error for an unknown rule lists all rules.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_rule_is_left_out_here() {
+async fn every_key_rule_is_tested() {
     let server = Server::start("session");
     let url = format!("{}?lock=session&key=none", server.postgres.url());
     let error = Locks::connect(&url).await.map(drop).unwrap_err().to_string();

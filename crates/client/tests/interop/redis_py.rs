@@ -1,4 +1,4 @@
-//! redis-py's `Lock` beside `redis://`, and single locks of it beside `redlock://`.
+//! redis-py's `Lock` with `redis://`, and its single-server locks with `redlock://`.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::script::Script;
 /// Longer than any test runs.
 const TTL: Duration = Duration::from_secs(600);
 
-/// One server, which both use.
+/// One server, used by both clients.
 struct OneServer(Redis);
 
 impl World for OneServer {
@@ -37,20 +37,20 @@ impl Leased for OneServer {
 
 prove! {
     OneServer(Redis::start()) =>
-    two_of_them_exclude_each_other,
-    while_they_hold_we_are_told_who_and_get_it_after_their_release,
-    while_we_hold_they_fail_and_get_it_after_our_release,
-    when_they_crash_we_get_it,
-    when_we_crash_they_get_it,
-    our_renewals_keep_them_out,
-    their_late_release_does_not_free_ours,
-    our_late_release_does_not_free_theirs,
-    nothing_we_send_for_a_deleted_lock_touches_theirs,
+    two_peers_exclude_each_other,
+    a_peers_hold_is_named_in_our_error_and_granted_after_its_release,
+    our_hold_excludes_peers_until_its_release,
+    a_crashed_peers_lock_is_granted_to_us,
+    our_crashed_holders_lock_is_granted_to_a_peer,
+    our_renewals_exclude_peers_beyond_the_ttl,
+    a_peers_late_release_does_not_free_our_lock,
+    our_late_release_does_not_free_a_peers_lock,
+    our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched,
 }
 
-/// As `client.lock(name)` makes it when nobody says otherwise: a key without an expiry.
+/// The default of `client.lock(name)`: a key without an expiry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_of_theirs_without_an_end_is_waited_for_until_they_release_it() {
+async fn a_peer_lock_without_expiry_blocks_until_its_release() {
     let world = OneServer(Redis::start());
     let locks = Locks::connect(&world.url()).await.unwrap();
     let mut peer = world.peer();
@@ -67,10 +67,10 @@ async fn a_lock_of_theirs_without_an_end_is_waited_for_until_they_release_it() {
     assert!(peer.finds_free("x", TTL));
 }
 
-/// A client of single servers beside a lock of a majority: it is in the way from the third server of five on.
+/// A single-server lock against a majority lock: it conflicts once it is held on three of the five servers.
 #[cfg(feature = "redlock")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_on_single_servers_count_for_a_majority_and_are_left_alone() {
+async fn single_server_locks_conflict_from_a_majority_on_and_are_never_deleted() {
     let servers: Vec<Redis> = (0..5).map(|_| Redis::start()).collect();
     let mut peers: Vec<Script> = servers.iter().map(|server| Script::redis_py(server.port())).collect();
     let locks = Locks::connect(&crate::node_redlock::redlock_url(&servers)).await.unwrap();
@@ -83,7 +83,7 @@ async fn locks_on_single_servers_count_for_a_majority_and_are_left_alone() {
     assert!(peers[2].release("x"));
     let guard = waiter.granted().await;
     for (server, peer) in peers.iter_mut().enumerate() {
-        // On two servers it is theirs, which our majority goes without; on the others it is ours.
+        // On two servers the lock is the peer's, and the majority does without them; on the others it is Lockkeeper's.
         if server < 2 {
             assert!(peer.still_holds("x", TTL), "server {server}");
         } else {

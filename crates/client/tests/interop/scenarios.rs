@@ -1,7 +1,7 @@
-//! What must hold between our locks and another client's, whoever it is.
+//! Requirements on Lockkeeper and any other client on the same servers.
 //!
-//! Responsible for the order of events and for what is asserted. May not know a server, a library or a language. Nothing
-//! here waits for a time to pass, but for what must come of it; only leases have ends that are waited for.
+//! Responsible for the order of events and the assertions; independent of servers, libraries and languages. Scenarios
+//! wait for events, not for time, except for the ends of leases.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use lockkeeper::{AcquireError, BootInstant, Locks, ReleaseError, VerifyError, Wa
 use crate::ours::{Holder, Waiter};
 use crate::peer::Peer;
 
-/// Any name: each scenario has servers of its own.
+/// Any name: each scenario has separate servers.
 const NAME: &str = "orders/42";
-/// Where the end of a lease is waited for: long enough that a busy machine comes to the next step before it.
+/// Used where a test waits for the end of a lease: long enough for a busy machine to reach the next step before it.
 const SHORT: Duration = Duration::from_secs(2);
 /// Longer than any test runs.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Servers, a URL of ours for them, and another project's client that uses them too.
+/// Servers, a Lockkeeper URL for them, and another project's client of them.
 pub(crate) trait World {
     type Peer: Peer;
 
@@ -26,9 +26,9 @@ pub(crate) trait World {
     fn peer(&self) -> Self::Peer;
 }
 
-/// A world whose locks are entries with an end of their own, not connections.
+/// A world whose locks are entries with an expiry, not connections.
 pub(crate) trait Leased: World {
-    /// Removes the lock at its servers, as an operator does by hand who knows nothing of either library.
+    /// Deletes the lock at its servers, like an operator without either library.
     fn delete(&self, name: &str);
 }
 
@@ -36,15 +36,15 @@ async fn connect(world: &impl World) -> Locks {
     Locks::connect(&world.url()).await.unwrap()
 }
 
-/// The error of an attempt that does not wait.
+/// The error of an attempt without waiting.
 async fn refusal(locks: &Locks) -> String {
     let error = locks.mutex(NAME).wait(Wait::No).acquire().await.expect_err("the peer holds it");
     assert!(matches!(error, AcquireError::Busy(_)), "{error}");
     error.to_string()
 }
 
-/// The peers alone: without that, nothing here would prove anything about us.
-pub(crate) async fn two_of_them_exclude_each_other(world: &impl World) {
+/// The peers alone: without this property, the other scenarios would prove nothing about Lockkeeper.
+pub(crate) async fn two_peers_exclude_each_other(world: &impl World) {
     let (mut one, mut two) = (world.peer(), world.peer());
     one.takes(NAME, LONG);
     assert_eq!(two.try_acquire(NAME, LONG), None);
@@ -55,7 +55,7 @@ pub(crate) async fn two_of_them_exclude_each_other(world: &impl World) {
     assert!(!one.finds_free(NAME, LONG));
 }
 
-pub(crate) async fn while_they_hold_we_are_told_who_and_get_it_after_their_release<W: World>(world: &W) {
+pub(crate) async fn a_peers_hold_is_named_in_our_error_and_granted_after_its_release<W: World>(world: &W) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let holder = peer.takes(NAME, LONG);
@@ -73,7 +73,7 @@ pub(crate) async fn while_they_hold_we_are_told_who_and_get_it_after_their_relea
     assert!(!peer.finds_free(NAME, LONG));
 }
 
-pub(crate) async fn while_we_hold_they_fail_and_get_it_after_our_release(world: &impl World) {
+pub(crate) async fn our_hold_excludes_peers_until_its_release(world: &impl World) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let guard = locks.mutex(NAME).acquire().await.unwrap();
@@ -88,8 +88,8 @@ pub(crate) async fn while_we_hold_they_fail_and_get_it_after_our_release(world: 
     again.release().await.unwrap();
 }
 
-/// A lease of theirs ends by itself, a connection of theirs with its process.
-pub(crate) async fn when_they_crash_we_get_it(world: &impl World) {
+/// The peer's lease expires; a peer's connection ends with its process.
+pub(crate) async fn a_crashed_peers_lock_is_granted_to_us(world: &impl World) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     peer.takes(NAME, SHORT);
@@ -100,8 +100,8 @@ pub(crate) async fn when_they_crash_we_get_it(world: &impl World) {
     guard.release().await.unwrap();
 }
 
-/// And with it everything by which our library holds: it renews nothing after its end.
-pub(crate) async fn when_we_crash_they_get_it(world: &impl World) {
+/// All resources of the library end with its process, so that nothing is renewed afterwards.
+pub(crate) async fn our_crashed_holders_lock_is_granted_to_a_peer(world: &impl World) {
     let mut peer = world.peer();
     let holder = Holder::start(&world.url(), NAME, SHORT);
     assert!(!peer.finds_free(NAME, LONG));
@@ -111,13 +111,13 @@ pub(crate) async fn when_we_crash_they_get_it(world: &impl World) {
     refusal(&connect(world).await).await;
 }
 
-/// A lease of ours is short and renewed: they must not slip in between two renewals.
-pub(crate) async fn our_renewals_keep_them_out(world: &impl Leased) {
+/// A short lease that is renewed: the peer must not acquire the lock between two renewals.
+pub(crate) async fn our_renewals_exclude_peers_beyond_the_ttl(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let guard = locks.mutex(NAME).ttl(SHORT).acquire().await.unwrap();
     let first = guard.valid_until().unwrap().expect("a lease has an end");
-    // What the first lease gave is then over at the server too: our margin is a part of this.
+    // By then the first lease has expired at the server too, including the drift margin.
     while BootInstant::now() < first + SHORT / 4 {
         assert_eq!(peer.try_acquire(NAME, LONG), None, "they have got a lock that we hold");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -127,8 +127,8 @@ pub(crate) async fn our_renewals_keep_them_out(world: &impl Leased) {
     assert!(peer.finds_free(NAME, LONG));
 }
 
-/// A holder of theirs that slept for too long wakes up and releases.
-pub(crate) async fn their_late_release_does_not_free_ours(world: &impl Leased) {
+/// A peer that slept past its lease wakes up and releases.
+pub(crate) async fn a_peers_late_release_does_not_free_our_lock(world: &impl Leased) {
     let locks = connect(world).await;
     let (mut late, mut other) = (world.peer(), world.peer());
     late.takes(NAME, SHORT);
@@ -139,8 +139,8 @@ pub(crate) async fn their_late_release_does_not_free_ours(world: &impl Leased) {
     guard.release().await.unwrap();
 }
 
-/// And one of ours. By the time that they can have it, ours has given up (P5).
-pub(crate) async fn our_late_release_does_not_free_theirs(world: &impl Leased) {
+/// The same for Lockkeeper: by the time the peer can acquire the lock, the guard has reported its loss (P5).
+pub(crate) async fn our_late_release_does_not_free_a_peers_lock(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let late = locks.mutex(NAME).ttl(SHORT).no_renew().acquire().await.unwrap();
@@ -153,9 +153,9 @@ pub(crate) async fn our_late_release_does_not_free_theirs(world: &impl Leased) {
     refusal(&locks).await;
 }
 
-/// Ours is gone without our knowledge, and theirs is in its place: whatever we send must compare first. (A guard whose
-/// lease has ended sends nothing any more.)
-pub(crate) async fn nothing_we_send_for_a_deleted_lock_touches_theirs(world: &impl Leased) {
+/// The entry was deleted and replaced by the peer's: every command must compare the entry's value first. (A guard whose
+/// lease has ended sends no commands.)
+pub(crate) async fn our_commands_for_a_deleted_lock_leave_a_peers_lock_untouched(world: &impl Leased) {
     let locks = connect(world).await;
     let mut peer = world.peer();
     let guard = locks.mutex(NAME).acquire().await.unwrap();

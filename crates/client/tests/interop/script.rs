@@ -1,4 +1,4 @@
-//! The peers that are scripts of ours around another project's library: what the lines of `peers/*` mean.
+//! Peers that are scripts around another project's library: the meaning of the lines of `peers/*`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,14 +10,14 @@ use crate::peer::{Peer, Process};
 pub(crate) struct Script(Process);
 
 impl Script {
-    /// redis-py's `Lock` at one server.
+    /// redis-py's `Lock` on one server.
     pub(crate) fn redis_py(port: u16) -> Self {
         let mut python = Command::new("python3");
         python.env("PYTHONPATH", libraries("pypi")).arg(script("redis_lock.py")).arg(port.to_string());
         Self::ready(&mut python, "python3")
     }
 
-    /// node-redlock at these servers.
+    /// node-redlock on these servers.
     pub(crate) fn node_redlock(ports: &[u16]) -> Self {
         let mut node = Command::new("node");
         node.env("LOCKKEEPER_NPM", libraries("npm")).arg(script("redlock.mjs"));
@@ -48,7 +48,7 @@ impl Script {
 }
 
 impl Peer for Script {
-    /// The value of its key is all that is known of it.
+    /// Only the value of the key is known.
     fn in_errors(holder: &str) -> String {
         format!("another client (`{holder}`)")
     }
@@ -66,7 +66,7 @@ impl Peer for Script {
         assert!(Self::acquired(&answer).is_some(), "{answer}");
     }
 
-    /// By its own extension, which only the holder may do.
+    /// Uses the peer's own extension of the lease, which only the holder can do.
     fn still_holds(&mut self, name: &str, ttl: Duration) -> bool {
         self.is(&format!("extend {name} {}", ttl.as_millis()), "held")
     }
@@ -84,7 +84,7 @@ fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/interop/peers").join(name)
 }
 
-/// Where `cargo xtask test` puts what it installs from a package registry (xtask/src/foreign.rs).
+/// The directory in which `cargo xtask test` installs packages of a registry (xtask/src/foreign.rs).
 fn libraries(registry: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("foreign").join(registry);
     assert!(

@@ -1,4 +1,4 @@
-//! Clients whose clocks are wrong: only the database's counts.
+//! Clients with wrong clocks: only the database's clock counts.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use lockkeeper_rig::{Number, Shim};
 
 use crate::support::{SECOND, client, holder, rows, server, token, until};
 
-/// Tells this test binary, started anew, to hold a lock of this address until its standard input ends.
+/// Environment variable that makes a copy of this test binary hold a lock of this URL until its standard input ends.
 const HOLD: &str = "LOCKKEEPER_ROW_HOLD";
 
 fn seconds() -> u64 {
@@ -16,7 +16,7 @@ fn seconds() -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_whose_clock_is_a_day_off_holds_and_is_excluded_like_any_other() {
+async fn a_client_with_a_clock_a_day_off_excludes_and_is_excluded() {
     let server = server();
     let locks = client(&server.url(), "right").await;
     for off in [86_400, -86_400] {
@@ -54,7 +54,7 @@ async fn a_client_whose_clock_is_a_day_off_holds_and_is_excluded_like_any_other(
     }
 }
 
-/// Not a question to the backend, but the client of the other test: without its order it only shows that it has none.
+/// Main function of the process with the wrong clock; does nothing unless the variable is set.
 #[test]
 fn the_process_with_the_wrong_clock() {
     let Ok(url) = std::env::var(HOLD) else { return };

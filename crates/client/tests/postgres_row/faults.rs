@@ -1,4 +1,4 @@
-//! A server that is killed, stopped, or never hears; answers that never arrive.
+//! A server that is killed, stopped or unreachable; answers that are lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ async fn a_server_that_is_killed_again_and_again_never_lets_two_hold() {
                 let lock = locks.mutex("contended").ttl(2 * SECOND).wait(Wait::For(20 * SECOND));
                 if let Ok(held) = lock.acquire().await {
                     tokens.push(token(&held));
-                    // Whether it came through is the server's to know.
+                    // The outcome of the release is checked in the database, not here.
                     let _ = held.release().await;
                 }
             }
@@ -76,7 +76,7 @@ async fn a_restart_keeps_holds_and_places_in_the_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_holder_that_can_not_renew_knows_it_before_the_next_one_holds() {
+async fn a_holder_that_cannot_renew_loses_its_hold_before_the_next_grant() {
     let server = server();
     let (holds, next) = (client(&server.url(), "holds").await, client(&server.url(), "next").await);
     let held = holds.mutex("stalled").ttl(2 * SECOND).acquire().await.unwrap();
@@ -89,20 +89,20 @@ async fn a_holder_that_can_not_renew_knows_it_before_the_next_one_holds() {
     let released = held.release().await;
     assert!(matches!(released, Err(ReleaseError::AlreadyLost(_))), "{released:?}");
     later.verify().await.unwrap();
-    // What was in the way is forgotten: the same client goes on.
+    // After the stall the same client can acquire the lock again.
     later.release().await.unwrap();
     holds.mutex("stalled").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_into_a_dead_server_is_in_doubt_and_arrives_later() {
+async fn a_release_to_a_dead_server_is_ambiguous_and_applied_later() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     let held = locks.mutex("released").ttl(3600 * SECOND).acquire().await.unwrap();
     let before = token(&held);
     server.stop();
     let releasing = tokio::spawn(async move { held.release().await });
-    // It is on its way into a server that will not answer it any more.
+    // The release is in flight to a server that will not answer any more.
     tokio::time::timeout(Duration::from_millis(200), async {
         while !releasing.is_finished() {
             tokio::task::yield_now().await
@@ -120,7 +120,7 @@ async fn a_release_into_a_dead_server_is_in_doubt_and_arrives_later() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_are_lost_grant_nothing_twice_and_leave_nothing_behind() {
+async fn lost_answers_cause_no_second_grant_and_leave_nothing_behind() {
     let server = server();
     audit(&server);
     let faults = Faults::default();
@@ -136,7 +136,7 @@ async fn answers_that_are_lost_grant_nothing_twice_and_leave_nothing_behind() {
         assert_eq!(holder(&operator, "lossy").await.token, held.token_hint());
         faults.lose_answers(round % 3);
         faults.lose_calls(round % 2);
-        // In doubt or not, it must be over in the end.
+        // The release may be ambiguous, but the hold must end.
         let _ = held.release().await;
         until("it is given back", async || {
             inspect(&operator, "lossy").await.holders.is_empty().then_some(())
@@ -150,13 +150,13 @@ async fn answers_that_are_lost_grant_nothing_twice_and_leave_nothing_behind() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquire_while_the_server_is_away_succeeds_when_it_is_back() {
+async fn an_acquire_while_the_server_is_down_succeeds_once_it_is_up() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     server.kill();
     let lock = locks.mutex("later");
     let waiting = tokio::spawn(async move { lock.acquire().await });
-    // It has found nobody.
+    // The attempt has found no server.
     let error = locks.inspect(&"later".parse().unwrap()).await.unwrap_err();
     assert_eq!(error.kind, lockkeeper::BackendErrorKind::Unreachable, "{error}");
     server.start_again();
@@ -164,13 +164,13 @@ async fn an_acquire_while_the_server_is_away_succeeds_when_it_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_from_which_nothing_is_heard_any_more_gives_up_before_the_next_one_holds() {
+async fn a_silenced_client_loses_its_hold_before_the_next_grant() {
     let server = server();
     let faults = Faults::default();
     let proxy = faults.proxy("silent", ([127, 0, 0, 1], server.port()).into());
     let silent = client(&format!("postgres://postgres@{proxy}/postgres"), "silent").await;
     let held = silent.mutex("kept").ttl(2 * SECOND).acquire().await.unwrap();
-    // Its connections stay open: nothing but time tells.
+    // Its connections stay open: only the passing time shows the failure.
     faults.silence("silent");
     let next = client(&server.url(), "next").await.mutex("kept").acquire().await.unwrap();
     assert_eq!(held.loss(), Some(LossCause::Expired));

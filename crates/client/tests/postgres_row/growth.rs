@@ -1,11 +1,11 @@
-//! Nothing piles up: what nobody needs any more is removed, and what somebody needs is not.
+//! The tables do not grow without limit: rows that are no longer needed are removed, others are kept.
 
 use lockkeeper_rig::Postgres;
 
 use crate::support::{client, server, token, until};
 
 fn clean(server: &Postgres) -> usize {
-    // At once, so that no client cleans in between.
+    // In one call, so that no client cleans up in between.
     server
         .psql("UPDATE lockkeeper.row_sweep SET swept = '-infinity'; SELECT lockkeeper.row_clean(500, false)")
         .parse()
@@ -17,7 +17,7 @@ fn rows(server: &Postgres, table: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_lock_is_forgotten_when_nobody_used_it_for_a_day_and_not_before() {
+async fn an_unused_lock_is_removed_after_a_day_and_not_before() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     for name in ["held", "old", "fresh"] {
@@ -51,7 +51,7 @@ async fn a_lock_is_forgotten_when_nobody_used_it_for_a_day_and_not_before() {
 }
 
 #[test]
-fn waiters_permits_and_marks_whose_time_is_over_are_removed() {
+fn expired_waiters_permits_and_marks_are_removed() {
     let server = server();
     let call = |call: &str| server.psql(&format!("SELECT lockkeeper.{call}"));
     for id in 1..=3 {
@@ -75,7 +75,7 @@ fn waiters_permits_and_marks_whose_time_is_over_are_removed() {
         (1, 0, 0)
     );
     assert_eq!(server.psql("SELECT bool_or(crowded) FROM lockkeeper.row_lease"), "f");
-    // Those whose lock was deleted by hand go as well.
+    // Waiters whose lock was deleted by hand are removed too.
     call("row_acquire('c', 'x-1', false, NULL, 30000, 0, true, '', '', NULL)");
     call("row_acquire('c', 'x-2', false, NULL, 30000, 0, true, '', '', NULL)");
     server.psql("DELETE FROM lockkeeper.row_lease; UPDATE lockkeeper.row_waiter SET expires = expires - interval '2 h'");
@@ -83,7 +83,7 @@ fn waiters_permits_and_marks_whose_time_is_over_are_removed() {
 }
 
 #[test]
-fn many_locks_are_cleaned_in_turns_which_are_kept_apart() {
+fn many_locks_are_removed_in_several_calls_with_pauses() {
     let server = server();
     server.psql(
         "INSERT INTO lockkeeper.row_lease (name, slot, since)
@@ -103,7 +103,7 @@ fn many_locks_are_cleaned_in_turns_which_are_kept_apart() {
 }
 
 #[tokio::test]
-async fn clients_clean_up_without_being_asked() {
+async fn clients_clean_up_in_the_background() {
     let server = server();
     server.psql("INSERT INTO lockkeeper.row_lease (name, slot, since) VALUES ('old', 0, '2020-01-01')");
     let locks = client(&server.url(), "client").await;

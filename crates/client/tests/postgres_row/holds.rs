@@ -1,4 +1,4 @@
-//! Holding, permits, breaks, and who may meet whom.
+//! Holds, permits, breaks, and conflicts between them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn eight_clients_hammer_one_name_and_the_database_never_sees_two_holders() {
+async fn eight_clients_contend_for_one_name_without_a_double_hold() {
     const ROUNDS: usize = 25;
     let server = server();
     audit(&server);
@@ -22,7 +22,7 @@ async fn eight_clients_hammer_one_name_and_the_database_never_sees_two_holders()
             let mut tokens = Vec::new();
             for round in 0..ROUNDS {
                 let lock = locks.mutex("hammered");
-                // Some wait, some come back: both ways to a hold.
+                // Some attempts wait, others poll: both paths to a hold are used.
                 let held = if (number + round) % 4 == 0 {
                     looking_again(&lock).await
                 } else {
@@ -40,7 +40,7 @@ async fn eight_clients_hammer_one_name_and_the_database_never_sees_two_holders()
     }
     assert_eq!(tokens.len(), 8 * ROUNDS, "each grant has a token of its own");
     assert_eq!(audited_grants(&server), 8 * ROUNDS, "each grant was told to somebody");
-    // The audit can fail: whoever takes a row that is held is seen.
+    // The audit itself works: taking a held row is recorded.
     let held = client(&server.url(), "victim").await.mutex("hammered").acquire().await.unwrap();
     server.psql("UPDATE lockkeeper.row_lease SET id = 'thief', token = token + 1 WHERE name = 'hammered'");
     assert_eq!(server.psql("SELECT count(*) FROM double_holds"), "1");
@@ -124,7 +124,7 @@ async fn an_exclusive_waiter_and_permits_take_turns_by_their_arrival() {
     let alone = locks.mutex("mixed");
     let alone = tokio::spawn(async move { alone.acquire().await.unwrap() });
     until_waiting(&locks, "mixed", 1).await;
-    // There is a permit left, but whoever came before wants it alone.
+    // A permit is left, but the earlier waiter wants the lock exclusively.
     let behind = locks.semaphore("mixed", 2);
     assert!(behind.try_acquire().await.unwrap().is_none());
     let behind = tokio::spawn(async move { behind.acquire().await.unwrap() });
@@ -137,7 +137,7 @@ async fn an_exclusive_waiter_and_permits_take_turns_by_their_arrival() {
 }
 
 #[tokio::test]
-async fn a_break_that_waits_tells_the_holder_and_says_why_to_everyone() {
+async fn a_break_notifies_the_holder_and_shows_its_reason() {
     let server = server();
     let (one, two) = (client(&server.url(), "one").await, client(&server.url(), "two").await);
     let held = one.mutex("broken").grace(3600 * SECOND).acquire().await.unwrap();
@@ -190,7 +190,7 @@ async fn a_hold_that_stays_closed_is_opened_by_a_break_now_only() {
 }
 
 #[tokio::test]
-async fn what_is_asked_about_a_lock_is_answered_for_it_and_what_lies_below() {
+async fn a_listing_contains_the_name_and_the_names_below_it() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     let names = ["a", "a/b", "a/b/c", "ab", "a0", "b/ü"];
@@ -213,7 +213,7 @@ async fn what_is_asked_about_a_lock_is_answered_for_it_and_what_lies_below() {
 }
 
 #[tokio::test]
-async fn two_databases_of_one_server_know_nothing_of_each_other() {
+async fn locks_in_two_databases_of_one_server_are_independent() {
     let server = server();
     server.psql("CREATE DATABASE third TEMPLATE postgres");
     let third = format!("postgres://postgres@127.0.0.1:{}/third", server.port());

@@ -1,5 +1,5 @@
-//! What is peculiar to lease rows in PostgreSQL, on a real server: one scenario a test. What every backend promises is in
-//! the contract suite.
+//! Properties specific to lease rows in PostgreSQL, on a real server: one scenario per test. The promises common to all
+//! backends are tested in the contract suite.
 
 #![cfg(feature = "postgres")]
 

@@ -1,4 +1,4 @@
-//! Through PgBouncer with `pool_mode=transaction`: the next statement may run on another's connection.
+//! Through PgBouncer with `pool_mode=transaction`: the next statement may run on another connection.
 
 use lockkeeper_rig::PgBouncer;
 
@@ -27,7 +27,7 @@ async fn locks_work_through_a_transaction_pooler() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_behind_a_pooler_looks_for_itself_and_the_findings_say_so() {
+async fn a_waiter_behind_a_pooler_polls_and_the_findings_report_it() {
     let server = server();
     let bouncer = PgBouncer::start(&server);
     let (pooled, direct) = (client(&bouncer.url(), "pooled").await, client(&server.url(), "direct").await);
@@ -53,7 +53,7 @@ async fn who_waits_behind_a_pooler_looks_for_itself_and_the_findings_say_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_connection_behind_the_pooler_is_enough_for_everyone() {
+async fn one_connection_behind_the_pooler_is_enough_for_all_clients() {
     let server = server();
     let bouncer = PgBouncer::with(&server, &["default_pool_size=1"]);
     let (one, two) = (client(&bouncer.url(), "one").await, client(&bouncer.url(), "two").await);

@@ -1,4 +1,4 @@
-//! What a user needs, and what one is told who lacks it; a schema that is missing or old.
+//! The privileges that a user needs, and the errors without them; a missing or old schema.
 
 use lockkeeper::{BackendErrorKind, ConnectError, Locks};
 use lockkeeper_rig::Postgres;
@@ -29,7 +29,7 @@ const LOCKS: &str =
     "'row_version', 'row_look', 'row_check_token', 'row_acquire', 'row_renew', 'row_finish', 'row_clean'";
 
 #[tokio::test]
-async fn a_database_without_the_schema_is_refused_with_the_command_that_makes_it() {
+async fn a_database_without_the_schema_is_refused_with_the_command_that_creates_it() {
     let server = Postgres::start();
     let (said, kind) = refused(&server.url()).await;
     assert_eq!(kind, BackendErrorKind::Operator);
@@ -46,13 +46,13 @@ async fn a_schema_that_is_older_than_the_program_is_refused_with_the_command_too
     let (said, _) = refused(&server.url()).await;
     assert!(said.contains("has version 0, this program needs 1"), "{said}");
     assert!(said.contains("`lockkeeper postgres init postgres://"), "{said}");
-    // A later one keeps what an earlier program calls.
+    // A newer schema keeps the functions that earlier programs call.
     server.psql(&format!("{body} 'SELECT 2'"));
     client(&server.url(), "earlier").await.mutex("any").acquire().await.unwrap().release().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_schema_that_is_dropped_under_a_client_is_named() {
+async fn the_error_names_a_schema_that_was_dropped() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     locks.mutex("any").acquire().await.unwrap().release().await.unwrap();
@@ -62,7 +62,7 @@ async fn a_schema_that_is_dropped_under_a_client_is_named() {
 }
 
 #[tokio::test]
-async fn a_user_with_the_functions_locks_and_can_not_touch_the_tables() {
+async fn a_user_with_the_functions_can_lock_but_cannot_access_the_tables() {
     let server = server();
     grant(&server, "locker", LOCKS);
     let locks = client(&server.url_as("locker"), "locker").await;
@@ -75,7 +75,7 @@ async fn a_user_with_the_functions_locks_and_can_not_touch_the_tables() {
     assert!(error.to_string().contains("permission denied for function row_break"), "{error}");
     held.release().await.unwrap();
     waiter.await.unwrap().release().await.unwrap();
-    // Without the views too, when it would use them.
+    // It also works without access to the views once the client would use them.
     locks.findings().await.unwrap();
     for _ in 0..4 {
         locks.mutex("any").acquire().await.unwrap().release().await.unwrap();
@@ -93,7 +93,7 @@ async fn a_user_with_the_functions_locks_and_can_not_touch_the_tables() {
 }
 
 #[tokio::test]
-async fn a_role_that_the_schema_is_made_for_may_lock_look_and_break_and_nothing_else() {
+async fn the_role_of_the_schema_may_lock_inspect_and_break_and_nothing_else() {
     let server = Postgres::start();
     server.psql("CREATE ROLE \"odd role\" LOGIN");
     server.psql(&lockkeeper::backends::postgres::schema_sql(Some("odd role")));
@@ -111,7 +111,7 @@ async fn a_role_that_the_schema_is_made_for_may_lock_look_and_break_and_nothing_
 }
 
 #[tokio::test]
-async fn a_user_who_may_only_look_does_not_lock() {
+async fn a_user_with_read_functions_only_cannot_lock() {
     let server = server();
     grant(&server, "looker", LOOKS);
     let held = client(&server.url(), "client").await.mutex("any").acquire().await.unwrap();
@@ -123,7 +123,7 @@ async fn a_user_who_may_only_look_does_not_lock() {
 }
 
 #[tokio::test]
-async fn a_user_who_may_not_use_the_schema_is_told_who_can_help() {
+async fn the_error_without_schema_usage_names_the_remedy() {
     let server = server();
     server.psql("CREATE ROLE nobody LOGIN");
     let (said, kind) = refused(&server.url_as("nobody")).await;
@@ -132,7 +132,7 @@ async fn a_user_who_may_not_use_the_schema_is_told_who_can_help() {
 }
 
 #[tokio::test]
-async fn transactions_that_begin_with_an_old_snapshot_are_refused() {
+async fn repeatable_read_transactions_are_refused() {
     let server = server();
     server.psql("ALTER ROLE postgres SET default_transaction_isolation = 'repeatable read'");
     let (said, _) = refused(&server.url()).await;
@@ -144,9 +144,9 @@ async fn transactions_that_begin_with_an_old_snapshot_are_refused() {
 }
 
 #[tokio::test]
-async fn settings_that_spoil_a_promise_are_found() {
+async fn settings_that_break_a_promise_are_reported() {
     let server = server();
-    // The rig syncs nothing to disk.
+    // The test server does not sync to disk.
     let found = client(&server.url(), "client").await.findings().await.unwrap();
     let spoilt: Vec<&str> =
         found.iter().filter(|finding| finding.spoils).map(|finding| finding.says.as_str()).collect();

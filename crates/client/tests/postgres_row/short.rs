@@ -1,4 +1,4 @@
-//! The short way: what the views `row_take` and `row_give` do, and what they leave to the functions.
+//! The fast path: the views `row_take` and `row_give`, and the cases that they leave to the functions.
 
 use lockkeeper_rig::Postgres;
 
@@ -30,7 +30,7 @@ fn give(server: &Postgres, id: &str) -> bool {
 }
 
 #[test]
-fn what_is_free_is_taken_with_a_higher_token_and_given_back_by_its_holder_only() {
+fn a_free_lock_is_taken_with_a_higher_token_and_released_by_its_holder_only() {
     let server = server();
     assert_eq!(take(&server, "a-1"), None, "there is no such row yet");
     assert!(acquire(&server, "a-1", false).starts_with("(granted,"));
@@ -50,7 +50,7 @@ fn what_is_free_is_taken_with_a_higher_token_and_given_back_by_its_holder_only()
 }
 
 #[test]
-fn what_has_more_beside_it_is_left_to_the_functions() {
+fn cases_beyond_an_uncontended_hold_are_left_to_the_functions() {
     let server = server();
     acquire(&server, "a-1", false);
     finish(&server, "a-1");
@@ -90,7 +90,7 @@ fn what_has_more_beside_it_is_left_to_the_functions() {
 }
 
 #[test]
-fn what_a_client_says_is_cut() {
+fn oversized_columns_are_cut() {
     let server = server();
     acquire(&server, "a-1", false);
     finish(&server, "a-1");
@@ -106,14 +106,14 @@ fn what_a_client_says_is_cut() {
 }
 
 #[tokio::test]
-async fn a_client_needs_no_function_for_a_lock_that_nobody_else_wants() {
+async fn an_uncontended_lock_needs_no_function() {
     let server = Postgres::start();
     server.psql("CREATE ROLE app LOGIN");
     server.psql(&lockkeeper::backends::postgres::schema_sql(Some("app")));
     let locks = client(&server.url_as("app"), "client").await;
-    // Waits until it is known that no pooler lies between.
+    // Waits until the client has found that there is no pooler.
     locks.findings().await.unwrap();
-    // The first grant of a name is by a function.
+    // The first grant of a name needs a function.
     let held = locks.mutex("a").acquire().await.unwrap();
     let mut last = token(&held);
     held.release().await.unwrap();

@@ -1,4 +1,4 @@
-//! A database with the schema for lease rows, and what it says of itself.
+//! A database with the schema for lease rows, and an audit of its grants.
 
 use std::time::{Duration, Instant};
 
@@ -22,12 +22,12 @@ pub(crate) async fn client(url: &str, label: &str) -> Locks {
     Locks::connect_as(&rows(url), label).await.unwrap()
 }
 
-/// The address of lease rows there.
+/// The URL for lease rows in that database.
 pub(crate) fn rows(url: &str) -> String {
     format!("{url}?lock=row&connections=4")
 }
 
-/// Waits for a condition, with a deadline that is only there so that a failure ends.
+/// Waits for a condition; the deadline only makes a failure visible.
 pub(crate) async fn until<T>(what: &str, mut probe: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + 30 * SECOND;
     loop {
@@ -71,8 +71,8 @@ pub(crate) fn token(held: &Guard<Unfenced>) -> u64 {
     held.token_hint().unwrap().get()
 }
 
-/// From now on the database itself notes each grant, and each that was made while another was held. It does so while it
-/// has the row locked, so that it sees them in the order in which they happen.
+/// Installs a trigger that records each grant, and each grant made while another was held. The trigger runs while the
+/// row is locked, so it records the grants in their order.
 pub(crate) fn audit(server: &Postgres) {
     server.psql(
         "CREATE TABLE grants (at bigint GENERATED ALWAYS AS IDENTITY, name text, slot int, token bigint);
@@ -94,8 +94,8 @@ pub(crate) fn audit(server: &Postgres) {
     );
 }
 
-/// How many grants the audit saw; that each had a higher token than those before it, and that none was made while
-/// another was held.
+/// Returns the number of recorded grants. Checks that each had a higher token than the ones before, and that none was
+/// made while another was held.
 pub(crate) fn audited_grants(server: &Postgres) -> usize {
     assert_eq!(server.psql("SELECT * FROM double_holds"), "", "held twice");
     let unordered = "SELECT * FROM (SELECT name, token, lag(token) OVER (PARTITION BY name ORDER BY at) AS before \

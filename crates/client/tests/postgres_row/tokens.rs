@@ -1,4 +1,4 @@
-//! Tokens rise, whatever becomes of the rows (P2), and a repeat is told its first grant (P7).
+//! Tokens rise even if rows are deleted (P2), and a retry returns the first grant (P7).
 
 use lockkeeper::{Locks, TokenStatus};
 use lockkeeper_rig::Postgres;
@@ -13,7 +13,7 @@ async fn grant(locks: &Locks) -> u64 {
 }
 
 #[tokio::test]
-async fn they_rise_after_a_release_an_expiry_and_an_end_by_hand() {
+async fn tokens_rise_after_a_release_an_expiry_and_deletion_by_hand() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     let mut last = grant(&locks).await;
@@ -33,13 +33,13 @@ async fn they_rise_after_a_release_an_expiry_and_an_end_by_hand() {
     server.psql("DROP SCHEMA lockkeeper CASCADE");
     crate::support::init(&server);
     rises("a schema made anew").await;
-    // A second run of the same SQL takes nothing away.
+    // Running the same SQL again deletes nothing.
     crate::support::init(&server);
     rises("the same schema again").await;
 }
 
 #[tokio::test]
-async fn they_rise_while_the_row_is_there_although_the_clock_was_set_back() {
+async fn tokens_rise_while_the_row_exists_even_if_the_clock_is_set_back() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     grant(&locks).await;
@@ -69,7 +69,7 @@ async fn a_token_is_current_while_it_is_held_and_never_issued_above_the_last() {
     assert_eq!(worth(current).await, TokenStatus::NotCurrent { live: vec![] });
 }
 
-/// The functions as any program may call them.
+/// Calls of the SQL functions, as any program may make them.
 fn acquire(server: &Postgres, id: &str, permit: bool) -> (String, Option<u64>) {
     let of = if permit { "2" } else { "NULL" };
     let said = server.psql(&format!(
@@ -84,7 +84,7 @@ fn finish(server: &Postgres, id: &str, doubt: bool) -> String {
 }
 
 #[test]
-fn a_repeated_call_is_told_what_the_first_one_was() {
+fn a_repeated_call_returns_the_first_result() {
     let server = server();
     for permit in [false, true] {
         let first = acquire(&server, "a-1", permit);
@@ -107,18 +107,18 @@ fn an_attempt_that_arrives_after_its_end_holds_nothing() {
     assert_eq!(acquire(&server, "a-1", false), ("over".to_owned(), None));
     assert_eq!(acquire(&server, "a-2", false).0, "granted", "it stands in nobody else's way");
     assert_eq!(finish(&server, "a-2", false), "released");
-    // Also where the hold of that request was broken: a later attempt of it must not hold.
+    // The same if the hold of that request was broken: a later attempt of it must not acquire the lock.
     let (_, broken) = acquire(&server, "a-3", false);
     server.psql(&format!("SELECT lockkeeper.row_break('repeated', {}, '', '', true)", broken.unwrap()));
     assert_eq!(finish(&server, "a-3", true), "broken");
     assert_eq!(acquire(&server, "a-3", false), ("over".to_owned(), None));
-    // The mark ages out: nothing of that attempt can be on its way any more.
+    // The mark expires once no attempt of that request can still be in flight.
     server.psql("UPDATE lockkeeper.row_gone SET expires = clock_timestamp()");
     assert_eq!(acquire(&server, "a-1", false).0, "granted");
 }
 
 #[test]
-fn a_renewal_revives_nothing() {
+fn a_renewal_does_not_restore_an_ended_hold() {
     let server = server();
     let renew = || {
         server.psql(
@@ -138,9 +138,9 @@ fn a_renewal_revives_nothing() {
 }
 
 #[test]
-fn what_a_client_says_is_bounded() {
+fn the_sizes_of_arguments_are_limited() {
     let server = server();
-    // A name in use, which is granted by the short way, and one that is not.
+    // A name in use, which is granted on the fast path, and one that is not.
     server.psql("SELECT lockkeeper.row_acquire('used', 'a-0', false, NULL, 1000, 0, false, '', '', NULL)");
     server.psql("SELECT lockkeeper.row_finish('used', 'a-0', 0, 1000, false)");
     let said = |bytes: usize| format!("'{}'", "x".repeat(bytes));
@@ -177,7 +177,7 @@ fn what_a_client_says_is_bounded() {
 }
 
 #[tokio::test]
-async fn the_time_that_a_grant_waits_for_its_row_is_not_taken_from_it() {
+async fn waiting_for_the_row_does_not_shorten_a_grant() {
     let server = server();
     server.psql("SELECT lockkeeper.row_acquire('slow', 'a-1', false, NULL, 1000, 0, false, '', '', NULL)");
     server.psql("SELECT lockkeeper.row_finish('slow', 'a-1', 0, 1000, false)");

@@ -1,4 +1,4 @@
-//! The queue: its order, the dead in it, and how those who wait are woken.
+//! The queue: its order, dead waiters, and wake-ups.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::support::{
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_died_lets_the_next_one_hold_when_its_ttl_is_over() {
+async fn a_dead_waiter_is_skipped_once_its_ttl_is_over() {
     let server = server();
     let faults = Faults::default();
     let address = ([127, 0, 0, 1], server.port()).into();
@@ -31,10 +31,10 @@ async fn a_waiter_that_died_lets_the_next_one_hold_when_its_ttl_is_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_gives_up_leaves_the_queue_and_wakes_who_is_next() {
+async fn a_waiter_that_gives_up_leaves_the_queue_and_wakes_the_next() {
     let server = server();
     let (holds, waits) = (client(&server.url(), "holds").await, client(&server.url(), "waits").await);
-    // The first waits for a permit of the two; the one that wants it alone is in the way of the last.
+    // The first client holds one of two permits; the exclusive waiter blocks the last one.
     let held = holds.semaphore("queue", 2).acquire().await.unwrap();
     let alone = waits.mutex("queue").wait(Wait::For(SECOND));
     let alone = tokio::spawn(async move { alone.acquire().await.map(drop) });
@@ -48,7 +48,7 @@ async fn whoever_gives_up_leaves_the_queue_and_wakes_who_is_next() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiters_are_woken_and_do_not_ask_the_server_all_the_time() {
+async fn waiters_are_woken_and_do_not_poll_the_server() {
     const WAITERS: usize = 20;
     let server = server();
     audit(&server);
@@ -62,7 +62,7 @@ async fn waiters_are_woken_and_do_not_ask_the_server_all_the_time() {
         tasks.push(tokio::spawn(async move { lock.acquire().await.unwrap().release().await.unwrap() }));
         until_waiting(&holds, "queue", turn).await;
     }
-    // Every attempt of a waiter writes its row once: new, or for a further ttl.
+    // Every attempt of a waiter writes its row once: a new row, or an extension by a ttl.
     let writes = || -> usize {
         server.psql("SELECT pg_stat_force_next_flush()");
         let count = "SELECT n_tup_ins + n_tup_upd FROM pg_stat_user_tables WHERE relname = 'row_waiter'";
@@ -78,7 +78,7 @@ async fn waiters_are_woken_and_do_not_ask_the_server_all_the_time() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wake_up_that_is_lost_costs_a_second_and_not_the_lock() {
+async fn a_lost_wake_up_delays_the_grant_by_about_a_second() {
     let server = server();
     let (holds, waits) = (client(&server.url(), "holds").await, client(&server.url(), "waits").await);
     waits.findings().await.unwrap();
@@ -86,7 +86,7 @@ async fn a_wake_up_that_is_lost_costs_a_second_and_not_the_lock() {
     let next = waits.mutex("queue");
     let next = tokio::spawn(async move { next.acquire().await.unwrap() });
     until_waiting(&holds, "queue", 1).await;
-    // The hold ends by an operator who knows nothing of wake-ups.
+    // The hold is ended by hand, without a wake-up.
     server.psql(
         "UPDATE lockkeeper.row_lease SET held_until = clock_timestamp(), shut_until = clock_timestamp()",
     );
@@ -95,7 +95,7 @@ async fn a_wake_up_that_is_lost_costs_a_second_and_not_the_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_listening_connection_is_made_anew_and_wakes_again() {
+async fn the_listening_connection_is_reopened_and_delivers_wake_ups() {
     let server = server();
     let (holds, waits) = (client(&server.url(), "holds").await, client(&server.url(), "waits").await);
     waits.findings().await.unwrap();
@@ -125,7 +125,7 @@ async fn a_break_reaches_its_holder_long_before_a_keep_alive_would() {
     let (holds, breaks) = (client(&server.url(), "holds").await, client(&server.url(), "breaks").await);
     // Renewed every twenty minutes.
     let held = holds.mutex("broken").ttl(3600 * SECOND).acquire().await.unwrap();
-    // It was granted before this was known, and is told all the same.
+    // The lock was granted before the client had checked for poolers; the break must reach it all the same.
     holds.findings().await.unwrap();
     breaks.break_hold(order("broken", &held, false)).await.unwrap();
     let began = Instant::now();
@@ -134,7 +134,7 @@ async fn a_break_reaches_its_holder_long_before_a_keep_alive_would() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_by_itself_that_somebody_has_locked_by_hand_holds_up_no_other() {
+async fn a_row_locked_by_hand_blocks_no_other_lock() {
     let server = server();
     let locks = client(&server.url(), "client").await;
     let kept = locks.mutex("kept").ttl(2 * SECOND).acquire().await.unwrap();
@@ -161,7 +161,7 @@ async fn a_lock_by_itself_that_somebody_has_locked_by_hand_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn an_address_says_how_many_connections() {
+async fn the_url_sets_the_number_of_connections() {
     let server = server();
     for (connections, right) in [("0", false), ("1001", false), ("x", false), ("1", true)] {
         let url = format!("{}?lock=row&connections={connections}", server.url());

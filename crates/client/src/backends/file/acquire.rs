@@ -1,6 +1,6 @@
-//! An acquire: one name after another, each by steps under its record's flock, with waiting in between.
+//! An acquire: one name after another, each in steps under its record's flock, with waits in between.
 //!
-//! A step does all or nothing and never awaits; so a dropped future leaves a request that a `Finish` can clean up.
+//! A step is atomic and never awaits, so a dropped future leaves a request that a `Finish` can clean up.
 
 use std::fs::File;
 use std::future::Future;
@@ -23,25 +23,26 @@ use crate::backend::CallError;
 use crate::error::{BackendError, Busy};
 use crate::machine::{Answer, Granted, Push};
 
-/// A waiter looks again after at most this long, if every wake-up was lost: who should have sent it was stopped, or
-/// its pipe was full.
+/// A waiter checks again after at most this long, in case every wake-up was lost: the sender was stopped, or the pipe
+/// was full.
 const SAFETY_NET: Duration = Duration::from_secs(4);
-/// Between tries for a hold file that a program which is not ours has flocked: nothing tells when that one is done.
+/// Interval between attempts while a program other than Lockkeeper has flocked the hold file: its unlock sends no
+/// event.
 const FOREIGN_POLL_MIN: Duration = Duration::from_millis(1);
 const FOREIGN_POLL_MAX: Duration = Duration::from_millis(250);
 
-/// What one step found.
+/// The result of one step.
 enum Step {
-    /// The name is held.
+    /// The name is acquired.
     Taken,
     Waiting {
         position: u64,
-        /// Whose end would matter.
+        /// Pipes of the sessions whose end may lead to a grant.
         pipes: Vec<File>,
-        /// When a closed hold is over.
+        /// Time until a closed hold ends.
         closed: Option<Duration>,
     },
-    /// Ours by the record, but a program that is not Lockkeeper has the flock.
+    /// Granted by the record, but a program other than Lockkeeper has the flock.
     Foreign,
     Busy(Busy),
     Refused(BackendError),
@@ -65,7 +66,7 @@ pub(super) async fn acquire(session: &Arc<Session>, request: &Arc<Request>) -> R
         Err(Fault::Error(error)) => Answer::Refused(error),
     };
     if let Answer::Busy(_) | Answer::Refused(_) = answer {
-        // The client won't finish what it was told is not acquired.
+        // The client sends no Finish for a request that was not acquired.
         if let Err(fault) = finish::end_parts(session, request).await {
             let error = BackendError::from(fault);
             tracing::warn!(%error, "what a failed acquire had taken could not be given back yet");
@@ -126,7 +127,7 @@ fn tell_queued(session: &Session, request: &Request, told: &mut Option<u64>, pos
     }
 }
 
-/// Until there is news, somebody whom it waits for has ended, or the time is over.
+/// Waits for a notification, the end of one of the watched sessions, or `at_most`.
 async fn wait(request: &Request, pipes: Vec<File>, at_most: Duration) {
     let mut ends: Vec<_> = pipes.into_iter().map(|pipe| Box::pin(reactor::hang_up(pipe))).collect();
     let any_end = std::future::poll_fn(move |cx| {
@@ -140,7 +141,7 @@ async fn wait(request: &Request, pipes: Vec<File>, at_most: Duration) {
     }
 }
 
-/// All names are taken: one token for all of them, the highest, and it counts at each.
+/// All names are acquired: the highest token becomes the token of the request, and each record stores it.
 async fn settle(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer, Fault> {
     let parts = request.progress().parts.clone();
     let Some(told) = parts.iter().filter_map(|part| part.token).max() else {
@@ -167,7 +168,7 @@ async fn settle(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer
     Ok(Answer::Granted(Granted { token: Some(told), permits }))
 }
 
-/// Enters the record, or looks at what has become of its place there.
+/// Enters the record, or checks the state of the request there.
 fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Record) -> Result<Step, Fault> {
     let mut progress = request.progress();
     if request.is_over() {
@@ -177,10 +178,10 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
     let place = progress.parts[index].seq.filter(|&seq| record.state().request(tag, seq).is_some());
     let seq = match place {
         Some(seq) => seq,
-        // What was granted once is not asked for again behind its holder's back.
+        // A request that was granted once is never queued again without the holder's knowledge.
         None if progress.granted => return Ok(Step::Over),
         None => {
-            // New, or its place was lost with a damaged record: it queues, perhaps anew.
+            // A new request, or its entry was lost with a damaged record: it enters, possibly for the second time.
             if let Some(lost) = progress.parts[index].seq {
                 session.leave(lost);
             }
@@ -204,7 +205,7 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
             let part = &mut progress.parts[index];
             part.permit = permit_of(record, &found);
             return Ok(match found.phase {
-                // Asked again (P7-a): our flock is taken already.
+                // A retry (P7-a): the flock is held already.
                 Phase::Held { .. } if part.hold.is_some() => Step::Taken,
                 Phase::Held { token, .. } => {
                     match record.take_hold(found.mode, part.permit.map(|permit| permit.slot))? {
@@ -220,7 +221,7 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
             });
         }
         let watched = record.state().watched().remove(&owner).unwrap_or_default();
-        // The holders too, where only the one before is watched: he may be stopped and not notice their end.
+        // Holders are checked too: the waiter before this one, which watches them, may be stopped and miss their end.
         let whom: Vec<SessionId> = watched.iter().copied().chain(holders(record.state())).collect();
         let mut looked = look(&session.store, record, Some(tag), whom)?;
         if looked.is_clean() {
@@ -233,7 +234,7 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
     }
 }
 
-/// Asks the table. What is in the way is looked at only if something is.
+/// Applies the acquire to the table. Other sessions are checked for liveness only if one of them conflicts.
 fn enter(
     session: &Session,
     request: &Request,
@@ -248,7 +249,7 @@ fn enter(
         let acquire = Acquire {
             session: id,
             seq,
-            // Whatever was answered before is remembered by the session, not by the record.
+            // Earlier answers are kept by the session, not by the record.
             done_through: Seq(seq.0 - 1),
             names: vec![request.names[index].clone()],
             mode: want.mode,

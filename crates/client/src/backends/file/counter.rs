@@ -1,8 +1,8 @@
-//! The counter of tokens of one directory: crash-safe, and never lower than anything it has told.
+//! The token counter of one directory: crash-safe, and never below a token that was issued.
 //!
-//! One preallocated file of two 512-byte sectors, each a checksummed slot, written in turn with one fdatasync each.
-//! The slot that is not written to is never more than 1 below the newest, so a valid slot beside a bad one counts as
-//! its value + 1: whichever of the two was torn, no token below that is issued again.
+//! One preallocated file of two 512-byte sectors, each a checksummed slot, written alternately with one fdatasync each.
+//! The older slot is never more than 1 below the newest, so a valid slot beside a torn one counts as its value + 1: no
+//! token is issued twice, even if the newest slot was torn.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,7 +18,7 @@ pub(super) const SLOT_BYTES: usize = 512;
 pub(super) const FILE_BYTES: usize = 2 * SLOT_BYTES;
 const MAGIC: [u8; 8] = *b"LKCOUNT1";
 
-/// One slot.
+/// One slot of the file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Slot {
     generation: u64,
@@ -36,7 +36,7 @@ impl Slot {
         bytes
     }
 
-    /// `None` unless every byte is as it was written.
+    /// `None` unless every byte is as written.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let (data, sum) = bytes.get(..SLOT_BYTES)?.split_at(SLOT_BYTES - 8);
         if data[..8] != MAGIC || xxh3_64(data).to_le_bytes() != sum {
@@ -47,13 +47,13 @@ impl Slot {
     }
 }
 
-/// What the two slots say together.
+/// The combined content of both slots.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Reading {
-    /// No token above this was told.
+    /// No token above this was issued.
     value: u64,
     newest: Slot,
-    /// Where the next value goes: never over the only valid slot.
+    /// The slot for the next value: never the only valid one.
     next: usize,
 }
 
@@ -82,7 +82,7 @@ pub(super) fn fresh(value: u64) -> Vec<u8> {
 pub(super) struct Counter {
     file: File,
     path: PathBuf,
-    /// Threads of one process share the descriptor, and so its flock.
+    /// Threads of one process share the descriptor, and with it the flock.
     threads: Mutex<()>,
 }
 
@@ -94,7 +94,8 @@ impl Counter {
     /// Locks the counter and reads it.
     ///
     /// # Errors
-    /// Neither slot is valid; out of reach; locked by a process that was stopped in the middle.
+    /// Neither slot is valid; the file is unreachable; it is locked by a process that was stopped in its critical
+    /// section.
     pub(super) fn lock(&self) -> Result<Held<'_>, Fault> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let mut backoff = Backoff::new();
@@ -123,7 +124,7 @@ impl Counter {
         Ok(held)
     }
 
-    /// Writes both slots anew: for a damaged counter whose operator has said above what to go on.
+    /// Writes both slots: for a damaged counter for which the operator has given a token to start above.
     pub(super) fn rebuild(&self, value: u64) -> Result<(), Fault> {
         self.file.write_all_at(&fresh(value), 0).map_err(|e| self.fault("write", e))?;
         self.file.sync_all().map_err(|e| self.fault("sync", e))
@@ -148,7 +149,7 @@ impl Counter {
     }
 }
 
-/// The counter, while nobody else can draw from it.
+/// The locked counter.
 pub(super) struct Held<'a> {
     counter: &'a Counter,
     reading: Option<Reading>,
@@ -156,18 +157,18 @@ pub(super) struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// The last token that may have been told.
+    /// The last token that may have been issued.
     pub(super) fn value(&self) -> u64 {
         self.reading.map_or(0, |reading| reading.value)
     }
 
-    /// Makes `value` the last token, on the disk before it returns.
+    /// Makes `value` the last token; it is on disk on return.
     pub(super) fn raise_to(&mut self, value: u64) -> Result<(), Fault> {
         let Some(reading) = self.reading else { return Ok(()) };
         if value <= reading.newest.value {
             return Ok(());
         }
-        // More than one step at once: first bring the other slot close, so that it may stand in for the newest.
+        // A raise by more than 1: first write `value - 1`, so that a single valid slot is never more than 1 too low.
         if value - reading.newest.value > 1 {
             self.write(value - 1)?;
         }
@@ -188,7 +189,7 @@ impl Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // It can fail only for a descriptor that isn't one.
+        // Fails only for an invalid descriptor.
         let _ = unflock(&self.counter.file);
     }
 }
@@ -225,14 +226,14 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_never_goes_down() {
+    fn a_counter_never_decreases() {
         let (_dir, counter) = counter(&fresh(10));
         counter.lock().unwrap().raise_to(4).unwrap();
         assert_eq!(counter.lock().unwrap().value(), 10);
     }
 
     #[test]
-    fn every_flipped_or_torn_byte_is_noticed_and_no_token_comes_twice() {
+    fn every_flipped_or_torn_byte_is_detected_and_no_token_is_issued_twice() {
         for raise in [1, 7] {
             let (_dir, source) = counter(&fresh(100));
             source.lock().unwrap().raise_to(100 + raise).unwrap();
@@ -246,7 +247,7 @@ mod tests {
                     assert!(reading.value <= told + 1, "byte {at}: {reading:?}");
                     assert_eq!(reading.next, at / SLOT_BYTES, "the bad slot is written next");
                 }
-                // Torn: everything from here to the end of the sector is zero.
+                // Torn: zeros from here to the end of the sector.
                 let mut bad = good.clone();
                 let end = (at / SLOT_BYTES + 1) * SLOT_BYTES;
                 bad[at..end].fill(0);
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn two_bad_slots_are_refused_with_what_to_do() {
+    fn the_error_for_two_bad_slots_names_the_remedy() {
         for (a, b) in [(0, 512), (20, 1023), (511, 530)] {
             let mut bad = fresh(100);
             bad[a] ^= 1;
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_slot_is_mended_by_the_next_write() {
+    fn a_damaged_slot_is_repaired_by_the_next_write() {
         let mut bad = fresh(100);
         bad[600] ^= 1;
         let (_dir, counter) = counter(&bad);

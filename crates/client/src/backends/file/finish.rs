@@ -1,4 +1,4 @@
-//! Ends: a `Finish` of a hold or a place in the queue, and the close of a session.
+//! Ends: a `Finish` of a hold or of a waiter, and the close of a session.
 
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -15,7 +15,7 @@ use crate::backend::CallError;
 use crate::error::BackendError;
 use crate::machine::Answer;
 
-/// Ends a request; `seq` is the number of the call.
+/// Ends a request; `seq` is the seq of the call.
 pub(super) async fn finish(session: &Session, request: &Request, seq: Seq) -> Result<Answer, CallError> {
     match end_parts(session, request).await {
         Ok(end) => {
@@ -34,7 +34,7 @@ pub(super) async fn finish(session: &Session, request: &Request, seq: Seq) -> Re
     }
 }
 
-/// Ends all that a request has, the last name first. What is done stays done if a later name fails.
+/// Ends all parts of a request, the last name first. Completed parts stay ended if a later one fails.
 pub(super) async fn end_parts(session: &Session, request: &Request) -> Result<End, Fault> {
     for index in (0..request.names.len()).rev() {
         if request.progress().parts[index].seq.is_none() {
@@ -52,7 +52,7 @@ pub(super) async fn end_parts(session: &Session, request: &Request) -> Result<En
     Ok(request.progress().end.unwrap_or(End::Gone))
 }
 
-/// Removes the files of a lock that this session used, if it is idle.
+/// Removes the files of a lock used by this session, if the lock is idle.
 async fn forget(session: &Session, name: &LockName) -> Result<(), Fault> {
     match Record::open_file(&session.store, &stem(name)).await? {
         Some(mut record) => record.remove_if_idle(),
@@ -60,7 +60,7 @@ async fn forget(session: &Session, name: &LockName) -> Result<(), Fault> {
     }
 }
 
-/// What a request for several names is told.
+/// The end of a request for several names.
 fn worse(a: Option<End>, b: End) -> End {
     let badness = |end: &End| match end {
         End::Broken => 3,
@@ -77,11 +77,11 @@ fn end_part(
     index: usize,
     record: Option<Record>,
 ) -> Result<End, Fault> {
-    // A step that is under way ends first.
+    // Waits for a step in progress.
     let progress = request.progress();
     let (part, granted) = (progress.parts[index].clone(), progress.granted);
     let Some(seq) = part.seq else { return Ok(End::Gone) };
-    // Where the record knows nothing of it, it was damaged and deleted: the flock alone has kept the others out.
+    // Without an entry in the record, the record was damaged and deleted: only the flock has excluded others.
     let forgotten = |hold: Option<&File>| {
         let there = hold.and_then(|hold| hold.metadata().ok()).is_some_and(|metadata| metadata.nlink() > 0);
         if there { End::Released } else { End::Gone }
@@ -111,7 +111,8 @@ fn end_part(
         |table, effects| {
             if let (Phase::Held { token, .. } | Phase::Revoked { token, .. }, false) = (&found.phase, granted)
             {
-                // Never handed out: nothing was done under it that would have to stay closed (B2).
+                // The grant was never returned to the client: nothing was done under it that `keep_closed` must protect
+                // (B2).
                 let order =
                     Break { name: name.clone(), token: *token, reason: "".into(), by: "".into(), now: true };
                 let _ = table.apply_whole(Command::Break(order), effects);
@@ -129,7 +130,8 @@ fn end_part(
     })
 }
 
-/// Ends a session with all it has. What can't be told to a record is told by the death of the session's file.
+/// Ends a session with all its requests. If a record cannot be updated, other processes find the session dead by its
+/// file.
 pub(super) async fn close(session: &Session) {
     for request in session.requests() {
         request.call_off();
@@ -139,7 +141,7 @@ pub(super) async fn close(session: &Session) {
         }
     }
     for name in session.all_left_idle() {
-        // What stays is removed by the next list.
+        // Files left here are removed by the next `list`.
         let _ = forget(session, &name).await;
     }
     session.end();

@@ -1,7 +1,7 @@
-//! Which filesystems can't carry a lock, by their type.
+//! Filesystem types that cannot carry locks.
 
-/// Types by their `statfs` number, and whether `?fuse=allow` lets them pass. From `linux/magic.h` and the
-/// filesystems' own sources.
+/// `statfs` type numbers, and whether `?fuse=allow` permits the type. From `linux/magic.h` and the filesystems' own
+/// sources.
 const NETWORK: &[(u64, &str, bool)] = &[
     (0x6969, "NFS", false),
     (0x517b, "SMB", false),
@@ -20,7 +20,7 @@ const NETWORK: &[(u64, &str, bool)] = &[
     (0x6573_5546, "FUSE", true),
 ];
 
-/// Why a directory on a filesystem of this type is refused; `None` if it isn't.
+/// Why a directory on a filesystem of this type is refused; `None` if it is accepted.
 pub(super) fn refusal(magic: u64, fuse_allowed: bool) -> Option<String> {
     let &(_, name, fuse) = NETWORK.iter().find(|(number, ..)| *number == magic)?;
     if fuse && fuse_allowed {
@@ -40,14 +40,14 @@ pub(super) fn refusal(magic: u64, fuse_allowed: bool) -> Option<String> {
     })
 }
 
-/// The type of the filesystem that an open file is on.
+/// The type of the filesystem of an open file.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) fn magic_of(file: &std::fs::File) -> std::io::Result<u64> {
-    // The kernel's numbers are 32 bits; the field is as wide and as signed as the platform likes.
+    // The kernel's numbers have 32 bits; the width and sign of the field depend on the platform.
     Ok(u64::from(nix::sys::statfs::fstatfs(file)?.filesystem_type().0 as u32))
 }
 
-/// Elsewhere there are no such numbers: nothing is refused.
+/// Other systems have no such numbers: nothing is refused.
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 pub(super) fn magic_of(_file: &std::fs::File) -> std::io::Result<u64> {
     Ok(0)

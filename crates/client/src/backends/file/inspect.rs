@@ -1,4 +1,4 @@
-//! Questions and orders of operators: who holds, who waits, what a token is worth, breaks.
+//! Operators' queries and orders: holders, waiters, the status of a token, breaks.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use crate::backend::{BreakOrder, Broken};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::LockInfo;
 
-/// How many waiters are named.
+/// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 100;
-/// A record is of one lock, and this process alone waits for the answer.
+/// No limits: a record has one lock only, and only this process waits for the answer.
 const EVERY_HOLD: Page = Page { after: None, holds_max: usize::MAX, bytes_max: usize::MAX, waiters_max: 0 };
 
 pub(super) async fn inspect(store: Arc<Store>, name: LockName) -> Result<LockInfo, Fault> {
@@ -71,7 +71,7 @@ pub(super) async fn check_token(store: Arc<Store>, name: LockName, token: u64) -
     let mut record = Record::open(&store, &name).await?;
     reap_all(&store, &mut record)?;
     let table = record.table()?;
-    // By what their holders were told, which is not always what the table has.
+    // By the tokens returned to holders, which may differ from the table's.
     let held = table.describe(&name, EVERY_HOLD).holds.into_iter();
     let held = held.filter(|hold| hold.state == lockkeeper_core::HoldState::Held);
     let mut live: Vec<Token> = held.map(|hold| record.state().told_token(hold.token)).collect();

@@ -1,21 +1,21 @@
 //! `file:///dir`: locks between the processes of one host, held by the kernel.
 //!
-//! A hold is a flock. The kernel ends it when its holder ends, however that happens, and not before: there is no ttl,
-//! and a stopped holder keeps its lock. Beside the flock, each lock in use has a small record with a core table of
-//! its own, so that order, modes, permits, closed holds and breaks follow the same rules as everywhere. Tokens come
-//! from one crash-safe counter of the directory.
+//! A hold is a flock. The kernel ends it when its holder ends for any reason, and not before: there is no ttl, and a
+//! stopped holder keeps its lock. Beside the flock, each lock in use has a small record with a core table of its own,
+//! so that order, modes, permits, closed holds and breaks follow the same rules as in other backends. Tokens come from
+//! one crash-safe counter of the directory.
 //!
-//! `docs/backends/file.md` is the page for users: guarantees, layout, what happens in a crash. Reading order here:
-//! `store` (the directory), `counter`, `slots`, `state` and `record` (the files), `session_file` (who lives), `session`,
+//! `docs/backends/file.md` is the page for users: guarantees, layout, behaviour in a crash. Reading order here: `store`
+//! (the directory), `counter`, `slots`, `state` and `record` (the files), `session_file` (liveness), `session`,
 //! `acquire`, `finish` (the calls), `inspect`.
 //!
-//! What may surprise:
-//! - Short flocks (record, counter) are tried in a loop with random pauses instead of waited for, so that a process
-//!   that was stopped inside one is an error after some seconds and not a hang.
-//! - A hold file made here carries the sticky bit and is removed with its lock; one that a user made stays, so that
+//! Notes on the design:
+//! - Short flocks (record, counter) are tried in a loop with random pauses instead of a blocking call, so that a
+//!   process stopped inside one causes an error after some seconds and not a hang.
+//! - A hold file created here carries the sticky bit and is removed with its lock; one created by a user stays, so that
 //!   `flock(1)` can share it (see the page).
-//! - A request for several names takes them one by one in byte order. It is told the highest of their tokens, and the
-//!   other records note that one.
+//! - A request for several names acquires them one by one in byte order. Its token is the highest of theirs, and the
+//!   other records store that one too.
 
 mod acquire;
 mod counter;
@@ -79,7 +79,7 @@ const CAPABILITIES: Capabilities = Capabilities {
             "nobody deletes the directory under a holder: a flock has no deadline, so a hold is lost only by that, \
              noticed within about a second, or by a break",
         ),
-        // There are no keep-alives to confirm: the kernel knows who lives.
+        // There are no keep-alives: the kernel detects the end of a process.
         Promise::Kept,
         Promise::Kept,
         Promise::KeptIf(
@@ -95,22 +95,23 @@ const CAPABILITIES: Capabilities = Capabilities {
     ],
 };
 
-/// A lock directory behind the library.
+/// A lock directory as a backend.
 pub(crate) struct FileBackend {
     shared: Arc<Shared>,
 }
 
-/// What all sessions of a backend share.
+/// State shared by all sessions of a backend.
 struct Shared {
     config: Config,
     store: Mutex<Arc<Store>>,
 }
 
 impl FileBackend {
-    /// Opens `file:///dir?tokens_above=N&fuse=allow`, and makes the directory if it is missing.
+    /// Opens `file:///dir?tokens_above=N&fuse=allow`, and creates the directory if it is missing.
     ///
     /// # Errors
-    /// A bad URL; a directory that can't carry locks, can't be written, is damaged or newer than this program.
+    /// An invalid URL; a directory that cannot carry locks, is not writable, is damaged, or was made by a newer
+    /// program.
     pub(crate) fn open(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
         url.only_parameters(&["tokens_above", "fuse"])?;
         if let Some(host) = url.hosts.first() {
@@ -160,7 +161,8 @@ impl FileBackend {
 }
 
 impl Shared {
-    /// The directory at the path. One that was deleted is made anew, with tokens above all that we saw in the old.
+    /// The directory at the path. If it was deleted, a new one is created, with tokens above all those seen in the old
+    /// one.
     fn store(&self) -> Result<Arc<Store>, Fault> {
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         if !store.is_current() {

@@ -1,18 +1,18 @@
-//! From the name of a lock to the names of its files, and nothing else.
+//! Encoding of lock names as file names.
 //!
-//! The encoding is injective and never contains a dot, so that `NAME.hold` and `NAME.slot3` can't be another lock.
+//! The encoding is injective and never contains a dot, so `NAME.hold` and `NAME.slot3` cannot belong to another lock.
 
 use lockkeeper_core::{LockName, Slot};
 use sha2::{Digest, Sha256};
 
 use super::os::hex;
 
-/// An encoding longer than this is cut and gets a hash: file names have at most 255 bytes.
+/// A longer encoding is cut and gets a hash: file names have at most 255 bytes.
 const ENCODED_BYTES_MAX: usize = 200;
-/// How much of a cut encoding stays readable.
+/// Length of the readable prefix of a cut encoding.
 const PREFIX_BYTES: usize = 100;
 
-/// The record file's name; those of the hold files start with it.
+/// The name of the record file; the names of the hold files start with it.
 pub(super) fn stem(name: &LockName) -> String {
     let mut encoded = String::with_capacity(name.as_str().len());
     let mut cut = None;
@@ -30,7 +30,7 @@ pub(super) fn stem(name: &LockName) -> String {
         return encoded;
     }
     encoded.truncate(cut.unwrap_or(0));
-    // `+` is never part of an encoding, so no short name can look like this.
+    // `+` never occurs in an encoding, so no short name can collide with a cut one.
     format!("{encoded}+{}", hex(&Sha256::digest(name.as_str().as_bytes())))
 }
 

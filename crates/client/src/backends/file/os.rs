@@ -1,6 +1,6 @@
-//! The system calls of a lock directory, and what their failures mean to a user.
+//! System calls on a lock directory, and explanations of their failures for users.
 //!
-//! Knows files and error numbers; knows nothing of locks, records or sessions.
+//! Handles files and error numbers only; no locks, records or sessions.
 
 use std::fs::File;
 use std::io;
@@ -14,14 +14,15 @@ use nix::unistd::UnlinkatFlags;
 
 use crate::error::{BackendError, BackendErrorKind};
 
-/// Why a step in the directory failed.
+/// Why an operation in the directory failed.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The directory was deleted or replaced under us.
+    /// The directory was deleted or replaced while in use.
     Gone,
-    /// Another process sits on a short lock for longer than [`SHORT_LOCK_PATIENCE`]: it was stopped in the middle.
+    /// Another process has held a short lock for longer than [`SHORT_LOCK_PATIENCE`]: it was stopped in its critical
+    /// section.
     Stuck(BackendError),
-    /// Anything else.
+    /// Any other error.
     Error(BackendError),
 }
 
@@ -43,11 +44,11 @@ impl From<Fault> for BackendError {
     }
 }
 
-/// For how long a record or the counter may be locked by someone else before that is an error: its critical section
-/// takes well under a millisecond, so whoever has it was stopped in the middle.
+/// Limit for waiting until another process unlocks a record or the counter: the critical section takes well under a
+/// millisecond, so the process must have been stopped inside it.
 pub(super) const SHORT_LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a failed call on `path` means, in one line.
+/// Explains a failed call on `path` in one line.
 pub(super) fn explain(doing: &str, path: &Path, error: io::Error) -> BackendError {
     let path = path.display();
     let message = match error.raw_os_error().map(Errno::from_raw) {
@@ -72,7 +73,7 @@ pub(super) fn explain(doing: &str, path: &Path, error: io::Error) -> BackendErro
     BackendError::caused(BackendErrorKind::Operator, message, error)
 }
 
-/// Tries to flock a file without waiting; `false` if someone else is in the way.
+/// Tries to flock a file without waiting; `false` if another process has a conflicting flock.
 pub(super) fn try_flock(file: &File, exclusive: bool) -> io::Result<bool> {
     let how = if exclusive { FlockArg::LockExclusiveNonblock } else { FlockArg::LockSharedNonblock };
     match flock(file, how) {
@@ -82,12 +83,12 @@ pub(super) fn try_flock(file: &File, exclusive: bool) -> io::Result<bool> {
     }
 }
 
-/// Ends a flock for good, also where a child has the same descriptor.
+/// Releases a flock for all copies of the descriptor, including those in child processes.
 pub(super) fn unflock(file: &File) -> io::Result<()> {
     flock(file, FlockArg::Unlock).map_err(io::Error::from)
 }
 
-// nix's `Flock` unlocks when it is dropped. A hold that a child inherited must outlive our exit, so only the kernel
+// nix's `Flock` unlocks when it is dropped. A hold inherited by a child must outlive this process, so only the kernel
 // may end it, at the last close.
 #[allow(deprecated)]
 fn flock(file: &File, how: FlockArg) -> nix::Result<()> {
@@ -100,7 +101,8 @@ fn flock(file: &File, how: FlockArg) -> nix::Result<()> {
     }
 }
 
-/// Pauses between tries for a short lock: first so short that the thread may as well sleep, then on the timer.
+/// Pauses between attempts at a short lock: the first ones are short enough for a blocking sleep, later ones use the
+/// timer.
 pub(super) struct Backoff {
     tries: u32,
     waited: Duration,
@@ -111,7 +113,8 @@ impl Backoff {
         Self { tries: 0, waited: Duration::ZERO }
     }
 
-    /// How long to pause now; `None` once [`SHORT_LOCK_PATIENCE`] is used up. Random, so that nobody is always late.
+    /// The next pause; `None` once [`SHORT_LOCK_PATIENCE`] is used up. Random, so that no process always comes too
+    /// late.
     pub(super) fn next(&mut self) -> Option<Duration> {
         if self.waited >= SHORT_LOCK_PATIENCE {
             return None;
@@ -124,22 +127,22 @@ impl Backoff {
     }
 }
 
-/// Something between a half and the whole of `most`.
+/// A random duration between half of `most` and `most`.
 pub(super) fn jitter(most: Duration) -> Duration {
     let random = getrandom::u32().unwrap_or(u32::MAX / 2);
     most / 2 + (most / 2).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
 
-/// Opens what is there.
+/// Opens an existing file.
 pub(super) fn open_at(dir: &File, name: &str, flags: OFlag) -> io::Result<File> {
     let fd = nix::fcntl::openat(dir, name, flags | OFlag::O_CLOEXEC, Mode::empty())?;
     Ok(File::from(fd))
 }
 
-/// Opens a file for reading and writing, or makes it with exactly these permission bits, whatever the umask.
+/// Opens a file for reading and writing, or creates it with exactly these permission bits, regardless of the umask.
 pub(super) fn open_or_create_at(dir: &File, name: &str, mode: u32) -> io::Result<File> {
     if mode & 0o077 == 0 {
-        // For its owner alone: no umask takes anything from that, and one call does both.
+        // Permissions for the owner only: the umask does not affect them, and one call opens or creates.
         let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_CLOEXEC;
         return Ok(File::from(nix::fcntl::openat(dir, name, flags, mode_bits(mode))?));
     }
@@ -147,7 +150,7 @@ pub(super) fn open_or_create_at(dir: &File, name: &str, mode: u32) -> io::Result
     loop {
         match open_at(dir, name, OFlag::O_RDWR) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            // Another user's file that is just being made has its permission bits a moment later.
+            // A file that another user is just creating gets its permission bits a moment later.
             Err(e) if e.kind() == io::ErrorKind::PermissionDenied && denied < 3 => {
                 denied += 1;
                 std::thread::sleep(Duration::from_millis(1));
@@ -162,7 +165,7 @@ pub(super) fn open_or_create_at(dir: &File, name: &str, mode: u32) -> io::Result
     }
 }
 
-/// Makes a new file with exactly these permission bits.
+/// Creates a new file with exactly these permission bits.
 pub(super) fn create_at(dir: &File, name: &str, mode: u32) -> io::Result<File> {
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let file = File::from(nix::fcntl::openat(dir, name, flags, mode_bits(mode))?);
@@ -172,7 +175,7 @@ pub(super) fn create_at(dir: &File, name: &str, mode: u32) -> io::Result<File> {
     Ok(file)
 }
 
-/// Removes a name; no error if it is not there.
+/// Removes a name; no error if it does not exist.
 pub(super) fn remove_at(dir: &File, name: &str) -> io::Result<()> {
     match nix::unistd::unlinkat(dir, name, UnlinkatFlags::NoRemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => Ok(()),
@@ -184,13 +187,13 @@ pub(super) fn mode_bits(mode: u32) -> Mode {
     Mode::from_bits_truncate(mode as nix::libc::mode_t)
 }
 
-/// The kernel's random id of this boot, the same for every process of the host.
+/// The kernel's random id of this boot, the same for all processes of the host.
 pub(super) fn boot_id() -> [u8; 16] {
     static ID: std::sync::OnceLock<[u8; 16]> = std::sync::OnceLock::new();
     *ID.get_or_init(|| {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-        // Where there is no such file, every process is a boot of its own: closed holds then last longer, never less.
+        // Without that file, each process counts as a boot of its own: closed holds then last longer, never shorter.
         u128::from_str_radix(&digits, 16).map_or_else(|_| random_id(), u128::to_be_bytes)
     })
 }
@@ -199,7 +202,7 @@ pub(super) fn boot_id() -> [u8; 16] {
 pub(super) fn random_id() -> [u8; 16] {
     let mut id = [0; 16];
     if getrandom::fill(&mut id).is_err() {
-        // A kernel without randomness; ids must still differ between processes of a host.
+        // A kernel without randomness; the ids must still be unique among the processes of a host.
         let now = crate::time::BootInstant::now().as_nanos();
         id[..8].copy_from_slice(&now.to_be_bytes());
         id[8..12].copy_from_slice(&std::process::id().to_be_bytes());
@@ -212,7 +215,7 @@ pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A test may ask a process to die exactly here, as kill -9 would do it.
+/// Lets a test kill the process exactly here, as kill -9 does.
 #[cfg(test)]
 pub(super) fn die_at(point: &str) {
     super::tests::die_if_asked(point);
@@ -226,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_call_says_in_one_line_what_to_do() {
+    fn a_failed_call_is_explained_in_one_line_with_the_remedy() {
         for (errno, words) in [
             (Errno::ENOSPC, "the disk is full"),
             (Errno::EDQUOT, "quota"),

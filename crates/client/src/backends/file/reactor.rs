@@ -1,7 +1,7 @@
-//! One thread of the process that turns descriptors and timers into wake-ups.
+//! One thread of the process that turns events of descriptors and timers into wake-ups.
 //!
-//! So waiting works on whatever runtime a caller uses, and goes on while that one is busy. It never runs a caller's
-//! code.
+//! Waiting therefore works with any runtime of the caller, and while that runtime is busy. The thread never runs
+//! callers' code.
 
 use std::fs::File;
 use std::future::Future;
@@ -36,7 +36,7 @@ pub(super) fn start() -> io::Result<&'static Handle> {
 /// A sleep on that thread's timers.
 pub(super) async fn sleep(duration: Duration) {
     let Ok(handle) = start() else {
-        // Nothing can be waited for without it; a short sleep keeps a loop from spinning.
+        // Without the thread there are no timers; a short blocking sleep keeps a loop from spinning.
         std::thread::sleep(duration.min(Duration::from_millis(10)));
         return;
     };
@@ -54,7 +54,7 @@ pub(super) fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     }
 }
 
-/// A pipe whose events that thread hears.
+/// Registers a pipe for events on that thread.
 ///
 /// # Errors
 /// Out of descriptors or memory.
@@ -63,13 +63,13 @@ pub(super) fn register(pipe: impl Into<OwnedFd>) -> io::Result<AsyncFd<OwnedFd>>
     crate::fd::watch(pipe.into(), Interest::READABLE)
 }
 
-/// Returns when every writer of a pipe is gone; never, if it can't be heard.
+/// Returns when all writers of a pipe are gone; never returns if the pipe cannot be registered.
 pub(super) async fn hang_up(pipe: File) {
     let Ok(pipe) = register(pipe) else { return std::future::pending().await };
     loop {
         match pipe.readable().await {
             Ok(guard) if guard.ready().is_read_closed() => return,
-            // Bytes in it are its owner's to read.
+            // Bytes in the pipe are read by its owner.
             Ok(mut guard) => guard.clear_ready(),
             Err(_) => return std::future::pending().await,
         }

@@ -1,6 +1,6 @@
-//! Finding the dead: whose session file is no longer flocked, and which closed holds are over.
+//! Finds dead sessions, whose files are no longer flocked, and closed holds that have ended.
 //!
-//! Whoever needs a lock does this for the record in front of him; nobody does it for everyone.
+//! A process does this for the record that it needs; there is no background process that does it for all.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,11 +14,11 @@ use super::session_file::{Life, Tag, bury, probe};
 use super::state::{State, is_held};
 use super::store::Store;
 
-/// What a look at a record found.
+/// The result of checking a record.
 #[derive(Default)]
 pub(super) struct Looked {
     dead: Vec<(SessionId, Tag)>,
-    /// Pipes of the living, to wait for their end.
+    /// Pipes of live sessions, to wait for their end.
     pub(super) alive: BTreeMap<SessionId, File>,
     due: Vec<Token>,
 }
@@ -28,7 +28,7 @@ impl Looked {
         self.dead.is_empty() && self.due.is_empty()
     }
 
-    /// Ends what was found to be over, by the table's rules: lock-delay and `keep_closed` apply.
+    /// Ends everything found by the check, by the table's rules: lock-delay and `keep_closed` apply.
     pub(super) fn reap(&self, table: &mut Table, effects: &mut Effects) {
         for &(session, _) in &self.dead {
             let _ = table.apply_whole(Command::ExpireSession { session }, effects);
@@ -38,7 +38,7 @@ impl Looked {
         }
     }
 
-    /// After that is written, the dead sessions' files go.
+    /// Removes the files of dead sessions, after the record was written.
     pub(super) fn bury(&self, store: &Store) {
         for &(_, tag) in &self.dead {
             bury(store, tag);
@@ -46,7 +46,7 @@ impl Looked {
     }
 }
 
-/// Looks at `sessions` of a record (but not at our own, which lives) and at its closed holds.
+/// Checks `sessions` of a record (except the caller's own session, which lives) and its closed holds.
 pub(super) fn look(
     store: &Store,
     record: &Record,
@@ -70,7 +70,7 @@ pub(super) fn look(
     Ok(looked)
 }
 
-/// Ends everything in a record that is over.
+/// Ends all dead sessions and due closed holds of a record.
 pub(super) fn reap_all(store: &Store, record: &mut Record) -> Result<(), Fault> {
     let everyone: Vec<SessionId> = record.state().table.sessions.iter().map(|session| session.id).collect();
     let looked = look(store, record, None, everyone)?;
@@ -81,7 +81,7 @@ pub(super) fn reap_all(store: &Store, record: &mut Record) -> Result<(), Fault> 
     Ok(())
 }
 
-/// Sessions that hold.
+/// Sessions with a hold.
 pub(super) fn holders(state: &State) -> impl Iterator<Item = SessionId> {
     state
         .table
@@ -91,7 +91,7 @@ pub(super) fn holders(state: &State) -> impl Iterator<Item = SessionId> {
         .filter_map(|request| Some(request.owner?.0))
 }
 
-/// Sessions that wait, in the order of the queue.
+/// Sessions with a waiter, in the order of the queue.
 pub(super) fn waiters(state: &State) -> impl DoubleEndedIterator<Item = (SessionId, Seq)> {
     let waits = |phase: &Phase| matches!(phase, Phase::Waiting { .. });
     state

@@ -1,7 +1,7 @@
 //! The record of one lock: a core table of its own, read, changed and written under a short flock.
 //!
-//! All grant rules are the table's. What is added here: which session is which file, when holds began, tokens from the
-//! directory's counter, and whom a change wakes.
+//! All grant rules are the table's. Added here: the mapping of sessions to files, the start times of holds, tokens from
+//! the directory's counter, and the wake-ups caused by a change.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -21,10 +21,10 @@ use super::store::Store;
 use super::{names, reactor};
 use crate::error::{BackendError, BackendErrorKind};
 
-/// A hold file with this bit was made by a backend, and goes with its lock. One that a user made stays.
+/// Marks a hold file created by a backend, which is removed with its lock. One created by a user stays.
 const OURS: u32 = 0o1000;
 
-/// A record under its flock.
+/// A record, locked by its flock.
 pub(super) struct Record {
     store: Arc<Store>,
     name: LockName,
@@ -32,21 +32,21 @@ pub(super) struct Record {
     file: Option<File>,
     current: Option<Current>,
     state: State,
-    /// What is in the file differs from `state`.
+    /// Whether the file's content differs from `state`.
     dirty: bool,
-    /// Leave the files when the lock goes idle: it is likely to be wanted again soon.
+    /// Keep the files when the lock becomes idle: it is likely to be used again soon.
     keep: bool,
-    /// The hold that is being given back: its file, by name.
+    /// The hold that is being released: name and file.
     given_back: Option<(String, Arc<File>)>,
-    /// Sent when the flock is given up, so that nobody wakes into it.
+    /// Sent after the flock is released, so that woken processes do not wait for it.
     wakes: Vec<(Tag, Seq)>,
 }
 
 impl Record {
-    /// Locks the record of a name, made if it is missing.
+    /// Locks the record of a name; creates it if it is missing.
     ///
     /// # Errors
-    /// Damaged; out of reach; locked by a process that was stopped in the middle.
+    /// The record is damaged; it is unreachable; it is locked by a process that was stopped in its critical section.
     pub(super) async fn open(store: &Arc<Store>, name: &LockName) -> Result<Self, Fault> {
         let stem = names::stem(name);
         let open = || open_or_create_at(&store.locks, &stem, store.file_mode);
@@ -67,7 +67,7 @@ impl Record {
         Ok(Self::new(store, name.clone(), stem, file, current, state))
     }
 
-    /// Locks a record by its file, if it is there and in use.
+    /// Locks a record by its file, if the file exists and is in use.
     pub(super) async fn open_file(store: &Arc<Store>, stem: &str) -> Result<Option<Self>, Fault> {
         let open = || open_at(&store.locks, stem, nix::fcntl::OFlag::O_RDWR);
         let Some(file) = lock(store, stem, open).await? else { return Ok(None) };
@@ -83,7 +83,7 @@ impl Record {
         current: Option<Current>,
         mut state: State,
     ) -> Self {
-        // Closed before a reboot: the full delay anew from now, as a new leader would do it.
+        // Closed before a reboot: the full delay starts again now, as with a new leader.
         let mut dirty = false;
         for request in &state.table.requests {
             if let Phase::Closed { token, .. } = request.phase
@@ -117,15 +117,15 @@ impl Record {
         &self.state
     }
 
-    /// The table as it stands, for questions.
+    /// The present table, for queries.
     pub(super) fn table(&self) -> Result<Table, Fault> {
         Table::restore(&self.state.table, 0).map_err(|e| damaged(&self.store, &self.stem, &e.to_string()))
     }
 
-    /// Runs commands on the table and writes what they did, unless `accept` says no: then nothing has happened.
+    /// Runs commands on the table and writes the result, unless `accept` rejects it: then nothing has changed.
     ///
-    /// If they granted anything, the tokens are drawn from the counter, and on the disk, before the record is written
-    /// and before anybody is told.
+    /// If the commands grant anything, the tokens are drawn from the counter and synced to disk before the record is
+    /// written and before any client gets a token.
     pub(super) fn commit<R>(
         &mut self,
         run: impl Fn(&mut Table, &mut Effects) -> R,
@@ -139,7 +139,7 @@ impl Record {
         }
         let store = Arc::clone(&self.store);
         if table.last_token() > self.state.table.last_token {
-            // It grants: once more, now with tokens above all that were told in this directory.
+            // The commands grant: run them again, now with tokens above all those issued in this directory.
             let mut counter = store.counter.lock()?;
             self.state.table.last_token = self.state.table.last_token.max(counter.value());
             table = self.table()?;
@@ -157,7 +157,7 @@ impl Record {
         Ok(Some(result))
     }
 
-    /// Notes the token that the holder of several names is told.
+    /// Stores the token returned to the holder of several names.
     pub(super) fn tell(&mut self, token: Token, told: Token) -> Result<(), Fault> {
         if let Some(note) = self.state.notes.get_mut(&token.get()) {
             note.told = told.get();
@@ -166,7 +166,7 @@ impl Record {
         self.put(self.state.table.clone())
     }
 
-    /// Brings the file up to `table`, notes whom that wakes, and removes files that nobody needs any more.
+    /// Writes `table` to the file, collects the wake-ups, and removes files that are no longer needed.
     fn put(&mut self, table: Snapshot) -> Result<(), Fault> {
         let mut after = State { table, notes: BTreeMap::new() };
         for request in &after.table.requests {
@@ -205,7 +205,7 @@ impl Record {
     }
 
     fn write(&mut self, after: &State) -> io::Result<()> {
-        // A record that went idle is removed at once; nothing is committed to it afterwards.
+        // The record of an idle lock has been removed; nothing is committed to it afterwards.
         let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
         let durable = after.promises() || self.state.promises();
         let is_new = self.current.is_none();
@@ -229,12 +229,12 @@ impl Record {
         Ok(())
     }
 
-    /// Leaves the lock's files when it goes idle; who asks for that removes them later.
+    /// Keeps the lock's files when it becomes idle; the caller removes them later.
     pub(super) fn keep_files(&mut self) {
         self.keep = true;
     }
 
-    /// Removes the files of a lock that is idle.
+    /// Removes the files of an idle lock.
     pub(super) fn remove_if_idle(&mut self) -> Result<(), Fault> {
         if self.file.is_none() || self.current.is_none() || !is_idle(&self.state) {
             return Ok(());
@@ -244,7 +244,7 @@ impl Record {
         })
     }
 
-    /// Removes a hold file if a backend made it and nobody has it.
+    /// Removes a hold file if a backend created it and it is not flocked.
     fn remove_hold_file(&self, name: &str) {
         let opened;
         let file: &File = match &self.given_back {
@@ -254,7 +254,7 @@ impl Record {
                     opened = file;
                     &opened
                 }
-                // What stays does no harm, and goes with the next idle moment.
+                // A file left here does no harm; it is removed when the lock is idle again.
                 Err(_) => return,
             },
         };
@@ -265,8 +265,8 @@ impl Record {
         }
     }
 
-    /// Ends the kernel's side of a hold, before the record says so: whoever is granted by it finds the flock free.
-    /// A copy of the descriptor in a child keeps nothing from here on.
+    /// Releases the flock of a hold before the record is written, so that the next holder by the record finds it free.
+    /// From here on a copy of the descriptor in a child process excludes nothing.
     pub(super) fn give_back(&mut self, hold: Arc<File>, slot: Option<Slot>) -> Result<(), Fault> {
         let name = self.hold_name(slot);
         unflock(&hold).map_err(|e| {
@@ -283,7 +283,7 @@ impl Record {
         }
     }
 
-    /// Takes the kernel's side of a hold; `None` if a program that is not ours has it.
+    /// Takes the flock of a hold; `None` if a program other than Lockkeeper has it.
     pub(super) fn take_hold(&self, mode: ModeKind, slot: Option<Slot>) -> Result<Option<File>, Fault> {
         let name = self.hold_name(slot);
         let fault = |e| self.store.fault(explain("flock", &self.store.path.join("locks").join(&name), e));
@@ -292,7 +292,8 @@ impl Record {
         Ok(taken.then_some(file))
     }
 
-    /// Those that were granted or revoked, and waiters that must watch somebody else now.
+    /// Collects wake-ups for requests that were granted or revoked, and for waiters that must watch another session
+    /// now.
     fn note_wakes(&mut self, after: &State) {
         let (old, new) = (self.state.watched(), after.watched());
         for request in &after.table.requests {
@@ -318,7 +319,7 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         if let (Some(_), None) = (&self.file, self.current) {
-            // Made for a question or a refusal, and never written.
+            // Created for a query or a refused request, and never written.
             let _ = remove_at(&self.store.locks, &self.stem);
         }
         if !self.wakes.is_empty() {
@@ -331,7 +332,7 @@ impl Drop for Record {
     }
 }
 
-/// Opens and flocks a record file, again if it was removed in between; `None` if it isn't there.
+/// Opens and flocks a record file, again if it was removed in between; `None` if it does not exist.
 async fn lock(
     store: &Arc<Store>,
     stem: &str,
@@ -371,7 +372,7 @@ async fn lock(
     }
 }
 
-/// Reads a record: its place in the file, and what it says, if anything was ever written.
+/// Reads a record: its position in the file and its content, if it was ever written.
 #[allow(clippy::type_complexity)]
 fn load(
     store: &Store,
@@ -431,7 +432,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hold_closed_before_a_reboot_stays_closed_for_its_full_delay_from_the_first_look() {
+    async fn a_hold_closed_before_a_reboot_restarts_its_full_delay_at_the_first_read() {
         let dir = tempfile::tempdir().unwrap();
         let config = super::super::store::Config {
             path: dir.path().join("locks"),
@@ -447,7 +448,7 @@ mod tests {
         let mut record = Record::open(&store, &name).await.unwrap();
         let (token, left) = record.state().closed().next().unwrap();
         assert!(left > Duration::from_secs(50) && left <= Duration::from_secs(60), "{left:?}");
-        // The first look is remembered: the next one goes on from there.
+        // The note is stored: the next reader counts from there.
         record.commit(|_, _| (), |()| true).unwrap();
         drop(record);
         let record = Record::open(&store, &name).await.unwrap();
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn no_cut_or_flipped_body_is_a_panic() {
+    fn decoding_a_cut_or_flipped_body_never_panics() {
         let (name, state) = closed_before_a_reboot();
         let good = state.encode(&name);
         assert_eq!(State::decode(&good), Ok((name, state)));
@@ -464,7 +465,7 @@ mod tests {
             assert!(State::decode(&good[..at]).is_err(), "cut at {at}");
             let mut bad = good.clone();
             bad[at] ^= 0xff;
-            // The checksum around it has refused it before; here it must only not panic.
+            // The checksum has excluded this case before; here decoding must only not panic.
             let _ = State::decode(&bad);
         }
     }

@@ -1,7 +1,7 @@
-//! One client session over a lock directory: what the library calls, and what the session's pipe tells it.
+//! One client session over a lock directory: the library's calls, and the wake-ups from the session's pipe.
 //!
-//! Remembers every request of the session for as long as the client may ask about it (P7, R4): the process that
-//! could lose an answer is the process that has the session, so this memory is as durable as the session itself.
+//! Keeps every request of the session for as long as the client may retry it (P7, R4). Answers can get lost only with
+//! this process, whose end also ends the session, so they need no storage more durable than memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
@@ -26,16 +26,16 @@ use crate::backend::{Call, CallError, Conn, Submitted, Wanted};
 use crate::error::LossCause;
 use crate::machine::{Answer, Push, Spec};
 
-/// How often a session looks whether its directory is still there, and repeats what its client may have missed.
+/// Interval at which a session checks that its directory exists, and repeats pushes that its client may have missed.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How many session files are looked at, when one is made, for dead ones.
+/// How many session files are checked for dead sessions when a session is created.
 const SWEPT_AT_OPEN: usize = 16;
 
-/// How many idle locks' files a session leaves for their next use: making them anew takes as long as a sync. They go
-/// with the session, or with the next `list` if that was killed.
+/// For how many idle locks a session keeps the files for their next use: creating them again takes as long as a sync.
+/// They are removed with the session, or by the next `list` if the session was killed.
 const IDLE_KEPT: usize = 32;
 
-/// What the library calls: one session at a time, and a new one after that was lost.
+/// The connection used by the library: one session at a time, and a new one after a loss.
 pub(super) struct FileConn {
     shared: Arc<Shared>,
     lock_delay: Duration,
@@ -44,7 +44,7 @@ pub(super) struct FileConn {
     live: Arc<Mutex<Option<Arc<Session>>>>,
 }
 
-/// A session, while it lives.
+/// A live session.
 pub(super) struct Session {
     pub(super) store: Arc<Store>,
     pub(super) file: SessionFile,
@@ -53,7 +53,7 @@ pub(super) struct Session {
     label: Box<str>,
     next: AtomicU64,
     book: Mutex<Book>,
-    /// Ends the task that reads the pipe.
+    /// Dropping it ends the task that reads the pipe.
     _reader: DropGuard,
 }
 
@@ -61,49 +61,49 @@ pub(super) struct Session {
 #[derive(Default)]
 struct Book {
     requests: BTreeMap<Seq, Arc<Request>>,
-    /// By the numbers that records know them by.
+    /// By the seqs that records use for them.
     by_part: BTreeMap<Seq, Arc<Request>>,
-    /// How requests ended, until the client has the answer of the call that is named beside it (R3).
+    /// How requests ended, kept until the client has the answer to the call whose seq is stored beside the end (R3).
     ended: BTreeMap<Seq, (End, Seq)>,
     done_through: Seq0,
-    /// Locks whose files were left for their next use, the latest last.
+    /// Locks whose files were kept for their next use, the latest last.
     idle: VecDeque<LockName>,
     gone: bool,
 }
 
-/// A seq that may be 0.
+/// A seq, or 0 for none.
 type Seq0 = u64;
 
 /// One request of the client.
 pub(super) struct Request {
     pub(super) seq: Seq,
     pub(super) want: Arc<Wanted>,
-    /// Its names, in the order in which they are taken: all requests use the same, so they can't deadlock.
+    /// Its names in the order of acquisition: all requests use the same order, so they cannot deadlock.
     pub(super) names: Vec<LockName>,
-    /// A `Finish` was seen: no further step takes anything. A step that is under way is waited for by the `Finish`.
+    /// A `Finish` has arrived: no further step acquires anything. The `Finish` waits for a step in progress.
     over: AtomicBool,
     pub(super) progress: Mutex<Progress>,
-    /// Something happened to it.
+    /// Notified when the request may have changed.
     pub(super) news: Notify,
 }
 
-/// How far it has come. Locked for the length of one step, never across an await.
+/// The progress of a request. Locked for one step, never across an await.
 #[derive(Default)]
 pub(super) struct Progress {
-    /// Granted as a whole.
+    /// All names are granted.
     pub(super) granted: bool,
-    /// The client was told that it is revoked, and is told again until it finishes.
+    /// The client was informed of the revocation; the push is repeated until it finishes the request.
     pub(super) revoked: bool,
-    /// One a name, as far as it got.
+    /// One entry per name; entries not reached yet are empty.
     pub(super) parts: Vec<Part>,
-    /// How those parts ended that have ended.
+    /// How the parts ended that have ended.
     pub(super) end: Option<End>,
 }
 
-/// What it has of one name.
+/// The part of a request for one name.
 #[derive(Clone, Default)]
 pub(super) struct Part {
-    /// Its number in the record, once it may be there.
+    /// Its seq in the record, once it may be there.
     pub(super) seq: Option<Seq>,
     pub(super) token: Option<Token>,
     pub(super) permit: Option<PermitGrant>,
@@ -128,7 +128,7 @@ impl Request {
         self.over.load(Ordering::SeqCst)
     }
 
-    /// Lets no further step begin, and ends its waiting.
+    /// Prevents further steps, and ends the wait.
     pub(super) fn call_off(&self) {
         self.over.store(true, Ordering::SeqCst);
         self.news.notify_one();
@@ -182,7 +182,7 @@ impl Conn for FileConn {
             }
             Call::Finish { seq, target, done_through } => {
                 session.take_done_through(done_through);
-                // From here on no step of the request takes anything, whoever polls what.
+                // From here on no step of the request acquires anything, whether or not its future is still polled.
                 match session.finishing(seq, target) {
                     Ok(request) => {
                         Submitted::under_way(async move { finish::finish(&session, &request, seq).await })
@@ -249,11 +249,11 @@ impl Session {
         Ok(session)
     }
 
-    /// What opens this session in a record's table, or finds it there (S1).
+    /// The command that opens this session in a record's table, or finds it there (S1).
     pub(super) fn opening(&self) -> OpenSession {
         OpenSession {
             secret_hash: self.file.tag.to_hash(),
-            // No ttl ends it: the kernel says when it is over.
+            // No ttl ends the session: it ends with its process.
             ttl_ms: limits::TTL_MS_MAX,
             lock_delay_ms: u64::try_from(self.lock_delay.as_millis()).unwrap_or(u64::MAX),
             linger_ms: 0,
@@ -261,12 +261,12 @@ impl Session {
         }
     }
 
-    /// The next number for the records. Drawn under a record's flock, so that each record sees them rise (R5).
+    /// The next seq for the records. Assigned under a record's flock, so that seqs rise in each record (R5).
     pub(super) fn next_seq(&self) -> Seq {
         Seq(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A new number of a request in a record, by which the pipe's wake-ups will name it.
+    /// Assigns the seq of a request in a record, by which wake-ups in the pipe name it.
     pub(super) fn enter(&self, request: &Arc<Request>) -> Seq {
         let seq = self.next_seq();
         self.book().by_part.insert(seq, Arc::clone(request));
@@ -277,7 +277,7 @@ impl Session {
         self.book().by_part.remove(&part);
     }
 
-    /// The request's end is known, and kept until the client has the answer of call `until`.
+    /// Stores the request's end until the client has the answer to call `until`.
     pub(super) fn ended(&self, request: &Request, end: End, until: Seq) {
         let mut book = self.book();
         book.requests.remove(&request.seq);
@@ -286,7 +286,7 @@ impl Session {
         }
     }
 
-    /// Notes that a lock's files were left; answers whose must go instead.
+    /// Notes that a lock's files were kept; returns the lock whose files must be removed instead.
     pub(super) fn left_idle(&self, name: &LockName) -> Option<LockName> {
         let mut book = self.book();
         if book.idle.back() == Some(name) {
@@ -309,7 +309,7 @@ impl Session {
         self.book().gone
     }
 
-    /// Ends the session here. Its files go with its last user.
+    /// Ends the session in memory. Its files are closed with their last user.
     pub(super) fn end(&self) -> Vec<Arc<Request>> {
         let mut book = self.book();
         book.gone = true;
@@ -318,7 +318,7 @@ impl Session {
         std::mem::take(&mut book.requests).into_values().collect()
     }
 
-    /// The directory is gone: every hold is lost, and every waiter hears it.
+    /// The directory is gone: all holds are lost, and all waiters are notified.
     pub(super) fn lose(&self) {
         if self.is_gone() {
             return;
@@ -342,7 +342,7 @@ impl Session {
         }
     }
 
-    /// Finds or makes the request of an acquire; `Err` if it is over (R4, R5).
+    /// Finds or creates the request of an acquire; `Err` if it has ended (R4, R5).
     fn register(&self, seq: Seq, want: Arc<Wanted>) -> Result<Arc<Request>, End> {
         let mut book = self.book();
         if let Some(request) = book.requests.get(&seq) {
@@ -359,7 +359,8 @@ impl Session {
         Ok(request)
     }
 
-    /// The request that a `Finish` ends; `Err` if it is over already, or never began: then it never will (R4).
+    /// The request that a `Finish` ends. `Err` if it has ended already, or if it never began and will therefore never
+    /// begin (R4).
     fn finishing(&self, seq: Seq, target: Seq) -> Result<Arc<Request>, End> {
         let mut book = self.book();
         if let Some(request) = book.requests.get(&target) {
@@ -373,7 +374,7 @@ impl Session {
         Err(end)
     }
 
-    /// Tells the client of holds that were revoked, `named` ones or all.
+    /// Pushes the revocations of those requests in `named` that were revoked.
     async fn tell_revoked(&self, named: Vec<Arc<Request>>) -> Result<(), Fault> {
         for request in named {
             let parts: Vec<(usize, Seq)> = {
@@ -397,7 +398,7 @@ impl Session {
         Ok(())
     }
 
-    /// What the pipe said: waiters look again, holders look whether they were revoked.
+    /// Handles wake-ups from the pipe: waiters check their place again, holders check for a revocation.
     async fn heard(&self, woken: Vec<Option<Seq>>) {
         let named: Vec<Arc<Request>> = {
             let book = self.book();
@@ -415,7 +416,7 @@ impl Session {
         }
     }
 
-    /// The regular look; `false` once the session is over.
+    /// The periodic check; `false` once the session has ended.
     fn look(&self) -> bool {
         if self.is_gone() {
             return false;
@@ -427,7 +428,7 @@ impl Session {
         for request in self.requests() {
             let progress = request.progress();
             if progress.revoked && !request.is_over() {
-                // A push that overtook the grant's own answer meant nothing to the client yet.
+                // The client ignores a push that overtakes the grant's answer, so it is repeated.
                 let _ = self.pushes.send(Push::Revoked { seq: request.seq });
             }
         }
@@ -435,7 +436,7 @@ impl Session {
     }
 }
 
-/// Reads the session's pipe until the session is over.
+/// Reads the session's pipe until the session ends.
 async fn listen(session: Weak<Session>, pipe: AsyncFd<OwnedFd>) {
     loop {
         let woken = tokio::select! {

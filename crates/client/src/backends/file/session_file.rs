@@ -1,7 +1,7 @@
-//! The file of a session: a named pipe that says whether its process lives, and carries its wake-ups.
+//! The file of a session: a named pipe whose flock shows that its process is alive, and which carries its wake-ups.
 //!
-//! The session keeps it open and flocked for as long as it lives; the kernel drops the flock with the last copy of
-//! the descriptor, also after kill -9. Whoever holds the read end sees the same moment as a hang-up, so nobody polls.
+//! The session keeps the pipe open and flocked while it lives; the kernel drops the flock with the last copy of the
+//! descriptor, also after kill -9. A process with the read end gets a hang-up at that moment, so polling is not needed.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use nix::fcntl::OFlag;
 use super::os::{Fault, explain, hex, mode_bits, open_at, random_id, remove_at, try_flock, unflock};
 use super::store::Store;
 
-/// Who a session is, as records name it: in the place of a secret's hash, since S1 finds sessions by that.
+/// A session's identity in records. It is stored in place of a secret's hash, because S1 finds sessions by that.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub(super) struct Tag {
     id: [u8; 16],
@@ -36,7 +36,7 @@ impl Tag {
         Self { id: std::array::from_fn(|i| hash[i]), pid }
     }
 
-    /// The process, for people.
+    /// The process id, for operators.
     pub(super) fn pid(self) -> u32 {
         self.pid
     }
@@ -65,7 +65,7 @@ impl SessionFile {
                 Err(Errno::EEXIST) => continue,
                 Err(errno) => return Err(fault("make", errno.into())),
             }
-            // A sweep that meets the file before it is flocked takes it for a dead session's and removes it.
+            // A sweep may find the file before it is flocked, take it for a dead session's file and remove it.
             let pipe = match open_at(&store.sessions, &name, OFlag::O_RDWR | OFlag::O_NONBLOCK) {
                 Ok(pipe) => pipe,
                 Err(e) if e.kind() == io::ErrorKind::NotFound && store.is_current() => continue,
@@ -92,16 +92,16 @@ impl SessionFile {
         self.pipe.metadata().is_ok_and(|metadata| metadata.nlink() > 0)
     }
 
-    /// Ends the session for everyone, whoever else has a copy of the descriptor.
+    /// Ends the session for all processes, even if others have a copy of the descriptor.
     pub(super) fn end(&self, store: &Store) {
-        // What fails here is found by the next sweep: the session is over either way.
+        // On failure the next sweep cleans up: the session has ended in any case.
         let _ = remove_at(&store.sessions, &self.tag.file());
         let _ = unflock(&self.pipe);
     }
 }
 
-/// The requests that wake-ups in a session's own pipe name; empty once it is drained. `None` is a wake-up that can't
-/// be read: then everything may have changed.
+/// The requests named by wake-ups in a session's own pipe; empty once it is drained. `None` is an unreadable wake-up,
+/// after which all requests must be checked.
 pub(super) fn drain(pipe: &OwnedFd) -> Vec<Option<Seq>> {
     let mut woken = Vec::new();
     let mut buffer = [0; 1024];
@@ -123,22 +123,22 @@ pub(super) fn drain(pipe: &OwnedFd) -> Vec<Option<Seq>> {
     }
 }
 
-/// Wakes a request of a session. A session that is gone needs none; one whose pipe is full has wake-ups enough.
+/// Wakes a request of a session. An ended session needs no wake-up; one with a full pipe has enough of them.
 pub(super) fn wake(store: &Store, tag: Tag, seq: Seq) {
     if let Ok(mut pipe) = open_at(&store.sessions, &tag.file(), OFlag::O_WRONLY | OFlag::O_NONBLOCK) {
         let _ = pipe.write(&seq.0.to_le_bytes());
     }
 }
 
-/// What a look at another's session file says.
+/// Whether another session lives.
 pub(super) enum Life {
-    /// It lives; the descriptor's hang-up says when it ends.
+    /// Alive; a hang-up on the descriptor signals its end.
     Alive(File),
     Dead,
 }
 
-/// Whether a session lives. In this order: open, then try the flock. So a session that dies after the look had its
-/// pipe open after ours was, and the hang-up can't be missed.
+/// Checks whether a session lives: first opens the pipe, then tries the flock. A session found alive was still a writer
+/// of the pipe after this process had opened it, so its hang-up cannot be missed.
 pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
     let name = tag.file();
     let fault =
@@ -150,7 +150,7 @@ pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
         }
         Err(e) => return Err(fault("open", e)),
     };
-    // Shared, so that two who look at the same time don't take each other for the session.
+    // Shared, so that two concurrent checks do not take each other for the session.
     match try_flock(&pipe, false) {
         Ok(true) => Ok(Life::Dead),
         Ok(false) => Ok(Life::Alive(pipe)),
@@ -158,13 +158,13 @@ pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
     }
 }
 
-/// Removes the file of a session that was found dead.
+/// Removes the file of a dead session.
 pub(super) fn bury(store: &Store, tag: Tag) {
-    // What stays is swept later.
+    // On failure a later sweep removes it.
     let _ = remove_at(&store.sessions, &tag.file());
 }
 
-/// Removes files of dead sessions, at most `most` looked at: those that died without a lock are met by nobody.
+/// Checks at most `most` session files and removes those of dead sessions: a session without locks is found only here.
 pub(super) fn sweep(store: &Store, most: usize) {
     let Ok(entries) = std::fs::read_dir(store.path.join("sessions")) else { return };
     for entry in entries.take(most).flatten() {

@@ -1,8 +1,8 @@
-//! A small file whose content changes as a whole or not at all, whenever its writer is killed.
+//! A small file whose content is replaced atomically, even if the writer is killed.
 //!
-//! Two headers take turns; each says where its body lies, and has a checksum of itself and of the body. A body is
-//! never written over the one that is in force. Not synced here: who needs the content after a power loss syncs.
-//! Knows nothing of what the bodies mean.
+//! Two headers alternate; each has the position of its body, a checksum of itself and one of the body. A body never
+//! overwrites the current one. Writes are not synced: a caller that needs durability against power loss syncs. The
+//! content of the bodies is opaque.
 
 use std::fs::File;
 use std::io;
@@ -12,15 +12,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 const MAGIC: [u8; 8] = *b"LKRECRD1";
 const HEADER_BYTES: usize = 48;
-/// Headers lie in sectors of their own.
+/// Each header has a sector of its own.
 const HEADER_STRIDE: usize = 512;
 const BODIES_AT: u64 = 1024;
-/// What one read gets; nearly every file is smaller.
+/// Size of the first read; nearly every file is smaller.
 const PAGE: usize = 4096;
-/// A longer body is damage, not data: it is far above what 2^17 waiters take.
+/// A longer body is treated as damage: the limit is far above the space for 2^17 waiters.
 const BODY_BYTES_MAX: u64 = 1 << 30;
 
-/// Which content is in force, and where it lies.
+/// The current content and its position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Current {
     generation: u64,
@@ -29,13 +29,13 @@ pub(super) struct Current {
     sum: u64,
 }
 
-/// What a file was found to be.
+/// The content of a file.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Content {
-    /// Never written, or its first writer was killed before it was done.
+    /// Never written, or the first writer was killed before it finished.
     Empty,
     Body(Current, Vec<u8>),
-    /// Neither header is right: never read as data.
+    /// Neither header is valid: never read as data.
     Damaged,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn read(file: &File) -> io::Result<Content> {
     Ok(if untouched { Content::Empty } else { Content::Damaged })
 }
 
-/// Writes a body beside the one in force, then the header that puts it in force.
+/// Writes a body beside the current one, then the header that makes it current.
 pub(super) fn write(file: &File, before: Option<Current>, body: &[u8]) -> io::Result<Current> {
     let length = body.len() as u64;
     let at = match before {
@@ -118,7 +118,7 @@ fn body(file: &File, page: &[u8], current: Current) -> io::Result<Option<Vec<u8>
     Ok((body.len() == length && xxh3_64(&body) == current.sum).then_some(body))
 }
 
-/// Fills the buffer as far as the file goes.
+/// Fills the buffer, or reads to the end of the file.
 fn read_at(file: &File, buffer: &mut [u8], at: u64) -> io::Result<usize> {
     let mut filled = 0;
     while filled < buffer.len() {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_last_is_read() {
+    fn the_last_written_content_is_read() {
         let file = tempfile::tempfile().unwrap();
         let mut current = None;
         for size in [0, 1, 300, 5000, 20, 100_000, 3, 0] {
@@ -198,7 +198,7 @@ mod tests {
             let old = vec![round - 1; 700];
             current = write(&file, Some(current), &[round; 700]).unwrap();
             let after = bytes_of(&file);
-            // First the body, then the header, cut anywhere.
+            // First the body, then the header, cut at any byte.
             let header = usize::from(current.generation % 2 == 1) * HEADER_STRIDE;
             let parts = [(current.at as usize, current.at as usize + 700), (header, header + HEADER_BYTES)];
             let mut torn = before.clone();
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn two_bad_headers_are_damage() {
+    fn two_bad_headers_are_reported_as_damage() {
         let file = tempfile::tempfile().unwrap();
         let first = write(&file, None, b"a").unwrap();
         write(&file, Some(first), b"b").unwrap();

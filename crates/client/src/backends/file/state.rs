@@ -1,4 +1,4 @@
-//! What a record says: the table's snapshot, and what is known beside it. Bytes and questions, no files.
+//! The content of a record: the table's snapshot and notes on its holds. Encoding and queries, no files.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use super::os::boot_id;
 use super::session_file::Tag;
 use crate::time::BootInstant;
 
-/// Raised with every change of a record's layout.
+/// Incremented with every change of a record's layout.
 const FORMAT: u8 = 2;
-/// What is known of a hold beside the table.
+/// Data on a hold that the table does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Note {
     pub(super) boot: [u8; 16],
     /// When the hold began; for a closed one, when it closed. Nanoseconds on that boot's clock.
     pub(super) at: u64,
-    /// The token that its holder was told: that of the last name of a request for several.
+    /// The token returned to the holder: for a request for several names, the highest of theirs.
     pub(super) told: u64,
 }
 
@@ -27,13 +27,13 @@ impl Note {
         Self { boot: boot_id(), at: BootInstant::now().as_nanos(), told }
     }
 
-    /// How long ago; `None` if that was before a reboot.
+    /// The time since `at`; `None` if that was before a reboot.
     pub(super) fn age(&self) -> Option<Duration> {
         (self.boot == boot_id()).then(|| BootInstant::now() - BootInstant::from_nanos(self.at))
     }
 }
 
-/// What a record says.
+/// The content of a record.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct State {
     pub(super) table: Snapshot,
@@ -101,7 +101,7 @@ impl State {
         Some(Tag::from_hash(&session.secret_hash))
     }
 
-    /// Who a session is, for people: its label and, unless that says it, its process.
+    /// A session's description for operators: its label and, unless the label has it, its process id.
     pub(super) fn label(&self, id: SessionId) -> String {
         let Some(session) = self.table.sessions.iter().find(|session| session.id == id) else {
             return String::new();
@@ -120,24 +120,24 @@ impl State {
         self.table.requests.iter().find(|request| request.owner == Some((session, seq)))
     }
 
-    /// The token of the table's hold that a user was told of as `told`.
+    /// The table's token of the hold whose holder got the token `told`.
     pub(super) fn table_token(&self, told: Token) -> Token {
         let found = self.notes.iter().find(|(_, note)| note.told == told.get());
         found.and_then(|(&token, _)| Token::new(token)).unwrap_or(told)
     }
 
-    /// The token that the holder was told.
+    /// The token returned to the holder.
     pub(super) fn told_token(&self, token: Token) -> Token {
         self.notes.get(&token.get()).and_then(|note| Token::new(note.told)).unwrap_or(token)
     }
 
-    /// For how long a closed hold stays closed yet.
+    /// The remaining time of a closed hold.
     pub(super) fn closed_left(&self, token: Token, ms: u64) -> Duration {
         let passed = self.notes.get(&token.get()).and_then(Note::age).unwrap_or_default();
         Duration::from_millis(ms).saturating_sub(passed)
     }
 
-    /// Every closed hold with what is left of it.
+    /// Every closed hold with its remaining time.
     pub(super) fn closed(&self) -> impl Iterator<Item = (Token, Duration)> {
         self.table.requests.iter().filter_map(|request| match request.phase {
             Phase::Closed { token, ms, .. } => Some((token, self.closed_left(token, ms))),
@@ -145,7 +145,7 @@ impl State {
         })
     }
 
-    /// Whether anything here must survive a power loss.
+    /// Whether the content must survive a power loss.
     pub(super) fn promises(&self) -> bool {
         let promise = |request: &RequestState| {
             request.keep_closed_ms > 0 || matches!(request.phase, Phase::Closed { .. })
@@ -153,8 +153,8 @@ impl State {
         self.table.requests.iter().any(promise)
     }
 
-    /// Whom each waiter waits for: the first for the holders, every other one only for the one before it, so that
-    /// nobody's end wakes a crowd.
+    /// The sessions that each waiter watches: the first waiter watches the holders, every other one only the one before
+    /// it, so that one session's end does not wake all waiters.
     pub(super) fn watched(&self) -> BTreeMap<(SessionId, Seq), Vec<SessionId>> {
         let holders: Vec<(SessionId, ModeKind)> = self
             .table
@@ -183,12 +183,12 @@ pub(super) fn is_held(request: &RequestState) -> bool {
     matches!(request.phase, Phase::Held { .. } | Phase::Revoked { .. })
 }
 
-/// Whether nobody holds or waits, and nothing stays closed.
+/// Whether there are no holds, waiters and closed holds.
 pub(super) fn is_idle(state: &State) -> bool {
     state.table.requests.is_empty() && state.table.limits.is_empty()
 }
 
-/// Slots that holds and closed holds keep.
+/// Slots in use by holds and closed holds.
 pub(super) fn slots_of(table: &Snapshot) -> impl Iterator<Item = Slot> {
     table
         .requests

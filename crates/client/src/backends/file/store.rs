@@ -1,7 +1,7 @@
-//! An open lock directory: made, checked and described once; then a set of descriptors.
+//! An open lock directory: created, checked and opened once; afterwards used through descriptors.
 //!
-//! All work goes through descriptors of the directory, never through its path, so that a directory that was deleted
-//! and made anew is never mixed up with the old one.
+//! All operations use descriptors of the directory, never its path, so that a deleted directory and its replacement are
+//! never mixed up.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read};
@@ -18,13 +18,13 @@ use super::fs_type;
 use super::os::{Backoff, Fault, create_at, explain, hex, mode_bits, open_at, random_id, try_flock};
 use crate::error::{BackendError, BackendErrorKind};
 
-/// The newest layout that this code knows.
+/// The newest layout that this code can read.
 const FORMAT: u64 = 1;
 const FORMAT_WORD: &str = "lockkeeper-file";
-/// 2026-01-01T00:00:00Z in seconds since 1970: where the counters' microseconds begin (T1).
+/// 2026-01-01T00:00:00Z in seconds since 1970: the origin of the counters' microseconds (T1).
 const EPOCH_2026: Duration = Duration::from_secs(1_767_225_600);
 
-/// What a URL asks for.
+/// The settings from a URL.
 #[derive(Clone, Debug)]
 pub(super) struct Config {
     pub(super) path: PathBuf,
@@ -32,29 +32,29 @@ pub(super) struct Config {
     pub(super) tokens_above: Option<u64>,
     /// `?fuse=allow`.
     pub(super) fuse_allowed: bool,
-    /// The wall clock since 1970, read only where a counter is made.
+    /// The wall clock since 1970, read only when a counter is created.
     pub(super) wall_clock: fn() -> Duration,
 }
 
-/// The machine's wall clock; before 1970 it is 1970.
+/// The system's wall clock; times before 1970 become 1970.
 pub(super) fn wall_clock() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 
 pub(super) struct Store {
     pub(super) path: PathBuf,
-    /// Kept open so that nobody else gets its inode number, by which it is known.
+    /// Kept open so that the inode number, which identifies the directory, is not reused.
     _dir: File,
     pub(super) locks: File,
     pub(super) sessions: File,
     pub(super) counter: Counter,
-    /// Permission bits of every file made here.
+    /// Permission bits of every file created here.
     pub(super) file_mode: u32,
     identity: (u64, u64),
 }
 
 impl Store {
-    /// Opens a directory, and makes what is missing. `known` is the highest token that this process has seen there.
+    /// Opens a directory, and creates missing files. `known` is the highest token that this process has seen there.
     pub(super) fn open(config: &Config, known: u64) -> Result<Self, Fault> {
         let path = config.path.clone();
         let failed = |doing: &'static str, path: &Path| {
@@ -99,7 +99,8 @@ impl Store {
         Ok(store)
     }
 
-    /// A damaged counter is an error at connect, or mended if the URL says above what; a known token raises it.
+    /// Checks the counter. A damaged counter is an error, or is rebuilt if the URL gives a token to start above; a
+    /// known token raises it.
     fn check_counter(&self, config: &Config, known: u64) -> Result<(), Fault> {
         let floor = config.tokens_above.unwrap_or(0).max(known);
         match (self.counter.lock(), config.tokens_above) {
@@ -109,20 +110,20 @@ impl Store {
         }
     }
 
-    /// Whether the path still leads to this directory.
+    /// Whether the path still refers to this directory.
     pub(super) fn is_current(&self) -> bool {
         std::fs::metadata(&self.path).is_ok_and(|now| (now.dev(), now.ino()) == self.identity)
             && self.locks.metadata().is_ok_and(|now| now.nlink() > 0)
             && self.sessions.metadata().is_ok_and(|now| now.nlink() > 0)
     }
 
-    /// What an error means here: if the directory is gone, that is the reason.
+    /// Converts an error; if the directory is gone, that is the reason.
     pub(super) fn fault(&self, error: BackendError) -> Fault {
         if self.is_current() { Fault::Error(error) } else { Fault::Gone }
     }
 }
 
-/// What is being made or checked.
+/// A directory that is being created or checked.
 struct Layout<'a> {
     path: &'a Path,
     dir: &'a File,
@@ -132,7 +133,7 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    /// Checks the format, and makes the files that are missing; only one process at a time does that.
+    /// Checks the format, and creates missing files under a flock: only one process at a time does so.
     fn complete(&self) -> Result<(), Fault> {
         let is_there = |name: &str| nix::sys::stat::fstatat(self.dir, name, AtFlags::empty()).is_ok();
         if self.check_format()? && ["locks", "sessions", "counter"].into_iter().all(is_there) {
@@ -165,7 +166,7 @@ impl Layout<'_> {
         super::os::unflock(self.dir).map_err(|e| self.fault("unlock", ".", e))
     }
 
-    /// Whether there is a format; an error if it is not ours to read.
+    /// Whether the format file exists; an error if this program cannot read the format.
     fn check_format(&self) -> Result<bool, Fault> {
         let mut text = String::new();
         match open_at(self.dir, "FORMAT", OFlag::O_RDONLY) {
@@ -192,7 +193,7 @@ impl Layout<'_> {
     }
 
     fn make_folder(&self, name: &str) -> Result<(), Fault> {
-        // Everyone who may use the directory must be able to remove what a dead process left: never sticky.
+        // All users of the directory must be able to remove the files of dead processes: never sticky.
         let mode = (self.mode & 0o2777) | 0o700;
         let folder_mode = if file_mode(self.mode) & 0o006 != 0 {
             mode
@@ -212,7 +213,7 @@ impl Layout<'_> {
             .map_err(|e| self.fault("open to others", name, e.into()))
     }
 
-    /// A new file, on the disk whole before it has its name.
+    /// Creates a file whose content is on disk before the file gets its name.
     fn put(&self, name: &str, bytes: &[u8]) -> Result<(), Fault> {
         let temporary = format!("{name}.new-{}", hex(&random_id()[..4]));
         let made = create_at(self.dir, &temporary, file_mode(self.mode))
@@ -225,7 +226,7 @@ impl Layout<'_> {
         })
     }
 
-    /// A wall clock behind what the directory has seen would let tokens come twice (T1).
+    /// A wall clock behind the directory's creation time could lead to duplicate tokens (T1).
     fn check_clock(&self, had_format: bool) -> Result<(), Fault> {
         if !had_format || self.config.tokens_above.is_some() {
             return Ok(());
@@ -256,7 +257,7 @@ fn not_a_format(path: &Path, text: &str) -> Fault {
     ))
 }
 
-/// The value that a new counter starts with (T1).
+/// The initial value of a new counter (T1).
 fn first_value(config: &Config, known: u64) -> Result<u64, Fault> {
     let now = (config.wall_clock)();
     let since = now.checked_sub(EPOCH_2026).map(|since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
@@ -270,7 +271,7 @@ fn first_value(config: &Config, known: u64) -> Result<u64, Fault> {
     }
 }
 
-/// Files of a directory that others may write in are for those others too.
+/// Files are readable and writable for the users who may write in the directory.
 fn file_mode(dir_mode: u32) -> u32 {
     match (dir_mode & 0o002 != 0, dir_mode & 0o020 != 0) {
         (true, _) => 0o666,
@@ -279,7 +280,7 @@ fn file_mode(dir_mode: u32) -> u32 {
     }
 }
 
-/// Refuses what can't carry a flock, before anything is made there.
+/// Refuses a filesystem without reliable flocks before anything is created there.
 fn check_filesystem(config: &Config) -> Result<(), Fault> {
     let mut there = config.path.as_path();
     let file = loop {

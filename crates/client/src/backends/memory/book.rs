@@ -1,7 +1,7 @@
-//! The deadlines of the service in this process, on its lease clock.
+//! Deadlines of the in-process service, on its lease clock.
 //!
-//! The lease clock is the clock less every stall: one turn moves it by at most 1/12 of the least ttl, so time in
-//! which the service did not run counts for nobody (P9, DESIGN section 5). Says what is due; ends nothing itself.
+//! The lease clock excludes stalls: one turn advances it by at most 1/12 of the shortest ttl, so no client loses time
+//! while the service did not run (P9). Returns due commands; ends nothing itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Book {
         self.lease_now = self.lease_now.saturating_add(nanos(elapsed.min(self.turn_max())));
     }
 
-    /// What is due next, taken out of the book.
+    /// Removes and returns the next due command.
     pub(super) fn pop_due(&mut self) -> Option<Command> {
         loop {
             let &(at, due) = self.due.first()?;
@@ -50,7 +50,7 @@ impl Book {
             self.due.pop_first();
             return Some(match due {
                 Due::Expire(session) => {
-                    // Moved meanwhile by a keep-alive, or over.
+                    // Extended meanwhile by a keep-alive, or ended.
                     let Some(deadline) = self.sessions.get(&session) else { continue };
                     if deadline.at > self.lease_now {
                         self.due.insert((deadline.at, due));
@@ -65,8 +65,8 @@ impl Book {
         }
     }
 
-    /// When the next turn is needed: for what is due, and at least every 1/24 of the least ttl while anybody lives,
-    /// so that a turn that comes late is known to be a stall.
+    /// The time of the next turn: the next deadline, and at least every 1/24 of the shortest ttl while there are
+    /// sessions, so that a late turn is recognized as a stall.
     pub(super) fn next_turn(&self) -> Option<BootInstant> {
         let last = self.last_turn?;
         let due = self.due.first().map(|&(at, _)| Duration::from_nanos(at.saturating_sub(self.lease_now)));
@@ -85,7 +85,7 @@ impl Book {
         self.sessions.remove(&session);
     }
 
-    /// An attach or a keep-alive: the only thing that moves a deadline.
+    /// Handles an attach or a keep-alive: only these extend a deadline.
     pub(super) fn kept_alive(&mut self, session: SessionId) {
         if let Some(deadline) = self.sessions.get_mut(&session) {
             deadline.at = self.lease_now.saturating_add(nanos(deadline.ttl));

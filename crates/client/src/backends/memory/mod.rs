@@ -1,7 +1,7 @@
-//! `memory:`: the table in this process. For tests of code that uses locks: with virtual time, and with faults.
+//! `memory:`: the table in this process, for tests of code that uses locks, with virtual time and fault injection.
 //!
-//! The same table, sessions, deadlines and client as with our own service; only network and disk are missing. Nothing
-//! outlives the process, and nothing outside of it is excluded.
+//! Table, sessions, deadlines and client are those of Lockkeeper's own service, without network and disk. Nothing
+//! outlives the process, and only this process is excluded.
 
 mod book;
 mod server;
@@ -23,7 +23,7 @@ use crate::time::{Clock, VirtualClock};
 use crate::url::Url;
 use server::{MemoryConn, Service};
 
-/// A lock service in this process that a test holds in its hand.
+/// A lock service in this process, under the control of a test.
 ///
 /// ```
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
@@ -46,13 +46,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// On the machine's clock.
+    /// A server on the system clock.
     #[must_use]
     pub fn new() -> Self {
         Self { service: Service::start(Clock::Boot) }
     }
 
-    /// On a clock that stands still until [`Server::advance`].
+    /// A server on a virtual clock that only [`Server::advance`] moves.
     #[must_use]
     pub fn with_virtual_time() -> Self {
         Self { service: Service::start(Clock::Virtual(VirtualClock::default())) }
@@ -64,10 +64,10 @@ impl Server {
         Locks::over(Arc::new(Memory { service: self.service.clone() }), label)
     }
 
-    /// Moves virtual time on; everything that is due on the way happens in its order, before this returns.
+    /// Advances virtual time; everything due in between happens in order of time, before this returns.
     ///
     /// # Panics
-    /// If the server is on the machine's clock.
+    /// If the server uses the system clock.
     pub fn advance(&self, duration: Duration) {
         match self.service.clock() {
             Clock::Virtual(clock) => clock.advance(duration),
@@ -77,7 +77,7 @@ impl Server {
         }
     }
 
-    /// From now on nothing of the clients with this label arrives, and no answer reaches them.
+    /// Cuts off the clients with this label: none of their calls arrive, and no answers reach them.
     pub fn cut_off(&self, label: &str) {
         self.service.faults(|faults| faults.cut_off.extend([label.to_owned()]));
     }
@@ -97,12 +97,12 @@ impl Server {
         self.service.faults(|faults| faults.lose_calls = count);
     }
 
-    /// The service stands still: it reads nothing, answers nothing and ends nothing.
+    /// Stalls the service: it reads nothing, answers nothing and ends nothing.
     pub fn stall(&self) {
         self.service.faults(|faults| faults.stalled = true);
     }
 
-    /// It goes on, with what arrived meanwhile first.
+    /// Ends a stall. Calls that arrived during the stall are processed first.
     pub fn resume(&self) {
         self.service.resume();
     }
@@ -114,7 +114,7 @@ impl Default for Server {
     }
 }
 
-/// `memory:` is a service of one's own; `memory:name` is shared by all of this process who name it.
+/// `memory:` creates a new service; `memory:name` is shared by all clients of this process that use the name.
 pub(crate) fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     static NAMED: OnceLock<Mutex<BTreeMap<String, Weak<Service>>>> = OnceLock::new();
     url.only_parameters(&[])?;

@@ -1,4 +1,4 @@
-//! The service in this process: the table, its book of deadlines, and the clients that wait for it.
+//! The service in this process: the table, its deadlines, and the waiting clients.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -19,7 +19,7 @@ use crate::machine::{Answer, Granted, Push, Spec};
 use crate::time::{Alarm, BootInstant, Clock};
 use crate::worker::Worker;
 
-/// How many waiters an inspection names.
+/// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 20;
 
 pub(super) struct Service {
@@ -36,7 +36,7 @@ struct State {
     waiting: BTreeMap<(SessionId, Seq), oneshot::Sender<Answer>>,
     since: BTreeMap<Token, BootInstant>,
     closed_at: BTreeMap<Token, BootInstant>,
-    /// Calls that arrived while the service stood still.
+    /// Calls that arrived during a stall.
     inbox: VecDeque<(Arc<Client>, Call, oneshot::Sender<Outcome>)>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Faults {
     pub(super) stalled: bool,
 }
 
-/// An answer now, or later.
+/// An answer, immediate or later.
 enum Outcome {
     Now(Result<Answer, CallError>),
     Later(oneshot::Receiver<Answer>),
@@ -104,7 +104,7 @@ impl Service {
         let mut state = self.state();
         state.faults.stalled = false;
         let now = self.clock.now();
-        // What arrived before anything is ended counts (P9).
+        // Calls that arrived during the stall count before anything expires (P9).
         state.book.turn(now);
         while let Some((client, call, answer)) = state.inbox.pop_front() {
             let outcome = state.call(&client, call, now);
@@ -183,14 +183,14 @@ impl Service {
     }
 }
 
-/// Ends what is due, for as long as anybody uses the service.
+/// Ends everything due, while the service is in use.
 async fn keep_turning(service: Weak<Service>, alarm: Arc<Alarm>) {
     loop {
         alarm.ring().await;
         let Some(service) = service.upgrade() else { return };
         let mut state = service.state();
         if state.faults.stalled {
-            // Its loop stands still too; `resume` sets the alarm again.
+            // The loop is stalled too; `resume` sets the alarm again.
             alarm.set(None);
             continue;
         }
@@ -203,7 +203,7 @@ async fn keep_turning(service: Weak<Service>, alarm: Arc<Alarm>) {
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // Lets the loop see that nobody is left.
+        // Wakes the loop, which ends because the service is gone.
         self.alarm.set(Some(BootInstant::from_nanos(0)));
     }
 }
@@ -238,7 +238,7 @@ impl State {
                 self.clients.remove(&session);
             }
             Effect::Revoked { session, seq, token } => {
-                // Every acknowledgement after the break names the hold; after a ttl its holder has given up (B1).
+                // Every acknowledgement after the break names the hold, so its holder has given it up after a ttl (B1).
                 let ttl_ms = self.table.session(session).map_or(0, |session| session.ttl_ms);
                 self.book.after(Duration::from_millis(ttl_ms), Due::EndRevoked(token));
                 self.push(session, Push::Revoked { seq });
@@ -270,13 +270,13 @@ impl State {
         if let Some(client) = self.clients.get(&session)
             && !self.is_cut_off(session)
         {
-            // A client that is gone hears nothing.
+            // The send fails only if the client is gone.
             let _ = client.pushes.send(push);
         }
     }
 
     fn is_cut_off(&self, session: SessionId) -> bool {
-        // Not by the table's word: a session that has just ended is unknown there.
+        // Not by the table: it has no entry for a session that has just ended.
         self.clients.get(&session).is_some_and(|client| self.faults.cut_off.contains(&client.label))
     }
 
@@ -309,7 +309,7 @@ impl State {
                 return self.acquire(session, seq, done_through, &want, wait_left, now);
             }
             Call::Finish { seq, target, done_through } => {
-                // Whoever waited for this request's grant does so no more.
+                // The grant of this request is not awaited any more.
                 self.waiting.remove(&(session, target));
                 self.apply(Command::Finish { session, seq, target, done_through }, now)
             }
@@ -414,7 +414,7 @@ impl State {
             Reply::Finished(end) => Answer::Finished(end),
             Reply::Revoked { .. } => Answer::Revoked,
             Reply::Refused(rejection) => Answer::Refused(rejection.into()),
-            // The rest answers commands that a client's session does not send.
+            // Other replies belong to commands that a client session does not send.
             _ => Answer::SessionGone,
         }
     }

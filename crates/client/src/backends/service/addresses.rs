@@ -1,5 +1,5 @@
-//! Which node to try next, and how long to pause before. Pure: chance is handed in, and the simulator's clients choose by
-//! the same code.
+//! Selects the next node to try and the pause before it. Pure: randomness is an argument, and the simulator's clients
+//! run the same code.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use std::time::Duration;
 use crate::error::ConnectError;
 use crate::url::{Host, Url};
 
-/// The pause after the first round over all addresses that failed; each further round doubles it.
+/// The pause after the first failed round over all addresses; each further round doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// Most nodes that are learnt from one list: far more than a cluster has.
+/// Maximum number of nodes taken from one list: far more than a cluster has.
 const LEARNT_MAX: usize = 32;
 
 /// `host:port`; an IPv6 address in brackets.
@@ -25,7 +25,7 @@ impl Address {
         }
     }
 
-    /// What a node says: an address of another one.
+    /// Parses an address sent by a node.
     fn told(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         (!host.is_empty() && port.parse::<u16>().is_ok()).then(|| Self(text.to_owned()))
@@ -42,26 +42,26 @@ impl fmt::Display for Address {
     }
 }
 
-/// The addresses of a URL, and behind them those that the cluster itself tells, in turn. So one address is enough to
-/// find a cluster, and once it was found, that node may go.
+/// The addresses of a URL, followed by those that the cluster reports, in round-robin order. One address is thus enough
+/// to find a cluster, and its node may be removed later.
 #[derive(Clone, Debug)]
 pub struct Addresses {
     all: Vec<Address>,
-    /// So many of them, the first, are the URL's: these stay, whatever is told.
+    /// The number of addresses from the URL. They come first in `all` and are never forgotten.
     of_url: usize,
     next: usize,
-    /// Goes first, once.
+    /// Tried next, once.
     hint: Option<Address>,
     /// The latest term whose leader was named.
     term: u64,
-    /// The one that was taken last.
+    /// The address returned last.
     last: Option<Address>,
-    /// Since anything went well.
+    /// Failures since the last success.
     failures: u32,
 }
 
 impl Addresses {
-    /// `random` decides where to begin, so that many clients don't all begin at the same node.
+    /// `random` selects the first node, so that many clients do not all start at the same one.
     pub(super) fn of(url: &Url, random: u64) -> Result<Self, ConnectError> {
         url.only_parameters(&[])?;
         if url.hosts.is_empty() {
@@ -75,7 +75,7 @@ impl Addresses {
         Ok(Self::listed(url.hosts.iter().map(Address::of), random))
     }
 
-    /// Those of a list that has at least one, each once.
+    /// A list of at least one address, without duplicates.
     fn listed(addresses: impl IntoIterator<Item = Address>, random: u64) -> Self {
         let mut all: Vec<Address> = Vec::new();
         for address in addresses {
@@ -91,7 +91,7 @@ impl Addresses {
     /// `lockkeeper://` with these hosts, for the simulator, whose nodes have names and no ports.
     ///
     /// # Panics
-    /// If there are none.
+    /// If the list is empty.
     #[cfg(feature = "simulation")]
     #[must_use]
     pub fn named<'a>(hosts: impl IntoIterator<Item = &'a str>, random: u64) -> Self {
@@ -100,14 +100,14 @@ impl Addresses {
         addresses
     }
 
-    /// How many there are; at least one.
+    /// The number of addresses; at least one.
     #[must_use]
     pub fn count(&self) -> usize {
         self.all.len()
     }
 
-    /// The next one to try. Never twice the same in a row, if there are others and no node has named it: where a
-    /// connection has just ended, a node has most likely just died.
+    /// The next address to try. Never the same twice in a row, unless it is the only one or a node has named it: if a
+    /// connection has just ended, its node has probably died.
     pub fn take(&mut self) -> Address {
         let address = self.hint.take().unwrap_or_else(|| {
             if self.all.len() > 1 && self.last.as_ref() == Some(&self.all[self.next]) {
@@ -121,18 +121,18 @@ impl Addresses {
         address
     }
 
-    /// The last one answered as it should: the next failure is a first one.
+    /// Records that the last node answered: the next failure counts as the first.
     pub fn worked(&mut self) {
         self.failures = 0;
     }
 
-    /// The last one did not answer, or ended what it had begun.
+    /// Records that the last node did not answer, or ended its stream.
     pub fn failed(&mut self) {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// A leader tells where all nodes of the cluster serve clients. Those that it names no more are forgotten, but for
-    /// the URL's, which may be other names for the same nodes.
+    /// Stores the client addresses of all nodes, as reported by a leader. Nodes missing from the list are forgotten,
+    /// except those of the URL, which may be other names of the same nodes.
     pub fn learn<'a>(&mut self, nodes: impl IntoIterator<Item = &'a str>) {
         let next = self.all[self.next].clone();
         self.all.truncate(self.of_url);
@@ -144,10 +144,10 @@ impl Addresses {
         self.next = self.all.iter().position(|address| *address == next).unwrap_or(0);
     }
 
-    /// A node says where the leader of this term is (0: it does not say which term). A leader of a new term is worth a
-    /// try at once, however often others have failed. Nodes that send us round in a circle are followed only now and then;
-    /// never would be wrong: a leader that could not be reached for a while may lead on in the same term, and be none of
-    /// those that we know (P7).
+    /// Stores the address of a term's leader, as reported by a node (term 0: not given). A leader of a new term is
+    /// tried at once, regardless of earlier failures. Within a known term the hint is followed only occasionally after
+    /// repeated failures, because nodes may refer to each other in a circle. It is never ignored for good: a leader
+    /// that was unreachable for a while may still lead in the same term without being one of the known addresses (P7).
     pub fn leader_is(&mut self, leader: Option<&str>, term: u64) {
         let leader = leader.and_then(Address::told);
         if leader.is_some() && term > self.term {
@@ -155,23 +155,23 @@ impl Addresses {
             self.failures = 0;
         }
         let (failures, known) = (self.failures as usize, self.all.len());
-        // So often that each of those that we know comes to be the one who is believed.
+        // This period lets the hint of each known node be followed in turn.
         let is_worth_a_try = failures < 2 * known || failures.is_multiple_of(2 * known + 1);
         self.hint = leader.filter(|_| is_worth_a_try);
     }
 
-    /// Goes first, once: it has just answered.
+    /// Makes `address` the next one, once: it has just answered.
     pub(super) fn begin_at(&mut self, address: Address) {
         self.hint = Some(address);
     }
 
-    /// The same for somebody else's questions: whatever failed, did not fail them.
+    /// A copy for unary calls, without the failures counted so far.
     pub(super) fn anew(&self) -> Self {
         Self { failures: 0, ..self.clone() }
     }
 
-    /// How long to wait before the next try: not at all in the first round after something went well; then a random
-    /// part of a time that doubles with each round, up to `most`.
+    /// The pause before the next attempt: zero in the first round after a success; later a random part of a duration
+    /// that doubles with each round, up to `most`.
     #[must_use]
     pub fn pause(&self, most: Duration, random: u64) -> Duration {
         let rounds = self.failures / u32::try_from(self.all.len()).unwrap_or(u32::MAX);
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn each_in_turn_from_a_random_one_and_a_leader_first() {
+    fn addresses_rotate_from_a_random_one_and_a_named_leader_goes_first() {
         let mut nodes = addresses("lockkeeper://a,b:7,[::1]", 1);
         let mut taken = || nodes.take().to_string();
         assert_eq!([taken(), taken(), taken(), taken()], ["b:7", "[::1]:5625", "a:5625", "b:7"]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_send_us_round_in_a_circle_are_not_followed_for_ever() {
+    fn circular_leader_hints_are_not_followed_forever() {
         let mut nodes = addresses("lockkeeper://a,b", 0);
         for _ in 0..4 {
             nodes.failed();
@@ -211,9 +211,9 @@ mod tests {
         assert_eq!(nodes.take().to_string(), "a:5625");
     }
 
-    /// It was told of once, while it could not be reached; then it leads on, in the same term.
+    /// The leader is named once while it is unreachable, and continues to lead in the same term.
     #[test]
-    fn a_leader_that_failed_is_tried_again_though_its_term_is_no_news() {
+    fn a_failed_leader_is_tried_again_in_its_known_term() {
         for url in ["lockkeeper://a", "lockkeeper://a,b", "lockkeeper://a,b,c"] {
             let mut nodes = addresses(url, 0);
             let mut tries = 0;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn one_address_finds_the_cluster_and_may_go_then() {
+    fn one_address_finds_the_cluster_and_its_node_may_be_removed() {
         let mut nodes = addresses("lockkeeper://a", 0);
         assert_eq!(round(&mut nodes), ["a:5625"]);
         nodes.learn(["a:5625", "b:1", "nonsense", ":2", "c:3", "b:1"]);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_learnt_does_not_change_whose_turn_it_is() {
+    fn learnt_addresses_do_not_change_the_next_address() {
         let mut nodes = addresses("lockkeeper://a,b", 0);
         nodes.learn(["c:3", "d:4"]);
         assert_eq!(round(&mut nodes)[..3], ["a:5625", "b:5625", "c:3"]);
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_node_that_has_just_failed_is_not_the_next_unless_it_is_named() {
+    fn the_node_that_has_just_failed_is_not_the_next_unless_named() {
         let mut nodes = addresses("lockkeeper://a,b,c", 0);
         nodes.leader_is(Some("a:5625"), 1);
         assert_eq!(nodes.take().to_string(), "a:5625");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_list_of_nodes_is_refused_with_the_bad_part() {
+    fn an_invalid_list_of_nodes_is_refused_with_the_bad_part() {
         for (url, quoted) in [
             ("lockkeeper:", "a list of nodes"),
             ("lockkeeper://a/x", "`/x`"),

@@ -1,4 +1,4 @@
-//! What operators ask of the cluster itself.
+//! Operator commands for the cluster.
 
 use lockkeeper_wire::v1::{self, change_members_request};
 
@@ -36,7 +36,7 @@ pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<Result<(
         MembersChange::Remove { node } => What::Remove(node),
     };
     let asked = v1::ChangeMembersRequest { what: Some(what) };
-    // What was done already is done: a repeat does nothing (O1).
+    // Safe to repeat: a change that has been made is not made again (O1).
     let answer = asker.ask(Asking::Again, move |mut client: Client| {
         let asked = asked.clone();
         async move { client.change_members(asked).await }
@@ -46,7 +46,7 @@ pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<Result<(
 
 pub(super) fn transfer(asker: &Asker, to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
     let asked = v1::TransferRequest { node: to.unwrap_or(0) };
-    // Without a target every repeat would hand over once more.
+    // Without a target, each repeat would transfer the leadership once more.
     let asking = if to.is_some() { Asking::Again } else { Asking::Once };
     let answer = asker.ask(asking, move |mut client: Client| async move { client.transfer(asked).await });
     Box::pin(async move { answer.await.map(|answer| answer.leader) })

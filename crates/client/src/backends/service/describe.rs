@@ -1,4 +1,4 @@
-//! What the service shows of locks, sessions and itself, in the library's words.
+//! Converts the service's descriptions of locks, sessions and nodes into the library's types.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::backend::Broken;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::{HolderInfo, HolderState, LockInfo, ServiceStatus, SessionInfo, WaiterInfo, decode_meta};
 
-/// What came makes no sense: a newer service, or none at all.
+/// The answer is invalid: the service is newer, or is no lock service.
 fn nonsense(what: impl std::fmt::Display) -> BackendError {
     BackendError::new(
         BackendErrorKind::Operator,

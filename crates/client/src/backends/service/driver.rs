@@ -1,4 +1,4 @@
-//! Keeps one stream to the leader, for as long as a session needs one.
+//! Keeps one stream to the leader while a session needs one.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -15,23 +15,23 @@ use crate::observe;
 
 pub(super) type Client = LockkeeperClient<Channel>;
 
-/// A node that does not accept within this time is passed over; earlier, where a short ttl leaves less.
+/// Limit for connecting to a node before the next one is tried; shorter if a ttl leaves less time.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
 const CONNECT_LIMIT_MIN: Duration = Duration::from_millis(100);
-/// How long who leaves waits for the service to end the stream.
+/// How long a client that shuts down waits for the service to end the stream.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(1);
-/// The longest pause between tries: a twelfth of the usual ttl, or of the shortest in use.
+/// The longest pause between attempts: a twelfth of the default ttl, or of the shortest ttl in use.
 const PAUSE_MAX: Duration = Duration::from_millis(2500);
-/// A connection over which nothing comes for so long is asked, and dropped if it does not answer within the limit. The
-/// keep-alives of sessions are the faster test; this one is for connections without any.
+/// Interval of HTTP/2 pings; a connection whose ping is not answered within the limit is dropped. Keep-alives of
+/// sessions detect a dead connection earlier; pings cover connections without sessions.
 const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_LIMIT: Duration = Duration::from_secs(5);
-/// How much the service may send ahead: some frames of the largest size.
+/// Flow-control window: several frames of the largest size.
 const WINDOW_BYTES: u32 = 16 << 20;
 
-/// How a stream came to its end.
+/// How a stream ended.
 enum Over {
-    /// It could not be opened, or ended without a word.
+    /// The stream could not be opened, or ended without a message.
     Lost {
         why: String,
         worked: bool,
@@ -43,11 +43,11 @@ enum Over {
     Leaving,
 }
 
-/// Until the client leaves.
+/// Runs until the client shuts down.
 pub(super) async fn drive(shared: Arc<Shared>) {
     while shared.until_wanted().await {
         let address = shared.addresses().take();
-        // As long as a sign of life may go unanswered: a node that is cut off must not cost a session.
+        // At most the limit for an unanswered keep-alive: connecting to an unreachable node must not cost a session.
         let limit =
             shared.least_ttl().map_or(CONNECT_LIMIT, |ttl| (ttl / 6).clamp(CONNECT_LIMIT_MIN, CONNECT_LIMIT));
         let over = match connect(&address, limit).await {
@@ -90,7 +90,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
     }
 }
 
-/// For people.
+/// The reason as text for users.
 fn says(ending: &Ending) -> String {
     match ending {
         Ending::Silent => "no answer in time".to_owned(),
@@ -103,7 +103,7 @@ fn says(ending: &Ending) -> String {
     }
 }
 
-/// One word for metrics.
+/// The reason as one word for metrics.
 fn word(ending: &Ending) -> &'static str {
     match ending {
         Ending::Silent => "silent",
@@ -124,11 +124,11 @@ fn count(addresses: &mut Addresses, worked: bool) {
     addresses.failed();
 }
 
-/// One stream, from its opening to its end.
+/// Carries one stream from its opening to its end.
 async fn carry(shared: &Arc<Shared>, mut client: Client) -> Over {
     let stream = shared.begin_stream();
     let outgoing = Outgoing { shared: shared.clone(), stream, waited: false };
-    // The first frame leaves with the request: nobody waits for the service's headers before it attaches.
+    // The first frame is sent with the request: the attach does not wait for the service's response headers.
     let opened = tokio::select! {
         opened = client.session(outgoing) => opened,
         cut = shared.until_cut() => return over(cut, false),
@@ -146,7 +146,7 @@ async fn carry(shared: &Arc<Shared>, mut client: Client) -> Over {
             biased;
             cut = shared.until_cut() => {
                 if let Cut::Leaving = cut {
-                    // Our side has ended; the service ends its own when it has read that.
+                    // This side is closed; the service closes its side once it has read that.
                     let _ = tokio::time::timeout(GOODBYE_LIMIT, incoming.message()).await;
                 }
                 return over(cut, worked);
@@ -181,7 +181,7 @@ fn over(cut: Cut, worked: bool) -> Over {
     }
 }
 
-/// A connection of its own.
+/// Opens a new connection.
 pub(super) async fn connect(address: &Address, limit: Duration) -> Result<Client, ConnectFailed> {
     let failed =
         |error: tonic::transport::Error| ConnectFailed { address: address.clone(), why: cause(&error) };
@@ -204,7 +204,7 @@ pub(super) async fn connect(address: &Address, limit: Duration) -> Result<Client
     Ok(LockkeeperClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX))
 }
 
-/// A node that could not be reached.
+/// A connection that could not be established.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{address}: {why}")]
 pub(super) struct ConnectFailed {
@@ -212,7 +212,7 @@ pub(super) struct ConnectFailed {
     why: String,
 }
 
-/// The innermost cause, which is the one that says something.
+/// The innermost cause, which is the most specific one.
 pub(super) fn cause(error: &dyn Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
@@ -221,7 +221,7 @@ pub(super) fn cause(error: &dyn Error) -> String {
     error.to_string()
 }
 
-/// For spreading load and pauses only; without chance everybody begins at the same node.
+/// Used only to spread load and pauses; on failure all clients start at the same node.
 pub(super) fn random() -> u64 {
     getrandom::u64().unwrap_or(0)
 }

@@ -1,9 +1,8 @@
-//! `lockkeeper://`: our own service.
+//! `lockkeeper://`: the client of Lockkeeper's own service.
 //!
-//! One stream for all sessions of a client, on a thread of the library's own: a blocked user runtime loses no locks.
-//! What the stream does for its sessions is decided by the pure [`carrier`]; [`driver`] keeps the stream up,
-//! [`shared`] is where callers hand their calls over. Questions of tools are single calls ([`unary`]), to nodes that
-//! [`search`] finds.
+//! One stream carries all sessions of a client, on a thread of the library: a blocked user runtime loses no locks. The
+//! pure [`carrier`] holds the stream's protocol logic; [`driver`] keeps the stream connected; [`shared`] is where
+//! callers submit their calls. Queries and operator commands are unary calls ([`unary`]) to nodes found by [`search`].
 
 #[allow(unreachable_pub, reason = "public to the simulator only")]
 pub(crate) mod addresses;
@@ -40,12 +39,12 @@ use driver::{Client, random};
 use shared::Owner;
 use unary::{Asker, Asking};
 
-/// How many waiters an inspection names.
+/// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: u32 = 20;
-/// How many locks or sessions come with one answer.
+/// Maximum number of locks or sessions in one answer.
 const PAGE: u32 = 1000;
 
-/// Makes a client, if any node answers.
+/// Creates a client, if any node answers.
 pub(crate) async fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
     let addresses = Addresses::of(url, random())?;
     let owner = Owner::start(addresses)?;
@@ -100,8 +99,8 @@ impl Backend for Service {
         &CAPABILITIES
     }
 
-    /// A stream that this client ends itself is told to its sessions before the service can see it, since both happen on
-    /// one thread (`linger`).
+    /// Sessions run on the stream's thread: a stream that this client closes is reported to its sessions before the
+    /// service can see the close (`linger`).
     fn worker(&self) -> Option<Worker> {
         Some(self.owner.worker.clone())
     }
@@ -149,7 +148,7 @@ impl Backend for Service {
                     locks.push(describe::lock(lock)?);
                 }
                 if page.next_after == 0 {
-                    // The service gives them in the order of its memory.
+                    // The service returns them in the order of its memory.
                     locks.sort_unstable_by(|a: &LockInfo, b| a.name.cmp(&b.name));
                     return Ok(locks);
                 }
@@ -175,7 +174,7 @@ impl Backend for Service {
             by: order.by,
             now: order.now,
         };
-        // A break names a token, which never comes back: a repeat does nothing (O1).
+        // Safe to repeat: a break names a token, and tokens are never reused (O1).
         let answer = self.asker.ask(Asking::Again, move |mut client: Client| {
             let asked = asked.clone();
             async move { client.r#break(asked).await }
@@ -220,7 +219,7 @@ impl Backend for Service {
                     Ok(Some(v1::watch_response::What::Changed(lock))) => {
                         describe::lock(lock).map(WatchEvent::Changed)
                     }
-                    // A newer service says more than we know.
+                    // An item of a newer service, unknown to this version.
                     Ok(None) => continue,
                     Err(error) => Err(error),
                 };
@@ -230,7 +229,7 @@ impl Backend for Service {
                 }
             }
             let what = "the lock service ended the watch; watch again";
-            // Whoever watched may be gone.
+            // The receiver may have been dropped.
             let _ = events.send(Err(BackendError::new(BackendErrorKind::Unreachable, what))).await;
         }));
         Ok(Watch::new(receiver))
@@ -252,7 +251,7 @@ impl Backend for Service {
 
     fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
         let asked = v1::SetLimitRequest { name: name.as_str().to_owned(), permits };
-        // The last one applied wins, so nobody may repeat it (O1).
+        // Not safe to repeat: the limit applied last wins (O1).
         let answer = self.asker.ask(Asking::Once, move |mut client: Client| {
             let asked = asked.clone();
             async move { client.set_limit(asked).await }
@@ -302,7 +301,7 @@ impl Drop for ServiceConn {
     }
 }
 
-/// A session that can't have a secret.
+/// A session that could not create its secret; every call is refused.
 struct NoConn(String);
 
 impl Conn for NoConn {

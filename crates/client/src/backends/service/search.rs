@@ -1,8 +1,8 @@
-//! Looks for nodes that answer, in the order of the addresses, without waiting long for any one: a node that is stopped or
-//! cut off accepts connections and says nothing, and must not cost whoever looks its whole limit.
+//! Finds a node that answers, in the order of the addresses, without waiting long for any one: a stopped or partitioned
+//! node accepts connections but does not answer, and must not use up the caller's whole time limit.
 //!
-//! Nodes are only asked how they are, which changes nothing. What a tool wants goes to one node at a time, to one that
-//! answers: nobody asks for a change twice because an answer is late (P12).
+//! The search only sends status calls, which change nothing. A command is sent to one node at a time, and only to one
+//! that answered: a late answer never causes a second change (P12).
 
 use std::time::Duration;
 
@@ -11,40 +11,40 @@ use tokio::task::JoinSet;
 use super::addresses::{Address, Addresses};
 use super::driver::{CONNECT_LIMIT, Client, cause, connect};
 
-/// How long one node may take.
+/// Time limit for one node.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
-/// After so long without an answer the next node is asked besides. Longer than the way round the world, so that a cluster
-/// that is well is asked once.
+/// Without an answer for this long, the next node is called in parallel. Longer than a round trip around the world, so
+/// that a healthy cluster receives one call.
 const NEXT_AFTER: Duration = Duration::from_millis(300);
 
-/// Rounds over all nodes. What is under way when it is dropped, is dropped.
+/// A search in rounds over all nodes. Dropping it cancels the calls in flight.
 pub(super) struct Search {
     pub(super) addresses: Addresses,
-    /// What each node of this round failed of, for people.
+    /// The error of each node in this round, for users.
     pub(super) failures: Vec<String>,
     under_way: JoinSet<Result<(Address, Client), (Address, String)>>,
-    /// Whom `under_way` asks.
+    /// The nodes called by `under_way`.
     asked: Vec<Address>,
-    /// So many may still be asked in this round.
+    /// The number of nodes that may still be called in this round.
     left: usize,
 }
 
 impl Search {
-    /// Its first round begins.
+    /// Starts a search with its first round.
     pub(super) fn among(addresses: Addresses) -> Self {
         let left = addresses.count();
         Self { addresses, failures: Vec::new(), under_way: JoinSet::new(), asked: Vec::new(), left }
     }
 
-    /// All may be asked again.
+    /// Starts a new round, in which all nodes may be called again.
     pub(super) fn begin_round(&mut self) {
         self.failures.clear();
         self.left = self.addresses.count();
     }
 
-    /// The next node that answers; `None` once the round is over.
+    /// The next node that answers; `None` at the end of the round.
     pub(super) async fn next(&mut self) -> Option<(Address, Client)> {
-        // Whoever was found before was of no use.
+        // The node found before did not serve the caller.
         self.ask_another();
         loop {
             let ended = tokio::select! {
@@ -55,7 +55,7 @@ impl Search {
                     continue;
                 }
             };
-            // Nobody ends such a task but the search itself, when it is dropped.
+            // A task is cancelled only when the search is dropped.
             let Ok(ended) = ended else { continue };
             let (Ok((address, _)) | Err((address, _))) = &ended;
             self.asked.retain(|asked| asked != address);
@@ -70,7 +70,7 @@ impl Search {
         }
     }
 
-    /// Asks the next one that is not being asked, if the round has one left.
+    /// Calls the next node that is not being called, if the round has one left.
     fn ask_another(&mut self) {
         if self.left == 0 {
             return;
@@ -87,7 +87,7 @@ impl Search {
     }
 }
 
-/// Asks a node how it is.
+/// Requests a node's status.
 async fn reach(address: Address) -> Result<(Address, Client), (Address, String)> {
     let client = match connect(&address, CONNECT_LIMIT).await {
         Ok(client) => client,

@@ -1,7 +1,7 @@
-//! What the sessions, the stream and the clock share: the carrier, under one short lock.
+//! State shared by the sessions, the stream and the timer: the carrier, under one lock held only briefly.
 //!
-//! A caller's task hands its call over here and wakes the stream, which takes everything that waits as one frame; a
-//! frame that comes back resolves all of its calls at once. No task per call, nothing is awaited under the lock.
+//! A caller's task submits its call here and wakes the stream, which sends everything pending as one frame; a received
+//! frame resolves all of its calls at once. There is no task per call, and nothing is awaited under the lock.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -24,38 +24,38 @@ use crate::worker::{self, Worker};
 
 type Handle = oneshot::Sender<Result<Answer, CallError>>;
 
-/// See the module.
+/// See the module documentation.
 pub(super) struct Shared {
     clock: Clock,
-    /// Rings when the carrier wants to look after its calls.
+    /// Rings when the carrier's next deadline is due.
     alarm: Arc<Alarm>,
-    /// Rings for the driver: a stream is needed, or the client leaves.
+    /// Notifies the driver: a stream is needed, or the client shuts down.
     wanted: Notify,
-    /// Rings for the driver: the stream is to be dropped, or the client leaves.
+    /// Notifies the driver: the stream must be dropped, or the client shuts down.
     cut: Notify,
     state: Mutex<State>,
-    /// Where to look for the leader; the driver's and the questions' alike.
+    /// The addresses of the nodes, shared by the driver and unary calls.
     addresses: Mutex<Addresses>,
 }
 
 struct State {
     carrier: Carrier<Handle>,
     pushes: BTreeMap<SessionKey, UnboundedSender<Push>>,
-    /// Whoever sends on the stream, while there is nothing to send.
+    /// The waker of the stream's sending side, while there is nothing to send.
     sender: Option<Waker>,
-    /// Why the stream is to be dropped.
+    /// Why the stream must be dropped.
     ending: Option<Ending>,
     leaving: bool,
-    /// What the latest stream to each node ended with, since any brought an answer.
+    /// The error of the latest stream to each node, since the last answer from any of them.
     troubles: BTreeMap<Address, String>,
     scratch: Vec<Outcome<Handle>>,
 }
 
-/// Why a driver has to let go of a stream.
+/// Why the driver must drop a stream.
 pub(super) enum Cut {
-    /// The carrier is through with it.
+    /// The carrier has ended it.
     Ended(Ending),
-    /// Nobody uses this client any more.
+    /// The client shuts down.
     Leaving,
 }
 
@@ -80,7 +80,7 @@ impl Shared {
         }
     }
 
-    /// For a moment: never held across an await.
+    /// Locked only briefly: never held across an await.
     pub(super) fn addresses(&self) -> MutexGuard<'_, Addresses> {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,17 +89,17 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something with the carrier, and then what it wants done.
+    /// Runs `act` on the carrier and performs the outcomes.
     fn with<T>(&self, act: impl FnOnce(&mut Carrier<Handle>, &mut Vec<Outcome<Handle>>) -> T) -> T {
         let mut state = self.state();
         let mut out = std::mem::take(&mut state.scratch);
         let result = act(&mut state.carrier, &mut out);
-        // Pushes leave in their order, so under the lock; they wake the worker at most.
+        // Pushes are sent under the lock, because their order counts; at most they wake the worker.
         out.retain_mut(|outcome| match outcome {
             Outcome::Resolved(..) => true,
             Outcome::Push(key, push) => {
                 if let Some(pushes) = state.pushes.get(key) {
-                    // A session that is over listens no more.
+                    // The send fails only if the session has ended.
                     let _ = pushes.send(push.clone());
                 }
                 false
@@ -121,11 +121,11 @@ impl Shared {
             state.scratch = out;
             drop(state);
         } else {
-            // Callers are woken without the lock: they come back with their next call at once.
+            // Callers are woken without the lock: they submit their next call at once.
             drop(state);
             for outcome in out {
                 if let Outcome::Resolved(handle, result) = outcome {
-                    // A caller that is gone needs no answer.
+                    // The send fails only if the caller was dropped, and then the answer is not needed.
                     let _ = handle.send(result);
                 }
             }
@@ -185,24 +185,24 @@ impl Shared {
         self.state().carrier.least_ttl()
     }
 
-    /// A stream, or the attempt at one, has ended so.
+    /// Records why a stream, or the attempt to open one, has ended.
     pub(super) fn troubled(&self, node: &Address, why: String) {
         self.state().troubles.insert(node.clone(), why);
     }
 
-    /// The service answers.
+    /// Clears the recorded errors: the service answers.
     pub(super) fn untroubled(&self) {
         self.state().troubles.clear();
     }
 
-    /// Why there is no answer, as far as that can be told.
+    /// The recorded errors of the nodes, if there are any.
     pub(super) fn trouble(&self) -> Option<String> {
         let state = self.state();
         let said: Vec<_> = state.troubles.iter().map(|(node, why)| format!("{node}: {why}")).collect();
         (!said.is_empty()).then(|| said.join("; "))
     }
 
-    /// Waits until a stream is needed. `false`: the client leaves.
+    /// Waits until a stream is needed. `false`: the client shuts down.
     pub(super) async fn until_wanted(&self) -> bool {
         loop {
             {
@@ -218,7 +218,7 @@ impl Shared {
         }
     }
 
-    /// Waits until the present stream is to be dropped.
+    /// Waits until the present stream must be dropped.
     pub(super) async fn until_cut(&self) -> Cut {
         loop {
             {
@@ -247,7 +247,7 @@ impl Shared {
         }
     }
 
-    /// Looks after what is overdue, for as long as the client is in use.
+    /// Wakes the carrier at its deadlines until the client shuts down.
     pub(super) async fn keep_time(self: Arc<Self>) {
         loop {
             self.alarm.ring().await;
@@ -260,11 +260,11 @@ impl Shared {
     }
 }
 
-/// All streams of a process are carried by one thread: what it wakes has time to answer before it comes round again, so
-/// that one frame takes it all. Two such threads would wake each other for single items.
+/// One thread carries all streams of a process: the tasks that it wakes can submit their next calls before the stream
+/// is polled again, so one frame carries them all. Two such threads would wake each other for single items.
 static IO: worker::Shared = worker::Shared::new();
 
-/// Whoever uses the service. When the last one is gone, stream and thread end.
+/// Reference of the users of a service: dropping the last one ends the stream and the thread.
 pub(super) struct Owner {
     pub(super) shared: Arc<Shared>,
     pub(super) worker: Worker,
@@ -293,7 +293,7 @@ impl Drop for Owner {
 pub(super) struct Outgoing {
     pub(super) shared: Arc<Shared>,
     pub(super) stream: StreamId,
-    /// Whether it has let everybody else have a turn since there was something to send.
+    /// Whether the other tasks have had a turn since there was something to send.
     pub(super) waited: bool,
 }
 
@@ -304,7 +304,7 @@ impl Stream for Outgoing {
         let shared = self.shared.clone();
         let mut state = shared.state();
         if state.carrier.has_items() && !self.waited {
-            // Whoever is ready to answer or to ask goes first: one frame for many is cheaper than many, on both sides.
+            // Other ready tasks run first and may add items: one frame for many items is cheaper on both sides.
             self.waited = true;
             context.waker().wake_by_ref();
             return Poll::Pending;

@@ -1,4 +1,4 @@
-//! Questions of tools and people: one call each, to whichever node answers.
+//! Unary calls of tools and operators, to any node that answers.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,29 +14,29 @@ use crate::backend::BoxFuture;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::worker::Worker;
 
-/// How long a question is asked again and again, at one node after the other. Longer than a change of leader takes.
+/// How long a call is retried, over all nodes in turn. Longer than a change of leader takes.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
-/// Between rounds over all nodes.
+/// Longest pause between rounds over all nodes.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Where a refusal says that the leader serves clients; empty if that isn't known.
+/// Metadata key of a refusal, with the leader's client address; empty if unknown.
 const LEADER_METADATA: &str = "lockkeeper-leader";
-/// States of locks that wait to be read by whoever watches.
+/// Lock states buffered for the reader of a watch.
 const WATCH_BUFFER: usize = 64;
 
-/// How often a question may be asked.
+/// Whether a call may be repeated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Asking {
-    /// Until the limit: asking twice changes nothing.
+    /// Retried until the time limit: a repetition changes nothing.
     Again,
-    /// At every node once; nothing that has reached one is repeated.
+    /// Sent to one node at most: a call that has reached a node is never repeated.
     Once,
 }
 
-/// Asks nodes on the library's own thread, so that connections outlive the caller's runtime.
+/// Sends unary calls on the library's thread, so that connections outlive the caller's runtime.
 #[derive(Clone)]
 pub(super) struct Asker {
     worker: Worker,
-    /// For its addresses only.
+    /// Used for its addresses only.
     shared: Arc<Shared>,
     /// The connection that answered last.
     good: Arc<Mutex<Option<Client>>>,
@@ -51,7 +51,7 @@ impl Asker {
         self.good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks until a node answers.
+    /// Calls nodes until one answers.
     pub(super) fn ask<T, F>(
         &self,
         asking: Asking,
@@ -64,13 +64,13 @@ impl Asker {
         let (answer, answered) = oneshot::channel();
         let asker = self.clone();
         self.worker.run(Box::pin(async move {
-            // Whoever asked may be gone.
+            // The caller may have been dropped.
             let _ = answer.send(find(&asker, asking, question).await.map(Response::into_inner));
         }));
         Box::pin(async move { answered.await.unwrap_or_else(|_| Err(stopped())) })
     }
 
-    /// Opens a stream of answers, and hands them over as they come, until the service ends it or an error does.
+    /// Opens a stream of answers and forwards them until the service ends it or an error occurs.
     pub(super) fn follow<T, F>(
         &self,
         question: impl Fn(Client) -> F + Send + Sync + 'static,
@@ -120,7 +120,7 @@ where
     let rounds_max = if asking == Asking::Again { usize::MAX } else { 1 };
     for _round in 0..rounds_max {
         search.begin_round();
-        // The connection that answered last, then whichever nodes answer.
+        // The connection that answered last, then any nodes that answer.
         let mut at_hand =
             asker.good().take().map(|client| ("the node that answered last".to_owned(), client));
         loop {
@@ -161,7 +161,7 @@ where
     Err(unreachable(&search.failures, ""))
 }
 
-/// Asks the nodes how they are until one answers, to see that there is one. The stream begins at that one.
+/// Requests the status of nodes until one answers, to check that the service exists. The stream begins at that node.
 pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
     let (answer, answered) = oneshot::channel();
     let asker = asker.clone();
@@ -176,7 +176,7 @@ pub(super) async fn probe(asker: &Asker) -> Result<(), BackendError> {
             }
             None => Err(unreachable(&search.failures, "")),
         };
-        // Whoever connects may be gone.
+        // The caller may have been dropped.
         let _ = answer.send(found);
     }));
     answered.await.unwrap_or_else(|_| Err(stopped()))
@@ -195,7 +195,7 @@ fn stopped() -> BackendError {
     BackendError::new(BackendErrorKind::Unreachable, "the client's thread has ended; connect again")
 }
 
-/// Whether another node, or the same one a moment later, may answer.
+/// Whether another node, or the same one after a while, may answer.
 fn is_nobodys(status: &Status) -> bool {
     matches!(
         status.code(),
@@ -203,7 +203,7 @@ fn is_nobodys(status: &Status) -> bool {
     )
 }
 
-/// A node's refusal by whose move is next.
+/// Converts a node's refusal.
 fn refusal(status: &Status) -> BackendError {
     let kind = match status.code() {
         Code::Unimplemented => BackendErrorKind::Unsupported,

@@ -1,11 +1,11 @@
-//! What must hold after every event, whatever the events are. Knows the machine by its inputs and outputs; looks
-//! inside only to see that no request is forgotten.
+//! Invariants checked after every event, for any sequence of events. The checker uses the machine's inputs and outputs;
+//! it reads internal state only to find forgotten requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
-/// What a caller knows of its request.
+/// The state of a request as seen by its caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub(super) enum Caller {
     Waits,
@@ -16,20 +16,20 @@ pub(super) enum Caller {
     Gone,
 }
 
-/// The machine with everything that was ever said to and by it.
+/// The machine with a record of its inputs and outputs.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(super) struct Checked {
     pub(super) machine: Machine,
     pub(super) now: BootInstant,
     pub(super) callers: BTreeMap<Key, (Caller, Want)>,
-    /// Calls that wait for an answer, of the present session.
+    /// Unanswered calls of the present session.
     pub(super) calls: BTreeMap<CallId, (What, BootInstant)>,
     belief: Option<BootInstant>,
     highest_seq: Seq,
     highest_done: Seq,
     /// Commands without an answer.
     unanswered: BTreeSet<Seq>,
-    /// Acquires that may have left something at the service, and for whom.
+    /// Acquires that may have left a request at the service, with their callers.
     live: BTreeMap<Seq, Key>,
     kept_alive_at: Option<BootInstant>,
     closing: bool,
@@ -54,7 +54,7 @@ impl Checked {
         }
     }
 
-    /// Feeds one event and checks everything. `Err` says what is wrong.
+    /// Feeds one event and checks every invariant. `Err` describes the violation.
     pub(super) fn step(&mut self, now: BootInstant, event: Event) -> Result<Vec<Output>, String> {
         self.now = now;
         let may_believe = self.note_event(&event);
@@ -76,7 +76,7 @@ impl Checked {
             self.note_output(output).map_err(|wrong| format!("{wrong}; output {output:?}"))?;
         }
         if let Some(key) = abandoned {
-            // Deadlines that have passed come first, and may still be told; a grant would be nobody's.
+            // Losses by deadlines that passed before are still reported; a grant would have no caller.
             if self.callers.get(&key).is_some_and(|_| {
                 out.iter().any(|output| matches!(output, Output::Granted { key: k, .. } if *k == key))
             }) {
@@ -88,7 +88,7 @@ impl Checked {
         Ok(out)
     }
 
-    /// Returns what the event may move the belief to.
+    /// Returns the lease deadline that the event may set.
     fn note_event(&mut self, event: &Event) -> Option<BootInstant> {
         match event {
             Event::Acquire { key, want } => {
@@ -100,7 +100,7 @@ impl Checked {
             }
             Event::Answered { call, answer } => {
                 let (what, sent_at) = self.calls.remove(call)?;
-                // Nobody waits for this answer any more: the call was given up, and another says the same.
+                // The machine no longer waits for this answer: the call was given up, and another one gives the result.
                 self.machine.calls.get(call)?;
                 match (what, answer) {
                     (What::Open { .. } | What::KeepAlive, Answer::Opened | Answer::KeptAlive) => {
@@ -127,7 +127,7 @@ impl Checked {
             Event::Pushed(Push::Queued { seq, .. }) => {
                 self.unanswered.remove(seq);
             }
-            // The end of a request that does not hold is the answer to its acquire.
+            // The end of a request that is not held answers its acquire.
             Event::Pushed(Push::Ended { seq, .. } | Push::HoldLost { seq, .. } | Push::Revoked { seq }) => {
                 if self.live.get(seq).is_some_and(|key| self.callers[key].0 == Caller::Waits) {
                     self.unanswered.remove(seq);
@@ -228,7 +228,7 @@ impl Checked {
             self.highest_seq = seq;
             self.unanswered.insert(seq);
         } else if !self.unanswered.contains(&seq) && !self.live.contains_key(&seq) {
-            // A number that comes out late, below one that is out already, would be dead (R5), or a second command.
+            // A seq sent late, below one already sent, would be dead (R5), or a second command.
             return Err("this number was passed already".into());
         }
         if done_through < self.highest_done {
@@ -269,7 +269,7 @@ impl Checked {
                 }
             }
         }
-        // Whoever waits is known to the machine, or would wait for ever.
+        // Every waiting caller is known to the machine; it would wait forever otherwise.
         for (key, (caller, _)) in &self.callers {
             let known = self.machine.requests.contains_key(key)
                 || self.machine.finishing.values().any(|f| f.waiting.is_some_and(|(waits, _)| waits == *key));

@@ -1,4 +1,4 @@
-//! Every interleaving of up to six events of a small alphabet; equal states are visited once.
+//! Every interleaving of up to six events of a small alphabet; equal states are explored once.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -9,7 +9,7 @@ use crate::error::{BackendError, BackendErrorKind, Busy};
 
 const KEYS: [Key; 2] = [Key(1), Key(2)];
 
-/// The requests that callers make: the plain one, and one each with an option.
+/// The requests of callers: a plain one, and one for each option.
 fn wants(now: BootInstant) -> [Want; 4] {
     let secs = Duration::from_secs;
     [
@@ -45,7 +45,7 @@ fn answers(what: &What) -> Vec<Answer> {
     answers
 }
 
-/// Everything that may happen next, each at its time.
+/// All possible next events with their times.
 fn next_events(state: &Checked) -> Vec<(BootInstant, Event)> {
     let now = state.now;
     let mut events = Vec::new();
@@ -104,7 +104,7 @@ struct Explored {
     wrong: HashMap<String, String>,
 }
 
-/// Breadth first, so that the first trace to a fault is a shortest one.
+/// Breadth first, so that the first trace to a violation is a shortest one.
 fn explore(start: Checked, depth: usize) -> Explored {
     let hasher = RandomState::new();
     let mut seen = std::collections::HashSet::new();
@@ -135,7 +135,7 @@ fn explore(start: Checked, depth: usize) -> Explored {
     explored
 }
 
-/// Prints how many states there were: a number that a reader of the test run should see.
+/// Prints the number of states, which belongs to the result of the test run.
 #[expect(clippy::print_stdout, reason = "the number of explored states is part of the result")]
 fn judge(what: &str, explored: &Explored, at_least: usize) {
     println!("{what}: {} states, {} steps", explored.states, explored.steps);
@@ -145,16 +145,16 @@ fn judge(what: &str, explored: &Explored, at_least: usize) {
 }
 
 #[test]
-fn every_history_of_six_events_keeps_the_promises() {
+fn every_history_of_six_events_keeps_the_invariants() {
     judge("from nothing", &explore(Checked::new(spec()), 6), 100_000);
 }
 
 #[test]
-fn every_history_of_six_events_without_renewal_keeps_the_promises() {
+fn every_history_of_six_events_without_renewal_keeps_the_invariants() {
     judge("no renewal", &explore(Checked::new(Spec { renew: false, ..spec() }), 6), 70_000);
 }
 
-/// A session that is open, with one key held and one queued.
+/// An open session with one key held and one queued.
 fn busy_session(spec: Spec) -> Checked {
     let mut state = Checked::new(spec);
     let now = state.now;
@@ -168,12 +168,12 @@ fn busy_session(spec: Spec) -> Checked {
 }
 
 #[test]
-fn every_history_of_events_in_a_busy_session_keeps_the_promises() {
+fn every_history_of_events_in_a_busy_session_keeps_the_invariants() {
     judge("one held, one queued", &explore(busy_session(spec()), 5), 200_000);
 }
 
 #[test]
-fn every_history_of_events_with_linger_keeps_the_promises() {
+fn every_history_of_events_with_linger_keeps_the_invariants() {
     let spec = Spec { linger: Duration::from_secs(1), ..spec() };
     judge("linger", &explore(busy_session(spec), 4), 20_000);
 }

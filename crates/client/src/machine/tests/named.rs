@@ -1,4 +1,5 @@
-//! Histories that once went wrong here, and the peers' bugs that apply to the machine, each by its name.
+//! Regression tests: event sequences that once failed here, and known bugs of other lock clients that apply to the
+//! machine.
 
 use super::checker::Checked;
 use super::*;
@@ -6,7 +7,7 @@ use crate::error::{BackendError, BackendErrorKind};
 
 const KEY: Key = Key(1);
 
-/// A session that is open since second 100, with nothing in it.
+/// A session opened at second 100, without requests.
 fn open() -> Checked {
     let mut state = Checked::new(spec());
     let _ = state.step(at(100), Event::Acquire { key: Key(0), want: want() }).unwrap();
@@ -16,7 +17,7 @@ fn open() -> Checked {
     state
 }
 
-/// Answers the call that went out last.
+/// Answers the latest call.
 fn answer(state: &mut Checked, secs: u64, answer: &Answer) -> Vec<Output> {
     let call = last_call(state);
     answer_to(state, secs, call, answer)
@@ -43,7 +44,7 @@ fn acquire(state: &mut Checked, secs: u64, want: Want) -> Vec<Output> {
     step(state, secs, Event::Acquire { key: KEY, want })
 }
 
-/// A session with one hold, asked for and granted at second 100.
+/// A session with one hold, requested and granted at second 100.
 fn held() -> Checked {
     let mut state = open();
     let _ = acquire(&mut state, 100, want());
@@ -56,7 +57,7 @@ fn keep_alives(out: &[Output]) -> usize {
 }
 
 #[test]
-fn a_finish_that_is_sent_again_does_not_keep_the_machine_awake() {
+fn a_retried_finish_does_not_cause_a_busy_loop() {
     let mut state = held();
     let _ = step(&mut state, 100, Event::Abandon { key: KEY });
     let _ = fail(&mut state, 100);
@@ -64,14 +65,14 @@ fn a_finish_that_is_sent_again_does_not_keep_the_machine_awake() {
     assert!(state.machine.next_wake() > Some(at(101)), "the second try is under way");
 }
 
-/// An SRE's `run --wait 2s` was told that the lock was busy, by a service without a leader.
+/// Regression: with a service that had no leader, `run --wait 2s` reported that the lock was busy.
 #[test]
-fn who_gives_up_at_a_backend_that_never_answered_is_not_told_that_the_lock_is_busy() {
+fn a_wait_that_ends_without_any_answer_reports_an_unreachable_backend() {
     let mut state = Checked::new(spec());
     let _ = acquire(&mut state, 100, Want { wait_until: Some(at(102)), ..want() });
     let out = step(&mut state, 102, Event::Wake);
     assert!(matches!(out[..], [Output::NotAcquired { why: NotAcquired::Unreachable, .. }]), "{out:?}");
-    // It has answered, but not on what was asked of it.
+    // The backend has answered, but not this request.
     let mut state = held();
     let late = Want { wait_until: Some(at(102)), min_validity: TTL, ..want() };
     let _ = step(&mut state, 100, Event::Acquire { key: Key(2), want: late });
@@ -84,7 +85,7 @@ fn who_gives_up_at_a_backend_that_never_answered_is_not_told_that_the_lock_is_bu
 }
 
 #[test]
-fn who_has_little_patience_is_told_of_a_silent_backend_before_its_ttl_is_over() {
+fn patience_shorter_than_the_ttl_limits_the_wait_for_a_silent_backend() {
     let mut state = Checked::new(spec());
     let _ = acquire(&mut state, 100, Want { patience: Some(Duration::from_secs(3)), ..want() });
     assert!(step(&mut state, 102, Event::Wake).iter().all(|out| !matches!(out, Output::NotAcquired { .. })));
@@ -94,7 +95,7 @@ fn who_has_little_patience_is_told_of_a_silent_backend_before_its_ttl_is_over() 
 }
 
 #[test]
-fn an_acquire_that_comes_after_the_shutdown_is_told_so_at_once() {
+fn an_acquire_after_shutdown_is_refused_at_once() {
     let mut state = held();
     let _ = step(&mut state, 100, Event::Shutdown);
     let out = step(&mut state, 100, Event::Acquire { key: Key(2), want: want() });
@@ -102,14 +103,14 @@ fn an_acquire_that_comes_after_the_shutdown_is_told_so_at_once() {
 }
 
 #[test]
-fn a_late_word_of_the_queue_is_not_told_to_a_holder() {
+fn a_late_queue_position_is_not_reported_to_a_holder() {
     let mut state = held();
     let seq = state.machine.seq_of(KEY).unwrap();
     assert!(step(&mut state, 100, Event::Pushed(Push::Queued { seq, position: 0 })).is_empty());
 }
 
 #[test]
-fn what_is_asked_anew_leaves_after_the_end_of_what_it_replaces() {
+fn a_repeated_request_is_sent_after_the_finish_of_the_one_it_replaces() {
     let mut state = open();
     let _ = acquire(&mut state, 100, want());
     let out = answer(&mut state, 100, &Answer::Finished(End::Broken));
@@ -135,7 +136,7 @@ fn a_refused_keep_alive_ends_no_hold_before_its_deadline() {
 }
 
 #[test]
-fn a_caller_that_waits_for_a_renewal_does_not_make_it_a_busy_loop() {
+fn a_request_that_waits_for_a_failing_renewal_causes_no_busy_loop() {
     let mut state = held();
     let _ = step(&mut state, 113, Event::Wake);
     let mut tries = keep_alives(&step(&mut state, 113, Event::Acquire { key: Key(2), want: want() }));
@@ -143,16 +144,16 @@ fn a_caller_that_waits_for_a_renewal_does_not_make_it_a_busy_loop() {
         if state.calls.is_empty() {
             break;
         }
-        // The driver hears a backend that fails at once in the same moment.
+        // The driver reports an immediate failure without a delay.
         tries += keep_alives(&fail(&mut state, 113));
     }
     assert!(tries <= 1, "{tries} tries in one moment");
 }
 
-/// After a stall of the service a waiter may hear of its grant before its keep-alives are answered. It was given the grant
-/// back and lost its turn.
+/// After a stall of the service, a grant may arrive before the keep-alives are answered. Regression: the client
+/// released such a grant and lost its place in the queue.
 #[test]
-fn a_grant_that_is_heard_before_the_session_is_confirmed_keeps_its_turn() {
+fn a_grant_received_before_the_session_is_confirmed_keeps_its_turn() {
     let mut state = open();
     let _ = acquire(&mut state, 100, want());
     let acquired = last_call(&state);
@@ -173,9 +174,9 @@ fn a_grant_that_is_heard_before_the_session_is_confirmed_keeps_its_turn() {
     assert_eq!(state.machine.belief, Some(at(110) + (TTL - TTL / 100)));
 }
 
-/// Who is granted early, and gives up before the service confirms its session, leaves nothing.
+/// A request granted early, whose caller gives up before the session is confirmed, leaves nothing at the service.
 #[test]
-fn a_grant_that_nobody_waits_for_any_more_is_given_back() {
+fn an_early_grant_is_released_if_its_caller_gives_up() {
     let mut state = open();
     let _ = acquire(&mut state, 100, Want { wait_until: Some(at(118)), ..want() });
     let acquired = last_call(&state);
@@ -189,7 +190,7 @@ fn a_grant_that_nobody_waits_for_any_more_is_given_back() {
     );
 }
 
-/// Peers 2: deadlines count from the sending, not from the answer.
+/// Deadlines count from the sending of a keep-alive, not from its answer.
 #[test]
 fn a_slow_answer_does_not_lengthen_the_deadline() {
     let mut state = held();
@@ -198,18 +199,18 @@ fn a_slow_answer_does_not_lengthen_the_deadline() {
     assert_eq!(state.machine.belief, Some(at(104) + (TTL - TTL / 100)));
 }
 
-/// Peers 3: the loss does not wait for the renewal that is under way.
+/// The loss is signalled at the deadline even if a renewal is in flight.
 #[test]
-fn a_renewal_without_an_answer_does_not_hold_up_the_loss() {
+fn an_unanswered_renewal_does_not_delay_the_loss() {
     let mut state = held();
     assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
     let out = step(&mut state, 112, Event::Wake);
     assert!(out.iter().any(|output| matches!(output, Output::Lost { cause: LossCause::Expired, .. })));
 }
 
-/// Peers 4: failed renewals are tried again, and a definite word is believed at once.
+/// Failed renewals are retried, and a definite answer takes effect at once.
 #[test]
-fn a_hold_survives_renewals_that_fail_and_not_a_session_that_is_gone() {
+fn a_hold_survives_failed_renewals_but_not_the_end_of_its_session() {
     let mut state = held();
     for secs in 104..110 {
         let _ = step(&mut state, secs, Event::Wake);
@@ -223,9 +224,9 @@ fn a_hold_survives_renewals_that_fail_and_not_a_session_that_is_gone() {
     assert!(matches!(out[0], Output::Lost { cause: LossCause::SessionEnded, .. }));
 }
 
-/// Peers 5 and 6: an answer that comes after the loss does not bring the hold back.
+/// A renewal acknowledged after the loss does not restore the hold.
 #[test]
-fn a_renewal_that_is_answered_after_the_deadline_revives_no_hold() {
+fn a_renewal_acknowledged_after_the_deadline_does_not_restore_a_hold() {
     let mut state = held();
     let _ = step(&mut state, 111, Event::Wake);
     let renewal = *state.calls.last_key_value().unwrap().0;
@@ -235,7 +236,7 @@ fn a_renewal_that_is_answered_after_the_deadline_revives_no_hold() {
 }
 
 #[test]
-fn who_leaves_a_silent_service_is_gone_when_its_session_is_over() {
+fn shutdown_at_a_silent_service_ends_with_the_session() {
     let mut state = held();
     let _ = step(&mut state, 101, Event::Shutdown);
     let _ = fail(&mut state, 101);
@@ -246,7 +247,7 @@ fn who_leaves_a_silent_service_is_gone_when_its_session_is_over() {
     assert!(state.machine.is_closed());
 }
 
-/// A session with `linger` of 1 s and one hold, asked for and granted at second 100.
+/// A session with `linger` of 1 s and one hold, requested and granted at second 100.
 fn held_with_linger() -> Checked {
     let mut state = Checked::new(Spec { linger: Duration::from_secs(1), ..spec() });
     let _ = acquire(&mut state, 100, want());
@@ -270,7 +271,7 @@ fn a_stream_that_ends_leaves_linger_and_the_next_attach_restores_the_ttl() {
 }
 
 #[test]
-fn what_was_acknowledged_on_the_stream_that_ended_does_not_count() {
+fn an_acknowledgement_from_an_ended_stream_is_ignored() {
     let mut state = held_with_linger();
     assert_eq!(keep_alives(&step(&mut state, 104, Event::Wake)), 1);
     let before = *state.calls.last_key_value().unwrap().0;
@@ -282,7 +283,7 @@ fn what_was_acknowledged_on_the_stream_that_ended_does_not_count() {
 }
 
 #[test]
-fn a_stream_that_ends_makes_no_deadline_later_and_says_nothing_without_linger() {
+fn the_end_of_a_stream_never_extends_a_deadline_and_is_ignored_without_linger() {
     let mut state = held_with_linger();
     let until = state.machine.belief.unwrap();
     let late = BootInstant::from_nanos(until.as_nanos() - 1);
@@ -294,9 +295,9 @@ fn a_stream_that_ends_makes_no_deadline_later_and_says_nothing_without_linger() 
     assert_eq!(state.machine.belief, until);
 }
 
-/// The word that a hold is over can overtake its grant, if the caller's task is slow to hear of that.
+/// The push that a request has ended can overtake its grant, if the caller's task processes the grant late.
 #[test]
-fn a_grant_that_is_heard_after_its_end_is_not_handed_out() {
+fn a_grant_received_after_the_end_of_its_request_is_ignored() {
     for push in [Push::Ended { seq: Seq(3), end: End::Broken }, Push::Revoked { seq: Seq(3) }] {
         let mut state = open();
         let out = acquire(&mut state, 100, want());

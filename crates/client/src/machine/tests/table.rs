@@ -1,6 +1,7 @@
-//! The machine against the real table, over a network that loses, delays and repeats, and clocks that differ by 1 %.
+//! The machine against the real table, over a network that loses, delays and duplicates messages, with clocks whose
+//! rates differ by 1 %.
 //!
-//! A stand-in for the service: it ends a session that was silent for its ttl on its own clock, and nothing else.
+//! The service is a stub: it only expires sessions that were silent for their ttl on its own clock.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,16 +14,16 @@ use super::*;
 const MS: u64 = 1_000_000;
 const CLIENTS: usize = 3;
 
-/// One client with its clock, and what is on its way to and from it, in order.
+/// One client with its clock, and its messages in flight in both directions, in order.
 struct Client {
     machine: Machine,
-    /// How fast its clock runs, in thousandths of the true rate.
+    /// Rate of its clock, in thousandths of the true rate.
     rate: u64,
     session: Option<SessionId>,
     secret: [u8; 32],
     up: VecDeque<(CallId, What)>,
     down: VecDeque<Event>,
-    /// Calls of waiting acquires, until the table has decided.
+    /// Calls of waiting acquires, until the table has granted or ended them.
     waiting: BTreeMap<Seq, CallId>,
     wanted: BTreeMap<Key, &'static str>,
     outcomes: BTreeMap<Key, u32>,
@@ -97,7 +98,7 @@ impl World {
         self.check();
     }
 
-    /// P1 with P5: no two clients believe in a hold of one lock at one moment, each by its own clock.
+    /// P1 with P5: at no moment do two clients hold one lock, each by its own clock.
     fn check(&self) {
         for name in NAMES {
             let holders = (0..CLIENTS).flat_map(|who| {
@@ -139,12 +140,12 @@ impl World {
         reply
     }
 
-    /// The next call of a client arrives; its answer is lost if `lose`.
+    /// Delivers a client's next call; its answer is lost if `lose`.
     fn arrive(&mut self, who: usize, lose: bool, twice: bool) {
         let Some((call, what)) = self.clients[who].up.pop_front() else { return };
         let answer = self.execute(who, call, &what);
         if twice && !matches!(what, What::Open { .. } | What::Close) {
-            // A delayed duplicate: nobody hears its answer.
+            // A delayed duplicate, whose answer is discarded.
             let _ = self.execute(who, CallId(0), &what);
         }
         match answer {
@@ -161,7 +162,7 @@ impl World {
         if let What::Open { fresh } = what {
             let client = &mut self.clients[who];
             if *fresh {
-                // Calls are never numbered twice, so that it is new each time; the rest is the client's own.
+                // Call ids are never reused, so the secret is new each time; the remaining bytes identify the client.
                 client.secret[..8].copy_from_slice(&call.0.to_le_bytes());
                 client.waiting.clear();
             }
@@ -228,7 +229,7 @@ impl World {
         })
     }
 
-    /// Time passes in small steps: every timer in its turn, first the clients', then the service's.
+    /// Advances time in small steps and fires every timer: first the clients', then the service's.
     fn pass(&mut self, ms: u64) {
         for _ in 0..ms / 50 {
             self.now_ms += 50;
@@ -269,7 +270,7 @@ impl World {
             10..=14 => self.deliver(who),
             15 => self.pass(u64::from(number) * 20),
             _ if self.clients[who].cut_off => self.clients[who].cut_off = false,
-            // A call that never arrives.
+            // A call that is lost on its way.
             _ => {
                 if let Some((call, _)) = self.clients[who].up.pop_front() {
                     self.clients[who].down.push_back(Event::Failed { call, sent: number % 2 == 0 });
@@ -292,13 +293,13 @@ impl World {
             self.feed(who, Event::Release { key });
         } else if !release && !open.is_empty() {
             let key = open[usize::from(number) % open.len()];
-            // An abandoned request has its outcome: none.
+            // The outcome of an abandoned request is fixed: none.
             self.clients[who].outcomes.insert(key, 1);
             self.feed(who, Event::Abandon { key });
         }
     }
 
-    /// The network heals, everybody gives back; in the end nothing may be left.
+    /// The network heals and all holds are released; the table must be empty in the end.
     fn settle(&mut self) {
         for _ in 0..400 {
             for who in 0..CLIENTS {
@@ -326,7 +327,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn no_orphan_is_left_and_no_two_believe_in_one_lock(
+    fn no_orphan_is_left_and_no_lock_has_two_holders(
         acts in prop::collection::vec((0..18u8, 0..CLIENTS, any::<u8>()), 1..150)
     ) {
         let mut world = World::new();

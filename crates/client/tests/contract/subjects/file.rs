@@ -1,4 +1,4 @@
-//! `file:`, on a directory of its own; a crash is a `kill -9` of a real process.
+//! `file:`, on a temporary directory; a crash is a `kill -9` of a real process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -9,7 +9,8 @@ use tempfile::TempDir;
 
 use crate::subject::Subject;
 
-/// Tells this test binary, started anew, to hold a lock until it is killed: `url name keep_closed_s lock_delay_s`.
+/// Environment variable that makes a copy of this test binary hold a lock until it is killed: `url name keep_closed_s
+/// lock_delay_s`.
 const HOLD: &str = "LOCKKEEPER_CONTRACT_HOLD";
 
 pub(crate) struct File(TempDir);
@@ -47,7 +48,7 @@ impl Subject for File {
         holder.wait().unwrap();
     }
 
-    /// Only the kernel ends a flock: an operator's break asks the holder, whose library gives it back.
+    /// Only the kernel ends a flock: an operator's break notifies the holder, whose library releases the lock.
     async fn take_away(&self, _label: &str, name: &str) {
         let locks = self.client("operator").await;
         let name = name.parse().unwrap();
@@ -61,7 +62,7 @@ impl Subject for File {
         false
     }
 
-    /// There is no service to start anew.
+    /// There is no service to restart.
     async fn restart(&self) {}
 
     async fn wipe(&self) {
@@ -69,7 +70,7 @@ impl Subject for File {
     }
 }
 
-/// Not a question to the backend, but its victim: without its order it only shows that it has none.
+/// Main function of the process that is killed; does nothing unless the variable is set.
 #[test]
 fn the_process_that_is_killed() {
     let Ok(order) = std::env::var(HOLD) else { return };

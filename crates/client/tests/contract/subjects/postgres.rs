@@ -1,4 +1,4 @@
-//! `postgres:` with advisory locks, on a real server, with a proxy before it for each client.
+//! `postgres:` with advisory locks, on a real server, through a proxy for each client.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -40,7 +40,7 @@ impl Advisory {
         (Ipv4Addr::LOCALHOST, self.server.port()).into()
     }
 
-    /// A client that no fault reaches.
+    /// A client without a proxy.
     async fn operator(&self) -> Locks {
         Locks::connect_as(&self.url(self.address()), "operator").await.unwrap()
     }
@@ -65,7 +65,7 @@ impl Subject for Advisory {
         drop(held);
     }
 
-    /// The holder hears nothing of it: the operator ends the server process that holds.
+    /// The holder is not notified: the operator terminates the server process that holds the lock.
     async fn take_away(&self, label: &str, name: &str) {
         self.faults.silence(label);
         let operator = self.operator().await;

@@ -1,4 +1,4 @@
-//! `postgres:` with `lock=row`, a real server, with a proxy before it for each client.
+//! `postgres:` with `lock=row`, on a real server, through a proxy for each client.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -25,12 +25,12 @@ impl Rows {
         self.server.psql(&lockkeeper::backends::postgres::schema_sql(None));
     }
 
-    /// A client that no fault reaches.
+    /// A client without a proxy.
     async fn operator(&self) -> Locks {
         Locks::connect_as(&format!("{}?lock=row", self.server.url()), "operator").await.unwrap()
     }
 
-    /// Waits until a holder that is cut off has no time left.
+    /// Waits until the hold of a cut-off client has expired.
     async fn until_expired(&self, name: &str) {
         let (operator, name) = (self.operator().await, name.parse().unwrap());
         until("the hold has expired", async || {
@@ -58,7 +58,7 @@ impl Subject for Rows {
         let proxy = self.faults.proxy(label, SocketAddr::from(([127, 0, 0, 1], self.server.port())));
         let url = format!("postgres://postgres@{proxy}/postgres?lock=row&connections=2");
         let locks = Locks::connect_as(&url, label).await.unwrap();
-        // It has found out what lies between: whatever passes from now on belongs to a call.
+        // Completes the client's checks of the server: all later traffic belongs to a call.
         locks.findings().await.unwrap();
         locks
     }
@@ -82,8 +82,8 @@ impl Subject for Rows {
         Some(&self.faults)
     }
 
-    /// The transaction that inserts the lock's row waits in its commit, as for a slow disk or a synchronous standby: the
-    /// row's times are set, and no other transaction sees the row.
+    /// The transaction that inserts the lock's row waits in its commit, as for a slow disk or a synchronous standby:
+    /// the row's times are set, and no other transaction sees the row.
     fn hold_back(&self, name: &str) -> bool {
         self.server.psql(&format!(
             "create table gate (is_open boolean); insert into gate values (false); \

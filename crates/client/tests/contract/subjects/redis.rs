@@ -1,4 +1,4 @@
-//! `redis:`, a real server that loses nothing, with a proxy before it for each client.
+//! `redis:`, on a real server without data loss, through a proxy for each client.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::subject::{Subject, until};
 pub(crate) struct Server {
     redis: Redis,
     faults: Faults,
-    /// What follows the host in the URL.
+    /// The query part of the URL.
     query: &'static str,
 }
 
@@ -22,12 +22,12 @@ impl Server {
         Self { redis, faults: Faults::default(), query }
     }
 
-    /// A client that no fault reaches.
+    /// A client without a proxy.
     async fn operator(&self) -> Locks {
         Locks::connect_as(&format!("{}{}", self.redis.url(), self.query), "operator").await.unwrap()
     }
 
-    /// Waits until a holder that is cut off has no time left.
+    /// Waits until the hold of a cut-off client has expired.
     async fn until_expired(&self, name: &str) {
         let (operator, name) = (self.operator().await, name.parse().unwrap());
         until("the hold has expired", async || {
@@ -66,7 +66,7 @@ impl Subject for Server {
         drop(held);
     }
 
-    /// Nobody can end a hold here whose holder does not listen, but its ttl.
+    /// The hold of a client that does not respond ends only with its ttl.
     async fn take_away(&self, label: &str, name: &str) {
         self.faults.cut_off(label);
         self.until_expired(name).await;
@@ -76,7 +76,7 @@ impl Subject for Server {
         Some(&self.faults)
     }
 
-    /// Keep-alives have a connection of their own.
+    /// Keep-alives use a separate connection.
     fn hold_back(&self, name: &str) -> bool {
         self.faults.hold_back(name, 1);
         true

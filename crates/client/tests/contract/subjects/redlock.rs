@@ -1,4 +1,4 @@
-//! `redlock:`, five real servers that lose nothing, with a proxy before each of them for each client.
+//! `redlock:`, on five real servers without data loss, through a proxy to each of them for each client.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use lockkeeper_rig::Redis;
 use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
-/// Two may fail.
+/// Two of them may fail.
 const SERVERS: usize = 5;
 const MAJORITY: u32 = 3;
 
@@ -33,12 +33,12 @@ impl Servers {
         self.servers.iter().map(|server| SocketAddr::from(([127, 0, 0, 1], server.port())))
     }
 
-    /// A client that no fault reaches.
+    /// A client without a proxy.
     async fn operator(&self) -> Locks {
         Self::connect("operator", self.addresses()).await
     }
 
-    /// Waits until a holder that is cut off has no time left.
+    /// Waits until the hold of a cut-off client has expired.
     async fn until_expired(&self, name: &str) {
         let (operator, name) = (self.operator().await, name.parse().unwrap());
         until("the hold has expired", async || {
@@ -72,7 +72,7 @@ impl Subject for Servers {
         drop(held);
     }
 
-    /// Nobody can end a hold here whose holder does not listen, but its ttl.
+    /// The hold of a client that does not respond ends only with its ttl.
     async fn take_away(&self, label: &str, name: &str) {
         self.faults.cut_off(label);
         self.until_expired(name).await;
@@ -82,7 +82,7 @@ impl Subject for Servers {
         Some(&self.faults)
     }
 
-    /// A minority's faults are nobody's: a majority of the answers is lost.
+    /// Faults of a minority have no effect, so a majority of the answers is lost.
     fn lose_answers(&self, count: u32) -> bool {
         self.faults.lose_answers(count * MAJORITY);
         true
@@ -93,7 +93,7 @@ impl Subject for Servers {
         true
     }
 
-    /// At every server; keep-alives have connections of their own.
+    /// At every server; keep-alives use separate connections.
     fn hold_back(&self, name: &str) -> bool {
         self.faults.hold_back(name, SERVERS);
         true

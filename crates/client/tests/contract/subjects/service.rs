@@ -1,4 +1,4 @@
-//! `lockkeeper:`, real processes of the service, one or three nodes, with proxies before them for each client.
+//! `lockkeeper:`, real processes of the service with one or three nodes, through proxies for each client.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,18 +16,18 @@ use tempfile::TempDir;
 use crate::proxy::Faults;
 use crate::subject::{Subject, until};
 
-/// Tells this test binary, started anew, to serve until it is killed: `directory listen`.
+/// Environment variable that makes a copy of this test binary serve until it is killed: `directory listen`.
 const SERVE: &str = "LOCKKEEPER_CONTRACT_SERVE";
 
 pub(crate) struct Service {
-    /// Killed before their data go.
+    /// Dropped, and thereby killed, before their data directory.
     nodes: Mutex<Vec<Node>>,
     directory: TempDir,
     faults: Faults,
     places: Vec<Place>,
 }
 
-/// Where a node can be reached, also when it is started again.
+/// A node's ports, which stay the same when it is restarted.
 struct Place {
     clients: Port,
     peers: Port,
@@ -50,12 +50,12 @@ impl Drop for Node {
 }
 
 impl Service {
-    /// A node alone.
+    /// A single node.
     pub(crate) fn new() -> Self {
         Self::of(1)
     }
 
-    /// Three nodes; clients are told the address of one that follows.
+    /// Three nodes; clients get the address of a follower.
     pub(crate) fn three() -> Self {
         Self::of(3)
     }
@@ -82,7 +82,7 @@ impl Service {
         for node in &mut nodes {
             let mut lines = BufReader::new(node.0.stdout.take().unwrap()).lines().map_while(Result::ok);
             lines.find(|line| line.contains("serving at ")).expect("the service ended without serving");
-            // It is a test binary, which says from time to time that it still runs, and ends if nobody listens.
+            // The test harness of the child prints lines while it runs, and ends if they are not read.
             std::thread::spawn(move || lines.for_each(drop));
         }
         *self.nodes.lock().unwrap() = nodes;
@@ -114,13 +114,13 @@ impl Service {
         self.places.iter().map(Place::address).collect()
     }
 
-    /// A client that no fault reaches.
+    /// A client without a proxy.
     async fn operator(&self) -> Locks {
         let addresses: Vec<String> = self.addresses().iter().map(SocketAddr::to_string).collect();
         Locks::connect_as(&format!("lockkeeper://{}", addresses.join(",")), "operator").await.unwrap()
     }
 
-    /// A node that follows another, or the only one.
+    /// A follower, or the only node.
     async fn follower(&self) -> usize {
         until("a node that follows", async || {
             for (node, address) in self.addresses().into_iter().enumerate() {
@@ -162,7 +162,7 @@ impl Subject for Service {
         drop(held);
     }
 
-    /// The holder listens: a service that waited for its ttl would need minutes for the suite's rounds.
+    /// The holder responds to the break: waiting for its ttl would take minutes in all rounds of the suite.
     async fn take_away(&self, _label: &str, name: &str) {
         let operator = self.operator().await;
         let name = name.parse().unwrap();
@@ -176,7 +176,7 @@ impl Subject for Service {
         Some(&self.faults)
     }
 
-    /// They are lost with their connection; what was lost is sent again on the next, so that no caller hears of it.
+    /// Calls are lost with their connection; the client resends them on the next one, so callers see no failure.
     fn lose_calls(&self, count: u32) -> bool {
         self.faults.lose_calls(count);
         false
@@ -203,7 +203,7 @@ impl Subject for Service {
     }
 }
 
-/// Not a question to the backend, but the service itself: without its order it only shows that it has none.
+/// Main function of the service process; does nothing unless the variable is set.
 #[test]
 fn the_process_that_serves() {
     let Ok(order) = std::env::var(SERVE) else { return };

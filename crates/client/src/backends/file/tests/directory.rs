@@ -1,4 +1,4 @@
-//! The directory: what is made, what is refused, and with which words.
+//! The directory: its creation, refusals and error messages.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -27,7 +27,7 @@ fn year_1970() -> Duration {
 }
 
 #[tokio::test]
-async fn a_directory_made_anew_starts_above_the_old_one() {
+async fn a_recreated_directory_starts_above_the_old_one() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("a/b/locks");
     let first = next_token(config(&path)).await;
@@ -38,7 +38,7 @@ async fn a_directory_made_anew_starts_above_the_old_one() {
 }
 
 #[tokio::test]
-async fn a_clock_in_1970_is_refused_unless_the_tokens_are_said() {
+async fn a_clock_in_1970_is_refused_without_tokens_above() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("locks");
     let config = Config { wall_clock: year_1970, ..config(&path) };
@@ -46,14 +46,14 @@ async fn a_clock_in_1970_is_refused_unless_the_tokens_are_said() {
     assert!(message.contains("1000 s since 1970") && message.contains("?tokens_above=N"), "{message}");
     let told = Config { tokens_above: Some(41), ..config.clone() };
     assert_eq!(next_token(told).await, 42);
-    // A counter that is there needs no clock, and never goes down.
+    // An existing counter needs no clock, and never decreases.
     assert_eq!(next_token(config.clone()).await, 43);
     assert_eq!(next_token(Config { tokens_above: Some(7), ..config.clone() }).await, 44);
     assert_eq!(next_token(Config { tokens_above: Some(100), ..config }).await, 101);
 }
 
 #[tokio::test]
-async fn a_lost_counter_is_not_made_anew_by_a_clock_that_was_set_back() {
+async fn a_lost_counter_is_not_recreated_with_a_clock_set_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("locks");
     next_token(config(&path)).await;
@@ -65,7 +65,7 @@ async fn a_lost_counter_is_not_made_anew_by_a_clock_that_was_set_back() {
 }
 
 #[tokio::test]
-async fn a_damaged_counter_is_refused_until_the_tokens_are_said() {
+async fn a_damaged_counter_is_refused_without_tokens_above() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("locks");
     let first = next_token(config(&path)).await;
@@ -77,7 +77,7 @@ async fn a_damaged_counter_is_refused_until_the_tokens_are_said() {
 }
 
 #[test]
-fn what_is_no_lock_directory_is_refused_in_one_line() {
+fn an_invalid_lock_directory_is_refused_with_a_one_line_error() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -100,7 +100,7 @@ fn what_is_no_lock_directory_is_refused_in_one_line() {
 }
 
 #[test]
-fn urls_are_checked_to_the_letter() {
+fn invalid_urls_are_refused_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
     let base = dir.path().join("locks");
     let open = |text: &str| {
@@ -123,7 +123,7 @@ fn urls_are_checked_to_the_letter() {
 }
 
 #[tokio::test]
-async fn a_directory_for_several_users_has_files_for_several_users() {
+async fn files_get_permissions_matching_the_directory() {
     let dir = tempfile::tempdir().unwrap();
     for (bits, folder, file) in [(0o1777, 0o777, 0o666), (0o770, 0o770, 0o660), (0o755, 0o700, 0o600)] {
         let path = dir.path().join(format!("{bits:o}"));
@@ -144,7 +144,7 @@ async fn a_directory_for_several_users_has_files_for_several_users() {
 }
 
 #[tokio::test]
-async fn a_holder_notices_that_its_directory_was_deleted() {
+async fn deleting_the_directory_is_reported_as_a_loss_to_its_holders() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("locks");
     let backend = FileBackend::with_config(config(&path)).unwrap();

@@ -1,4 +1,4 @@
-//! The rules of locks, between sessions of one process.
+//! Lock rules between sessions of one process.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ async fn idle_locks_leave_no_files() {
     let (held, _) = a.take(want("some/lock")).await;
     let (permit, _) = a.take(super::Wanted { mode: Mode::Permit { of: Some(3) }, ..want("p") }).await;
     assert_eq!((a.finish(held).await, a.finish(permit).await), (End::Released, End::Released));
-    // A session leaves the files of a few locks for their next use, until it closes.
+    // A session keeps the files of a few locks for their next use, until it closes.
     for i in 0..200 {
         let (held, _) = a.take(want(&format!("many/{i}"))).await;
         assert_eq!(a.finish(held).await, End::Released);
@@ -153,7 +153,7 @@ async fn a_session_that_vanishes_frees_its_locks_after_its_lock_delay() {
 }
 
 #[tokio::test]
-async fn keep_closed_outlives_a_release_but_not_an_acquire_that_nobody_got() {
+async fn keep_closed_applies_after_a_release_but_not_after_an_abandoned_acquire() {
     let (_dir, backend) = backend();
     let closing = |name| super::Wanted { keep_closed: Duration::from_millis(300), ..want(name) };
     let mut a = Client::new(&backend, "a").await;
@@ -166,7 +166,7 @@ async fn keep_closed_outlives_a_release_but_not_an_acquire_that_nobody_got() {
     assert!(crate::time::BootInstant::now() - before >= Duration::from_millis(300));
     assert_eq!(a.finish(again).await, End::Released);
 
-    // Granted while its future was dropped: given back without a closure.
+    // Granted while its future was dropped: released without a closed hold.
     let (held, _) = a.take(want("y")).await;
     let (abandoned, asked) = a.ask(closing("y"));
     let asked = tokio::spawn(asked);
@@ -223,7 +223,7 @@ async fn several_names_have_one_token_and_leave_nothing_behind_when_one_is_busy(
 }
 
 #[tokio::test]
-async fn a_break_tells_the_holder_and_leaves_the_lock_to_it() {
+async fn a_break_notifies_the_holder_which_keeps_the_lock() {
     let (_dir, backend) = backend();
     let mut a = Client::new(&backend, "holder-a").await;
     let (held, granted) = a.take(want("x")).await;
@@ -275,7 +275,7 @@ async fn a_foreign_flock_excludes_us_and_is_excluded() {
 }
 
 #[tokio::test]
-async fn a_waiter_that_leaves_is_never_granted_and_blocks_nobody() {
+async fn a_waiter_that_leaves_is_never_granted_and_blocks_no_other() {
     let (_dir, backend) = backend();
     let (mut a, mut b) = (Client::new(&backend, "a").await, Client::new(&backend, "b").await);
     let mut c = Client::new(&backend, "c").await;
@@ -302,7 +302,7 @@ async fn a_subtree_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn a_damaged_record_is_refused_and_its_deletion_mends_it() {
+async fn a_damaged_record_is_refused_and_deleting_it_repairs_the_lock() {
     let (dir, backend) = backend();
     let mut a = Client::new(&backend, "a").await;
     let (held, _) = a.take(want("x")).await;

@@ -1,4 +1,4 @@
-//! Tests over the traits, in one process and in several.
+//! Tests of the backend through its traits, in one process and in several.
 
 mod directory;
 mod locks;
@@ -15,7 +15,7 @@ use super::store::Config;
 use crate::backend::{Backend, Call, CallError, Conn, Wanted};
 use crate::machine::{Answer, Granted, Push, Spec};
 
-/// Nothing here takes as long; a test that waits longer fails.
+/// Far longer than any step; a test that waits longer fails.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 fn spec(lock_delay: Duration) -> Spec {
@@ -50,7 +50,7 @@ fn wants(names: &[&str]) -> Wanted {
     }
 }
 
-/// One session over a directory, as the library would drive it.
+/// One session over a directory, driven as the library does it.
 struct Client {
     conn: Arc<dyn Conn>,
     pushes: UnboundedReceiver<Push>,
@@ -74,7 +74,7 @@ impl Client {
         within(self.conn.submit(Call::Open { fresh: true }).into_future()).await.unwrap()
     }
 
-    /// Numbers and submits an acquire; the future is the caller's.
+    /// Numbers and submits an acquire; the caller polls the future.
     fn ask(&mut self, want: Wanted) -> (Seq, crate::backend::BoxFuture<Result<Answer, CallError>>) {
         self.seq += 1;
         let seq = Seq(self.seq);
@@ -87,7 +87,7 @@ impl Client {
         (seq, within(asked).await.unwrap())
     }
 
-    /// Must be granted.
+    /// Acquires; panics unless granted.
     async fn take(&mut self, want: Wanted) -> (Seq, Granted) {
         match self.acquire(want).await {
             (seq, Answer::Granted(granted)) => (seq, granted),
@@ -108,7 +108,7 @@ impl Client {
         assert!(matches!(within(self.conn.submit(Call::Close).into_future()).await.unwrap(), Answer::Closed));
     }
 
-    /// The next push that is `wanted`.
+    /// Waits for the next push that `wanted` accepts.
     async fn push(&mut self, wanted: impl Fn(&Push) -> bool) -> Push {
         let pushes = &mut self.pushes;
         within(async move {
@@ -122,7 +122,7 @@ impl Client {
         .await
     }
 
-    /// Until the last request that was asked is in the queue.
+    /// Waits until the last request is queued.
     async fn queued(&mut self) {
         let last = Seq(self.seq);
         self.push(|push| matches!(push, Push::Queued { seq, .. } if *seq == last)).await;
@@ -133,7 +133,7 @@ async fn within<T>(work: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, work).await.expect("done long before the deadline")
 }
 
-/// A directory with a backend on it.
+/// A directory with a backend.
 fn backend() -> (tempfile::TempDir, FileBackend) {
     let dir = tempfile::tempdir().unwrap();
     let backend = FileBackend::with_config(config(&dir.path().join("locks-dir"))).unwrap();

@@ -1,4 +1,4 @@
-//! Several processes on one directory: this test binary starts itself again, and the copies are killed and stopped.
+//! Several processes on one directory: this test binary starts copies of itself, which are killed and stopped.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -16,12 +16,12 @@ use crate::machine::{Answer, Push};
 
 const ROLE: &str = "LOCKKEEPER_TEST_ROLE";
 
-/// Where a process is to die: `acquire:` or `release:`, and the point.
+/// Environment variable with the point at which a process kills itself: `acquire:` or `release:`, and the point's name.
 const DIE_AT: &str = "LOCKKEEPER_TEST_DIE_AT";
-/// Whether this process has been told to let go.
+/// Set before the process releases its lock.
 static RELEASING: AtomicBool = AtomicBool::new(false);
 
-/// Kills this process as `kill -9` does, if this is where it is to die.
+/// Kills this process as `kill -9` does, if `point` is the requested one.
 pub(crate) fn die_if_asked(point: &str) {
     let Ok(asked) = std::env::var(DIE_AT) else { return };
     let phase = if RELEASING.load(Ordering::SeqCst) { "release" } else { "acquire" };
@@ -38,7 +38,7 @@ fn signal(signal: &str, pid: u32) {
     assert!(done.success());
 }
 
-/// The part of this binary that plays a process: without a role it has nothing to do.
+/// The main function of a child process; does nothing without a role.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -58,7 +58,7 @@ fn say(words: &str) {
     std::io::stdout().flush().unwrap();
 }
 
-/// Holds a lock until told to let go.
+/// Holds a lock until a line arrives on standard input.
 async fn hold(backend: &FileBackend, name: &str) {
     let mut client = Client::new(backend, "child").await;
     let (seq, asked) = client.ask(want(name));
@@ -79,7 +79,7 @@ async fn hold(backend: &FileBackend, name: &str) {
     say("released");
 }
 
-/// Takes and releases a lock many times. Inside, nobody else may be, and the token must be above all before.
+/// Acquires and releases a lock many times; checks mutual exclusion, and logs the tokens, which must rise.
 async fn churn(backend: &FileBackend, name: &str, rounds: usize, log: &str) {
     let mut client = Client::new(backend, "child").await;
     for _ in 0..rounds {
@@ -121,7 +121,7 @@ impl Process {
         let (send, said) = channel();
         std::thread::spawn(move || {
             for line in stdout.lines().map_while(Result::ok) {
-                // The harness writes its own words in front of the first line.
+                // The test harness prints its own text in front of the first line.
                 if let Some((_, words)) = line.split_once('@') {
                     let _ = send.send(words.to_owned());
                 }
@@ -222,7 +222,7 @@ fn doomed(dir: &Path, die_at: &str) -> Process {
 }
 
 #[test]
-fn whoever_dies_between_two_steps_of_a_release_holds_nobody_up() {
+fn a_process_killed_between_steps_of_a_release_blocks_no_other() {
     let (dir, _backend) = backend();
     for point in ["flock given back", "token drawn", "body written", "before the wake-up"] {
         let mut releaser = doomed(&dir_of(&dir), &format!("release:{point}"));
@@ -241,7 +241,7 @@ fn whoever_dies_between_two_steps_of_a_release_holds_nobody_up() {
 }
 
 #[test]
-fn whoever_dies_between_two_steps_of_an_acquire_holds_nobody_up() {
+fn a_process_killed_between_steps_of_an_acquire_blocks_no_other() {
     let (dir, _backend) = backend();
     let mut before = 0;
     for point in ["token drawn", "body written"] {
@@ -286,7 +286,7 @@ async fn a_child_that_inherited_the_descriptors_keeps_the_lock() {
     let (held, _) = a.take(want("x")).await;
     let descriptors = a.conn.descriptors(held);
     assert_eq!(descriptors.len(), 2, "the session's and the hold's");
-    // Standard input and output of a child are copies of the two.
+    // Standard input and output of the child are copies of the two descriptors.
     use std::os::fd::BorrowedFd;
     let copy = |fd: i32| {
         // SAFETY: the session `a` keeps both descriptors open during this call.
@@ -332,7 +332,7 @@ fn sixteen_processes_never_overlap_and_their_tokens_rise() {
 async fn flock_1_is_excluded_and_excludes() {
     let (dir, backend) = backend();
     let file = dir_of(&dir).join("locks/job.hold");
-    // As the page says: whoever shares a lock with flock(1) makes the file first.
+    // As documented on the page: a user who shares a lock with flock(1) creates the file first.
     std::fs::write(&file, "").unwrap();
     let mut client = Client::new(&backend, "c").await;
     let mut foreign = Command::new("flock")
@@ -373,7 +373,7 @@ async fn several_users_share_a_directory_that_is_open_to_them() {
     let (held, granted) = client.take(want("x")).await;
     let mut other = Process::start_as(&format!("hold {} x", path.display()), &binary, |command| {
         command.current_dir("/");
-        // Only root may be somebody else; anybody else tests the modes with himself.
+        // Only root can change the user; other users test the permissions with their own.
         if nix::unistd::geteuid().is_root() {
             command.uid(65534).gid(65534);
         }

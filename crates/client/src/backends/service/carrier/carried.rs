@@ -1,4 +1,4 @@
-//! One session on the stream: how it is attached, which signs of life are unacknowledged, which commands unresolved.
+//! One session on the stream: its attach, its unacknowledged keep-alives and its unresolved commands.
 
 mod heard;
 
@@ -14,13 +14,13 @@ use crate::backend::{Call, CallError, Wanted};
 use crate::machine::{Answer, Spec};
 use crate::time::BootInstant;
 
-/// The shortest and the longest time for which a command waits for its answer; between them it is a third of the ttl.
-/// Long enough for a change of leader, so that few callers ever hear that the fate of their release is unknown.
+/// The shortest and the longest time limit for the answer to a command; between them it is a third of the ttl. Long
+/// enough for a change of leader, so that a release rarely ends without a known result.
 const COMMAND_LIMIT_MIN: Duration = Duration::from_secs(1);
 const COMMAND_LIMIT_MAX: Duration = Duration::from_secs(10);
-/// A command that has no answer for so long has a keep-alive sent behind it; where the ttl is short, for a twelfth of it.
+/// Without an answer for this long (a twelfth of the ttl, if that is shorter), a command is followed by a keep-alive.
 const ANSWER_USUAL: Duration = Duration::from_millis(500);
-/// Where a session has no ttl of its own.
+/// Used for sessions without a ttl.
 const TTL: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -28,33 +28,34 @@ pub(super) struct Carried<H> {
     spec: Spec,
     label: String,
     secret: Secret,
-    /// The service's number, once it is open.
+    /// The service's id, once the session is open.
     id: Option<u64>,
     /// The number of the latest attach.
     attach: u64,
     place: Place,
-    /// Opens and keep-alives that are not acknowledged, by their rising numbers.
+    /// Unacknowledged open and keep-alive calls, by ascending number.
     signs: VecDeque<Sign<H>>,
     next_sign: u64,
-    /// The last number that was sent on the present stream.
+    /// The last of these numbers sent on the present stream.
     sent_through: u64,
-    /// What was sent on it and is not acknowledged: an acknowledgement of a number stands for all up to it.
+    /// Unacknowledged attach and keep-alives of the present stream: the acknowledgement of a number covers all up to
+    /// it.
     unheard: VecDeque<(u64, BootInstant)>,
-    /// Commands that have no answer yet.
+    /// Commands without an answer.
     asked: BTreeMap<Seq, Command<H>>,
-    /// Acquires that wait in the queue: they are resolved when they are granted or over, however long that takes.
+    /// Acquires that wait in the queue: they are resolved when they are granted or end, without a time limit.
     queued: BTreeMap<Seq, Command<H>>,
     close: Option<Closing<H>>,
 }
 
-/// Where a session stands.
+/// The state of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
-    /// Nobody has asked for it yet.
+    /// Not opened yet.
     Unwanted,
-    /// To be attached, as soon as there is a stream.
+    /// To be attached on the next stream.
     Waiting,
-    /// The attach is on the stream, and stands for the signs up to this number.
+    /// The attach is on the stream, and covers open and keep-alive calls up to this number.
     Attaching(u64),
     Attached,
     /// Gone, closed or refused. Final (S2).
@@ -73,11 +74,12 @@ struct Sign<H> {
 struct Command<H> {
     since: BootInstant,
     what: Numbered,
-    /// It may have reached the service (P12).
+    /// Whether the command may have reached the service (P12).
     sent: bool,
-    /// When it was sent on the present stream; `None` once a keep-alive has followed it for the want of an answer.
+    /// When the command was sent on the present stream; `None` once a keep-alive has followed it because its answer is
+    /// late.
     unanswered: Option<BootInstant>,
-    /// All who asked for it: a retry of what is under way joins it.
+    /// The callers' handles: a retry of a command in flight joins it.
     handles: Vec<H>,
 }
 
@@ -137,7 +139,7 @@ impl<H> Carried<H> {
         matches!(self.place, Place::Over)
     }
 
-    /// How long an attach or a keep-alive may go unanswered (DESIGN section 6).
+    /// Time limit for the acknowledgement of an attach or a keep-alive.
     fn sign_limit(&self) -> Duration {
         self.ttl() / 6
     }
@@ -146,12 +148,12 @@ impl<H> Carried<H> {
         (self.ttl() / 3).clamp(COMMAND_LIMIT_MIN, COMMAND_LIMIT_MAX)
     }
 
-    /// After how long an answer is missed.
+    /// The delay after which an answer counts as late.
     fn answer_usual(&self) -> Duration {
         (self.ttl() / 12).min(ANSWER_USUAL)
     }
 
-    /// Returns when to look after it at the latest.
+    /// Returns the latest time for the next check of this session.
     pub(super) fn submit(
         &mut self,
         now: BootInstant,
@@ -173,7 +175,7 @@ impl<H> Carried<H> {
                 self.command(now, seq, Numbered::Acquire { done_through, want, wait_until }, handle, outbox)
             }
             Call::Finish { seq, target, done_through } => {
-                // Whoever waited for this request's grant does so no more: its finish stands for it (R4).
+                // The grant of this request is not awaited any more: its finish settles it (R4).
                 self.queued.remove(&target);
                 self.asked.remove(&target);
                 self.command(now, seq, Numbered::Finish { target, done_through }, handle, outbox)
@@ -194,8 +196,8 @@ impl<H> Carried<H> {
         }
     }
 
-    /// An acknowledgement counts from when the call was made, so it must be for something that was sent later (P5): an
-    /// attach that is on the stream already says nothing of this sign.
+    /// An acknowledgement extends the lease from the time of the call, so the acknowledged item must have been sent
+    /// after the call (P5): an attach already on the stream does not cover it.
     fn sign(&mut self, now: BootInstant, opens: bool, handle: H, outbox: &mut Outbox) -> Option<BootInstant> {
         self.signs.push_back(Sign { number: self.next_sign, since: now, opens, handle });
         self.next_sign += 1;
@@ -220,7 +222,7 @@ impl<H> Carried<H> {
         handle: H,
         outbox: &mut Outbox,
     ) -> Option<BootInstant> {
-        // Somebody asks what became of a request that is under way: the one answer is for all.
+        // A retry of a request in flight: one answer resolves all handles.
         if let Some(command) = self.queued.get_mut(&seq).or_else(|| self.asked.get_mut(&seq)) {
             command.handles.push(handle);
             return None;
@@ -237,7 +239,7 @@ impl<H> Carried<H> {
         Some(look_at)
     }
 
-    /// Opens or attaches it on a new stream, if it is wanted. Returns when to look after it at the latest.
+    /// Opens or attaches the session on a new stream, if it is in use. Returns the latest time for the next check.
     pub(super) fn begin_stream(&mut self, now: BootInstant, outbox: &mut Outbox) -> Option<BootInstant> {
         if !self.is_wanted() {
             return None;
@@ -267,7 +269,7 @@ impl<H> Carried<H> {
         Some(now + self.sign_limit())
     }
 
-    /// Whether the stream that is over carried it.
+    /// Ends the session's part in the present stream; returns whether the session was attached or attaching on it.
     pub(super) fn end_stream(&mut self) -> bool {
         self.unheard.clear();
         let carried = matches!(self.place, Place::Attaching(_) | Place::Attached);
@@ -278,12 +280,12 @@ impl<H> Carried<H> {
         carried
     }
 
-    /// Whether the service has not answered a sign of life in time.
+    /// Whether an attach or keep-alive has not been acknowledged in time.
     pub(super) fn is_unheard(&self, now: BootInstant) -> bool {
         self.unheard.front().is_some_and(|&(_, since)| now >= since + self.sign_limit())
     }
 
-    /// Fails what was not answered in its time.
+    /// Fails overdue calls.
     pub(super) fn give_up(&mut self, now: BootInstant, out: &mut Vec<Outcome<H>>) {
         let (sign_limit, command_limit) = (self.sign_limit(), self.command_limit());
         let tried = self.attach > 0;
@@ -305,34 +307,35 @@ impl<H> Carried<H> {
         }
     }
 
-    /// Sends a keep-alive behind a command whose answer is missed, unless one is under way that would tell as well.
+    /// Sends a keep-alive after a command whose answer is late, unless an unacknowledged one already serves as the
+    /// test.
     pub(super) fn ask_for_a_sign(&mut self, now: BootInstant, outbox: &mut Outbox) {
         if !self.unheard.is_empty() || self.missed_at().is_none_or(|at| now < at) {
             return;
         }
-        // It stands for all that was sent before it.
+        // The keep-alive covers all commands sent before it.
         self.asked.values_mut().for_each(|command| command.unanswered = None);
         self.put_keep_alive(now, outbox);
     }
 
-    /// When an answer will be missed.
+    /// When the next answer counts as late.
     fn missed_at(&self) -> Option<BootInstant> {
         let first = self.asked.values().filter_map(|command| command.unanswered).min();
         first.map(|sent| sent + self.answer_usual())
     }
 
-    /// When something will be overdue.
+    /// The session's next deadline.
     pub(super) fn look_at(&self) -> Option<BootInstant> {
         let signs = self.signs.front().map(|sign| sign.since + self.sign_limit());
         let unheard = self.unheard.front().map(|&(_, since)| since + self.sign_limit());
         let asked = self.asked.values().map(|command| command.since + self.command_limit()).min();
         let close = self.close.as_ref().map(|closing| closing.since + self.command_limit());
-        // While a sign of life is under way, its own limit comes first.
+        // While a keep-alive is unacknowledged, its own limit comes first.
         let missed = self.missed_at().filter(|_| unheard.is_none());
         earlier(missed, earlier(earlier(signs, unheard), earlier(asked, close)))
     }
 
-    /// One for all signs that wait.
+    /// Sends one keep-alive for all pending calls.
     fn put_keep_alive(&mut self, now: BootInstant, outbox: &mut Outbox) {
         let Some(id) = self.id else { return };
         let number = self.next_sign - 1;

@@ -1,4 +1,4 @@
-//! Calls as items of a client's frame, and items of the service's frames as answers.
+//! Conversion of calls into items of a client frame, and of items of server frames into answers.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use crate::backend::Wanted;
 use crate::error::{BackendError, BackendErrorKind, Busy};
 use crate::machine::{Answer, Granted};
 
-/// Tags, lengths and numbers; a secret and a label.
+/// Bound for tags, lengths and numbers, a secret and a label.
 const FIXED: usize = 128 + limits::LABEL_BYTES_MAX;
 const PER_NAME: usize = 8;
 
-// Every item fits a frame: the library refuses content over a limit before it asks for a session (`Lock::acquire`).
+// Every item fits into a frame: the library refuses content over a limit before it opens a session (`Lock::acquire`).
 const _: () = {
     let names = limits::NAMES_PER_REQUEST_MAX * (limits::NAME_BYTES_MAX + PER_NAME);
     assert!(FIXED + names + limits::VALUE_BYTES_MAX + limits::META_BYTES_MAX <= FRAME_BYTES_MAX);
     assert!(limits::NAMES_PER_REQUEST_MAX <= FRAME_NAMES_MAX);
 };
 
-/// About how many bytes an item takes in a frame, never less.
+/// Upper bound for the size of an item in a frame, in bytes.
 pub(super) fn weight(item: &v1::ClientItem) -> usize {
     match &item.what {
         Some(client_item::What::Acquire(acquire)) => {
@@ -35,7 +35,7 @@ pub(super) fn weight(item: &v1::ClientItem) -> usize {
     }
 }
 
-/// How many names of locks an item has.
+/// The number of lock names in an item.
 pub(super) fn names(item: &v1::ClientItem) -> usize {
     match &item.what {
         Some(client_item::What::Acquire(acquire)) => acquire.names.len(),
@@ -66,7 +66,7 @@ pub(super) fn acquire(
         permits,
         subtree: want.subtree,
         wait: want.wait,
-        // 0 would not wait at all (Q2); whoever waits leaves by its own clock as well (W1).
+        // 0 would not wait at all (Q2); the client also ends the wait by its own clock (W1).
         at_most_ms: wait_left.map(|left| millis(left).max(1)),
         keep_closed_ms: millis(want.keep_closed),
         value: Vec::new(),
@@ -78,7 +78,7 @@ pub(super) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The answer that an item is to a command; `None` if it is none.
+/// The answer to a command in an item; `None` if the item is none.
 pub(super) fn answer(what: What) -> Result<Option<Answer>, Nonsense> {
     Ok(Some(match what {
         What::Granted(granted) => {
@@ -98,7 +98,7 @@ pub(super) fn answer(what: What) -> Result<Option<Answer>, Nonsense> {
     }))
 }
 
-/// A refusal by whose move is next.
+/// Converts a refusal.
 pub(super) fn refusal(refused: &v1::Refused) -> BackendError {
     let kind = match refused.code() {
         RefusedCode::Operator | RefusedCode::Unspecified => BackendErrorKind::Operator,

@@ -1,12 +1,12 @@
-//! What one connection's stream does for the sessions on it, as a pure machine: no I/O, and no clock but the times that
-//! are handed in. Production and the simulator run the same code.
+//! Protocol logic of one connection's stream for its sessions, as a pure state machine: no I/O, and no clock except the
+//! times passed as arguments. Production and the simulator run the same code.
 //!
-//! Responsible for: opening and attaching sessions on each new stream, sending again what is unresolved, in the order
-//! of its numbers (P7, R5), finding the call that an answer belongs to, and noticing a service that is silent or talks
-//! nonsense. May not decide what a session wants or believes: that is the machine's (`crate::machine`).
+//! Responsible for: opening and attaching sessions on each new stream, sending unresolved commands again in the order
+//! of their seqs (P7, R5), matching answers to calls, and detecting a service that is silent or sends invalid items.
+//! Requests and lease deadlines are decided by the session's machine (`crate::machine`).
 //!
-//! A call is resolved by the handle that came with it, exactly once, or dropped with it: when its session is removed,
-//! and for an acquire that its own client finishes, since the table answers the finish only.
+//! Each call is resolved through its handle exactly once, or its handle is dropped: when its session is removed, and
+//! for an acquire that its own client finishes, because the table then answers only the finish.
 
 mod carried;
 mod items;
@@ -25,90 +25,91 @@ use crate::machine::{Answer, Push, Spec};
 use crate::time::BootInstant;
 use carried::Carried;
 
-/// Names a session in its carrier; never reused.
+/// Identifies a session in its carrier; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct SessionKey(u64);
 
-/// Names a stream in its carrier; never reused. What an earlier stream still brings is not listened to.
+/// Identifies a stream in its carrier; never reused. Items of earlier streams are ignored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
 pub struct StreamId(u64);
 
 #[cfg(test)]
 impl StreamId {
-    /// For a stand-in that counts the streams of several clients.
+    /// For test peers that number the streams of several clients.
     pub(super) fn of(number: u64) -> Self {
         Self(number)
     }
 }
 
-/// What the carrier wants its driver to do.
+/// An action for the driver.
 #[must_use]
 #[derive(Debug)]
 pub enum Outcome<H> {
-    /// A call is over.
+    /// Resolve a call.
     Resolved(H, Result<Answer, CallError>),
-    /// Tell the session's machine.
+    /// Forward a push to the session's machine.
     Push(SessionKey, Push),
-    /// Drop the stream: for the carrier it is over already. Then open another.
+    /// Drop the stream, which the carrier has already ended. Then open another.
     EndStream(Ending),
-    /// Where all nodes of the cluster serve clients, `host:port` each.
+    /// The client addresses of all nodes of the cluster, `host:port` each.
     Nodes(Vec<String>),
 }
 
-/// Why a stream is over.
+/// Why a stream ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ending {
-    /// The service said so. That starts no `linger`.
+    /// The service announced the end. This does not start `linger`.
     Announced {
-        /// What to do next.
+        /// The reason, which determines the client's reaction.
         reason: StreamEndReason,
-        /// The service's own words.
+        /// The service's message.
         text: String,
-        /// Where the leader serves clients, if that is known and another.
+        /// The leader's client address, if known and not this node.
         leader: Option<String>,
-        /// The term in which that one leads; 0 if that isn't said.
+        /// The term of that leader; 0 if not given.
         term: u64,
     },
-    /// An attach or a keep-alive was not answered for a sixth of its session's ttl (DESIGN section 6).
+    /// An attach or a keep-alive was not answered for a sixth of its session's ttl; the rest of the ttl is left for
+    /// other nodes.
     Silent,
-    /// What came is no answer of a lock service.
+    /// An invalid item: the peer is no compatible lock service.
     Garbage(String),
 }
 
-/// What was seen, for metrics and tests.
+/// Counters for metrics and tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Seen {
     /// Streams begun.
     pub streams: u64,
-    /// Streams ended since nothing was answered.
+    /// Streams ended because the service did not answer.
     pub silent: u64,
-    /// Streams ended since what came was no answer.
+    /// Streams ended because of an invalid item.
     pub garbage: u64,
-    /// Commands that were sent again on a later stream.
+    /// Commands sent again on a later stream.
     pub resent: u64,
 }
 
-/// See the module. `H` is whatever the driver finds a call's caller by.
+/// See the module documentation. `H` is the driver's handle for a call.
 #[derive(Debug)]
 pub struct Carrier<H> {
     sessions: BTreeMap<SessionKey, Carried<H>>,
-    /// Sessions by the service's number; only those that are open.
+    /// Open sessions, by the service's id.
     by_id: BTreeMap<u64, SessionKey>,
-    /// Sessions by the prefix of their secret; only those that aren't open yet.
+    /// Sessions not open yet, by the prefix of their secret.
     by_secret: BTreeMap<u64, SessionKey>,
     next_session: u64,
     next_stream: u64,
     stream: Option<StreamId>,
     outbox: Outbox,
-    /// No call and no silence can be overdue before.
+    /// No call and no silence is overdue before this time.
     look_at: Option<BootInstant>,
 }
 
-/// What waits to be sent on the present stream.
+/// Items to be sent on the present stream.
 #[derive(Debug, Default)]
 struct Outbox {
     open: bool,
-    /// With about how many bytes each takes in a frame.
+    /// Each with an upper bound for its size in a frame, in bytes.
     items: VecDeque<(usize, v1::ClientItem)>,
     seen: Seen,
 }
@@ -131,7 +132,7 @@ impl<H> Default for Carrier<H> {
 }
 
 impl<H> Carrier<H> {
-    /// Without sessions and without a stream.
+    /// A carrier without sessions and without a stream.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -146,7 +147,7 @@ impl<H> Carrier<H> {
         }
     }
 
-    /// A session that nobody has opened yet. `secret` is random; its first eight bytes must tell it from the others.
+    /// Adds a session that is not open yet. `secret` is random; its first eight bytes must be unique in this carrier.
     pub fn add(&mut self, spec: Spec, label: &str, secret: Secret) -> SessionKey {
         let key = SessionKey(self.next_session);
         self.next_session += 1;
@@ -155,15 +156,15 @@ impl<H> Carrier<H> {
         key
     }
 
-    /// Forgets a session with all its calls. What it has at the service ends when its ttl is over, with its
-    /// lock-delay, unless it was closed.
+    /// Removes a session with all its calls. Unless the session was closed, the service expires it after its ttl, with
+    /// lock-delay.
     pub fn remove(&mut self, key: SessionKey) {
         let Some(session) = self.sessions.remove(&key) else { return };
         self.by_secret.remove(&session.secret_prefix());
         session.id().map(|id| self.by_id.remove(&id));
     }
 
-    /// Takes a call. Calls of a session are sent in the order in which they come here.
+    /// Submits a call. Calls of a session are sent in the order of submission.
     pub fn submit(
         &mut self,
         now: BootInstant,
@@ -179,7 +180,7 @@ impl<H> Carrier<H> {
         self.look_by(look_at);
     }
 
-    /// A stream begins: every session that is wanted is opened or attached on it.
+    /// Begins a stream: every session in use is opened or attached on it.
     pub fn begin_stream(&mut self, now: BootInstant) -> StreamId {
         let stream = StreamId(self.next_stream);
         self.next_stream += 1;
@@ -194,15 +195,16 @@ impl<H> Carrier<H> {
         stream
     }
 
-    /// The stream has ended without a word, or could not be opened, or the driver ends it. In the last case this comes
-    /// before anything that the peer can see: a session with `linger` is believed in for no longer than that from now.
+    /// Handles a stream that ended without a message, could not be opened, or is being closed by the driver. In the
+    /// last case this must be called before the peer can see the close: with `linger`, the lease is then valid for at
+    /// most `linger` from now.
     pub fn stream_lost(&mut self, now: BootInstant, stream: StreamId, out: &mut Vec<Outcome<H>>) {
         if self.stream == Some(stream) {
             self.end_stream(now, true, out);
         }
     }
 
-    /// A frame has arrived on a stream.
+    /// Handles a frame received on a stream.
     pub fn received(
         &mut self,
         now: BootInstant,
@@ -222,15 +224,14 @@ impl<H> Carrier<H> {
             if let Ending::Garbage(_) = ending {
                 self.outbox.seen.garbage += 1;
             }
-            // Who ends a stream with a word has no `linger` in mind; all else may look like a close to the service.
+            // An announced end starts no `linger`; the service may take any other end for a close by the client.
             self.end_stream(now, !matches!(ending, Ending::Announced { .. }), out);
             return out.push(Outcome::EndStream(ending));
         }
     }
 
-    /// Looks for calls that were not answered in their time, and for a stream that says nothing. A command that waits
-    /// longer than it should has a keep-alive sent after it: a leader that is cut off is noticed by that, not by the
-    /// next renewal.
+    /// Fails overdue calls, and ends a stream on which the service is silent. After a command whose answer is late a
+    /// keep-alive is sent, so that an unreachable leader is detected by that keep-alive, not by the next renewal.
     pub fn wake(&mut self, now: BootInstant, out: &mut Vec<Outcome<H>>) {
         if self.look_at.is_none_or(|at| now < at) {
             return;
@@ -254,8 +255,8 @@ impl<H> Carrier<H> {
         self.look_at
     }
 
-    /// What is to be sent next, as one frame within the limits of the service; empty if there is nothing, or if the stream
-    /// is not the present one.
+    /// The next items to send, as one frame within the limits of the service; empty if there are none, or if `stream`
+    /// is not the present stream.
     pub fn take_frame(&mut self, stream: StreamId) -> Vec<v1::ClientItem> {
         if self.stream != Some(stream) {
             return Vec::new();
@@ -270,7 +271,7 @@ impl<H> Carrier<H> {
         self.outbox.items.drain(..count).map(|(_, item)| item).collect()
     }
 
-    /// Whether anything waits to be sent.
+    /// Whether there are items to send.
     #[must_use]
     pub fn has_items(&self) -> bool {
         !self.outbox.items.is_empty()
@@ -294,7 +295,7 @@ impl<H> Carrier<H> {
         self.sessions.values().filter(|session| session.is_wanted()).map(Carried::ttl).min()
     }
 
-    /// What was seen so far.
+    /// The counters.
     #[cfg(any(test, feature = "simulation"))]
     #[must_use]
     pub fn seen(&self) -> Seen {
@@ -316,7 +317,7 @@ impl<H> Carrier<H> {
         }
     }
 
-    /// One item; `Some`: the service ends the stream.
+    /// Handles one item; `Some`: the service ends the stream.
     fn item(
         &mut self,
         now: BootInstant,
@@ -325,7 +326,7 @@ impl<H> Carrier<H> {
     ) -> Result<Option<Ending>, Nonsense> {
         let v1::ServerItem { session: id, seq, what } = item;
         match what {
-            // A newer service may say more than we know; it says so only besides what is asked.
+            // An optional item of a newer service, unknown to this version.
             None => {}
             Some(What::StreamEnd(end)) => {
                 return Ok(Some(Ending::Announced {
@@ -346,7 +347,7 @@ impl<H> Carrier<H> {
                 }
             }
             Some(what) => {
-                // One that was removed meanwhile still has answers under way.
+                // The session may have been removed while answers were in flight.
                 let Some(&key) = self.by_id.get(&id) else { return Ok(None) };
                 let Some(session) = self.sessions.get_mut(&key) else { return Ok(None) };
                 let look_at = session.item(now, key, seq, what, &mut self.outbox, out)?;
@@ -385,7 +386,7 @@ impl<H> Carrier<H> {
     }
 }
 
-/// What came is no answer of a lock service; the text says what.
+/// An invalid item, with a description of the error.
 #[derive(Debug)]
 struct Nonsense(String);
 

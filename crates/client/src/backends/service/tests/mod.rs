@@ -1,4 +1,4 @@
-//! The driver on real sockets: against a stand-in for the service, and against peers that are none.
+//! The driver on real sockets: against a stub of the service, and against peers that are no lock service.
 
 mod nodes;
 mod searching;
@@ -18,7 +18,7 @@ use stand_in::StandIn;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Something that accepts connections and does with each what it is told.
+/// A listener that runs `serve` on each connection.
 fn listener(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -32,7 +32,7 @@ fn listener(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> SocketAddr {
     address
 }
 
-/// An address at which nobody listens.
+/// An address without a listener.
 fn nobody() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
@@ -57,7 +57,7 @@ async fn refused(url: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_service_that_is_absent_is_named_with_the_cause_and_what_to_do() {
+async fn the_error_for_an_absent_service_names_addresses_cause_and_remedy() {
     let (one, two) = (nobody(), nobody());
     let message = refused(&format!("lockkeeper://{one},{two}")).await;
     for part in [&one.to_string(), &two.to_string(), "refused", "lockkeeper serve"] {
@@ -66,7 +66,7 @@ async fn a_service_that_is_absent_is_named_with_the_cause_and_what_to_do() {
 }
 
 #[tokio::test]
-async fn what_is_no_lock_service_is_said_to_be_none() {
+async fn a_peer_that_is_no_lock_service_is_named_in_the_error() {
     let talks = listener(|mut stream| {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi");
         let _ = stream.read(&mut [0; 1024]);
@@ -79,7 +79,7 @@ async fn what_is_no_lock_service_is_said_to_be_none() {
 }
 
 #[tokio::test]
-async fn a_service_that_accepts_and_says_nothing_is_passed_over() {
+async fn a_node_that_accepts_but_never_answers_is_skipped() {
     let silent = listener(|mut stream| while stream.read(&mut [0; 1024]).is_ok_and(|read| read > 0) {});
     let reads_nothing = listener(|stream| {
         let _open = stream;
@@ -89,7 +89,7 @@ async fn a_service_that_accepts_and_says_nothing_is_passed_over() {
         let message = refused(&format!("lockkeeper://{address}")).await;
         assert!(message.contains("no answer within"), "{message}");
     }
-    // Where another node answers, it is used, also by the stream.
+    // With another node that answers, connecting succeeds, and the stream uses that node.
     let service = StandIn::start();
     let locks = Locks::connect(&format!("lockkeeper://{silent},{reads_nothing},{}", service.address()))
         .await
@@ -99,7 +99,7 @@ async fn a_service_that_accepts_and_says_nothing_is_passed_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_goes_from_hand_to_hand_in_order() {
+async fn a_released_lock_is_granted_to_the_next_waiter() {
     let service = StandIn::start();
     let (one, two) = (service.client("one").await, service.client("two").await);
     let held = one.mutex("a").acquire().await.unwrap();
@@ -120,9 +120,9 @@ async fn a_lock_goes_from_hand_to_hand_in_order() {
     assert_eq!((report.closed, report.left), (1, 0));
 }
 
-/// Every stream ends without a word, again and again: nobody but a slow clock could tell.
+/// All streams are cut repeatedly, without a message; the clients must not notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cut_streams_cost_no_lock_and_no_place_in_the_queue() {
+async fn cut_streams_lose_no_lock_and_no_place_in_the_queue() {
     let service = StandIn::start();
     let mut tasks = Vec::new();
     let held = Arc::new(AtomicUsize::new(0));
@@ -157,7 +157,7 @@ async fn cut_streams_cost_no_lock_and_no_place_in_the_queue() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_is_lost_when_nobody_answers_and_its_release_is_in_doubt() {
+async fn without_answers_a_hold_is_lost_and_its_release_is_ambiguous() {
     let service = StandIn::start();
     let locks = service.client("one").await;
     let held = locks.mutex("a").ttl(SECOND).acquire().await.unwrap();
@@ -173,7 +173,7 @@ async fn a_hold_is_lost_when_nobody_answers_and_its_release_is_in_doubt() {
     locks.mutex("b").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// A blocked runtime keeps its locks: the thread that renews is the library's.
+/// A blocked runtime keeps its locks: a thread of the library renews them.
 #[test]
 fn a_blocked_runtime_loses_no_lock() {
     let service = StandIn::start();
@@ -188,7 +188,7 @@ fn a_blocked_runtime_loses_no_lock() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn with_linger_a_client_whose_stream_ended_gives_up_within_it() {
+async fn with_linger_a_hold_is_lost_within_linger_of_the_end_of_the_stream() {
     let service = StandIn::start();
     let one = service.client("one").await;
     let held = one.mutex("a").linger(SECOND).acquire().await.unwrap();
@@ -199,7 +199,7 @@ async fn with_linger_a_client_whose_stream_ended_gives_up_within_it() {
     until("it is lost", || lost.is_cancelled()).await;
     assert!(BootInstant::now() < before, "long before its ttl of 30 s was over");
     service.say_nothing(false);
-    // A stream that ends and is replaced in time costs nothing.
+    // A stream that is replaced within `linger` causes no loss.
     let held = one.mutex("b").linger(SECOND).acquire().await.unwrap();
     assert_eq!(service.cut_streams(), 1);
     until("its time is whole again", || held.check(20 * SECOND).is_ok()).await;

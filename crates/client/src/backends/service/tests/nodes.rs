@@ -1,10 +1,10 @@
-//! Several nodes, one of which leads, and then another.
+//! Tests with several nodes and changes of leader.
 
 use super::stand_in::StandIn;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_asks_a_follower_is_led_to_the_leader() {
+async fn a_follower_redirects_a_client_to_the_leader() {
     let service = StandIn::cluster(3);
     let locks = service.client_of(2, "one").await;
     let held = locks.mutex("a").acquire().await.unwrap();
@@ -13,7 +13,7 @@ async fn a_client_that_asks_a_follower_is_led_to_the_leader() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_address_is_enough_also_when_its_node_dies() {
+async fn one_address_is_enough_even_if_its_node_dies() {
     let service = StandIn::cluster(3);
     let locks = service.client("one").await;
     let held = locks.mutex("a").acquire().await.unwrap();
@@ -29,9 +29,9 @@ async fn one_address_is_enough_also_when_its_node_dies() {
     assert_eq!(service.in_use(), 0);
 }
 
-/// P7: what the dead leader had done without saying so is not done again.
+/// P7: commands that the dead leader executed without an answer are not executed again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_dead_leader_left_unanswered_is_asked_again_in_its_order_and_done_once() {
+async fn commands_unanswered_by_a_dead_leader_are_resent_in_order_and_applied_once() {
     let service = StandIn::cluster(3);
     let locks = service.client("one").await;
     let held = locks.mutex("a").acquire().await.unwrap();
@@ -67,8 +67,8 @@ async fn what_a_dead_leader_left_unanswered_is_asked_again_in_its_order_and_done
     assert_eq!(service.in_use(), 0);
 }
 
-/// The client cuts its belief when the stream ends, since the service may have seen its close; a change of leader is
-/// over before that time is.
+/// The client shortens its lease deadline when the stream ends, because the service may have seen a close; a change of
+/// leader is faster than that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_with_linger_survives_a_change_of_leader() {
     let service = StandIn::cluster(3);
@@ -82,9 +82,9 @@ async fn a_guard_with_linger_survives_a_change_of_leader() {
     held.release().await.unwrap();
 }
 
-/// The driver passes over dead nodes and is told of the leader by any other, wherever it begins.
+/// The driver skips dead nodes and gets the leader's address from any other, with any first node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dead_node_in_the_url_is_passed_over() {
+async fn a_dead_node_in_the_url_is_skipped() {
     for _ in 0..4 {
         let service = StandIn::cluster(3);
         service.kill(0);

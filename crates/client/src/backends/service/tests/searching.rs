@@ -1,4 +1,4 @@
-//! Finding a node that answers where another one does not.
+//! The search for a node that answers while others do not.
 
 use std::io::copy;
 use std::sync::mpsc;
@@ -8,16 +8,16 @@ use super::*;
 use crate::backends::service::addresses::Addresses;
 use crate::backends::service::search::Search;
 
-/// A search that asks these in their order.
+/// A search over these nodes in their order.
 fn search(nodes: [SocketAddr; 2]) -> Search {
     let [one, two] = nodes;
     let url = format!("lockkeeper://{one},{two}").parse().unwrap();
     Search::among(Addresses::of(&url, 0).unwrap())
 }
 
-/// A stopped process accepts connections, as long as its kernel does.
+/// The kernel still accepts connections for a stopped process.
 #[tokio::test]
-async fn a_node_that_accepts_and_never_answers_does_not_hold_the_others_up() {
+async fn a_node_that_accepts_but_never_answers_does_not_delay_the_others() {
     let (open, closed) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let stopped = listener({
         let (open, closed) = (open.clone(), closed.clone());
@@ -37,9 +37,9 @@ async fn a_node_that_accepts_and_never_answers_does_not_hold_the_others_up() {
     until("nobody waits for it any more", || closed.load(Ordering::SeqCst) == 1).await;
 }
 
-/// The leader may be the one that is far away: if the near ones are of no use, it must not have been given up.
+/// The slow node may be the leader: if the faster ones cannot serve the caller, the search must not have given it up.
 #[tokio::test]
-async fn a_node_that_is_slow_is_found_in_the_end() {
+async fn a_slow_node_is_found_in_the_end() {
     let (near, far) = (StandIn::start(), StandIn::start());
     let (answer, answers) = mpsc::channel::<()>();
     let answers = std::sync::Mutex::new(answers);
@@ -63,9 +63,9 @@ async fn a_node_that_is_slow_is_found_in_the_end() {
     assert!(search.failures.is_empty(), "{:?}", search.failures);
 }
 
-/// One node is asked once, however long it takes.
+/// A single node is called once, however long it takes.
 #[tokio::test]
-async fn a_service_of_one_node_is_asked_once() {
+async fn a_single_node_is_called_once() {
     let asked = Arc::new(AtomicUsize::new(0));
     let silent = listener({
         let asked = asked.clone();

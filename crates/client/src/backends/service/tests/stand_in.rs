@@ -1,4 +1,5 @@
-//! The carrier's stand-in for the service, on real ports: one node, or several that elect whom the test says.
+//! A stub of the service on real ports, on top of the carrier's stub: one node, or several whose leader the test
+//! selects.
 
 use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener};
@@ -18,16 +19,16 @@ use crate::backends::service::carrier::StreamId;
 use crate::backends::service::carrier::tests::peer::Peer;
 use crate::locks::Locks;
 
-/// A cluster whose nodes share one table, as if every entry were on all of them.
+/// A cluster whose nodes share one table, as if every entry were replicated at once.
 #[derive(Clone)]
 pub(super) struct StandIn(Arc<Inner>);
 
 struct Inner {
     addresses: Vec<SocketAddr>,
     start: Instant,
-    /// Nothing is read.
+    /// The nodes stop reading.
     deaf: AtomicBool,
-    /// Nothing is answered.
+    /// The nodes stop answering.
     mute: AtomicBool,
     state: Mutex<State>,
 }
@@ -38,9 +39,9 @@ struct State {
     streams: BTreeMap<StreamId, Open>,
     leader: Option<usize>,
     term: u64,
-    /// Ends a node's life when it goes.
+    /// Dropping an element ends that node.
     lives: Vec<Option<oneshot::Sender<()>>>,
-    /// The commands that each stream brought, in their order.
+    /// The seqs of the commands received on each stream, in order.
     heard: BTreeMap<StreamId, Vec<u64>>,
 }
 
@@ -48,23 +49,23 @@ struct State {
 struct Open {
     node: usize,
     answers: UnboundedSender<Result<v1::ServerFrame, Status>>,
-    /// Its client has been told where the nodes are.
+    /// Whether the client has received the addresses of the nodes.
     knows_nodes: bool,
 }
 
-/// One of the cluster.
+/// One node of the cluster.
 struct Node {
     cluster: StandIn,
     index: usize,
 }
 
 impl StandIn {
-    /// Serves until the test is over, on a thread of its own.
+    /// Serves until the process ends, on a separate thread.
     pub(super) fn start() -> Self {
         Self::cluster(1)
     }
 
-    /// So many nodes, the first of which leads.
+    /// A cluster of `nodes` nodes; the first is the leader.
     pub(super) fn cluster(nodes: usize) -> Self {
         let listeners: Vec<_> = (0..nodes).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let (lives, ends): (Vec<_>, Vec<_>) = (0..nodes)
@@ -114,28 +115,28 @@ impl StandIn {
         self.client_of(0, label).await
     }
 
-    /// One that is told the address of one node only.
+    /// A client with the address of one node only.
     pub(super) async fn client_of(&self, node: usize, label: &str) -> Locks {
         Locks::connect_as(&format!("lockkeeper://{}", self.address_of(node)), label).await.unwrap()
     }
 
-    /// From now on nothing is read or answered, or again.
+    /// Stops or resumes reading and answering.
     pub(super) fn say_nothing(&self, silent: bool) {
         self.0.deaf.store(silent, Ordering::SeqCst);
         self.lose_answers(silent);
     }
 
-    /// From now on everything is done and nothing is answered, or again.
+    /// Stops or resumes answering; commands are executed all the same.
     pub(super) fn lose_answers(&self, lost: bool) {
         self.0.mute.store(lost, Ordering::SeqCst);
     }
 
-    /// Ends every stream without a word; says how many there were.
+    /// Ends every stream without a message; returns how many there were.
     pub(super) fn cut_streams(&self) -> usize {
         self.state().cut(|_| true)
     }
 
-    /// `kill -9`: nobody leads for the moment, if it was the leader.
+    /// `kill -9`: if the node was the leader, there is none until the next `elect`.
     pub(super) fn kill(&self, node: usize) {
         let mut state = self.state();
         state.lives[node] = None;
@@ -145,7 +146,7 @@ impl StandIn {
         }
     }
 
-    /// A node is elected; those that wait elsewhere are told.
+    /// Makes a node the leader; streams at other nodes end with its address.
     pub(super) fn elect(&self, node: usize) {
         let mut state = self.state();
         state.leader = Some(node);
@@ -161,22 +162,22 @@ impl StandIn {
         }
     }
 
-    /// How many streams a node has.
+    /// The number of streams at a node.
     pub(super) fn streams_of(&self, node: usize) -> usize {
         self.state().streams.values().filter(|open| open.node == node).count()
     }
 
-    /// What each stream brought, in the order in which they were opened.
+    /// The seqs received on each stream, in the order of opening.
     pub(super) fn heard(&self) -> Vec<Vec<u64>> {
         self.state().heard.values().cloned().collect()
     }
 
-    /// How many names are held or waited for.
+    /// The number of names that are held or waited for.
     pub(super) fn in_use(&self) -> usize {
         self.state().peer.table.names_in_use(None).len()
     }
 
-    /// The tokens of those who hold a name.
+    /// The tokens of a name's holders.
     pub(super) fn tokens(&self, name: &str) -> Vec<u64> {
         let described =
             self.state().peer.table.describe(&name.parse().unwrap(), lockkeeper_core::Page::first(0));
@@ -202,7 +203,7 @@ impl StandIn {
         frame(What::StreamEnd(end))
     }
 
-    /// Does something, and sends what comes of it.
+    /// Runs `act` and sends its results.
     fn turn(&self, act: impl FnOnce(&mut State)) {
         let mut state = self.state();
         state.peer.pass(self.0.start.elapsed().as_millis() as u64);
@@ -298,7 +299,7 @@ impl Lockkeeper for Node {
             if state.leader.is_some_and(|leader| leader != self.index) {
                 let _ = answers.send(Ok(cluster.not_leader(&state)));
             } else {
-                // Also where nobody leads: who comes then waits.
+                // Also without a leader: the stream then waits.
                 state.streams.insert(stream, Open { node: self.index, answers, knows_nodes: false });
             }
             stream

@@ -1,4 +1,4 @@
-//! What the service answers to a session, and what it tells it.
+//! Handles the service's answers and pushes for a session.
 
 use lockkeeper_core::Seq;
 use lockkeeper_wire::v1::server_item::What;
@@ -23,7 +23,7 @@ impl<H> Carried<H> {
         self.attached(now, attach, outbox, out)
     }
 
-    /// The service refuses to open it: asking again would not help.
+    /// The service refuses to open the session: a retry would not help.
     pub(in super::super) fn open_refused(&mut self, error: &BackendError, out: &mut Vec<Outcome<H>>) {
         self.place = Place::Over;
         let refused = || Ok(Answer::Refused(error.clone()));
@@ -54,7 +54,7 @@ impl<H> Carried<H> {
         }
     }
 
-    /// One item of an open session. Returns when to look after it at the latest.
+    /// Handles one item of an open session. Returns the latest time for the next check.
     pub(in super::super) fn item(
         &mut self,
         now: BootInstant,
@@ -74,7 +74,7 @@ impl<H> Carried<H> {
                 if self.place != Place::Attached {
                     return Err(Nonsense("a keep-alive is acknowledged before its attach".into()));
                 }
-                // First the bad news, so that no acknowledgement outlives it.
+                // Revocations first, so that no acknowledgement precedes them.
                 revoked(key, alive.revoked, out);
                 self.kept_alive(alive.id, out)?;
             }
@@ -90,9 +90,9 @@ impl<H> Carried<H> {
                     out.push(Outcome::Push(key, Push::Queued { seq, position: queued.position }));
                 }
             }
-            // No command, so a sign of life: the attach, or a keep-alive.
+            // Seq 0 belongs to no command: the item answers the attach or a keep-alive.
             What::Refused(refused) if seq.0 == 0 => match self.place {
-                // It lets us carry the session no more, whatever it holds: to us it is over.
+                // The service refuses to attach the session. Its holds can't be kept, so the session counts as gone.
                 Place::Attaching(_) => self.gone(key, out),
                 _ => {
                     self.unheard.clear();
@@ -107,7 +107,7 @@ impl<H> Carried<H> {
         Ok(None)
     }
 
-    /// An answer to a command, or a word on a request that nobody asked for.
+    /// Handles the answer to a command, or an unsolicited item for a request.
     fn told(
         &mut self,
         key: SessionKey,
@@ -127,13 +127,13 @@ impl<H> Carried<H> {
         match answer {
             Answer::Revoked if unasked => out.push(Outcome::Push(key, Push::Revoked { seq })),
             Answer::Finished(end) if unasked => out.push(Outcome::Push(key, Push::Ended { seq, end })),
-            // The answer to a command that was given up, or was dropped: who asks again is answered again (P7).
+            // The answer to a command that was given up or dropped: a retry gets another answer (P7).
             _ => {}
         }
         Ok(())
     }
 
-    /// The session is on this stream: whatever is unresolved follows, in the order of its numbers.
+    /// The session is attached: all unresolved commands are sent again in the order of their seqs.
     fn attached(
         &mut self,
         now: BootInstant,
@@ -170,7 +170,7 @@ impl<H> Carried<H> {
         Ok(self.look_at())
     }
 
-    /// Everything up to this number is acknowledged.
+    /// Handles the acknowledgement of everything up to `number`.
     fn kept_alive(&mut self, number: u64, out: &mut Vec<Outcome<H>>) -> Result<(), Nonsense> {
         if number > self.sent_through {
             let sent = self.sent_through;

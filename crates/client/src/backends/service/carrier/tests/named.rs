@@ -1,4 +1,4 @@
-//! One rule each, against a peer whose every word is written down.
+//! One rule per test, with a scripted peer.
 
 use lockkeeper_core::{LockName, Mode, Seq};
 use lockkeeper_wire::v1::client_item;
@@ -31,7 +31,7 @@ impl Line {
         line
     }
 
-    /// Open and attached at second 100.
+    /// A session opened and attached at second 100.
     fn open(spec: Spec) -> Self {
         let mut line = Self::with(spec);
         let out = line.hears(100, 0, opened(1));
@@ -117,7 +117,7 @@ fn seqs(sent: &[client_item::What]) -> Vec<u64> {
 }
 
 #[test]
-fn an_open_whose_answer_is_lost_is_sent_again_with_the_same_secret_and_the_next_attach() {
+fn a_lost_open_is_retried_with_the_same_secret_and_the_next_attach() {
     let mut line = Line::with(spec());
     assert!(line.cut(101).is_empty());
     line.reconnect(101);
@@ -127,7 +127,7 @@ fn an_open_whose_answer_is_lost_is_sent_again_with_the_same_secret_and_the_next_
 }
 
 #[test]
-fn after_a_reconnect_the_unresolved_follows_its_attach_in_the_order_of_its_numbers() {
+fn after_a_reconnect_unresolved_commands_follow_the_attach_in_order_of_seq() {
     let mut line = Line::open(spec());
     let _ = line.submit(100, acquire(1), 1);
     let _ = line.submit(100, acquire(2), 2);
@@ -144,9 +144,9 @@ fn after_a_reconnect_the_unresolved_follows_its_attach_in_the_order_of_its_numbe
     assert!(matches!(out[..], [Outcome::Resolved(1, Ok(Answer::Granted(_)))]), "{out:?}");
 }
 
-/// A call's belief counts from when it was made: an attach that had left before says nothing of it (P5).
+/// A keep-alive extends the lease from the time of its call: an attach sent before the call does not cover it (P5).
 #[test]
-fn an_attach_answers_the_keep_alives_that_were_made_before_it_and_no_later_one() {
+fn an_attach_acknowledges_only_keep_alives_made_before_it() {
     let mut line = Line::open(spec());
     let _ = line.cut(101);
     let _ = line.submit(101, Call::KeepAlive, 1);
@@ -161,7 +161,7 @@ fn an_attach_answers_the_keep_alives_that_were_made_before_it_and_no_later_one()
 }
 
 #[test]
-fn what_an_earlier_stream_still_says_is_not_heard() {
+fn items_of_an_earlier_stream_are_ignored() {
     let mut line = Line::open(spec());
     let _ = line.submit(100, Call::KeepAlive, 1);
     let _ = line.submit(100, acquire(1), 2);
@@ -176,7 +176,7 @@ fn what_an_earlier_stream_still_says_is_not_heard() {
 }
 
 #[test]
-fn a_silent_service_is_left_after_a_sixth_of_the_ttl() {
+fn the_stream_of_a_silent_service_ends_after_a_sixth_of_the_ttl() {
     let mut line = Line::open(spec());
     let _ = line.submit(104, Call::KeepAlive, 1);
     assert_eq!(line.carrier.next_wake(), Some(at(102)), "the open's time; then it looks again");
@@ -191,7 +191,7 @@ fn a_silent_service_is_left_after_a_sixth_of_the_ttl() {
 }
 
 #[test]
-fn a_command_that_is_not_answered_fails_in_its_time_and_a_queued_one_waits() {
+fn an_unanswered_command_times_out_and_a_queued_acquire_does_not() {
     let mut line = Line::open(spec());
     let _ = line.submit(100, acquire(1), 1);
     let _ = line.hears(100, 1, What::Queued(v1::Queued::default()));
@@ -209,7 +209,7 @@ fn a_command_that_is_not_answered_fails_in_its_time_and_a_queued_one_waits() {
 }
 
 #[test]
-fn who_finishes_an_acquire_waits_for_its_grant_no_more() {
+fn a_finish_drops_the_handle_of_its_acquire() {
     let mut line = Line::open(spec());
     let _ = line.submit(100, acquire(1), 1);
     let _ = line.hears(100, 1, What::Queued(v1::Queued::default()));
@@ -220,7 +220,7 @@ fn who_finishes_an_acquire_waits_for_its_grant_no_more() {
 }
 
 #[test]
-fn words_that_nobody_asked_for_are_pushed() {
+fn unsolicited_items_become_pushes() {
     let mut line = Line::open(spec());
     let ended = What::Ended(v1::Finished { end: v1::End::Broken.into() });
     assert!(matches!(line.hears(100, 5, ended)[..], [Outcome::Push(_, Push::Ended { seq: Seq(5), .. })]));
@@ -260,7 +260,7 @@ fn a_close_is_answered_by_the_end_of_its_session() {
 }
 
 #[test]
-fn a_refused_open_says_why_and_is_not_repeated() {
+fn a_refused_open_returns_the_reason_and_is_not_repeated() {
     let mut line = Line::with(spec());
     let refused =
         v1::Refused { text: "too many".into(), secret_prefix: secret_prefix(&SECRET), ..Default::default() };
@@ -273,7 +273,7 @@ fn a_refused_open_says_why_and_is_not_repeated() {
 }
 
 #[test]
-fn nonsense_ends_the_stream_and_loses_no_call() {
+fn an_invalid_item_ends_the_stream_and_loses_no_call() {
     let bad: [(u64, What); 5] = [
         (1, granted(0)),
         (1, What::Finished(v1::Finished { end: 77 })),
@@ -295,7 +295,7 @@ fn nonsense_ends_the_stream_and_loses_no_call() {
 }
 
 #[test]
-fn a_stream_that_ends_is_told_to_sessions_that_linger_unless_the_service_said_so() {
+fn the_end_of_a_stream_is_pushed_to_sessions_with_linger_unless_announced() {
     let lingers = Spec { linger: Duration::from_secs(1), ..spec() };
     let mut line = Line::open(lingers);
     assert!(matches!(line.cut(105)[..], [Outcome::Push(_, Push::Detached { at: t })] if t == at(105)));
@@ -311,10 +311,9 @@ fn a_stream_that_ends_is_told_to_sessions_that_linger_unless_the_service_said_so
     assert_eq!(leader.as_deref(), Some("b:1"));
 }
 
-/// A leader that is cut off without a word is noticed a sixth of the ttl after its first answer is missed, long before
-/// the next renewal would tell.
+/// An unreachable leader is detected a sixth of the ttl after its first late answer, long before the next renewal.
 #[test]
-fn a_command_whose_answer_is_missed_has_one_keep_alive_sent_behind_it() {
+fn a_command_with_a_late_answer_is_followed_by_one_keep_alive() {
     let half = Duration::from_millis(500);
     let mut line = Line::open(spec());
     let _ = line.wake(102);
@@ -326,7 +325,7 @@ fn a_command_whose_answer_is_missed_has_one_keep_alive_sent_behind_it() {
     line.carrier.wake(at(103) + half, &mut out);
     assert!(out.is_empty());
     assert!(matches!(line.sent()[..], [client_item::What::KeepAlive(v1::KeepAlive { id: 1 })]));
-    // Nobody's belief grows by it: nobody's call was answered.
+    // The acknowledgement extends no lease: no call of a session was answered.
     assert!(line.hears(104, 0, kept_alive(1)).is_empty());
     let _ = line.wake(105);
     assert!(line.sent().is_empty(), "it answers, and need not say so again");
@@ -339,7 +338,7 @@ fn a_command_whose_answer_is_missed_has_one_keep_alive_sent_behind_it() {
 }
 
 #[test]
-fn no_keep_alive_follows_a_command_that_is_answered_or_queued_or_behind_which_one_is_under_way() {
+fn no_keep_alive_follows_a_command_that_is_answered_or_queued_or_already_covered() {
     let mut line = Line::open(spec());
     let _ = line.submit(103, acquire(1), 1);
     let _ = line.submit(103, acquire(2), 2);
@@ -357,7 +356,7 @@ fn no_keep_alive_follows_a_command_that_is_answered_or_queued_or_behind_which_on
 }
 
 #[test]
-fn a_command_that_waits_for_a_stream_has_no_keep_alive_sent_behind_it_there() {
+fn a_command_without_a_stream_causes_no_keep_alive() {
     let mut line = Line::open(spec());
     let _ = line.submit(103, acquire(1), 1);
     let _ = line.cut(103);
@@ -369,7 +368,7 @@ fn a_command_that_waits_for_a_stream_has_no_keep_alive_sent_behind_it_there() {
 }
 
 #[test]
-fn the_nodes_of_the_cluster_are_handed_on() {
+fn the_addresses_of_the_nodes_are_forwarded() {
     let mut line = Line::open(spec());
     let nodes = v1::Nodes { addresses: vec!["a:1".into(), "b:2".into()], at: 9 };
     let out = line.hears(101, 0, What::Nodes(nodes));
@@ -378,8 +377,8 @@ fn the_nodes_of_the_cluster_are_handed_on() {
 }
 
 #[test]
-fn a_frame_is_never_larger_than_the_service_reads() {
-    // Each is too much for one frame by another limit: bytes, names, items.
+fn a_frame_never_exceeds_the_limits_of_the_service() {
+    // Each exceeds one frame by another limit: bytes, names, items.
     for (count, names, length) in [(300, 64, 500), (2_000, 64, 2), (20_000, 1, 5)] {
         split_into_frames(count, names, length);
     }

@@ -1,5 +1,5 @@
-//! A stand-in for the service: the real table, and of the book of deadlines only what a session's life needs. It
-//! answers at once and confirms itself; what is hard about a cluster is the simulator's.
+//! Stub of the service: the real table, with only those deadlines that sessions need. It answers at once and
+//! acknowledges its own writes; replication is left to the simulator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ pub(in crate::backends::service) struct Peer {
     now_ms: u64,
     leases: BTreeMap<SessionId, Lease>,
     opened_revoked: BTreeMap<u64, Token>,
-    /// What is to be sent, by stream.
+    /// Items to be sent, by stream.
     pub(in crate::backends::service) down: BTreeMap<At, Vec<v1::ServerItem>>,
 }
 
@@ -143,7 +143,7 @@ impl Peer {
         }
     }
 
-    /// A stream is over.
+    /// Handles the end of a stream.
     pub(in crate::backends::service) fn closed(&mut self, at: At, by_client: bool) {
         self.down.remove(&at);
         for lease in self.leases.values_mut().filter(|lease| lease.at == Some(at)) {
@@ -154,7 +154,7 @@ impl Peer {
         }
     }
 
-    /// The answer to whoever asked; none where the session's end stands for it.
+    /// The answer for the caller; none if the end of the session is the answer.
     fn apply(&mut self, command: Command) -> Option<Reply> {
         let closes = matches!(command, Command::CloseSession { .. });
         let finishes = match &command {
@@ -193,7 +193,7 @@ impl Peer {
         (!closes).then_some(reply)
     }
 
-    /// An operator breaks whoever holds it.
+    /// Breaks the hold of a name, as an operator.
     pub(in crate::backends::service) fn break_it(&mut self, name: &str) {
         let name: lockkeeper_core::LockName = name.parse().expect("a good name");
         let holder =

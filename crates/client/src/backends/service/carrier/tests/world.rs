@@ -1,5 +1,5 @@
-//! Machines and their carriers against the real table, over streams that are cut, with frames that are lost in the cut
-//! or arrive late, answers and pushes that overtake each other, breaks, and clocks that differ by 1 %.
+//! Machines and carriers against the real table. Streams are cut, with frames lost or delivered late; answers and
+//! pushes overtake each other; holds are broken; clocks differ by 1 %.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ const MS: u64 = 1_000_000;
 const CLIENTS: usize = 3;
 const NAMES: [&str; 2] = ["a", "b"];
 
-/// What is on its way to the service.
+/// A message in flight to the service.
 enum Up {
     Frame(Vec<v1::ClientItem>),
     /// The client closed the stream.
@@ -32,13 +32,13 @@ struct Client {
     spec: Spec,
     secrets: u8,
     opened: bool,
-    /// How fast its clock runs, in thousandths of the true rate.
+    /// Rate of its clock, in thousandths of the true rate.
     rate: u64,
     up: BTreeMap<StreamId, VecDeque<Up>>,
     down: VecDeque<(StreamId, Vec<v1::ServerItem>)>,
-    /// Calls that nobody has answered; each is answered at most once.
+    /// Unanswered calls; each is answered at most once.
     calls: BTreeMap<CallId, SessionKey>,
-    /// On their way from the carrier to the machine: answers by many tasks, pushes in their order.
+    /// In flight from the carrier to the machine: answers in any order (many tasks), pushes in order.
     answers: Vec<(CallId, Result<Answer, CallError>)>,
     pushes: VecDeque<(SessionKey, Push)>,
     belief: Option<BootInstant>,
@@ -46,7 +46,7 @@ struct Client {
     outcomes: BTreeMap<Key, u32>,
     held: BTreeMap<Key, u64>,
     reachable: bool,
-    /// It is about to close its latest stream.
+    /// Whether the client is about to close its latest stream.
     closes: bool,
 }
 
@@ -62,7 +62,7 @@ struct World {
 
 impl Client {
     fn new(index: usize) -> Self {
-        // One of them lingers.
+        // One of the clients uses `linger`.
         let linger = Duration::from_secs(u64::from(index == 2));
         let spec = Spec { linger, ..spec() };
         let mut carrier = Carrier::new();
@@ -101,7 +101,7 @@ impl Client {
         }
     }
 
-    /// Takes what the carrier wants.
+    /// Performs the carrier's outcomes.
     fn take(&mut self, out: Vec<Outcome<CallId>>) {
         for outcome in out {
             match outcome {
@@ -179,7 +179,7 @@ impl World {
         self.check();
     }
 
-    /// P1 with P5: no two clients believe in a hold of one lock at one moment, each by its own clock.
+    /// P1 with P5: at no moment do two clients hold one lock, each by its own clock.
     fn check(&self) {
         for name in NAMES {
             let holders = (0..CLIENTS).flat_map(|who| {
@@ -243,7 +243,7 @@ impl World {
             self.feed(who, Event::Release { key });
         } else if !release && !open.is_empty() {
             let key = open[usize::from(number) % open.len()];
-            // An abandoned request has its outcome: none.
+            // The outcome of an abandoned request is fixed: none.
             self.clients[who].outcomes.insert(key, 1);
             self.feed(who, Event::Abandon { key });
         }
@@ -268,7 +268,7 @@ impl World {
         }
     }
 
-    /// The next thing of one of a client's streams reaches the service: also of streams that are over.
+    /// Delivers the next message of one of a client's streams to the service; ended streams included.
     fn arrive(&mut self, who: usize, which: usize) {
         let client = &mut self.clients[who];
         if client.up.is_empty() {
@@ -286,7 +286,7 @@ impl World {
         self.collect();
     }
 
-    /// What the service says goes on its way.
+    /// Moves the service's output into the network.
     fn collect(&mut self) {
         for ((who, stream), items) in std::mem::take(&mut self.peer.down) {
             if self.clients[who].up.contains_key(&stream) {
@@ -305,8 +305,8 @@ impl World {
         }
     }
 
-    /// A client that closes a stream has told its sessions first; that they do hear it first is because both happen on
-    /// one thread, in this order.
+    /// Closes a stream after its sessions have processed their pushes. In production that order is given because both
+    /// happen on one thread.
     fn close(&mut self, who: usize) {
         if !std::mem::take(&mut self.clients[who].closes) {
             return;
@@ -321,7 +321,7 @@ impl World {
         }
     }
 
-    /// The machine hears the next push, or one of the answers.
+    /// Delivers the next push, or one of the answers, to the machine.
     fn hear(&mut self, who: usize, which: usize) {
         let client = &mut self.clients[who];
         if (which.is_multiple_of(2) || client.answers.is_empty())
@@ -357,7 +357,7 @@ impl World {
         self.close(who);
     }
 
-    /// The service ends a stream with a word, after what it said before.
+    /// The service announces the end of a stream, after its earlier items.
     fn announce(&mut self, who: usize) {
         let Some(stream) = self.clients[who].carrier.stream() else { return };
         let end = v1::StreamEnd { reason: StreamEndReason::NotLeader.into(), ..v1::StreamEnd::default() };
@@ -367,7 +367,7 @@ impl World {
         self.clients[who].up.remove(&stream);
     }
 
-    /// Time passes in small steps: every timer in its turn, first the clients', then the service's.
+    /// Advances time in small steps and fires every timer: first the clients', then the service's.
     fn pass(&mut self, ms: u64) {
         for _ in 0..ms / 50 {
             self.now_ms += 50;
@@ -390,7 +390,7 @@ impl World {
         }
     }
 
-    /// The network heals, everybody gives back; in the end nothing may be left.
+    /// The network heals and all holds are released; the table must be empty in the end.
     fn settle(&mut self) {
         for _ in 0..600 {
             for who in 0..CLIENTS {
@@ -427,7 +427,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn no_orphan_is_left_and_no_two_believe_in_one_lock(
+    fn no_orphan_is_left_and_no_lock_has_two_holders(
         acts in prop::collection::vec((0..22u8, 0..CLIENTS, any::<u8>()), 1..250)
     ) {
         let mut world = World::new();
@@ -436,9 +436,9 @@ proptest! {
     }
 }
 
-/// The world must be one in which the rules are tried: grants happen, streams are cut, commands are sent again.
+/// Checks that the world exercises the rules: grants happen, streams are cut, commands are sent again.
 #[test]
-fn the_world_is_busy() {
+fn the_world_grants_and_resends_often() {
     let mut world = World::new();
     let mut number = 7u32;
     for _ in 0..4000 {
