@@ -21,18 +21,18 @@ use crate::time::BootInstant;
 /// ([`Guard::lost`]) and writes must carry [`Guard::token`] to a fence.
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<F: Kind> {
-    inner: Arc<Inner>,
+    inner: Arc<GuardInner>,
     kind: PhantomData<F>,
 }
 
-struct Inner {
+struct GuardInner {
     backend: &'static str,
     hold: HoldHandle,
 }
 
 impl<F: Kind> Guard<F> {
     pub(crate) fn new(backend: &'static str, hold: HoldHandle) -> Self {
-        Self { inner: Arc::new(Inner { backend, hold }), kind: PhantomData }
+        Self { inner: Arc::new(GuardInner { backend, hold }), kind: PhantomData }
     }
 
     /// Fires when the hold is lost: no later than its deadline, from a timer that does not depend on I/O (P5).
@@ -118,7 +118,7 @@ impl<F: Kind> Guard<F> {
     /// [`ReleaseError::AlreadyLost`] if the hold was lost before: check the writes made since then.
     /// [`ReleaseError::Ambiguous`] if no answer arrived.
     pub async fn release(self) -> Result<(), ReleaseError> {
-        let Some(Inner { backend, hold }) = Arc::into_inner(self.inner) else { return Ok(()) };
+        let Some(GuardInner { backend, hold }) = Arc::into_inner(self.inner) else { return Ok(()) };
         observe::released(backend, hold.now() - hold.since);
         let lost = hold.valid_until().err();
         match (lost, hold.release().await) {

@@ -31,11 +31,11 @@ pub struct Locks<F: Kind = Unfenced> {
 pub(crate) struct Core {
     backend: Arc<dyn Backend>,
     label: String,
-    state: Mutex<State>,
+    state: Mutex<LocksState>,
 }
 
 #[derive(Default)]
-struct State {
+struct LocksState {
     worker: Option<Worker>,
     /// One session per distinct spec, shared by all locks of the client: the cost of keep-alives does not grow with the
     /// locks.
@@ -312,7 +312,7 @@ impl Core {
         Ok(session)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LocksState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

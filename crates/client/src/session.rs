@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::task::{Context, Poll, Waker};
 
-use hold::Hold;
+use hold::HoldStatus;
 pub(crate) use hold::HoldHandle;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -27,14 +27,14 @@ use crate::time::{Alarm, BootInstant, Clock};
 use crate::worker::Worker;
 
 /// A session in use. Dropping the last reference releases everything and closes the session.
-pub(crate) struct Session(Arc<Inner>);
+pub(crate) struct Session(Arc<SessionInner>);
 
-struct Inner {
+struct SessionInner {
     backend: Arc<dyn Backend>,
     spec: Spec,
     label: String,
     /// Sends the push channel of each new session to the loop.
-    streams: UnboundedSender<Stream>,
+    streams: UnboundedSender<PushStream>,
     clock: Clock,
     worker: Worker,
     alarm: Arc<Alarm>,
@@ -47,7 +47,7 @@ struct Inner {
     closed: CancellationToken,
     /// Counter for the keys of callers.
     last_key: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     inbox: Inbox,
 }
 
@@ -73,7 +73,7 @@ enum Input {
     Event(Event),
 }
 
-struct State {
+struct SessionState {
     machine: Machine,
     /// The connection of the present session. Each session has its own, so that a late answer or push of an earlier
     /// session is never applied to this one.
@@ -88,7 +88,7 @@ struct State {
 }
 
 /// The pushes of one session.
-struct Stream {
+struct PushStream {
     generation: u64,
     pushes: UnboundedReceiver<Push>,
 }
@@ -96,7 +96,7 @@ struct Stream {
 struct Caller {
     wanted: Arc<Wanted>,
     letters: Writer<Letter>,
-    hold: Arc<Hold>,
+    hold: Arc<HoldStatus>,
     /// Whether the caller runs on a tokio runtime: without one it cannot drive I/O itself.
     carries: bool,
 }
@@ -115,7 +115,7 @@ impl Session {
         let (streams, next_streams) = unbounded_channel();
         let clock = backend.clock();
         let conn = backend.session(spec, label, pushes_in);
-        let state = State {
+        let state = SessionState {
             machine: Machine::new(spec),
             conn,
             generation: 0,
@@ -124,7 +124,7 @@ impl Session {
             events: VecDeque::new(),
             outputs: Vec::new(),
         };
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(SessionInner {
             backend,
             spec,
             label: label.to_owned(),
@@ -140,7 +140,7 @@ impl Session {
             state: Mutex::new(state),
             inbox: Inbox::default(),
         });
-        inner.worker.run(Box::pin(tend(inner.clone(), Stream { generation: 0, pushes }, next_streams)));
+        inner.worker.run(Box::pin(tend(inner.clone(), PushStream { generation: 0, pushes }, next_streams)));
         Arc::new(Self(inner))
     }
 
@@ -152,7 +152,7 @@ impl Session {
         on_queued: Option<&(dyn Fn(u64) + Send + Sync)>,
     ) -> Result<HoldHandle, NotAcquired> {
         let (letters_in, letters) = mailbox();
-        let hold = Arc::new(Hold::new());
+        let hold = Arc::new(HoldStatus::new());
         let key = Key(self.0.last_key.fetch_add(1, Ordering::Relaxed) + 1);
         let caller = Caller { wanted, letters: letters_in, hold: hold.clone(), carries: can_carry() };
         // From here on, dropping `handle` abandons the request.
@@ -194,7 +194,7 @@ impl Drop for Session {
 }
 
 /// The session's loop on the worker: its alarm and the backend's pushes.
-async fn tend(inner: Arc<Inner>, mut stream: Stream, mut streams: UnboundedReceiver<Stream>) {
+async fn tend(inner: Arc<SessionInner>, mut stream: PushStream, mut streams: UnboundedReceiver<PushStream>) {
     loop {
         tokio::select! {
             () = inner.closed.cancelled() => return,
@@ -205,7 +205,7 @@ async fn tend(inner: Arc<Inner>, mut stream: Stream, mut streams: UnboundedRecei
     }
 }
 
-impl Inner {
+impl SessionInner {
     /// Feeds the machine and performs its outputs: on this thread, or on the thread that holds the state's lock. Calls
     /// leave in the machine's order, because they are submitted under that lock (R5).
     fn input(self: &Arc<Self>, input: Input) {
@@ -222,13 +222,13 @@ impl Inner {
     }
 
     /// Runs `look` on the state; blocks while another thread holds the lock.
-    fn with_state<T>(self: &Arc<Self>, look: impl FnOnce(&mut State) -> T) -> T {
+    fn with_state<T>(self: &Arc<Self>, look: impl FnOnce(&mut SessionState) -> T) -> T {
         let looked = look(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
         self.catch_up();
         looked
     }
 
-    fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+    fn try_state(&self) -> Option<MutexGuard<'_, SessionState>> {
         match self.state.try_lock() {
             Ok(state) => Some(state),
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
@@ -251,7 +251,7 @@ impl Inner {
     }
 
     /// Processes the queued inputs, then the new one: each thread's inputs keep their order.
-    fn work_off(self: &Arc<Self>, state: &mut State, new: Option<Input>) {
+    fn work_off(self: &Arc<Self>, state: &mut SessionState, new: Option<Input>) {
         while let Some(waiting) = self.inbox.take() {
             self.take_in(state, waiting);
         }
@@ -260,7 +260,7 @@ impl Inner {
         }
     }
 
-    fn take_in(self: &Arc<Self>, state: &mut State, input: Input) {
+    fn take_in(self: &Arc<Self>, state: &mut SessionState, input: Input) {
         let event = match input {
             Input::Acquire(key, caller, want) => {
                 state.callers.insert(key, caller);
@@ -288,15 +288,15 @@ impl Inner {
     }
 
     /// Gives a newly opened session a connection of its own.
-    fn renew_conn(&self, state: &mut State) {
+    fn renew_conn(&self, state: &mut SessionState) {
         let (pushes_in, pushes) = unbounded_channel();
         state.conn = self.backend.session(self.spec, &self.label, pushes_in);
         state.generation += 1;
         // The send fails only if the loop has ended with the session; the pushes are not needed then.
-        let _ = self.streams.send(Stream { generation: state.generation, pushes });
+        let _ = self.streams.send(PushStream { generation: state.generation, pushes });
     }
 
-    fn feed(self: &Arc<Self>, state: &mut State, event: Event) {
+    fn feed(self: &Arc<Self>, state: &mut SessionState, event: Event) {
         let mut events = std::mem::take(&mut state.events);
         let mut outputs = std::mem::take(&mut state.outputs);
         events.push_back(event);
@@ -338,7 +338,7 @@ impl Inner {
         None
     }
 
-    fn perform(self: &Arc<Self>, state: &mut State, output: Output) -> Option<Event> {
+    fn perform(self: &Arc<Self>, state: &mut SessionState, output: Output) -> Option<Event> {
         match output {
             Output::Call { call, what, by } => {
                 if what == (What::Open { fresh: true }) && std::mem::replace(&mut state.opened, true) {
@@ -410,7 +410,7 @@ fn can_carry() -> bool {
     Handle::try_current().is_ok()
 }
 
-impl State {
+impl SessionState {
     fn tell(&self, key: Key, letter: Letter) {
         if let Some(caller) = self.callers.get(&key) {
             // The send fails only if the caller has abandoned its request, of which the machine is informed separately.
@@ -426,7 +426,7 @@ impl State {
     }
 }
 
-fn to_call(state: &State, what: What) -> Option<Call> {
+fn to_call(state: &SessionState, what: What) -> Option<Call> {
     Some(match what {
         What::Open { fresh } => Call::Open { fresh },
         What::KeepAlive => Call::KeepAlive,

@@ -245,14 +245,14 @@ fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: u
         .counter(ItemsCount::new(budget))
         .with_inputs(|| {
             let table = &mut bench.borrow_mut().table;
-            if !table.is_walking() {
-                table.begin_walk().expect("no walk is under way");
+            if !table.is_snapshot_under_way() {
+                table.begin_snapshot().expect("no walk is under way");
             }
         })
         .bench_local_values(|()| {
             // A new buffer for each piece, because the disk worker takes ownership of it.
             let mut piece = Vec::new();
-            let _state = black_box(bench.borrow_mut().table.walk_piece(budget, &mut piece));
+            let _state = black_box(bench.borrow_mut().table.snapshot_piece(budget, &mut piece));
             piece
         });
 }
@@ -261,16 +261,16 @@ fn piece_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>, budget: u
 fn beginning_of_a_walk_over_a_million_held_locks(bencher: Bencher<'_, '_>) {
     let bench = RefCell::new(Bench::with_held(1_000_000));
     bencher
-        .with_inputs(|| bench.borrow_mut().table.abandon_walk())
-        .bench_local_values(|()| bench.borrow_mut().table.begin_walk());
+        .with_inputs(|| bench.borrow_mut().table.abandon_snapshot())
+        .bench_local_values(|()| bench.borrow_mut().table.begin_snapshot());
 }
 
 /// Writes a whole snapshot in pieces, and passes each to `each`.
 fn walk(table: &mut Table, mut each: impl FnMut(Vec<u8>)) {
-    table.begin_walk().expect("no walk is under way");
+    table.begin_snapshot().expect("no walk is under way");
     loop {
         let mut piece = Vec::new();
-        let state = table.walk_piece(PIECE_ITEMS, &mut piece);
+        let state = table.snapshot_piece(PIECE_ITEMS, &mut piece);
         each(piece);
         if let SnapshotProgress::Done { .. } = state {
             return;
@@ -308,8 +308,8 @@ fn acquire_and_finish_beside_a_million_held_ones_and_a_walk(bencher: Bencher<'_,
         .counter(ItemsCount::new(PAIRS))
         .with_inputs(|| {
             let bench = &mut *bench.borrow_mut();
-            bench.table.abandon_walk();
-            bench.table.begin_walk().expect("no walk is under way");
+            bench.table.abandon_snapshot();
+            bench.table.begin_snapshot().expect("no walk is under way");
             (0..PAIRS).map(|_| bench.names.next()).collect::<Vec<_>>()
         })
         .bench_local_values(|names| {
@@ -331,14 +331,14 @@ fn finish_of_a_lock_that_a_walk_has_still_to_write(bencher: Bencher<'_, '_>, wal
         .counter(ItemsCount::new(PAIRS))
         .with_inputs(|| {
             let bench = &mut *bench.borrow_mut();
-            bench.table.abandon_walk();
+            bench.table.abandon_snapshot();
             let held = |_| {
                 let name = bench.names.next();
                 bench.acquire(HOLDER, name).0
             };
             let held: Vec<Seq> = (0..PAIRS).map(held).collect();
             if walking {
-                bench.table.begin_walk().expect("no walk is under way");
+                bench.table.begin_snapshot().expect("no walk is under way");
             }
             held
         })
@@ -358,7 +358,7 @@ fn end_of_a_session_that_holds_a_million_locks(bencher: Bencher<'_, '_>, walking
         .with_inputs(|| {
             let mut bench = Bench::with_held(1_000_000);
             if walking {
-                bench.table.begin_walk().expect("no walk is under way");
+                bench.table.begin_snapshot().expect("no walk is under way");
             }
             bench
         })

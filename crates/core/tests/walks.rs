@@ -83,7 +83,7 @@ impl World {
             Act::Begin => self.begin(),
             Act::Piece(budget) => self.piece(budget),
             Act::Abandon => {
-                self.table.abandon_walk();
+                self.table.abandon_snapshot();
                 self.walk = None;
                 Ok(())
             }
@@ -121,7 +121,7 @@ impl World {
     }
 
     fn begin(&mut self) -> Result<(), String> {
-        let begun = self.table.begin_walk();
+        let begun = self.table.begin_snapshot();
         match (&self.walk, begun) {
             (Some(_), Err(WalkUnderWay)) => {}
             (None, Ok(())) => {
@@ -136,7 +136,7 @@ impl World {
     fn piece(&mut self, budget: usize) -> Result<(), String> {
         let Some(mut walk) = self.walk.take() else {
             let mut stream = Vec::new();
-            let state = self.table.walk_piece(budget, &mut stream);
+            let state = self.table.snapshot_piece(budget, &mut stream);
             return if state == SnapshotProgress::NoWalk && stream.is_empty() {
                 Ok(())
             } else {
@@ -144,14 +144,14 @@ impl World {
             };
         };
         let before = walk.stream.len();
-        let state = self.table.walk_piece(budget, &mut walk.stream);
+        let state = self.table.snapshot_piece(budget, &mut walk.stream);
         match state {
-            SnapshotProgress::Continue if self.table.is_walking() => self.walk = Some(walk),
-            SnapshotProgress::Done { digest } if !self.table.is_walking() => {
+            SnapshotProgress::Continue if self.table.is_snapshot_under_way() => self.walk = Some(walk),
+            SnapshotProgress::Done { digest } if !self.table.is_snapshot_under_way() => {
                 self.walks_done += 1;
                 return self.check(&walk, digest);
             }
-            _ => return Err(format!("{state:?} after {before} bytes, walking: {}", self.table.is_walking())),
+            _ => return Err(format!("{state:?} after {before} bytes, walking: {}", self.table.is_snapshot_under_way())),
         }
         Ok(())
     }
@@ -207,10 +207,10 @@ fn legal(name: &str) -> LockName {
 }
 
 fn whole_walk(table: &mut Table) -> (Vec<u8>, u128) {
-    table.begin_walk().expect("no walk is under way");
+    table.begin_snapshot().expect("no walk is under way");
     let mut stream = Vec::new();
     loop {
-        if let SnapshotProgress::Done { digest } = table.walk_piece(1, &mut stream) {
+        if let SnapshotProgress::Done { digest } = table.snapshot_piece(1, &mut stream) {
             return (stream, digest);
         }
     }
@@ -310,9 +310,9 @@ fn with_held(count: u64) -> Table {
 fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let mut table = with_held(20_000);
     let expected = table.snapshot();
-    table.begin_walk().expect("no walk is under way");
+    table.begin_snapshot().expect("no walk is under way");
     let mut stream = Vec::new();
-    assert_eq!(table.walk_piece(10, &mut stream), SnapshotProgress::Continue);
+    assert_eq!(table.snapshot_piece(10, &mut stream), SnapshotProgress::Continue);
     let _ended = table.apply(Command::CloseSession { session: SessionId(1) }, &mut Effects::new());
     while table.has_backlog() {
         let _resumed = table.apply(Command::Resume, &mut Effects::new());
@@ -321,7 +321,7 @@ fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
     let mut pieces = 0;
     let digest = loop {
         let before = stream.len();
-        let state = table.walk_piece(10, &mut stream);
+        let state = table.snapshot_piece(10, &mut stream);
         // A chunk of saved items has 64 KiB plus the rest of its last item.
         assert!(stream.len() - before < (1 << 16) + 1000, "a piece of {} bytes", stream.len() - before);
         pieces += 1;
@@ -341,8 +341,8 @@ fn ending_a_large_session_does_not_enlarge_a_snapshot_piece() {
 #[test]
 fn cancelled_snapshot_does_not_affect_the_next_one() {
     let mut table = with_held(100);
-    table.begin_walk().expect("no walk is under way");
-    assert_eq!(table.walk_piece(5, &mut Vec::new()), SnapshotProgress::Continue);
+    table.begin_snapshot().expect("no walk is under way");
+    assert_eq!(table.snapshot_piece(5, &mut Vec::new()), SnapshotProgress::Continue);
     let finish = |target| Command::Finish {
         session: SessionId(1),
         seq: Seq(target + 100),
@@ -350,9 +350,9 @@ fn cancelled_snapshot_does_not_affect_the_next_one() {
         done_through: Seq(0),
     };
     let _released = table.apply(finish(90), &mut Effects::new());
-    assert_eq!(table.begin_walk(), Err(WalkUnderWay));
-    table.abandon_walk();
-    assert_eq!(table.walk_piece(5, &mut Vec::new()), SnapshotProgress::NoWalk);
+    assert_eq!(table.begin_snapshot(), Err(WalkUnderWay));
+    table.abandon_snapshot();
+    assert_eq!(table.snapshot_piece(5, &mut Vec::new()), SnapshotProgress::NoWalk);
     let _released = table.apply(finish(91), &mut Effects::new());
     let expected = table.snapshot();
     let (stream, digest) = whole_walk(&mut table);

@@ -88,9 +88,9 @@ pub fn write<D: Disk>(
     founding: &Founding,
     table: &mut Table,
 ) -> Result<Existing<D>, OpenError> {
-    // A snapshot iterator that the caller has begun would make `begin_walk` fail.
-    table.abandon_walk();
-    let began = table.begin_walk();
+    // A snapshot iterator that the caller has begun would make `begin_snapshot` fail.
+    table.abandon_snapshot();
+    let began = table.begin_snapshot();
     let digest = std::cell::Cell::new(0);
     let mut is_over = began.is_err();
     let pieces = std::iter::from_fn(|| {
@@ -98,7 +98,7 @@ pub fn write<D: Disk>(
             return None;
         }
         let mut piece = Vec::new();
-        match table.walk_piece(ITEMS_PER_PIECE, &mut piece) {
+        match table.snapshot_piece(ITEMS_PER_PIECE, &mut piece) {
             SnapshotProgress::Continue => {}
             SnapshotProgress::Done { digest: found } => {
                 digest.set(found);

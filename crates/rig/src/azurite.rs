@@ -6,8 +6,8 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{Process, Slot};
-use crate::program::{Line, ask};
+use crate::process::{ServerProcess, ProcessSlot};
+use crate::program::{CommandLine, ask};
 use crate::s3::{NODE, installed};
 
 /// The container that exists from the start.
@@ -38,7 +38,7 @@ require('http').request({ host: '127.0.0.1', port, path, method: 'PUT', headers 
 /// An Azurite with an empty container, on plain HTTP; its data are lost when it ends. Ended when dropped.
 pub struct Azurite {
     // Ended before its folder is removed and its port released.
-    slot: Slot,
+    slot: ProcessSlot,
     port: Port,
     folder: Folder,
 }
@@ -53,15 +53,15 @@ impl Azurite {
     pub fn start(foreign: &Path) -> Self {
         let program = installed(foreign, "npm", "node_modules/azurite").join("dist/src/blob/main.js");
         NODE.path();
-        let azurite = Self { port: Port::free(), folder: Folder::new("azurite"), slot: Slot::empty() };
+        let azurite = Self { port: Port::free(), folder: Folder::new("azurite"), slot: ProcessSlot::empty() };
         let port = azurite.port().to_string();
-        let line = Line::new(NODE.name)
+        let line = CommandLine::new(NODE.name)
             .path(&program)
             .args(["--blobHost", "127.0.0.1", "--blobPort", &port, "--inMemoryPersistence"])
             // No telemetry, and no refusal of newer protocol versions.
             .args(["--silent", "--disableTelemetry", "--skipApiVersionCheck"]);
         azurite.slot.fill(|| {
-            let mut process = Process::start(&line, Signal::SIGKILL, &azurite.folder.log());
+            let mut process = ServerProcess::start(&line, Signal::SIGKILL, &azurite.folder.log());
             process.wait_until_ready("azurite", || {
                 ask(NODE, |node| {
                     node.args(["-e", MAKE_CONTAINER, &port, CONTAINER, ACCOUNT, KEY]);

@@ -11,8 +11,8 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{Process, Slot};
-use crate::program::Line;
+use crate::process::{ServerProcess, ProcessSlot};
+use crate::program::CommandLine;
 use crate::s3::{MOTO, PYTHON, installed};
 
 /// The table that exists from the start; its partition key is the text `id`.
@@ -25,7 +25,7 @@ pub const AUTHORIZATION: &str = "AWS4-HMAC-SHA256 Credential=test/20200101/us-ea
 /// two steps, while DynamoDB guarantees one atomic step. Ended when dropped.
 pub struct DynamoDb {
     // Ended before its folder is removed and its port released.
-    slot: Slot,
+    slot: ProcessSlot,
     port: Port,
     folder: Folder,
 }
@@ -42,14 +42,14 @@ impl DynamoDb {
         // Needed by moto's DynamoDB, not by its S3.
         let _ = installed(foreign, "pypi", "py_partiql_parser");
         PYTHON.path();
-        let server = Self { port: Port::free(), folder: Folder::new("dynamodb"), slot: Slot::empty() };
-        let line = Line::new(PYTHON.name).env("PYTHONPATH", library.parent().unwrap_or(foreign)).args([
+        let server = Self { port: Port::free(), folder: Folder::new("dynamodb"), slot: ProcessSlot::empty() };
+        let line = CommandLine::new(PYTHON.name).env("PYTHONPATH", library.parent().unwrap_or(foreign)).args([
             "-c",
             MOTO,
             &server.port().to_string(),
         ]);
         server.slot.fill(|| {
-            let mut process = Process::start(&line, Signal::SIGKILL, &server.folder.log());
+            let mut process = ServerProcess::start(&line, Signal::SIGKILL, &server.folder.log());
             process.wait_until_ready("moto", || make_table(server.port()));
             process
         });

@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 use crate::folder::Folder;
 use crate::port::Port;
 use crate::postgres::{Postgres, psql};
-use crate::process::{Process, Slot};
-use crate::program::{Line, Program};
+use crate::process::{ServerProcess, ProcessSlot};
+use crate::program::{CommandLine, Program};
 
 /// The pooler.
 pub const SERVER: Program = Program { name: "pgbouncer", package: "pgbouncer" };
@@ -18,7 +18,7 @@ pub const SERVER: Program = Program { name: "pgbouncer", package: "pgbouncer" };
 /// may use its connection. Ended when dropped.
 pub struct PgBouncer {
     // Ended before its folder is removed and its port released.
-    slot: Slot,
+    slot: ProcessSlot,
     port: Port,
     folder: Folder,
 }
@@ -39,7 +39,7 @@ impl PgBouncer {
     /// Those of [`PgBouncer::start`].
     #[must_use]
     pub fn with(postgres: &Postgres, settings: &[&str]) -> Self {
-        let bouncer = Self { port: Port::free(), folder: Folder::new("pgbouncer"), slot: Slot::empty() };
+        let bouncer = Self { port: Port::free(), folder: Folder::new("pgbouncer"), slot: ProcessSlot::empty() };
         write_settings(bouncer.folder.path(), bouncer.port(), postgres.port(), settings);
         bouncer.start_again();
         bouncer
@@ -76,7 +76,7 @@ impl PgBouncer {
         SERVER.path();
         let line = line(self.folder.path());
         self.slot.fill(|| {
-            let mut process = Process::start(&line, Signal::SIGKILL, &self.folder.log());
+            let mut process = ServerProcess::start(&line, Signal::SIGKILL, &self.folder.log());
             process.wait_until_ready(SERVER.name, || psql(&self.url(), "select 1").map(|_| ()));
             process
         });
@@ -113,6 +113,6 @@ const SETTINGS: &str = "pgbouncer.ini";
 
 /// The command line of a `PgBouncer` in the foreground, with the settings of [`write_settings`] in `folder`.
 #[must_use]
-pub fn line(folder: &Path) -> Line {
-    Line::new(SERVER.name).unprivileged().path(&folder.join(SETTINGS))
+pub fn line(folder: &Path) -> CommandLine {
+    CommandLine::new(SERVER.name).unprivileged().path(&folder.join(SETTINGS))
 }

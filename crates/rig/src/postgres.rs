@@ -11,8 +11,8 @@ use nix::sys::signal::Signal;
 
 use crate::folder::{Folder, make_for_unprivileged};
 use crate::port::Port;
-use crate::process::{Process, Slot};
-use crate::program::{Line, Program, ask, find};
+use crate::process::{ServerProcess, ProcessSlot};
+use crate::program::{CommandLine, Program, ask, find};
 use crate::tls::Certificates;
 
 /// The server.
@@ -29,7 +29,7 @@ const COPY: Program = Program { name: "cp", package: "coreutils" };
 /// writes of a dead process.
 pub struct Postgres {
     // Ended before its folder is removed and its port released.
-    slot: Slot,
+    slot: ProcessSlot,
     port: Port,
     folder: Folder,
     args: Vec<String>,
@@ -77,7 +77,7 @@ impl Postgres {
             args: args.iter().map(|arg| (*arg).to_owned()).collect(),
             tls: None,
             password: None,
-            slot: Slot::empty(),
+            slot: ProcessSlot::empty(),
         }
     }
 
@@ -191,7 +191,7 @@ impl Postgres {
         let line = line.args(&self.args);
         self.slot.fill(|| {
             // SIGQUIT ends the server and its backends at once, and releases its shared memory.
-            let mut process = Process::start(&line, Signal::SIGQUIT, &self.folder.log());
+            let mut process = ServerProcess::start(&line, Signal::SIGQUIT, &self.folder.log());
             process.wait_until_ready(SERVER.name, || self.try_psql("select 1").map(|_| ()));
             process
         });
@@ -263,8 +263,8 @@ pub fn psql(url: &str, sql: &str) -> Result<String, String> {
 
 /// The command line of a PostgreSQL in the foreground: on 127.0.0.1, with its data in `folder`.
 #[must_use]
-pub fn line(port: u16, folder: &Path) -> Line {
-    Line::new(found(SERVER))
+pub fn line(port: u16, folder: &Path) -> CommandLine {
+    CommandLine::new(found(SERVER))
         .unprivileged()
         .args(["-D"])
         .path(folder)
@@ -284,7 +284,7 @@ fn found(program: Program) -> PathBuf {
 /// who must be able to traverse all folders above.
 pub fn initialise(folder: &Path) -> Result<(), String> {
     make_for_unprivileged(folder);
-    let line = Line::new(found(INITDB))
+    let line = CommandLine::new(found(INITDB))
         .unprivileged()
         .args(["-D"])
         .path(folder)
@@ -306,7 +306,7 @@ pub fn initialise(folder: &Path) -> Result<(), String> {
 /// Sets the superuser's password in the data in `folder`, before the server is started.
 fn set_password(folder: &Path, password: &str) -> Result<(), String> {
     let line =
-        Line::new(SERVER.path()).unprivileged().args(["--single", "-D"]).path(folder).args(["postgres"]);
+        CommandLine::new(SERVER.path()).unprivileged().args(["--single", "-D"]).path(folder).args(["postgres"]);
     let failed = |error: io::Error| error.to_string();
     let mut command = line.detached();
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());

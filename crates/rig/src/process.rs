@@ -14,20 +14,20 @@ use std::thread;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::program::{Line, SETPRIV};
+use crate::program::{CommandLine, SETPRIV};
 use crate::wait::wait;
 
 const NOT_RUNNING: &str = "it does not run";
 
 /// A server that runs, or has ended by itself. Killed when dropped.
-pub(crate) struct Process {
+pub(crate) struct ServerProcess {
     child: Child,
     log: PathBuf,
 }
 
-impl Process {
+impl ServerProcess {
     /// Starts the server; its output is appended to `log`. If this process ends, the server gets the signal `orphaned`.
-    pub(crate) fn start(line: &Line, orphaned: Signal, log: &Path) -> Self {
+    pub(crate) fn start(line: &CommandLine, orphaned: Signal, log: &Path) -> Self {
         SETPRIV.path();
         let file = File::options().create(true).append(true).open(log);
         let file = file.unwrap_or_else(|error| panic!("cannot open {}: {error}", log.display()));
@@ -136,9 +136,9 @@ impl Process {
 }
 
 /// The slot for a server's process; empty while the server does not run.
-pub(crate) struct Slot(Mutex<Option<Process>>);
+pub(crate) struct ProcessSlot(Mutex<Option<ServerProcess>>);
 
-impl Slot {
+impl ProcessSlot {
     pub(crate) fn empty() -> Self {
         Self(Mutex::new(None))
     }
@@ -149,29 +149,29 @@ impl Slot {
 
     /// # Panics
     /// A process runs already.
-    pub(crate) fn fill(&self, start: impl FnOnce() -> Process) {
+    pub(crate) fn fill(&self, start: impl FnOnce() -> ServerProcess) {
         let mut running = self.get();
         assert!(running.is_none(), "it runs already: kill it first");
         *running = Some(start());
     }
 
-    /// As [`Process::stop`].
+    /// As [`ServerProcess::stop`].
     pub(crate) fn stop(&self) {
         self.get().as_ref().expect(NOT_RUNNING).stop();
     }
 
-    /// As [`Process::cont`].
+    /// As [`ServerProcess::cont`].
     pub(crate) fn cont(&self) {
         self.get().as_ref().expect(NOT_RUNNING).cont();
     }
 
-    /// As [`Process::kill`].
+    /// As [`ServerProcess::kill`].
     pub(crate) fn kill(&self) {
         let mut process = self.get().take().expect(NOT_RUNNING);
         process.kill().unwrap_or_else(|why| panic!("{why}"));
     }
 
-    /// As [`Process::end`].
+    /// As [`ServerProcess::end`].
     pub(crate) fn end(&self, signal: Signal) {
         let mut process = self.get().take().expect(NOT_RUNNING);
         process.end(signal).unwrap_or_else(|why| panic!("{why}"));
@@ -185,12 +185,12 @@ impl Slot {
     }
 
     /// Ignores poisoning: the servers of a failed test must be ended too.
-    fn get(&self) -> MutexGuard<'_, Option<Process>> {
+    fn get(&self) -> MutexGuard<'_, Option<ServerProcess>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Process {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         // A panic here would hide the test's own failure.
         if !matches!(self.child.try_wait(), Ok(Some(_))) {

@@ -68,12 +68,12 @@ fn newest_postgres() -> Option<PathBuf> {
 }
 
 /// The command line of a server that runs in the foreground, with its settings.
-pub struct Line {
+pub struct CommandLine {
     command: Command,
     unprivileged: bool,
 }
 
-impl Line {
+impl CommandLine {
     /// A program by its name or path, without arguments.
     #[must_use]
     pub fn new(program: impl AsRef<OsStr>) -> Self {

@@ -7,9 +7,9 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{Process, Slot};
-use crate::program::{Line, Program, ask};
-use crate::shim::{Clock, Shim};
+use crate::process::{ServerProcess, ProcessSlot};
+use crate::program::{CommandLine, Program, ask};
+use crate::shim::{ShimClock, Shim};
 use crate::tls::Certificates;
 use crate::wait::wait;
 
@@ -24,7 +24,7 @@ pub const CLI: Program = Program { name: "redis-cli", package: "redis-tools" };
 /// `--appendonly yes --appendfsync always` all acknowledged writes survive.
 pub struct Redis {
     // Ended before its folder is removed and its port released.
-    slot: Slot,
+    slot: ProcessSlot,
     port: Port,
     /// The port for the other nodes of a cluster.
     bus: Option<Port>,
@@ -95,7 +95,7 @@ impl Redis {
             settings: settings.iter().map(|setting| (*setting).to_owned()).collect(),
             shim: None,
             tls: None,
-            slot: Slot::empty(),
+            slot: ProcessSlot::empty(),
         }
     }
 
@@ -171,8 +171,8 @@ impl Redis {
     /// # Panics
     /// The server was not started by [`Redis::with_clock`].
     #[must_use]
-    pub fn clock(&self) -> Clock<'_> {
-        Clock(self.shim.as_ref().expect("only `with_clock` has a clock to set"))
+    pub fn clock(&self) -> ShimClock<'_> {
+        ShimClock(self.shim.as_ref().expect("only `with_clock` has a clock to set"))
     }
 
     /// The output of `redis-cli` for a command, without the final newline: `&["GET", "orders/42"]`.
@@ -225,7 +225,7 @@ impl Redis {
             line = line.env(name, value);
         }
         self.slot.fill(|| {
-            let mut process = Process::start(&line, Signal::SIGKILL, &self.folder.log());
+            let mut process = ServerProcess::start(&line, Signal::SIGKILL, &self.folder.log());
             process.wait_until_ready(SERVER.name, || self.answers());
             process
         });
@@ -289,8 +289,8 @@ impl Redis {
 /// The command line of a Redis in the foreground: on 127.0.0.1, with `folder` for its data. It stores nothing on disk
 /// unless `settings` enable that.
 #[must_use]
-pub fn line(port: u16, folder: &Path, settings: &[impl AsRef<str>]) -> Line {
-    Line::new(SERVER.name)
+pub fn line(port: u16, folder: &Path, settings: &[impl AsRef<str>]) -> CommandLine {
+    CommandLine::new(SERVER.name)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--dir"])
         .path(folder)
         .args(["--save", "", "--appendonly", "no"])

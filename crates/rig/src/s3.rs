@@ -11,8 +11,8 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{Process, Slot};
-use crate::program::{Line, Program};
+use crate::process::{ServerProcess, ProcessSlot};
+use crate::program::{CommandLine, Program};
 
 /// Runs moto.
 pub const PYTHON: Program = Program { name: "python3", package: "python3" };
@@ -38,7 +38,7 @@ run_simple('127.0.0.1', int(sys.argv[1]), one_at_a_time, threaded=True, request_
 /// A server with S3's API, on plain HTTP, for any client. Ended when dropped.
 pub struct S3 {
     // Ended before its folder is removed and its port released.
-    slot: Slot,
+    slot: ProcessSlot,
     port: Port,
     folder: Folder,
 }
@@ -54,7 +54,7 @@ impl S3 {
         let library = installed(foreign, "pypi", "moto");
         PYTHON.path();
         let line = |s3: &Self| {
-            Line::new(PYTHON.name).env("PYTHONPATH", library.parent().unwrap_or(foreign)).args([
+            CommandLine::new(PYTHON.name).env("PYTHONPATH", library.parent().unwrap_or(foreign)).args([
                 "-c",
                 MOTO,
                 &s3.port().to_string(),
@@ -72,7 +72,7 @@ impl S3 {
         let program = installed(foreign, "npm", "node_modules/s3rver").join("bin/s3rver.js");
         NODE.path();
         let line = |s3: &Self| {
-            Line::new(NODE.name)
+            CommandLine::new(NODE.name)
                 .path(&program)
                 .args(["--address", "127.0.0.1", "--port", &s3.port().to_string(), "--directory"])
                 .path(s3.folder.path())
@@ -80,11 +80,11 @@ impl S3 {
         Self::run("s3rver", line)
     }
 
-    fn run(name: &str, line: impl FnOnce(&Self) -> Line) -> Self {
-        let s3 = Self { port: Port::free(), folder: Folder::new(name), slot: Slot::empty() };
+    fn run(name: &str, line: impl FnOnce(&Self) -> CommandLine) -> Self {
+        let s3 = Self { port: Port::free(), folder: Folder::new(name), slot: ProcessSlot::empty() };
         let line = line(&s3);
         s3.slot.fill(|| {
-            let mut process = Process::start(&line, Signal::SIGKILL, &s3.folder.log());
+            let mut process = ServerProcess::start(&line, Signal::SIGKILL, &s3.folder.log());
             process.wait_until_ready(name, || make_bucket(s3.port()));
             process
         });

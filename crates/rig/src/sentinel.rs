@@ -6,8 +6,8 @@ use nix::sys::signal::Signal;
 
 use crate::folder::Folder;
 use crate::port::Port;
-use crate::process::{Process, Slot};
-use crate::program::{Line, ask};
+use crate::process::{ServerProcess, ProcessSlot};
+use crate::program::{CommandLine, ask};
 use crate::redis::{CLI, Redis, SERVER};
 use crate::wait::wait;
 
@@ -30,7 +30,7 @@ pub struct Sentinel {
 /// One sentinel.
 struct One {
     // Ended before its folder is removed and its port released.
-    slot: Slot,
+    slot: ProcessSlot,
     port: Port,
     folder: Folder,
 }
@@ -126,7 +126,7 @@ impl Sentinel {
 impl One {
     fn start(primary: u16) -> Self {
         SERVER.path();
-        let one = Self { port: Port::free(), slot: Slot::empty(), folder: Folder::new("sentinel") };
+        let one = Self { port: Port::free(), slot: ProcessSlot::empty(), folder: Folder::new("sentinel") };
         // A sentinel stores its state in its settings file.
         let settings = one.folder.path().join("sentinel.conf");
         let text = format!(
@@ -138,9 +138,9 @@ impl One {
             one.folder.path().display()
         );
         fs::write(&settings, text).expect("our folder is ours");
-        let line = Line::new(SERVER.name).path(&settings).args(["--sentinel"]);
+        let line = CommandLine::new(SERVER.name).path(&settings).args(["--sentinel"]);
         one.slot.fill(|| {
-            let mut process = Process::start(&line, Signal::SIGKILL, &one.folder.log());
+            let mut process = ServerProcess::start(&line, Signal::SIGKILL, &one.folder.log());
             process.wait_until_ready("redis-server --sentinel", || one.ask(&["PING"]).map(|_| ()));
             process
         });

@@ -86,9 +86,9 @@ impl Shim {
 
 /// The wall clock of one process.
 #[derive(Clone, Copy)]
-pub struct Clock<'shim>(pub(crate) &'shim Shim);
+pub struct ShimClock<'shim>(pub(crate) &'shim Shim);
 
-impl Clock<'_> {
+impl ShimClock<'_> {
     /// Sets the clock forward, or back for a negative number of seconds, with immediate effect.
     pub fn step(self, seconds: i64) {
         self.0.set(Number::AheadSec, self.ahead() + seconds);

@@ -5,9 +5,9 @@ use std::time::Duration;
 use lockkeeper_core::{End, Seq};
 
 use super::event::{Answer, CallId, Key, NotAcquired, Output, Push, Releasing, What};
-use super::hold::{Hold, Request, Stage};
-use super::link::Link;
-use super::{Finishing, Machine, Outcome};
+use super::hold::{HoldState, PendingAcquire, AcquireStage};
+use super::link::SessionPhase;
+use super::{Finishing, Machine, FinishReply};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
@@ -46,9 +46,9 @@ impl Machine {
         out: &mut Vec<Output>,
     ) {
         let Some(request) = self.requests.get_mut(&key) else { return };
-        let asked = |stage: &Stage| match *stage {
-            Stage::Sent { seq, .. } | Stage::Queued { seq } | Stage::Early { seq, .. } => Some(seq),
-            Stage::Unsent | Stage::Held(_) => None,
+        let asked = |stage: &AcquireStage| match *stage {
+            AcquireStage::Sent { seq, .. } | AcquireStage::Queued { seq } | AcquireStage::Early { seq, .. } => Some(seq),
+            AcquireStage::Unsent | AcquireStage::Held(_) => None,
         };
         if asked(&request.stage) != Some(seq) {
             return;
@@ -56,7 +56,7 @@ impl Machine {
         match answer {
             Answer::Granted(grant) => {
                 request.since = now;
-                request.stage = Stage::Early { seq, grant };
+                request.stage = AcquireStage::Early { seq, grant };
                 if !self.hand_out(now, key, out) {
                     // The next acknowledged keep-alive decides whether the grant is returned to the caller.
                     self.index(key);
@@ -84,10 +84,10 @@ impl Machine {
             return false;
         }
         let Some(request) = self.requests.get_mut(&key) else { return false };
-        let Stage::Early { seq, grant } = &request.stage else { return false };
+        let AcquireStage::Early { seq, grant } = &request.stage else { return false };
         let (seq, grant) = (*seq, grant.clone());
         let ends_at = request.want.max_hold.map(|max| now + max);
-        request.stage = Stage::Held(Hold { seq, ends_at, lost: None });
+        request.stage = AcquireStage::Held(HoldState { seq, ends_at, lost: None });
         self.index(key);
         out.push(Output::Granted { key, grant });
         true
@@ -104,7 +104,7 @@ impl Machine {
             if self.hand_out(now, key, out) {
                 continue;
             }
-            let Some(Request { stage: Stage::Early { seq, .. }, .. }) = self.requests.get(&key) else {
+            let Some(PendingAcquire { stage: AcquireStage::Early { seq, .. }, .. }) = self.requests.get(&key) else {
                 continue;
             };
             self.ask_anew(now, key, *seq);
@@ -133,21 +133,21 @@ impl Machine {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
                 // A failed attempt is sent again all the same: nothing waits for the answer of that call any more.
-                if let Stage::Sent { seq, again: None, .. } = request.stage {
-                    request.stage = Stage::Queued { seq };
+                if let AcquireStage::Sent { seq, again: None, .. } = request.stage {
+                    request.stage = AcquireStage::Queued { seq };
                     request.since = now;
                     // The request's next deadline is not earlier than before, so `look_at` stays.
                 }
                 // Queued is an answer: it must not hold back `done_through` for the whole wait (R2).
                 self.unanswered.remove(&seq);
-                if !matches!(request.stage, Stage::Early { .. } | Stage::Held(_)) {
+                if !matches!(request.stage, AcquireStage::Early { .. } | AcquireStage::Held(_)) {
                     out.push(Output::Queued { key, position });
                 }
             }
             Push::Revoked { seq } => {
                 let Some(&key) = self.by_seq.get(&seq) else { return };
                 let Some(request) = self.requests.get_mut(&key) else { return };
-                let Stage::Held(hold) = &mut request.stage else {
+                let AcquireStage::Held(hold) = &mut request.stage else {
                     return self.ended_before_it_held(now, key, seq, Answer::Revoked, out);
                 };
                 if hold.lost.is_none() {
@@ -168,7 +168,7 @@ impl Machine {
     /// The backend reports the end of a request, held or not.
     fn hold_over(&mut self, now: BootInstant, seq: Seq, end: End, cause: LossCause, out: &mut Vec<Output>) {
         let Some(&key) = self.by_seq.get(&seq) else { return };
-        if let Some(Request { stage: Stage::Held(hold), .. }) = self.requests.get_mut(&key) {
+        if let Some(PendingAcquire { stage: AcquireStage::Held(hold), .. }) = self.requests.get_mut(&key) {
             hold.lose(key, cause, out);
             self.end_hold(key, None);
         } else {
@@ -193,7 +193,7 @@ impl Machine {
 
     /// The session has ended: holds are lost, waiters are requested again in a new session.
     pub(super) fn session_gone(&mut self, now: BootInstant, cause: LossCause, out: &mut Vec<Output>) {
-        self.link = Link::Closed;
+        self.link = SessionPhase::Closed;
         self.belief = None;
         self.calls.clear();
         self.by_seq.clear();
@@ -204,7 +204,7 @@ impl Machine {
             finishing.tell(Answer::SessionGone, out);
         }
         self.requests.retain(|&key, request| {
-            if let Stage::Held(hold) = &mut request.stage {
+            if let AcquireStage::Held(hold) = &mut request.stage {
                 hold.lose(key, cause, out);
                 return false;
             }
@@ -234,8 +234,8 @@ impl Finishing {
     fn tell(self, answer: Answer, out: &mut Vec<Output>) {
         let Some((key, outcome)) = self.waiting else { return };
         out.push(match outcome {
-            Outcome::TimedOut => Output::NotAcquired { key, why: NotAcquired::TimedOut },
-            Outcome::Release => Output::Released {
+            FinishReply::TimedOut => Output::NotAcquired { key, why: NotAcquired::TimedOut },
+            FinishReply::Release => Output::Released {
                 key,
                 how: match answer {
                     Answer::Finished(End::Released) => Releasing::Released,

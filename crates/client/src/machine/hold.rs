@@ -5,7 +5,7 @@ use std::time::Duration;
 use lockkeeper_core::Seq;
 
 use super::event::{By, CallId, Granted, Key, NotAcquired, Output, Releasing, Want, What};
-use super::{Finishing, Machine, Outcome, Spec, pause};
+use super::{Finishing, Machine, FinishReply, Spec, pause};
 use crate::error::LossCause;
 use crate::time::BootInstant;
 
@@ -14,15 +14,15 @@ use crate::time::BootInstant;
 const SILENCE: Duration = Duration::from_secs(1);
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
-pub(super) struct Request {
+pub(super) struct PendingAcquire {
     pub(super) want: Want,
     /// When the request was made, or the time of the backend's latest answer to it.
     pub(super) since: BootInstant,
-    pub(super) stage: Stage,
+    pub(super) stage: AcquireStage,
 }
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
-pub(super) enum Stage {
+pub(super) enum AcquireStage {
     /// Waits for a session with a valid lease.
     Unsent,
     /// In flight, or to be sent again at `again`. `doubt`: an earlier attempt may have arrived.
@@ -41,18 +41,18 @@ pub(super) enum Stage {
         seq: Seq,
         grant: Granted,
     },
-    Held(Hold),
+    Held(HoldState),
 }
 
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
-pub(super) struct Hold {
+pub(super) struct HoldState {
     pub(super) seq: Seq,
     /// The end by `max_hold`; once lost, the end of the grace period.
     pub(super) ends_at: Option<BootInstant>,
     pub(super) lost: Option<LossCause>,
 }
 
-impl Hold {
+impl HoldState {
     /// Signals the loss once; the first cause is kept.
     pub(super) fn lose(&mut self, key: Key, cause: LossCause, out: &mut Vec<Output>) {
         if self.lost.is_none() {
@@ -62,11 +62,11 @@ impl Hold {
     }
 }
 
-impl Request {
+impl PendingAcquire {
     /// Requests the lock again. The backend has just answered, so its silence counts from now.
     pub(super) fn restart(&mut self, now: BootInstant) {
         self.since = now;
-        self.stage = Stage::Unsent;
+        self.stage = AcquireStage::Unsent;
     }
 
     /// The time at which the backend counts as unreachable if it does not answer.
@@ -79,10 +79,10 @@ impl Request {
         let silent_at = self.silent_at(spec);
         let wait_until = self.want.wait_until;
         match &self.stage {
-            Stage::Unsent | Stage::Early { .. } => wait_until.into_iter().chain([silent_at]).min(),
-            Stage::Sent { again: Some(at), .. } => wait_until.into_iter().chain([*at, silent_at]).min(),
-            Stage::Sent { again: None, .. } | Stage::Queued { .. } => wait_until,
-            Stage::Held(hold) => hold.ends_at,
+            AcquireStage::Unsent | AcquireStage::Early { .. } => wait_until.into_iter().chain([silent_at]).min(),
+            AcquireStage::Sent { again: Some(at), .. } => wait_until.into_iter().chain([*at, silent_at]).min(),
+            AcquireStage::Sent { again: None, .. } | AcquireStage::Queued { .. } => wait_until,
+            AcquireStage::Held(hold) => hold.ends_at,
         }
     }
 }
@@ -100,18 +100,18 @@ impl Machine {
             let silent = now >= request.silent_at(&self.spec);
             let unheard = !is_heard && now >= request.since + SILENCE;
             match request.stage {
-                Stage::Held(_) => {}
+                AcquireStage::Held(_) => {}
                 // The backend has not answered that the lock is busy.
-                Stage::Unsent if waited && unheard => over.push((key, None, NotAcquired::Unreachable)),
-                Stage::Unsent if waited => over.push((key, None, NotAcquired::TimedOut)),
-                Stage::Unsent if silent => over.push((key, None, NotAcquired::Unreachable)),
-                Stage::Early { seq, .. } if !waited && silent => {
+                AcquireStage::Unsent if waited && unheard => over.push((key, None, NotAcquired::Unreachable)),
+                AcquireStage::Unsent if waited => over.push((key, None, NotAcquired::TimedOut)),
+                AcquireStage::Unsent if silent => over.push((key, None, NotAcquired::Unreachable)),
+                AcquireStage::Early { seq, .. } if !waited && silent => {
                     over.push((key, Some(seq), NotAcquired::Unreachable));
                 }
-                Stage::Sent { seq, .. } | Stage::Queued { seq } | Stage::Early { seq, .. } if waited => {
+                AcquireStage::Sent { seq, .. } | AcquireStage::Queued { seq } | AcquireStage::Early { seq, .. } if waited => {
                     over.push((key, Some(seq), NotAcquired::TimedOut));
                 }
-                Stage::Sent { seq, again: Some(_), doubt, .. } if silent => {
+                AcquireStage::Sent { seq, again: Some(_), doubt, .. } if silent => {
                     let why = if doubt { NotAcquired::Ambiguous } else { NotAcquired::Unreachable };
                     over.push((key, Some(seq), why));
                 }
@@ -127,7 +127,7 @@ impl Machine {
             self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { key: k, .. } if k == key));
             if let NotAcquired::TimedOut = why {
                 // Only the answer to the Finish shows for certain that nothing is held.
-                self.finish(seq, Some((key, Outcome::TimedOut)));
+                self.finish(seq, Some((key, FinishReply::TimedOut)));
             } else {
                 self.finish(seq, None);
                 out.push(Output::NotAcquired { key, why });
@@ -142,10 +142,10 @@ impl Machine {
         for &key in if due { &self.pending } else { &self.unsent } {
             let Some(request) = self.requests.get(&key) else { continue };
             match request.stage {
-                Stage::Unsent if self.believes(now, request.want.min_validity) => ready.push((None, key)),
+                AcquireStage::Unsent if self.believes(now, request.want.min_validity) => ready.push((None, key)),
                 // A grant would have less than `min_validity` left: renew first.
-                Stage::Unsent => self.link.renew_soon(now, self.spec.try_every()),
-                Stage::Sent { seq, again: Some(at), .. } if now >= at => ready.push((Some(seq), key)),
+                AcquireStage::Unsent => self.link.renew_soon(now, self.spec.try_every()),
+                AcquireStage::Sent { seq, again: Some(at), .. } if now >= at => ready.push((Some(seq), key)),
                 _ => {}
             }
         }
@@ -157,10 +157,10 @@ impl Machine {
             let done_through = self.done_through();
             let Some(request) = self.requests.get_mut(&key) else { continue };
             let (tries, doubt) = match request.stage {
-                Stage::Sent { tries, doubt, .. } => (tries, doubt),
+                AcquireStage::Sent { tries, doubt, .. } => (tries, doubt),
                 _ => (0, false),
             };
-            request.stage = Stage::Sent { seq, again: None, tries, doubt };
+            request.stage = AcquireStage::Sent { seq, again: None, tries, doubt };
             self.unsent.remove(&key);
             let wait_left = request.want.wait_until.map(|until| until - now);
             self.call(now, What::Acquire { key, seq, done_through, wait_left }, By::Caller(key), out);
@@ -195,18 +195,18 @@ impl Machine {
             What::Acquire { key, .. } => {
                 let Some(request) = self.requests.get_mut(&key) else { return };
                 match &mut request.stage {
-                    Stage::Sent { again, tries, doubt, .. } => {
+                    AcquireStage::Sent { again, tries, doubt, .. } => {
                         *doubt |= sent;
                         *again = Some(now + pause(*tries));
                         *tries += 1;
                     }
-                    Stage::Queued { seq } => {
+                    AcquireStage::Queued { seq } => {
                         // The request keeps its place in the queue; the backend's silence counts from now.
                         request.since = now;
                         request.stage =
-                            Stage::Sent { seq: *seq, again: Some(now + pause(0)), tries: 1, doubt: true };
+                            AcquireStage::Sent { seq: *seq, again: Some(now + pause(0)), tries: 1, doubt: true };
                     }
-                    Stage::Unsent | Stage::Early { .. } | Stage::Held(_) => {}
+                    AcquireStage::Unsent | AcquireStage::Early { .. } | AcquireStage::Held(_) => {}
                 }
                 self.index(key);
             }
@@ -218,8 +218,8 @@ impl Machine {
                 finishing.tries += 1;
                 if let Some((key, outcome)) = finishing.waiting.take() {
                     out.push(match outcome {
-                        Outcome::Release => Output::Released { key, how: Releasing::Ambiguous },
-                        Outcome::TimedOut => Output::NotAcquired { key, why: NotAcquired::Ambiguous },
+                        FinishReply::Release => Output::Released { key, how: Releasing::Ambiguous },
+                        FinishReply::TimedOut => Output::NotAcquired { key, why: NotAcquired::Ambiguous },
                     });
                 }
                 self.look_by(again);

@@ -10,7 +10,7 @@ use crate::time::BootInstant;
 /// The state of the session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
-pub(super) enum Link {
+pub(super) enum SessionPhase {
     Closed,
     /// `again`: time of the next attempt, once one has failed.
     Opening {
@@ -25,7 +25,7 @@ pub(super) enum Link {
     Closing,
 }
 
-impl Link {
+impl SessionPhase {
     pub(super) fn next_wake(self, renews: bool) -> Option<BootInstant> {
         match self {
             Self::Opening { again, .. } => again,
@@ -47,12 +47,12 @@ impl Machine {
     pub(super) fn tend_link(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         let wanted = !self.stopping && !self.pending.is_empty();
         match self.link {
-            Link::Closed if wanted => self.open(now, 0, out),
-            Link::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
-            Link::Live { next, .. } if self.renews() && now >= next => {
+            SessionPhase::Closed if wanted => self.open(now, 0, out),
+            SessionPhase::Opening { again: Some(at), tries } if now >= at => self.open(now, tries, out),
+            SessionPhase::Live { next, .. } if self.renews() && now >= next => {
                 // A keep-alive without an answer for ttl/6 is followed by another, so that a lost answer leaves time
                 // for retries.
-                self.link = Link::Live { next: now + self.spec.renew_every() / 2, tried: now };
+                self.link = SessionPhase::Live { next: now + self.spec.renew_every() / 2, tried: now };
                 self.call(now, What::KeepAlive, By::Worker, out);
             }
             _ => {}
@@ -65,7 +65,7 @@ impl Machine {
     }
 
     fn open(&mut self, now: BootInstant, tries: u32, out: &mut Vec<Output>) {
-        self.link = Link::Opening { again: None, tries };
+        self.link = SessionPhase::Opening { again: None, tries };
         self.call(now, What::Open { fresh: tries == 0 }, By::Worker, out);
     }
 
@@ -81,14 +81,14 @@ impl Machine {
         match answer {
             Answer::Opened | Answer::KeptAlive => {}
             // A refused keep-alive implies nothing about holds: they keep their deadline (P5).
-            Answer::Refused(_) if !matches!(self.link, Link::Opening { .. }) => return self.link_failed(now),
+            Answer::Refused(_) if !matches!(self.link, SessionPhase::Opening { .. }) => return self.link_failed(now),
             Answer::Refused(error) => return self.open_refused(error, out),
             _ => return,
         }
         let next = sent_at.checked_add(self.spec.renew_every()).unwrap_or(BootInstant::MAX);
         self.link = match self.link {
-            Link::Live { next: planned, tried } => Link::Live { next: planned.max(next), tried },
-            Link::Opening { .. } => Link::Live { next, tried: sent_at },
+            SessionPhase::Live { next: planned, tried } => SessionPhase::Live { next: planned.max(next), tried },
+            SessionPhase::Opening { .. } => SessionPhase::Live { next, tried: sent_at },
             other => return self.link = other,
         };
         let until = self.spec.belief().map(|belief| sent_at + belief);
@@ -107,7 +107,7 @@ impl Machine {
         }
         self.calls.retain(|_, Sent { what, .. }| !matches!(what, What::Open { .. } | What::KeepAlive));
         match &mut self.link {
-            Link::Opening { again, .. } => *again = Some(again.map_or(now, |again| again.min(now))),
+            SessionPhase::Opening { again, .. } => *again = Some(again.map_or(now, |again| again.min(now))),
             // Soon, but not twice in a moment: a peer that ends every stream must not be called in a loop.
             link => link.renew_soon(now, RETRY_MIN),
         }
@@ -120,7 +120,7 @@ impl Machine {
     }
 
     fn open_refused(&mut self, error: BackendError, out: &mut Vec<Output>) {
-        self.link = Link::Closed;
+        self.link = SessionPhase::Closed;
         let keys: Vec<_> = self.requests.keys().copied().collect();
         for key in keys {
             self.remove(key);
@@ -131,33 +131,33 @@ impl Machine {
 
     pub(super) fn link_failed(&mut self, now: BootInstant) {
         match &mut self.link {
-            Link::Opening { again, tries } => {
+            SessionPhase::Opening { again, tries } => {
                 *again = Some(now + pause(*tries));
                 *tries += 1;
             }
             // Retry soon: at least every ttl/12.
-            Link::Live { next, .. } => *next = (*next).min(now + self.spec.try_every()),
-            Link::Closed | Link::Closing => {}
+            SessionPhase::Live { next, .. } => *next = (*next).min(now + self.spec.try_every()),
+            SessionPhase::Closed | SessionPhase::Closing => {}
         }
     }
 
     pub(super) fn close(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         match self.link {
-            Link::Live { .. } => {
-                self.link = Link::Closing;
+            SessionPhase::Live { .. } => {
+                self.link = SessionPhase::Closing;
                 self.call(now, What::Close, By::Worker, out);
             }
-            Link::Opening { .. } => {
+            SessionPhase::Opening { .. } => {
                 // The session is no longer needed. If the open succeeds after all, the session expires.
                 self.calls.retain(|_, Sent { what, .. }| !matches!(what, What::Open { .. }));
-                self.link = Link::Closed;
+                self.link = SessionPhase::Closed;
             }
-            Link::Closed | Link::Closing => {}
+            SessionPhase::Closed | SessionPhase::Closing => {}
         }
     }
 
     pub(super) fn closed(&mut self) {
-        self.link = Link::Closed;
+        self.link = SessionPhase::Closed;
         self.belief = None;
     }
 }

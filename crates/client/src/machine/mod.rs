@@ -16,8 +16,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 pub use event::{Answer, By, CallId, Event, Granted, Key, NotAcquired, Output, Push, Releasing, Want, What};
-use hold::{Hold, Request, Stage};
-use link::Link;
+use hold::{HoldState, PendingAcquire, AcquireStage};
+use link::SessionPhase;
 use lockkeeper_core::Seq;
 pub use spec::Spec;
 use spec::{DRIFT_PERCENT, RETRY_MIN, pause};
@@ -28,14 +28,14 @@ use crate::time::BootInstant;
 #[cfg_attr(test, derive(Clone, PartialEq, Eq, Hash))]
 pub struct Machine {
     spec: Spec,
-    link: Link,
+    link: SessionPhase,
     /// The session's lease deadline; `None` before the first acknowledgement, and where nothing expires.
     belief: Option<BootInstant>,
     next_seq: u64,
     next_call: u64,
     /// Numbered commands without an answer: `done_through` stays below them.
     unanswered: BTreeSet<Seq>,
-    requests: BTreeMap<Key, Request>,
+    requests: BTreeMap<Key, PendingAcquire>,
     /// Requests that are not yet held: the only ones that must be checked on every event.
     pending: BTreeSet<Key>,
     /// Subset of `pending`: to be sent as soon as the lease is valid.
@@ -62,7 +62,7 @@ pub struct Machine {
 struct Finishing {
     target: Seq,
     /// The caller that waits for the outcome.
-    waiting: Option<(Key, Outcome)>,
+    waiting: Option<(Key, FinishReply)>,
     under_way: bool,
     again: Option<BootInstant>,
     tries: u32,
@@ -71,7 +71,7 @@ struct Finishing {
 /// The reason why a caller waits for a `Finish`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[cfg_attr(test, derive(Hash))]
-enum Outcome {
+enum FinishReply {
     /// The caller released its guard.
     Release,
     /// The caller's wait has ended.
@@ -88,7 +88,7 @@ impl Machine {
     pub fn new(spec: Spec) -> Self {
         Self {
             spec,
-            link: Link::Closed,
+            link: SessionPhase::Closed,
             belief: None,
             next_seq: 1,
             next_call: 1,
@@ -116,7 +116,7 @@ impl Machine {
                 out.push(Output::NotAcquired { key, why: NotAcquired::ShuttingDown });
             }
             Event::Acquire { key, want } => {
-                self.requests.insert(key, Request { want, since: now, stage: Stage::Unsent });
+                self.requests.insert(key, PendingAcquire { want, since: now, stage: AcquireStage::Unsent });
                 self.index(key);
             }
             Event::Abandon { key } => self.abandon(key),
@@ -155,10 +155,10 @@ impl Machine {
     fn index(&mut self, key: Key) {
         let (pending, unsent, early, ends_at) = match self.requests.get(&key).map(|request| &request.stage) {
             None => (false, false, false, None),
-            Some(Stage::Held(hold)) => (false, false, false, hold.ends_at),
-            Some(Stage::Unsent) => (true, true, false, None),
-            Some(Stage::Early { .. }) => (true, false, true, None),
-            Some(Stage::Sent { .. } | Stage::Queued { .. }) => (true, false, false, None),
+            Some(AcquireStage::Held(hold)) => (false, false, false, hold.ends_at),
+            Some(AcquireStage::Unsent) => (true, true, false, None),
+            Some(AcquireStage::Early { .. }) => (true, false, true, None),
+            Some(AcquireStage::Sent { .. } | AcquireStage::Queued { .. }) => (true, false, false, None),
         };
         if pending {
             self.pending.insert(key);
@@ -188,7 +188,7 @@ impl Machine {
     }
 
     /// Removes a request.
-    fn remove(&mut self, key: Key) -> Option<Request> {
+    fn remove(&mut self, key: Key) -> Option<PendingAcquire> {
         let request = self.requests.remove(&key);
         self.index(key);
         request
@@ -197,7 +197,7 @@ impl Machine {
     /// The seq of a caller's hold at the backend.
     pub fn seq_of(&self, key: Key) -> Option<Seq> {
         match self.requests.get(&key)?.stage {
-            Stage::Held(Hold { seq, .. }) => Some(seq),
+            AcquireStage::Held(HoldState { seq, .. }) => Some(seq),
             _ => None,
         }
     }
@@ -209,7 +209,7 @@ impl Machine {
 
     /// Whether the session has ended for good after [`Event::Shutdown`].
     pub fn is_closed(&self) -> bool {
-        self.stopping && matches!(self.link, Link::Closed)
+        self.stopping && matches!(self.link, SessionPhase::Closed)
     }
 
     fn call(&mut self, now: BootInstant, what: What, by: By, out: &mut Vec<Output>) {
@@ -243,7 +243,7 @@ impl Machine {
             // ended the session by then.
             self.session_gone(now, LossCause::ShutDown, out);
         }
-        if let Link::Live { .. } = self.link {
+        if let SessionPhase::Live { .. } = self.link {
             // Seqs are assigned when an acquire is sent and when a Finish is created: sending Finishes first keeps the
             // order (R5).
             self.send_finishes(now, due, out);
@@ -270,7 +270,7 @@ impl Machine {
     /// Checks the session's deadline and the holds' own deadlines (P5, `max_hold`, breaks).
     fn pass_deadlines(&mut self, now: BootInstant, out: &mut Vec<Output>) {
         let expired = self.belief.is_some_and(|until| now >= until);
-        let held = |request: &Request| matches!(request.stage, Stage::Held(_));
+        let held = |request: &PendingAcquire| matches!(request.stage, AcquireStage::Held(_));
         let due: Vec<Key> = if expired {
             self.requests.iter().filter(|(_, request)| held(request)).map(|(&key, _)| key).collect()
         } else {
@@ -278,7 +278,7 @@ impl Machine {
         };
         for key in due {
             let Some(request) = self.requests.get_mut(&key) else { continue };
-            let Stage::Held(hold) = &mut request.stage else { continue };
+            let AcquireStage::Held(hold) = &mut request.stage else { continue };
             if expired {
                 hold.lose(key, LossCause::Expired, out);
             }
@@ -297,12 +297,12 @@ impl Machine {
     }
 
     /// Ends a hold; the next `progress` sends its `Finish`.
-    fn end_hold(&mut self, key: Key, waiting: Option<Outcome>) {
-        let Some(Request { stage: Stage::Held(hold), .. }) = self.remove(key) else { return };
+    fn end_hold(&mut self, key: Key, waiting: Option<FinishReply>) {
+        let Some(PendingAcquire { stage: AcquireStage::Held(hold), .. }) = self.remove(key) else { return };
         self.finish(hold.seq, waiting.map(|outcome| (key, outcome)));
     }
 
-    fn finish(&mut self, target: Seq, waiting: Option<(Key, Outcome)>) {
+    fn finish(&mut self, target: Seq, waiting: Option<(Key, FinishReply)>) {
         self.by_seq.remove(&target);
         let seq = self.new_seq();
         self.finishing.insert(seq, Finishing { target, waiting, under_way: false, again: None, tries: 0 });
@@ -312,10 +312,10 @@ impl Machine {
     fn abandon(&mut self, key: Key) {
         let Some(request) = self.remove(key) else { return self.abandon_finish(key) };
         match request.stage {
-            Stage::Unsent => {}
-            Stage::Held(hold) => self.finish(hold.seq, None),
-            Stage::Early { seq, .. } => self.finish(seq, None),
-            Stage::Sent { seq, .. } | Stage::Queued { seq } => {
+            AcquireStage::Unsent => {}
+            AcquireStage::Held(hold) => self.finish(hold.seq, None),
+            AcquireStage::Early { seq, .. } => self.finish(seq, None),
+            AcquireStage::Sent { seq, .. } | AcquireStage::Queued { seq } => {
                 self.calls.retain(|_, sent| !matches!(sent.what, What::Acquire { key: k, .. } if k == key));
                 self.finish(seq, None);
             }
@@ -338,10 +338,10 @@ impl Machine {
 
     fn release(&mut self, key: Key, out: &mut Vec<Output>) {
         match self.requests.get(&key) {
-            Some(Request { stage: Stage::Held(Hold { lost: None, .. }), .. }) => {
-                self.end_hold(key, Some(Outcome::Release));
+            Some(PendingAcquire { stage: AcquireStage::Held(HoldState { lost: None, .. }), .. }) => {
+                self.end_hold(key, Some(FinishReply::Release));
             }
-            Some(Request { stage: Stage::Held(Hold { lost: Some(cause), .. }), .. }) => {
+            Some(PendingAcquire { stage: AcquireStage::Held(HoldState { lost: Some(cause), .. }), .. }) => {
                 let how = Releasing::AlreadyLost(*cause);
                 self.end_hold(key, None);
                 out.push(Output::Released { key, how });
@@ -355,7 +355,7 @@ impl Machine {
         let keys: Vec<Key> = self.requests.keys().copied().collect();
         for key in keys {
             match &mut self.requests.get_mut(&key).expect("listed above").stage {
-                Stage::Held(hold) => hold.lose(key, LossCause::ShutDown, out),
+                AcquireStage::Held(hold) => hold.lose(key, LossCause::ShutDown, out),
                 _ => out.push(Output::NotAcquired { key, why: NotAcquired::ShuttingDown }),
             }
             self.abandon(key);

@@ -18,7 +18,7 @@ use crate::observe;
 use crate::time::BootInstant;
 
 /// The state that a guard reads without locks or I/O.
-pub(crate) struct Hold {
+pub(crate) struct HoldStatus {
     lost: CancellationToken,
     cause: OnceLock<LossCause>,
     /// The hold's own deadline (`max_hold`), in nanoseconds.
@@ -30,7 +30,7 @@ pub(crate) struct HoldHandle {
     session: Arc<Session>,
     key: Key,
     letters: Reader<Letter>,
-    pub(crate) hold: Arc<Hold>,
+    pub(crate) hold: Arc<HoldStatus>,
     pub(crate) granted: Granted,
     pub(crate) since: BootInstant,
     over: bool,
@@ -39,7 +39,7 @@ pub(crate) struct HoldHandle {
 /// The backend call that a caller's task drives at the moment.
 type Carried = Option<(CallId, BoxFuture<Result<Answer, CallError>>)>;
 
-impl Hold {
+impl HoldStatus {
     pub(super) fn new() -> Self {
         Self { lost: CancellationToken::new(), cause: OnceLock::new(), ends_at: AtomicU64::new(u64::MAX) }
     }
@@ -78,7 +78,7 @@ impl Hold {
 }
 
 impl HoldHandle {
-    pub(super) fn new(session: Arc<Session>, key: Key, letters: Reader<Letter>, hold: Arc<Hold>) -> Self {
+    pub(super) fn new(session: Arc<Session>, key: Key, letters: Reader<Letter>, hold: Arc<HoldStatus>) -> Self {
         let since = session.now();
         Self { session, key, letters, hold, granted: Granted::default(), since, over: false }
     }
@@ -250,7 +250,7 @@ mod tests {
     /// The machine signals a loss before it moves the deadline; a caller may read between the two.
     #[test]
     fn a_loss_is_visible_to_a_reader_of_the_later_deadline() {
-        let hold = Hold::new();
+        let hold = HoldStatus::new();
         let deadline = || {
             hold.lose(LossCause::Broken, "memory");
             2_000

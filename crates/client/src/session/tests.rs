@@ -96,7 +96,7 @@ async fn an_input_during_another_threads_turn_is_processed_by_that_thread() {
         max_hold: None,
         grace: Duration::ZERO,
     };
-    let caller = Caller { wanted, letters, hold: Arc::new(Hold::new()), carries: false };
+    let caller = Caller { wanted, letters, hold: Arc::new(HoldStatus::new()), carries: false };
     inner.with_state(|state| {
         elsewhere(vec![Input::Acquire(Key(1), caller, want), Input::Release(Key(1), false)]);
         assert!(state.machine.is_idle(), "they are not worked off by two at once");

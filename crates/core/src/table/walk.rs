@@ -47,7 +47,7 @@ impl Table {
     ///
     /// # Errors
     /// [`WalkUnderWay`] if a snapshot is already in progress; it continues unchanged.
-    pub fn begin_walk(&mut self) -> Result<(), WalkUnderWay> {
+    pub fn begin_snapshot(&mut self) -> Result<(), WalkUnderWay> {
         if self.walk.is_some() {
             return Err(WalkUnderWay);
         }
@@ -65,7 +65,7 @@ impl Table {
     /// docs/benchmarks.md). Items are not split: a session with very many kept answers is written at once.
     ///
     /// A [`Restorer`](crate::Restorer) and [`Snapshot::decode`] read the concatenation of all pieces.
-    pub fn walk_piece(&mut self, budget_items: usize, out: &mut Vec<u8>) -> SnapshotProgress {
+    pub fn snapshot_piece(&mut self, budget_items: usize, out: &mut Vec<u8>) -> SnapshotProgress {
         let Some(mut walk) = self.walk.take() else { return SnapshotProgress::NoWalk };
         if let Some(header) = walk.header.take() {
             walk.digest += put_header(out, &header);
@@ -85,12 +85,12 @@ impl Table {
             return SnapshotProgress::Continue;
         }
         put_end(out, walk.digest);
-        self.abandon_walk();
+        self.abandon_snapshot();
         SnapshotProgress::Done { digest: walk.digest.0 }
     }
 
     /// Cancels the snapshot in progress, if any. Its pieces written so far are useless.
-    pub fn abandon_walk(&mut self) {
+    pub fn abandon_snapshot(&mut self) {
         self.walk = None;
         self.unpassed.end_walk();
         self.requests.end_walk();
@@ -100,7 +100,7 @@ impl Table {
 
     /// Whether a snapshot is in progress.
     #[must_use]
-    pub fn is_walking(&self) -> bool {
+    pub fn is_snapshot_under_way(&self) -> bool {
         self.walk.is_some()
     }
 

@@ -109,7 +109,7 @@ impl Replica {
         let step = match it.stage {
             SnapshotStage::Pieces => {
                 let mut piece = Vec::new();
-                match self.table.walk_piece(ITEMS_PER_PIECE, &mut piece) {
+                match self.table.snapshot_piece(ITEMS_PER_PIECE, &mut piece) {
                     SnapshotProgress::Continue => {}
                     SnapshotProgress::Done { digest } => {
                         if it.is_named {
@@ -185,7 +185,7 @@ impl Replica {
     }
 
     fn begin_snapshot(&mut self, is_named: bool, helps: bool) {
-        if self.table.begin_walk().is_err() {
+        if self.table.begin_snapshot().is_err() {
             return;
         }
         if helps {
@@ -261,7 +261,7 @@ impl Replica {
 
     /// Abandons the snapshot. The next one is taken after as much log again, or when a follower needs one.
     pub(super) fn snapshot_failed(&mut self) {
-        self.table.abandon_walk();
+        self.table.abandon_snapshot();
         let failed = self.snapshots.under_way.take();
         for ask in failed.into_iter().flat_map(|it| it.wanted_by) {
             let refused = v1::Refused {

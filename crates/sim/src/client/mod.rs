@@ -10,7 +10,7 @@ use std::time::Duration;
 use lockkeeper::BootInstant;
 use lockkeeper::LossCause;
 use lockkeeper::simulation::{
-    Addresses, Call, CallId, Carrier, Ending, Event, Key, Machine, Outcome, Output, Push, SessionKey, Spec,
+    Addresses, Call, CallId, Carrier, StreamEnding, Event, Key, Machine, CarrierOutput, Output, Push, SessionKey, Spec,
     StreamId as Carried, Wanted, What,
 };
 use lockkeeper_core::Seq;
@@ -214,31 +214,31 @@ impl SimClient {
     fn outcomes(
         &mut self,
         core: &mut Core,
-        outcomes: Vec<Outcome<Handle>>,
+        outcomes: Vec<CarrierOutput<Handle>>,
         events: &mut VecDeque<(usize, Event)>,
     ) {
         for outcome in outcomes {
             match outcome {
-                Outcome::Resolved((session, call), Ok(answer)) => {
+                CarrierOutput::Resolved((session, call), Ok(answer)) => {
                     events.push_back((session, Event::Answered { call, answer }));
                 }
-                Outcome::Resolved((session, call), Err(error)) => {
+                CarrierOutput::Resolved((session, call), Err(error)) => {
                     events.push_back((session, Event::Failed { call, sent: error.sent }));
                 }
-                Outcome::Push(_, Push::Detached { .. }) if core.is(MutantLocation::DetachUnheard) => {}
-                Outcome::Push(key, push) => self.pushed(key, push, events),
-                Outcome::EndStream(ending) => {
+                CarrierOutput::Push(_, Push::Detached { .. }) if core.is(MutantLocation::DetachUnheard) => {}
+                CarrierOutput::Push(key, push) => self.pushed(key, push, events),
+                CarrierOutput::EndStream(ending) => {
                     core.note(format_args!("client {} ends its stream: {ending:?}", self.index));
                     if let Some((_, stream)) = self.stream.take() {
                         core.hang_up(stream);
                         self.counts();
                     }
-                    if let Ending::Announced { reason: StreamEndReason::NotLeader, leader, term, .. } = ending
+                    if let StreamEnding::Announced { reason: StreamEndReason::NotLeader, leader, term, .. } = ending
                     {
                         self.addresses.leader_is(leader.as_deref(), term);
                     }
                 }
-                Outcome::Nodes(nodes) => self.addresses.learn(nodes.iter().map(String::as_str)),
+                CarrierOutput::Nodes(nodes) => self.addresses.learn(nodes.iter().map(String::as_str)),
             }
         }
     }

@@ -13,10 +13,10 @@ use lockkeeper_core::{
     Acquire, Command, Effects, IfBusy, PermitGrant, Rejection, Reply, Seq, SessionId, Table, limits,
 };
 
-use super::os::{Fault, jitter};
+use super::os::{OsError, jitter};
 use super::reap::{holders, look, waiters};
 use super::record::Record;
-use super::session::{Request, Session};
+use super::session::{FileRequest, FileSession};
 use super::state::is_held;
 use super::{finish, reactor, unsupported_subtree};
 use crate::backend::CallError;
@@ -32,7 +32,7 @@ const FOREIGN_POLL_MIN: Duration = Duration::from_millis(1);
 const FOREIGN_POLL_MAX: Duration = Duration::from_millis(250);
 
 /// The result of one step.
-enum Step {
+enum AcquireStep {
     /// The name is acquired.
     Taken,
     Waiting {
@@ -51,19 +51,19 @@ enum Step {
     Over,
 }
 
-pub(super) async fn acquire(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer, CallError> {
+pub(super) async fn acquire(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Result<Answer, CallError> {
     let answer = match take_all(session, request).await {
         Ok(answer) => answer,
-        Err(Fault::Gone) => {
+        Err(OsError::Gone) => {
             session.lose();
             return Ok(Answer::SessionGone);
         }
-        Err(Fault::Stuck(error)) => {
+        Err(OsError::Stuck(error)) => {
             tracing::warn!(%error, "an acquire will be tried again");
             let sent = request.progress().parts.iter().any(|part| part.seq.is_some());
             return Err(CallError { sent });
         }
-        Err(Fault::Error(error)) => Answer::Refused(error),
+        Err(OsError::Error(error)) => Answer::Refused(error),
     };
     if let Answer::Busy(_) | Answer::Refused(_) = answer {
         // The client sends no Finish for a request that was not acquired.
@@ -77,7 +77,7 @@ pub(super) async fn acquire(session: &Arc<Session>, request: &Arc<Request>) -> R
     Ok(answer)
 }
 
-async fn take_all(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer, Fault> {
+async fn take_all(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Result<Answer, OsError> {
     let count = request.want.names.len();
     if count == 0 || count > limits::NAMES_PER_REQUEST_MAX {
         return Ok(Answer::Refused(Rejection::NameCount { count }.into()));
@@ -94,22 +94,22 @@ async fn take_all(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answ
                 step(session, request, index, &mut record)?
             };
             match found {
-                Step::Taken => break,
-                Step::Over => return Ok(Answer::Finished(lockkeeper_core::End::Gone)),
-                Step::Revoked => return Ok(Answer::Revoked),
-                Step::Refused(error) => return Ok(Answer::Refused(error)),
-                Step::Busy(busy) => return Ok(Answer::Busy(busy)),
-                Step::Foreign if !request.want.wait => {
+                AcquireStep::Taken => break,
+                AcquireStep::Over => return Ok(Answer::Finished(lockkeeper_core::End::Gone)),
+                AcquireStep::Revoked => return Ok(Answer::Revoked),
+                AcquireStep::Refused(error) => return Ok(Answer::Refused(error)),
+                AcquireStep::Busy(busy) => return Ok(Answer::Busy(busy)),
+                AcquireStep::Foreign if !request.want.wait => {
                     let holder =
                         Some("a program that is not Lockkeeper (a flock on the hold file)".to_owned());
                     return Ok(Answer::Busy(Busy { holder, queued_ahead: 0 }));
                 }
-                Step::Foreign => {
+                AcquireStep::Foreign => {
                     tell_queued(session, request, &mut told, 0);
                     wait(request, Vec::new(), jitter(foreign)).await;
                     foreign = (foreign * 2).min(FOREIGN_POLL_MAX);
                 }
-                Step::Waiting { position, pipes, closed } => {
+                AcquireStep::Waiting { position, pipes, closed } => {
                     tell_queued(session, request, &mut told, position);
                     let longest = jitter(SAFETY_NET);
                     wait(request, pipes, closed.map_or(longest, |closed| closed.min(longest))).await;
@@ -120,7 +120,7 @@ async fn take_all(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answ
     settle(session, request).await
 }
 
-fn tell_queued(session: &Session, request: &Request, told: &mut Option<u64>, position: u64) {
+fn tell_queued(session: &FileSession, request: &FileRequest, told: &mut Option<u64>, position: u64) {
     if told.is_none() {
         *told = Some(position);
         let _ = session.pushes.send(Push::Queued { seq: request.seq, position });
@@ -128,7 +128,7 @@ fn tell_queued(session: &Session, request: &Request, told: &mut Option<u64>, pos
 }
 
 /// Waits for a notification, the end of one of the watched sessions, or `at_most`.
-async fn wait(request: &Request, pipes: Vec<File>, at_most: Duration) {
+async fn wait(request: &FileRequest, pipes: Vec<File>, at_most: Duration) {
     let mut ends: Vec<_> = pipes.into_iter().map(|pipe| Box::pin(reactor::hang_up(pipe))).collect();
     let any_end = std::future::poll_fn(move |cx| {
         let ended = ends.iter_mut().any(|end| end.as_mut().poll(cx).is_ready());
@@ -142,7 +142,7 @@ async fn wait(request: &Request, pipes: Vec<File>, at_most: Duration) {
 }
 
 /// All names are acquired: the highest token becomes the token of the request, and each record stores it.
-async fn settle(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer, Fault> {
+async fn settle(session: &Arc<FileSession>, request: &Arc<FileRequest>) -> Result<Answer, OsError> {
     let parts = request.progress().parts.clone();
     let Some(told) = parts.iter().filter_map(|part| part.token).max() else {
         return Ok(Answer::Finished(lockkeeper_core::End::Gone));
@@ -169,17 +169,17 @@ async fn settle(session: &Arc<Session>, request: &Arc<Request>) -> Result<Answer
 }
 
 /// Enters the record, or checks the state of the request there.
-fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Record) -> Result<Step, Fault> {
+fn step(session: &FileSession, request: &Arc<FileRequest>, index: usize, record: &mut Record) -> Result<AcquireStep, OsError> {
     let mut progress = request.progress();
     if request.is_over() {
-        return Ok(Step::Over);
+        return Ok(AcquireStep::Over);
     }
     let tag = session.file.tag;
     let place = progress.parts[index].seq.filter(|&seq| record.state().request(tag, seq).is_some());
     let seq = match place {
         Some(seq) => seq,
         // A request that was granted once is never queued again without the holder's knowledge.
-        None if progress.granted => return Ok(Step::Over),
+        None if progress.granted => return Ok(AcquireStep::Over),
         None => {
             // A new request, or its entry was lost with a damaged record: it enters, possibly for the second time.
             if let Some(lost) = progress.parts[index].seq {
@@ -191,33 +191,33 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
                 Reply::Granted(_) | Reply::Queued { .. } => seq,
                 Reply::Busy { holder, queued_ahead } => {
                     let holder = holder.map(|holder| record.state().label(holder));
-                    return Ok(Step::Busy(Busy { holder, queued_ahead }));
+                    return Ok(AcquireStep::Busy(Busy { holder, queued_ahead }));
                 }
-                Reply::Refused(rejection) => return Ok(Step::Refused(rejection.into())),
-                _ => return Ok(Step::Over),
+                Reply::Refused(rejection) => return Ok(AcquireStep::Refused(rejection.into())),
+                _ => return Ok(AcquireStep::Over),
             }
         }
     };
     loop {
-        let Some(found) = record.state().request(tag, seq).cloned() else { return Ok(Step::Over) };
-        let Some(owner) = found.owner else { return Ok(Step::Over) };
+        let Some(found) = record.state().request(tag, seq).cloned() else { return Ok(AcquireStep::Over) };
+        let Some(owner) = found.owner else { return Ok(AcquireStep::Over) };
         if is_held(&found) {
             let part = &mut progress.parts[index];
             part.permit = permit_of(record, &found);
             return Ok(match found.phase {
                 // A retry (P7-a): the flock is held already.
-                Phase::Held { .. } if part.hold.is_some() => Step::Taken,
+                Phase::Held { .. } if part.hold.is_some() => AcquireStep::Taken,
                 Phase::Held { token, .. } => {
                     match record.take_hold(found.mode, part.permit.map(|permit| permit.slot))? {
                         Some(hold) => {
                             part.token = Some(token);
                             part.hold = Some(Arc::new(hold));
-                            Step::Taken
+                            AcquireStep::Taken
                         }
-                        None => Step::Foreign,
+                        None => AcquireStep::Foreign,
                     }
                 }
-                _ => Step::Revoked,
+                _ => AcquireStep::Revoked,
             });
         }
         let watched = record.state().watched().remove(&owner).unwrap_or_default();
@@ -227,7 +227,7 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
         if looked.is_clean() {
             let pipes = watched.iter().filter_map(|id| looked.alive.remove(id)).collect();
             let closed = record.state().closed().map(|(_, left)| left).min();
-            return Ok(Step::Waiting { position: position(record, owner)?, pipes, closed });
+            return Ok(AcquireStep::Waiting { position: position(record, owner)?, pipes, closed });
         }
         record.commit(|table, effects| looked.reap(table, effects), |()| true)?;
         looked.bury(&session.store);
@@ -236,12 +236,12 @@ fn step(session: &Session, request: &Arc<Request>, index: usize, record: &mut Re
 
 /// Applies the acquire to the table. Other sessions are checked for liveness only if one of them conflicts.
 fn enter(
-    session: &Session,
-    request: &Request,
+    session: &FileSession,
+    request: &FileRequest,
     index: usize,
     seq: Seq,
     record: &mut Record,
-) -> Result<Reply, Fault> {
+) -> Result<Reply, OsError> {
     let want = &request.want;
     let ask = |table: &mut Table, effects: &mut Effects| {
         let opened = table.apply_whole(Command::OpenSession(session.opening()), effects);
@@ -279,7 +279,7 @@ fn enter(
     Ok(entered.unwrap_or(Reply::SessionGone))
 }
 
-fn position(record: &Record, (session, seq): (SessionId, Seq)) -> Result<u64, Fault> {
+fn position(record: &Record, (session, seq): (SessionId, Seq)) -> Result<u64, OsError> {
     match record.table()?.request(session, seq) {
         Some(Reply::Queued { position, .. }) => Ok(position),
         _ => Ok(0),

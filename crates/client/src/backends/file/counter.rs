@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::os::{Backoff, Fault, explain, try_flock, unflock};
+use super::os::{Backoff, OsError, explain, try_flock, unflock};
 use crate::error::{BackendError, BackendErrorKind};
 
 pub(super) const SLOT_BYTES: usize = 512;
@@ -20,12 +20,12 @@ const MAGIC: [u8; 8] = *b"LKCOUNT1";
 
 /// One slot of the file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Slot {
+struct CounterSlot {
     generation: u64,
     value: u64,
 }
 
-impl Slot {
+impl CounterSlot {
     fn encode(self) -> [u8; SLOT_BYTES] {
         let mut bytes = [0; SLOT_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
@@ -52,14 +52,14 @@ impl Slot {
 struct Reading {
     /// No token above this was issued.
     value: u64,
-    newest: Slot,
+    newest: CounterSlot,
     /// The slot for the next value: never the only valid one.
     next: usize,
 }
 
 /// `None` if neither slot is valid.
 fn read(bytes: &[u8]) -> Option<Reading> {
-    let slots = [Slot::decode(bytes), Slot::decode(bytes.get(SLOT_BYTES..).unwrap_or_default())];
+    let slots = [CounterSlot::decode(bytes), CounterSlot::decode(bytes.get(SLOT_BYTES..).unwrap_or_default())];
     match slots {
         [Some(a), Some(b)] => {
             let newest = a.max(b);
@@ -73,8 +73,8 @@ fn read(bytes: &[u8]) -> Option<Reading> {
 
 /// The bytes of a counter whose last token is `value`.
 pub(super) fn fresh(value: u64) -> Vec<u8> {
-    let older = Slot { generation: 1, value: value.saturating_sub(1) }.encode();
-    let newest = Slot { generation: 2, value }.encode();
+    let older = CounterSlot { generation: 1, value: value.saturating_sub(1) }.encode();
+    let newest = CounterSlot { generation: 2, value }.encode();
     [older, newest].concat()
 }
 
@@ -96,12 +96,12 @@ impl Counter {
     /// # Errors
     /// Neither slot is valid; the file is unreachable; it is locked by a process that was stopped in its critical
     /// section.
-    pub(super) fn lock(&self) -> Result<Held<'_>, Fault> {
+    pub(super) fn lock(&self) -> Result<LockedCounter<'_>, OsError> {
         let threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         let mut backoff = Backoff::new();
         while !try_flock(&self.file, true).map_err(|e| self.fault("lock", e))? {
             let Some(pause) = backoff.next() else {
-                return Err(Fault::Stuck(BackendError::new(
+                return Err(OsError::Stuck(BackendError::new(
                     BackendErrorKind::Unreachable,
                     format!(
                         "`{}` has been locked by another process for seconds; it was stopped while it drew a token: \
@@ -112,10 +112,10 @@ impl Counter {
             };
             std::thread::sleep(pause);
         }
-        let mut held = Held { counter: self, reading: None, _threads: threads };
+        let mut held = LockedCounter { counter: self, reading: None, _threads: threads };
         held.reading = read(&self.bytes()?);
         if held.reading.is_none() {
-            return Err(Fault::operator(format!(
+            return Err(OsError::operator(format!(
                 "the counter `{}` is damaged: neither of its two slots has a right checksum; find the highest token N \
                  that your fences have seen and connect once with `?tokens_above=N`",
                 self.path.display()
@@ -125,12 +125,12 @@ impl Counter {
     }
 
     /// Writes both slots: for a damaged counter for which the operator has given a token to start above.
-    pub(super) fn rebuild(&self, value: u64) -> Result<(), Fault> {
+    pub(super) fn rebuild(&self, value: u64) -> Result<(), OsError> {
         self.file.write_all_at(&fresh(value), 0).map_err(|e| self.fault("write", e))?;
         self.file.sync_all().map_err(|e| self.fault("sync", e))
     }
 
-    fn bytes(&self) -> Result<[u8; FILE_BYTES], Fault> {
+    fn bytes(&self) -> Result<[u8; FILE_BYTES], OsError> {
         let mut bytes = [0; FILE_BYTES];
         let mut filled = 0;
         while filled < FILE_BYTES {
@@ -144,26 +144,26 @@ impl Counter {
         Ok(bytes)
     }
 
-    fn fault(&self, doing: &str, error: std::io::Error) -> Fault {
-        Fault::Error(explain(doing, &self.path, error))
+    fn fault(&self, doing: &str, error: std::io::Error) -> OsError {
+        OsError::Error(explain(doing, &self.path, error))
     }
 }
 
 /// The locked counter.
-pub(super) struct Held<'a> {
+pub(super) struct LockedCounter<'a> {
     counter: &'a Counter,
     reading: Option<Reading>,
     _threads: MutexGuard<'a, ()>,
 }
 
-impl Held<'_> {
+impl LockedCounter<'_> {
     /// The last token that may have been issued.
     pub(super) fn value(&self) -> u64 {
         self.reading.map_or(0, |reading| reading.value)
     }
 
     /// Makes `value` the last token; it is on disk on return.
-    pub(super) fn raise_to(&mut self, value: u64) -> Result<(), Fault> {
+    pub(super) fn raise_to(&mut self, value: u64) -> Result<(), OsError> {
         let Some(reading) = self.reading else { return Ok(()) };
         if value <= reading.newest.value {
             return Ok(());
@@ -175,9 +175,9 @@ impl Held<'_> {
         self.write(value)
     }
 
-    fn write(&mut self, value: u64) -> Result<(), Fault> {
+    fn write(&mut self, value: u64) -> Result<(), OsError> {
         let Some(reading) = self.reading else { return Ok(()) };
-        let slot = Slot { generation: reading.newest.generation + 1, value };
+        let slot = CounterSlot { generation: reading.newest.generation + 1, value };
         let counter = self.counter;
         let at = (reading.next * SLOT_BYTES) as u64;
         counter.file.write_all_at(&slot.encode(), at).map_err(|e| counter.fault("write", e))?;
@@ -187,7 +187,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for LockedCounter<'_> {
     fn drop(&mut self) {
         // Fails only for an invalid descriptor.
         let _ = unflock(&self.counter.file);
@@ -288,6 +288,6 @@ mod tests {
         held.raise_to(value).unwrap();
         drop(held);
         let reading = read(&on_disk(&counter)).unwrap();
-        assert_eq!((reading.value, Slot::decode(&on_disk(&counter)).is_some()), (101, true));
+        assert_eq!((reading.value, CounterSlot::decode(&on_disk(&counter)).is_some()), (101, true));
     }
 }

@@ -8,21 +8,21 @@ use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Break, Command, End, LockName, Reply, Seq};
 
 use super::names::stem;
-use super::os::{Fault, die_at, unflock};
+use super::os::{OsError, die_at, unflock};
 use super::record::Record;
-use super::session::{Part, Request, Session};
+use super::session::{Part, FileRequest, FileSession};
 use crate::backend::CallError;
 use crate::error::BackendError;
 use crate::machine::Answer;
 
 /// Ends a request; `seq` is the seq of the call.
-pub(super) async fn finish(session: &Session, request: &Request, seq: Seq) -> Result<Answer, CallError> {
+pub(super) async fn finish(session: &FileSession, request: &FileRequest, seq: Seq) -> Result<Answer, CallError> {
     match end_parts(session, request).await {
         Ok(end) => {
             session.ended(request, end, seq);
             Ok(Answer::Finished(end))
         }
-        Err(Fault::Gone) => {
+        Err(OsError::Gone) => {
             session.lose();
             Ok(Answer::SessionGone)
         }
@@ -35,7 +35,7 @@ pub(super) async fn finish(session: &Session, request: &Request, seq: Seq) -> Re
 }
 
 /// Ends all parts of a request, the last name first. Completed parts stay ended if a later one fails.
-pub(super) async fn end_parts(session: &Session, request: &Request) -> Result<End, Fault> {
+pub(super) async fn end_parts(session: &FileSession, request: &FileRequest) -> Result<End, OsError> {
     for index in (0..request.names.len()).rev() {
         if request.progress().parts[index].seq.is_none() {
             continue;
@@ -53,7 +53,7 @@ pub(super) async fn end_parts(session: &Session, request: &Request) -> Result<En
 }
 
 /// Removes the files of a lock used by this session, if the lock is idle.
-async fn forget(session: &Session, name: &LockName) -> Result<(), Fault> {
+async fn forget(session: &FileSession, name: &LockName) -> Result<(), OsError> {
     match Record::open_file(&session.store, &stem(name)).await? {
         Some(mut record) => record.remove_if_idle(),
         None => Ok(()),
@@ -72,11 +72,11 @@ fn worse(a: Option<End>, b: End) -> End {
 }
 
 fn end_part(
-    session: &Session,
-    request: &Request,
+    session: &FileSession,
+    request: &FileRequest,
     index: usize,
     record: Option<Record>,
-) -> Result<End, Fault> {
+) -> Result<End, OsError> {
     // Waits for a step in progress.
     let progress = request.progress();
     let (part, granted) = (progress.parts[index].clone(), progress.granted);
@@ -89,7 +89,7 @@ fn end_part(
     let Some(mut record) = record else {
         let end = forgotten(part.hold.as_deref());
         if let Some(hold) = &part.hold {
-            unflock(hold).map_err(|e| Fault::operator(format!("can't give a hold's flock back: {e}")))?;
+            unflock(hold).map_err(|e| OsError::operator(format!("can't give a hold's flock back: {e}")))?;
         }
         session.leave(seq);
         return Ok(end);
@@ -132,7 +132,7 @@ fn end_part(
 
 /// Ends a session with all its requests. If a record cannot be updated, other processes find the session dead by its
 /// file.
-pub(super) async fn close(session: &Session) {
+pub(super) async fn close(session: &FileSession) {
     for request in session.requests() {
         request.call_off();
         if let Err(fault) = end_parts(session, &request).await {

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use lockkeeper_core::{Break, Command, LockName, Page, Reply, Token, TokenStatus};
 
 use super::names::is_record;
-use super::os::{Fault, explain};
+use super::os::{OsError, explain};
 use super::reap::reap_all;
 use super::record::Record;
-use super::store::Store;
+use super::store::FileStore;
 use crate::backend::{BreakOrder, Broken};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::info::LockInfo;
@@ -18,19 +18,19 @@ const WAITERS_SHOWN: usize = 100;
 /// No limits: a record has one lock only, and only this process waits for the answer.
 const EVERY_HOLD: Page = Page { after: None, holds_max: usize::MAX, bytes_max: usize::MAX, waiters_max: 0 };
 
-pub(super) async fn inspect(store: Arc<Store>, name: LockName) -> Result<LockInfo, Fault> {
+pub(super) async fn inspect(store: Arc<FileStore>, name: LockName) -> Result<LockInfo, OsError> {
     let mut record = Record::open(&store, &name).await?;
     describe(&store, &mut record)
 }
 
-fn describe(store: &Store, record: &mut Record) -> Result<LockInfo, Fault> {
+fn describe(store: &FileStore, record: &mut Record) -> Result<LockInfo, OsError> {
     reap_all(store, record)?;
     let (table, state) = (record.table()?, record.state());
     let mut info = LockInfo::from_description(
         record.name().clone(),
         table.describe(record.name(), Page { waiters_max: WAITERS_SHOWN, ..EVERY_HOLD }),
         |session| state.label(session),
-        |token| state.notes.get(&token.get()).and_then(super::state::Note::age),
+        |token| state.notes.get(&token.get()).and_then(super::state::HoldNote::age),
         |token, ms| state.closed_left(token, ms),
     );
     for holder in &mut info.holders {
@@ -39,7 +39,7 @@ fn describe(store: &Store, record: &mut Record) -> Result<LockInfo, Fault> {
     Ok(info)
 }
 
-pub(super) async fn list(store: Arc<Store>, prefix: Option<LockName>) -> Result<Vec<LockInfo>, Fault> {
+pub(super) async fn list(store: Arc<FileStore>, prefix: Option<LockName>) -> Result<Vec<LockInfo>, OsError> {
     let path = store.path.join("locks");
     super::session_file::sweep(&store, usize::MAX);
     let entries = std::fs::read_dir(&path).map_err(|e| store.fault(explain("list", &path, e)))?;
@@ -64,7 +64,7 @@ pub(super) async fn list(store: Arc<Store>, prefix: Option<LockName>) -> Result<
     Ok(locks)
 }
 
-pub(super) async fn check_token(store: Arc<Store>, name: LockName, token: u64) -> Result<TokenStatus, Fault> {
+pub(super) async fn check_token(store: Arc<FileStore>, name: LockName, token: u64) -> Result<TokenStatus, OsError> {
     if Token::new(token).is_none() || token > store.counter.lock()?.value() {
         return Ok(TokenStatus::NeverIssued);
     }
@@ -83,7 +83,7 @@ pub(super) async fn check_token(store: Arc<Store>, name: LockName, token: u64) -
     })
 }
 
-pub(super) async fn break_hold(store: Arc<Store>, order: BreakOrder) -> Result<Broken, Fault> {
+pub(super) async fn break_hold(store: Arc<FileStore>, order: BreakOrder) -> Result<Broken, OsError> {
     let mut record = Record::open(&store, &order.name).await?;
     reap_all(&store, &mut record)?;
     let state = record.state();
@@ -93,7 +93,7 @@ pub(super) async fn break_hold(store: Arc<Store>, order: BreakOrder) -> Result<B
     {
         let label = state.label(holder);
         let pid = state.tag(holder).map_or(0, super::session_file::Tag::pid);
-        return Err(Fault::Error(BackendError::new(
+        return Err(OsError::Error(BackendError::new(
             BackendErrorKind::Unsupported,
             format!(
                 "`file` can't end the hold of `{}` with token {} at once: only the kernel ends a flock; kill its \
@@ -113,7 +113,7 @@ pub(super) async fn break_hold(store: Arc<Store>, order: BreakOrder) -> Result<B
             Ok(Broken::NotCurrent { live })
         }
         Some(Reply::StillClosed) => Ok(Broken::StillClosed),
-        Some(Reply::Refused(rejection)) => Err(Fault::Error(rejection.into())),
+        Some(Reply::Refused(rejection)) => Err(OsError::Error(rejection.into())),
         _ => Ok(Broken::Done),
     }
 }

@@ -41,9 +41,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use lockkeeper_core::{LockName, TokenStatus};
 use tokio::sync::mpsc::UnboundedSender;
 
-use self::os::Fault;
+use self::os::OsError;
 use self::session::FileConn;
-use self::store::{Config, Store};
+use self::store::{Config, FileStore};
 use crate::backend::{Backend, BoxFuture, BreakOrder, Broken, Conn};
 use crate::capabilities::{Capabilities, Fencing, Promise, Reach};
 use crate::error::{BackendError, ConnectError, Unsupported};
@@ -97,13 +97,13 @@ const CAPABILITIES: Capabilities = Capabilities {
 
 /// A lock directory as a backend.
 pub(crate) struct FileBackend {
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
 }
 
 /// State shared by all sessions of a backend.
-struct Shared {
+struct FileShared {
     config: Config,
-    store: Mutex<Arc<Store>>,
+    store: Mutex<Arc<FileStore>>,
 }
 
 impl FileBackend {
@@ -142,17 +142,17 @@ impl FileBackend {
         Ok(Arc::new(backend))
     }
 
-    fn with_config(config: Config) -> Result<Self, Fault> {
-        let store = Mutex::new(Arc::new(Store::open(&config, 0)?));
-        Ok(Self { shared: Arc::new(Shared { config, store }) })
+    fn with_config(config: Config) -> Result<Self, OsError> {
+        let store = Mutex::new(Arc::new(FileStore::open(&config, 0)?));
+        Ok(Self { shared: Arc::new(FileShared { config, store }) })
     }
 
     fn with_store<T, F>(
         &self,
-        work: impl FnOnce(Arc<Store>) -> F + Send + 'static,
+        work: impl FnOnce(Arc<FileStore>) -> F + Send + 'static,
     ) -> BoxFuture<Result<T, BackendError>>
     where
-        F: Future<Output = Result<T, Fault>> + Send,
+        F: Future<Output = Result<T, OsError>> + Send,
         T: Send + 'static,
     {
         let shared = Arc::clone(&self.shared);
@@ -160,14 +160,14 @@ impl FileBackend {
     }
 }
 
-impl Shared {
+impl FileShared {
     /// The directory at the path. If it was deleted, a new one is created, with tokens above all those seen in the old
     /// one.
-    fn store(&self) -> Result<Arc<Store>, Fault> {
+    fn store(&self) -> Result<Arc<FileStore>, OsError> {
         let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         if !store.is_current() {
             let known = store.counter.lock().map_or(0, |counter| counter.value());
-            *store = Arc::new(Store::open(&self.config, known)?);
+            *store = Arc::new(FileStore::open(&self.config, known)?);
         }
         Ok(Arc::clone(&store))
     }

@@ -16,7 +16,7 @@ use crate::error::{BackendError, BackendErrorKind};
 
 /// Why an operation in the directory failed.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum OsError {
     /// The directory was deleted or replaced while in use.
     Gone,
     /// Another process has held a short lock for longer than [`SHORT_LOCK_PATIENCE`]: it was stopped in its critical
@@ -26,20 +26,20 @@ pub(super) enum Fault {
     Error(BackendError),
 }
 
-impl Fault {
+impl OsError {
     pub(super) fn operator(message: impl Into<String>) -> Self {
         Self::Error(BackendError::new(BackendErrorKind::Operator, message))
     }
 }
 
-impl From<Fault> for BackendError {
-    fn from(fault: Fault) -> Self {
+impl From<OsError> for BackendError {
+    fn from(fault: OsError) -> Self {
         match fault {
-            Fault::Gone => Self::new(
+            OsError::Gone => Self::new(
                 BackendErrorKind::Operator,
                 "the lock directory was deleted while it was in use; connect again to make a new one",
             ),
-            Fault::Stuck(error) | Fault::Error(error) => error,
+            OsError::Stuck(error) | OsError::Error(error) => error,
         }
     }
 }

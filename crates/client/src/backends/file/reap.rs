@@ -8,11 +8,11 @@ use std::fs::File;
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, Seq, SessionId, Table, Token};
 
-use super::os::Fault;
+use super::os::OsError;
 use super::record::Record;
 use super::session_file::{Life, Tag, bury, probe};
-use super::state::{State, is_held};
-use super::store::Store;
+use super::state::{RecordState, is_held};
+use super::store::FileStore;
 
 /// The result of checking a record.
 #[derive(Default)]
@@ -39,7 +39,7 @@ impl Looked {
     }
 
     /// Removes the files of dead sessions, after the record was written.
-    pub(super) fn bury(&self, store: &Store) {
+    pub(super) fn bury(&self, store: &FileStore) {
         for &(_, tag) in &self.dead {
             bury(store, tag);
         }
@@ -48,11 +48,11 @@ impl Looked {
 
 /// Checks `sessions` of a record (except the caller's own session, which lives) and its closed holds.
 pub(super) fn look(
-    store: &Store,
+    store: &FileStore,
     record: &Record,
     own: Option<Tag>,
     sessions: impl IntoIterator<Item = SessionId>,
-) -> Result<Looked, Fault> {
+) -> Result<Looked, OsError> {
     let mut looked = Looked::default();
     for session in sessions {
         let Some(tag) = record.state().tag(session).filter(|tag| Some(*tag) != own) else { continue };
@@ -71,7 +71,7 @@ pub(super) fn look(
 }
 
 /// Ends all dead sessions and due closed holds of a record.
-pub(super) fn reap_all(store: &Store, record: &mut Record) -> Result<(), Fault> {
+pub(super) fn reap_all(store: &FileStore, record: &mut Record) -> Result<(), OsError> {
     let everyone: Vec<SessionId> = record.state().table.sessions.iter().map(|session| session.id).collect();
     let looked = look(store, record, None, everyone)?;
     if !looked.is_clean() {
@@ -82,7 +82,7 @@ pub(super) fn reap_all(store: &Store, record: &mut Record) -> Result<(), Fault> 
 }
 
 /// Sessions with a hold.
-pub(super) fn holders(state: &State) -> impl Iterator<Item = SessionId> {
+pub(super) fn holders(state: &RecordState) -> impl Iterator<Item = SessionId> {
     state
         .table
         .requests
@@ -92,7 +92,7 @@ pub(super) fn holders(state: &State) -> impl Iterator<Item = SessionId> {
 }
 
 /// Sessions with a waiter, in the order of the queue.
-pub(super) fn waiters(state: &State) -> impl DoubleEndedIterator<Item = (SessionId, Seq)> {
+pub(super) fn waiters(state: &RecordState) -> impl DoubleEndedIterator<Item = (SessionId, Seq)> {
     let waits = |phase: &Phase| matches!(phase, Phase::Waiting { .. });
     state
         .table

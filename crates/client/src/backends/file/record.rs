@@ -13,11 +13,11 @@ use std::time::Duration;
 use lockkeeper_core::snapshot::Phase;
 use lockkeeper_core::{Command, Effects, LockName, ModeKind, Seq, SessionId, Slot, Snapshot, Table, Token};
 
-use super::os::{Backoff, Fault, die_at, explain, open_at, open_or_create_at, remove_at, try_flock, unflock};
+use super::os::{Backoff, OsError, die_at, explain, open_at, open_or_create_at, remove_at, try_flock, unflock};
 use super::session_file::{Tag, wake};
 use super::slots::{self, Content, Current};
-use super::state::{Note, State, is_held, is_idle, slots_of};
-use super::store::Store;
+use super::state::{HoldNote, RecordState, is_held, is_idle, slots_of};
+use super::store::FileStore;
 use super::{names, reactor};
 use crate::error::{BackendError, BackendErrorKind};
 
@@ -26,12 +26,12 @@ const OURS: u32 = 0o1000;
 
 /// A record, locked by its flock.
 pub(super) struct Record {
-    store: Arc<Store>,
+    store: Arc<FileStore>,
     name: LockName,
     stem: String,
     file: Option<File>,
     current: Option<Current>,
-    state: State,
+    state: RecordState,
     /// Whether the file's content differs from `state`.
     dirty: bool,
     /// Keep the files when the lock becomes idle: it is likely to be used again soon.
@@ -47,17 +47,17 @@ impl Record {
     ///
     /// # Errors
     /// The record is damaged; it is unreachable; it is locked by a process that was stopped in its critical section.
-    pub(super) async fn open(store: &Arc<Store>, name: &LockName) -> Result<Self, Fault> {
+    pub(super) async fn open(store: &Arc<FileStore>, name: &LockName) -> Result<Self, OsError> {
         let stem = names::stem(name);
         let open = || open_or_create_at(&store.locks, &stem, store.file_mode);
         let file = lock(store, &stem, open).await?;
-        let file = file.ok_or(Fault::Gone)?;
+        let file = file.ok_or(OsError::Gone)?;
         let (current, found) = load(store, &stem, &file)?;
         let state = match found {
-            None => State { table: Table::new(0).snapshot(), notes: BTreeMap::new() },
+            None => RecordState { table: Table::new(0).snapshot(), notes: BTreeMap::new() },
             Some((found, state)) if found == *name => state,
             Some((found, _)) => {
-                return Err(Fault::operator(format!(
+                return Err(OsError::operator(format!(
                     "the record `{}` is that of the lock `{found}`, not of `{name}`: a filesystem that takes upper and \
                      lower case for the same can't keep both; use another directory or name",
                     store.path.join("locks").join(&stem).display(),
@@ -68,7 +68,7 @@ impl Record {
     }
 
     /// Locks a record by its file, if the file exists and is in use.
-    pub(super) async fn open_file(store: &Arc<Store>, stem: &str) -> Result<Option<Self>, Fault> {
+    pub(super) async fn open_file(store: &Arc<FileStore>, stem: &str) -> Result<Option<Self>, OsError> {
         let open = || open_at(&store.locks, stem, nix::fcntl::OFlag::O_RDWR);
         let Some(file) = lock(store, stem, open).await? else { return Ok(None) };
         let (current, found) = load(store, stem, &file)?;
@@ -76,12 +76,12 @@ impl Record {
     }
 
     fn new(
-        store: &Arc<Store>,
+        store: &Arc<FileStore>,
         name: LockName,
         stem: String,
         file: File,
         current: Option<Current>,
-        mut state: State,
+        mut state: RecordState,
     ) -> Self {
         // Closed before a reboot: the full delay starts again now, as with a new leader.
         let mut dirty = false;
@@ -90,7 +90,7 @@ impl Record {
                 && let Some(note) = state.notes.get_mut(&token.get())
                 && note.age().is_none()
             {
-                *note = Note::now(note.told);
+                *note = HoldNote::now(note.told);
                 dirty = true;
             }
         }
@@ -113,12 +113,12 @@ impl Record {
         &self.name
     }
 
-    pub(super) fn state(&self) -> &State {
+    pub(super) fn state(&self) -> &RecordState {
         &self.state
     }
 
     /// The present table, for queries.
-    pub(super) fn table(&self) -> Result<Table, Fault> {
+    pub(super) fn table(&self) -> Result<Table, OsError> {
         Table::restore(&self.state.table, 0).map_err(|e| damaged(&self.store, &self.stem, &e.to_string()))
     }
 
@@ -130,7 +130,7 @@ impl Record {
         &mut self,
         run: impl Fn(&mut Table, &mut Effects) -> R,
         accept: impl Fn(&R) -> bool,
-    ) -> Result<Option<R>, Fault> {
+    ) -> Result<Option<R>, OsError> {
         let mut effects = Effects::new();
         let mut table = self.table()?;
         let mut result = run(&mut table, &mut effects);
@@ -158,7 +158,7 @@ impl Record {
     }
 
     /// Stores the token returned to the holder of several names.
-    pub(super) fn tell(&mut self, token: Token, told: Token) -> Result<(), Fault> {
+    pub(super) fn tell(&mut self, token: Token, told: Token) -> Result<(), OsError> {
         if let Some(note) = self.state.notes.get_mut(&token.get()) {
             note.told = told.get();
             self.dirty = true;
@@ -167,8 +167,8 @@ impl Record {
     }
 
     /// Writes `table` to the file, collects the wake-ups, and removes files that are no longer needed.
-    fn put(&mut self, table: Snapshot) -> Result<(), Fault> {
-        let mut after = State { table, notes: BTreeMap::new() };
+    fn put(&mut self, table: Snapshot) -> Result<(), OsError> {
+        let mut after = RecordState { table, notes: BTreeMap::new() };
         for request in &after.table.requests {
             let (token, closed) = match request.phase {
                 Phase::Waiting { .. } => continue,
@@ -179,7 +179,7 @@ impl Record {
             let was_closed = before.is_some_and(|before| matches!(before.phase, Phase::Closed { .. }));
             let note = self.state.notes.get(&token.get()).copied();
             let told = note.map_or(token.get(), |note| note.told);
-            let note = note.filter(|_| closed == was_closed).unwrap_or_else(|| Note::now(told));
+            let note = note.filter(|_| closed == was_closed).unwrap_or_else(|| HoldNote::now(told));
             after.notes.insert(token.get(), note);
         }
         if after == self.state && !self.dirty && (self.current.is_some() || !after.table.requests.is_empty())
@@ -204,7 +204,7 @@ impl Record {
         Ok(())
     }
 
-    fn write(&mut self, after: &State) -> io::Result<()> {
+    fn write(&mut self, after: &RecordState) -> io::Result<()> {
         // The record of an idle lock has been removed; nothing is committed to it afterwards.
         let Some(file) = &self.file else { return Err(io::ErrorKind::NotFound.into()) };
         let durable = after.promises() || self.state.promises();
@@ -235,7 +235,7 @@ impl Record {
     }
 
     /// Removes the files of an idle lock.
-    pub(super) fn remove_if_idle(&mut self) -> Result<(), Fault> {
+    pub(super) fn remove_if_idle(&mut self) -> Result<(), OsError> {
         if self.file.is_none() || self.current.is_none() || !is_idle(&self.state) {
             return Ok(());
         }
@@ -267,7 +267,7 @@ impl Record {
 
     /// Releases the flock of a hold before the record is written, so that the next holder by the record finds it free.
     /// From here on a copy of the descriptor in a child process excludes nothing.
-    pub(super) fn give_back(&mut self, hold: Arc<File>, slot: Option<Slot>) -> Result<(), Fault> {
+    pub(super) fn give_back(&mut self, hold: Arc<File>, slot: Option<Slot>) -> Result<(), OsError> {
         let name = self.hold_name(slot);
         unflock(&hold).map_err(|e| {
             self.store.fault(explain("unlock", &self.store.path.join("locks").join(&name), e))
@@ -284,7 +284,7 @@ impl Record {
     }
 
     /// Takes the flock of a hold; `None` if a program other than Lockkeeper has it.
-    pub(super) fn take_hold(&self, mode: ModeKind, slot: Option<Slot>) -> Result<Option<File>, Fault> {
+    pub(super) fn take_hold(&self, mode: ModeKind, slot: Option<Slot>) -> Result<Option<File>, OsError> {
         let name = self.hold_name(slot);
         let fault = |e| self.store.fault(explain("flock", &self.store.path.join("locks").join(&name), e));
         let file = open_or_create_at(&self.store.locks, &name, self.store.file_mode | OURS).map_err(fault)?;
@@ -294,7 +294,7 @@ impl Record {
 
     /// Collects wake-ups for requests that were granted or revoked, and for waiters that must watch another session
     /// now.
-    fn note_wakes(&mut self, after: &State) {
+    fn note_wakes(&mut self, after: &RecordState) {
         let (old, new) = (self.state.watched(), after.watched());
         for request in &after.table.requests {
             let Some(owner) = request.owner else { continue };
@@ -334,23 +334,23 @@ impl Drop for Record {
 
 /// Opens and flocks a record file, again if it was removed in between; `None` if it does not exist.
 async fn lock(
-    store: &Arc<Store>,
+    store: &Arc<FileStore>,
     stem: &str,
     open: impl Fn() -> io::Result<File>,
-) -> Result<Option<File>, Fault> {
+) -> Result<Option<File>, OsError> {
     let path = || store.path.join("locks").join(stem);
     let mut backoff = Backoff::new();
     loop {
         let file = match open() {
             Ok(file) => file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return if store.is_current() { Ok(None) } else { Err(Fault::Gone) };
+                return if store.is_current() { Ok(None) } else { Err(OsError::Gone) };
             }
             Err(e) => return Err(store.fault(explain("open", &path(), e))),
         };
         while !try_flock(&file, true).map_err(|e| store.fault(explain("flock", &path(), e)))? {
             let Some(pause) = backoff.next() else {
-                return Err(Fault::Stuck(BackendError::new(
+                return Err(OsError::Stuck(BackendError::new(
                     BackendErrorKind::Unreachable,
                     format!(
                         "`{}` has been locked by another process for seconds; it was stopped in the middle of a change: \
@@ -375,24 +375,24 @@ async fn lock(
 /// Reads a record: its position in the file and its content, if it was ever written.
 #[allow(clippy::type_complexity)]
 fn load(
-    store: &Store,
+    store: &FileStore,
     stem: &str,
     file: &File,
-) -> Result<(Option<Current>, Option<(LockName, State)>), Fault> {
+) -> Result<(Option<Current>, Option<(LockName, RecordState)>), OsError> {
     let content = slots::read(file)
         .map_err(|e| store.fault(explain("read", &store.path.join("locks").join(stem), e)))?;
     match content {
         Content::Empty => Ok((None, None)),
         Content::Damaged => Err(damaged(store, stem, "neither of its two headers has a right checksum")),
         Content::Body(current, body) => {
-            let found = State::decode(&body).map_err(|why| damaged(store, stem, &why))?;
+            let found = RecordState::decode(&body).map_err(|why| damaged(store, stem, &why))?;
             Ok((Some(current), Some(found)))
         }
     }
 }
 
-fn damaged(store: &Store, stem: &str, why: &str) -> Fault {
-    Fault::operator(format!(
+fn damaged(store: &FileStore, stem: &str, why: &str) -> OsError {
+    OsError::operator(format!(
         "the record `{}` is damaged: {why}; delete it: holds keep their flock, only the lock's queue and closed holds \
          are lost with it",
         store.path.join("locks").join(stem).display()
@@ -406,7 +406,7 @@ mod tests {
     use super::super::os::boot_id;
     use super::*;
 
-    fn closed_before_a_reboot() -> (LockName, State) {
+    fn closed_before_a_reboot() -> (LockName, RecordState) {
         let (name, token) = (LockName::parse("x").unwrap(), Token::new(7).unwrap());
         let closed = RequestState {
             ticket: lockkeeper_core::Ticket(1),
@@ -427,8 +427,8 @@ mod tests {
             requests: vec![closed],
             ..Snapshot::default()
         };
-        let note = Note { boot: [1; 16], at: 0, told: 7 };
-        (name, State { table, notes: BTreeMap::from([(7, note)]) })
+        let note = HoldNote { boot: [1; 16], at: 0, told: 7 };
+        (name, RecordState { table, notes: BTreeMap::from([(7, note)]) })
     }
 
     #[tokio::test]
@@ -440,7 +440,7 @@ mod tests {
             fuse_allowed: false,
             wall_clock: super::super::store::wall_clock,
         };
-        let store = Arc::new(Store::open(&config, 0).unwrap());
+        let store = Arc::new(FileStore::open(&config, 0).unwrap());
         let (name, state) = closed_before_a_reboot();
         let file = open_or_create_at(&store.locks, "x", 0o600).unwrap();
         slots::write(&file, None, &state.encode(&name)).unwrap();
@@ -460,13 +460,13 @@ mod tests {
     fn decoding_a_cut_or_flipped_body_never_panics() {
         let (name, state) = closed_before_a_reboot();
         let good = state.encode(&name);
-        assert_eq!(State::decode(&good), Ok((name, state)));
+        assert_eq!(RecordState::decode(&good), Ok((name, state)));
         for at in 0..good.len() {
-            assert!(State::decode(&good[..at]).is_err(), "cut at {at}");
+            assert!(RecordState::decode(&good[..at]).is_err(), "cut at {at}");
             let mut bad = good.clone();
             bad[at] ^= 0xff;
             // The checksum has excluded this case before; here decoding must only not panic.
-            let _ = State::decode(&bad);
+            let _ = RecordState::decode(&bad);
         }
     }
 }

@@ -17,11 +17,11 @@ use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::os::Fault;
+use super::os::OsError;
 use super::record::Record;
 use super::session_file::{SessionFile, drain, sweep};
-use super::store::Store;
-use super::{Shared, acquire, finish, reactor};
+use super::store::FileStore;
+use super::{FileShared, acquire, finish, reactor};
 use crate::backend::{Call, CallError, Conn, Submitted, Wanted};
 use crate::error::LossCause;
 use crate::machine::{Answer, Push, Spec};
@@ -37,32 +37,32 @@ const IDLE_KEPT: usize = 32;
 
 /// The connection used by the library: one session at a time, and a new one after a loss.
 pub(super) struct FileConn {
-    shared: Arc<Shared>,
+    shared: Arc<FileShared>,
     lock_delay: Duration,
     label: Box<str>,
     pushes: UnboundedSender<Push>,
-    live: Arc<Mutex<Option<Arc<Session>>>>,
+    live: Arc<Mutex<Option<Arc<FileSession>>>>,
 }
 
 /// A live session.
-pub(super) struct Session {
-    pub(super) store: Arc<Store>,
+pub(super) struct FileSession {
+    pub(super) store: Arc<FileStore>,
     pub(super) file: SessionFile,
     pub(super) pushes: UnboundedSender<Push>,
     lock_delay: Duration,
     label: Box<str>,
     next: AtomicU64,
-    book: Mutex<Book>,
+    book: Mutex<SessionRequests>,
     /// Dropping it ends the task that reads the pipe.
     _reader: DropGuard,
 }
 
 /// The requests of a session.
 #[derive(Default)]
-struct Book {
-    requests: BTreeMap<Seq, Arc<Request>>,
+struct SessionRequests {
+    requests: BTreeMap<Seq, Arc<FileRequest>>,
     /// By the seqs that records use for them.
-    by_part: BTreeMap<Seq, Arc<Request>>,
+    by_part: BTreeMap<Seq, Arc<FileRequest>>,
     /// How requests ended, kept until the client has the answer to the call whose seq is stored beside the end (R3).
     ended: BTreeMap<Seq, (End, Seq)>,
     done_through: Seq0,
@@ -75,7 +75,7 @@ struct Book {
 type Seq0 = u64;
 
 /// One request of the client.
-pub(super) struct Request {
+pub(super) struct FileRequest {
     pub(super) seq: Seq,
     pub(super) want: Arc<Wanted>,
     /// Its names in the order of acquisition: all requests use the same order, so they cannot deadlock.
@@ -110,7 +110,7 @@ pub(super) struct Part {
     pub(super) hold: Option<Arc<File>>,
 }
 
-impl Request {
+impl FileRequest {
     fn new(seq: Seq, want: Arc<Wanted>) -> Self {
         let mut names = want.names.clone();
         names.sort_unstable();
@@ -136,13 +136,13 @@ impl Request {
 }
 
 impl FileConn {
-    pub(super) fn new(shared: Arc<Shared>, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Self {
+    pub(super) fn new(shared: Arc<FileShared>, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Self {
         let end = (0..=limits::LABEL_BYTES_MAX.min(label.len())).rev().find(|&at| label.is_char_boundary(at));
         let label = label[..end.unwrap_or(0)].into();
         Self { shared, lock_delay: spec.lock_delay, label, pushes, live: Arc::default() }
     }
 
-    fn live(&self) -> Option<Arc<Session>> {
+    fn live(&self) -> Option<Arc<FileSession>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner).clone().filter(|session| !session.is_gone())
     }
 
@@ -151,13 +151,13 @@ impl FileConn {
             return Ok(Answer::Opened);
         }
         let (lock_delay, label, pushes) = (self.lock_delay, self.label.clone(), self.pushes.clone());
-        match self.shared.store().and_then(|store| Session::open(store, lock_delay, label, pushes)) {
+        match self.shared.store().and_then(|store| FileSession::open(store, lock_delay, label, pushes)) {
             Ok(session) => {
                 *self.live.lock().unwrap_or_else(PoisonError::into_inner) = Some(session);
                 Ok(Answer::Opened)
             }
-            Err(Fault::Stuck(_) | Fault::Gone) => Err(CallError { sent: false }),
-            Err(Fault::Error(error)) => Ok(Answer::Refused(error)),
+            Err(OsError::Stuck(_) | OsError::Gone) => Err(CallError { sent: false }),
+            Err(OsError::Error(error)) => Ok(Answer::Refused(error)),
         }
     }
 }
@@ -214,20 +214,20 @@ fn answered(answer: Answer) -> Submitted {
     Submitted::Answered(Ok(answer))
 }
 
-impl Session {
+impl FileSession {
     fn open(
-        store: Arc<Store>,
+        store: Arc<FileStore>,
         lock_delay: Duration,
         label: Box<str>,
         pushes: UnboundedSender<Push>,
-    ) -> Result<Arc<Self>, Fault> {
+    ) -> Result<Arc<Self>, OsError> {
         sweep(&store, SWEPT_AT_OPEN);
         let file = SessionFile::create(&store)?;
         let stop = CancellationToken::new();
         let started = file.pipe().try_clone().and_then(reactor::register);
         let pipe = started.map_err(|e| {
             file.end(&store);
-            Fault::operator(format!("can't wait for events: {e}; raise `ulimit -n` or `ulimit -u`"))
+            OsError::operator(format!("can't wait for events: {e}; raise `ulimit -n` or `ulimit -u`"))
         })?;
         let session = Arc::new(Self {
             store,
@@ -267,7 +267,7 @@ impl Session {
     }
 
     /// Assigns the seq of a request in a record, by which wake-ups in the pipe name it.
-    pub(super) fn enter(&self, request: &Arc<Request>) -> Seq {
+    pub(super) fn enter(&self, request: &Arc<FileRequest>) -> Seq {
         let seq = self.next_seq();
         self.book().by_part.insert(seq, Arc::clone(request));
         seq
@@ -278,7 +278,7 @@ impl Session {
     }
 
     /// Stores the request's end until the client has the answer to call `until`.
-    pub(super) fn ended(&self, request: &Request, end: End, until: Seq) {
+    pub(super) fn ended(&self, request: &FileRequest, end: End, until: Seq) {
         let mut book = self.book();
         book.requests.remove(&request.seq);
         if until.0 > book.done_through {
@@ -301,7 +301,7 @@ impl Session {
         self.book().idle.drain(..).collect()
     }
 
-    pub(super) fn requests(&self) -> Vec<Arc<Request>> {
+    pub(super) fn requests(&self) -> Vec<Arc<FileRequest>> {
         self.book().requests.values().cloned().collect()
     }
 
@@ -310,7 +310,7 @@ impl Session {
     }
 
     /// Ends the session in memory. Its files are closed with their last user.
-    pub(super) fn end(&self) -> Vec<Arc<Request>> {
+    pub(super) fn end(&self) -> Vec<Arc<FileRequest>> {
         let mut book = self.book();
         book.gone = true;
         book.by_part.clear();
@@ -330,7 +330,7 @@ impl Session {
         self.file.end(&self.store);
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
+    fn book(&self) -> MutexGuard<'_, SessionRequests> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -343,7 +343,7 @@ impl Session {
     }
 
     /// Finds or creates the request of an acquire; `Err` if it has ended (R4, R5).
-    fn register(&self, seq: Seq, want: Arc<Wanted>) -> Result<Arc<Request>, End> {
+    fn register(&self, seq: Seq, want: Arc<Wanted>) -> Result<Arc<FileRequest>, End> {
         let mut book = self.book();
         if let Some(request) = book.requests.get(&seq) {
             return Ok(Arc::clone(request));
@@ -354,14 +354,14 @@ impl Session {
         if seq.0 <= book.done_through {
             return Err(End::Gone);
         }
-        let request = Arc::new(Request::new(seq, want));
+        let request = Arc::new(FileRequest::new(seq, want));
         book.requests.insert(seq, Arc::clone(&request));
         Ok(request)
     }
 
     /// The request that a `Finish` ends. `Err` if it has ended already, or if it never began and will therefore never
     /// begin (R4).
-    fn finishing(&self, seq: Seq, target: Seq) -> Result<Arc<Request>, End> {
+    fn finishing(&self, seq: Seq, target: Seq) -> Result<Arc<FileRequest>, End> {
         let mut book = self.book();
         if let Some(request) = book.requests.get(&target) {
             let request = Arc::clone(request);
@@ -375,7 +375,7 @@ impl Session {
     }
 
     /// Pushes the revocations of those requests in `named` that were revoked.
-    async fn tell_revoked(&self, named: Vec<Arc<Request>>) -> Result<(), Fault> {
+    async fn tell_revoked(&self, named: Vec<Arc<FileRequest>>) -> Result<(), OsError> {
         for request in named {
             let parts: Vec<(usize, Seq)> = {
                 let progress = request.progress();
@@ -400,7 +400,7 @@ impl Session {
 
     /// Handles wake-ups from the pipe: waiters check their place again, holders check for a revocation.
     async fn heard(&self, woken: Vec<Option<Seq>>) {
-        let named: Vec<Arc<Request>> = {
+        let named: Vec<Arc<FileRequest>> = {
             let book = self.book();
             if woken.contains(&None) {
                 book.requests.values().cloned().collect()
@@ -411,7 +411,7 @@ impl Session {
         for request in &named {
             request.news.notify_one();
         }
-        if let Err(Fault::Gone) = self.tell_revoked(named).await {
+        if let Err(OsError::Gone) = self.tell_revoked(named).await {
             self.lose();
         }
     }
@@ -437,7 +437,7 @@ impl Session {
 }
 
 /// Reads the session's pipe until the session ends.
-async fn listen(session: Weak<Session>, pipe: AsyncFd<OwnedFd>) {
+async fn listen(session: Weak<FileSession>, pipe: AsyncFd<OwnedFd>) {
     loop {
         let woken = tokio::select! {
             ready = pipe.readable() => match ready {

@@ -13,8 +13,8 @@ use lockkeeper_core::Seq;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-use super::os::{Fault, explain, hex, mode_bits, open_at, random_id, remove_at, try_flock, unflock};
-use super::store::Store;
+use super::os::{OsError, explain, hex, mode_bits, open_at, random_id, remove_at, try_flock, unflock};
+use super::store::FileStore;
 
 /// A session's identity in records. It is stored in place of a secret's hash, because S1 finds sessions by that.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
@@ -53,7 +53,7 @@ pub(super) struct SessionFile {
 }
 
 impl SessionFile {
-    pub(super) fn create(store: &Store) -> Result<Self, Fault> {
+    pub(super) fn create(store: &FileStore) -> Result<Self, OsError> {
         loop {
             let tag = Tag { id: random_id(), pid: std::process::id() };
             let fault = |doing: &str, e: io::Error| {
@@ -93,7 +93,7 @@ impl SessionFile {
     }
 
     /// Ends the session for all processes, even if others have a copy of the descriptor.
-    pub(super) fn end(&self, store: &Store) {
+    pub(super) fn end(&self, store: &FileStore) {
         // On failure the next sweep cleans up: the session has ended in any case.
         let _ = remove_at(&store.sessions, &self.tag.file());
         let _ = unflock(&self.pipe);
@@ -124,7 +124,7 @@ pub(super) fn drain(pipe: &OwnedFd) -> Vec<Option<Seq>> {
 }
 
 /// Wakes a request of a session. An ended session needs no wake-up; one with a full pipe has enough of them.
-pub(super) fn wake(store: &Store, tag: Tag, seq: Seq) {
+pub(super) fn wake(store: &FileStore, tag: Tag, seq: Seq) {
     if let Ok(mut pipe) = open_at(&store.sessions, &tag.file(), OFlag::O_WRONLY | OFlag::O_NONBLOCK) {
         let _ = pipe.write(&seq.0.to_le_bytes());
     }
@@ -139,14 +139,14 @@ pub(super) enum Life {
 
 /// Checks whether a session lives: first opens the pipe, then tries the flock. A session found alive was still a writer
 /// of the pipe after this process had opened it, so its hang-up cannot be missed.
-pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
+pub(super) fn probe(store: &FileStore, tag: Tag) -> Result<Life, OsError> {
     let name = tag.file();
     let fault =
         |doing: &str, e: io::Error| store.fault(explain(doing, &store.path.join("sessions").join(&name), e));
     let pipe = match open_at(&store.sessions, &name, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
         Ok(pipe) => pipe,
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            return if store.is_current() { Ok(Life::Dead) } else { Err(Fault::Gone) };
+            return if store.is_current() { Ok(Life::Dead) } else { Err(OsError::Gone) };
         }
         Err(e) => return Err(fault("open", e)),
     };
@@ -159,13 +159,13 @@ pub(super) fn probe(store: &Store, tag: Tag) -> Result<Life, Fault> {
 }
 
 /// Removes the file of a dead session.
-pub(super) fn bury(store: &Store, tag: Tag) {
+pub(super) fn bury(store: &FileStore, tag: Tag) {
     // On failure a later sweep removes it.
     let _ = remove_at(&store.sessions, &tag.file());
 }
 
 /// Checks at most `most` session files and removes those of dead sessions: a session without locks is found only here.
-pub(super) fn sweep(store: &Store, most: usize) {
+pub(super) fn sweep(store: &FileStore, most: usize) {
     let Ok(entries) = std::fs::read_dir(store.path.join("sessions")) else { return };
     for entry in entries.take(most).flatten() {
         let name = entry.file_name();

@@ -14,7 +14,7 @@ use crate::time::BootInstant;
 const FORMAT: u8 = 2;
 /// Data on a hold that the table does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Note {
+pub(super) struct HoldNote {
     pub(super) boot: [u8; 16],
     /// When the hold began; for a closed one, when it closed. Nanoseconds on that boot's clock.
     pub(super) at: u64,
@@ -22,7 +22,7 @@ pub(super) struct Note {
     pub(super) told: u64,
 }
 
-impl Note {
+impl HoldNote {
     pub(super) fn now(told: u64) -> Self {
         Self { boot: boot_id(), at: BootInstant::now().as_nanos(), told }
     }
@@ -35,13 +35,13 @@ impl Note {
 
 /// The content of a record.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub(super) struct State {
+pub(super) struct RecordState {
     pub(super) table: Snapshot,
     /// By token.
-    pub(super) notes: BTreeMap<u64, Note>,
+    pub(super) notes: BTreeMap<u64, HoldNote>,
 }
 
-impl State {
+impl RecordState {
     pub(super) fn encode(&self, name: &LockName) -> Vec<u8> {
         let mut bytes = vec![FORMAT];
         bytes.extend_from_slice(&(name.as_str().len() as u16).to_le_bytes());
@@ -80,7 +80,7 @@ impl State {
         for _ in 0..u32::from_le_bytes(std::array::from_fn(|i| count[i])) {
             let token = number(&mut rest)?;
             let boot = take(&mut rest, 16)?;
-            let note = Note {
+            let note = HoldNote {
                 boot: std::array::from_fn(|i| boot[i]),
                 at: number(&mut rest)?,
                 told: number(&mut rest)?,
@@ -133,7 +133,7 @@ impl State {
 
     /// The remaining time of a closed hold.
     pub(super) fn closed_left(&self, token: Token, ms: u64) -> Duration {
-        let passed = self.notes.get(&token.get()).and_then(Note::age).unwrap_or_default();
+        let passed = self.notes.get(&token.get()).and_then(HoldNote::age).unwrap_or_default();
         Duration::from_millis(ms).saturating_sub(passed)
     }
 
@@ -184,7 +184,7 @@ pub(super) fn is_held(request: &RequestState) -> bool {
 }
 
 /// Whether there are no holds, waiters and closed holds.
-pub(super) fn is_idle(state: &State) -> bool {
+pub(super) fn is_idle(state: &RecordState) -> bool {
     state.table.requests.is_empty() && state.table.limits.is_empty()
 }
 

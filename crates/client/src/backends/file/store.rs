@@ -15,7 +15,7 @@ use nix::unistd::AccessFlags;
 
 use super::counter::{self, Counter};
 use super::fs_type;
-use super::os::{Backoff, Fault, create_at, explain, hex, mode_bits, open_at, random_id, try_flock};
+use super::os::{Backoff, OsError, create_at, explain, hex, mode_bits, open_at, random_id, try_flock};
 use crate::error::{BackendError, BackendErrorKind};
 
 /// The newest layout that this code can read.
@@ -41,7 +41,7 @@ pub(super) fn wall_clock() -> Duration {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 
-pub(super) struct Store {
+pub(super) struct FileStore {
     pub(super) path: PathBuf,
     /// Kept open so that the inode number, which identifies the directory, is not reused.
     _dir: File,
@@ -53,22 +53,22 @@ pub(super) struct Store {
     identity: (u64, u64),
 }
 
-impl Store {
+impl FileStore {
     /// Opens a directory, and creates missing files. `known` is the highest token that this process has seen there.
-    pub(super) fn open(config: &Config, known: u64) -> Result<Self, Fault> {
+    pub(super) fn open(config: &Config, known: u64) -> Result<Self, OsError> {
         let path = config.path.clone();
         let failed = |doing: &'static str, path: &Path| {
             let path = path.to_owned();
-            move |e: io::Error| Fault::Error(explain(doing, &path, e))
+            move |e: io::Error| OsError::Error(explain(doing, &path, e))
         };
         check_filesystem(config)?;
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700).create(&path).map_err(|e| match e.kind() {
-            io::ErrorKind::AlreadyExists => Fault::operator(format!(
+            io::ErrorKind::AlreadyExists => OsError::operator(format!(
                 "`{}` is not a directory; a lock directory is needed: give another path",
                 path.display()
             )),
-            _ => Fault::Error(explain("make the lock directory", &path, e)),
+            _ => OsError::Error(explain("make the lock directory", &path, e)),
         })?;
         let dir = File::open(&path).map_err(failed("open the lock directory", &path))?;
         let metadata = dir.metadata().map_err(failed("look at", &path))?;
@@ -81,7 +81,7 @@ impl Store {
             let may = AccessFlags::W_OK | AccessFlags::X_OK;
             nix::unistd::faccessat(&dir, name, may, AtFlags::AT_EACCESS)
                 .map_err(|errno| failed("write in", &path.join(name))(errno.into()))?;
-            Ok::<_, Fault>(folder)
+            Ok::<_, OsError>(folder)
         };
         let (locks, sessions) = (folder("locks")?, folder("sessions")?);
         let file = open_at(&dir, "counter", OFlag::O_RDWR).map_err(failed("open", &path.join("counter")))?;
@@ -101,11 +101,11 @@ impl Store {
 
     /// Checks the counter. A damaged counter is an error, or is rebuilt if the URL gives a token to start above; a
     /// known token raises it.
-    fn check_counter(&self, config: &Config, known: u64) -> Result<(), Fault> {
+    fn check_counter(&self, config: &Config, known: u64) -> Result<(), OsError> {
         let floor = config.tokens_above.unwrap_or(0).max(known);
         match (self.counter.lock(), config.tokens_above) {
             (Ok(mut counter), _) => counter.raise_to(floor),
-            (Err(Fault::Error(_)), Some(_)) => self.counter.rebuild(first_value(config, known)?),
+            (Err(OsError::Error(_)), Some(_)) => self.counter.rebuild(first_value(config, known)?),
             (Err(fault), _) => Err(fault),
         }
     }
@@ -118,8 +118,8 @@ impl Store {
     }
 
     /// Converts an error; if the directory is gone, that is the reason.
-    pub(super) fn fault(&self, error: BackendError) -> Fault {
-        if self.is_current() { Fault::Error(error) } else { Fault::Gone }
+    pub(super) fn fault(&self, error: BackendError) -> OsError {
+        if self.is_current() { OsError::Error(error) } else { OsError::Gone }
     }
 }
 
@@ -134,7 +134,7 @@ struct Layout<'a> {
 
 impl Layout<'_> {
     /// Checks the format, and creates missing files under a flock: only one process at a time does so.
-    fn complete(&self) -> Result<(), Fault> {
+    fn complete(&self) -> Result<(), OsError> {
         let is_there = |name: &str| nix::sys::stat::fstatat(self.dir, name, AtFlags::empty()).is_ok();
         if self.check_format()? && ["locks", "sessions", "counter"].into_iter().all(is_there) {
             return Ok(());
@@ -142,7 +142,7 @@ impl Layout<'_> {
         let mut backoff = Backoff::new();
         while !try_flock(self.dir, true).map_err(|e| self.fault("flock", ".", e))? {
             let Some(pause) = backoff.next() else {
-                return Err(Fault::Stuck(BackendError::new(
+                return Err(OsError::Stuck(BackendError::new(
                     BackendErrorKind::Unreachable,
                     format!(
                         "another process has been making `{}` for seconds; try again",
@@ -167,7 +167,7 @@ impl Layout<'_> {
     }
 
     /// Whether the format file exists; an error if this program cannot read the format.
-    fn check_format(&self) -> Result<bool, Fault> {
+    fn check_format(&self) -> Result<bool, OsError> {
         let mut text = String::new();
         match open_at(self.dir, "FORMAT", OFlag::O_RDONLY) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -181,7 +181,7 @@ impl Layout<'_> {
         match words[..] {
             [FORMAT_WORD, number] => match number.parse::<u64>() {
                 Ok(FORMAT) => Ok(true),
-                Ok(other) => Err(Fault::operator(format!(
+                Ok(other) => Err(OsError::operator(format!(
                     "the lock directory `{}` has format {other}, this program knows {FORMAT}: it was made by a newer \
                      Lockkeeper; upgrade this one, or use another directory",
                     self.path.display()
@@ -192,7 +192,7 @@ impl Layout<'_> {
         }
     }
 
-    fn make_folder(&self, name: &str) -> Result<(), Fault> {
+    fn make_folder(&self, name: &str) -> Result<(), OsError> {
         // All users of the directory must be able to remove the files of dead processes: never sticky.
         let mode = (self.mode & 0o2777) | 0o700;
         let folder_mode = if file_mode(self.mode) & 0o006 != 0 {
@@ -214,7 +214,7 @@ impl Layout<'_> {
     }
 
     /// Creates a file whose content is on disk before the file gets its name.
-    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), Fault> {
+    fn put(&self, name: &str, bytes: &[u8]) -> Result<(), OsError> {
         let temporary = format!("{name}.new-{}", hex(&random_id()[..4]));
         let made = create_at(self.dir, &temporary, file_mode(self.mode))
             .and_then(|file| file.write_all_at(bytes, 0).and_then(|()| file.sync_all()))
@@ -227,7 +227,7 @@ impl Layout<'_> {
     }
 
     /// A wall clock behind the directory's creation time could lead to duplicate tokens (T1).
-    fn check_clock(&self, had_format: bool) -> Result<(), Fault> {
+    fn check_clock(&self, had_format: bool) -> Result<(), OsError> {
         if !had_format || self.config.tokens_above.is_some() {
             return Ok(());
         }
@@ -237,20 +237,20 @@ impl Layout<'_> {
         if made <= (self.config.wall_clock)() {
             return Ok(());
         }
-        Err(Fault::operator(format!(
+        Err(OsError::operator(format!(
             "the counter of `{}` is missing, and the wall clock is behind the time at which the directory was made: \
              set the clock, or say above which token N to go on with `?tokens_above=N`",
             self.path.display()
         )))
     }
 
-    fn fault(&self, doing: &str, name: &str, error: io::Error) -> Fault {
-        Fault::Error(explain(doing, &self.path.join(name), error))
+    fn fault(&self, doing: &str, name: &str, error: io::Error) -> OsError {
+        OsError::Error(explain(doing, &self.path.join(name), error))
     }
 }
 
-fn not_a_format(path: &Path, text: &str) -> Fault {
-    Fault::operator(format!(
+fn not_a_format(path: &Path, text: &str) -> OsError {
+    OsError::operator(format!(
         "`{}` says {:?}, not `{FORMAT_WORD} {FORMAT}`: this is not a lock directory, or a damaged one; use another",
         path.display(),
         text.chars().take(40).collect::<String>()
@@ -258,11 +258,11 @@ fn not_a_format(path: &Path, text: &str) -> Fault {
 }
 
 /// The initial value of a new counter (T1).
-fn first_value(config: &Config, known: u64) -> Result<u64, Fault> {
+fn first_value(config: &Config, known: u64) -> Result<u64, OsError> {
     let now = (config.wall_clock)();
     let since = now.checked_sub(EPOCH_2026).map(|since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX));
     match (since, config.tokens_above) {
-        (None, None) => Err(Fault::operator(format!(
+        (None, None) => Err(OsError::operator(format!(
             "the wall clock says {} s since 1970, which is before 2026: a new counter would start too low; set the \
              clock, or say above which token N to start with `?tokens_above=N` (0 if these locks never were fenced)",
             now.as_secs()
@@ -281,22 +281,22 @@ fn file_mode(dir_mode: u32) -> u32 {
 }
 
 /// Refuses a filesystem without reliable flocks before anything is created there.
-fn check_filesystem(config: &Config) -> Result<(), Fault> {
+fn check_filesystem(config: &Config) -> Result<(), OsError> {
     let mut there = config.path.as_path();
     let file = loop {
         match File::open(there) {
             Ok(file) => break file,
             Err(e) if e.kind() == io::ErrorKind::NotFound => match there.parent() {
                 Some(parent) => there = parent,
-                None => return Err(Fault::Error(explain("open", there, e))),
+                None => return Err(OsError::Error(explain("open", there, e))),
             },
-            Err(e) => return Err(Fault::Error(explain("open", there, e))),
+            Err(e) => return Err(OsError::Error(explain("open", there, e))),
         }
     };
-    let magic = fs_type::magic_of(&file).map_err(|e| Fault::Error(explain("look at", there, e)))?;
+    let magic = fs_type::magic_of(&file).map_err(|e| OsError::Error(explain("look at", there, e)))?;
     match fs_type::refusal(magic, config.fuse_allowed) {
         None => Ok(()),
-        Some(why) => Err(Fault::Error(BackendError::new(
+        Some(why) => Err(OsError::Error(BackendError::new(
             BackendErrorKind::Unsupported,
             format!("`{}` can't hold locks: {why}", config.path.display()),
         ))),

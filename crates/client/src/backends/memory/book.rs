@@ -19,7 +19,7 @@ pub(super) enum Due {
 }
 
 #[derive(Default)]
-pub(super) struct Book {
+pub(super) struct MemoryDeadlines {
     /// Nanoseconds on the lease clock.
     lease_now: u64,
     last_turn: Option<BootInstant>,
@@ -32,7 +32,7 @@ struct Deadline {
     at: u64,
 }
 
-impl Book {
+impl MemoryDeadlines {
     /// Begins a turn of the service.
     pub(super) fn turn(&mut self, now: BootInstant) {
         let elapsed = self.last_turn.map_or(Duration::ZERO, |last| now - last);

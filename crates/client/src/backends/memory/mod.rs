@@ -21,7 +21,7 @@ use crate::locks::Locks;
 use crate::machine::{Push, Spec};
 use crate::time::{Clock, VirtualClock};
 use crate::url::Url;
-use server::{MemoryConn, Service};
+use server::{MemoryConn, MemoryService};
 
 /// A lock service in this process, under the control of a test.
 ///
@@ -42,20 +42,20 @@ use server::{MemoryConn, Service};
 /// ```
 #[derive(Clone)]
 pub struct Server {
-    service: Arc<Service>,
+    service: Arc<MemoryService>,
 }
 
 impl Server {
     /// A server on the system clock.
     #[must_use]
     pub fn new() -> Self {
-        Self { service: Service::start(Clock::Boot) }
+        Self { service: MemoryService::start(Clock::Boot) }
     }
 
     /// A server on a virtual clock that only [`Server::advance`] moves.
     #[must_use]
     pub fn with_virtual_time() -> Self {
-        Self { service: Service::start(Clock::Virtual(VirtualClock::default())) }
+        Self { service: MemoryService::start(Clock::Virtual(VirtualClock::default())) }
     }
 
     /// A client with this label.
@@ -116,7 +116,7 @@ impl Default for Server {
 
 /// `memory:` creates a new service; `memory:name` is shared by all clients of this process that use the name.
 pub(crate) fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
-    static NAMED: OnceLock<Mutex<BTreeMap<String, Weak<Service>>>> = OnceLock::new();
+    static NAMED: OnceLock<Mutex<BTreeMap<String, Weak<MemoryService>>>> = OnceLock::new();
     url.only_parameters(&[])?;
     if !url.hosts.is_empty() {
         return Err(url
@@ -124,14 +124,14 @@ pub(crate) fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
             .into());
     }
     if url.path.is_empty() {
-        return Ok(Arc::new(Memory { service: Service::start(Clock::Boot) }));
+        return Ok(Arc::new(Memory { service: MemoryService::start(Clock::Boot) }));
     }
     let mut named = NAMED.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
     named.retain(|_, service| service.strong_count() > 0);
     let service = match named.get(&url.path).and_then(Weak::upgrade) {
         Some(service) => service,
         None => {
-            let service = Service::start(Clock::Boot);
+            let service = MemoryService::start(Clock::Boot);
             named.insert(url.path.clone(), Arc::downgrade(&service));
             service
         }
@@ -140,7 +140,7 @@ pub(crate) fn connect(url: &Url) -> Result<Arc<dyn Backend>, ConnectError> {
 }
 
 struct Memory {
-    service: Arc<Service>,
+    service: Arc<MemoryService>,
 }
 
 static CAPABILITIES: Capabilities = Capabilities {

@@ -11,7 +11,7 @@ use lockkeeper_core::{
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
-use super::book::{Book, Due};
+use super::book::{MemoryDeadlines, Due};
 use crate::backend::{BreakOrder, Broken, Call, CallError, Conn, Submitted, Wanted};
 use crate::error::{BackendError, Busy, LossCause};
 use crate::info::LockInfo;
@@ -22,22 +22,22 @@ use crate::worker::Worker;
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: usize = 20;
 
-pub(super) struct Service {
+pub(super) struct MemoryService {
     clock: Clock,
     alarm: Arc<Alarm>,
-    state: Mutex<State>,
+    state: Mutex<MemoryState>,
 }
 
-struct State {
+struct MemoryState {
     table: Table,
-    book: Book,
+    book: MemoryDeadlines,
     faults: Faults,
-    clients: BTreeMap<SessionId, Arc<Client>>,
+    clients: BTreeMap<SessionId, Arc<MemoryClient>>,
     waiting: BTreeMap<(SessionId, Seq), oneshot::Sender<Answer>>,
     since: BTreeMap<Token, BootInstant>,
     closed_at: BTreeMap<Token, BootInstant>,
     /// Calls that arrived during a stall.
-    inbox: VecDeque<(Arc<Client>, Call, oneshot::Sender<Outcome>)>,
+    inbox: VecDeque<(Arc<MemoryClient>, Call, oneshot::Sender<CallOutcome>)>,
 }
 
 #[derive(Default)]
@@ -49,7 +49,7 @@ pub(super) struct Faults {
 }
 
 /// An answer, immediate or later.
-enum Outcome {
+enum CallOutcome {
     Now(Result<Answer, CallError>),
     Later(oneshot::Receiver<Answer>),
 }
@@ -57,25 +57,25 @@ enum Outcome {
 const LOST: CallError = CallError { sent: true };
 
 pub(super) struct MemoryConn {
-    service: Arc<Service>,
-    client: Arc<Client>,
+    service: Arc<MemoryService>,
+    client: Arc<MemoryClient>,
 }
 
-struct Client {
+struct MemoryClient {
     spec: Spec,
     label: String,
     pushes: UnboundedSender<Push>,
     session: Mutex<(Option<[u8; 32]>, Option<SessionId>)>,
 }
 
-impl Service {
+impl MemoryService {
     pub(super) fn start(clock: Clock) -> Arc<Self> {
         let service = Arc::new(Self {
             alarm: clock.alarm(),
             clock,
-            state: Mutex::new(State {
+            state: Mutex::new(MemoryState {
                 table: Table::new(0),
-                book: Book::default(),
+                book: MemoryDeadlines::default(),
                 faults: Faults::default(),
                 clients: BTreeMap::new(),
                 waiting: BTreeMap::new(),
@@ -156,18 +156,18 @@ impl Service {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, MemoryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn call(&self, client: &Arc<Client>, call: Call) -> Result<Outcome, oneshot::Receiver<Outcome>> {
+    fn call(&self, client: &Arc<MemoryClient>, call: Call) -> Result<CallOutcome, oneshot::Receiver<CallOutcome>> {
         let mut state = self.state();
         if state.faults.cut_off.contains(&client.label) {
-            return Ok(Outcome::Now(Err(LOST)));
+            return Ok(CallOutcome::Now(Err(LOST)));
         }
         if state.faults.lose_calls > 0 {
             state.faults.lose_calls -= 1;
-            return Ok(Outcome::Now(Err(LOST)));
+            return Ok(CallOutcome::Now(Err(LOST)));
         }
         if state.faults.stalled {
             let (answer, answered) = oneshot::channel();
@@ -184,7 +184,7 @@ impl Service {
 }
 
 /// Ends everything due, while the service is in use.
-async fn keep_turning(service: Weak<Service>, alarm: Arc<Alarm>) {
+async fn keep_turning(service: Weak<MemoryService>, alarm: Arc<Alarm>) {
     loop {
         alarm.ring().await;
         let Some(service) = service.upgrade() else { return };
@@ -201,14 +201,14 @@ async fn keep_turning(service: Weak<Service>, alarm: Arc<Alarm>) {
     }
 }
 
-impl Drop for Service {
+impl Drop for MemoryService {
     fn drop(&mut self) {
         // Wakes the loop, which ends because the service is gone.
         self.alarm.set(Some(BootInstant::from_nanos(0)));
     }
 }
 
-impl State {
+impl MemoryState {
     fn end_due(&mut self, now: BootInstant) {
         while let Some(command) = self.book.pop_due() {
             let _ = self.apply(command, now);
@@ -280,30 +280,30 @@ impl State {
         self.clients.get(&session).is_some_and(|client| self.faults.cut_off.contains(&client.label))
     }
 
-    fn call(&mut self, client: &Arc<Client>, call: Call, now: BootInstant) -> Outcome {
+    fn call(&mut self, client: &Arc<MemoryClient>, call: Call, now: BootInstant) -> CallOutcome {
         let outcome = self.execute(client, call, now);
         if self.faults.lose_answers > 0 {
             self.faults.lose_answers -= 1;
-            return Outcome::Now(Err(LOST));
+            return CallOutcome::Now(Err(LOST));
         }
         outcome
     }
 
-    fn execute(&mut self, client: &Arc<Client>, call: Call, now: BootInstant) -> Outcome {
+    fn execute(&mut self, client: &Arc<MemoryClient>, call: Call, now: BootInstant) -> CallOutcome {
         let mut state = client.session.lock().unwrap_or_else(PoisonError::into_inner);
         if let Call::Open { fresh } = call {
-            return Outcome::Now(Ok(self.open(client, &mut state, fresh, now)));
+            return CallOutcome::Now(Ok(self.open(client, &mut state, fresh, now)));
         }
-        let Some(session) = state.1 else { return Outcome::Now(Ok(Answer::SessionGone)) };
+        let Some(session) = state.1 else { return CallOutcome::Now(Ok(Answer::SessionGone)) };
         drop(state);
         let reply = match call {
-            Call::Open { .. } => return Outcome::Now(Err(LOST)),
+            Call::Open { .. } => return CallOutcome::Now(Err(LOST)),
             Call::KeepAlive => {
                 if self.table.session(session).is_none() {
-                    return Outcome::Now(Ok(Answer::SessionGone));
+                    return CallOutcome::Now(Ok(Answer::SessionGone));
                 }
                 self.book.kept_alive(session);
-                return Outcome::Now(Ok(Answer::KeptAlive));
+                return CallOutcome::Now(Ok(Answer::KeptAlive));
             }
             Call::Acquire { seq, done_through, want, wait_left } => {
                 return self.acquire(session, seq, done_through, &want, wait_left, now);
@@ -315,15 +315,15 @@ impl State {
             }
             Call::Close => {
                 let _ = self.apply(Command::CloseSession { session }, now);
-                return Outcome::Now(Ok(Answer::Closed));
+                return CallOutcome::Now(Ok(Answer::Closed));
             }
         };
-        Outcome::Now(Ok(self.to_answer(reply)))
+        CallOutcome::Now(Ok(self.to_answer(reply)))
     }
 
     fn open(
         &mut self,
-        client: &Arc<Client>,
+        client: &Arc<MemoryClient>,
         known: &mut (Option<[u8; 32]>, Option<SessionId>),
         fresh: bool,
         now: BootInstant,
@@ -370,7 +370,7 @@ impl State {
         want: &Wanted,
         wait_left: Option<Duration>,
         now: BootInstant,
-    ) -> Outcome {
+    ) -> CallOutcome {
         let at_most_ms = wait_left.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1));
         let reply = self.apply(
             Command::Acquire(core::Acquire {
@@ -395,13 +395,13 @@ impl State {
                 let (answer, answered) = oneshot::channel();
                 self.waiting.insert((session, seq), answer);
                 self.push(session, Push::Queued { seq, position });
-                Outcome::Later(answered)
+                CallOutcome::Later(answered)
             }
             Reply::Granted(grant) => {
                 self.since.entry(grant.token).or_insert(now);
-                Outcome::Now(Ok(granted(grant)))
+                CallOutcome::Now(Ok(granted(grant)))
             }
-            other => Outcome::Now(Ok(self.to_answer(other))),
+            other => CallOutcome::Now(Ok(self.to_answer(other))),
         }
     }
 
@@ -438,8 +438,8 @@ fn granted(grant: core::Grant) -> Answer {
 }
 
 impl MemoryConn {
-    pub(super) fn new(service: Arc<Service>, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Self {
-        let client = Client { spec, label: label.to_owned(), pushes, session: Mutex::default() };
+    pub(super) fn new(service: Arc<MemoryService>, spec: Spec, label: &str, pushes: UnboundedSender<Push>) -> Self {
+        let client = MemoryClient { spec, label: label.to_owned(), pushes, session: Mutex::default() };
         Self { service, client: Arc::new(client) }
     }
 }
@@ -447,12 +447,12 @@ impl MemoryConn {
 impl Conn for MemoryConn {
     fn submit(&self, call: Call) -> Submitted {
         match self.service.call(&self.client, call) {
-            Ok(Outcome::Now(result)) => Submitted::Answered(result),
-            Ok(Outcome::Later(answer)) => Submitted::under_way(async move { answer.await.map_err(|_| LOST) }),
+            Ok(CallOutcome::Now(result)) => Submitted::Answered(result),
+            Ok(CallOutcome::Later(answer)) => Submitted::under_way(async move { answer.await.map_err(|_| LOST) }),
             Err(later) => Submitted::under_way(async move {
                 match later.await.map_err(|_| LOST)? {
-                    Outcome::Now(result) => result,
-                    Outcome::Later(answer) => answer.await.map_err(|_| LOST),
+                    CallOutcome::Now(result) => result,
+                    CallOutcome::Later(answer) => answer.await.map_err(|_| LOST),
                 }
             }),
         }

@@ -2,15 +2,15 @@
 
 use lockkeeper_wire::v1::{self, change_members_request};
 
-use super::driver::Client;
-use super::unary::{Asker, Asking};
+use super::driver::GrpcClient;
+use super::unary::{Asker, Repeat};
 use crate::backend::BoxFuture;
 use crate::cluster::{ClusterInfo, MembersChange, NodeInfo, NodePart};
 use crate::error::BackendError;
 
 pub(super) fn info(asker: &Asker) -> BoxFuture<Result<ClusterInfo, BackendError>> {
     let answer = asker
-        .ask(Asking::Again, |mut client: Client| async move { client.members(v1::MembersRequest {}).await });
+        .ask(Repeat::Again, |mut client: GrpcClient| async move { client.members(v1::MembersRequest {}).await });
     Box::pin(async move {
         let v1::MembersResponse { nodes, leader, term, last, changing, removed } = answer.await?;
         let nodes = nodes.into_iter().map(node).collect();
@@ -37,7 +37,7 @@ pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<Result<(
     };
     let asked = v1::ChangeMembersRequest { what: Some(what) };
     // Safe to repeat: a change that has been made is not made again (O1).
-    let answer = asker.ask(Asking::Again, move |mut client: Client| {
+    let answer = asker.ask(Repeat::Again, move |mut client: GrpcClient| {
         let asked = asked.clone();
         async move { client.change_members(asked).await }
     });
@@ -47,7 +47,7 @@ pub(super) fn change(asker: &Asker, change: MembersChange) -> BoxFuture<Result<(
 pub(super) fn transfer(asker: &Asker, to: Option<u64>) -> BoxFuture<Result<u64, BackendError>> {
     let asked = v1::TransferRequest { node: to.unwrap_or(0) };
     // Without a target, each repeat would transfer the leadership once more.
-    let asking = if to.is_some() { Asking::Again } else { Asking::Once };
-    let answer = asker.ask(asking, move |mut client: Client| async move { client.transfer(asked).await });
+    let asking = if to.is_some() { Repeat::Again } else { Repeat::Once };
+    let answer = asker.ask(asking, move |mut client: GrpcClient| async move { client.transfer(asked).await });
     Box::pin(async move { answer.await.map(|answer| answer.leader) })
 }

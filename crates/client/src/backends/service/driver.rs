@@ -9,11 +9,11 @@ use lockkeeper_wire::v1::{StreamEndReason, lockkeeper_client::LockkeeperClient};
 use tonic::transport::{Channel, Endpoint};
 
 use super::addresses::{Address, Addresses};
-use super::carrier::Ending;
-use super::shared::{Cut, Outgoing, Shared};
+use super::carrier::StreamEnding;
+use super::shared::{Cut, StreamRequests, ServiceShared};
 use crate::observe;
 
-pub(super) type Client = LockkeeperClient<Channel>;
+pub(super) type GrpcClient = LockkeeperClient<Channel>;
 
 /// Limit for connecting to a node before the next one is tried; shorter if a ttl leaves less time.
 pub(super) const CONNECT_LIMIT: Duration = Duration::from_secs(2);
@@ -37,14 +37,14 @@ enum Over {
         worked: bool,
     },
     Ended {
-        ending: Ending,
+        ending: StreamEnding,
         worked: bool,
     },
     Leaving,
 }
 
 /// Runs until the client shuts down.
-pub(super) async fn drive(shared: Arc<Shared>) {
+pub(super) async fn drive(shared: Arc<ServiceShared>) {
     while shared.until_wanted().await {
         let address = shared.addresses().take();
         // At most the limit for an unanswered keep-alive: connecting to an unreachable node must not cost a session.
@@ -68,7 +68,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
                 shared.troubled(&address, says(&ending));
                 let mut addresses = shared.addresses();
                 count(&mut addresses, worked);
-                if let Ending::Announced { reason, text, leader, term } = ending {
+                if let StreamEnding::Announced { reason, text, leader, term } = ending {
                     match reason {
                         StreamEndReason::NotLeader | StreamEndReason::Shutdown => {
                             addresses.leader_is(leader.as_deref(), term);
@@ -91,24 +91,24 @@ pub(super) async fn drive(shared: Arc<Shared>) {
 }
 
 /// The reason as text for users.
-fn says(ending: &Ending) -> String {
+fn says(ending: &StreamEnding) -> String {
     match ending {
-        Ending::Silent => "no answer in time".to_owned(),
-        Ending::Garbage(what) => format!("no lock service: {what}"),
-        Ending::Announced { text, .. } if !text.is_empty() => text.clone(),
-        Ending::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => {
+        StreamEnding::Silent => "no answer in time".to_owned(),
+        StreamEnding::Garbage(what) => format!("no lock service: {what}"),
+        StreamEnding::Announced { text, .. } if !text.is_empty() => text.clone(),
+        StreamEnding::Announced { leader: None, reason: StreamEndReason::NotLeader, .. } => {
             "it does not lead, and knows of no node that does".to_owned()
         }
-        Ending::Announced { .. } => word(ending).to_owned(),
+        StreamEnding::Announced { .. } => word(ending).to_owned(),
     }
 }
 
 /// The reason as one word for metrics.
-fn word(ending: &Ending) -> &'static str {
+fn word(ending: &StreamEnding) -> &'static str {
     match ending {
-        Ending::Silent => "silent",
-        Ending::Garbage(_) => "garbage",
-        Ending::Announced { reason, .. } => match reason {
+        StreamEnding::Silent => "silent",
+        StreamEnding::Garbage(_) => "garbage",
+        StreamEnding::Announced { reason, .. } => match reason {
             StreamEndReason::Shutdown => "shutdown",
             StreamEndReason::Protocol => "protocol",
             StreamEndReason::TooSlow => "too-slow",
@@ -125,9 +125,9 @@ fn count(addresses: &mut Addresses, worked: bool) {
 }
 
 /// Carries one stream from its opening to its end.
-async fn carry(shared: &Arc<Shared>, mut client: Client) -> Over {
+async fn carry(shared: &Arc<ServiceShared>, mut client: GrpcClient) -> Over {
     let stream = shared.begin_stream();
-    let outgoing = Outgoing { shared: shared.clone(), stream, waited: false };
+    let outgoing = StreamRequests { shared: shared.clone(), stream, waited: false };
     // The first frame is sent with the request: the attach does not wait for the service's response headers.
     let opened = tokio::select! {
         opened = client.session(outgoing) => opened,
@@ -182,7 +182,7 @@ fn over(cut: Cut, worked: bool) -> Over {
 }
 
 /// Opens a new connection.
-pub(super) async fn connect(address: &Address, limit: Duration) -> Result<Client, ConnectFailed> {
+pub(super) async fn connect(address: &Address, limit: Duration) -> Result<GrpcClient, ConnectFailed> {
     let failed =
         |error: tonic::transport::Error| ConnectFailed { address: address.clone(), why: cause(&error) };
     let endpoint = Endpoint::from_shared(address.uri())

@@ -35,9 +35,9 @@ use crate::watch::{Watch, WatchEvent};
 use crate::worker::Worker;
 use addresses::Addresses;
 use carrier::SessionKey;
-use driver::{Client, random};
+use driver::{GrpcClient, random};
 use shared::Owner;
-use unary::{Asker, Asking};
+use unary::{Asker, Repeat};
 
 /// Maximum number of waiters in an inspection.
 const WAITERS_SHOWN: u32 = 20;
@@ -122,7 +122,7 @@ impl Backend for Service {
             waiters_max: WAITERS_SHOWN,
             ..v1::DescribeRequest::default()
         };
-        let answer = self.asker.ask(Asking::Again, move |mut client: Client| {
+        let answer = self.asker.ask(Repeat::Again, move |mut client: GrpcClient| {
             let asked = asked.clone();
             async move { client.describe(asked).await }
         });
@@ -139,7 +139,7 @@ impl Backend for Service {
             let (mut locks, mut after) = (Vec::new(), 0);
             loop {
                 let asked = v1::ListRequest { prefix: prefix.clone(), page_size: PAGE, after };
-                let page = asker.ask(Asking::Again, move |mut client: Client| {
+                let page = asker.ask(Repeat::Again, move |mut client: GrpcClient| {
                     let asked = asked.clone();
                     async move { client.list(asked).await }
                 });
@@ -159,7 +159,7 @@ impl Backend for Service {
 
     fn check_token(&self, name: LockName, token: u64) -> BoxFuture<Result<TokenStatus, BackendError>> {
         let asked = v1::CheckTokenRequest { name: name.as_str().to_owned(), token };
-        let answer = self.asker.ask(Asking::Again, move |mut client: Client| {
+        let answer = self.asker.ask(Repeat::Again, move |mut client: GrpcClient| {
             let asked = asked.clone();
             async move { client.check_token(asked).await }
         });
@@ -175,7 +175,7 @@ impl Backend for Service {
             now: order.now,
         };
         // Safe to repeat: a break names a token, and tokens are never reused (O1).
-        let answer = self.asker.ask(Asking::Again, move |mut client: Client| {
+        let answer = self.asker.ask(Repeat::Again, move |mut client: GrpcClient| {
             let asked = asked.clone();
             async move { client.r#break(asked).await }
         });
@@ -188,7 +188,7 @@ impl Backend for Service {
             let (mut sessions, mut after) = (Vec::new(), 0);
             loop {
                 let asked = v1::ListSessionsRequest { page_size: PAGE, after };
-                let page = asker.ask(Asking::Again, move |mut client: Client| async move {
+                let page = asker.ask(Repeat::Again, move |mut client: GrpcClient| async move {
                     client.list_sessions(asked).await
                 });
                 let page = page.await?;
@@ -204,7 +204,7 @@ impl Backend for Service {
     fn watch(&self, prefix: Option<LockName>) -> Result<Watch, BackendError> {
         let asked =
             v1::WatchRequest { prefix: prefix.map(|prefix| prefix.as_str().to_owned()).unwrap_or_default() };
-        let mut answers = self.asker.follow(move |mut client: Client| {
+        let mut answers = self.asker.follow(move |mut client: GrpcClient| {
             let asked = asked.clone();
             async move { client.watch(asked).await }
         });
@@ -237,7 +237,7 @@ impl Backend for Service {
 
     fn backup(&self) -> Result<Backup, BackendError> {
         let mut answers =
-            self.asker.follow(|mut client: Client| async move { client.backup(v1::BackupRequest {}).await });
+            self.asker.follow(|mut client: GrpcClient| async move { client.backup(v1::BackupRequest {}).await });
         let (parts, receiver) = tokio::sync::mpsc::channel(1);
         self.owner.worker.run(Box::pin(async move {
             while let Some(answer) = answers.recv().await {
@@ -252,7 +252,7 @@ impl Backend for Service {
     fn set_limit(&self, name: LockName, permits: Option<u32>) -> BoxFuture<Result<(), BackendError>> {
         let asked = v1::SetLimitRequest { name: name.as_str().to_owned(), permits };
         // Not safe to repeat: the limit applied last wins (O1).
-        let answer = self.asker.ask(Asking::Once, move |mut client: Client| {
+        let answer = self.asker.ask(Repeat::Once, move |mut client: GrpcClient| {
             let asked = asked.clone();
             async move { client.set_limit(asked).await }
         });
@@ -272,7 +272,7 @@ impl Backend for Service {
     }
 
     fn status(&self) -> BoxFuture<Result<ServiceStatus, BackendError>> {
-        let answer = self.asker.ask(Asking::Again, |mut client: Client| async move {
+        let answer = self.asker.ask(Repeat::Again, |mut client: GrpcClient| async move {
             client.status(v1::StatusRequest {}).await
         });
         Box::pin(async move { answer.await.map(describe::status) })

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 
 use super::addresses::{Address, Addresses};
-use super::driver::{CONNECT_LIMIT, Client, cause, connect};
+use super::driver::{CONNECT_LIMIT, GrpcClient, cause, connect};
 
 /// Time limit for one node.
 pub(super) const NODE_LIMIT: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ pub(super) struct Search {
     pub(super) addresses: Addresses,
     /// The error of each node in this round, for users.
     pub(super) failures: Vec<String>,
-    under_way: JoinSet<Result<(Address, Client), (Address, String)>>,
+    under_way: JoinSet<Result<(Address, GrpcClient), (Address, String)>>,
     /// The nodes called by `under_way`.
     asked: Vec<Address>,
     /// The number of nodes that may still be called in this round.
@@ -43,7 +43,7 @@ impl Search {
     }
 
     /// The next node that answers; `None` at the end of the round.
-    pub(super) async fn next(&mut self) -> Option<(Address, Client)> {
+    pub(super) async fn next(&mut self) -> Option<(Address, GrpcClient)> {
         // The node found before did not serve the caller.
         self.ask_another();
         loop {
@@ -88,7 +88,7 @@ impl Search {
 }
 
 /// Requests a node's status.
-async fn reach(address: Address) -> Result<(Address, Client), (Address, String)> {
+async fn reach(address: Address) -> Result<(Address, GrpcClient), (Address, String)> {
     let client = match connect(&address, CONNECT_LIMIT).await {
         Ok(client) => client,
         Err(failed) => return Err((address, failed.to_string())),

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot};
 use tonic::codegen::tokio_stream::Stream;
 
 use super::addresses::{Address, Addresses};
-use super::carrier::{Carrier, Ending, Outcome, SessionKey, StreamId};
+use super::carrier::{Carrier, StreamEnding, CarrierOutput, SessionKey, StreamId};
 use crate::backend::{BoxFuture, Call, CallError};
 use crate::error::{BackendError, BackendErrorKind};
 use crate::machine::{Answer, Push, Spec};
@@ -25,7 +25,7 @@ use crate::worker::{self, Worker};
 type Handle = oneshot::Sender<Result<Answer, CallError>>;
 
 /// See the module documentation.
-pub(super) struct Shared {
+pub(super) struct ServiceShared {
     clock: Clock,
     /// Rings when the carrier's next deadline is due.
     alarm: Arc<Alarm>,
@@ -33,33 +33,33 @@ pub(super) struct Shared {
     wanted: Notify,
     /// Notifies the driver: the stream must be dropped, or the client shuts down.
     cut: Notify,
-    state: Mutex<State>,
+    state: Mutex<SharedState>,
     /// The addresses of the nodes, shared by the driver and unary calls.
     addresses: Mutex<Addresses>,
 }
 
-struct State {
+struct SharedState {
     carrier: Carrier<Handle>,
     pushes: BTreeMap<SessionKey, UnboundedSender<Push>>,
     /// The waker of the stream's sending side, while there is nothing to send.
     sender: Option<Waker>,
     /// Why the stream must be dropped.
-    ending: Option<Ending>,
+    ending: Option<StreamEnding>,
     leaving: bool,
     /// The error of the latest stream to each node, since the last answer from any of them.
     troubles: BTreeMap<Address, String>,
-    scratch: Vec<Outcome<Handle>>,
+    scratch: Vec<CarrierOutput<Handle>>,
 }
 
 /// Why the driver must drop a stream.
 pub(super) enum Cut {
     /// The carrier has ended it.
-    Ended(Ending),
+    Ended(StreamEnding),
     /// The client shuts down.
     Leaving,
 }
 
-impl Shared {
+impl ServiceShared {
     pub(super) fn new(addresses: Addresses) -> Self {
         let clock = Clock::Boot;
         Self {
@@ -67,7 +67,7 @@ impl Shared {
             clock,
             wanted: Notify::new(),
             cut: Notify::new(),
-            state: Mutex::new(State {
+            state: Mutex::new(SharedState {
                 carrier: Carrier::new(),
                 pushes: BTreeMap::new(),
                 sender: None,
@@ -85,31 +85,31 @@ impl Shared {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SharedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Runs `act` on the carrier and performs the outcomes.
-    fn with<T>(&self, act: impl FnOnce(&mut Carrier<Handle>, &mut Vec<Outcome<Handle>>) -> T) -> T {
+    fn with<T>(&self, act: impl FnOnce(&mut Carrier<Handle>, &mut Vec<CarrierOutput<Handle>>) -> T) -> T {
         let mut state = self.state();
         let mut out = std::mem::take(&mut state.scratch);
         let result = act(&mut state.carrier, &mut out);
         // Pushes are sent under the lock, because their order counts; at most they wake the worker.
         out.retain_mut(|outcome| match outcome {
-            Outcome::Resolved(..) => true,
-            Outcome::Push(key, push) => {
+            CarrierOutput::Resolved(..) => true,
+            CarrierOutput::Push(key, push) => {
                 if let Some(pushes) = state.pushes.get(key) {
                     // The send fails only if the session has ended.
                     let _ = pushes.send(push.clone());
                 }
                 false
             }
-            Outcome::EndStream(ending) => {
+            CarrierOutput::EndStream(ending) => {
                 state.ending = Some(ending.clone());
                 self.cut.notify_one();
                 false
             }
-            Outcome::Nodes(nodes) => {
+            CarrierOutput::Nodes(nodes) => {
                 self.addresses().learn(nodes.iter().map(String::as_str));
                 false
             }
@@ -124,7 +124,7 @@ impl Shared {
             // Callers are woken without the lock: they submit their next call at once.
             drop(state);
             for outcome in out {
-                if let Outcome::Resolved(handle, result) = outcome {
+                if let CarrierOutput::Resolved(handle, result) = outcome {
                     // The send fails only if the caller was dropped, and then the answer is not needed.
                     let _ = handle.send(result);
                 }
@@ -266,7 +266,7 @@ static IO: worker::Shared = worker::Shared::new();
 
 /// Reference of the users of a service: dropping the last one ends the stream and the thread.
 pub(super) struct Owner {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<ServiceShared>,
     pub(super) worker: Worker,
 }
 
@@ -277,7 +277,7 @@ impl Owner {
                 "the thread that talks to the lock service could not be started; raise the limit on threads";
             BackendError::caused(BackendErrorKind::Operator, what, error)
         })?;
-        let shared = Arc::new(Shared::new(addresses));
+        let shared = Arc::new(ServiceShared::new(addresses));
         worker.run(Box::pin(shared.clone().keep_time()));
         Ok(Self { shared, worker })
     }
@@ -290,14 +290,14 @@ impl Drop for Owner {
 }
 
 /// The sending side of a stream.
-pub(super) struct Outgoing {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct StreamRequests {
+    pub(super) shared: Arc<ServiceShared>,
     pub(super) stream: StreamId,
     /// Whether the other tasks have had a turn since there was something to send.
     pub(super) waited: bool,
 }
 
-impl Stream for Outgoing {
+impl Stream for StreamRequests {
     type Item = v1::ClientFrame;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<v1::ClientFrame>> {

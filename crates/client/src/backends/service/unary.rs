@@ -7,9 +7,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tonic::{Code, Response, Status, Streaming};
 
-use super::driver::{Client, cause, random};
+use super::driver::{GrpcClient, cause, random};
 use super::search::{NODE_LIMIT, Search};
-use super::shared::Shared;
+use super::shared::ServiceShared;
 use crate::backend::BoxFuture;
 use crate::error::{BackendError, BackendErrorKind};
 use crate::worker::Worker;
@@ -25,7 +25,7 @@ const WATCH_BUFFER: usize = 64;
 
 /// Whether a call may be repeated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Asking {
+pub(super) enum Repeat {
     /// Retried until the time limit: a repetition changes nothing.
     Again,
     /// Sent to one node at most: a call that has reached a node is never repeated.
@@ -37,25 +37,25 @@ pub(super) enum Asking {
 pub(super) struct Asker {
     worker: Worker,
     /// Used for its addresses only.
-    shared: Arc<Shared>,
+    shared: Arc<ServiceShared>,
     /// The connection that answered last.
-    good: Arc<Mutex<Option<Client>>>,
+    good: Arc<Mutex<Option<GrpcClient>>>,
 }
 
 impl Asker {
-    pub(super) fn new(worker: Worker, shared: Arc<Shared>) -> Self {
+    pub(super) fn new(worker: Worker, shared: Arc<ServiceShared>) -> Self {
         Self { worker, shared, good: Arc::default() }
     }
 
-    fn good(&self) -> MutexGuard<'_, Option<Client>> {
+    fn good(&self) -> MutexGuard<'_, Option<GrpcClient>> {
         self.good.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Calls nodes until one answers.
     pub(super) fn ask<T, F>(
         &self,
-        asking: Asking,
-        question: impl Fn(Client) -> F + Send + Sync + 'static,
+        asking: Repeat,
+        question: impl Fn(GrpcClient) -> F + Send + Sync + 'static,
     ) -> BoxFuture<Result<T, BackendError>>
     where
         T: Send + 'static,
@@ -73,7 +73,7 @@ impl Asker {
     /// Opens a stream of answers and forwards them until the service ends it or an error occurs.
     pub(super) fn follow<T, F>(
         &self,
-        question: impl Fn(Client) -> F + Send + Sync + 'static,
+        question: impl Fn(GrpcClient) -> F + Send + Sync + 'static,
     ) -> mpsc::Receiver<Result<T, BackendError>>
     where
         T: Send + 'static,
@@ -82,7 +82,7 @@ impl Asker {
         let (answers, receiver) = mpsc::channel(WATCH_BUFFER);
         let asker = self.clone();
         self.worker.run(Box::pin(async move {
-            let stream = match find(&asker, Asking::Again, question).await {
+            let stream = match find(&asker, Repeat::Again, question).await {
                 Ok(stream) => stream,
                 Err(error) => return drop(answers.send(Err(error)).await),
             };
@@ -109,15 +109,15 @@ impl Asker {
 
 async fn find<T, F>(
     asker: &Asker,
-    asking: Asking,
-    question: impl Fn(Client) -> F,
+    asking: Repeat,
+    question: impl Fn(GrpcClient) -> F,
 ) -> Result<Response<T>, BackendError>
 where
     F: Future<Output = Result<Response<T>, Status>>,
 {
     let mut search = Search::among(asker.shared.addresses().anew());
     let limit = Instant::now() + ASK_LIMIT;
-    let rounds_max = if asking == Asking::Again { usize::MAX } else { 1 };
+    let rounds_max = if asking == Repeat::Again { usize::MAX } else { 1 };
     for _round in 0..rounds_max {
         search.begin_round();
         // The connection that answered last, then any nodes that answer.
@@ -148,7 +148,7 @@ where
                 Err(_) => search.failures.push(format!("{whose}: no answer within {NODE_LIMIT:?}")),
             }
             search.addresses.failed();
-            if asking == Asking::Once {
+            if asking == Repeat::Once {
                 return Err(unreachable(&search.failures, "; whether it was done is not known"));
             }
         }

@@ -254,14 +254,14 @@ impl Checked {
         {
             return Err(format!("{key:?} is not lost at {:?}, the belief is {:?}", self.now, self.belief));
         }
-        if matches!(self.machine.link, Link::Live { .. } | Link::Closing) {
+        if matches!(self.machine.link, SessionPhase::Live { .. } | SessionPhase::Closing) {
             for (seq, key) in &self.live {
                 let wanted = self.machine.requests.get(key).is_some_and(|request| match &request.stage {
-                    Stage::Sent { seq: s, .. } | Stage::Queued { seq: s } | Stage::Early { seq: s, .. } => {
+                    AcquireStage::Sent { seq: s, .. } | AcquireStage::Queued { seq: s } | AcquireStage::Early { seq: s, .. } => {
                         s == seq
                     }
-                    Stage::Held(hold) => hold.seq == *seq,
-                    Stage::Unsent => false,
+                    AcquireStage::Held(hold) => hold.seq == *seq,
+                    AcquireStage::Unsent => false,
                 });
                 let ends = self.machine.finishing.values().any(|finishing| finishing.target == *seq);
                 if !wanted && !ends {

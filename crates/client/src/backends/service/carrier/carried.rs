@@ -9,7 +9,7 @@ use lockkeeper_core::Seq;
 use lockkeeper_wire::request::{Secret, secret_prefix};
 use lockkeeper_wire::v1::{self, client_item};
 
-use super::{Outbox, Outcome, earlier, items};
+use super::{Outbox, CarrierOutput, earlier, items};
 use crate::backend::{Call, CallError, Wanted};
 use crate::machine::{Answer, Spec};
 use crate::time::BootInstant;
@@ -24,7 +24,7 @@ const ANSWER_USUAL: Duration = Duration::from_millis(500);
 const TTL: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(super) struct Carried<H> {
+pub(super) struct CarriedSession<H> {
     spec: Spec,
     label: String,
     secret: Secret,
@@ -32,7 +32,7 @@ pub(super) struct Carried<H> {
     id: Option<u64>,
     /// The number of the latest attach.
     attach: u64,
-    place: Place,
+    place: AttachState,
     /// Unacknowledged open and keep-alive calls, by ascending number.
     signs: VecDeque<Sign<H>>,
     next_sign: u64,
@@ -42,15 +42,15 @@ pub(super) struct Carried<H> {
     /// it.
     unheard: VecDeque<(u64, BootInstant)>,
     /// Commands without an answer.
-    asked: BTreeMap<Seq, Command<H>>,
+    asked: BTreeMap<Seq, PendingCommand<H>>,
     /// Acquires that wait in the queue: they are resolved when they are granted or end, without a time limit.
-    queued: BTreeMap<Seq, Command<H>>,
+    queued: BTreeMap<Seq, PendingCommand<H>>,
     close: Option<Closing<H>>,
 }
 
 /// The state of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
+enum AttachState {
     /// Not opened yet.
     Unwanted,
     /// To be attached on the next stream.
@@ -71,7 +71,7 @@ struct Sign<H> {
 }
 
 #[derive(Debug)]
-struct Command<H> {
+struct PendingCommand<H> {
     since: BootInstant,
     what: Numbered,
     /// Whether the command may have reached the service (P12).
@@ -96,7 +96,7 @@ struct Closing<H> {
     handle: H,
 }
 
-impl<H> Carried<H> {
+impl<H> CarriedSession<H> {
     pub(super) fn new(spec: Spec, label: &str, secret: Secret) -> Self {
         Self {
             spec,
@@ -104,7 +104,7 @@ impl<H> Carried<H> {
             secret,
             id: None,
             attach: 0,
-            place: Place::Unwanted,
+            place: AttachState::Unwanted,
             signs: VecDeque::new(),
             next_sign: 1,
             sent_through: 0,
@@ -132,11 +132,11 @@ impl<H> Carried<H> {
     }
 
     pub(super) fn is_wanted(&self) -> bool {
-        matches!(self.place, Place::Waiting | Place::Attaching(_) | Place::Attached)
+        matches!(self.place, AttachState::Waiting | AttachState::Attaching(_) | AttachState::Attached)
     }
 
     pub(super) fn is_over(&self) -> bool {
-        matches!(self.place, Place::Over)
+        matches!(self.place, AttachState::Over)
     }
 
     /// Time limit for the acknowledgement of an attach or a keep-alive.
@@ -160,11 +160,11 @@ impl<H> Carried<H> {
         call: Call,
         handle: H,
         outbox: &mut Outbox,
-        out: &mut Vec<Outcome<H>>,
+        out: &mut Vec<CarrierOutput<H>>,
     ) -> Option<BootInstant> {
         if self.is_over() {
             let answer = if let Call::Close = call { Answer::Closed } else { Answer::SessionGone };
-            out.push(Outcome::Resolved(handle, Ok(answer)));
+            out.push(CarrierOutput::Resolved(handle, Ok(answer)));
             return None;
         }
         match call {
@@ -180,13 +180,13 @@ impl<H> Carried<H> {
                 self.asked.remove(&target);
                 self.command(now, seq, Numbered::Finish { target, done_through }, handle, outbox)
             }
-            Call::Close if self.place == Place::Unwanted => {
-                out.push(Outcome::Resolved(handle, Ok(Answer::Closed)));
+            Call::Close if self.place == AttachState::Unwanted => {
+                out.push(CarrierOutput::Resolved(handle, Ok(Answer::Closed)));
                 None
             }
             Call::Close => {
                 let mut closing = Closing { since: now, sent: false, handle };
-                if self.place == Place::Attached {
+                if self.place == AttachState::Attached {
                     closing.sent = true;
                     outbox.put(self.close_item());
                 }
@@ -202,14 +202,14 @@ impl<H> Carried<H> {
         self.signs.push_back(Sign { number: self.next_sign, since: now, opens, handle });
         self.next_sign += 1;
         match self.place {
-            Place::Unwanted => {
-                self.place = Place::Waiting;
+            AttachState::Unwanted => {
+                self.place = AttachState::Waiting;
                 if outbox.open {
                     self.begin_stream(now, outbox);
                 }
             }
-            Place::Attached => self.put_keep_alive(now, outbox),
-            Place::Waiting | Place::Attaching(_) | Place::Over => {}
+            AttachState::Attached => self.put_keep_alive(now, outbox),
+            AttachState::Waiting | AttachState::Attaching(_) | AttachState::Over => {}
         }
         Some(now + self.sign_limit())
     }
@@ -227,9 +227,9 @@ impl<H> Carried<H> {
             command.handles.push(handle);
             return None;
         }
-        let mut command = Command { since: now, what, sent: false, unanswered: None, handles: vec![handle] };
+        let mut command = PendingCommand { since: now, what, sent: false, unanswered: None, handles: vec![handle] };
         let mut look_at = now + self.command_limit();
-        if let (Place::Attached, Some(id)) = (self.place, self.id) {
+        if let (AttachState::Attached, Some(id)) = (self.place, self.id) {
             command.sent = true;
             command.unanswered = Some(now);
             look_at = now + self.answer_usual();
@@ -246,7 +246,7 @@ impl<H> Carried<H> {
         }
         self.attach += 1;
         let covers = self.next_sign - 1;
-        self.place = Place::Attaching(covers);
+        self.place = AttachState::Attaching(covers);
         self.sent_through = covers;
         self.unheard = VecDeque::from([(covers, now)]);
         let secret = self.secret.to_vec();
@@ -272,9 +272,9 @@ impl<H> Carried<H> {
     /// Ends the session's part in the present stream; returns whether the session was attached or attaching on it.
     pub(super) fn end_stream(&mut self) -> bool {
         self.unheard.clear();
-        let carried = matches!(self.place, Place::Attaching(_) | Place::Attached);
+        let carried = matches!(self.place, AttachState::Attaching(_) | AttachState::Attached);
         if carried {
-            self.place = Place::Waiting;
+            self.place = AttachState::Waiting;
             self.asked.values_mut().for_each(|command| command.unanswered = None);
         }
         carried
@@ -286,24 +286,24 @@ impl<H> Carried<H> {
     }
 
     /// Fails overdue calls.
-    pub(super) fn give_up(&mut self, now: BootInstant, out: &mut Vec<Outcome<H>>) {
+    pub(super) fn give_up(&mut self, now: BootInstant, out: &mut Vec<CarrierOutput<H>>) {
         let (sign_limit, command_limit) = (self.sign_limit(), self.command_limit());
         let tried = self.attach > 0;
         while self.signs.front().is_some_and(|sign| now >= sign.since + sign_limit)
             && let Some(sign) = self.signs.pop_front()
         {
-            out.push(Outcome::Resolved(sign.handle, Err(CallError { sent: tried })));
+            out.push(CarrierOutput::Resolved(sign.handle, Err(CallError { sent: tried })));
         }
-        let overdue = |command: &Command<H>| now >= command.since + command_limit;
+        let overdue = |command: &PendingCommand<H>| now >= command.since + command_limit;
         let overdue: Vec<Seq> =
             self.asked.iter().filter(|(_, command)| overdue(command)).map(|(&seq, _)| seq).collect();
         for command in overdue.iter().filter_map(|seq| self.asked.remove(seq)) {
-            let failed = |handle| Outcome::Resolved(handle, Err(CallError { sent: command.sent }));
+            let failed = |handle| CarrierOutput::Resolved(handle, Err(CallError { sent: command.sent }));
             out.extend(command.handles.into_iter().map(failed));
         }
         if let Some(closing) = self.close.take_if(|closing| now >= closing.since + command_limit) {
-            self.place = Place::Over;
-            out.push(Outcome::Resolved(closing.handle, Err(CallError { sent: closing.sent })));
+            self.place = AttachState::Over;
+            out.push(CarrierOutput::Resolved(closing.handle, Err(CallError { sent: closing.sent })));
         }
     }
 

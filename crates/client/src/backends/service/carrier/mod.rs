@@ -23,7 +23,7 @@ use lockkeeper_wire::{FRAME_BYTES_MAX, FRAME_ITEMS_MAX, FRAME_NAMES_MAX};
 use crate::backend::{Call, CallError};
 use crate::machine::{Answer, Push, Spec};
 use crate::time::BootInstant;
-use carried::Carried;
+use carried::CarriedSession;
 
 /// Identifies a session in its carrier; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
@@ -44,20 +44,20 @@ impl StreamId {
 /// An action for the driver.
 #[must_use]
 #[derive(Debug)]
-pub enum Outcome<H> {
+pub enum CarrierOutput<H> {
     /// Resolve a call.
     Resolved(H, Result<Answer, CallError>),
     /// Forward a push to the session's machine.
     Push(SessionKey, Push),
     /// Drop the stream, which the carrier has already ended. Then open another.
-    EndStream(Ending),
+    EndStream(StreamEnding),
     /// The client addresses of all nodes of the cluster, `host:port` each.
     Nodes(Vec<String>),
 }
 
 /// Why a stream ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Ending {
+pub enum StreamEnding {
     /// The service announced the end. This does not start `linger`.
     Announced {
         /// The reason, which determines the client's reaction.
@@ -78,7 +78,7 @@ pub enum Ending {
 
 /// Counters for metrics and tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Seen {
+pub struct CarrierStats {
     /// Streams begun.
     pub streams: u64,
     /// Streams ended because the service did not answer.
@@ -92,7 +92,7 @@ pub struct Seen {
 /// See the module documentation. `H` is the driver's handle for a call.
 #[derive(Debug)]
 pub struct Carrier<H> {
-    sessions: BTreeMap<SessionKey, Carried<H>>,
+    sessions: BTreeMap<SessionKey, CarriedSession<H>>,
     /// Open sessions, by the service's id.
     by_id: BTreeMap<u64, SessionKey>,
     /// Sessions not open yet, by the prefix of their secret.
@@ -111,7 +111,7 @@ struct Outbox {
     open: bool,
     /// Each with an upper bound for its size in a frame, in bytes.
     items: VecDeque<(usize, v1::ClientItem)>,
-    seen: Seen,
+    seen: CarrierStats,
 }
 
 impl Outbox {
@@ -152,7 +152,7 @@ impl<H> Carrier<H> {
         let key = SessionKey(self.next_session);
         self.next_session += 1;
         self.by_secret.insert(secret_prefix(&secret), key);
-        self.sessions.insert(key, Carried::new(spec, label, secret));
+        self.sessions.insert(key, CarriedSession::new(spec, label, secret));
         key
     }
 
@@ -171,10 +171,10 @@ impl<H> Carrier<H> {
         key: SessionKey,
         call: Call,
         handle: H,
-        out: &mut Vec<Outcome<H>>,
+        out: &mut Vec<CarrierOutput<H>>,
     ) {
         let Some(session) = self.sessions.get_mut(&key) else {
-            return out.push(Outcome::Resolved(handle, Ok(Answer::SessionGone)));
+            return out.push(CarrierOutput::Resolved(handle, Ok(Answer::SessionGone)));
         };
         let look_at = session.submit(now, call, handle, &mut self.outbox, out);
         self.look_by(look_at);
@@ -198,7 +198,7 @@ impl<H> Carrier<H> {
     /// Handles a stream that ended without a message, could not be opened, or is being closed by the driver. In the
     /// last case this must be called before the peer can see the close: with `linger`, the lease is then valid for at
     /// most `linger` from now.
-    pub fn stream_lost(&mut self, now: BootInstant, stream: StreamId, out: &mut Vec<Outcome<H>>) {
+    pub fn stream_lost(&mut self, now: BootInstant, stream: StreamId, out: &mut Vec<CarrierOutput<H>>) {
         if self.stream == Some(stream) {
             self.end_stream(now, true, out);
         }
@@ -210,7 +210,7 @@ impl<H> Carrier<H> {
         now: BootInstant,
         stream: StreamId,
         items: Vec<v1::ServerItem>,
-        out: &mut Vec<Outcome<H>>,
+        out: &mut Vec<CarrierOutput<H>>,
     ) {
         if self.stream != Some(stream) {
             return;
@@ -219,27 +219,27 @@ impl<H> Carrier<H> {
             let ending = match self.item(now, item, out) {
                 Ok(None) => continue,
                 Ok(Some(ending)) => ending,
-                Err(Nonsense(what)) => Ending::Garbage(what),
+                Err(Nonsense(what)) => StreamEnding::Garbage(what),
             };
-            if let Ending::Garbage(_) = ending {
+            if let StreamEnding::Garbage(_) = ending {
                 self.outbox.seen.garbage += 1;
             }
             // An announced end starts no `linger`; the service may take any other end for a close by the client.
-            self.end_stream(now, !matches!(ending, Ending::Announced { .. }), out);
-            return out.push(Outcome::EndStream(ending));
+            self.end_stream(now, !matches!(ending, StreamEnding::Announced { .. }), out);
+            return out.push(CarrierOutput::EndStream(ending));
         }
     }
 
     /// Fails overdue calls, and ends a stream on which the service is silent. After a command whose answer is late a
     /// keep-alive is sent, so that an unreachable leader is detected by that keep-alive, not by the next renewal.
-    pub fn wake(&mut self, now: BootInstant, out: &mut Vec<Outcome<H>>) {
+    pub fn wake(&mut self, now: BootInstant, out: &mut Vec<CarrierOutput<H>>) {
         if self.look_at.is_none_or(|at| now < at) {
             return;
         }
         if self.stream.is_some() && self.sessions.values().any(|session| session.is_unheard(now)) {
             self.outbox.seen.silent += 1;
             self.end_stream(now, true, out);
-            out.push(Outcome::EndStream(Ending::Silent));
+            out.push(CarrierOutput::EndStream(StreamEnding::Silent));
         }
         self.look_at = None;
         for session in self.sessions.values_mut() {
@@ -286,19 +286,19 @@ impl<H> Carrier<H> {
     /// Whether any session needs a stream.
     #[must_use]
     pub fn wants_stream(&self) -> bool {
-        self.sessions.values().any(Carried::is_wanted)
+        self.sessions.values().any(CarriedSession::is_wanted)
     }
 
     /// The shortest ttl of the sessions that need a stream.
     #[must_use]
     pub fn least_ttl(&self) -> Option<Duration> {
-        self.sessions.values().filter(|session| session.is_wanted()).map(Carried::ttl).min()
+        self.sessions.values().filter(|session| session.is_wanted()).map(CarriedSession::ttl).min()
     }
 
     /// The counters.
     #[cfg(any(test, feature = "simulation"))]
     #[must_use]
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> CarrierStats {
         self.outbox.seen
     }
 
@@ -306,13 +306,13 @@ impl<H> Carrier<H> {
         self.look_at = earlier(self.look_at, at);
     }
 
-    fn end_stream(&mut self, now: BootInstant, may_linger: bool, out: &mut Vec<Outcome<H>>) {
+    fn end_stream(&mut self, now: BootInstant, may_linger: bool, out: &mut Vec<CarrierOutput<H>>) {
         self.stream = None;
         self.outbox.clear(false);
         for (&key, session) in &mut self.sessions {
             let was_carried = session.end_stream();
             if was_carried && may_linger && session.lingers() {
-                out.push(Outcome::Push(key, Push::Detached { at: now }));
+                out.push(CarrierOutput::Push(key, Push::Detached { at: now }));
             }
         }
     }
@@ -322,21 +322,21 @@ impl<H> Carrier<H> {
         &mut self,
         now: BootInstant,
         item: v1::ServerItem,
-        out: &mut Vec<Outcome<H>>,
-    ) -> Result<Option<Ending>, Nonsense> {
+        out: &mut Vec<CarrierOutput<H>>,
+    ) -> Result<Option<StreamEnding>, Nonsense> {
         let v1::ServerItem { session: id, seq, what } = item;
         match what {
             // An optional item of a newer service, unknown to this version.
             None => {}
             Some(What::StreamEnd(end)) => {
-                return Ok(Some(Ending::Announced {
+                return Ok(Some(StreamEnding::Announced {
                     reason: end.reason(),
                     text: end.text,
                     leader: Some(end.leader).filter(|leader| !leader.is_empty()),
                     term: end.term,
                 }));
             }
-            Some(What::Nodes(nodes)) => out.push(Outcome::Nodes(nodes.addresses)),
+            Some(What::Nodes(nodes)) => out.push(CarrierOutput::Nodes(nodes.addresses)),
             Some(What::Opened(opened)) => self.opened(now, id, opened, out)?,
             Some(What::Refused(refused)) if id == 0 => self.open_refused(&refused, out),
             Some(What::SessionGone(_)) => {
@@ -365,7 +365,7 @@ impl<H> Carrier<H> {
         now: BootInstant,
         id: u64,
         opened: v1::Opened,
-        out: &mut Vec<Outcome<H>>,
+        out: &mut Vec<CarrierOutput<H>>,
     ) -> Result<(), Nonsense> {
         if id == 0 {
             return Err(Nonsense("a session is opened as number 0".into()));
@@ -378,7 +378,7 @@ impl<H> Carrier<H> {
         Ok(())
     }
 
-    fn open_refused(&mut self, refused: &v1::Refused, out: &mut Vec<Outcome<H>>) {
+    fn open_refused(&mut self, refused: &v1::Refused, out: &mut Vec<CarrierOutput<H>>) {
         let Some(&key) = self.by_secret.get(&refused.secret_prefix) else { return };
         if let Some(session) = self.sessions.get_mut(&key) {
             session.open_refused(&items::refusal(refused), out);

@@ -3,54 +3,54 @@
 use lockkeeper_core::Seq;
 use lockkeeper_wire::v1::server_item::What;
 
-use super::super::{Nonsense, Outbox, Outcome, SessionKey, items};
-use super::{Carried, Numbered, Place, Sign};
+use super::super::{Nonsense, Outbox, CarrierOutput, SessionKey, items};
+use super::{CarriedSession, Numbered, AttachState, Sign};
 use crate::backend::CallError;
 use crate::error::{BackendError, LossCause};
 use crate::machine::{Answer, Push};
 use crate::time::BootInstant;
 
-impl<H> Carried<H> {
+impl<H> CarriedSession<H> {
     pub(in super::super) fn opened(
         &mut self,
         now: BootInstant,
         id: u64,
         attach: u64,
         outbox: &mut Outbox,
-        out: &mut Vec<Outcome<H>>,
+        out: &mut Vec<CarrierOutput<H>>,
     ) -> Result<Option<BootInstant>, Nonsense> {
         self.id = Some(id);
         self.attached(now, attach, outbox, out)
     }
 
     /// The service refuses to open the session: a retry would not help.
-    pub(in super::super) fn open_refused(&mut self, error: &BackendError, out: &mut Vec<Outcome<H>>) {
-        self.place = Place::Over;
+    pub(in super::super) fn open_refused(&mut self, error: &BackendError, out: &mut Vec<CarrierOutput<H>>) {
+        self.place = AttachState::Over;
         let refused = || Ok(Answer::Refused(error.clone()));
         self.unheard.clear();
-        out.extend(self.signs.drain(..).map(|sign| Outcome::Resolved(sign.handle, refused())));
+        out.extend(self.signs.drain(..).map(|sign| CarrierOutput::Resolved(sign.handle, refused())));
         self.resolve_all(&refused(), out);
     }
 
     /// The session is not live (S2).
-    pub(in super::super) fn gone(&mut self, key: SessionKey, out: &mut Vec<Outcome<H>>) {
-        self.place = Place::Over;
+    pub(in super::super) fn gone(&mut self, key: SessionKey, out: &mut Vec<CarrierOutput<H>>) {
+        self.place = AttachState::Over;
         self.unheard.clear();
         let leaving = self.close.is_some();
-        out.extend(self.signs.drain(..).map(|sign| Outcome::Resolved(sign.handle, Ok(Answer::SessionGone))));
+        out.extend(self.signs.drain(..).map(|sign| CarrierOutput::Resolved(sign.handle, Ok(Answer::SessionGone))));
         self.resolve_all(&Ok(Answer::SessionGone), out);
         if !leaving {
-            out.push(Outcome::Push(key, Push::Lost(LossCause::SessionEnded)));
+            out.push(CarrierOutput::Push(key, Push::Lost(LossCause::SessionEnded)));
         }
     }
 
-    fn resolve_all(&mut self, result: &Result<Answer, CallError>, out: &mut Vec<Outcome<H>>) {
+    fn resolve_all(&mut self, result: &Result<Answer, CallError>, out: &mut Vec<CarrierOutput<H>>) {
         let asked = std::mem::take(&mut self.asked);
         let queued = std::mem::take(&mut self.queued);
         let handles = asked.into_values().chain(queued.into_values()).flat_map(|command| command.handles);
-        out.extend(handles.map(|handle| Outcome::Resolved(handle, result.clone())));
+        out.extend(handles.map(|handle| CarrierOutput::Resolved(handle, result.clone())));
         if let Some(closing) = self.close.take() {
-            out.push(Outcome::Resolved(closing.handle, Ok(Answer::Closed)));
+            out.push(CarrierOutput::Resolved(closing.handle, Ok(Answer::Closed)));
         }
     }
 
@@ -62,7 +62,7 @@ impl<H> Carried<H> {
         seq: u64,
         what: What,
         outbox: &mut Outbox,
-        out: &mut Vec<Outcome<H>>,
+        out: &mut Vec<CarrierOutput<H>>,
     ) -> Result<Option<BootInstant>, Nonsense> {
         let seq = Seq(seq);
         match what {
@@ -71,7 +71,7 @@ impl<H> Carried<H> {
                 return self.attached(now, attached.attach, outbox, out);
             }
             What::KeptAlive(alive) => {
-                if self.place != Place::Attached {
+                if self.place != AttachState::Attached {
                     return Err(Nonsense("a keep-alive is acknowledged before its attach".into()));
                 }
                 // Revocations first, so that no acknowledgement precedes them.
@@ -87,18 +87,18 @@ impl<H> Carried<H> {
                     self.queued.insert(seq, command);
                 }
                 if self.queued.contains_key(&seq) {
-                    out.push(Outcome::Push(key, Push::Queued { seq, position: queued.position }));
+                    out.push(CarrierOutput::Push(key, Push::Queued { seq, position: queued.position }));
                 }
             }
             // Seq 0 belongs to no command: the item answers the attach or a keep-alive.
             What::Refused(refused) if seq.0 == 0 => match self.place {
                 // The service refuses to attach the session. Its holds can't be kept, so the session counts as gone.
-                Place::Attaching(_) => self.gone(key, out),
+                AttachState::Attaching(_) => self.gone(key, out),
                 _ => {
                     self.unheard.clear();
                     let error = items::refusal(&refused);
                     let refused =
-                        |sign: Sign<H>| Outcome::Resolved(sign.handle, Ok(Answer::Refused(error.clone())));
+                        |sign: Sign<H>| CarrierOutput::Resolved(sign.handle, Ok(Answer::Refused(error.clone())));
                     out.extend(self.signs.drain(..).map(refused));
                 }
             },
@@ -113,20 +113,20 @@ impl<H> Carried<H> {
         key: SessionKey,
         seq: Seq,
         what: What,
-        out: &mut Vec<Outcome<H>>,
+        out: &mut Vec<CarrierOutput<H>>,
     ) -> Result<(), Nonsense> {
         let unasked = matches!(what, What::Revoked(_) | What::Ended(_));
         let Some(answer) = items::answer(what)? else {
             return Err(Nonsense(format!("what came for command {seq} answers no such command")));
         };
         if let Some(command) = self.asked.remove(&seq).or_else(|| self.queued.remove(&seq)) {
-            let resolved = |handle| Outcome::Resolved(handle, Ok(answer.clone()));
+            let resolved = |handle| CarrierOutput::Resolved(handle, Ok(answer.clone()));
             out.extend(command.handles.into_iter().map(resolved));
             return Ok(());
         }
         match answer {
-            Answer::Revoked if unasked => out.push(Outcome::Push(key, Push::Revoked { seq })),
-            Answer::Finished(end) if unasked => out.push(Outcome::Push(key, Push::Ended { seq, end })),
+            Answer::Revoked if unasked => out.push(CarrierOutput::Push(key, Push::Revoked { seq })),
+            Answer::Finished(end) if unasked => out.push(CarrierOutput::Push(key, Push::Ended { seq, end })),
             // The answer to a command that was given up or dropped: a retry gets another answer (P7).
             _ => {}
         }
@@ -139,15 +139,15 @@ impl<H> Carried<H> {
         now: BootInstant,
         attach: u64,
         outbox: &mut Outbox,
-        out: &mut Vec<Outcome<H>>,
+        out: &mut Vec<CarrierOutput<H>>,
     ) -> Result<Option<BootInstant>, Nonsense> {
-        let (Place::Attaching(covers), Some(id)) = (self.place, self.id) else {
+        let (AttachState::Attaching(covers), Some(id)) = (self.place, self.id) else {
             return Err(Nonsense("an attach is confirmed that nobody asked for".into()));
         };
         if attach != self.attach {
             return Err(Nonsense(format!("attach {attach} is confirmed, {} was sent", self.attach)));
         }
-        self.place = Place::Attached;
+        self.place = AttachState::Attached;
         self.kept_alive(covers, out)?;
         let unresolved = self.asked.iter().chain(&self.queued).map(|(&seq, _)| seq);
         let mut unresolved: Vec<Seq> = unresolved.collect();
@@ -171,7 +171,7 @@ impl<H> Carried<H> {
     }
 
     /// Handles the acknowledgement of everything up to `number`.
-    fn kept_alive(&mut self, number: u64, out: &mut Vec<Outcome<H>>) -> Result<(), Nonsense> {
+    fn kept_alive(&mut self, number: u64, out: &mut Vec<CarrierOutput<H>>) -> Result<(), Nonsense> {
         if number > self.sent_through {
             let sent = self.sent_through;
             return Err(Nonsense(format!("keep-alive {number} is acknowledged, the last sent is {sent}")));
@@ -183,12 +183,12 @@ impl<H> Carried<H> {
             && let Some(sign) = self.signs.pop_front()
         {
             let answer = if sign.opens { Answer::Opened } else { Answer::KeptAlive };
-            out.push(Outcome::Resolved(sign.handle, Ok(answer)));
+            out.push(CarrierOutput::Resolved(sign.handle, Ok(answer)));
         }
         Ok(())
     }
 }
 
-fn revoked<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<Outcome<H>>) {
-    out.extend(seqs.into_iter().map(|seq| Outcome::Push(key, Push::Revoked { seq: Seq(seq) })));
+fn revoked<H>(key: SessionKey, seqs: Vec<u64>, out: &mut Vec<CarrierOutput<H>>) {
+    out.extend(seqs.into_iter().map(|seq| CarrierOutput::Push(key, Push::Revoked { seq: Seq(seq) })));
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::backend::Wanted;
 use crate::error::LossCause;
 
-type Out = Vec<Outcome<u32>>;
+type Out = Vec<CarrierOutput<u32>>;
 
 /// One session on one stream.
 struct Line {
@@ -35,7 +35,7 @@ impl Line {
     fn open(spec: Spec) -> Self {
         let mut line = Self::with(spec);
         let out = line.hears(100, 0, opened(1));
-        assert!(matches!(out[..], [Outcome::Resolved(0, Ok(Answer::Opened))]), "{out:?}");
+        assert!(matches!(out[..], [CarrierOutput::Resolved(0, Ok(Answer::Opened))]), "{out:?}");
         line
     }
 
@@ -123,7 +123,7 @@ fn a_lost_open_is_retried_with_the_same_secret_and_the_next_attach() {
     line.reconnect(101);
     let [client_item::What::Open(again)] = &line.sent()[..] else { panic!() };
     assert_eq!((again.attach, &again.secret[..]), (2, &SECRET[..]));
-    assert!(matches!(line.hears(101, 0, opened(2))[..], [Outcome::Resolved(0, Ok(Answer::Opened))]));
+    assert!(matches!(line.hears(101, 0, opened(2))[..], [CarrierOutput::Resolved(0, Ok(Answer::Opened))]));
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn after_a_reconnect_unresolved_commands_follow_the_attach_in_order_of_seq() {
     let _ = line.submit(100, acquire(2), 2);
     assert_eq!(seqs(&line.sent()), [1, 2]);
     let out = line.hears(100, 1, What::Queued(v1::Queued::default()));
-    assert!(matches!(out[..], [Outcome::Push(_, Push::Queued { .. })]));
+    assert!(matches!(out[..], [CarrierOutput::Push(_, Push::Queued { .. })]));
     let _ = line.cut(101);
     let _ = line.submit(101, finish(4, 3), 4);
     line.reconnect(101);
@@ -141,7 +141,7 @@ fn after_a_reconnect_unresolved_commands_follow_the_attach_in_order_of_seq() {
     assert!(line.hears(101, 0, attached(2)).is_empty());
     assert_eq!(seqs(&line.sent()), [1, 2, 4]);
     let out = line.hears(101, 1, granted(9));
-    assert!(matches!(out[..], [Outcome::Resolved(1, Ok(Answer::Granted(_)))]), "{out:?}");
+    assert!(matches!(out[..], [CarrierOutput::Resolved(1, Ok(Answer::Granted(_)))]), "{out:?}");
 }
 
 /// A keep-alive extends the lease from the time of its call: an attach sent before the call does not cover it (P5).
@@ -154,10 +154,10 @@ fn an_attach_acknowledges_only_keep_alives_made_before_it() {
     let _ = line.sent();
     let _ = line.submit(103, Call::KeepAlive, 2);
     let out = line.hears(103, 0, attached(2));
-    assert!(matches!(out[..], [Outcome::Resolved(1, Ok(Answer::KeptAlive))]), "{out:?}");
+    assert!(matches!(out[..], [CarrierOutput::Resolved(1, Ok(Answer::KeptAlive))]), "{out:?}");
     let [client_item::What::KeepAlive(v1::KeepAlive { id })] = line.sent()[..] else { panic!() };
     let out = line.hears(103, 0, kept_alive(id));
-    assert!(matches!(out[..], [Outcome::Resolved(2, Ok(Answer::KeptAlive))]), "{out:?}");
+    assert!(matches!(out[..], [CarrierOutput::Resolved(2, Ok(Answer::KeptAlive))]), "{out:?}");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn the_stream_of_a_silent_service_ends_after_a_sixth_of_the_ttl() {
     assert!(line.wake(102).is_empty());
     assert_eq!(line.carrier.next_wake(), Some(at(106)));
     let out = line.wake(106);
-    let [Outcome::EndStream(Ending::Silent), Outcome::Resolved(1, Err(CallError { sent: true }))] = out[..]
+    let [CarrierOutput::EndStream(StreamEnding::Silent), CarrierOutput::Resolved(1, Err(CallError { sent: true }))] = out[..]
     else {
         panic!("{out:?}")
     };
@@ -200,12 +200,12 @@ fn an_unanswered_command_times_out_and_a_queued_acquire_does_not() {
     let _ = line.wake(102);
     assert!(line.hears(102, 0, kept_alive(1)).is_empty(), "the service lives");
     let out = line.wake(105);
-    assert!(matches!(out[..], [Outcome::Resolved(3, Err(CallError { sent: true }))]), "{out:?}");
+    assert!(matches!(out[..], [CarrierOutput::Resolved(3, Err(CallError { sent: true }))]), "{out:?}");
     assert!(line.wake(10_000).is_empty());
     let _ = line.cut(10_000);
     let _ = line.submit(10_000, finish(4, 2), 4);
     let out = line.wake(10_010);
-    assert!(matches!(out[..], [Outcome::Resolved(4, Err(CallError { sent: false }))]), "{out:?}");
+    assert!(matches!(out[..], [CarrierOutput::Resolved(4, Err(CallError { sent: false }))]), "{out:?}");
 }
 
 #[test]
@@ -216,20 +216,20 @@ fn a_finish_drops_the_handle_of_its_acquire() {
     let _ = line.submit(100, finish(2, 1), 2);
     assert!(line.hears(100, 1, granted(5)).is_empty(), "granted while the finish was on its way");
     let released = What::Finished(v1::Finished { end: v1::End::Released.into() });
-    assert!(matches!(line.hears(100, 2, released)[..], [Outcome::Resolved(2, Ok(Answer::Finished(_)))]));
+    assert!(matches!(line.hears(100, 2, released)[..], [CarrierOutput::Resolved(2, Ok(Answer::Finished(_)))]));
 }
 
 #[test]
 fn unsolicited_items_become_pushes() {
     let mut line = Line::open(spec());
     let ended = What::Ended(v1::Finished { end: v1::End::Broken.into() });
-    assert!(matches!(line.hears(100, 5, ended)[..], [Outcome::Push(_, Push::Ended { seq: Seq(5), .. })]));
+    assert!(matches!(line.hears(100, 5, ended)[..], [CarrierOutput::Push(_, Push::Ended { seq: Seq(5), .. })]));
     let revoked = What::Revoked(v1::Revoked { token: 3 });
-    assert!(matches!(line.hears(100, 6, revoked)[..], [Outcome::Push(_, Push::Revoked { seq: Seq(6) })]));
+    assert!(matches!(line.hears(100, 6, revoked)[..], [CarrierOutput::Push(_, Push::Revoked { seq: Seq(6) })]));
     let _ = line.submit(101, Call::KeepAlive, 1);
     let out = line.hears(101, 0, What::KeptAlive(v1::KeptAlive { id: 2, revoked: vec![6] }));
     assert!(
-        matches!(out[..], [Outcome::Push(_, Push::Revoked { .. }), Outcome::Resolved(1, Ok(_))]),
+        matches!(out[..], [CarrierOutput::Push(_, Push::Revoked { .. }), CarrierOutput::Resolved(1, Ok(_))]),
         "the bad news first: {out:?}"
     );
 }
@@ -240,12 +240,12 @@ fn a_session_that_is_gone_answers_everything_and_is_not_attached_again() {
     let _ = line.submit(100, acquire(1), 1);
     let _ = line.submit(100, Call::KeepAlive, 2);
     let out = line.hears(100, 0, What::SessionGone(v1::SessionGone {}));
-    let gone = out.iter().filter(|o| matches!(o, Outcome::Resolved(_, Ok(Answer::SessionGone)))).count();
-    let lost = |o: &Outcome<u32>| matches!(o, Outcome::Push(_, Push::Lost(LossCause::SessionEnded)));
+    let gone = out.iter().filter(|o| matches!(o, CarrierOutput::Resolved(_, Ok(Answer::SessionGone)))).count();
+    let lost = |o: &CarrierOutput<u32>| matches!(o, CarrierOutput::Push(_, Push::Lost(LossCause::SessionEnded)));
     assert!(gone == 2 && out.iter().any(lost), "{out:?}");
     assert!(matches!(
         line.submit(101, Call::KeepAlive, 3)[..],
-        [Outcome::Resolved(3, Ok(Answer::SessionGone))]
+        [CarrierOutput::Resolved(3, Ok(Answer::SessionGone))]
     ));
     assert!(!line.carrier.wants_stream());
 }
@@ -256,7 +256,7 @@ fn a_close_is_answered_by_the_end_of_its_session() {
     let _ = line.submit(100, Call::Close, 1);
     assert!(matches!(line.sent()[..], [client_item::What::Close(_)]));
     let out = line.hears(100, 0, What::SessionGone(v1::SessionGone {}));
-    assert!(matches!(out[..], [Outcome::Resolved(1, Ok(Answer::Closed))]), "{out:?}");
+    assert!(matches!(out[..], [CarrierOutput::Resolved(1, Ok(Answer::Closed))]), "{out:?}");
 }
 
 #[test]
@@ -267,7 +267,7 @@ fn a_refused_open_returns_the_reason_and_is_not_repeated() {
     let item = v1::ServerItem { session: 0, seq: 0, what: Some(What::Refused(refused)) };
     let mut out = Vec::new();
     line.carrier.received(at(100), line.stream, vec![item], &mut out);
-    let [Outcome::Resolved(0, Ok(Answer::Refused(error)))] = &out[..] else { panic!("{out:?}") };
+    let [CarrierOutput::Resolved(0, Ok(Answer::Refused(error)))] = &out[..] else { panic!("{out:?}") };
     assert_eq!(error.message, "too many");
     assert!(!line.carrier.wants_stream());
 }
@@ -285,12 +285,12 @@ fn an_invalid_item_ends_the_stream_and_loses_no_call() {
         let mut line = Line::open(spec());
         let _ = line.submit(100, acquire(1), 1);
         let out = line.hears(100, seq, what.clone());
-        assert!(matches!(out[..], [Outcome::EndStream(Ending::Garbage(_))]), "{what:?}: {out:?}");
+        assert!(matches!(out[..], [CarrierOutput::EndStream(StreamEnding::Garbage(_))]), "{what:?}: {out:?}");
         assert_eq!(line.carrier.seen().garbage, 1);
         line.reconnect(101);
         let _ = line.hears(101, 0, attached(2));
         let out = line.hears(101, 1, granted(5));
-        assert!(matches!(out[..], [Outcome::Resolved(1, Ok(_))]), "{out:?}");
+        assert!(matches!(out[..], [CarrierOutput::Resolved(1, Ok(_))]), "{out:?}");
     }
 }
 
@@ -298,7 +298,7 @@ fn an_invalid_item_ends_the_stream_and_loses_no_call() {
 fn the_end_of_a_stream_is_pushed_to_sessions_with_linger_unless_announced() {
     let lingers = Spec { linger: Duration::from_secs(1), ..spec() };
     let mut line = Line::open(lingers);
-    assert!(matches!(line.cut(105)[..], [Outcome::Push(_, Push::Detached { at: t })] if t == at(105)));
+    assert!(matches!(line.cut(105)[..], [CarrierOutput::Push(_, Push::Detached { at: t })] if t == at(105)));
     let mut line = Line::open(lingers);
     let end = v1::StreamEnd {
         reason: StreamEndReason::NotLeader.into(),
@@ -307,7 +307,7 @@ fn the_end_of_a_stream_is_pushed_to_sessions_with_linger_unless_announced() {
         text: String::new(),
     };
     let out = line.hears(105, 0, What::StreamEnd(end));
-    let [Outcome::EndStream(Ending::Announced { leader, term: 7, .. })] = &out[..] else { panic!("{out:?}") };
+    let [CarrierOutput::EndStream(StreamEnding::Announced { leader, term: 7, .. })] = &out[..] else { panic!("{out:?}") };
     assert_eq!(leader.as_deref(), Some("b:1"));
 }
 
@@ -352,7 +352,7 @@ fn no_keep_alive_follows_a_command_that_is_answered_or_queued_or_already_covered
     let _ = line.sent();
     let _ = line.wake(106);
     assert!(line.sent().is_empty());
-    assert!(matches!(line.wake(107)[0], Outcome::EndStream(Ending::Silent)));
+    assert!(matches!(line.wake(107)[0], CarrierOutput::EndStream(StreamEnding::Silent)));
 }
 
 #[test]
@@ -372,7 +372,7 @@ fn the_addresses_of_the_nodes_are_forwarded() {
     let mut line = Line::open(spec());
     let nodes = v1::Nodes { addresses: vec!["a:1".into(), "b:2".into()], at: 9 };
     let out = line.hears(101, 0, What::Nodes(nodes));
-    let [Outcome::Nodes(addresses)] = &out[..] else { panic!("{out:?}") };
+    let [CarrierOutput::Nodes(addresses)] = &out[..] else { panic!("{out:?}") };
     assert_eq!(addresses[..], ["a:1", "b:2"]);
 }
 

@@ -102,19 +102,19 @@ impl Client {
     }
 
     /// Performs the carrier's outcomes.
-    fn take(&mut self, out: Vec<Outcome<CallId>>) {
+    fn take(&mut self, out: Vec<CarrierOutput<CallId>>) {
         for outcome in out {
             match outcome {
-                Outcome::Resolved(call, result) => {
+                CarrierOutput::Resolved(call, result) => {
                     self.calls.remove(&call).unwrap_or_else(|| panic!("{call:?} is resolved twice"));
                     self.answers.push((call, result));
                 }
-                Outcome::Push(session, push) => self.pushes.push_back((session, push)),
-                Outcome::EndStream(ending) => {
-                    assert!(!matches!(ending, Ending::Garbage(_)), "{ending:?}");
-                    self.closes = matches!(ending, Ending::Silent);
+                CarrierOutput::Push(session, push) => self.pushes.push_back((session, push)),
+                CarrierOutput::EndStream(ending) => {
+                    assert!(!matches!(ending, StreamEnding::Garbage(_)), "{ending:?}");
+                    self.closes = matches!(ending, StreamEnding::Silent);
                 }
-                Outcome::Nodes(_) => panic!("this service tells none"),
+                CarrierOutput::Nodes(_) => panic!("this service tells none"),
             }
         }
     }
