@@ -1,4 +1,5 @@
-//! Which changes are refused, and that what is not refused does to the members what the consensus engine makes of it.
+//! Tests of `Members`: which membership changes are refused, and that an accepted change has the same result in `Members`
+//! and in the consensus engine.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +31,7 @@ fn all(members: &Members) -> BTreeSet<u64> {
     members.nodes.keys().copied().collect()
 }
 
-/// The members, and the engine that applies the same changes.
+/// `Members` and an engine to which the same changes are applied.
 struct Cluster {
     members: Members,
     engine: Engine,
@@ -75,7 +76,7 @@ fn refusal(members: &Members, change: &Change) -> String {
 }
 
 #[test]
-fn a_new_node_follows_first_and_votes_once_it_is_promoted() {
+fn a_new_node_is_a_learner_until_it_is_promoted() {
     let added = after(&[1, 2, 3], &[Change::Add(member(4))]);
     assert!(added.is_learner(4) && !added.votes(4));
     let promoted = after(&[1, 2, 3], &[Change::Add(member(4)), Change::Promote(4)]);
@@ -85,7 +86,7 @@ fn a_new_node_follows_first_and_votes_once_it_is_promoted() {
 }
 
 #[test]
-fn a_removed_voter_counts_until_the_end_of_its_removal_and_its_id_never_comes_back() {
+fn a_removed_voter_votes_until_the_joint_configuration_ends_and_its_id_is_never_reused() {
     let leaving = after(&[1, 2, 3], &[Change::Remove(3)]);
     assert!(leaving.is_leaving(3) && leaving.votes(3) && !leaving.is_leaving(2));
     assert_eq!(leaving.configuration.voters_outgoing, [1, 2, 3]);
@@ -101,7 +102,7 @@ fn a_removed_voter_counts_until_the_end_of_its_removal_and_its_id_never_comes_ba
 }
 
 #[test]
-fn a_learner_is_removed_whatever_the_voters_do() {
+fn a_learner_can_be_removed_without_a_majority_of_active_voters() {
     let mut cluster = Cluster::of(&[1, 2, 3]);
     cluster.apply(&Change::Add(member(4)));
     assert_eq!(cluster.members.check(&Change::Remove(4), &BTreeSet::from([1])), Ok(()));
@@ -111,7 +112,7 @@ fn a_learner_is_removed_whatever_the_voters_do() {
 }
 
 #[test]
-fn while_a_removal_goes_on_nothing_else_is_changed() {
+fn other_changes_are_refused_during_a_removal() {
     let leaving = after(&[1, 2, 3], &[Change::Remove(3)]);
     for change in [Change::Add(member(4)), Change::Remove(2), Change::Promote(2), Change::Remove(3)] {
         let text = refusal(&leaving, &change);
@@ -121,14 +122,14 @@ fn while_a_removal_goes_on_nothing_else_is_changed() {
 }
 
 #[test]
-fn the_last_voter_stays_whoever_else_learns() {
+fn the_last_voter_cannot_be_removed() {
     let members = after(&[1], &[Change::Add(member(2))]);
     let text = refusal(&members, &Change::Remove(1));
     assert!(text.contains("only voter"), "{text}");
 }
 
 #[test]
-fn a_node_stays_if_the_rest_could_not_go_on_without_it() {
+fn a_removal_that_leaves_no_active_majority_is_refused() {
     let members = of(&[1, 2, 3]);
     let text = members.check(&Change::Remove(2), &BTreeSet::from([1, 2])).unwrap_err().to_string();
     assert!(text.contains("1 of 2 voters") && text.contains("2 are needed"), "{text}");
@@ -138,7 +139,7 @@ fn a_node_stays_if_the_rest_could_not_go_on_without_it() {
 }
 
 #[test]
-fn what_a_new_node_says_of_itself_is_checked() {
+fn invalid_members_and_unknown_ids_are_refused() {
     let members = of(&[1, 2]);
     let add = |change: fn(&mut Member)| {
         let mut new = member(4);
@@ -160,7 +161,7 @@ fn what_a_new_node_says_of_itself_is_checked() {
 }
 
 #[test]
-fn who_asks_again_is_told_that_it_is_done() {
+fn a_repeated_change_counts_as_made() {
     let members = after(&[1, 2, 3], &[Change::Add(member(4)), Change::Remove(3)]);
     let again = |change| members.has_made(&change);
     assert!(again(Change::Add(member(4))) && again(Change::Remove(3)) && again(Change::Promote(2)));
@@ -170,7 +171,7 @@ fn who_asks_again_is_told_that_it_is_done() {
 }
 
 #[test]
-fn members_survive_being_written_down() {
+fn members_survive_serialization() {
     let members = after(&[1, 2, 3], &[Change::Add(member(4)), Change::Remove(2)]);
     assert_eq!(Members::from(store::Members::from(&members)), members);
 }
@@ -186,9 +187,10 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
 }
 
 proptest! {
-    /// What is not refused, the engine takes; there is always a voter, and everyone listed has a part.
+    /// The engine applies every change that `Members::check` accepts. After each there is a voter, the listed nodes are
+    /// exactly those of the configuration, and a removed id stays removed.
     #[test]
-    fn the_engine_takes_every_change_that_is_not_refused(changes in changes()) {
+    fn the_engine_applies_every_change_that_is_not_refused(changes in changes()) {
         let mut cluster = Cluster::of(&[1, 2, 3]);
         for change in &changes {
             let members = &cluster.members;
