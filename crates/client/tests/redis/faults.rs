@@ -172,7 +172,7 @@ async fn an_acquire_that_arrives_after_its_end_holds_nothing() {
     for (lock, asks_by) in [(locks.mutex("jobs"), "set"), (locks.semaphore("jobs", 2), "evalsha")] {
         let lock = lock.ttl(40 * SECOND);
         lock.acquire().await.unwrap().release().await.unwrap();
-        // If a renewal is due just now, that is kept back instead, and the round waits for the next call.
+        // If a renewal is due just now, that is kept back instead of the acquire, and is tried again.
         switch.keep_next_back();
         let abandoned = tokio::spawn(async move { lock.acquire().await.map(drop) });
         until("it is kept back", async || switch.has_kept().then_some(())).await;

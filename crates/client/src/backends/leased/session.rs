@@ -69,7 +69,7 @@ enum Stage {
     Holds(Granted),
     /// An operator broke it, and the session was notified. It is not renewed any more.
     Revoked,
-    /// A finish is on its way: a renewal from now on could outlast it and keep a released lock.
+    /// A finish is on its way. No renewal is sent after it, since a late one could keep a released lock held.
     Ends {
         revoked: bool,
     },

@@ -21,7 +21,7 @@ pub(crate) trait Store: Send + Sync + 'static {
 
     /// Extends each entry that still holds or waits to a full ttl from now on, by its id and never by its name alone,
     /// and never creates anything: a renewal that arrives late must neither extend another's hold nor restore one
-    /// that ended. Returns one result an entry, in order; fails if any of them is unknown.
+    /// that ended. Returns one result for each entry, in order; fails if any of them is unknown.
     fn renew(&self, entries: Vec<Arc<Entry>>) -> BoxFuture<Result<Vec<Renewed>, CallError>>;
 
     /// Ends a hold by its id, or leaves the queue, and wakes the next waiter. `doubt`: an attempt of this entry may

@@ -1,7 +1,7 @@
 //! A Redis cluster: each name is stored on one node, which is used like a single server.
 //!
 //! This module finds the node. It reads the map of slots again whenever a call has no usable reply: a node may be
-//! gone, or a slot have migrated. Callers repeat such calls until the new map is there.
+//! gone, or a slot may have migrated. Callers repeat such calls until the new map is there.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

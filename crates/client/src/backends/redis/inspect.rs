@@ -21,7 +21,7 @@ const NO_ENTRY: EntryId = EntryId(String::new());
 const WAITERS_SHOWN: usize = 20;
 /// Time limit of one command.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
-/// Largest database in keys whose locks are listed: a `SCAN` visits every key.
+/// Largest number of keys in a database whose locks are listed: a `SCAN` visits every key.
 const KEYS_MAX: u64 = 1_000_000;
 /// Keys that one `SCAN` step visits.
 const STEP: usize = 1000;

@@ -71,8 +71,8 @@ impl Lanes {
     }
 
     /// Returns a lane of the current runtime. A new one is opened in the background with the connector, which sets
-    /// the flag when its connection ends. Returns `None` on `thread`, whose connection is the link's main one,
-    /// outside a runtime, and if there are too many lanes.
+    /// the given [`Ended`] when its connection ends. Returns `None` on `thread`, whose connection is the link's main
+    /// one, outside a runtime, and if there are too many lanes.
     pub(super) fn here<C, F>(&self, thread: Id, beside: u64, connector: impl FnOnce() -> C) -> Option<Lane>
     where
         C: Fn(Ended, UnderWay) -> F + Send + Sync + 'static,

@@ -225,7 +225,7 @@ pub(super) struct Hold {
 enum Since {
     /// µs of the server's clock.
     At(u64),
-    /// The ms for which a plain `SET` set the key; it was not renewed yet.
+    /// A plain `SET` set the key for this time, and it was not renewed yet.
     SetFor(Duration),
 }
 

@@ -32,8 +32,9 @@ use crate::worker::Worker;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// Pauses between attempts to connect: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// The number of a link's first connection; below, the value for no connection.
+/// The number of a link's first connection.
 const FIRST: u64 = 0;
+/// Stands for no connection.
 const NONE: u64 = u64::MAX;
 /// Capacity of a connection's queue of commands to write.
 const BUFFER: usize = 4096;

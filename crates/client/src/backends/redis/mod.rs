@@ -3,8 +3,8 @@
 //! A lock is a plain string key set with `SET NX PX`, as other Redis lock clients do it, so that they and this
 //! library exclude each other. Queue, tokens and permits are stored in keys beside it ([`layout`]). Every step that
 //! must be atomic is a script ([`scripts`]); sessions over such entries are in [`leased`](crate::backends::leased).
-//! The connection is kept up on the backend's own thread ([`link`]); runtimes of callers have connections of their
-//! own ([`lane`]).
+//! The main connection is kept up on the backend's own thread ([`link`]); runtimes of callers have connections of
+//! their own.
 
 mod answers;
 mod cluster;

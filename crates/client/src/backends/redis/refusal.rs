@@ -35,7 +35,8 @@ const PASSING: &[&str] = &["BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "NORE
 
 pub(super) fn of(error: &ServerError, server: &str) -> Meaning {
     let (code, details) = (error.code(), error.details().unwrap_or_default());
-    // Before Redis 7 an error inside a script was one of the script: `ERR Error running script (…): … -READONLY …`.
+    // Before Redis 7 an error inside a script is wrapped in one of the script itself:
+    // `ERR Error running script (…): … -READONLY …`.
     let wrapped =
         |wanted: &str| details.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word == wanted);
     let is = |wanted: &str| code == wanted || code == "ERR" && wrapped(wanted);

@@ -7,8 +7,9 @@
 //! Why a session's deadline is safe (P5), provided that the servers keep the writes that they acknowledged: a hold
 //! ends at the client before a majority of its entries can have expired.
 //! - An entry is set for `ttl + 2 ms`. The session's deadline is `ttl - 1 %` after the time just before its
-//!   keep-alive was sent. So, whenever an attempt began, a hold that a majority has granted is valid for `ttl -
-//!   elapsed - (1 % + 2 ms)` of the entries' own time, as Redlock requires. If that is negative, it is not granted.
+//!   keep-alive was sent. So, whenever an attempt began, the validity that is left when a majority has granted is
+//!   `ttl - elapsed - (1 % + 2 ms)` for the entries' own ttl, as Redlock requires. If that is negative, the attempt
+//!   fails.
 //! - The deadline counts from the latest acknowledged keep-alive. That was acknowledged only if for every hold a
 //!   *majority* renewed the entry; a majority that only may have renewed it is not enough. For a request that did not
 //!   hold yet, only entries count that were set by a round which began after that keep-alive was sent (`Claim::win`).

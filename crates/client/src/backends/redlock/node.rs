@@ -19,7 +19,7 @@ pub(super) struct Node<S> {
 }
 
 /// A [`Store`](crate::backends::leased::Store) as one of several that get the same calls. Its futures are not boxed,
-/// so that a round needs one allocation a call. Each call ends once the round's time is over.
+/// so that each call of a round needs one buffer only (`carry`). Each call ends once the round's time is over.
 pub(super) trait NodeStore: Send + Sync + 'static {
     fn attempt(
         &self,

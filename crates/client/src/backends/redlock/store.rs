@@ -58,7 +58,7 @@ pub(super) struct Inner<S> {
 /// Why no majority answered the latest round.
 #[derive(Default)]
 struct Trouble {
-    /// Whether `says` is set, to avoid the mutex on the usual path.
+    /// Whether `says` is set: avoids the mutex on the usual path.
     is_there: AtomicBool,
     says: Mutex<Option<String>>,
 }

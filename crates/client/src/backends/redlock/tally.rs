@@ -21,7 +21,7 @@ pub(super) enum Said {
     },
 }
 
-/// The outcome as far as it is certain.
+/// The outcome of a round; `Open` while it is uncertain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Open,
@@ -29,7 +29,7 @@ pub(super) enum Verdict {
     Won,
     /// A majority answered, and too few can still grant.
     Taken,
-    /// So many nodes refuse that no majority is left, whatever the others answer.
+    /// So many nodes refuse that no majority is left, regardless of the other answers.
     Refused,
     /// No majority answers.
     Unreachable,
