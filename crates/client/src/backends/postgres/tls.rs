@@ -14,7 +14,7 @@ mod with {
     use super::super::settings::{Settings, TlsMode};
     use crate::error::{BackendError, BackendErrorKind};
 
-    /// The TLS connector for connections and cancel requests.
+    /// The TLS connector for `tokio_postgres`.
     pub(crate) type Tls = MakeRustlsConnect;
 
     /// # Errors
