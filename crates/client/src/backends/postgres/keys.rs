@@ -300,7 +300,7 @@ mod tests {
     const NAME: &str = "orders:42:checkout";
 
     #[test]
-    fn every_rule_gives_what_its_own_library_gives() {
+    fn every_rule_matches_its_library() {
         use AdvisoryKey::{Number, Pair};
         for (rule, name, key) in [
             ("lockkeeper", NAME, Number(3_986_848_714_671_540_524)),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_look_in_pg_locks_as_postgres_shows_them() {
+    fn keys_round_trip_through_pg_locks_columns() {
         for (key, shown) in [
             (AdvisoryKey::Number(-1), (u32::MAX, u32::MAX, 1)),
             (AdvisoryKey::Number(0x1_0000_0002), (1, 2, 1)),
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_key_is_an_error() {
+    fn names_without_a_key_are_errors() {
         assert!(matches!(PgKey::Raw.key("orders"), Err(KeyError::NotANumber { .. })));
         assert!(matches!(PgKey::Raw.key("1,2,3"), Err(KeyError::NotANumber { .. })));
         assert!(matches!(PgKey::Hashtext.key("orders"), Err(KeyError::OnlyTheServer { .. })));
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn every_rule_is_shown_by_the_name_that_it_is_read_by() {
+    fn rule_names_round_trip() {
         for (name, rule) in RULES {
             assert_eq!((rule.to_string().as_str(), name.parse()), (*name, Ok(*rule)));
             assert!(WANTED.contains(&format!("`{name}`")), "{name}");

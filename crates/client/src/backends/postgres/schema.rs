@@ -59,14 +59,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn grants_are_for_one_role_whatever_its_name() {
+    fn role_names_are_quoted_in_grants() {
         let sql = schema_sql(Some("a \"role\"; drop table x"));
         assert!(sql.contains("TO \"a \"\"role\"\"; drop table x\";"), "{sql}");
         assert!(!schema_sql(None).contains("GRANT"));
     }
 
     #[test]
-    fn it_is_one_transaction() {
+    fn schema_sql_is_one_transaction() {
         let sql = schema_sql(Some("app"));
         assert!(sql.starts_with("BEGIN;\n") && sql.ends_with("COMMIT;\n"));
         assert_eq!(sql.lines().filter(|line| matches!(line.trim(), "BEGIN;" | "COMMIT;")).count(), 2);

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_without_a_kind_of_lock_is_told_all_three() {
+    fn missing_kind_of_lock_is_an_error_that_lists_all_three() {
         for text in ["postgres://h/db", "postgres://h/db?lock=rows"] {
             let error = LockKind::of(&text.parse().unwrap()).unwrap_err().to_string();
             for kind in ["lock=session ", "lock=transaction ", "lock=row "] {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_tried_one_by_one_and_only_a_primary_will_do() {
+    fn each_host_has_a_config_that_requires_a_primary() {
         let found = settings("postgres://me:secret@a,[::1]:7/shop?lock=row").unwrap();
         let shown: Vec<&str> = found.servers.iter().map(|server| server.shown.as_str()).collect();
         assert_eq!(shown, ["a:5432", "[::1]:7"]);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_not_be_is_refused_and_quoted() {
+    fn invalid_parameters_are_refused_and_quoted() {
         for (text, quoted) in [
             ("postgres:///db", "a host"),
             ("postgres://h/db?timeout=1h", "timeout=1h"),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn encryption_that_is_not_compiled_in_is_an_error_and_not_left_out() {
+    fn tls_that_is_not_compiled_in_is_an_error() {
         let found = settings("postgres://h/db?tls-ca=/x");
         if cfg!(feature = "postgres-tls") {
             assert_eq!(found.unwrap().tls, TlsMode::VerifyFull);

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_note_is_read_back_and_ends_no_comment() {
+    fn notes_round_trip_and_never_end_their_comment() {
         let comment = note().comment(1024);
         assert!(comment.is_ascii() && !comment[2..].contains("/*"), "{comment}");
         assert_eq!(comment.matches("*/").count(), 1, "{comment}");
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_left_out_in_order() {
+    fn oversized_notes_omit_metadata_then_owner_then_name() {
         let whole = note().encode().len() + COMMENT_BYTES;
         let read = |bytes| Note::read(&note().comment(bytes)).unwrap();
         assert_eq!(read(whole), note());
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_badge_is_plain_whatever_the_label() {
+    fn badge_labels_are_reduced_to_ascii() {
         let badge = Badge::new("0a1b2c3d4e5f", "b\u{fc}ro \0\n 😀 it's");
         let (id, label) = badge.words();
         assert_eq!(label, "'b?ro ?? ? it''s'");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_badge_tells_the_token_and_since_when() {
+    fn badges_contain_token_and_start_of_the_hold() {
         assert_eq!(
             Held::read("lockkeeper 28123456789012 0a1b2c3d4e5f 1795301234 me"),
             Some(Held { token: Some(28_123_456_789_012), since: 1_795_301_234 })

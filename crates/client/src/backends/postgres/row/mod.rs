@@ -343,7 +343,7 @@ fn as_bigint(token: Token) -> i64 {
 mod tests {
     /// The database encoding need not be UTF-8.
     #[test]
-    fn the_schema_is_ascii_in_all_its_parts() {
+    fn schema_sql_is_ascii() {
         let sql = crate::backends::postgres::schema_sql(Some("app"));
         let odd: Vec<&str> = sql.lines().filter(|line| !line.is_ascii()).collect();
         assert!(odd.is_empty(), "{odd:?}");

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_worth_a_try_from_a_grant_at_once_until_the_first_miss() {
+    fn fast_path_is_tried_from_an_immediate_grant_to_the_first_miss() {
         let (way, name, other) = (ShortWay::default(), name("a"), name("b"));
         assert!(!way.is_worth(&name));
         way.learn(&name, true);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_names_none_is_taken_for_another() {
+    fn fast_path_cache_never_confuses_names() {
         let way = ShortWay::default();
         let names: Vec<LockName> = (0..5000).map(|n| name(&format!("lock/{n}"))).collect();
         let (granted, others) = names.split_at(2500);
