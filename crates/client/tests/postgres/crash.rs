@@ -12,7 +12,7 @@ use nix::unistd::Pid;
 
 use crate::world::{KINDS, World, until_waiting};
 
-/// Makes this test binary, started as a child process, a victim until it is killed: `url task`.
+/// Environment variable for this test binary as a child process: the victim's task until it is killed, `url task`.
 const ORDER: &str = "LOCKKEEPER_POSTGRES_ORDER";
 
 struct Victim {

@@ -115,7 +115,7 @@ impl Carried {
         self.notices.clear();
     }
 
-    /// Whether the connection is still open, as far as data that has already arrived shows. Needs no runtime.
+    /// Whether the connection is still open, judged by data that has already arrived. Needs no runtime.
     pub(super) fn look(&mut self) -> bool {
         let waker = self.waker.clone();
         let mut context = Context::from_waker(&waker);

@@ -41,8 +41,9 @@ pub enum TransactionLockError {
     Postgres(#[from] tokio_postgres::Error),
 }
 
-/// Locks `name` in the caller's own transaction, and waits for the lock as long as its `lock_timeout` allows. Excludes,
-/// and is excluded by, `?lock=session` and `?lock=transaction` with the same key rule in the same database.
+/// Locks `name` in the caller's own transaction, and waits for the lock as long as the transaction's `lock_timeout`
+/// allows. Excludes, and is excluded by, `?lock=session` and `?lock=transaction` with the same key rule in the same
+/// database.
 ///
 /// ```no_run
 /// use lockkeeper::backends::postgres::{PgKey, lock_in_transaction, tokio_postgres};

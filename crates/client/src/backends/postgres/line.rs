@@ -1,8 +1,8 @@
 //! A connection driven by its user: no other task performs its I/O, so that a statement crosses to no other task or
 //! thread.
 //!
-//! Its time limits work on the backend's thread only (`Worker::timer`). A user on another runtime hands it to that
-//! thread if it takes long.
+//! Its time limits work on the backend's thread only (`Worker::timer`). A user on another runtime hands the connection
+//! to that thread if it takes long.
 
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ impl Line {
         self.cancel.clone()
     }
 
-    /// Whether the connection is still open, as far as data that has already arrived shows. Needs no runtime.
+    /// Whether the connection is still open, judged by data that has already arrived. Needs no runtime.
     pub(super) fn look(&mut self) -> bool {
         self.carried.look()
     }

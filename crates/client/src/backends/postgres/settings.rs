@@ -19,8 +19,8 @@ pub(super) enum LockKind {
     Row,
 }
 
-/// Ends the error message for an address without `lock=`. There is no default: the three kinds differ in what ends a
-/// hold, so users must choose one explicitly.
+/// Ends the error message for an address without a valid `lock=`. There is no default: the three kinds differ in what
+/// ends a hold, so users must choose one explicitly.
 const KINDS: &str = "`lock=session`, `lock=transaction` or `lock=row`:\n  \
     lock=session      an advisory lock on a connection of its own; nothing to set up; no transaction pooler between\n  \
     lock=transaction  an advisory lock in a transaction that stays open; works through a transaction pooler\n  \

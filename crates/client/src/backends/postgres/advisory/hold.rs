@@ -1,7 +1,7 @@
 //! A granted request: probed, watched, and released.
 //!
 //! Shortly after the grant the caller's task may still release it directly. From then on the backend's thread drives
-//! it: it receives the connection's end and breaks, and probes the connection.
+//! it: the thread is notified of breaks and of the connection's end, and probes the connection.
 
 use std::time::Instant;
 
@@ -35,7 +35,7 @@ pub(super) struct Hold<'a> {
     asked: u64,
 }
 
-/// How a hold ended. The string is a condition on `pg_stat_activity` for what may be left of it.
+/// How a hold ended. The string is a condition on `pg_stat_activity` that selects its orphaned server process, if any.
 pub(super) enum HoldEnd {
     Released,
     /// It had ended before the release.
@@ -138,9 +138,9 @@ impl<'a> Hold<'a> {
         }
     }
 
-    /// Condition on `pg_stat_activity` for what a pooler may have kept of the hold. A pooler renames a process when it
-    /// assigns it to another client, so a session's lock is found by its key; a transaction's lock and badge end with
-    /// it.
+    /// Condition on `pg_stat_activity` for a server process in which a pooler may have kept the hold. A pooler renames
+    /// a process when it assigns it to another client, so a session's lock is found by its key; a transaction's lock
+    /// and badge end with it.
     fn astray(&self) -> String {
         match self.claim.says.common.scope {
             Scope::Session => is_holder(self.pid, self.claim.says.key),

@@ -18,8 +18,8 @@ const COMMENT_BYTES: usize = 32;
 /// revocation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Note {
-    /// 48 random bits of the connection, which a break must present. Never left out. A note is visible only to its own
-    /// role and to roles that may read everything, unlike the badge, and any client can send a notification.
+    /// 48 random bits of the connection, which a break must present. Never left out. Any client can send a notification,
+    /// and the badge is public, but a note is visible only to its own role and to roles that may read everything.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub(super) key: String,
     /// The lock's name, which can't be derived from the advisory lock key.

@@ -98,7 +98,7 @@ impl Link {
         Ok(rows.first().and_then(Tried::of_repeated))
     }
 
-    /// Condition on `pg_stat_activity` for what may be left of this connection at the server.
+    /// Condition on `pg_stat_activity` that selects the server process that this connection may leave behind.
     pub(super) fn left(&self) -> String {
         match &self.process {
             Some(process) if self.direct => is_process(process.pid, &process.began),

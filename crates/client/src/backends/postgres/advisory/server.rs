@@ -116,8 +116,8 @@ async fn keep_apart(desk: &Desk, others: &[Connection]) -> Result<bool, BackendE
 /// Refuses an address that can't carry this kind of lock.
 ///
 /// Two connections of a transaction pooler may share one server process, one after the other; two direct connections
-/// never do. Not observing this proves nothing, so each later probe checks it too. Two connections that don't exclude
-/// each other are also refused.
+/// never do. Failing to observe this proves nothing, so each later probe checks it too. Two connections that don't
+/// exclude each other are refused as well.
 pub(super) async fn try_the_way(
     connector: &Connector,
     desk: &Desk,

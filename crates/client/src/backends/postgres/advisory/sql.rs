@@ -64,7 +64,7 @@ pub(super) fn draw(count: &str, knows_log: bool) -> String {
 /// One plan for all arguments of a prepared statement.
 pub(super) const PLAN_ONCE: &str = "set plan_cache_mode = force_generic_plan";
 
-/// Timeouts that must not end a transaction: it lasts as long as its hold.
+/// Timeouts to disable, so that they do not end a hold or a wait.
 const PATIENT: &[&str] = &["statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"];
 /// The first version with a limit for whole transactions.
 const TRANSACTION_TIMEOUT_SINCE: u32 = 170_000;

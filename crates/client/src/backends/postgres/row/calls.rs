@@ -16,7 +16,7 @@ use crate::info::{HolderInfo, HolderState, LockInfo, WaiterInfo, decode_meta};
 pub(super) struct Statement {
     pub(super) sql: &'static str,
     pub(super) types: &'static [Type],
-    /// Index into [`COUNT`] prepared statements.
+    /// Its index among a connection's prepared statements, below [`COUNT`].
     pub(super) place: usize,
 }
 

@@ -29,9 +29,10 @@ pub(super) enum Hearing {
 
 /// Time limit for the echo.
 const ECHO: Duration = Duration::from_secs(2);
-/// Interval at which this client offers to remove stale rows. The database runs one cleaning for all clients.
+/// Interval at which this client offers to remove stale rows. The database accepts one offer of all clients per ten
+/// seconds.
 const CLEANING: Duration = Duration::from_secs(30);
-/// Maximum locks examined per cleaning: a few milliseconds of work.
+/// Maximum locks cleaned per run, of up to 20 times as many examined: a few milliseconds of work.
 const CLEANED: i32 = 500;
 
 pub(super) struct Listener {
@@ -59,7 +60,7 @@ impl Listener {
 
     async fn one_connection(&mut self) {
         let link = self.own.link().await;
-        // Notifications sent while no connection listened are lost.
+        // Notifications sent while no connection listened are lost, so all waiters try.
         self.wakes.deliver_to_all(Wake::Try(Duration::ZERO));
         self.listen(&link).await;
         self.hearing.send_replace(Hearing::Unknown);

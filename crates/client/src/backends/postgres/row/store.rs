@@ -30,7 +30,7 @@ const RENEWED_AT_ONCE: usize = 1000;
 const AFTER: Duration = Duration::from_millis(3);
 /// Interval at which the first waiter polls even if notifications work: a notification may be lost.
 const HEAD_LOOKS: Duration = Duration::from_secs(1);
-/// Polling interval of the first waiter without notifications; each waiter ahead adds as much again, up to `POLL_MOST`.
+/// Mean polling interval of the first waiter without notifications. Each waiter ahead adds as much, up to `POLL_MOST`.
 const POLL: Duration = Duration::from_millis(100);
 const POLL_MOST: Duration = Duration::from_secs(2);
 
